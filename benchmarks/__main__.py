@@ -28,6 +28,7 @@ if not console.is_terminal:
     console.width = 160  # in a file no line need be broken
 
 DEVICES = ("cpu", "cuda")
+OWN = 'time these sizes instead, e.g. "B=1, H=16, G=4, T=2048, D=64, causal" or "layer norm, B=8, T=512, D=768"'
 WITH = "a subject of your own, as package.module:NAME or path/to/file.py:NAME; may be repeated"
 
 
@@ -77,6 +78,7 @@ def run(
     seed: Annotated[
         int | None, typer.Option(help="generate the same inputs again; by default a fresh seed", min=0)
     ] = None,
+    sizes: Annotated[list[str] | None, typer.Option("--case", help=f"{OWN}; may be repeated", metavar="SIZES")] = None,
     others: Annotated[list[str] | None, typer.Option("--with", help=WITH, metavar="TARGET")] = None,
     listed: Annotated[bool, typer.Option("--list", help="print cases, and what memory leaves out; time none")] = False,
 ) -> None:
@@ -86,6 +88,7 @@ def run(
     from benchmarks.measure.environment import crowded, environment, has_gpu, load
     from benchmarks.measure.running import Plan
     from benchmarks.measure.workers import processors
+    from benchmarks.own_cases import own_cases
     from benchmarks.results.findings import counted
     from benchmarks.results.result import empty, refusal
     from benchmarks.results.tables import legend
@@ -98,10 +101,12 @@ def run(
         refuse(f"--threads must be at most {there}, the number of processors, got {threads}")
     try:
         there_are = told_apart([*subjects().values(), *map(subject_at, others or ())])
-        picked, asked = chosen(only or (), every_case.cases(device, quick), there_are)
+        own = [case for text in sizes or () for case in own_cases(text, device)]
+        cases = own or every_case.cases(device, quick)
+        picked, asked = chosen(only or (), cases, there_are)
     except ValueError as error:
         refuse(str(error))
-    named = any(not any(word in case.name for case in every_case.cases(device, quick)) for word in only or ())
+    named = any(not any(word in case.name for case in cases) for word in only or ())
     if listed:
         list_cases(picked, usable(asked, device, quick and not named, named), device)
     if device == "cuda" and not has_gpu():
@@ -117,7 +122,7 @@ def run(
         busy=lambda: crowded(load(), there, own=threads),
     )  # fmt: skip
     settings = {"device": device, "threads": threads, "seed": seed, "quick": quick, "only": list(only or ())}
-    settings["with"] = list(others or ())
+    settings |= {"with": list(others or ()), "sizes": list(sizes or ())}
     result = empty(environment(device, threads), settings | {"rounds": [budget.least, budget.most]})
     place = result["environment"]["gpu"] or f"{counted(threads, 'thread')}, {result['environment']['cpu']}"
     say(f"seed {seed}, {place}")
@@ -198,7 +203,7 @@ def execute(
 ) -> dict[str, Any]:
     """Run all cases, and write the result after each. An interrupt ends the run and keeps the result."""
     from benchmarks.measure.running import Run
-    from benchmarks.results.findings import of_case
+    from benchmarks.results.findings import measured, of_case
     from benchmarks.results.result import case_result, save
     from benchmarks.results.scaling import scaling
     from benchmarks.results.tables import case_table, other_lines, title_of
@@ -221,7 +226,8 @@ def execute(
                 result |= {"ceilings": run.ceilings, "scaling": scaling(result["cases"])}
                 keep()
                 console.print(Text(title_of(found), style="bold"), *of_case(found), sep="\n")
-                console.print(case_table(found, console.width), *other_lines(found), sep="\n")
+                table = [case_table(found, console.width)] if measured(found) else []
+                console.print(*table, *other_lines(found), sep="\n")
         result["finished"] = True
     except KeyboardInterrupt:
         say("interrupted")
@@ -281,7 +287,10 @@ def compare(
     before: Annotated[Path, typer.Argument(help="an earlier result, written by --json", metavar="A.json")],
     after: Annotated[Path, typer.Argument(help="a later result", metavar="B.json")],
 ) -> None:
-    """Compare two results: faster, slower or noise. Exit code 1 if any of our subjects is slower, 2 without a time."""
+    """Compare two results: faster, slower or noise.
+
+    Exit code 1 if one of our subjects or of yours is slower, 2 without a time.
+    """
     from benchmarks.results.compare import SLOWER
     from benchmarks.results.compare import compare as compared
     from benchmarks.results.findings import of_comparison
@@ -312,7 +321,7 @@ def compare(
         cells: list[Any] = [one.case, one.subject, f"{one.ratio:.2f}", Text(span), *drift, one.verdict]
         table.add_row(*cells, style=styles[one.verdict])
     console.print(table)
-    raise typer.Exit(1 if any(one.ours and one.verdict == SLOWER for one in found.changes) else 0)
+    raise typer.Exit(1 if any(one.own and one.verdict == SLOWER for one in found.changes) else 0)
 
 
 @app.command()

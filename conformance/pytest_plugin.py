@@ -38,6 +38,7 @@ OPTIONS = {
     "width-multiple": "every width must be a multiple of this",
     "tile": "its tiles of queries and keys, such as 128x64",
     "head-widths": "the only head widths that it supports, such as 64,128,576/512",
+    "windows": "the only windows that it supports, such as 31/0: keys before and after the query's own",
     "limits": "the largest sizes that it supports, such as keys=4096,heads=32",
     "convention": "intended departures, such as empty_rows=mean,polarity=masked",
     "profile": "a test fails for what it asks for: core, robust (the default) or strict",
@@ -109,7 +110,7 @@ class TargetCollector(pytest.Collector):
     """A target of the command line."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        from conformance.cli.options import conventions_of, head_widths_of, limits_of, tile_of
+        from conformance.cli.options import conventions_of, head_widths_of, limits_of, tile_of, windows_of
 
         option = self.config.option
         names = [name.replace("-", "_") for name in OPTIONS if name not in ("operation", "convention")]
@@ -119,6 +120,7 @@ class TargetCollector(pytest.Collector):
         try:
             options |= {"tile": tile_of(options["tile"]), "limits": limits_of(options["limits"])}
             options["head_widths"] = head_widths_of(options["head_widths"])
+            options["windows"] = windows_of(options["windows"])
             if option.conformance_convention is not None:
                 options["conventions"] = conventions_of([option.conformance_convention])
             judge = session_of(option.conformance, option.conformance_operation, options)
@@ -169,7 +171,8 @@ def session_of(subject: str | Callable[..., Any], operation: str, options: dict[
 
     kept = ("effort", "seed", "rules", "profile", "time_limit", "isolate", "shrink")
     own = {name: options[name] for name in kept if options.get(name) is not None}
-    declared = ("supports", "dtypes", "layout", "width_multiple", "conventions", "vjp", "limits", "tile", "head_widths")
+    of_sizes = ("width_multiple", "limits", "tile", "head_widths", "windows")
+    declared = ("supports", "dtypes", "layout", "conventions", "vjp", *of_sizes)
     given = {name: options[name] for name in declared if options.get(name) is not None}
     unknown = set(options) - {*kept, *declared, "arrays", "device", "name"}
     if unknown:
@@ -191,6 +194,7 @@ def questions_of(judge: JudgeSession) -> list[Question]:
 def put(judge: JudgeSession, question: Question, item: pytest.Item) -> None:
     """Fails with all that is known of a violation, where the profile asks for it; skips where it cannot be asked."""
     __tracebackhide__ = True
+    from conformance.cases.signatures import MASK_REQUIRED
     from conformance.checks.levels import within
     from conformance.judge.session import NotAsked
     from conformance.reports.blocks import block
@@ -203,6 +207,8 @@ def put(judge: JudgeSession, question: Question, item: pytest.Item) -> None:
         item.user_properties.append((NOTE, told))
     if judge.never_given:
         item.user_properties.append((NOTE, f"{title} was {judge.never_given}"))
+    if judge.runner.declaration.mask_required:
+        item.user_properties.append((NOTE, f"{title}: {MASK_REQUIRED}"))
     try:
         found = judge.ask(question)
     except NotAsked as reason:

@@ -139,6 +139,21 @@ def write_safetensors(path: str | Path, arrays: Mapping[str, np.ndarray], metada
     from safetensors.numpy import save_file
 
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path, dict(metadata))
+    sort_metadata(path)
+
+
+def sort_metadata(path: str | Path) -> None:
+    """Sort the metadata of a safetensors file by name: the library writes them in an order of chance.
+
+    Args:
+        path: of the file, whose header keeps its length.
+    """
+    with Path(path).open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        file.seek(8)
+        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length))
 
 
 def read_safetensors(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:

@@ -13,7 +13,7 @@ from specification.dialects import DIALECTS
 from specification.masks import KeyPadding
 from study.checkpoints import small
 from study.correspondence import correspondence, lines
-from study.dialect_texts import about, call, hyperparameters, option_texts, structure_facts
+from study.dialect_texts import about, call, hyperparameters, option_texts, optional, structure_facts
 from study.dialects import Effect, Option, agreement, missing, studied
 from study.operations import OPERATIONS
 from study.pages import paragraphs
@@ -88,8 +88,9 @@ def content(dialect: str, frameworks: bool) -> dict[str, Any]:
         "differences": [difference(option, found.alone[option.name]) for option in found.options],
         "together": [] if change is None or len(found.switched) < 2 else heat(change),
         "cannot": len(found.options) > len(found.switched), "result": heat(found.output),
-        "usual": float(np.median(np.abs(found.output))), "facts": structure_facts(found.parameters),
+        "usual": float(np.median(np.abs(found.output))), "facts": structure_facts(dialect, found.parameters),
         "tutorial": record.tutorial, "source": record.source, "labels": LABELS,
+        "optional": optional(dialect),
         "names": lines(correspondence(dialect)), "agreement": agreement(dialect) if frameworks else None,
         "missing": missing(), "before": names[place - 1] if place else None,
         "after": names[place + 1] if place + 1 < len(names) else None,

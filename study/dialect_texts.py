@@ -8,6 +8,8 @@ from typing import Any
 
 from specification.configuration import Configuration
 from specification.dialects import DIALECTS
+from specification.loading.record import Dialect
+from specification.loading.table import matches
 from specification.parameters import Decoder, Embedding, Encoder, ImageEmbedding, MultiHeadAttention
 from study.checkpoints import small
 from study.pages import paragraphs
@@ -43,8 +45,8 @@ def option_texts() -> dict[str, str]:
     return {name: begun(text) for name, text in found.items()}
 
 
-def structure_facts(parameters: Any) -> dict[str, str]:
-    """What the weights say by themselves, without an option."""
+def structure_facts(dialect: str, parameters: Any) -> dict[str, str]:
+    """What the weights of its small model say by themselves, without an option."""
     attentions, embeddings = every(MultiHeadAttention, parameters), every(Embedding, parameters)
     stacks = [*stacks_of(parameters)]
     projections = [part[0] if isinstance(part, list) else part for part in attentions[0][:3]]
@@ -55,7 +57,8 @@ def structure_facts(parameters: Any) -> dict[str, str]:
     if embeddings:
         facts["norm after the embedding"] = yes(embeddings[0].norm is not None)
         facts["token types"] = yes(embeddings[0].token_types is not None)
-    facts["biases of query, key, value"] = yes(all(part.bias is not None for part in projections))
+    biased = all(part.bias is not None for part in projections)
+    facts["biases of query, key, value"] = yes(biased) + otherwise(DIALECTS[dialect], "query.bias", biased)
     facts["projections"] = "one for each head" if per_head(parameters) else "one for all heads"
     return facts
 
@@ -66,6 +69,30 @@ def stacks_of(parameters: Any) -> list[Any]:
 
 def yes(true: bool) -> str:
     return "yes" if true else "no"
+
+
+def optional(dialect: str) -> tuple[list[str], list[str]]:
+    """Names that not every checkpoint has, as patterns: those that the small one has, and those that it lacks.
+
+    A name that is its own pattern is a part of one layer or the output, of which only the latter is told.
+    """
+    record = DIALECTS[dialect]
+    entries, prefix = record.example_entries(), (*record.prefixes, "")[0]
+    found: dict[bool, dict[str, None]] = {True: {}, False: {}}
+    for row in record.example_table():
+        patterns = [one for one in row.when if "*" in one or row.ours == "output.weight"]
+        found[prefix + row.theirs in entries].update(dict.fromkeys(patterns))
+    return list(found[True]), list(found[False])
+
+
+def otherwise(record: Dialect, path: str, here: bool) -> str:
+    """When a checkpoint is another than the small one in the array at the end of this path; empty for never."""
+    rows = [row for row in record.example_table() if row.when and any(one.endswith(path) for one in row.paths)]
+    told = {} if record.config is None else record.config.entries
+    keys = [key for key, name in told.items() if any(matches(row.when, name) for row in rows)]
+    if keys:
+        return f", unless {keys[0]} is {'false' if here else 'true'} in config.json"
+    return f"; {'not every checkpoint has' if here else 'some checkpoints have'} them" if rows else ""
 
 
 def call(dialect: str) -> tuple[str, str]:

@@ -100,9 +100,10 @@ def about(result: Result) -> tuple[tuple[str, str], ...]:
 
 
 def notes(result: Result) -> tuple[str, ...]:
+    """What takes from the weight of the result: remarks that were stored with it, and what its fields say."""
     settings, there, cases = result["settings"], result["environment"], result["cases"]
     failed = [(case["name"], one["name"]) for case in cases for one in case["subjects"] if one["status"] == FAILED]
-    found = []
+    found = [*result.get("remarks", ())]
     if not result["finished"]:
         found.append(f"The run was interrupted: it finished {counted(len(cases), 'case')}.")
     if settings["quick"]:

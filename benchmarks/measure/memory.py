@@ -19,7 +19,7 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 SPARE = 0.8
-"""The share of the free memory that a case may need."""
+"""The share of the free memory that a case may need; the estimate leaves out what a framework keeps for itself."""
 KEPT_BY_JAX = 2**30
 """Bytes of a case on a GPU from which on a process with JAX ends after it: JAX gives no memory back."""
 
@@ -158,7 +158,8 @@ def hindrance(subject: Subject, case: Case, free: int | None) -> str:
     bytes_needed = needed(subject, case)
     if free is None or bytes_needed <= SPARE * free:
         return ""
-    return f"one call needs about {gigabytes(bytes_needed)}, and {gigabytes(free)} are free"
+    allowed = f"{gigabytes(SPARE * free)} are allowed, {SPARE:.0%} of the {gigabytes(free)} that are free"
+    return f"one call needs about {gigabytes(bytes_needed)}; {allowed} (SPARE in benchmarks/measure/memory.py)"
 
 
 def gigabytes(count: float) -> str:

@@ -22,7 +22,7 @@ from benchmarks import cases as timed
 from benchmarks.cases import TRIAL, WARM_UP, Arrays, Case
 from benchmarks.measure.clocks import clock_for
 from benchmarks.measure.steal_time import share, stolen_so_far
-from benchmarks.subjects.subject import Prepared, Results, Subject
+from benchmarks.subjects.subject import Prepared, Results, Subject, Wrong
 from benchmarks.verify.gate import all_rows_judged
 from benchmarks.verify.row_sampling import BY_ROW, Place, Sample, draw, only_there, taken
 from conformance.runner.compiled_code import give_back_freed_memory
@@ -61,10 +61,6 @@ class Trial(NamedTuple):
     place: Place
     sample: Sample
     stolen: float | None = None
-
-
-class Wrong(Exception):
-    """A result that is none: of the wrong number, class, shape or dtype."""
 
 
 class TimingWorker:

@@ -112,7 +112,7 @@ def settle(threads: int, variables: Mapping[str, str]) -> None:
 
 def serve(pipe: Any, threads: int, variables: Mapping[str, str], make: Callable[..., Any], arguments: Any) -> None:
     """Make an object, and answer with what its methods return until the pipe is closed."""
-    from benchmarks.subjects.subject import Unfit
+    from benchmarks.subjects.subject import Unfit, Wrong
 
     end_with_parent()
     settle(threads, variables)
@@ -127,6 +127,8 @@ def serve(pipe: Any, threads: int, variables: Mapping[str, str], make: Callable[
             answer = ("answer", getattr(server, method)(*given))
         except Unfit as unfit:
             answer = ("unfit", first_line(unfit))
+        except Wrong as wrong:
+            answer = ("failed", first_line(wrong))
         except MemoryError:
             answer = ("failed", "there was not enough memory")
         except Exception as error:

@@ -28,7 +28,7 @@ class Change(NamedTuple):
 
     case: str
     subject: str
-    ours: bool
+    own: bool
     ratio: float
     low: float
     high: float
@@ -68,9 +68,14 @@ def drifts(before: Result, after: Result, pairs: Sequence[Pair]) -> dict[str, tu
         return {}
     found: dict[str, list[float]] = {}
     for case, old, new in pairs:
-        if timed(old) and timed(new) and not old["ours"]:
+        if timed(old) and timed(new) and not own(old) and not own(new):
             found.setdefault(case, []).append(new["seconds"]["median"] / old["seconds"]["median"])
     return {case: (min(ratios), max(ratios)) for case, ratios in found.items() if len(ratios) >= ENOUGH}
+
+
+def own(subject: Result) -> bool:
+    """Whether its code may have changed between the runs: it is this project's or the user's, not a library's."""
+    return subject["ours"] or subject.get("yours", False)
 
 
 def timed(subject: Result) -> bool:
@@ -96,7 +101,7 @@ def change(case: str, old: Result, new: Result, drift: tuple[float, float] | Non
     verdict = FASTER if high < 1 and ratio < least else SLOWER if low > 1 and ratio > most else NOISE
     if min(a["level"], b["level"]) < LEAST_LEVEL:
         verdict = NOISE
-    return Change(case, new["name"], new["ours"], ratio, low, high, verdict)
+    return Change(case, new["name"], own(new), ratio, low, high, verdict)
 
 
 def circumstances(before: Result, after: Result) -> list[str]:

@@ -1,8 +1,8 @@
 """What a result says, in a few short sentences: of a case, of all cases, of two results side by side.
 
 A difference is named only where the interval of the ratio lies on one side of 1; otherwise it is within noise. Ratios
-to our default engines are those of the rounds. For two other subjects the ratio lies between the ratios of the ends of
-their intervals, which is wider.
+are taken round by round. A stored result has those to our default engines only. For two other subjects the ratio then
+lies between the ratios of the ends of their intervals, which is wider.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.measure.statistics import LEAST_LEVEL
-from benchmarks.results.compare import FASTER, NOISE, SLOWER, Comparison
+from benchmarks.measure.statistics import LEAST_LEVEL, paired
+from benchmarks.results.compare import FASTER, NOISE, SLOWER, Comparison, own
 from benchmarks.results.scaling import power, scaling
 from benchmarks.results.tables import milliseconds
 
@@ -36,7 +36,7 @@ class Ratio(NamedTuple):
 def ratio(one: Result, other: Result) -> Ratio:
     """The time of one subject of a case over that of another."""
     a, b = one["seconds"], other["seconds"]
-    forth, back = one["ratios"].get(other["name"]), other["ratios"].get(one["name"])
+    forth, back = one["ratios"].get(other["name"]) or by_rounds(one, other), other["ratios"].get(one["name"])
     if forth:
         median, low, high = forth["median"], forth["low"], forth["high"]
     elif back:
@@ -46,6 +46,15 @@ def ratio(one: Result, other: Result) -> Ratio:
     return Ratio(median, low, high, not low <= 1 <= high and min(a["level"], b["level"]) >= LEAST_LEVEL)
 
 
+def by_rounds(one: Result, other: Result) -> Result | None:
+    """The interval of the ratio round by round; None if the result has no single trials, or no round has both."""
+    if not one["trials"] or not other["trials"]:
+        return None
+    length = min(len(one["trials"]), len(other["trials"]))
+    found = paired(one["trials"][:length], other["trials"][:length])
+    return None if found is None else found.as_dict()
+
+
 def measured(case: Result) -> list[Result]:
     """The subjects that have a time, the fastest first."""
     found = [subject for subject in case["subjects"] if subject["status"] == "measured"]
@@ -53,9 +62,18 @@ def measured(case: Result) -> list[Result]:
 
 
 def leaders(case: Result) -> list[Result]:
-    """The fastest, and those behind it by no more than noise."""
+    """Return the fastest: no other is faster than one of them by more than noise.
+
+    A fastest subject with a wide interval is not enough to compare with: everything is within its noise.
+    """
     order = measured(case)
-    return [subject for subject in order if subject is order[0] or not ratio(subject, order[0]).clear]
+    return [one for one in order if not any(slower(one, other) for other in order)] or order[:1]
+
+
+def slower(one: Result, other: Result) -> bool:
+    """Whether one takes longer than the other, by more than noise."""
+    found = ratio(one, other)
+    return found.clear and found.low > 1
 
 
 def names(subjects: Sequence[Result]) -> str:
@@ -78,14 +96,16 @@ def of_case(case: Result) -> list[str]:
     lines = [f"Failed, and without a time: {names(failed)}."] if failed else []
     if not order:
         return ["No subject has a time.", *lines]
-    fastest, spent = order[0], f"{milliseconds(order[0]['seconds'])} ms"
+    fastest, spent = first[0], f"{milliseconds(first[0]['seconds'])} ms"
     if len(order) == 1:
         return [f"Only {fastest['name']} has a time, {spent}.", *lines]
     if len(first) > 1:
-        start, told = f"Fastest, within noise of each other: {names(first)} ({spent}).", first
+        start, told = f"Fastest, within noise of each other: {names(first)} ({spent}).", first[:1]
+        told += [one for one in first if not one.get("yours")]
     else:
-        start = f"Fastest is {fastest['name']}, {spent}; {order[1]['name']} takes {ratio(order[1], fastest)} as long."
-        told = order[:2]
+        second = next(one for one in order if one is not fastest)
+        start = f"Fastest is {fastest['name']}, {spent}; {second['name']} takes {ratio(second, fastest)} as long."
+        told = [fastest, second]
     behind = [one for one in order if (one["name"] in case["bases"] or one.get("yours")) and one not in told]
     more = [f"{one['name']} takes {ratio(one, fastest)} as long as {fastest['name']}" for one in behind]
     return [start, *([f"{'; '.join(more)}."] if more else []), *lines]
@@ -123,7 +143,7 @@ def against_libraries(cases: Sequence[Result]) -> str:
     for case in cases:
         order = measured(case)
         ours = next((one for one in order if one["ours"] and one["name"] in case["bases"]), None)
-        library = next((one for one in order if not one["ours"]), None)
+        library = next((one for one in order if not own(one)), None)
         if ours is not None and library is not None:
             found.append((ratio(library, ours), ratio(ours, library), case["name"], ours["name"], library["name"]))
     if not found:
@@ -131,7 +151,8 @@ def against_libraries(cases: Sequence[Result]) -> str:
     lead, lag = max(found, key=lambda one: one[0].low), max(found, key=lambda one: one[1].low)
     told = []
     if lead[0].clear and lead[0].low > 1:
-        told.append(f"largest lead of {lead[3]}: {lead[4]} takes {lead[0]} as long ({lead[2]})")
+        start = f"largest lead of {lead[3]} over the fastest library"
+        told.append(f"{start}: {lead[4]} takes {lead[0]} as long ({lead[2]})")
     if lag[1].clear and lag[1].low > 1:
         told.append(f"largest lag: {lag[3]} takes {lag[1]} as long as {lag[4]} ({lag[2]})")
     text = "; ".join(told) or "between our engines and the fastest library every difference is within noise"

@@ -9,11 +9,9 @@ import numpy as np
 
 from benchmarks.cases import Arrays, Case, dense_mask
 from benchmarks.subjects.subject import (
-    BHTD,
     BTHD,
     EVICTED,
     ROUNDED,
-    ROWS,
     Layout,
     Prepared,
     Results,
@@ -21,6 +19,7 @@ from benchmarks.subjects.subject import (
     Unfit,
     heads_of,
     ours,
+    usual_layout,
     without,
 )
 from conformance.subjects.frameworks import JaxArrays
@@ -28,27 +27,27 @@ from conformance.subjects.subject import first_line
 from specification.masks import map_arrays
 
 
-def prepared(case: Case, device: str, function: Any, given: Any = None, *, layout: Layout = BHTD) -> Prepared:
+def prepared(case: Case, device: str, function: Any, given: Any = None, *, layout: Layout | None = None) -> Prepared:
     """function(*inputs, given(mask)) under jax.jit, with jax.vjp where there is a backward pass.
 
-    given: what holds arrays is an argument of the compiled function.
+    given: without it, function(*inputs). What holds arrays is an argument of the compiled function.
     """
     import jax
 
-    framework = JaxArrays(device)
+    framework, layout = JaxArrays(device), layout or usual_layout(case)
 
     @jax.jit
     def forward(inputs: Any, extra: Any) -> Results:
-        return (function(*inputs, extra),)
+        return (function(*inputs, *extra),)
 
     @jax.jit
     def both(inputs: Any, extra: Any, cotangent: Any) -> Results:
-        output, pullback = jax.vjp(lambda *inputs: function(*inputs, extra), *inputs)
+        output, pullback = jax.vjp(lambda *inputs: function(*inputs, *extra), *inputs)
         return output, *pullback(cotangent)
 
     def load(arrays: Arrays, mask: Any) -> Any:
         inputs = [framework.array(layout.lay(name, arrays[name])) for name in case.inputs]
-        extra = given(mask) if given else None
+        extra = (given(mask),) if given else ()
         cotangents = [framework.array(layout.lay("output", arrays["cotangent"]))] if case.backward else []
         return jax.block_until_ready((inputs, extra, *cotangents))
 
@@ -101,7 +100,7 @@ def engine(case: Case, device: str, name: str) -> Prepared:
     ready = prepared(
         case,
         device,
-        lambda query, key, value, m: jax_impl.attention(query, key, value, mask=fixed or m, engine=name),
+        lambda query, key, value, m=fixed: jax_impl.attention(query, key, value, mask=m, engine=name),
         given,
     )
     ready.form = "description"
@@ -135,7 +134,7 @@ def dot_product(case: Case, device: str, implementation: str) -> Prepared:
         def given(mask: Any) -> Any:
             return framework.array(dense_mask(case, mask))
 
-    def apply(query: Any, key: Any, value: Any, mask: Any) -> Any:
+    def apply(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
         return jax.nn.dot_product_attention(query, key, value, **options, **({name: mask} if name else {}))
 
     if implementation == "cudnn":
@@ -154,7 +153,7 @@ def refuse_what_cudnn_does_not_take(case: Case, apply: Any, given: Any) -> None:
     shapes = [(B, T, heads, width) for B, heads, T, width in (case.shapes[part] for part in case.inputs)]
     like = [jax.ShapeDtypeStruct(shape, case.dtype) for shape in shapes]
     try:
-        jax.eval_shape(apply, *like, given(mask(case, 0)) if given else None)
+        jax.eval_shape(apply, *like, *([given(mask(case, 0))] if given else []))
     except (NotImplementedError, RuntimeError, ValueError) as error:
         raise Unfit(first_line(error)) from error
 
@@ -173,7 +172,7 @@ def layer_norm(case: Case, device: str, package: str) -> Prepared:
             "flax, fast": flax_layers.linen_layer_norm_fast,
         }
         function = functions[package]
-    return prepared(case, device, lambda x, weight, bias, _: function(x, weight, bias, eps=1e-5), layout=ROWS)
+    return prepared(case, device, lambda x, weight, bias: function(x, weight, bias, eps=1e-5))
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------

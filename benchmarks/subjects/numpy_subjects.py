@@ -8,21 +8,27 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import Arrays, Case, dense_mask
-from benchmarks.subjects.subject import BHTD, ROWS, Layout, Prepared, Results, Subject, heads_of, without
+from benchmarks.subjects.subject import Layout, Prepared, Results, Subject, heads_of, usual_layout, without
 
 
-def prepared(case: Case, function: Any, given: Any = None, *, gradients: Any = None, layout: Layout = BHTD) -> Prepared:
-    """function(*inputs, given(mask)), and gradients(*inputs, cotangent, given(mask)) of the inputs."""
+def prepared(
+    case: Case, function: Any, given: Any = None, *, gradients: Any = None, layout: Layout | None = None
+) -> Prepared:
+    """function(*inputs, given(mask)), and gradients(*inputs, cotangent, given(mask)) of the inputs.
+
+    Without `given`, function(*inputs) and gradients(*inputs, cotangent).
+    """
+    layout = layout or usual_layout(case)
 
     def load(arrays: Arrays, mask: Any) -> Any:
         inputs = [layout.lay(name, arrays[name]) for name in case.inputs]
         cotangent = layout.lay("output", arrays["cotangent"]) if case.backward else None
-        return inputs, cotangent, given(mask) if given else None
+        return inputs, cotangent, (given(mask),) if given else ()
 
     def call(loaded: Any) -> Results:
         inputs, cotangent, extra = loaded
-        output = function(*inputs, extra)
-        return (output,) if cotangent is None else (output, *gradients(*inputs, cotangent, extra))
+        output = function(*inputs, *extra)
+        return (output,) if cotangent is None else (output, *gradients(*inputs, cotangent, *extra))
 
     return Prepared(load, call, lambda result, name: layout.view(result, heads_of(case, name)))
 
@@ -33,9 +39,8 @@ def reference(case: Case, device: str) -> Prepared:
     if case.operation == "layer_norm":
         ready = prepared(
             case,
-            lambda x, weight, bias, _: definition.layer_norm(x, weight, bias, eps=1e-5),
-            gradients=lambda x, weight, bias, bar, _: definition.layer_norm_vjp(x, weight, bias, bar, eps=1e-5),
-            layout=ROWS,
+            lambda x, weight, bias: definition.layer_norm(x, weight, bias, eps=1e-5),
+            gradients=lambda x, weight, bias, bar: definition.layer_norm_vjp(x, weight, bias, bar, eps=1e-5),
         )
     else:
         ready = prepared(

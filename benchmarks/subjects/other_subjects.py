@@ -29,7 +29,7 @@ def flax_attention(case: Case, device: str) -> Prepared:
     ready = jax_subjects.prepared(
         case,
         device,
-        lambda query, key, value, mask: linen_attention(query, key, value, mask=mask),
+        lambda query, key, value, mask=None: linen_attention(query, key, value, mask=mask),
         (lambda mask: array(dense_mask(case, mask))) if masked else None,
         layout=BTHD,
     )
@@ -48,7 +48,7 @@ def keras_attention(case: Case, device: str, backend: str) -> Prepared:
     options = {"is_causal": True} if case.kind == "causal" else {}
     dense = case.kind not in ("dense", "causal")
 
-    def apply(query: Any, key: Any, value: Any, mask: Any) -> Any:
+    def apply(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
         return keras.ops.dot_product_attention(query, key, value, mask=mask, **options)
 
     given = (lambda mask: array(dense_mask(case, mask))) if dense else None
@@ -62,9 +62,7 @@ def keras_layer_norm(case: Case, device: str, backend: str) -> Prepared:
     if backend == "jax":
         from conformance.peers.keras_layers import layer_norm
 
-        return jax_subjects.prepared(
-            case, device, lambda x, weight, bias, _: layer_norm(x, weight, bias, eps=1e-5), layout=ROWS
-        )
+        return jax_subjects.prepared(case, device, lambda x, weight, bias: layer_norm(x, weight, bias, eps=1e-5))
     import keras
 
     def weights(x: Any, weight: Any, bias: Any) -> tuple[Any, list[Any]]:
@@ -73,7 +71,7 @@ def keras_layer_norm(case: Case, device: str, backend: str) -> Prepared:
         layer.set_weights([weight.detach(), bias.detach()])
         return (lambda x, *_: layer(x)), [x, layer.gamma.value, layer.beta.value]
 
-    return torch_subjects.prepared(case, device, None, layout=ROWS, weights=weights)
+    return torch_subjects.prepared(case, device, None, weights=weights)
 
 
 # --- ONNX Runtime -----------------------------------------------------------------------------------------------------
@@ -99,11 +97,11 @@ def running(case: Case, operator: str, opset: int, feeds: Any, layout: Any, doma
 
     like = feeds({name: layout.lay(name, array) for name, array in inputs(case, 0).items()}, mask(case, 0))
     run = session(operator, opset, like, domain, **attributes)
-    ready = numpy_prepared(case, lambda *given: run(given[-1]), layout=layout)
+    ready = numpy_prepared(case, run, layout=layout)
 
     def load(arrays: Arrays, mask: Any) -> Any:
         given = feeds({name: layout.lay(name, array) for name, array in arrays.items()}, mask)
-        return (), None, {name: array for name, array in given.items() if array is not None}
+        return (), None, ({name: array for name, array in given.items() if array is not None},)
 
     ready.load = load
     return ready

@@ -27,6 +27,10 @@ class Unfit(Exception):
     """The subject cannot be given the case; says why."""
 
 
+class Wrong(Exception):
+    """A result that is none: of the wrong number, class, shape or dtype."""
+
+
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
 
@@ -76,6 +80,11 @@ class Rows(Layout):
 
 
 BHTD, BTHD, TOKENS, ROWS = Layout(), Swapped(), Tokens(), Rows()
+
+
+def usual_layout(case: Case) -> Layout:
+    """That of the inputs as they are drawn."""
+    return BHTD if case.operation == "attention" else ROWS
 
 
 def heads_of(case: Case, result: str) -> int:

@@ -8,10 +8,8 @@ from typing import Any
 
 from benchmarks.cases import Arrays, Case, dense_mask
 from benchmarks.subjects.subject import (
-    BHTD,
     EVICTED,
     ROUNDED,
-    ROWS,
     TOKENS,
     Layout,
     Prepared,
@@ -20,6 +18,7 @@ from benchmarks.subjects.subject import (
     Unfit,
     heads_of,
     ours,
+    usual_layout,
     without,
 )
 from conformance.subjects.frameworks import TorchArrays
@@ -27,24 +26,24 @@ from specification.masks import map_arrays
 
 
 def prepared(
-    case: Case, device: str, function: Any, given: Any = None, *, layout: Layout = BHTD, weights: Any = None
+    case: Case, device: str, function: Any, given: Any = None, *, layout: Layout | None = None, weights: Any = None
 ) -> Prepared:
-    """function(*inputs, given(mask)), differentiated by torch.autograd.
+    """function(*inputs, given(mask)), differentiated by torch.autograd; without `given`, function(*inputs).
 
     weights: for layers that hold their parameters: from the tensors of the inputs to the function for these, and the
     tensors that the gradients are then asked of.
     """
     import torch
 
-    framework = TorchArrays(device)
+    framework, layout = TorchArrays(device), layout or usual_layout(case)
 
     def load(arrays: Arrays, mask: Any) -> Any:
         inputs = [framework.array(layout.lay(name, arrays[name])) for name in case.inputs]
         inputs = [tensor.requires_grad_() for tensor in inputs] if case.backward else inputs
         cotangent = framework.array(layout.lay("output", arrays["cotangent"])) if case.backward else None
-        extra = given(mask) if given else None
+        extra = (given(mask),) if given else ()
         apply, leaves = (function, inputs) if weights is None else weights(*inputs)
-        return functools.partial(apply, *inputs, extra), leaves, cotangent
+        return functools.partial(apply, *inputs, *extra), leaves, cotangent
 
     def call(loaded: Any) -> Results:
         apply, leaves, cotangent = loaded
@@ -231,11 +230,9 @@ def layer_norm(case: Case, device: str, package: str) -> Prepared:
     if package == "torch_impl":
         import torch_impl
 
-        return prepared(
-            case, device, lambda x, weight, bias, _: torch_impl.layer_norm(x, weight, bias, eps=1e-5), layout=ROWS
-        )
+        return prepared(case, device, lambda x, weight, bias: torch_impl.layer_norm(x, weight, bias, eps=1e-5))
     function = torch.nn.functional.layer_norm
-    return prepared(case, device, lambda x, weight, bias, _: function(x, weight.shape, weight, bias, 1e-5), layout=ROWS)
+    return prepared(case, device, lambda x, weight, bias: function(x, weight.shape, weight, bias, 1e-5))
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------

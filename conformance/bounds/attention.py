@@ -23,6 +23,16 @@ numerator and in the denominator.
 Weights may also be taken as exp(s - log-sum-exp), as in the backward pass of blocked kernels: they then share the
 relative error of rounding the log-sum-exp, 2 u |log-sum-exp|, and need not add up to 1.
 
+Saved. That error grows with the scores, and rules about scores of any size do not excuse it: they hold a case to the
+bound of a like one with small scores. A subject may declare that its backward pass takes the weights from one
+log-sum-exp for each row. Its gradients then have the bound of the case itself, with the terms 2 u |log-sum-exp| above
+in P, in the mean of P_bar and in the sink's weight, and from there in every gradient. Scores that are computed again
+may also be rounded otherwise than those behind the log-sum-exp. With e and e' for the two, the weights add up to
+1 + sum_j P_j (e'_j - e_j) beside what the log-sum-exp's rounding does, so a mean under these weights is off by up to
+    2 |mean| sum_j P_j |e_j| / (1 - sum_j P_j |e_j|)
+more. A weight is still off by 1 at most: scores that are rounded alike in both passes, and a log-sum-exp rounded once,
+make no weight above 1. The output comes from a maximum and a sum as before.
+
 This covers the literal form, two passes, online softmax in blocks of at least 16 keys, the scale wherever it is put,
 exp2, and exp of log-softmax. Products in TF32 or a 16-bit dtype, and weights rounded to one, are covered for subjects
 that declare them only (`rounding.py`).
@@ -289,6 +299,8 @@ def softmax_gradient(
     absolute = np.sum(rows.weights * weights_bar.size, axis=-1, keepdims=True)
     mean_error = product(moved, margin(rows)) + np.sum(rows.weights * weights_bar.error, axis=-1, keepdims=True)
     mean_error = mean_error + by_logsumexp(rows, p) * np.abs(mean)
+    if p.saved:
+        mean_error = mean_error + product(2 * rows.spread * np.abs(mean), margin(rows))
     by_weights = 2 * (p.gamma(rows.counts) + 4 * p.inner) * absolute
     mean_error = mean_error + (by_weights if by_output is None else np.maximum(by_weights, by_output))
     form = weight_format(p)

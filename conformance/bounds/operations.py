@@ -54,12 +54,13 @@ def finished(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
-def merged_by_logsumexp(case: Case) -> bool:
-    """Whether the subject declares that it merges by one log-sum-exp each, and the case has several parts."""
+def by_declared_logsumexp(case: Case, name: str) -> bool:
+    """Whether this result comes from log-sum-exps that the subject declares: a gradient from one that is saved, all
+    results from those of several parts that are merged."""
     if not has_masks(case.operation):
         return False
-    _, _, _, keys = heads_and_keys(case)
-    return att.merges_of(keys, "sinks" in case.inputs, Precision.of(case.dtype, case.rounding)) > 0
+    p, (_, _, _, keys) = Precision.of(case.dtype, case.rounding), heads_and_keys(case)
+    return (p.saved and name in map(gradient_name, case.inputs)) or att.merges_of(keys, "sinks" in case.inputs, p) > 0
 
 
 KINDS = {"attention_weights": "weights", "attention_logsumexp": "logsumexp"}

@@ -52,6 +52,18 @@ def expected_dtype(name: str, case: Case) -> str:
     return compute_dtype_name(case.dtype) if record.is_wide(name) else case.dtype
 
 
+def accepted_dtypes(name: str, case: Case) -> tuple[str, ...]:
+    """The expected dtype first; then others that say no less, as of frequencies in float64 beside angles in float32."""
+    record, expected = operation_named(case.operation), expected_dtype(name, case)
+    return (expected, case.dtype) if name in record.single and expected != case.dtype else (expected,)
+
+
+def dtype_beside(got: np.ndarray | None, name: str, case: Case) -> str:
+    """Of the accepted dtypes that of the answer, or the expected one."""
+    dtypes = accepted_dtypes(name, case)
+    return str(got.dtype) if got is not None and str(got.dtype) in dtypes else dtypes[0]
+
+
 def arguments(operation: str, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """(positional, keyword) arguments of the operation."""
     available: dict[str, Any] = {name: array for name, array in inputs.items() if "." not in name and "[" not in name}

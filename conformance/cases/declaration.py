@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
-from conformance.cases.signatures import names_taken
+from conformance.cases.signatures import names_taken, requires_mask
 from specification.dtypes import FLOATING
 
+Window = tuple[int | None, int | None]
 MASK_KINDS = ("causal", "window", "lengths", "padding", "segments", "dense")
 
 FEATURES = {
@@ -25,6 +26,7 @@ FEATURES = {
     "dense": "any boolean mask",
     "combined": "several masks at once, joined by &",
     "or": "several masks at once, joined by |",
+    "unmasked": "calls without a mask",
     "scale": "a scale other than 1 / sqrt(D)",
     "softcap": "softcap",
     "bias": "an additive bias",
@@ -92,6 +94,7 @@ CONVENTIONS = {
     "products": ("float32", "inputs", "tf32", "bfloat16", "float16"),
     "shared_heads": ("float32", "rounded", "inputs"),
     "normalized": ("float32", "inputs"),
+    "saved": ("maximum", "logsumexp"),
     "merging": ("maximum", "logsumexp"),
     "angles": ("exact", "float32"),
     "rotation": ("float32", "rounded", "inputs"),
@@ -105,7 +108,8 @@ mask. weights: the precision to which attention weights (and the gradients of sc
 multiplied, "inputs" being the dtype of the inputs. products: that to which both sides of matrix products are rounded.
 shared_heads: how the gradients of query heads that share a key head are added up. "rounded": each is rounded to the
 dtype of the inputs first; "inputs": every sum is, too. normalized: the precision to which the normalised row of
-`rms_norm` is rounded before the weight multiplies it. merging: what parts of the keys are weighed by, their maxima and
+`rms_norm` is rounded before the weight multiplies it. saved: what attention's backward pass takes the weights from once
+more, each row's maximum and sum or its log-sum-exp. merging: what parts of the keys are weighed by, their maxima and
 sums or one log-sum-exp each. angles: "float32" if rotary frequencies and angles, their sines and cosines are computed
 in float32, whatever the dtype of the inputs. rotation: in what x is turned. "rounded": sines and cosines are rounded to
 the dtype of the inputs; "inputs": their products with x are, too.
@@ -120,7 +124,9 @@ class Declaration:
     its signature has parameters, supported or not. unsure: features that nobody has named, of a signature that takes
     any keyword. lacking: optional arguments of the operation for which its signature has no parameter.
     limits: the largest size that it takes of dimensions named in `DIMENSIONS`. tile: queries and keys of its tiles.
-    head_widths: (D, V) of the only heads that it takes; empty where it takes any.
+    head_widths: (D, V) of the only heads that it takes; empty where it takes any. windows: the same of windows, keys
+    before and after the query's own, None for all of them. mask_required: its signature says that a mask is always
+    there.
     compiled: its framework compiles for every shape. strides: arrays of its framework can lie in memory in several
     ways.
     """
@@ -138,6 +144,8 @@ class Declaration:
     limits: Mapping[str, int] = field(default_factory=dict)
     tile: tuple[int, int] | None = None
     head_widths: tuple[tuple[int, int], ...] = ()
+    windows: tuple[Window, ...] = ()
+    mask_required: bool = False
     compiled: bool = False
     strides: bool = True
 
@@ -178,11 +186,12 @@ def declare(
     limits: Mapping[str, int] | None = None,
     tile: tuple[int, int] | None = None,
     head_widths: Iterable[int | tuple[int, int]] | None = None,
+    windows: Iterable[Window] | None = None,
 ) -> Callable[[Any], Any]:
     """Say of a function what it supports, where it is defined. The arguments are those of `check`."""
     given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
     given |= {"width_multiple": width_multiple, "conventions": conventions, "limits": limits, "tile": tile}
-    given |= {"head_widths": head_widths}
+    given |= {"head_widths": head_widths, "windows": windows}
 
     def decorate(function: Any) -> Any:
         function.conformance = {name: value for name, value in given.items() if value is not None}
@@ -202,13 +211,17 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
     said = own | {n: v for n, v in given.items() if v is not None}
     supports = listed(said.pop("supports", None) or ())
     features, room = claimed(supports, function), room_for(function)
+    required = requires_mask(function) and bool(features & {*MASK_KINDS}) and "unmasked" not in supports
+    features -= {"unmasked"} if required else set()
+    if "unmasked" not in features and not features & {*MASK_KINDS}:
+        raise ValueError("supports: without unmasked calls there must be a kind of mask, and there is none")
     if not differentiated and "vjp" not in said and "gradients" not in supports:
         features -= {"gradients"}
     unsure = (features & room) - named_in_signature(function) - set(supports)
     said["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in listed(own.get("dtypes", FLOATING)))
     several = (own.get("conventions"), given.get("conventions"))
     said["conventions"] = {name: value for some in several if some for name, value in known_conventions(some).items()}
-    said["dtypes"] = known("dtypes", listed(said.get("dtypes", FLOATING)), FLOATING)
+    said["dtypes"] = known("dtypes", said.get("dtypes", FLOATING), FLOATING)
     said["dtypes"] = tuple(dtype for dtype in SIMPLEST_FIRST if dtype in said["dtypes"])
     if not said["dtypes"]:
         raise ValueError("dtypes: got none")
@@ -228,7 +241,8 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
         if len(tile) != 2 or any(not isinstance(size, int) or size < 1 for size in tile):
             raise ValueError(f"tile must be two positive integers, got {said['tile']!r}")
         said["tile"] = tile
-    said["head_widths"] = tuple(pair_of_widths(given) for given in said.get("head_widths", ()))
+    widths = said.get("head_widths", ())
+    said["head_widths"] = tuple(map(pair_of_widths, [widths] if isinstance(widths, str | int) else widths))
     if said["head_widths"] and all(D == V for D, V in said["head_widths"]):
         features -= {"value_width"}
     for name in ("key_width", "value_width"):
@@ -236,7 +250,11 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
             raise ValueError(f"limit of {name} is below width_multiple {said['width_multiple']}")
         if any(pair[name == "value_width"] > said["limits"].get(name, max(pair)) for pair in said["head_widths"]):
             raise ValueError(f"head_widths has a width beyond the limit of {name}, {said['limits'][name]}")
-    return Declaration(features=features, room=frozenset(room), unsure=frozenset(unsure), **said)
+    said["windows"] = tuple(known_window(window) for window in said.get("windows", ()))
+    if said["windows"] and "window" not in features:
+        raise ValueError("windows are declared of a function that does not support window")
+    said |= {"room": frozenset(room), "unsure": frozenset(unsure), "mask_required": required}
+    return Declaration(features=features, **said)
 
 
 def pair_of_widths(given: int | tuple[int, int]) -> tuple[int, int]:
@@ -247,23 +265,35 @@ def pair_of_widths(given: int | tuple[int, int]) -> tuple[int, int]:
     return pair
 
 
-def listed(names: str | Iterable[str]) -> list[str]:
-    """Also for "one,two"."""
-    several = [names] if isinstance(names, str) else names
-    return [part.strip() for name in several for part in name.split(",") if part.strip()]
+def known_window(given: Window) -> Window:
+    """The keys before and after the query's own, as a pair."""
+    pair = tuple(given) if isinstance(given, tuple | list) else ()
+    sizes = [size for size in pair if size is not None]
+    if len(pair) != 2 or not sizes or any(not isinstance(size, int) or size < 0 for size in sizes):
+        raise ValueError(f"windows must be pairs (before, after) of numbers of keys or None, got {given!r}")
+    return pair
+
+
+def listed(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Names one by one; a string holds one, or several with commas between them."""
+    if not isinstance(names, str):
+        return tuple(names)
+    return tuple(name.strip() for name in names.split(",") if name.strip())
 
 
 def claimed(supports: Collection[str], function: Any) -> frozenset[str]:
     """Names as they are; if every one starts with "no-", all that the signature has room for, without those.
 
     Who has causal masks or windows has them at any offset, and who has several kinds of masks has them combined, by &
-    and by |, unless "no-offset", "no-combined" or "no-or" is said beside them.
+    and by |, unless "no-offset", "no-combined" or "no-or" is said beside them. Calls without a mask are among them too,
+    unless "no-unmasked" is said.
     """
     known("supports", [name.removeprefix("no-") for name in supports], FEATURES)
     removed = {name.removeprefix("no-") for name in supports if name.startswith("no-")}
     added = {name for name in supports if not name.startswith("no-")}
-    if not added - set(UNCLAIMED):
+    if not added - {*UNCLAIMED, "unmasked"}:
         added |= room_for(function)
+    added |= {"unmasked"}
     if added & {"causal", "window"}:
         added |= {"offset"}
     if len(added & set(MASK_KINDS)) > 1:
@@ -295,8 +325,9 @@ def known_conventions(given: Mapping[str, str]) -> dict[str, str]:
     return dict(given)
 
 
-def known(what: str, given: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    given = tuple(given)
+def known(what: str, given: str | Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names, as `listed` reads them; ValueError for one that is not among those expected."""
+    given = listed(given)
     wrong = [name for name in given if name not in names]
     if wrong:
         raise ValueError(f"{what}: got {wrong[0]!r}, expected one of {', '.join(names)}")

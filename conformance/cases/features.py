@@ -6,7 +6,7 @@ from typing import Any
 
 from conformance.cases.arguments import listed
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration
+from conformance.cases.declaration import Declaration, Window
 from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
 from conformance.cases.operation import operation_named
 from conformance.cases.signatures import needed
@@ -169,6 +169,21 @@ def alignment(query_length: int, key_length: int, declaration: Declaration) -> i
     return key_length - query_length if declaration.convention("causal") == "bottom_right" else 0
 
 
+def masked_as_declared(case: Case, declaration: Declaration) -> bool:
+    """Whether there is a mask where there has to be one, and each window is one that the subject takes."""
+    mask = case.options.get("mask")
+    if mask is None and has_masks(case.operation):
+        return "unmasked" in declaration
+    return not declaration.windows or windows_of(mask) <= {*declaration.windows}
+
+
+def windows_of(mask: Any) -> set[Window]:
+    """The sides of every window in a mask."""
+    if isinstance(mask, And | Or):
+        return windows_of(mask.left) | windows_of(mask.right)
+    return {(mask.left, mask.right)} if isinstance(mask, SlidingWindow) else set()
+
+
 def within(case: Case, declaration: Declaration) -> bool:
     """Whether the subject takes such a case."""
     features = features_of(case) - {"offset"}
@@ -181,6 +196,8 @@ def within(case: Case, declaration: Declaration) -> bool:
     if declaration.head_widths:
         features.discard("value_width")  # the widths say it
     if case.dtype not in declaration.dtypes or not features <= declaration.features:
+        return False
+    if not masked_as_declared(case, declaration):
         return False
     if needed(case) & declaration.lacking:
         return False

@@ -71,7 +71,7 @@ class Operation:
     state: of its argument `state`, where it has one.
     lists: arguments and results that are lists of arrays, a result as long as the argument of its name.
     wide: inputs and results in the compute dtype, whatever the dtype of the case.
-    single: results that are float32 where the subject declares this of angles.
+    single: results that may be float32 where the subject declares this of angles.
     positive: inputs that are never negative.
     masked: whether it has queries, keys and a mask.
     norm: whether it is a norm, of `x` over the axes of `weight`.

@@ -70,6 +70,19 @@ def names_taken(function: Callable[..., Any]) -> tuple[set[str], bool]:
     return {p.name for p in found if p.kind not in VARIADIC}, any(p.kind is p.VAR_KEYWORD for p in found)
 
 
+MASK_REQUIRED = (
+    "its parameter mask has no default of None, so every call has a mask; "
+    "--supports unmasked tries calls with a mask of None too"
+)
+
+
+def requires_mask(function: Callable[..., Any]) -> bool:
+    """Whether it has a parameter `mask`, and None is not its default."""
+    return any(
+        p.name == "mask" and p.kind not in VARIADIC and p.default is not None for p in parameters(function) or ()
+    )
+
+
 @dataclass(frozen=True)
 class Signature:
     """How one function takes the arguments of one operation.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.bounds import bound, merged_bound, merged_by_logsumexp, relaxed_bound, relaxed_merged_bound
+from conformance.bounds import bound, by_declared_logsumexp, merged_bound, relaxed_bound, relaxed_merged_bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
@@ -123,13 +123,14 @@ def prepare_twin(twins: tuple[Any, ...]) -> tuple[Any, Any]:
 
 
 def twin_bound(twins: tuple[Any, ...], bound_of: Callable[[Case], Bounds | None]) -> Any:
-    """The harmless case's bounds; at least those of the case itself where declared merging loses digits in scores."""
+    """The harmless case's bounds; at least those of the case itself where declared log-sum-exps lose digits."""
     asked, harmless = twins[:2]
     found = bound_of(harmless)
-    if asked.special or found is None or not merged_by_logsumexp(asked):
+    if asked.special or found is None:
         return found
-    own = bound_of(asked) or found
-    return {name: np.fmax(array, own[name]) for name, array in found.items()}
+    declared = [name for name in found if by_declared_logsumexp(asked, name)]
+    own = (bound_of(asked) if declared else None) or found
+    return found | {name: np.fmax(found[name], own[name]) for name in declared}
 
 
 def check_twin(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any, Any]) -> Findings:
@@ -243,6 +244,9 @@ def check_refusal(subject: Subject, refusal: Refusal, shared: None) -> Findings:
     return [Finding(refusal.title, np.inf if message else 0.0, message=message)]
 
 
+UNREFUSED = "neither supported nor refused, and wrong: "
+
+
 def check_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
     """A case beyond what the subject declares: refused, or answered rightly all the same, but not wrongly."""
     try:
@@ -253,8 +257,7 @@ def check_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> 
         if error is not subject.answering.raised:
             raise
         return []
-    message = f"neither supported nor refused, and wrong: {found}"
-    return [replace(found, message=message) if found.ratio > 1 else found]
+    return [replace(found, message=f"{UNREFUSED}{found}") if found.ratio > 1 else found]
 
 
 # --- calls in order ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from conformance.bounds import relaxed_bound
-from conformance.cases.arguments import expected_dtype, gradient_name
+from conformance.cases.arguments import dtype_beside, expected_dtype, gradient_name
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, empty_rows
 from conformance.cases.kernel_arguments import padded_queries
@@ -108,35 +108,46 @@ def judge(
 ) -> list[Finding]:
     """One finding for each result and gradient of the truth.
 
+    A result that is wrong in rows that allow nothing and in others has two where these are of different levels.
+
     relaxed: those of the case unless given. They are computed only where a result is beyond `bounds`. A result within
     them breaks nothing that is asked below `strict`.
     """
-    answers = with_truth_in_padding(case, answers, truth)
-    if case.options.get("empty_rows") == "any":
-        answers = without_empty_rows(case, answers, truth)
+    answers = promised(case, answers, truth)
 
-    def compared(name: str, looser: np.ndarray | None = None) -> Finding:
-        return compare(name, answers.get(name), truth[name], bounds[name], expected_dtype(name, case), looser)
+    def compared(name: str, looser: np.ndarray | None = None, where: np.ndarray | None = None) -> Finding:
+        got = answers.get(name)
+        return compare(name, got, truth[name], bounds[name], dtype_beside(got, name, case), looser, where)
 
     findings = {name: compared(name) for name in truth}
     broken = [name for name, finding in findings.items() if finding.ratio > 1 and not finding.message]
     looser = (relaxed_bound(case) if relaxed is None else relaxed()) if broken else None
     if looser is not None:
         findings |= {name: compared(name, looser[name]) for name in broken}
-    if broken and wrong_in_empty_rows(case, answers, truth, bounds):
-        right_there = without_empty_rows(case, answers, truth)
-        answers = answers | {name: right_there[name] for name in OF_ROWS if name in right_there}
-        for name in broken:
-            found = replace(findings[name], level=higher(findings[name].level, ROBUST))
-            if name in OF_ROWS:
-                elsewhere = compared(name, None if looser is None else looser[name])
-                found = elsewhere if elsewhere.ratio > 1 else found
-            findings[name] = found
-    return [*findings.values()]
+    if not broken or not wrong_in_empty_rows(case, answers, truth, bounds):
+        return [*findings.values()]
+    empty = empty_rows(case)
+    found = []
+    for name, finding in findings.items():
+        if name not in broken:
+            found.append(finding)
+        elif name not in OF_ROWS:
+            found += of_level([finding], ROBUST)
+        else:
+            parts = [compared(name, None if looser is None else looser[name], where) for where in (empty, ~empty)]
+            wrong = [part for part in (*of_level(parts[:1], ROBUST), parts[1]) if part.ratio > 1]
+            found += wrong if len({part.level for part in wrong}) > 1 else [worst(wrong)]
+    return found
 
 
 OF_QUERIES, OF_ROWS = ("attention", "attention_logsumexp"), ("output", "logsumexp")
 """Operations that allow nothing in some rows, and their results that have a row for each query."""
+
+
+def promised(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
+    """The answers with what is true where nothing is promised."""
+    answers = with_truth_in_padding(case, answers, truth)
+    return without_empty_rows(case, answers, truth) if case.options.get("empty_rows") == "any" else answers
 
 
 def wrong_in_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact], bounds: dict[str, np.ndarray]) -> bool:
@@ -158,7 +169,7 @@ def without_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact]) ->
     rows, names = empty_rows(case), [name for name in OF_ROWS if name in truth]
     if any(name not in answers or answers[name].shape != truth[name].high.shape for name in names):
         return answers
-    free = {name: rows.reshape(*rows.shape, *(1 for _ in answers[name].shape[rows.ndim :])) for name in names}
+    free = {name: over_last_axes(rows, answers[name]) for name in names}
     if not all(np.isfinite(answers[name][rows].astype(float)).all() for name in names):
         free |= {name: np.ones((1,) * answers[name].ndim, bool) for name in answers if name.startswith("gradient of ")}
     right = {
@@ -166,6 +177,11 @@ def without_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact]) ->
         for name, where in free.items()
     }
     return answers | right
+
+
+def over_last_axes(rows: np.ndarray, array: np.ndarray) -> np.ndarray:
+    """The rows with an axis of size 1 for each further axis of an array, whose first axes are theirs."""
+    return rows.reshape(*rows.shape, *(1 for _ in array.shape[rows.ndim :]))
 
 
 def with_truth_in_padding(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
@@ -188,8 +204,13 @@ def compare(
     bound: np.ndarray,
     dtype: str,
     relaxed: np.ndarray | None = None,
+    where: np.ndarray | None = None,
 ) -> Finding:
-    """The worst element; relaxed: bounds within which an element breaks nothing that is asked below `strict`."""
+    """The worst element.
+
+    relaxed: bounds within which an element breaks nothing that is asked below `strict`. where: the first axes of the
+    elements that are compared; None for all.
+    """
     if got is None:
         return Finding(name, np.inf, message="no such result")
     if str(got.dtype) != dtype or got.shape != exact.high.shape:
@@ -200,8 +221,9 @@ def compare(
     with np.errstate(invalid="ignore"):  # widening a NaN of 16 bits
         wide = got.astype(np.float64)
     ratios, level = ratio(wide, exact, bound, dtype), CORE
+    ratios = ratios if where is None else np.where(over_last_axes(where, ratios), ratios, 0.0)
     if relaxed is not None:
-        beyond = ratio(wide, exact, relaxed, dtype) > 1
+        beyond = (ratio(wide, exact, relaxed, dtype) > 1) & (ratios > 1)
         ratios, level = (np.where(beyond, ratios, 0.0), CORE) if beyond.any() else (ratios, STRICT)
     index = np.unravel_index(np.argmax(ratios), ratios.shape)
     return Finding(

@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.features import features_of
+from conformance.cases.features import features_of, masked_as_declared
 from conformance.cases.signatures import needed
 from conformance.subjects.subject import Subject, WrongAnswer, first_line
 from specification.masks import Mask
@@ -49,6 +49,8 @@ def refused(subject: Subject, refusal: Refusal) -> str:
 def concerns(case: Case, declaration: Declaration) -> bool:
     """Whether the subject has what the call would need, were it right."""
     if isinstance(case.options.get("mask"), Mask) and "structured" not in declaration:
+        return False
+    if not masked_as_declared(case, declaration):
         return False
     return features_of(case) - SHAPES <= declaration.features and not needed(case) & declaration.lacking
 

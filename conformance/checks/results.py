@@ -37,6 +37,10 @@ NO_DIAGNOSIS = "no diagnosis: "
 ONLY_GRADIENT = re.compile(rf"{WRONG_IN}(gradient of .+) only; ")
 
 
+FLAT = {"rms_norm": 1, "layer_norm": 2, "standard_deviation_norm": 2}
+"""The widths up to which the rows that a norm makes do not depend on how large its numbers are."""
+
+
 @dataclass
 class Cell:
     """One rule, or one result in one dtype, of one subject."""
@@ -137,15 +141,24 @@ class Violation:
         near = abs(finding.got - finding.expected) * FEW < abs(finding.expected)
         return self.of_numbers and (near or finding.ratio < FEW)
 
+    @property
+    def of_flat_rows(self) -> bool:
+        """Whether it is the gradient of rows of which a norm makes -1 or 1, however large they are: it is nearly 0."""
+        width = FLAT.get(self.case.operation, 0) if isinstance(self.case, Case) else 0
+        return self.finding.name == "gradient of x" and width >= self.case.inputs["weight"].size
+
     def stands_before(self, other: Violation | None) -> bool:
         """Whether it is told in place of another one of the same rule and subject, which was found before it.
 
         One of a lower level is: no violation hides another one that more profiles ask about.
         Of numbers the first is as good as any: where digits cancel, a rounding too many may leave none that is right.
-        That a call is answered which should be refused says nothing of the answers to others.
+        That a call is answered which should be refused says nothing of the answers to others, nor a gradient that is
+        nearly 0 of what is wrong in it.
         """
         if other is None or self.level != other.level:
             return other is None or rank(self.level) < rank(other.level)
+        if self.of_flat_rows != other.of_flat_rows:
+            return other.of_flat_rows
         return other.loses_digits and not self.of_numbers and self.check != REFUSAL
 
     @property

@@ -24,6 +24,7 @@ from conformance.cli.options import (
     Profile,
     Seed,
     Tile,
+    Windows,
     among,
     array_names,
     convention_names,
@@ -35,6 +36,7 @@ from conformance.cli.options import (
     rule_names,
     support_names,
     tile_of,
+    windows_of,
 )
 from specification.dtypes import FLOATING
 
@@ -65,6 +67,7 @@ def check(
     width_multiple: Annotated[int | None, declared("every width must be a multiple of this", min=1)] = None,
     tile: Tile = None,
     head_widths: HeadWidths = None,
+    windows: Windows = None,
     limits: Limits = None,
     convention: Annotated[list[str] | None, declared(CONVENTION, convention_names)] = None,
     vjp: Annotated[str | None, typer.Option(help=VJP)] = None,
@@ -93,7 +96,8 @@ def check(
     given: dict[str, Any] = {"arrays": arrays, "device": device, "dtypes": dtypes, "supports": supports}
     given |= {"layout": layout, "width_multiple": width_multiple, "effort": effort, "seed": seed}
     given |= {"rules": rule, "isolate": isolate, "shrink": not no_shrink, "profile": profile}
-    given |= {"tile": tile, "head_widths": head_widths, "limits": limits, "vjp": vjp, "workers": workers}
+    given |= {"tile": tile, "head_widths": head_widths, "windows": windows, "limits": limits}
+    given |= {"vjp": vjp, "workers": workers}
     if workers != 1:  # threads that have nothing to do must not take the cores of other processes
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given |= {} if time_limit is None else {"time_limit": time_limit}
@@ -120,6 +124,7 @@ def judged(target: str, operation: str, convention: list[str], given: dict[str, 
         known_usage(operation, given)
         given = given | {"conventions": conventions_of(convention) or None, "tile": tile_of(given["tile"])}
         given |= {"head_widths": head_widths_of(given["head_widths"]), "limits": limits_of(given["limits"])}
+        given |= {"windows": windows_of(given["windows"])}
         examples = checking.EFFORTS.get(given["effort"], 0)
         with bar("loading", steps(operation, given["rules"], examples), errors) as advance:
             found.append(checking.check(target, operation, progress=advance, unfinished=found.append, **given))

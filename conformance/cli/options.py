@@ -103,6 +103,8 @@ def conventions_of(given: Iterable[str]) -> dict[str, str]:
 Tile = Annotated[str | None, declared("its tiles of queries and keys, such as 128x64; adds sizes around them")]
 HEAD_WIDTHS = "it supports only heads of these widths, such as 64,128,576/512 (keys/values)"
 HeadWidths = Annotated[str | None, declared(HEAD_WIDTHS)]
+WINDOWS = "its windows have only these numbers of keys before and after the query's own, such as 31/0,63/all"
+Windows = Annotated[str | None, declared(WINDOWS)]
 LIMITS = "largest sizes that it supports, such as keys=4096,key_width=128"
 Limits = Annotated[str | None, declared(LIMITS, lambda: [f"{name}=" for name in DIMENSIONS])]
 
@@ -126,6 +128,20 @@ def head_widths_of(given: str | None) -> list[tuple[int, int]] | None:
         if not width.isdecimal() or not (value.isdecimal() if cross else not value):
             raise ValueError(f"head widths must be numbers or KEY/VALUE, such as 64,128,576/512, got {given!r}")
     return [(int(width), int(value or width)) for width, _, value in pairs]
+
+
+def windows_of(given: str | None) -> list[tuple[int | None, int | None]] | None:
+    """Read "31/0,63/all" as [(31, 0), (63, None)]; raise ValueError for anything else."""
+    if given is None:
+        return None
+    pairs = [part.strip().partition("/") for part in given.split(",")]
+    if not all(side.isdecimal() or side == "all" for before, _, after in pairs for side in (before, after)):
+        raise ValueError(f"windows must be BEFORE/AFTER, numbers of keys or all, such as 31/0, got {given!r}")
+    return [(keys_beside(before), keys_beside(after)) for before, _, after in pairs]
+
+
+def keys_beside(side: str) -> int | None:
+    return None if side == "all" else int(side)
 
 
 def limits_of(given: str | None) -> dict[str, int] | None:

@@ -163,10 +163,12 @@ def read_checkpoint(
     from specification.dialects import read, read_folder
     from specification.loading.reader import UNREAD
 
+    if not checkpoint.exists():
+        refuse(f"{checkpoint} is not there")
     if checkpoint.is_dir() and (dialect or settings):
         refuse(f"{checkpoint} is a folder, whose config.json says what --dialect and --set say of a file")
     if not checkpoint.is_dir() and dialect is None:
-        refuse(f"{checkpoint} is no folder with a config.json, and needs --dialect")
+        refuse(f"{checkpoint} is a file, and needs --dialect")
     listening = UNREAD.set(unread)
     try:
         with warnings.catch_warnings(record=True) as caught:

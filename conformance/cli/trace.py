@@ -90,13 +90,16 @@ def trace(
     from conformance.reports.steps import departures_content, steps_content
     from specification.dialects import dialect_of_folder
 
+    if against is not None and not against.exists():
+        refuse(f"{against} is not there")
     problem = None if picture is None else unknown_format(picture)
     if problem:
         refuse(problem)
     first_is_folder = os.path.isdir(sentence)  # a long sentence is an error for Path.is_dir
     if first_is_folder or text is not None:
         if checkpoint is not None or not first_is_folder:
-            refuse(f"a folder must stand before the sentence where there are two words, got {sentence}")
+            got = sentence if os.path.exists(sentence) else f"{sentence}, which is not there"
+            refuse(f"a folder must stand before the sentence where there are two words, got {got}")
         checkpoint, sentence = Path(sentence), text or SENTENCE
     if checkpoint is None:
         if settings or dialect is not None:
@@ -142,7 +145,7 @@ def trace(
         }
         told |= {"settings": settings or [], "input": sentence}
         told["against"] = None if compared is None or against is None else departures_content(compared, against)
-        save_steps(json, steps_content(found, packages, **told))
+        save_steps(json, steps_content(found, packages, own=compared, **told))
     conforms = conforms and (compared is None or compared.first is None)
     raise typer.Exit(1 if not conforms else 0 if judged else 2)
 
@@ -207,6 +210,8 @@ def tell_departures(compared: Departures, found: Agreement, path: Path) -> None:
             console.print(Text(f"and {len(more) - NEXT} more"))
     count = counted(f"{steps} of {every}", len(compared.findings) - steps)
     console.print(Text(f"{count} are in {path}, in {compared.dtype}; their bounds are carried from the input"))
+    if compared.rounded:
+        console.print(Text(f"the checkpoint's weights were rounded to {compared.dtype} first"))
     if compared.unknown:
         console.print(Text(f"names of no step or piece: {', '.join(first_few(compared.unknown))}"))
 

@@ -25,6 +25,7 @@ IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "reference")
 TOKENS = "token ids instead of a text, such as 3,1,4; may be repeated for a batch, padded on the right"
 BACKWARD = "judge the gradients of query, key and value too, not of sinks and biases, by the model's own loss"
 CONVENTION = "intended departures, such as weights=inputs,products=inputs,empty_rows=mean"
+DEVICE = "cpu, cuda, or a GPU by its number, such as cuda:1"
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
 
@@ -38,6 +39,7 @@ def watch(
     dtype: Annotated[
         str, typer.Option(help="of the model; auto is the folder's", autocompletion=among(lambda: DTYPES))
     ] = "auto",
+    device: Annotated[str, typer.Option(help=DEVICE, autocompletion=among(lambda: ("cpu", "cuda")))] = "cpu",
     backward: Annotated[bool, typer.Option("--backward", help=BACKWARD)] = False,
     convention: Annotated[list[str] | None, typer.Option(help=CONVENTION)] = None,
     profile: Profile = DEFAULT,
@@ -65,21 +67,25 @@ def watch(
         refuse("transformers is not installed: pip install 'transformers>=5' torch")
     try:
         conventions = conventions_of(convention or [])
+        watching.refuse_absent(device)
         model, lacking = watched_folder.load_model(folder, attention, dtype)
         if lacking:
             told = f"{folder} lacks entries, and their weights are random: {', '.join(first_few(lacking))}"
             console.print(Text(told, style="yellow"), soft_wrap=True)
         inputs = watching.read_tokens(sequences(tokens)) if tokens else watched_folder.read_texts(folder, texts or [])
         watching.refuse_unknown(model, inputs)
-        calls = judge_calls(recorded(model, inputs, backward), conventions)
+        inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+        calls = judge_calls(recorded(model.to(device), inputs, backward), conventions)
     except Exception as error:  # the library's own, whatever they are
         refuse(explained(error))
     name = attention or model.config._attn_implementation
     dtypes = ", ".join(dict.fromkeys(call.case.dtype for call in calls if call.case is not None)) or dtype
-    tell(calls, f"{type(model).__name__}, attention {name}, {dtypes}: {len(calls)} calls", profile)
+    where = "" if device == "cpu" else f" on {device}"
+    tell(calls, f"{type(model).__name__}, attention {name}, {dtypes}{where}: {len(calls)} calls", profile)
     if json is not None:
         more: dict[str, Any] = {"folder": str(folder), "model": type(model).__name__, "attention": name}
-        more |= {"texts": texts or [], "tokens": tokens or [], "backward": backward, "conventions": conventions}
+        more |= {"texts": texts or [], "tokens": tokens or [], "device": device}
+        more |= {"backward": backward, "conventions": conventions}
         save(watch_content(calls, profile, **more), json)
     judged = calls and all(call.judged for call in calls)
     conforms = all(call.conforms(profile) for call in calls)
@@ -97,7 +103,9 @@ def recorded(model: Any, inputs: dict[str, Any], backward: bool) -> list[Attenti
         length, line = inputs["input_ids"].shape[1], raised_at(error, None)
         most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         told = f"{type(model).__name__} cannot be run on {length} tokens: {explained(error)}"
-        told += f" (raised at {line})" if line else ""
+        layer = next(iter(getattr(error, "__notes__", ())), None)
+        where = [*([f"raised at {line}"] if line else []), *([f"in {layer}"] if layer else [])]
+        told += f" ({', '.join(where)})" if where else ""
         told += f"; max_position_embeddings in config.json is {most}" if most is not None and length > most else ""
         raise ValueError(told) from error
 

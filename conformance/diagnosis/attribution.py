@@ -14,7 +14,14 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
-from conformance.cases.features import FEATURE_RULES, features_of, heads_and_keys, mask_kinds, rule_of
+from conformance.cases.features import (
+    FEATURE_RULES,
+    features_of,
+    heads_and_keys,
+    mask_kinds,
+    masked_as_declared,
+    rule_of,
+)
 from conformance.cases.with_logsumexp import output_alone
 from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
 from conformance.checks.check import Check
@@ -101,7 +108,11 @@ def rule_shown(
     if case.operation != "attention":
         feature = "gradients" if worst(findings).name.startswith("gradient of ") else "cross"
         return "ATT-14" if case.operation.startswith("attention") else rule_of(feature, case.operation)
+    if "unmasked" not in runner.declaration:
+        not_to_blame = {*not_to_blame, "mask"}
     for plainer in without_each(case):
+        if not masked_as_declared(plainer(case), runner.declaration):
+            continue
         found = asked(alike or runner, plainer(case))
         if breaks(found, worst(findings).level):
             case, findings = plainer(case), found

@@ -22,24 +22,33 @@ from conformance.diagnosis.matching import (
     Failing,
     Mistake,
     agrees,
+    bit_for_bit,
     explained,
+    giving,
     instead,
+    limits_from,
     loose,
     same,
     told_from,
 )
+from conformance.diagnosis.row_sums import to_dtype
 from conformance.diagnosis.steps import (
     Parts,
     Steps,
     added_up,
     divided,
     exponentials_of,
+    filled,
     forward,
+    highest,
+    of_row,
     over_broadcast,
+    over_group,
     pulled_back,
     scores_of,
 )
 from conformance.oracle.reference import oracle
+from specification.dtypes import HALF, compute_dtype_name
 
 Variants = Callable[[Failing], Iterator[Parts]]
 """Ways in which a mistake may be made; each gives other gradients."""
@@ -139,6 +148,41 @@ def queries_beyond_lengths(failing: Failing) -> tuple[Arrays, Bounds] | None:
     return with_truth_in_padding(case, arrays, failing.truth), bound(other)
 
 
+BLOCKS = (*(2**k for k in range(1, 6)), *range(48, 257, 16), 512)
+"""Keys or queries that a step of a kernel goes through."""
+
+
+def stale_maximum(n: int) -> Mistake:
+    """The exponentials' sum is that of the last maximum, and the maximum the one before the last block of n keys."""
+
+    def likely(failing: Failing) -> bool:
+        """Whether it gives one row of the query's gradient."""
+        wrong = next((one for one in failing.findings if one.ratio > 1 and one.name == "gradient of query"), None)
+        if wrong is None or wrong.message:
+            return True
+        b, h, q = row = wrong.index[:3]
+        got, bar = failing.answer(wrong.name)[row], failing.bar[b : b + 1, h : h + 1, q : q + 1]
+        limits = loose(failing, wrong.name, failing.answer(wrong.name))[row]
+        scores, output = (a[b : b + 1, h : h + 1, q : q + 1] for a in (failing.forward.scores, failing.forward.output))
+        found = stale_parts(of_row(failing.steps, row), scores, output, bar, n)
+        return any(np.all(~(np.abs(parts.query[0, 0, 0] - got) > limits)) for parts in found)
+
+    def variants(failing: Failing) -> Iterator[Parts]:
+        return stale_parts(failing.steps, failing.forward.scores, failing.forward.output, failing.bar, n)
+
+    name = f"the backward pass rescales with the maximum before the last block (blocks of {n} keys)"
+    return backwards(name, variants)._replace(likely=likely)
+
+
+def stale_parts(s: Steps, scores: np.ndarray, output: np.ndarray, bar: np.ndarray, n: int) -> Iterator[Parts]:
+    before = (scores.shape[-1] - 1) // n * n
+    if before > 0 and s.operation == "attention":
+        exponentials, total, maximum = exponentials_of(scores, s.sinks)
+        grown = np.exp(maximum - highest(scores[..., :before]))
+        for mean in (np.sum(bar * output, axis=-1, keepdims=True), None):
+            yield pulled_back(s, bar, divided(exponentials, total) * grown, mean=mean)
+
+
 BACKWARD_MISTAKES = [
     Mistake("query_lengths are ignored", queries_beyond_lengths),
     backwards("the backward pass knows nothing of the mask", by_other_steps(mask_missing)),
@@ -147,12 +191,72 @@ BACKWARD_MISTAKES = [
     backwards("the dropout mask is missing in the backward pass", undropped),
     backwards("the backward pass takes the weights' mean before dropout", masked_mean),
     backwards("the mean rowsum(P * P_bar) is not subtracted in the backward pass", without_mean),
+    *map(stale_maximum, BLOCKS),
     *(
         backwards(f"{BACKWARD_ONLY}{name}", by_other_steps(change))
         for name, change in CHANGES.items()
         if name not in ("the mask is ignored", "sinks are ignored", "dropout is ignored")
     ),
 ]
+
+
+# --- sums in 16 bits --------------------------------------------------------------------------------------------------
+
+
+def added_narrowly(failing: Failing, name: str) -> Iterator[Mistake]:
+    """A gradient that is added up in its 16 bits, block after block."""
+    dtype, shape = str(failing.got[name].dtype), failing.got[name].shape
+    if dtype in HALF and failing.steps.visible.size * sum(failing.steps.query.shape[3:]) <= MOST:
+        for of, (count, part) in blocks_of(failing, name).items():
+            for n in (1, *BLOCKS):
+                if n < count:
+                    blocks = [part(slice(start, start + n)).reshape(shape) for start in range(0, count, n)]
+                    yield in_digits(f"{name} is added up in {dtype} (blocks of {n} {of})", name, dtype, blocks)
+
+
+def blocks_of(failing: Failing, name: str) -> dict[str, tuple[int, Callable[[slice], Any]]]:
+    """What a gradient is a sum over: how many of them there are, and the sum over some."""
+    s, p, case = failing.steps, failing.parts, failing.case
+    (B, H, Q, K), scores = s.visible.shape, p.products
+    if name == "gradient of query":
+        return {"keys": (K, lambda some: scores[..., some] @ s.key[:, :, some] * s.scale)}
+    if name == "gradient of key":
+        rows = s.query * s.scale
+        return {"queries": (Q, lambda n: over_group(scores[:, :, n].swapaxes(-1, -2) @ rows[:, :, n], case))}
+    if name == "gradient of value":
+        weights = filled(s, failing.forward.weights) * s.factor
+        return {"queries": (Q, lambda n: over_group(weights[:, :, n].swapaxes(-1, -2) @ failing.bar[:, :, n], case))}
+    if name == "gradient of bias":
+        over = {name for name, size in zip(("batch", "heads"), bias_axes(case), strict=True) if size == 1}
+        found: dict[str, tuple[int, Callable[[slice], Any]]] = {}
+        if "batch" in over:
+            found["batch elements"] = B, lambda some: over_broadcast(p.scores[some], case)
+        if "heads" in over:
+            found["heads"] = H, lambda some: over_broadcast(p.scores[:, some], case)
+        return found
+    return {}
+
+
+def bias_axes(case: Case) -> tuple[int, ...]:
+    """The sizes of the bias over batch elements and heads."""
+    return (1, 1, *case.inputs["bias"].shape)[-4:-2]
+
+
+def in_digits(name: str, of_result: str, dtype: str, blocks: list[np.ndarray]) -> Mistake:
+    """The sum of blocks in 16 bits: each is rounded before it is added, or their sum alone."""
+
+    def answers(failing: Failing) -> tuple[Arrays, Bounds] | None:
+        for each in (lambda block: to_dtype(block, dtype), lambda block: block):
+            total = np.zeros_like(blocks[0])
+            for block in blocks:
+                total = to_dtype(total + each(block), dtype)
+            if bit_for_bit(failing, of_result, total):
+                return {of_result: total}, {
+                    of_result: limits_from(failing, of_result, total, failing.bounds[of_result])
+                }
+        return None
+
+    return Mistake(name, answers, of_digits=True)
 
 
 # --- the output rounded -----------------------------------------------------------------------------------------------
@@ -173,6 +277,38 @@ BACKWARD_MISTAKES.append(
 )
 
 
+# --- a saved log-sum-exp ----------------------------------------------------------------------------------------------
+
+SAVED = "the backward pass takes the weights from one log-sum-exp for each row"
+"""How the name begins."""
+
+
+def from_logsumexp(failing: Failing) -> Iterator[Parts]:
+    """The log-sum-exp has the dtype of the arithmetic; it is natural, or in base 2 as the scores are.
+
+    The mean is that of these weights, or from the output.
+    """
+    s, form = failing.steps, compute_dtype_name(failing.case.dtype)
+    by_output = output_mean(failing, failing.forward.output)
+    if by_output is None:
+        return
+
+    def kept(array: np.ndarray) -> np.ndarray:
+        return array.astype(form).astype(float)
+
+    for base in (1, np.log(2)):
+        log = kept(failing.forward.logsumexp / base)
+        weights = np.where(s.allowed, np.exp((kept(scores_of(s) / base) - log) * base), 0)
+        by_weights = np.sum(weights * s.factor * (failing.bar @ s.value.swapaxes(-1, -2)), axis=-1, keepdims=True)
+        for mean in (by_output, by_weights):
+            parts = pulled_back(s, failing.bar, weights, mean=mean)
+            share = None if s.sinks is None else np.exp((kept(s.sinks / base) - log) * base)
+            yield parts if share is None else parts._replace(sinks=-share * mean)
+
+
+OF_LARGE_SCORES = [backwards(f"{SAVED}, which loses digits beside such scores", from_logsumexp)]
+
+
 # --- which terms are added up -----------------------------------------------------------------------------------------
 
 
@@ -187,6 +323,8 @@ def combined(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray) ->
     n, m = len(terms), len(got)
     flat, answer = terms.reshape(n, -1), got.reshape(m, -1)
     if n == 0 or m == 0 or flat.shape[1] < n + 1 or n * n * flat.shape[1] > 2**24 or not np.isfinite(answer).all():
+        return None
+    if not np.isfinite(flat).all():
         return None
     factors, _, rank, _ = np.linalg.lstsq(flat.T, answer.T, rcond=1e-6)
     whole = np.rint(factors.T)
@@ -290,7 +428,7 @@ def some_of(count: int, thing: str, things: str) -> Iterator[tuple[str, np.ndarr
             yield f"loses the first block of {things} {of}", every >= n
 
 
-def of_some_rows(failing: Failing, name: str) -> Iterator[str]:
+def of_some_rows(failing: Failing, name: str) -> Iterator[Mistake]:
     """A gradient that is a sum over queries, or the query's over keys, comes from some of them only.
 
     The cotangent of other queries is as if 0.
@@ -300,14 +438,14 @@ def of_some_rows(failing: Failing, name: str) -> Iterator[str]:
         return
     if name == "gradient of query":
         for words, counted in some_of(K, "key", "keys"):
-            if is_answer(failing, name, np.where(counted, failing.parts.products, 0) @ s.key * s.scale):
-                yield f"{name} {words}"
+            array = np.where(counted, failing.parts.products, 0) @ s.key * s.scale
+            yield giving(f"{name} {words}", name, array)
         return
     for words, counted in some_of(Q, "query", "queries"):
         bar = np.where(counted.reshape(-1, *(1,) * (failing.bar.ndim - 3)), failing.bar, 0)  # log-sum-exps lack an axis
         found = added_up(pulled_back(s, bar, failing.forward.weights), failing.case)
-        if name in found and is_answer(failing, name, found[name]):
-            yield f"{name} {words}"
+        if name in found:
+            yield giving(f"{name} {words}", name, found[name])
 
 
 MOST = 2**20
@@ -327,11 +465,9 @@ def bias_gradients(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
         yield "gradient of bias is multiplied by the softcap's slope", failing.parts.scores * slope
 
 
-def bias_mistakes(failing: Failing, name: str) -> Iterator[str]:
+def bias_mistakes(failing: Failing, name: str) -> Iterator[Mistake]:
     for words, scores in bias_gradients(failing) if name == "gradient of bias" else ():
-        array: Any = over_broadcast(scores, failing.case)
-        if is_answer(failing, name, array):
-            yield words
+        yield giving(words, name, np.asarray(over_broadcast(scores, failing.case)))
 
 
 # --- sinks ------------------------------------------------------------------------------------------------------------

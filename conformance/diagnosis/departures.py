@@ -12,6 +12,7 @@ from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.checks.results import Violation
+from conformance.diagnosis.backward import SAVED
 from conformance.diagnosis.precision import AT_MOST
 from conformance.diagnosis.rotary import IN_SINGLE, NARROW, NARROW_PRODUCTS
 from conformance.sampling.strategies import roundings
@@ -23,6 +24,7 @@ CONVENTIONS: dict[str, tuple[dict[str, str], ...]] = {
     NARROW_PRODUCTS: ({"rotation": "inputs"},),
     "the normalised row is rounded before it meets the weight": ({"normalized": "inputs"},),
     "weights are rounded to ": ({"weights": "inputs"},),
+    SAVED: ({"saved": "logsumexp"},),
     "parts of the keys are merged by one log-sum-exp each": ({"merging": "logsumexp"},),
     f"{AT_MOST} gradients added up over heads in ": ({"shared_heads": "rounded"}, {"shared_heads": "inputs"}),
 }

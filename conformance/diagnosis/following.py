@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from conformance.cases.arguments import results_of
+import numpy as np
+
+from conformance.cases.arguments import gradient_name, results_of
 from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, MASK_KINDS
 from conformance.cases.expectations import empty_rows
@@ -29,11 +31,17 @@ MASKED = frozenset({*MASK_KINDS, "bias"})
 """Features that forbid pairs."""
 OF_MASKS = dict.fromkeys(("MASK-1", "MASK-5", "MASK-6", "MASK-7", "ATT-4"), MASKED)
 """Rules of what forbids pairs, whatever does it."""
+OF_COMBINATIONS = "MASK-6"
+"""The rule of several things that forbid pairs at once."""
+OF_HIDDEN = ("MASK-1", "MASK-7", OF_COMBINATIONS)
+"""Rules of which a bias shows nothing that forbids no pair."""
 OF_MANY = ("offset",)
 """Features that masks of several rules have."""
 OF_SIZES = frozenset({"cross", "value_width"})
 """Features that say no more than that two sizes differ."""
-ASKED_BEYOND = (REFUSAL, UNSUPPORTED, NOTHING)
+REFUSED = (REFUSAL, UNSUPPORTED)
+"""Checks of calls that should be refused."""
+ASKED_BEYOND = (*REFUSED, NOTHING)
 """Checks by which nothing is found but what they ask for."""
 OF_EMPTY_ROWS = "ATT-6"
 """The rule of rows that allow nothing: what is wrong in such a row follows from it."""
@@ -69,24 +77,44 @@ def shows_its_rule(violation: Violation) -> bool:
     if violation.rule == "ATT-6" and violation.case.operation.startswith("attention"):
         return bool(empty_rows(violation.case).any())
     needed = about(violation.rule, violation.case.operation)
-    return not needed or bool(needed & used(violation))
+    shown = needed & (forbidding(violation) if violation.rule in OF_HIDDEN else used(violation))
+    if violation.rule == OF_COMBINATIONS:
+        return len(shown) > 1 or "combined" in used(violation)
+    return bool(shown) if needed else not of_plain_gradient(violation)
+
+
+def forbidding(violation: Violation) -> set[str]:
+    """Features of its smallest case that forbid pairs; a bias does where it has -inf."""
+    bias = violation.case.inputs.get("bias")
+    hides = bias is not None and np.isneginf(bias.astype(float)).any()
+    return used(violation) - (set() if hides else {"bias"})
+
+
+def of_plain_gradient(violation: Violation) -> bool:
+    """Whether a gradient is wrong in a case with nothing but gradients, and the rule is one of results alone."""
+    operation, rules = violation.case.operation, operation_named(violation.case.operation).rules
+    own = {rule_of("gradients", operation), *(rules[name] for name in ("dtype", "cross") if name in rules)}
+    own |= {rules[""]} if rules is FEATURE_RULES else set()  # the rule of every dtype
+    plain = used(violation) - OF_SIZES == {"gradients"}
+    return plain and violation.finding.name.startswith(gradient_name("")) and violation.rule not in own
 
 
 def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
     """The lowest level; then the plain call; what depends on earlier calls; wrong results before rounded ones.
 
     What is wrong in rows that allow nothing comes after the rule of such rows. Then by the smallest case: of that count
-    the features, and then the sizes. What must be refused comes last of its level. Of the rules that one case shows,
-    the first is one that speaks of its features.
+    the features, and then the sizes; a rule of gradients comes before rules of results alone. What must be refused
+    comes last of its level. Of the rules that one case shows, the first is one that speaks of its features.
     """
 
-    def complexity(violation: Violation) -> tuple[int, bool, bool, bool, bool, bool, int, int, bool]:
+    def complexity(violation: Violation) -> tuple[int, bool, bool, bool, bool, bool, int, bool, int, bool]:
         inputs = {} if violation.case is None else violation.case.inputs
-        beyond, size = violation.check in (REFUSAL, UNSUPPORTED), sum(a.size for a in inputs.values())
+        beyond, size = violation.check in REFUSED, sum(a.size for a in inputs.values())
         general = violation.case is None or not about(violation.rule, violation.case.operation)
         first = rank(violation.level), violation.rule != "CALL", not violation.of_state
         of_another = violation.rule != OF_EMPTY_ROWS and in_empty_rows(violation)
-        return *first, of_another, beyond, violation.loses_digits, len(used(violation)), size, general
+        gradient = violation.case is not None and of_plain_gradient(violation)
+        return *first, of_another, beyond, violation.loses_digits, len(used(violation)), gradient, size, general
 
     return sorted(violations, key=complexity)
 
@@ -113,7 +141,12 @@ def separated(violations: Sequence[Violation]) -> tuple[list[Violation], list[Vi
 
 
 def stands_for(other: Violation, violation: Violation) -> bool:
-    """Whether the other one is told in place of a violation whose case shows its own rule."""
+    """Whether the other one is told in place of a violation whose case shows its own rule.
+
+    A call that should be refused is refused by no repair of what others show.
+    """
+    if violation.check in REFUSED and other.check not in REFUSED:
+        return False
     if same_error(other.finding, violation.finding):
         return within(other.level, violation.level)
     if other.rule == OF_EMPTY_ROWS and in_empty_rows(other) and in_empty_rows(violation):

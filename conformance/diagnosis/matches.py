@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,8 +32,12 @@ from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import layout_of
 from conformance.runner.shrinking import aligned, in_dtype
 from conformance.subjects.subject import Subject
+from specification.dtypes import HALF
 
 GRADIENT = gradient_name("")
+FEW = 2
+"""Numbers that any mistake may give."""
+IN_16_BITS = re.compile(r"\bb?float16\b")
 SECONDS = 2.0
 """Spent at most on trying mistakes on one case."""
 
@@ -52,9 +57,8 @@ def check_diagnosis(subject: Subject, example: tuple[Check[Any, Any], Any, Findi
         asked = judged = parts[1]
     if not isinstance(asked, Case) or finding.name not in (*results_of(asked), *gradients(asked)):
         return []
-    if asked.special:
-        beside = check == TWIN and not judged.special
-        return check_diagnosis(subject, (AGREEMENT, judged, finding), shared) if beside else []
+    if asked.special and check == TWIN and not judged.special:
+        return check_diagnosis(subject, (AGREEMENT, judged, finding), shared)
     given = failing_of(subject, asked, judged)
     if not given.wrong:
         return []
@@ -62,16 +66,18 @@ def check_diagnosis(subject: Subject, example: tuple[Check[Any, Any], Any, Findi
     if any(found.message for found in given.findings):
         return []
     until = time.monotonic() + SECONDS
+    if asked.special:  # too little to go by, unless other violations have the same names
+        return [named(line) for line in names_of(subject, given, name, until)]
     if asked.with_logsumexp:
         names = list(of_either(subject, given, name, until))
         return [named(line) for line in (*names, *wrong_in(given.findings))]
     names = []
     if asked is not judged:  # a mistake need not be the same for both: a score of 0 stands apart only from far ones
-        names = list(known(Failing(asked, given.got, given.truth, given.bounds), name, until))
+        names = list(names_of(subject, Failing(asked, given.got, given.truth, given.bounds), name, until))
     names += [other for other in names_of(subject, given, name, until) if other not in names]
     if operation_named(asked.operation).measured is not None:
         names = confirmed(subject, asked, name, names)
-    doubted = set(names) & attention.MASK_CHANGES.keys() if no_number_is_wrong(given, name) else set()
+    doubted = doubtful(given, name, names)
     if len(names) > 1 or doubted:
         names = told_apart(subject, asked, name, names, doubted)
     names = names or of_larger(subject, asked, name) or list(islice(moved(subject, given, name), 1))
@@ -88,8 +94,14 @@ def failing_of(subject: Subject, asked: Case, judged: Case) -> Failing:
 
 def names_of(subject: Subject, failing: Failing, name: str, until: float) -> Iterator[str]:
     """Names of mistakes, also of those that the subject shows inside."""
-    yield from known(failing, name, until)
+    yield from (line for line in known(failing, name, until) if of_judged_dtypes(line, subject, failing.case))
     yield from inside(subject, failing.case)
+
+
+def of_judged_dtypes(line: str, subject: Subject, case: Case) -> bool:
+    """Whether each 16-bit dtype of a name is one of the judged ones; where none is, it may be the arithmetic's."""
+    judged = {*subject.declaration.dtypes, *(str(array.dtype) for array in case.inputs.values())}
+    return not judged & {*HALF} or judged.issuperset(IN_16_BITS.findall(line))
 
 
 def inside(subject: Subject, case: Case) -> list[str]:
@@ -148,6 +160,8 @@ def known(failing: Failing, name: str, until: float) -> Iterator[str]:
         yield from extents.regions(failing, name)
         mistakes: Iterator[Mistake]
         alone = name != "output" and len(failing.wrong) < 2
+        if of_attention and case.cotangents and name != "output":
+            yield from matching(failing, name, backward.OF_LARGE_SCORES, until)
         if alone:
             yield from backward.multiples(failing, name)
         if not of_attention:
@@ -159,10 +173,8 @@ def known(failing: Failing, name: str, until: float) -> Iterator[str]:
         else:
             if case.cotangents:
                 yield from backward.wrongly_added(failing, name)
-                yield from backward.bias_mistakes(failing, name)
                 yield from backward.sink_gradients(failing, name)
-                yield from backward.of_some_rows(failing, name)
-            mistakes = chain([attention.LAYOUT], backward.BACKWARD_MISTAKES)
+            mistakes = gradient_mistakes(failing, name)
         yield from matching(failing, name, mistakes, until)
         if not alone:  # a mistake that explains several results comes first
             yield from backward.multiples(failing, name)
@@ -180,6 +192,15 @@ def attention_mistakes(failing: Failing) -> Iterator[Any]:
     yield extents.more_keys(failing)
     yield ROUNDED
     yield blocks.merges(failing)
+
+
+def gradient_mistakes(failing: Failing, name: str) -> Iterator[Mistake]:
+    if failing.case.cotangents:
+        yield from backward.added_narrowly(failing, name)
+        yield from backward.bias_mistakes(failing, name)
+        yield from backward.of_some_rows(failing, name)
+    yield attention.LAYOUT
+    yield from backward.BACKWARD_MISTAKES
 
 
 def recorded(failing: Failing, name: str) -> Iterator[Mistake]:
@@ -203,7 +224,7 @@ def hints(subject: Subject, failing: Failing, name: str) -> Iterator[str]:
     """What the errors may come from. Whether float32 is right costs a call: it is asked last."""
     case, row_sums = failing.case, operation_named(failing.case.operation).row_sums
     yield from variance_off(failing)
-    found = list(excused(failing))
+    found = [line for line in excused(failing) if of_judged_dtypes(line, subject, case)][:1]
     if found and (case.dtype != "float64" or right_in_float32(subject, case)):
         yield from found
     narrow = name != "output" and row_sums is not None and added_in_16_bits(failing, row_sums(failing))
@@ -236,17 +257,23 @@ def confirmed(subject: Subject, case: Case, name: str, names: list[str]) -> list
     return names
 
 
-def no_number_is_wrong(failing: Failing, name: str) -> bool:
-    """Whether the output is wrong in NaN and infinity alone, which many a mistake makes of a row."""
-    return name == "output" and not np.isfinite(failing.answer(name)[failing.off(name)]).any()
+def doubtful(failing: Failing, name: str, names: list[str]) -> set[str]:
+    """Those of the names that other cases must confirm: of a gradient of few numbers, as many mistakes give it.
+
+    Of an output that is wrong in NaN and infinity alone those of masks, which may leave a row nothing.
+    """
+    if name != "output":
+        return set(names) if failing.case.operation == "attention" and failing.right(name).size <= FEW else set()
+    numbers = np.isfinite(failing.answer(name)[failing.off(name)]).any()
+    return set() if numbers else set(names) & attention.MASK_CHANGES.keys()
 
 
 def told_apart(subject: Subject, case: Case, name: str, names: list[str], doubted: set[str]) -> list[str]:
     """Those of the names that explain other cases like it, too.
 
     Where the subject fails there, a mistake must explain that; where the answers to ordinary numbers in the same sizes
-    are right, it must not show there. Without a mask, or with one, a mistake of every call shows, too. doubted: names
-    that are not kept where no other is.
+    are right, it must not show there. A mistake of every call shows without a mask, or with one, too. doubted: names
+    that are not kept where no other is; they must not show in larger cases either that are answered rightly.
     """
 
     def kept(fewer: list[str]) -> list[str]:
@@ -254,7 +281,7 @@ def told_apart(subject: Subject, case: Case, name: str, names: list[str], doubte
 
     failing = answered(subject, ordinary(case))
     if failing is not None and name == "output" and name not in failing.wrong:
-        names = kept([one for one in names if one not in shown(failing, names)])
+        names = kept([one for one in names if one not in shown(failing, name, names)])
     other = masked_otherwise(case) if any(one.startswith(attention.EVERY_CALL) for one in names) else None
     others = [] if other is None else list(islice(larger_cases(other), 3))
     for larger in chain(others, larger_cases(case)):
@@ -264,8 +291,8 @@ def told_apart(subject: Subject, case: Case, name: str, names: list[str], doubte
         if name in failing.wrong:
             there = set(map(kind, names_of(subject, failing, name, time.monotonic() + SECONDS / 2)))
             names = kept([one for one in names if kind(one) in there])
-        elif any(larger is one for one in others):
-            names = kept([one for one in names if one not in shown(failing, names)])
+        elif doubted or any(larger is one for one in others):
+            names = kept([one for one in names if one not in shown(failing, name, names)])
     return names
 
 
@@ -281,17 +308,23 @@ def answered(subject: Subject, case: Case | None) -> Failing | None:
     return None if any(found.message for found in failing.findings) else failing
 
 
-def shown(failing: Failing, names: list[str]) -> set[str]:
-    """Of the names of mistakes in the output, those that would have given wrong answers here."""
+def shown(failing: Failing, name: str, names: list[str]) -> set[str]:
+    """Of the names of mistakes in a result of attention, those that would have given wrong answers here."""
     found = set()
     with np.errstate(all="ignore"):
-        for mistake in chain(
-            [attention.LAYOUT], attention.STEP_MISTAKES, blocks.MISTAKES, attention.FILLS, blocks.merges(failing)
-        ):
+        for mistake in gradient_mistakes(failing, name) if name != "output" else ordinary_mistakes(failing):
             answers = mistake.answers(failing) if mistake.name in names else None
-            if answers is not None and told_from(failing.right("output"), answers[0]["output"], answers[1]["output"]):
+            if answers is not None and told_from(failing.right(name), answers[0][name], answers[1][name]):
                 found.add(mistake.name)
+        if told_from(failing.right(name), np.zeros(()) * failing.right(name), failing.bounds[name]):
+            found |= {one for one in names if one.startswith(f"{name} is missing") or " times what it must be" in one}
     return found
+
+
+def ordinary_mistakes(failing: Failing) -> Iterator[Mistake]:
+    """Those in the output that ordinary numbers show."""
+    mistakes = attention.STEP_MISTAKES, blocks.MISTAKES, attention.FILLS, blocks.merges(failing)
+    return chain([attention.LAYOUT], *mistakes)
 
 
 def gradients(case: Case) -> list[str]:

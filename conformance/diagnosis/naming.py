@@ -38,12 +38,14 @@ OUTPUT_CONFORMS = re.compile(rf"^{WRONG_IN}[^;]*; .*\boutput\b")
 def diagnosed(results: Results, runner: Runner) -> None:
     """Add to every violation the known mistakes that its case's answers match, and which of its results are wrong.
 
-    Of several mistakes those come first that match most violations.
+    Of several mistakes those come first that match most violations. NaN and infinity match too much: of their cases
+    those alone that match another violation, too.
     """
     lines = {key: diagnosis(violation, runner) for key, violation in results.violations.items()}
-    often = Counter(name for found in lines.values() for name in found)
+    special = {key for key in lines if getattr(results.violations[key].case, "special", False)}
+    often = Counter(name for key, found in lines.items() if key not in special for name in found)
     for key, found in lines.items():
-        names = [line for line in found if not line.startswith(WRONG_IN)]
+        names = [line for line in found if not line.startswith(WRONG_IN) and (key not in special or often[line])]
         last = [line for line in found if line.startswith(WRONG_IN)]
         ordered = sorted(names, key=lambda name: -often[name])[:MOST]
         results.violations[key] = replace(results.violations[key], diagnosis=(*ordered, *last))
@@ -115,9 +117,8 @@ def may_hold(name: str, violation: Violation) -> bool:
     if violation.of_numbers and OF_NAN.search(name):
         return False
     hidden = HIDDEN.search(name)
-    if hidden and violation.case.operation == "attention":
-        if (~allowed_pairs(violation.case)).sum(axis=-1).max(initial=0) < int(hidden[1] or 1):
-            return False
+    if hidden and (~allowed_pairs(violation.case)).sum(axis=-1).max(initial=0) < int(hidden[1] or 1):
+        return False
     if name.startswith(AT_MOST) and call(violation.uncut).dtype != violation.case.dtype:
         return False
     extent = EXTENT.search(name)

@@ -70,6 +70,12 @@ def of_x(b: Backward, g: Any = None, mean: Any = 1.0, projection: Any = 1.0) -> 
     return (g - average(g) * mean - b.normal * average(g * b.normal) * projection) * b.inverse
 
 
+def of_x_by(b: Backward, of_mean: Backward, of_projection: Backward, mean: float = 1.0) -> np.ndarray:
+    """The two means over a row are those of other cotangents. mean: how often the first of them counts."""
+    projected = b.normal * average(of_projection.weighted * b.normal)
+    return (b.weighted - average(of_mean.weighted) * mean - projected) * b.inverse
+
+
 def of_x_in_blocks(b: Backward, block: int, centred: float) -> np.ndarray:
     """With the means of every block in place of the row's."""
     starts = np.arange(0, b.bar.shape[1], block)
@@ -91,6 +97,12 @@ def x_gradients(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
         yield "statistics are constants in the backward pass", of_x(b, mean=0, projection=0)
     yield "the weight is missing in the gradient of x", of_x(b, b.bar, centred)
     yield "the weight counts twice in the gradient of x", of_x(b, b.weighted * rows.weight, centred)
+    bare = b._replace(weighted=b.bar)
+    forgotten = "the weight is forgotten inside the mean"
+    if centred:
+        yield f"{forgotten}s over a row, in the gradient of x", of_x_by(b, bare, bare)
+        yield f"{forgotten} of the gradient, in the gradient of x", of_x_by(b, bare, b)
+    yield f"{forgotten} of gradient times normalised row, in the gradient of x", of_x_by(b, b, bare, centred)
     yield "the gradient of x is not divided by the deviation", of_x(b, mean=centred) / b.inverse
     yield "the gradient of x is divided by the deviation twice", of_x(b, mean=centred) * b.inverse
     by = {f"the padded width {filled}": m for filled, m in padded_widths(N)} | ({"n - 1": N - 1} if N > 1 else {})

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from conformance.cases.declaration import EVERYTHING, known
+from conformance.cases.declaration import EVERYTHING, Window, known
 from conformance.cases.operation import operations
 from conformance.checks.levels import DEFAULT, LEVELS
 from conformance.judge.judged_rules import CONTRACT, JUDGED
@@ -50,6 +50,7 @@ def check(
     limits: Mapping[str, int] | None = None,
     tile: tuple[int, int] | None = None,
     head_widths: Collection[int | tuple[int, int]] | None = None,
+    windows: Collection[Window] | None = None,
     name: str | None = None,
     rules: Collection[str] | None = None,
     profile: str = DEFAULT,
@@ -67,7 +68,7 @@ def check(
         mask a boolean array [Q, K] or [B or 1, H or 1, Q, K] (True: may attend) or None.
     arrays: "numpy", "torch" or "jax"; unless given, a guess by annotations, by the code, by the module's imports or by
         a trial call, which the report names. device: "cpu" or "cuda".
-    dtypes: those that it takes; all four unless given.
+    dtypes: those that it takes; all four unless given. Like other names, they are a list, or a string with commas.
     supports: names from `declaration.FEATURES`; unless given, all for which its signature has room. "no-softcap" and
         the like: all but these. What is not supported must be refused by an error, and that is checked too.
     layout: "BTHD" for arrays [batch, length, heads, width]. width_multiple: what widths must be multiples of.
@@ -78,6 +79,8 @@ def check(
         beyond is tried. tile: queries and keys of its tiles, so that sizes around their multiples are tried too.
     head_widths: the only widths of heads that it takes, such as [64, 128, (576, 512)]; a pair is that of keys and that
         of values.
+    windows: the only sliding windows that it takes, such as [(31, 0)]: keys before and after the query's own, None for
+        all of them.
     rules: only these. profile: "core", "robust" or "strict", which decides whether the function conforms; the report
         names the violations of every level.
     time_limit: seconds for one case.
@@ -95,7 +98,7 @@ def check(
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
     known("profile", [profile], LEVELS)
-    rules = None if rules is None else known("rules", [rules] if isinstance(rules, str) else rules, JUDGED)
+    rules = None if rules is None else known("rules", rules, JUDGED)
     known("operation", [operation], operations())
     own = rules_of(operation)
     if rules and not own.intersection(rules):
@@ -103,7 +106,7 @@ def check(
         raise ValueError(f"nothing was tried: there is no case of {', '.join(rules)} for {operation}, but of {named}")
     given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
     given |= {"width_multiple": width_multiple, "conventions": conventions, "limits": limits, "tile": tile}
-    given |= {"head_widths": head_widths}
+    given |= {"head_widths": head_widths, "windows": windows}
     given = {key: value for key, value in given.items() if value is not None}
     target = Target(subject, operation, arrays, device, name, given)
     seed = secrets.randbelow(2**32) if seed is None else seed

@@ -14,8 +14,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case
-from conformance.cases.declaration import FEATURES, UNCLAIMED, Declaration
-from conformance.cases.features import features_of, has_masks, is_norm, rule_of, widths_of
+from conformance.cases.declaration import FEATURES, MASK_KINDS, UNCLAIMED, Declaration
+from conformance.cases.features import features_of, has_masks, is_norm, masked_as_declared, rule_of, widths_of
 from conformance.cases.operation import operation_named
 from conformance.cases.sizes import Sizes, adapted
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, ANSWERS, CALLS_IN_ORDER, NOTHING, UNSUPPORTED
@@ -37,16 +37,17 @@ from conformance.oracle.reference import balls_available
 from conformance.runner.in_process import Runner, broken
 from conformance.sampling import strategies as generation
 from conformance.sampling.special import narrow
-from conformance.sampling.strategies import EMPTY, SHORT
+from conformance.sampling.strategies import EMPTY, SHORT, past_windows
 from conformance.subjects.targets import Target
 from specification.dtypes import HALF
 
 PLAIN_CALL, FROZEN, PRINTS = "a plain call", "frozen cases", "prints nothing"
 EMPTY_ROWS = "ATT-6"
 WIDE_WEIGHTS = "wide_weights"
+UNMASKED = "unmasked"
 NOTHING_ELSE = "the plainest call fails, and nothing else was tried"
 MANY = 4
-"""Violations from which on less and less time is spent on making their cases smaller."""
+"""Violations from which on less and less time is spent on making their cases smaller, and the least part of it."""
 WITH_DROPOUT = ("attention", "multi_head_attention")
 
 
@@ -175,8 +176,8 @@ class Judgement:
         return [refusal for refusal in found if self.rules is None or refusal.rule in self.rules]
 
     def time_to_shrink(self) -> float:
-        """Less for each violation once there are many: the first ones say what is wrong."""
-        return self.shrinking / max(1, len(self.results.violations) - MANY)
+        """Less for each violation once there are many: the first ones say what is wrong. A part is left for each."""
+        return self.shrinking / min(max(1, len(self.results.violations) - MANY), MANY)
 
     def order(self, declaration: Declaration) -> None:
         """Have workers run the probes for what it takes; what they found with others is dropped."""
@@ -280,12 +281,23 @@ class Judgement:
     def takes(self, claim: Claim) -> bool:
         """Whether the subject answers a case; how well is asked later."""
         results = self.answers(claim)
+        if not claim.name and any(map(raises, results.violations.values())) and self.answers_with_a_mask():
+            claim = replace(claim, name=UNMASKED)
         if claim.unsure and any(says_no(violation.finding) for violation in results.violations.values()):
             return False
         if self.rules is None or claim.rule in self.rules or claim.rule == "CALL":
             results.violations = {key: lacking(found, claim) for key, found in results.violations.items()}
             self.results.include(results)
         return not results.violations
+
+    def answers_with_a_mask(self) -> bool:
+        """Whether the subject answers the plainest call with a mask of some kind that it claims."""
+        declaration = self.runner.declaration
+        if UNMASKED not in declaration or not has_masks(self.operation):
+            return False
+        with_each = (declaration.without(UNMASKED, *{*declaration.masks} - {kind}) for kind in declaration.masks)
+        found = (self.answers(plain_claim(self.operation, one)) for one in with_each)
+        return any(results.rules and not results.violations for results in found)
 
     # --- how well ---
 
@@ -345,7 +357,15 @@ def narrowed(declaration: Declaration, refused: Collection[str]) -> Declaration:
 
 def plain(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
     """The operation with nothing that could be left away."""
-    return of_any_kind(operation, replace(declaration, features=declaration.features & set(UNCLAIMED)), dtype)
+    return of_any_kind(operation, bare(declaration), dtype)
+
+
+def bare(declaration: Declaration, *features: str) -> Declaration:
+    """The declaration with these features alone; where there is always a mask, with the first kind of mask too."""
+    left = declaration.features & {*UNCLAIMED, UNMASKED} | {*features}
+    if UNMASKED not in left and not left & {*MASK_KINDS}:
+        left |= {*declaration.masks[:1]}
+    return replace(declaration, features=left)
 
 
 def of_any_kind(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
@@ -358,11 +378,11 @@ def of_any_kind(operation: str, declaration: Declaration, dtype: str) -> st.Sear
 
 def showing(feature: str, operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case] | None:
     """Cases that use the feature, and as little else as can be; None where the operation has no such thing."""
-    bare = replace(declaration, features=(declaration.features & set(UNCLAIMED)) | {feature})
+    alone = bare(declaration, feature)
     if feature == "offset":  # of a description; an array has none
         if not operation.startswith("attention") or not {"structured", "causal"} <= declaration.features:
             return None
-        at_any = replace(bare, features=bare.features | {"causal"})
+        at_any = bare(declaration, feature, "causal")
         given = dict[str, Any](declaration=at_any, plans=telling(feature, at_any) if declaration.compiled else None)
         causal = generation.attention_cases(operation, "causal", (), False, False, (dtype,), **given)
         return causal.filter(lambda case: feature in features_of(case))
@@ -370,17 +390,17 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
     if combined:  # arrays are combined before the subject sees them
         if "structured" not in declaration or len(declaration.masks) < 2:
             return None
-        bare = replace(bare, features=bare.features | {*declaration.masks, "combined"})
+        alone = bare(declaration, feature, *declaration.masks, "combined")
     if feature == "gradients":
-        return of_any_kind(operation, bare, dtype)
+        return of_any_kind(operation, alone, dtype)
     if feature in ("axes", WIDE_WEIGHTS):
         dtypes = (dtype,) if feature == "axes" else tuple(name for name in declaration.dtypes if name in HALF)
         if not is_norm(operation) or not dtypes:
             return None
-        norms = generation.norm_cases(operation, gradients=False, dtypes=dtypes[:1], declaration=bare)
+        norms = generation.norm_cases(operation, gradients=False, dtypes=dtypes[:1], declaration=alone)
         return norms.filter(lambda case: feature in features_of(case))
     if feature in operation_named(operation).rules and not has_masks(operation):
-        every = generation.operation_cases(operation, (dtype,), bare)
+        every = generation.operation_cases(operation, (dtype,), alone)
         return every.filter(lambda case: feature in features_of(case))
     if not has_masks(operation) or feature not in operation_named("attention").rules:
         return None
@@ -391,11 +411,14 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
     if operation == "multi_head_attention":
         if feature in ("empty", "empty_rows"):
             return None
-        plans = telling(feature, bare)
-        shown = generation.multi_head_cases(mask=mask, focus=(feature,), dtypes=(dtype,), plans=plans, declaration=bare)
+        given = dict[str, Any](dtypes=(dtype,), plans=telling(feature, alone), declaration=alone)
+        shown = generation.multi_head_cases(mask=mask, focus=(feature,), **given)
         return shown.filter(lambda case: feature in features_of(case))
-    plans = EMPTY if feature == "empty" else telling(feature, bare)
-    cases = partial(generation.attention_cases, operation, dtypes=(dtype,), declaration=bare, plans=plans, others=False)
+    plans = EMPTY if feature == "empty" else telling(feature, alone)
+    if feature == "window" and declaration.windows:
+        plans = past_windows(alone)
+    given = dict[str, Any](dtypes=(dtype,), plans=plans, declaration=alone)
+    cases = partial(generation.attention_cases, operation, others=False, **given)
     if of_mask:
         shown = cases(mask=mask).filter(narrow) if feature == "window" else cases(mask=mask)
         return shown.filter(lambda case: feature in features_of(case)) if feature == "or" else shown
@@ -434,6 +457,12 @@ def unsupported(operation: str, runner: Runner, declaration: Declaration) -> Ite
             cases = plain(operation, replace(declaration, dtypes=(dtype,)), dtype)
             title = f"{dtype} is not supported"
             yield Probe(rule_of("dtype", operation), title, (operation,), cases, UNSUPPORTED, weight=0.3)
+    if said.windows and "structured" in said:
+        anywhere = replace(declaration, windows=(), compiled=False)
+        windows = showing("window", operation, anywhere, declaration.dtypes[0])
+        if windows is not None:
+            odd = windows.filter(lambda case: not masked_as_declared(case, said))
+            yield Probe(rule_of("window", operation), "another window", (operation,), odd, UNSUPPORTED, weight=0.5)
     if (said.width_multiple > 1 or said.head_widths) and has_masks(operation):
         anywhere = replace(declaration, width_multiple=1, head_widths=(), compiled=False)  # of several widths
         cases = plain(operation, anywhere, declaration.dtypes[0])

@@ -67,10 +67,9 @@ class JudgeSession:
         shrink: bool = True,
     ) -> None:
         known("effort", [effort], EFFORTS)
-        known("rules", rules or [], JUDGED)
         known("profile", [profile], LEVELS)
         self.profile = profile
-        self.operation, self.rules = target.operation, rules
+        self.operation, self.rules = target.operation, known("rules", rules, JUDGED) if rules else None
         self.runner = runner_for(target, time_limit, isolate)
         self.target = target = self.runner.target or target
         shrinking = SHRINKING if shrink else 0.0

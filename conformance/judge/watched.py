@@ -20,10 +20,11 @@ from conformance.cases.expectations import empty_rows
 from conformance.cases.features import features_of, heads_and_keys, widths_of
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.check import Check, beyond_numbers
-from conformance.checks.comparison import Finding, breaks, judge, no_others, ratio, worst
+from conformance.checks.comparison import Finding, breaks, judge, no_others, promised, ratio, worst
 from conformance.checks.levels import CORE, ROBUST, STRICT, higher, rank
 from conformance.checks.results import Violation
 from conformance.diagnosis.attribution import rule_shown, without_each
+from conformance.diagnosis.memory import STRIDES
 from conformance.diagnosis.naming import diagnosis, several_there
 from conformance.judge.run import cut_down, violation
 from conformance.oracle.reference import AFFORDABLE, ball_work, balls_available, oracle
@@ -41,6 +42,8 @@ PATIENCE = 100
 """By how much more work than a generated case a call may be, where its oracle is ball arithmetic: about a minute."""
 CHANGED, LOST = "was changed by the call", "is missing: the output has no gradient"
 SCALE = "the scale is"
+FIRST = "the same call, made again, is right"
+UNSTEADY = "the same call, made again, gives another number, as by dropout or random numbers"
 SECONDS = 5.0
 """Spent at most on making a failing call smaller."""
 Explanations = dict[tuple[Any, ...], Violation]
@@ -55,6 +58,8 @@ class JudgedCall:
     smallest case like it that still fails. wrong_rows: those of the output with a number beyond its bound, as (batch
     element, head, query), and `rows` of all. nans: NaN in the output where a number is due.
     remark: under which conventions the call conforms. reason: why it is not judged, or not in full.
+    beside: what else is wrong: where both rows that allow nothing and others are, each has a violation of its own.
+    That of the lower level comes first; all but `findings` speaks of its rows alone.
     """
 
     layer: str
@@ -67,6 +72,12 @@ class JudgedCall:
     nans: int = 0
     remark: str = ""
     reason: str = ""
+    beside: JudgedCall | None = None
+
+    @property
+    def parts(self) -> tuple[JudgedCall, ...]:
+        """Itself, and what else is wrong in it."""
+        return (self,) if self.beside is None else (self, self.beside)
 
     @property
     def judged(self) -> bool:
@@ -116,21 +127,33 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     findings = [*of_empty_rows(runner, case, runner(AGREEMENT, case, shared)), *beside_numbers(call)]
     if not breaks(findings):
         return JudgedCall(call.layer, case, findings, worst(findings), rows=rows_of(case), reason=reason)
-    shown = output_first(findings)
-    rows, nans = wrong_in_output(subject, *shared)
+    shown, beside, where = output_first(findings), None, None
+    if [finding.name for finding in shown] == ["output", "output"]:  # of rows that allow nothing, and of the others
+        beside = judge_call(call, {**conventions, "empty_rows": "any"}, explanations)
+        shown, where = shown[:1], empty_rows(case)
+    rows, nans = wrong_in_output(subject, *shared, where)
     remarks = remark(subject, findings)
     alike = AlikeRunner(subject, case, shown)
-    found = violation(rule_broken(runner, alike, case, shown), TITLE, AGREEMENT, runner, case, shown)
-    if not remarks and found.finding.message not in (CHANGED, LOST):
+    rule = rule_told(runner, case, shown)
+    unsteady = "" if rule else unlike_itself(runner, case, shown)
+    rule = rule or ("ATT-13" if unsteady else rule_shown(runner, replace(case), shown, alike, alike.look_for_needs()))
+    found = violation(rule, TITLE, AGREEMENT, runner, case, shown)
+    if unsteady:
+        found = replace(found, diagnosis=(unsteady,))
+    elif not remarks and found.finding.message not in (CHANGED, LOST):
         found = explained(found, alike, explanations)
     found = replace(found, before=())
-    return JudgedCall(call.layer, case, findings, worst(shown), found, rows, rows_of(case), nans, remarks, reason)
+    counts = rows, rows_of(case), nans
+    judged = JudgedCall(call.layer, case, findings, worst(shown), found, *counts, remarks, reason, beside)
+    if beside is not None and beside.violation is not None and rank(beside.violation.level) < rank(found.level):
+        return replace(beside, case=case, findings=findings, beside=replace(judged, beside=None))
+    return judged
 
 
 def output_first(findings: list[Finding]) -> list[Finding]:
-    """The output's finding alone where it is wrong, and no gradient is at a lower level: they follow from it."""
-    output = next((finding for finding in findings if finding.name == "output" and finding.ratio > 1), None)
-    return findings if output is None or rank(worst(findings).level) < rank(output.level) else [output]
+    """What the output gets wrong, alone, where no gradient is at a lower level: gradients follow from it."""
+    output = [finding for finding in findings if finding.name == "output" and finding.ratio > 1]
+    return findings if not output or rank(worst(findings).level) < rank(worst(output).level) else output
 
 
 class AlikeRunner(Runner):
@@ -159,7 +182,7 @@ class AlikeRunner(Runner):
         """
         again, own = replace(self.case), Runner(self.subject)
         output = output_of(self.subject, again)
-        if output is None or has_message(self.findings):
+        if output is None or has_message(self.findings) or np.isnan(output).all():
             return frozenset()
         names: tuple[str, ...] | None = None
         found: set[str] = set()
@@ -311,26 +334,26 @@ def rows_of(case: Case) -> int:
 
 
 def wrong_in_output(
-    subject: CallSubject, truth: dict[str, Any], bounds: dict[str, np.ndarray]
+    subject: CallSubject, truth: dict[str, Any], bounds: dict[str, np.ndarray], where: np.ndarray | None
 ) -> tuple[tuple[tuple[int, ...], ...], int]:
-    """The rows of the output beyond their bounds, and how many NaN stand for numbers."""
+    """The rows of the output beyond their bounds, and how many NaN stand for numbers. where: the rows to look at."""
     try:
-        got = subject(subject.case)["output"].astype(float)
+        got = promised(subject.case, {"output": subject(subject.case)["output"]}, truth)["output"].astype(float)
     except Exception:  # no answer: the finding says so
         return (), 0
-    exact = truth["output"]
-    beyond = ratio(got, exact, bounds["output"], subject.case.dtype) > 1
+    exact, looked_at = truth["output"], True if where is None else where[..., None]
+    beyond = (ratio(got, exact, bounds["output"], subject.case.dtype) > 1) & looked_at
     rows = tuple(tuple(int(i) for i in row) for row in np.argwhere(beyond.any(axis=-1)))
-    return rows, int(np.count_nonzero(np.isnan(got) & ~np.isnan(exact.high)))
+    return rows, int(np.count_nonzero(np.isnan(got) & ~np.isnan(exact.high) & looked_at))
 
 
-def rule_broken(runner: Runner, alike: AlikeRunner, case: Case, findings: list[Finding]) -> str:
-    """The rule that the worst finding speaks of."""
+def rule_told(runner: Runner, case: Case, findings: list[Finding]) -> str:
+    """The rule that the worst finding alone tells, by its message, its row or its digits; empty if it does not."""
     found = worst(findings)
     if found.message:
         return {CHANGED: "ATT-13", LOST: "ATT-12"}.get(found.message, "ATT-8")
     rows = empty_rows(case)
-    if found.name == "output" and rows[found.index[:3]]:
+    if found.name == "output" and found.level != STRICT and rows[found.index[:3]]:
         return "ATT-6"
     if is_gradient(found) and found.level == ROBUST and rows.any():
         return "ATT-6"
@@ -338,12 +361,26 @@ def rule_broken(runner: Runner, alike: AlikeRunner, case: Case, findings: list[F
     if beyond and np.isnan(found.got) != np.isnan(found.expected):
         return "MASK-7" if np.isnan(found.got) else "ATT-10"
     in_float32 = in_dtype("float32", runner.declaration)(case)
-    if in_float32 is not None and not breaks(agreement(runner, in_float32)):
-        return "ATT-9"
-    again = replace(case)
-    if not breaks(agreement(runner, again), found.level):
-        return "ATT-13"
-    return rule_shown(runner, again, findings, alike, alike.look_for_needs())
+    return "ATT-9" if in_float32 is not None and not breaks(agreement(runner, in_float32)) else ""
+
+
+def unlike_itself(runner: Runner, case: Case, findings: list[Finding]) -> str:
+    """How the call, made again, gives another result than the first or than each other time; empty if it does not.
+
+    Sums in another order differ too. The same mistake gives numbers that are nearer to each other than to the right
+    one, and chance does not.
+    """
+    level = worst(findings).level
+    again = agreement(runner, replace(case))
+    if not breaks(again, level):
+        lying = replace(case, memory=dict.fromkeys(GIVEN, "transposed"))
+        return STRIDES if breaks(agreement(runner, lying), level) else FIRST
+    found = worst(again)
+    if found.message:
+        return ""
+    numbers = [float(runner.subject(replace(case))[found.name][found.index]) for _ in range(2)]
+    apart = any(abs(number - found.got) > abs(number - found.expected) for number in numbers)
+    return UNSTEADY if apart else ""
 
 
 def agreement(runner: Runner, case: Case) -> list[Finding]:

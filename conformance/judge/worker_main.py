@@ -35,7 +35,10 @@ from conformance.runner.process_lifetime import end_with_input
 
 
 class Watched(Runner):
-    """A runner that ends its process where a call does not heed its time limit, as native code may not."""
+    """A runner that ends its process where a call does not heed its time limit, as native code may not.
+
+    This limit is wall time. On a busy machine a worker may end too early, and the checking process runs its cases.
+    """
 
     def run_check(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
         with open(os.devnull, "w") as nowhere:

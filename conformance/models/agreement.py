@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from conformance.cases.declaration import known
 from conformance.checks.comparison import compare
 from conformance.models.error_propagation import carried_bound
 from conformance.models.local import cast
 from conformance.models.stepwise import Oracle, forced_steps, framed, framework_of, substantial, without_nan
 from conformance.models.structures import as_float64
 from conformance.oracle.reference import Exact
+from conformance.subjects.subject import IMPLEMENTATIONS
 from reference_numpy import Model
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
@@ -93,7 +95,11 @@ def exactly(inputs: tuple[np.ndarray, ...], dtype: str) -> tuple[np.ndarray, ...
 
 def compared(packages: Iterable[str], dtype: str) -> list[str]:
     """Packages whose errors in that dtype say something: the definition in float64 is what others are compared with."""
-    return [package for package in packages if (package, dtype) != (DEFINITION, "float64")]
+    return [
+        package
+        for package in known("packages", packages, IMPLEMENTATIONS)
+        if (package, dtype) != (DEFINITION, "float64")
+    ]
 
 
 def extent(result: np.ndarray) -> tuple[float, float]:

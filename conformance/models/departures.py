@@ -11,22 +11,27 @@ import numpy as np
 from conformance.checks.comparison import Finding, compare
 from conformance.models.error_propagation import carried_bound
 from conformance.models.inside import MASKED, piece_names, walked_inside
+from conformance.models.local import cast
 from conformance.models.stepwise import Oracle, without_nan
 from conformance.oracle.reference import Exact
+from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.dtypes import FLOATING
+from specification.parameters import mapped
 
 
 class Departures(NamedTuple):
     """Findings by step or piece, in the definition's order.
 
-    unknown: names of neither. looked_into: steps of which there are pieces.
+    unknown: names of neither. looked_into: steps of which there are pieces. rounded: whether that changed the
+    checkpoint's weights.
     """
 
     dtype: str
     findings: dict[str, Finding]
     unknown: list[str]
     looked_into: list[str]
+    rounded: bool
 
     @property
     def first(self) -> str | None:
@@ -46,6 +51,8 @@ class Departures(NamedTuple):
 
 def departures(oracle: Oracle, configuration: Configuration, arrays: Mapping[str, np.ndarray]) -> Departures:
     """Compare saved intermediate values with the definition's, by bounds that are carried from the input.
+
+    A model in the dtype of the arrays holds its weights in that dtype, so the definition computes from these.
 
     Args:
         oracle: the definition's steps on the same input.
@@ -68,13 +75,16 @@ def departures(oracle: Oracle, configuration: Configuration, arrays: Mapping[str
     dtypes = sorted({str(array.dtype) for array in known.values()})
     if len(dtypes) > 1 or dtypes[0] not in FLOATING:
         raise ValueError(f"the arrays must be of one floating dtype, got {', '.join(dtypes)}")
-    model, looked_into = oracle.model, [step for step, pieces in inside.items() if known.keys() & {*pieces}]
+    looked_into = [step for step, pieces in inside.items() if known.keys() & {*pieces}]
+    exactly = oracle.model.parameters
+    parameters = mapped(lambda array: cast(array, dtypes[0]).astype(np.float64), exactly)
+    rounded = not all(map(np.array_equal, flatten(parameters).values(), flatten(exactly).values()))
 
     def run(functions: Any) -> Any:
-        of_kind = functions.MODELS[type(model.parameters)]
-        return of_kind(model.parameters, *oracle.inputs, configuration=configuration, **oracle.options)
+        of_kind = functions.MODELS[type(parameters)]
+        return of_kind(parameters, *oracle.inputs, configuration=configuration, **oracle.options)
 
-    exact, bounds = carried_bound(run, model.parameters, dtypes[0], walk=walked_inside(looked_into))
+    exact, bounds = carried_bound(run, parameters, dtypes[0], walk=walked_inside(looked_into))
     order = [name for step in oracle.taken for name in (*(inside[step] if step in looked_into else ()), step)]
     judged = dict(zip(order, zip(exact, bounds, strict=True), strict=True))
 
@@ -83,7 +93,7 @@ def departures(oracle: Oracle, configuration: Configuration, arrays: Mapping[str
         got = with_forbidden(known[name]) if name.endswith(f": {MASKED}") else known[name]
         return compare(name, got, Exact(result, np.zeros_like(result)), without_nan(bound), dtypes[0])
 
-    return Departures(dtypes[0], {name: finding(name) for name in known}, unknown, looked_into)
+    return Departures(dtypes[0], {name: finding(name) for name in known}, unknown, looked_into, rounded)
 
 
 def with_forbidden(scores: np.ndarray) -> np.ndarray:

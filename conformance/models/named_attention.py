@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
 
 from conformance.cases.arguments import arguments
 from conformance.cases.declaration import declaration_of
-from conformance.cases.signatures import names_taken, signature_of
+from conformance.cases.signatures import Signature, names_taken, signature_of
+from conformance.subjects.attention_calls import AXES, in_words
 from conformance.subjects.callables import load
 
 OWN = "own"
 """The name of the user's function in `transformers`, which gives names such as flash_attention a meaning."""
 INTERFACE = {"module", "attention_mask", "scaling"}
 """Parameters that tell the signature of `transformers` from that of `attention`."""
+BY_PLACE = ("module", "query", "key", "value", "attention_mask")
+"""What models pass to a function of the interface by place."""
 
 
 def implementation(attention: str) -> str:
@@ -28,8 +32,8 @@ def implementation(attention: str) -> str:
             function has the signature of `transformers`' attention interface, or that of `attention`.
 
     Raises:
-        ValueError: There is no such name or function, or the function names no parameters, so that nothing tells which
-            of the two signatures it has.
+        ValueError: There is no such name or function; the function names no parameters, so that nothing tells which of
+            the two signatures it has; or `transformers` cannot call it.
     """
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
@@ -51,8 +55,19 @@ def implementation(attention: str) -> str:
         raise ValueError(
             f"{attention} names no parameters: name those of attention, or those of transformers' attention interface"
         )
+    if of_interface(function):
+        refuse_other_parameters(attention, function)
     register(OWN, function=function if of_interface(function) else adapted(function))
     return OWN
+
+
+def refuse_other_parameters(attention: str, function: Callable[..., Any]) -> None:
+    """Raise ValueError for a function of the interface that does not take what every model passes."""
+    try:
+        inspect.signature(function).bind(*BY_PLACE, dropout=0.0, scaling=1.0)
+    except TypeError as error:
+        expected = f"({', '.join(BY_PLACE)}, dropout=0.0, scaling=None, **others)"
+        raise ValueError(f"{attention} must take {expected}, as transformers calls it: {error}") from error
 
 
 def of_interface(function: Callable[..., Any]) -> bool:
@@ -82,17 +97,27 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
             (B, H, Q, _), K = query.shape, key.shape[2]
             allowed = materialize(options["mask"], Q, K, batch=B, heads=H, device=query.device)
             options["mask"] = ~allowed if masked else allowed
+            if "mask" in signature.lacking and bool(allowed.all()):
+                options["mask"] = None
+        refuse_lacking(signature, options)
         given = {"query": query, "key": key, "value": value}
         if length_first:
             given = {name: tensor.transpose(1, 2) for name, tensor in given.items()}
         positional, keywords = signature.bound(*arguments("attention", given, options))
         output = function(*positional, **keywords)
-        if getattr(output, "ndim", None) != 4:
-            axes = "batch, queries, heads, width" if length_first else "batch, heads, queries, width"
-            raise TypeError(f"the function must return one tensor [{axes}], got {in_words(output)}")
+        if not isinstance(output, type(query)) or output.ndim != 4:
+            raise TypeError(f"the function must return one tensor {AXES[declared.layout]}, got {in_words(output)}")
         return output if length_first else output.transpose(1, 2), None
 
+    forward.layout = declared.layout  # type: ignore[attr-defined]
     return forward
+
+
+def refuse_lacking(signature: Signature, options: dict[str, Any]) -> None:
+    """Raise TypeError for what a call has and the function has no parameter for."""
+    lacking = [name for name, value in options.items() if value is not None and name in signature.lacking]
+    if lacking:
+        raise TypeError(f"the call needs {', '.join(lacking)}, and the function has no parameter of that name")
 
 
 def is_default_scale(scale: float | None, query: Any) -> bool:
@@ -105,10 +130,3 @@ def is_default_scale(scale: float | None, query: Any) -> bool:
     default, width = 1 / math.sqrt(query.shape[-1]), query.shape[-1]
     rounded = [] if query.dtype == torch.float64 else [torch.tensor(default, dtype=torch.float32).item()]
     return scale in (None, default, width**-0.5, *rounded)
-
-
-def in_words(output: Any) -> str:
-    """A tensor by its shape, a tuple or list by what it holds, anything else by its type."""
-    if isinstance(output, tuple | list):
-        return f"a {type(output).__name__} of ({', '.join(map(in_words, output))})"
-    return f"{list(output.shape)}" if hasattr(output, "shape") else type(output).__name__

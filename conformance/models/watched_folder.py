@@ -12,6 +12,8 @@ from typing import Any
 from conformance.models.named_attention import implementation
 from specification.loading.config_file import NAME, json_of
 
+TOKENIZER = "tokenizer.json"
+INSTEAD = "give token ids by --tokens, such as --tokens 5,7,2"
 LONGEST = 300
 """Characters of what the library says."""
 
@@ -33,6 +35,8 @@ def load_model(folder: Path, attention: str | None, dtype: str) -> tuple[Any, li
         ValueError: It cannot be loaded, or reads no tokens.
     """
     path = folder / NAME
+    if not folder.exists():
+        raise ValueError(f"{folder} is not there")
     if not path.is_file():
         raise ValueError(f"{folder} is no folder of a model: it has no {NAME}")
     if not isinstance(json_of(path), dict):
@@ -110,7 +114,7 @@ def refuse_other_shapes(folder: Path, mismatched: Any) -> None:
         raise ValueError(f"{folder}: {name} has shape {got}, and {NAME} says {expected}{others}")
 
 
-def read_texts(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
+def read_texts(folder: Path, texts: str | Sequence[str]) -> dict[str, Any]:
     """Return the model's inputs by the folder's tokenizer; several texts are padded to one length.
 
     Raises:
@@ -122,10 +126,19 @@ def read_texts(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library's own, whatever they are
         why = broken_tokenizer(folder) or f"{folder} has no tokenizer that can be loaded: {in_one_line(error)}"
-        raise ValueError(f"{why}; give token ids by --tokens, such as --tokens 5,7,2") from error
+        raise ValueError(f"{why}; {INSTEAD}") from error
+    if invented(tokenizer, folder):
+        raise ValueError(f"{folder / TOKENIZER} is not there; {INSTEAD}")
+    several = [texts] if isinstance(texts, str) else list(texts)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return dict(tokenizer(list(texts), padding=len(texts) > 1, return_tensors="pt"))
+    return dict(tokenizer(several, padding=len(several) > 1, return_tensors="pt"))
+
+
+def invented(tokenizer: Any, folder: Path) -> bool:
+    """Whether `transformers` made it of nothing: it has an empty vocabulary where the folder has none of its files."""
+    files = getattr(tokenizer, "vocab_files_names", None) or {}  # tokenizers of bytes have none
+    return bool(files) and not any((folder / name).is_file() for name in {TOKENIZER, *files.values()})
 
 
 def broken_tokenizer(folder: Path) -> str:
@@ -136,7 +149,7 @@ def broken_tokenizer(folder: Path) -> str:
             json_of(path)
         except ValueError as error:
             return str(error)
-    return "" if found else f"{folder / 'tokenizer.json'} is not there"
+    return "" if found else f"{folder / TOKENIZER} is not there"
 
 
 def in_one_line(error: BaseException) -> str:

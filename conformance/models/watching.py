@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest import mock
 
-from conformance.subjects.attention_calls import BLOCKS, BOOLEANS, GIVEN, NUMBERS, AttentionCall
+from conformance.subjects.attention_calls import BLOCKS, BOOLEANS, GIVEN, NUMBERS, AttentionCall, output_of
 
 FORMS = {"eager": NUMBERS, "flex_attention": BLOCKS}
 """Of the masks that an implementation is given where the model's own call has none; of others booleans."""
@@ -41,6 +41,16 @@ def refuse_unknown(model: Any, inputs: Mapping[str, Any]) -> None:
     unknown = ids[(ids < 0) | (ids >= size)]
     if unknown.numel():
         raise ValueError(f"token ids must be from 0 to {size - 1}, got {int(unknown[0])}")
+
+
+def refuse_absent(device: str) -> None:
+    """Raise ValueError for a device that is neither the CPU nor a GPU that PyTorch sees."""
+    import torch
+
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    there = ["cpu", *(["cuda", *gpus] if gpus else [])]
+    if device not in there:
+        raise ValueError(f"no device {device} here: PyTorch sees {', '.join(there)}")
 
 
 def watch(model: Any, inputs: Mapping[str, Any], *, backward: bool = False, labels: Any = None) -> list[AttentionCall]:
@@ -99,22 +109,54 @@ def recording(model: Any, recorded: list[Recorded], backward: bool) -> Iterator[
         def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **keywords: Any) -> Any:
             kept: Any = tuple(tensor.detach().clone() for tensor in (query, key, value))
             given = tuple(map(own, (query, key, value)))
-            returned = function(module, *given, attention_mask, **keywords)
-            changed = tuple(name for name, *both in zip(GIVEN, kept, given, strict=True) if not same_bits(*both))
-            output, again = twice(returned[0])
-            detached = backward and any(tensor.requires_grad for tensor in given) and not output.requires_grad
+            others = Others({"mask": attention_mask, **keywords})
             layer, form = names.get(id(module), "attention"), form_of(attention_mask, implementation)
+            try:
+                returned = function(module, *given, attention_mask, **keywords)
+                output, again = twice(output_of(returned))
+            except Exception as error:
+                error.add_note(layer)
+                raise
+            changed = tuple(name for name, *both in zip(GIVEN, kept, given, strict=True) if not same_bits(*both))
+            detached = backward and any(tensor.requires_grad for tensor in given) and not output.requires_grad
             call = AttentionCall(
                 layer, function, module, form, kept[0], kept[1], kept[2], attention_mask, keywords, output.detach(),
-                changed=changed, backward=backward, detached=detached,
+                changed=changed + others.restored(), backward=backward, detached=detached,
             )  # fmt: skip
             recorded.append(Recorded(call, given, output))
-            return again, *returned[1:]
+            return usable(again, query, value), returned[1]
 
         return attend
 
     with mock.patch.object(AttentionInterface, "get_interface", get_interface):
         yield
+
+
+class Others:
+    """Masks and other tensors that go into a call, which the calls of other layers may share."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        import torch
+
+        tensors = {name: tensor for name, tensor in given.items() if isinstance(tensor, torch.Tensor)}
+        self.kept = [(name, tensor, tensor.detach().clone()) for name, tensor in tensors.items()]
+
+    def restored(self) -> tuple[str, ...]:
+        """The names of those that have changed since; they are again as they were."""
+        changed = [(name, tensor, before) for name, tensor, before in self.kept if not same_bits(before, tensor)]
+        for _, tensor, before in changed:
+            tensor.detach().copy_(before)
+        return tuple(name for name, *_ in changed)
+
+
+def usable(output: Any, query: Any, value: Any) -> Any:
+    """The output in the dtype and shape that the model needs: it can go on, and all its calls are judged."""
+    from torch.nn.functional import pad
+
+    (B, H, Q, _), V = query.shape, value.shape[-1]
+    if output.shape != (B, Q, H, V):
+        output = pad(output.flatten(), (0, B * Q * H * V - output.numel())).reshape(B, Q, H, V)
+    return output.to(query)
 
 
 def own(tensor: Any) -> Any:

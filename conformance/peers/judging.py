@@ -75,8 +75,8 @@ def cases_in(check: Check[Any, Any], example: Any) -> tuple[Case, ...]:
     return example if check in OF_SEVERAL else (check.case_of(example),)
 
 
-class RetryingRunner(Runner):
-    """Asks once more what took too long: a busy machine is no divergence.
+class PathRunner(Runner):
+    """Runs checks within a peer's path.
 
     asks: whether the path is asked for a case. Of what it is not asked for, nothing is found: a failing case that is
     made smaller stays within the path.
@@ -87,15 +87,10 @@ class RetryingRunner(Runner):
     def __call__(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
         if check not in BEYOND and not all(map(self.asks, cases_in(check, example))):
             return []
-        before = self.overrun
-        findings = super().__call__(check, example, shared)
-        if self.overrun > before:
-            self.overrun = before
-            findings = super().__call__(check, example, shared)
-        return findings
+        return super().__call__(check, example, shared)
 
 
-class RetryingSubprocessRunner(RetryingRunner, SubprocessRunner):
+class PathSubprocessRunner(PathRunner, SubprocessRunner):
     """A runner whose process is started with the peer's environment."""
 
     def __init__(self, peer: Peer) -> None:
@@ -117,7 +112,7 @@ class RetryingSubprocessRunner(RetryingRunner, SubprocessRunner):
 
 def runner_of(peer: Peer) -> Runner:
     apart = peer.isolated or peer.environment or peer.device == "cuda"  # where one bad access spoils all later calls
-    return RetryingSubprocessRunner(peer) if apart else RetryingRunner(peer.target.make(), peer.time_limit)
+    return PathSubprocessRunner(peer) if apart else PathRunner(peer.target.make(), peer.time_limit)
 
 
 @dataclass
@@ -136,7 +131,7 @@ class PeerJudgement(Judgement):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.runner, RetryingRunner):
+        if isinstance(self.runner, PathRunner):
             self.runner.asks = self.asks
 
     @property

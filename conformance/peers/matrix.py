@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields
 
+from conformance.cases.declaration import listed
 from conformance.judge.checking import EFFORTS
 from conformance.judge.report import Report, report_of
 from conformance.judge.run import Progress, silent
@@ -50,7 +51,7 @@ def matrix(
 
 def chosen(only: Collection[str], say: Callable[[str], None]) -> Iterator[Peer]:
     for peer in PEERS:
-        named = any(part in peer.name for part in only)
+        named = any(part in peer.name for part in listed(only))
         if only and not named:
             continue
         why = peer.absent or ("" if named else peer.slow)

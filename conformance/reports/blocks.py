@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from conformance.cases.signatures import parameters_never_given
+from conformance.cases.signatures import MASK_REQUIRED, parameters_never_given
+from conformance.checks.catalogue import UNREFUSED
 from conformance.checks.levels import within
 from conformance.checks.results import title_of_another
 from conformance.diagnosis.departures import LACKING
@@ -19,6 +20,7 @@ from conformance.reports.content import Content, real
 DECLARE = "if it is not meant to support this, say so:"
 REFUSE = "if it is not meant to support this, let it raise an error, and say so:"
 INTENDED = "if this is meant to be so, say so:"
+MEND = "let it raise an error for such a call, or take the argument out of its signature, where it has one of its own"
 OTHER_LAYOUT = "its arrays seem to be [batch, length, heads, width]; if so, judge it again with:"
 
 
@@ -49,6 +51,8 @@ def rows(violation: Content) -> list[tuple[str, str]]:
     found += under("worst", [line for one in violation.get("worst", ()) for line in worst_lines(one, violation)])
     if violation.get("declare") is not None:
         found += under("declare", [advice(violation), violation["declare"]])
+    if UNREFUSED in violation["message"]:
+        found.append(("mend", MEND))
     if violation["replay_command"] is not None:
         found.append(("replay", violation["replay_command"]))
     return found
@@ -149,6 +153,7 @@ def notes(subject: Content) -> list[Note]:
         "headline": headline and f"It looks as if {headline}",
         "guess": guessed(subject),
         "skipped": never_given(subject),
+        "masked": MASK_REQUIRED if (subject["declaration"] or {}).get("mask_required") else "",
         "left-out": subject["left_out"],
         "message": untried and f"The judge could not try everything: {untried}",
         "levels": levels(subject),

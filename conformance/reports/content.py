@@ -16,6 +16,7 @@ from typing import Any
 
 from conformance.cases.arguments import expected_dtype
 from conformance.cases.declaration import CONVENTIONS, Declaration
+from conformance.checks.catalogue import UNSUPPORTED
 from conformance.checks.comparison import Finding
 from conformance.checks.levels import LEVELS, STRICT, kept, within
 from conformance.checks.results import Cell, Violation, Worst
@@ -136,6 +137,8 @@ def declaration_content(declaration: Declaration) -> Content:
         "width_multiple": declaration.width_multiple,
         "limits": dict(declaration.limits),
         "head_widths": [list(pair) for pair in declaration.head_widths],
+        "windows": [list(pair) for pair in declaration.windows],
+        "mask_required": declaration.mask_required,
         "tile": None if declaration.tile is None else list(declaration.tile),
         "conventions": {name: declaration.convention(name) for name in CONVENTIONS},
         "own_gradients": declaration.vjp is not None,
@@ -166,10 +169,11 @@ def violation_content(violation: Violation, replay_file: str | None = None, foll
     follows: whether it follows from other violations, because its smallest case uses none of its rule's features.
     """
     rule, finding = JUDGED[violation.rule], violation.finding
+    unrefused = violation.check == UNSUPPORTED
     return {
         "rule": rule.id,
-        "title": rule.title,
-        "statement": rule.statement,
+        "title": violation.title if unrefused else rule.title,
+        "statement": TO_BE_REFUSED if unrefused else rule.statement,
         "level": violation.level,
         "probe": violation.title,
         "message": clean(violation.message),
@@ -186,6 +190,9 @@ def violation_content(violation: Violation, replay_file: str | None = None, foll
         "declare": violation.declare or None,
         "follows": follows,
     }
+
+
+TO_BE_REFUSED = "A call beyond what is supported must raise an error, or be answered rightly."
 
 
 def worst_content(largest: Worst) -> Content:

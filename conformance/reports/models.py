@@ -12,6 +12,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from conformance.cases.declaration import listed
 from conformance.models.agreement import Agreement, StepAgreement
 from conformance.models.stepwise import framework_of
 from specification.checkpoints import flatten
@@ -76,6 +77,7 @@ def steps_table(
 
     A dash means that there is nothing to compare: the definition in float64, or a step without finite numbers.
     """
+    packages = listed(packages)
     table = Table(title=f"steps in {found.oracle.dtype}: largest error ratio, by the definition in float64")
     table.add_column("step", overflow="fold")
     for name in ("shape", "from", "to", *(framework_of(package).name for package in packages)):

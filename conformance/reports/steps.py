@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from conformance.cases.declaration import listed
 from conformance.models.agreement import Agreement, StepAgreement
 from conformance.models.departures import Departures
 from conformance.reports.content import Content, number
@@ -15,7 +16,11 @@ SCHEMA = {"name": "transformer-conformance steps", "version": 1}
 
 
 def steps_content(
-    found: Agreement, packages: Sequence[str], wholes: Sequence[StepAgreement] = (), **more: Any
+    found: Agreement,
+    packages: Sequence[str],
+    wholes: Sequence[StepAgreement] = (),
+    own: Departures | None = None,
+    **more: Any,
 ) -> Content:
     """Return what the command has judged.
 
@@ -23,16 +28,18 @@ def steps_content(
         found: every step.
         packages: those that were judged.
         wholes: whole models.
+        own: the user's values, where there are some.
         **more: further fields, such as the checkpoint.
     """
     every = [*found.steps, *wholes]
     beyond = found.first_beyond
+    kept = all(ratio <= 1 for step in every for ratio in step.ratios.values())
     return {
         "schema": SCHEMA,
         **more,
         "dtype": found.oracle.dtype,
-        "packages": list(packages),
-        "conforms": all(ratio <= 1 for step in every for ratio in step.ratios.values()),
+        "packages": list(listed(packages)),
+        "conforms": kept and (own is None or own.first is None),
         "judged": all(step.judged for step in every),
         "first_beyond": None if beyond is None else {"step": beyond[0], "package": beyond[1]},
         "steps": [step_content(step) for step in found.steps],

@@ -22,12 +22,13 @@ from conformance.reports.blocks import (
 )
 from conformance.reports.content import Content, real
 from specification import RULES
-from specification.dtypes import FLOATING
+from specification.dtypes import FLOATING, HALF
 
 LABELS = len("smallest case")
-STYLES = {"headline": "bold", "skipped": "yellow", "left-out": "yellow", "message": "red"}
+STYLES = {"headline": "bold", "skipped": "yellow", "masked": "yellow", "left-out": "yellow", "message": "red"}
 """Of notes."""
-RATIOS = "Largest error ratio (at most 1 conforms): in float32 and float64, and in all four dtypes"
+RATIOS = "Largest error ratio (at most 1 conforms): "
+ALL_DTYPES = "in float32 and float64, and in all four dtypes"
 
 
 def ratio(worst: float) -> Text:
@@ -40,12 +41,13 @@ def ratio(worst: float) -> Text:
 
 
 def both(cell: Cell) -> Text:
-    """Format the largest ratio in float32 and float64, then that of all dtypes."""
-    return ratio(cell.worst) if cell.worst > 1 or cell.worst == 0 else ratio(cell.wide) + "  " + ratio(cell.worst)
+    """Format the largest ratio in float32 and float64, then that of all dtypes; one word that is true of both once."""
+    same = cell.worst == 0 or cell.wide == cell.worst == np.inf
+    return ratio(cell.worst) if same else ratio(cell.wide) + "  " + ratio(cell.worst)
 
 
 def rules_table(results: Results, subjects: Sequence[str]) -> Table:
-    table = Table(title=RATIOS, title_justify="left", pad_edge=False)
+    table = Table(title=RATIOS + ALL_DTYPES, title_justify="left", pad_edge=False)
     table.add_column("rule")
     table.add_column("")
     for name in subjects:
@@ -134,26 +136,47 @@ def verdict_of(rule: Content, subject: Content) -> Text:
     return Text("refused" if only_refused(rule) else rule["status"], style=styles[rule["status"]])
 
 
-def worst_of(rule: Content) -> Text:
-    """Format the largest ratio in float32 and float64, then that of all dtypes, as in a run."""
+def worst_of(rule: Content, alike: bool = False) -> Text:
+    """Format the largest ratio in float32 and float64, then that of all dtypes, as in a run.
+
+    alike: the judged dtypes are all of one of these kinds, and the ratio is one.
+    """
     if rule["status"] == "untried" or only_refused(rule) or (rule["status"] == "violated" and real(rule["worst"]) <= 1):
         return Text("-")
+    if alike:
+        return ratio(real(rule["worst"]))
     wide = -1.0 if rule["worst_wide"] is None else real(rule["worst_wide"])
     return both(Cell(rule["cases"], real(rule["worst"]), wide))
 
 
 def subject_table(subject: Content) -> Table:
-    """Return a table of rules with cases, error ratio and verdict."""
-    table = Table(title=RATIOS, title_justify="left")
+    """Return a table of rules with cases, error ratio and verdict; all that a failed check left untried in one row."""
+    dtypes = FLOATING if subject["declaration"] is None else subject["declaration"]["dtypes"]
+    wide = [dtype for dtype in dtypes if dtype not in HALF]
+    alike = len(wide) in (0, len(dtypes))
+    table = Table(title=RATIOS + dtypes_judged(dtypes, wide), title_justify="left")
     for column in ("rule", ""):
         table.add_column(column)
     for column in ("cases", "worst"):
         table.add_column(column, justify="right")
     table.add_column("verdict")
-    for rule in subject["rules"]:
-        row = (rule["rule"], rule["title"], str(rule["cases"]), worst_of(rule), verdict_of(rule, subject))
+    untried = [rule for rule in subject["rules"] if rule["status"] == "untried"]
+    together = untried if subject["untried"] and len(untried) > 1 else []
+    for rule in (rule for rule in subject["rules"] if rule not in together):
+        row = (rule["rule"], rule["title"], str(rule["cases"]), worst_of(rule, alike), verdict_of(rule, subject))
         table.add_row(*row, style="dim" if rule["status"] == "untried" else "")
+    if together:
+        table.add_row("others", f"{len(together)} rules", "0", "-", verdict_of(together[0], subject), style="dim")
     return table
+
+
+def dtypes_judged(dtypes: Sequence[str], wide: Sequence[str]) -> str:
+    """Say in which dtypes a table's ratios are. wide: those of the first one, if there are two."""
+    if {*dtypes} == {*FLOATING}:
+        return ALL_DTYPES
+    *others, last = dtypes
+    every = f"in {', '.join(others)} and {last}" if others else f"in {last}"
+    return every if len(wide) in (0, len(dtypes)) else f"in {' and '.join(wide)}, and {every}"
 
 
 def violation_block(violation: Content) -> RenderableType:

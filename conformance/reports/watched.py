@@ -49,9 +49,10 @@ def call_cells(call: JudgedCall, profile: str) -> list[Text | str]:
         return [call.layer, "", "", "", "", Text(f"not judged: {call.reason}", style="red")]
     H, G, Q, K = heads_and_keys(call.case)
     heads = str(H) if H == G else f"{H}/{G}"
-    found = call.violation
-    style = "" if found is None else "bold red" if within(found.level, profile) else "yellow"
-    verdict = "conforms" if found is None else f"breaks {found.rule} ({found.level})"
+    broken = [part.violation for part in call.parts if part.violation is not None]
+    style = "" if not broken else "bold red" if any(within(v.level, profile) for v in broken) else "yellow"
+    rules = ", ".join(f"{found.rule} ({found.level})" for found in broken)
+    verdict = f"breaks {rules}" if broken else "conforms"
     verdict += f"; {call.reason}" if call.reason else ""
     shown = [heads, f"{Q} x {K}", mask_name(call.case)]
     return [call.layer, *shown, Text(in_bounds(call.worst.ratio), style=style), Text(verdict, style=style)]
@@ -96,10 +97,10 @@ def dense_names(allowed: np.ndarray) -> list[str]:
 def blocks(calls: Sequence[JudgedCall]) -> list[str]:
     """Return a block for every kind of violation, told of the first call that has it; the rest are counted."""
     kinds: dict[tuple[Any, ...], tuple[Violation, list[JudgedCall]]] = {}
-    for call in calls:
-        if (found := call.violation) is not None:
-            key = (found.rule, found.level, found.diagnosis, call.remark)
-            kinds.setdefault(key, (found, []))[1].append(call)
+    for part in (part for call in calls for part in call.parts):
+        if (found := part.violation) is not None:
+            key = (found.rule, found.level, found.diagnosis, part.remark)
+            kinds.setdefault(key, (found, []))[1].append(part)
     return [block(found, same) for found, same in kinds.values()]
 
 
@@ -151,6 +152,7 @@ def call_content(call: JudgedCall) -> Content:
         return content
     H, G, Q, K = heads_and_keys(call.case)
     found = call.violation
+    content |= {} if call.beside is None else {"beside": call_content(call.beside)}
     return content | {
         "dtype": call.case.dtype,
         "shape": {"batch": call.case.inputs["query"].shape[0], "heads": H, "key_heads": G, "queries": Q, "keys": K},

@@ -14,7 +14,6 @@ from conformance.cases.axes import HEADS, OFFSET, PAIRS, Axis, Sizes
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.operation import operation_named
-from conformance.checks.comparison import LARGEST
 from conformance.sampling.layouts import in_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
@@ -215,12 +214,6 @@ def places(axis: Axis, sizes: Sizes, parts: Parts) -> tuple[np.ndarray, np.ndarr
     return found, new
 
 
-def cast(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """In the dtype, at most its largest number."""
-    largest = LARGEST.get(str(dtype), np.inf)
-    return np.clip(numbers, -largest, largest).astype(dtype)
-
-
 def resized(
     array: np.ndarray, axes: tuple[Axis, ...], sizes: Sizes, parts: Parts, rng: np.random.Generator | None
 ) -> np.ndarray:
@@ -231,8 +224,10 @@ def resized(
             array = array.take(found, axis=k)
             fresh = fresh | new.reshape([-1 if i == k else 1 for i in range(array.ndim)])
     if rng is not None and fresh.any() and array.dtype.kind not in "biu":
-        wide, noise = array.astype(float), rng.normal(size=array.shape)  # as much of it for a case and for its twin
-        array = np.where(fresh & np.isfinite(wide), cast(wide * noise, array.dtype), array)
+        noise = rng.normal(size=array.shape)  # as much of it for a case and for its twin
+        with np.errstate(over="ignore"):  # the largest numbers of a dtype stay as they are
+            noisy = (array.astype(float) * noise).astype(array.dtype)
+        array = np.where(fresh & np.isfinite(noisy.astype(float)), noisy, array)
     return np.ascontiguousarray(array).reshape(array.shape)  # which makes an axis where there is none
 
 

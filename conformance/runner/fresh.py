@@ -17,6 +17,7 @@ from typing import Any
 from conformance.checks.comparison import Finding
 from conformance.runner.in_process import Step, broken
 from conformance.runner.in_subprocess import died
+from conformance.runner.own_time import ready_in_time
 from conformance.runner.process_lifetime import begun, ended
 from conformance.runner.template import Reply, Request
 from conformance.subjects.targets import Target
@@ -45,7 +46,7 @@ class Template:
         pipe = self.started()
         try:
             pipe.send(request)
-            if pipe.poll(request.seconds + MARGIN):
+            if self.process is not None and ready_in_time(pipe.poll, self.process.pid, request.seconds + MARGIN):
                 found: Reply = pipe.recv()
                 return found
         except (EOFError, OSError):

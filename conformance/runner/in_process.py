@@ -25,7 +25,7 @@ from conformance.subjects.subject import Subject, WrongAnswer, first_line
 from conformance.subjects.targets import Target
 
 TIME_LIMIT = 30.0
-"""Seconds for one check (one case, a few calls), compilation included."""
+"""Seconds of own time (see `own_time.py`) for one check (one case, a few calls), compilation included."""
 
 LOOKING = 10
 """After so many checks a look whether too much code was compiled; each may compile for a shape of its own."""

@@ -8,7 +8,6 @@ import pickle
 import signal
 import socket
 import subprocess
-import time
 import weakref
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -22,14 +21,15 @@ from conformance.runner.array_guess import made
 from conformance.runner.compiled_code import keep_compiled_code
 from conformance.runner.in_process import JudgeError, Runner, broken, judging, new_log
 from conformance.runner.limits import valid_limit
+from conformance.runner.own_time import LOOKING, ready_in_time
 from conformance.runner.process_lifetime import POSIX, begun, end_with_input, ended
 from conformance.subjects.subject import first_line
 from conformance.subjects.targets import Target
 
 STARTING = 300.0
 """Seconds that loading the frameworks and the target may take."""
-ENDING, LOOKING = 5.0, 0.2
-"""Seconds for a process to end by itself, and between two looks whether it lives."""
+ENDING = 5.0
+"""Seconds for a process to end by itself."""
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": str(2**25)}
 """Settings of the GNU C library. Else it gives the memory of large arrays back after every check, and asks again."""
 
@@ -135,16 +135,24 @@ class SubprocessRunner(Runner):
 
         A process that is gone is not waited for: one that it has started may hold the socket open.
         """
-        end = time.monotonic() + seconds
+        process, gone = self.process, False
+        if process is None:
+            return None, True
+
+        def ready(look: float) -> bool:
+            nonlocal gone
+            if gone or wait([self.socket], look):
+                return True
+            gone = process.poll() is not None
+            return False
+
         try:
             self.socket.settimeout(seconds)
             self.socket.sendall(question)
-            gone = False
-            while not wait([self.socket], LOOKING):
-                if gone or time.monotonic() > end:
-                    return None, gone
-                gone = self.process is None or self.process.poll() is not None
-            self.socket.settimeout(max(end - time.monotonic(), LOOKING))
+            if not ready_in_time(ready, process.pid, seconds):
+                return None, gone
+            if not wait([self.socket], LOOKING):
+                return None, True
             return pickle.load(self.answers), True
         except TimeoutError:
             return None, False

@@ -1,8 +1,9 @@
-"""A time limit in this process: one alarm."""
+"""A time limit in this process: alarms."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -10,8 +11,13 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TypeVar
 
+from conformance.runner.own_time import OwnTime
+
 LONGEST = 1e6
 """Seconds of the longest time limit: more than any system's alarm can count is nobody's intention."""
+
+LOOKS, SHORTEST = 10, 1e-3
+"""So many alarms within a time limit, each for a look at the own time; and seconds to the next one at least."""
 
 Limit = TypeVar("Limit", float, float | None)
 
@@ -29,7 +35,9 @@ def valid_limit(seconds: Limit) -> Limit:
 
 @contextlib.contextmanager
 def limited(seconds: float | None) -> Iterator[None]:
-    """Raise `TooSlow` in here once the time is over; on the main thread of a system with alarms, elsewhere never.
+    """Raise `TooSlow` in here once so much own time is over (see `own_time.py`).
+
+    It does so on the main thread of a system with alarms; elsewhere never.
 
     An alarm that somebody else has set is due again afterwards. Code that catches `TooSlow` gets no second one, and
     the time counts as over; native code, and code that goes on for ever, are for a subprocess.
@@ -42,11 +50,16 @@ def limited(seconds: float | None) -> Iterator[None]:
 
     def ring(number: int, frame: FrameType | None) -> None:
         nonlocal over
+        left = seconds - own.passed()
+        if left > 0:
+            signal.setitimer(signal.ITIMER_REAL, min(max(left, SHORTEST), seconds / LOOKS))
+            return
         over = True
         raise TooSlow
 
+    own = OwnTime(os.getpid(), seconds / LOOKS)
     start, before = time.monotonic(), signal.signal(signal.SIGALRM, ring)
-    delay, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    delay, interval = signal.setitimer(signal.ITIMER_REAL, seconds / LOOKS)
     try:
         yield
     except Exception:

@@ -14,13 +14,13 @@ import random
 import select
 import signal
 import sys
-import time
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from conformance.runner.in_process import JudgeError, Runner, judging
+from conformance.runner.own_time import LOOKING, OwnTime
 
 CHUNK = 1 << 16
 
@@ -28,8 +28,8 @@ CHUNK = 1 << 16
 class Request(NamedTuple):
     """What one fresh process is asked.
 
-    preload: modules that the template itself imports first. seconds: how long the process may take. payload: a pickled
-    (target, time limit, steps); a step is (check, its example, what the check has prepared).
+    preload: modules that the template itself imports first. seconds: own time that the process may take. payload: a
+    pickled (target, time limit, steps); a step is (check, its example, what the check has prepared).
     """
 
     preload: tuple[str, ...]
@@ -66,7 +66,7 @@ def serve(descriptor: int) -> None:
 
 
 def reply(request: Request) -> Reply:
-    """Fork a process for the request, and collect what it writes until it ends or its time is over."""
+    """Fork a process for the request, and collect what it writes until it ends or has had its time."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -75,11 +75,13 @@ def reply(request: Request) -> Reply:
             answer(request, writer)
         os._exit(0)
     os.close(writer)
-    written, end, in_time = b"", time.monotonic() + request.seconds, True
+    written, own, ended = b"", OwnTime(child), True
     while True:
-        ready, _, _ = select.select([reader], [], [], max(end - time.monotonic(), 0))
+        ready, _, _ = select.select([reader], [], [], LOOKING)
         if not ready:
-            in_time = False
+            if own.passed() <= request.seconds:
+                continue
+            ended = False
             os.kill(child, signal.SIGKILL)
             break
         chunk = os.read(reader, CHUNK)
@@ -88,7 +90,7 @@ def reply(request: Request) -> Reply:
         written += chunk
     os.close(reader)
     _, status, used = os.wait4(child, 0)
-    return Reply(answers_in(written), os.waitstatus_to_exitcode(status), in_time, used.ru_utime + used.ru_stime)
+    return Reply(answers_in(written), os.waitstatus_to_exitcode(status), ended, used.ru_utime + used.ru_stime)
 
 
 def answers_in(written: bytes) -> list[Any]:

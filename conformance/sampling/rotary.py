@@ -208,6 +208,8 @@ def frequency_cases(
     width -= width % 2
     length = draw(st.sampled_from((1, 100, 4096, 4097, 131072)))
     name = draw(st.sampled_from(some(s for s in scalings if s == "none" or "rotary_scaling" in declaration)))
+    if name == "longrope":  # so that some lengths are the original one, which is at least 2
+        length = max(length, 2)
     scaling = drawn_scaling(draw, d, name, width // 2, length)
     needs = isinstance(scaling, DynamicScaling | LongRopeScaling)
     options: dict[str, Any] = {

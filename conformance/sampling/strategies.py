@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.arguments import result_names
 from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING, SIMPLEST_FIRST, Declaration
+from conformance.cases.declaration import EVERYTHING, SIMPLEST_FIRST, Declaration, Window
 from conformance.cases.expectations import empty_rows as rows_without_keys
 from conformance.cases.features import alignment
 from conformance.cases.operation import operation_named
@@ -200,7 +201,8 @@ TILES = (16, 32, 64, 128, 256, 512, 1024)
 """Keys to a tile, in many kernels."""
 
 
-def window(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
+def window(draw: st.DrawFn, s: Sizes, d: Draw, only: tuple[Window, ...] = ()) -> Any:
+    """only: the sides to choose from. The window is then often moved to where one of its edges is among the keys."""
     side = st.one_of(st.none(), st.integers(0, max(1, s.K // 3)))
     if s.K > MANY_KEYS:
         side = st.one_of(side, st.sampled_from((0, 1, 2)))
@@ -208,6 +210,9 @@ def window(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     offset: Any = draw(st.one_of(st.integers(lowest, max(0, s.K - s.Q)), st.just("per batch")))
     if offset == "per batch":
         offset = d.integers(lowest, max(0, s.K - s.Q), s.B)
+    if only:
+        left, right = draw(st.sampled_from(only))
+        return SlidingWindow(left, right, offset + draw(st.sampled_from((0, left or 0, -(right or 0)))))
     left, right = draw(side), draw(side)
     if left is None and right is None:
         right = draw(st.integers(0, s.K // 3))
@@ -224,6 +229,25 @@ def at_tile(draw: st.DrawFn, s: Sizes, offset: Any, side: int) -> Any:
     tile = draw(st.sampled_from([tile for tile in TILES if tile <= s.K // 2]))
     past = (offset + side - draw(st.sampled_from((-1, 0, 1)))) % tile
     return offset - past + tile * (past > tile // 2)
+
+
+MOST_PAIRS = 2**22
+"""Of queries and keys, in a case that is larger than a window."""
+
+
+def past_windows(declaration: Declaration) -> tuple[Sizes, ...]:
+    """Sizes at which each edge of the windows that a subject takes leaves out keys, wherever its windows stand.
+
+    Few queries have more keys than the window, or so many queries few keys. Where lengths are equal there are more
+    pairs, and a very long window has no such sizes.
+    """
+    sides = {side for pair in declaration.windows for side in pair if side is not None}
+    longer = [side + 6 for side in sorted(sides)]
+    plans = [s for n in longer for s in (Sizes(2, 2, 1, 3, n, 5, 4), Sizes(1, 4, 2, n, 4, 3, 6))]
+    found = dict.fromkeys(adapted(s, declaration) for s in plans)
+    if "cross" not in declaration:
+        found = dict.fromkeys(adapted(Sizes(1, 2, 1, n, n, 5, 4), declaration) for n in longer)
+    return tuple(s for s in found if s.B * s.H * s.Q * s.K <= MOST_PAIRS)
 
 
 def lengths(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
@@ -280,7 +304,8 @@ def dense(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     return array if draw(st.booleans()) else Dense(array)
 
 
-MASKS: dict[str, Callable[[st.DrawFn, Sizes, Draw], Any]] = {
+Masks = dict[str, Callable[[st.DrawFn, Sizes, Draw], Any]]
+MASKS: Masks = {
     "causal": causal,
     "window": window,
     "lengths": lengths,
@@ -290,10 +315,10 @@ MASKS: dict[str, Callable[[st.DrawFn, Sizes, Draw], Any]] = {
 }
 
 
-def combined(draw: st.DrawFn, s: Sizes, d: Draw, available: list[str], either: bool) -> Any:
-    """either: some are joined by |."""
-    kinds = draw(st.lists(st.sampled_from(available), min_size=2, max_size=min(3, len(available)), unique=True))
-    parts = [MASKS[kind](draw, s, d) for kind in kinds]
+def combined(draw: st.DrawFn, s: Sizes, d: Draw, available: Masks, either: bool) -> Any:
+    """available: the kinds to choose from. either: some are joined by |."""
+    kinds = draw(st.lists(st.sampled_from(sorted(available)), min_size=2, max_size=min(3, len(available)), unique=True))
+    parts = [available[kind](draw, s, d) for kind in kinds]
     parts = [Dense(part) if isinstance(part, np.ndarray) else part for part in parts]
     mask = parts[0]
     for part in parts[1:]:
@@ -302,8 +327,13 @@ def combined(draw: st.DrawFn, s: Sizes, d: Draw, available: list[str], either: b
 
 
 def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw, declaration: Declaration) -> Any:
-    """kind: one of MASKS, "combined", "any" (one of those), or "maybe" (any, or none at all)."""
+    """kind: one of MASKS, "none", "combined", "any" (one of those), or "maybe" (any, or none at all).
+
+    A subject for which there is always a mask gets any in place of none.
+    """
     kinds, several = kinds_of_masks(declaration)
+    if kind in ("none", "maybe") and "unmasked" not in declaration:
+        kind = "any"
     if kind == "maybe":
         kind = draw(st.sampled_from(("none", *kinds, *several)))
     if kind == "any":
@@ -313,7 +343,11 @@ def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw, declaration: Declar
     aligned = alignment(s.Q, s.K, declaration)
     if kind == "causal" and declaration.convention("causal") != "explicit" and draw(st.booleans()):
         return Causal(aligned)
-    mask = combined(draw, s, d, kinds, "or" in declaration) if kind == "combined" else MASKS[kind](draw, s, d)
+    masks: Masks = {**MASKS, "window": partial(window, only=declaration.windows)}
+    if kind == "combined":
+        mask = combined(draw, s, d, {name: masks[name] for name in kinds}, "or" in declaration)
+    else:
+        mask = masks[kind](draw, s, d)
     return mask if "offset" in declaration else at(mask, aligned)
 
 
@@ -335,7 +369,9 @@ def kinds_of_masks(declaration: Declaration) -> tuple[list[str], tuple[str, ...]
 def possible(mask: str, declaration: Declaration) -> bool:
     """Whether a subject takes such masks at all; asked first, because drawing a case only to drop it takes time."""
     kinds, several = kinds_of_masks(declaration)
-    return mask in ("none", "maybe", *kinds, *several) or (mask == "any" and bool(kinds))
+    if mask in ("none", "maybe"):
+        return "unmasked" in declaration or bool(kinds)
+    return mask in (*kinds, *several) or (mask == "any" and bool(kinds))
 
 
 def allowed(mask: Any, s: Sizes) -> np.ndarray:
@@ -372,6 +408,8 @@ def attention_cases(
     assume(set(focus) <= declaration.features and possible(mask, declaration))
     if declaration.compiled and plans is None and set(focus) & set(FEATURES):
         plans = FEATURED
+    if declaration.windows and plans is None and mask == "window":
+        plans = past_windows(declaration)
     dtype, s = draw(dtype_and_sizes(dtypes, declaration, plans, grouped))
     d = Draw(draw(seeds), dtype)
     features = (set(focus) | (other_features(draw, rate, declaration) if others else set())) & declaration.features
@@ -459,7 +497,7 @@ def empty_row_convention(operation: str, declaration: Declaration) -> str:
 
 
 def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
-    """What the subject declares of parts of the arithmetic, in a case of this dtype: precisions, merging, angles."""
+    """What the subject declares of its arithmetic, in a case of this dtype: precisions, log-sum-exps, angles."""
     declared = {name: declaration.convention(name) for name in ("weights", "products", "shared_heads", "normalized")}
     if declared["shared_heads"] == "inputs":
         declared["shared_sums"] = "inputs"
@@ -467,7 +505,7 @@ def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
         declared |= {"sines": "inputs"} | ({"rotation": "inputs"} if rotation == "inputs" else {})
     declared = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
     found = {name: value for name, value in declared.items() if value not in ("float32", "float64")}
-    found |= {} if declaration.convention("merging") == "maximum" else {"merging": "logsumexp"}
+    found |= {name: "logsumexp" for name in ("saved", "merging") if declaration.convention(name) != "maximum"}
     return found | ({} if declaration.convention("angles") == "exact" else {"angles": "float32"})
 
 

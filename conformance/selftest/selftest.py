@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from conformance.cases.declaration import listed
 from conformance.checks.results import Results
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import STUCK, run_probe, run_refusals, silent
@@ -115,7 +116,7 @@ def chosen(only: Collection[str] | None) -> tuple[Fault, ...]:
     faults = planted()
     if not only:
         return faults
-    return tuple(f for f in faults if any(w in (f.rule, f.operation, f.arrays) or w in f.name for w in only))
+    return tuple(f for f in faults if any(w in (f.rule, f.operation, f.arrays) or w in f.name for w in listed(only)))
 
 
 def work(only: Collection[str] | None, group: list[int], effort: str, seed: int) -> Outcome:

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import hypothesis
-import hypothesis.errors
 from hypothesis import Phase
 from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
 from rich.table import Table
 from rich.text import Text
 
@@ -128,10 +128,13 @@ def ratios_of(case: Case, subjects: Sequence[Subject]) -> Ratios:
 
 
 def climb(group: Group, seconds: float, cases: int = CASES, seed: int = SEED) -> Ratios:
-    """The largest ratios found in so many cases, and in as many again while one is still small and time is left."""
+    """The largest ratios found in so many cases, and in as many again while one is still small and time is left.
+
+    None where the operation has no case of this dtype, as frequencies have none in 16 bits.
+    """
     largest: Ratios = defaultdict(float)
     end, small = time.process_time() + seconds, True
-    with contextlib.suppress(Enough):
+    with contextlib.suppress(Enough, Unsatisfiable):
         while small:
             climb_once(group, end, cases, seed, largest)
             small, seed = any(0 < ratio < WANTED[0] for ratio in largest.values()), seed + 1

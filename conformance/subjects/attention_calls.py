@@ -16,7 +16,7 @@ from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.subjects.frameworks import TorchArrays
-from conformance.subjects.subject import Answers, Subject
+from conformance.subjects.subject import Answers, Subject, WrongAnswer
 from conformance.subjects.torch_masks import additive, block_mask
 from specification import Causal, Dense, SlidingWindow
 from specification.dtypes import dtype_name
@@ -27,6 +27,8 @@ OF_MASKS = ("is_causal", "position_bias", "sliding_window")
 NUMBERS, BOOLEANS, BLOCKS = "numbers", "booleans", "blocks"
 """The forms of masks."""
 GIVEN = ("query", "key", "value")
+AXES = {"BTHD": "[batch, queries, heads, width]", "BHTD": "[batch, heads, queries, width]"}
+"""Of an output, by its layout."""
 NEVER_JUDGED = ("dropout", "empty", "empty_rows", "refusals", "structured")
 """Features that no call is judged on."""
 
@@ -37,7 +39,7 @@ class AttentionCall:
 
     layer: the module's name in the model. function: what the model called. form: of the masks that it is given.
     cotangent: of the output, where the model's loss was differentiated; then the gradients of query, key and value.
-    changed: which of the three the function changed; they are here as they were before. backward: whether the loss was
+    changed: what of all this the function changed, by name; it is here as it was before. backward: whether the loss was
     differentiated. detached: the output has no gradients, though an input does.
     """
 
@@ -80,11 +82,54 @@ def case_of(call: AttentionCall, empty_rows: str = "zero") -> Case:
     options |= {"scale": keywords.get("scaling"), "empty_rows": None if empty_rows == "zero" else empty_rows}
     options = {name: value for name, value in options.items() if value is not None}
     (B, H, Q, _), V = call.query.shape, call.value.shape[-1]
-    answered = call.cotangent is not None and call.cotangent.shape == (B, Q, H, V)
+    answered = call.cotangent is not None and form(call.cotangent) == (call.query.dtype, (B, Q, H, V))
     cotangents = {"output": arrays.numpy(in_order(call.cotangent))} if answered else {}
     special = not all(np.isfinite(array.astype(float)).all() for array in (*inputs.values(), *cotangents.values()))
     constants = tuple(name for name in ("bias", "sinks") if name in inputs) if cotangents else ()
     return Case("attention", dtypes["query"], inputs, options, cotangents, special=special, constants=constants)
+
+
+def form(tensor: Any) -> tuple[Any, tuple[int, ...]]:
+    """Its dtype and shape."""
+    return tensor.dtype, tuple(tensor.shape)
+
+
+def output_of(returned: Any) -> Any:
+    """The output among what the function returned; TypeError where it returned anything but an output and weights.
+
+    A model takes two: of an output alone it would take the first two sequences of the batch.
+    """
+    import torch
+
+    if not isinstance(returned, tuple | list) or len(returned) != 2 or not isinstance(returned[0], torch.Tensor):
+        raise TypeError(
+            f"the function must return (output, weights), where weights may be None, got {in_words(returned)}"
+        )
+    return returned[0]
+
+
+def in_words(returned: Any) -> str:
+    """A tensor by its shape, a tuple or list by what it holds, anything else by its type."""
+    if isinstance(returned, tuple | list):
+        return f"a {type(returned).__name__} of ({', '.join(map(in_words, returned))})"
+    kind = type(returned)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    return f"{name} {list(returned.shape)}" if hasattr(returned, "shape") else kind.__name__
+
+
+def refuse_other_form(call: AttentionCall) -> None:
+    """Raise WrongAnswer for an output of another dtype or shape, told in the axes in which the function returns it."""
+    (B, H, Q, _), V = call.query.shape, call.value.shape[-1]
+    if form(call.output) == (call.query.dtype, (B, Q, H, V)):
+        return
+    layout = getattr(call.function, "layout", "BTHD")  # of the interface, unless the function says another
+    heads_first = layout == "BHTD"
+    got = in_order(call.output) if heads_first and call.output.ndim == 4 else call.output
+    expected = [B, H, Q, V] if heads_first else [B, Q, H, V]
+    changed = "; heads and queries have changed places" if call.output.shape == (B, H, Q, V) != (B, Q, H, V) else ""
+    dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (got, call.query)]
+    told = f"is {dtypes[0]} {list(got.shape)}, expected {dtypes[1]} {expected} {AXES[layout]}{changed}"
+    raise WrongAnswer(told, "output")
 
 
 def in_order(output: Any) -> Any:
@@ -139,7 +184,8 @@ class CallSubject(Subject):
         if case is not self.case:
             return super().__call__(case)
         call = self.call_made
-        found = {"output": in_order(call.output) if getattr(call.output, "ndim", 0) == 4 else call.output}
+        refuse_other_form(call)
+        found = {"output": in_order(call.output)}
         if case.cotangents:
             found |= dict(zip(map(gradient_name, GIVEN), call.gradients, strict=True))
         return {name: self.answer(name, case, found) for name in found}
@@ -176,7 +222,8 @@ def again(
     unseen = query.new_full((H,), -torch.inf) if sinks is None else sinks
     module = Layer(call.module, num_key_value_groups=H // max(G, 1), is_causal=flagged, sinks=unseen)
     given = formed(call.form, None if flagged else mask, bias, query, key)
-    return in_order(call.function(module, query, key, value, given, **keywords)[0])
+    output = output_of(call.function(module, query, key, value, given, **keywords))
+    return in_order(output) if output.ndim == 4 else output
 
 
 def keys_seen(mask: Any) -> int | None:

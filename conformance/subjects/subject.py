@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.arguments import (
+    accepted_dtypes,
     arguments,
-    expected_dtype,
     gradient_name,
     listed,
     named_gradients,
@@ -255,9 +255,9 @@ class Subject:
         if place:
             raise WrongAnswer(f"lies on {place}, and the inputs do not", name)
         array = self.framework.numpy(got)
-        dtype, shape = expected_dtype(name, case), expected_shape(name, case, self.declaration.layout)
-        if str(array.dtype) != dtype or array.shape != shape:
-            found = f"{array.dtype} {list(array.shape)}, expected {dtype} {list(shape)}"
+        dtypes, shape = accepted_dtypes(name, case), expected_shape(name, case, self.declaration.layout)
+        if str(array.dtype) not in dtypes or array.shape != shape:
+            found = f"{array.dtype} {list(array.shape)}, expected {' or '.join(dtypes)} {list(shape)}"
             raise WrongAnswer(f"has dtype and shape {found}{other_layout(array.shape, shape)}", name)
         return array
 

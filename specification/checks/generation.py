@@ -19,7 +19,7 @@ from specification.checks.arguments import (
 )
 from specification.configuration import Configuration
 from specification.dtypes import dtype_name
-from specification.parameters import DecoderBlock, LanguageModel, Linear, MultiHeadAttention, Transformer
+from specification.parameters import Decoder, DecoderBlock, LanguageModel, Linear, MultiHeadAttention, Transformer
 
 __all__ = [
     "beams",
@@ -76,7 +76,9 @@ def generator(parameters: Any) -> int:
         ValueError: for one without an embedding or an output layer.
     """
     if not isinstance(parameters, LanguageModel | Transformer):
-        raise TypeError(f"parameters must be a LanguageModel or a Transformer, got {described(parameters)}")
+        why = ", which has no output layer; load_pretrained leaves it out where architectures names no language model"
+        got = f"{described(parameters)}{why if isinstance(parameters, Decoder) else ''}"
+        raise TypeError(f"parameters must be a LanguageModel or a Transformer, got {got}")
     if parameters.decoder.embedding is None:
         raise ValueError("generation needs a decoder that embeds tokens, and these parameters have no embedding")
     if parameters.output is None:

@@ -46,6 +46,7 @@ def read(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
         The parameters, of NumPy arrays, and the configuration.
 
     Raises:
+        FileNotFoundError: for a path where nothing is.
         ValueError: for an unknown dialect, for a file that cannot be read, for all entries at once that are missing,
             left over, misshaped or of no floating dtype, for a model that could not be called, and
             for all that contradicts a config.json beside the file.
@@ -56,6 +57,8 @@ def read(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
         of = f", of {judgeable(family)}" if family else ""
         raise ValueError(f"dialect must be one of {', '.join(map(repr, DIALECTS))}, got {dialect!r}{of}")
     record = DIALECTS[dialect]
+    if isinstance(state_dict, str | Path) and not Path(state_dict).exists():
+        raise FileNotFoundError(f"{state_dict} is not there")
     given = checked(record, hyperparameters)
     if not isinstance(state_dict, str | Path):
         require_arrays_by_name(state_dict)

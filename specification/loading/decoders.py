@@ -68,9 +68,9 @@ EXAMPLE = Example(
     options={"key_padding": TOKENS != 0},
     about="Token 0 is padding, and masked by key_padding.",
     sizes={"D": 4},
-    without=("lm_head.weight",),
+    without=("lm_head.weight", "*_proj.bias"),
 )
-"""Of a decoder whose heads are together wider than the model, and whose output is its token table."""
+"""Of a decoder whose heads are together wider than the model, whose output is its token table, without biases."""
 
 
 def causal(

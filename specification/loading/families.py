@@ -128,6 +128,15 @@ def covered(dialects: Iterable[Dialect], names: Collection[str]) -> list[str]:
     return [name for name, count in known.items() if count == most > 0]
 
 
+def names_of(dialects: Collection[str]) -> str:
+    """Say that a checkpoint has the names of dialects.
+
+    Args:
+        dialects: their names.
+    """
+    return f"its names are those of dialect {' or '.join(map(repr, dialects))}"
+
+
 def known_names(dialect: Dialect, variant: Variant, names: Collection[str]) -> int:
     """Count the names of a variant's first layer that a checkpoint has.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,10 @@ from specification.checkpoints import read_safetensors
 from specification.configuration import Configuration
 from specification.dtypes import FLOATING
 from specification.loading.config_file import NAME, dialect_of, has_output, json_of, meant_by, unsupported
-from specification.loading.families import judgeable, of_model_type
+from specification.loading.families import covered, judgeable, names_of, of_model_type
 from specification.loading.hyperparameters import checked
 from specification.loading.mapping import mapped
-from specification.loading.reader import first_few
+from specification.loading.reader import UNREAD, first_few
 from specification.loading.record import Dialect
 from specification.parameters import LanguageModel, Transformer
 
@@ -42,13 +42,24 @@ def folder_read(folder: str | Path, known: Collection[Dialect], dtype: str | Non
     folder = Path(folder)
     told = config_of(folder)
     dialect = record_of(folder, told, known)
-    given = hyperparameters(folder, dialect, told)
+    try:
+        given = hyperparameters(folder, dialect, told)
+    except ValueError as error:
+        other = covered(known, names_in(folder))
+        if not other or dialect.name in other:
+            raise
+        raise ValueError(f"{folder}: {names_of(other)}, and model_type is {told['model_type']!r}; {error}") from error
     entries = weights_of(folder)
     try:
         parameters, configuration = mapped(dialect, entries, given, known, told=told, dtype=dtype)
     except ValueError as error:
         raise ValueError(f"{folder / NAME} and the weights: {error}") from error
-    return (parameters if has_output(told) else without_output(parameters)), configuration
+    if has_output(told):
+        return parameters, configuration
+    unread, found = UNREAD.get(), without_output(parameters)
+    if unread is not None and found is not parameters:
+        unread += entries_of_output(dialect, entries)
+    return found, configuration
 
 
 def refuse(folder: Path, problems: list[str]) -> None:
@@ -143,6 +154,19 @@ def without_output(parameters: Any) -> Any:
     return parameters._replace(output=None) if isinstance(parameters, Transformer) else parameters
 
 
+def entries_of_output(dialect: Dialect, names: Iterable[str]) -> list[str]:
+    """Return the names of entries that only an output layer is made of.
+
+    Args:
+        dialect: the one that reads the model.
+        names: of a checkpoint's entries.
+    """
+    rows = [row for variant in dialect.variants for row in variant.table]
+    own = {row.theirs for row in rows if all(path.startswith("output.") for path in row.paths)}
+    own -= {row.theirs for row in rows if not all(path.startswith("output.") for path in row.paths)}
+    return [name for name in names if own & {name.removeprefix(prefix) for prefix in (*dialect.prefixes, "")}]
+
+
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
@@ -166,6 +190,23 @@ def weights_of(folder: Path) -> dict[str, Any]:
     pickled = next((name for name in PICKLED if (folder / name).is_file()), None)
     beside = f", and {pickled}, which is pickled, is not read: save the model with safetensors" if pickled else ""
     raise FileNotFoundError(f"{folder / WEIGHTS} is not there{beside}")
+
+
+def names_in(folder: Path) -> Collection[str]:
+    """Return the names of a folder's entries, as far as they can be read.
+
+    Args:
+        folder: the model's.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if not (folder / WEIGHTS).is_file():
+            return places(folder / INDEX).keys()
+        with safe_open(folder / WEIGHTS, framework="numpy") as file:
+            return [*file.keys()]
+    except (OSError, ValueError, SafetensorError):
+        return ()
 
 
 def places(index: Path) -> dict[str, str]:

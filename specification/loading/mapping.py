@@ -11,7 +11,7 @@ from specification.checkpoints import unflatten
 from specification.configuration import Configuration
 from specification.fitting import misfits
 from specification.loading.config_file import of_entries, sizes_of
-from specification.loading.families import UNCOVERED, covered, judgeable, uncovered
+from specification.loading.families import UNCOVERED, covered, judgeable, names_of, uncovered
 from specification.loading.hyperparameters import of_variant
 from specification.loading.reader import Reader, first_few
 from specification.loading.record import Dialect, Variant
@@ -141,7 +141,8 @@ def recognise(
         named: whether a config.json names this dialect's model.
 
     Raises:
-        ValueError: for a family that no dialect covers, unless the config.json names this dialect's model.
+        ValueError: for a family that no dialect covers, unless the config.json names this dialect's model, and for a
+            checkpoint that has no name in common with the dialect.
     """
     names = state_dict.keys()
     other, family = covered(known, names), uncovered(names)
@@ -155,9 +156,16 @@ def recognise(
         how = f"begin with {here!r}{instead}" if here else f"lack {due!r} at the beginning"
         read.problems.insert(0, f"names {how}, which accounts for all that are missing or not known")
     elif other:
-        read.problems.insert(0, f"its names are those of dialect {' or '.join(map(repr, other))}")
+        read.problems.insert(0, names_of(other))
     elif family and foreign and not (related and read.knows_most()):
         raise ValueError(f"the checkpoint does not fit: its names are those of {judgeable(family)}")
+    elif read.left and not read.entries.keys() - read.left - read.ignored:
+        missing = [problem.removesuffix(MISSING) for problem in read.problems if problem.endswith(MISSING)]
+        here, due = ", ".join(first_few(sorted(read.left))), ", ".join(first_few(missing))
+        raise ValueError(
+            f"the checkpoint does not fit: none of its names is one of dialect {dialect.name!r}; its names are {here}, "
+            f"and the dialect's {due}; rename its entries to those of the dialect nearest to the model"
+        )
 
 
 def other_prefix(dialect: Dialect, read: Reader) -> tuple[str, str] | None:

@@ -27,7 +27,8 @@ class Example:
     about: what is particular to the call, in a sentence.
     sizes: by name, the sizes that the table names, beside those of `EXAMPLE_SIZES`; a size that the table multiplies
         with, such as the h of "h * V", is a number of layers or heads. There is one of all others.
-    without: names of entries that the checkpoint does not have, of those that not every checkpoint has.
+    without: names of entries that the checkpoint does not have, of those that not every checkpoint has; with patterns
+        as in `any_of`.
     unread: by name, with the sizes of its axes, an entry that the checkpoint has and the dialect ignores.
     """
 
@@ -203,13 +204,21 @@ class Dialect:
             raise ValueError(f"dialect {self.name} has no example")
         return found
 
+    @property
+    def example_sizes(self) -> dict[str, int]:
+        """By name, the sizes of the example."""
+        counts = {name: value for name, value in self.example.hyperparameters.items() if is_count(value)}
+        return EXAMPLE_SIZES | counts | dict(self.example.sizes)
+
+    def example_table(self) -> Table:
+        """The table of the example with numbers in its places, also of the entries that the example does not have."""
+        return tuple(numbered(self.described.table, lambda _, place: self.example_sizes.get(place, 1)))
+
     def example_entries(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """By name in the checkpoint, the shape of an entry of the example, and its path; empty where it is not read."""
         example, prefix = self.example, self.prefixes[0] if self.prefixes else ""
-        counts = {name: value for name, value in example.hyperparameters.items() if is_count(value)}
-        sizes = EXAMPLE_SIZES | counts | dict(example.sizes)
-        rows = list(numbered(self.described.table, lambda _, place: sizes.get(place, 1)))
-        names = {row.theirs for row in rows if not matches(example.without, row.theirs)}
+        sizes, rows = self.example_sizes, self.example_table()
+        names = {row.theirs for row in rows if not (row.when and matches(example.without, row.theirs))}
         found: dict[str, tuple[tuple[int, ...], str]] = {}
         for row in rows:
             if row.theirs in names and row.holds(names):

@@ -12,11 +12,17 @@ from specification import Causal
 
 
 class Example(NamedTuple):
-    """A call, and which of the arrays inside are worth seeing: (function, name). says: how to read them, in words."""
+    """A call, and which of the arrays inside are worth seeing: (function, name). says: how to read them, in words.
+
+    counted: the one of them that says which rows reach the result. Others are compared in these alone, and note says
+    what becomes of the rest.
+    """
 
     case: Case
     inside: tuple[tuple[str, str], ...]
     says: str = ""
+    counted: tuple[str, str] | None = None
+    note: str = ""
 
 
 def numbers(seed: int, *shape: int) -> np.ndarray:
@@ -103,6 +109,9 @@ def examples() -> dict[str, Example]:
                  {"ignore": -1}),
             (("cross_entropy", "counted"), ("row_losses", "shifted"), ("row_losses", "logsumexp"),
              ("row_losses", "losses"), ("reduced", "losses")),
+            counted=("cross_entropy", "counted"),
+            note="Compared in the rows that count. The ports set the logits of all others to 0 first, so that not even"
+            " a NaN in them reaches a gradient; the definition leaves their losses out at the end.",
         ),
         "optimizers": Example(
             Case("adam_step", "float32",

@@ -69,8 +69,8 @@ def counted(name: str, count: int, first: int = 0) -> tuple[str, ...]:
 
 
 def figure(shown: Shown) -> dict[str, Any]:
-    """A table of cells for every matrix in the array; a vector is a matrix of one row."""
-    array = shown.array
+    """A table of cells for every matrix in the array; a vector is a matrix of one row. A zero has no sign here."""
+    array = shown.array + 0.0 if shown.array.dtype.kind == "f" else shown.array
     shape = (-1, *array.shape[-2:]) if array.ndim > 1 else (1, 1, -1)
     largest = 0.0 if array.dtype.kind == "i" else largest_magnitude(array)  # ids have no size
     marked = np.zeros(array.shape, bool) if shown.marked is None else shown.marked

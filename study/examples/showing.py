@@ -52,7 +52,7 @@ def part_of(found: Worked) -> Part:
     given, steps = (tuple(Shown(*one) for one in arrays.items()) for arrays in (found.inputs, found.steps))
     rows = tuple((name, *map(told, distances.values())) for name, distances in found.apart.items())
     heads = ("array", *(f"{LABELS[package]} from NumPy" for package in PACKAGES[1:]))
-    table = Table("The largest difference of every array", heads, rows, folded=True)
+    table = Table("The largest difference of every array", heads, rows, found.example.note, folded=True)
     errors = {one.package: one.ratio for one in found.results}
     verdict = of_bound(found.disagreement, errors)
     return Part("", found.example.says, call(found.example.case), given, steps, (table,), verdict)

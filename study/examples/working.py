@@ -79,12 +79,16 @@ def worked(page: str) -> Worked | None:
         for name, exact in truth.items()
     )
     arrays = {
-        package: {title(case, place): inside[place] for place in wanted if place in inside} | answers
+        package: {title(case, place, wanted): inside[place] for place in wanted if place in inside} | answers
         for package, (answers, inside) in runs.items()
     }
     steps = arrays[PACKAGES[0]]
+    counted = None if example.counted is None else runs[PACKAGES[0]][1][example.counted]
     apart = {
-        name: {package: distance(array, arrays[package].get(name)) for package in PACKAGES[1:]}
+        name: {
+            package: distance(compared(array, counted), compared(arrays[package].get(name), counted))
+            for package in PACKAGES[1:]
+        }
         for name, array in steps.items()
     }
     largest = max(
@@ -93,8 +97,15 @@ def worked(page: str) -> Worked | None:
     return Worked(example, dict(case.inputs), steps, apart, largest, results)
 
 
-def title(case: Case, place: tuple[str, str]) -> str:
-    """The array's name; where that is an argument's too, or a letter, the function that gives it, besides."""
+def compared(array: Any, counted: np.ndarray | None) -> Any:
+    """The rows that count, of an array that has these rows; any other as it is."""
+    if array is None or counted is None or array.shape[: counted.ndim] != counted.shape:
+        return array
+    return array[counted]
+
+
+def title(case: Case, place: tuple[str, str], places: Sequence[tuple[str, str]] = ()) -> str:
+    """The array's name; where that is an argument's or another place's too, or a letter, also the function."""
     function, name = place
-    unclear = name in case.inputs or len(name) == 1
+    unclear = name in case.inputs or len(name) == 1 or sum(name == other for _, other in places) > 1
     return f"{name} in {function}" if unclear and function != case.operation else name

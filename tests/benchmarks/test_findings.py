@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.cases import Case
@@ -56,10 +57,32 @@ def test_a_base_that_is_not_among_the_first_is_named() -> None:
     assert found[1] == "our engine takes 3.00 [3.00, 4.00] times as long as first."
 
 
-def test_two_libraries_are_compared_by_the_ends_of_their_intervals() -> None:
+def test_two_libraries_are_compared_by_rounds_or_else_by_the_ends_of_their_intervals() -> None:
     made = case(of("first", [1.0, 1.2] * 4), of("second", [1.5, 1.8] * 4), ours(*[9.0] * 8))
-    found = findings.ratio(made["subjects"][1], made["subjects"][0])
-    assert (found.low, found.high, found.clear) == (1.5 / 1.2, 1.8, True)
+    first, second, _ = made["subjects"]
+    assert findings.ratio(second, first)[1:] == (pytest.approx(1.5), pytest.approx(1.5), True)
+    found = findings.ratio(second | {"trials": None}, first | {"trials": None})  # as a stored result has them
+    assert found[1:] == (1.5 / 1.2, 1.8, True)
+
+
+def test_the_wide_interval_of_the_fastest_makes_nothing_else_fast() -> None:
+    """By rounds, where all drift together; by a third subject, where nothing but the fastest drifts."""
+    times = [1.0, 2, 3, 4, 5, 6]
+    together = case(of("first", times), of("second", [3.66 * time for time in times]), ours(*[9.0 * t for t in times]))
+    assert findings.of_case(together)[0].startswith("Fastest is first, 3.5e+03 [1e+03, 6e+03] ms; second takes 3.66 [")
+    alone = case(of("wide", [0.2, 5, 0.2, 1, 5, 0.2, 5]), ours(*[1.1] * 7), of("slow", [4.0] * 7))
+    assert not findings.ratio(alone["subjects"][2], alone["subjects"][0]).clear
+    assert [one["name"] for one in findings.leaders(alone)] == ["wide", "our engine"]
+
+
+def test_the_fastest_are_within_noise_of_each_other() -> None:
+    """Each pair of them, whatever the times are; and if each of three is behind another, one is named."""
+    random = np.random.default_rng(5)
+    for _ in range(200):
+        seconds = random.lognormal(0, random.uniform(0, 0.6), (4, 1)) * random.lognormal(0, 0.2, (4, 7))
+        first = findings.leaders(case(*(of(f"number {n}", list(row)) for n, row in enumerate(seconds))))
+        assert first
+        assert len(first) == 1 or not any(findings.slower(one, other) for one in first for other in first)
 
 
 def test_what_has_no_time_is_told() -> None:
@@ -84,6 +107,7 @@ def test_the_users_own_subject_is_always_named() -> None:
     assert findings.of_case(case(*level, mine))[0].startswith(
         "Fastest, within noise of each other: other 0; other 1; other 2; mine; and 2 more ("
     )
+    assert findings.of_case(case(*level, mine))[1] == "mine takes 1.03 [0.95, 1.10] times as long as other 0."
     alone = [case(one, of("slow", [9.0] * 6)) for one in others for _ in range(2)]
     assert "; mine in 1; others in 4" in findings.of_cases([*alone, case(of("mine", [1.0] * 6, yours=True))])[0]
     for one in (*others, mine):
@@ -100,7 +124,7 @@ def test_all_cases_have_three_sentences() -> None:
     ]  # fmt: skip
     assert findings.of_cases(cases) == [
         "Fastest in 3 cases: our engine in 1; library in 1; several within noise in 1.",
-        "Largest lead of our engine: library takes 2.00 [2.00, 2.00] times as long (T=32); "
+        "Largest lead of our engine over the fastest library: library takes 2.00 [2.00, 2.00] times as long (T=32); "
         "largest lag: our engine takes 10.00 [10.00, 10.00] times as long as library (T=128).",
         "Time of causal attention from T=32 to 128 grows as T^1.00 [1.00, 1.00] (our engine).",
     ]
@@ -109,6 +133,12 @@ def test_all_cases_have_three_sentences() -> None:
         "In 1 case the fastest differ by no more than noise.",
         "Between our engines and the fastest library every difference is within noise.",
     ]
+
+
+def test_a_subject_of_the_users_is_no_library() -> None:
+    mine = of("mine", [0.5] * 6, yours=True)
+    (found,) = findings.of_cases([case(ours(*[1.0] * 6), mine)])
+    assert found == "Fastest in 1 case: mine in 1."
 
 
 def test_every_exponent_has_an_interval() -> None:

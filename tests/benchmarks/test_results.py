@@ -24,6 +24,7 @@ from benchmarks.measure.environment import environment, has_gpu
 from benchmarks.measure.rounds import Budget
 from benchmarks.measure.running import FAILED, Plan, Run
 from benchmarks.measure.workers import Failed
+from benchmarks.own_cases import own_cases
 from benchmarks.results import scaling
 from benchmarks.results.compare import FASTER, NOISE, SLOWER, compare
 from benchmarks.results.result import case_result, empty, read, refusal, save
@@ -166,6 +167,24 @@ def test_noise(result: dict[str, Any], ours: float, others: list[float], n: int,
     assert not found.circumstances
 
 
+def test_the_users_own_kernels_show_no_drift(result: dict[str, Any], tmp_path: Path) -> None:
+    """Their code may have changed: one that is 50 times slower is slower, though all else is a library and the same."""
+    before, after = changed(result, 1.0, [50.0, 1.0, 1.01, 0.99])
+    for one in (before, after):
+        one["cases"][0]["subjects"][1]["yours"] = True
+    assert compare(before, after).drift == {}  # three libraries are not enough
+    before, after = changed(result, 1.0, [50.0, 1.0, 1.01, 0.99, 1.02])
+    for one in (before, after):
+        one["cases"][0]["subjects"][1]["yours"] = True
+    found = compare(before, after)
+    assert list(found.drift.values()) == [(0.99, 1.02)]
+    assert [change.verdict for change in found.changes] == [NOISE, SLOWER, NOISE, NOISE, NOISE, NOISE]
+    for place, one in (("a", before), ("b", after)):
+        save(one, tmp_path / place)
+    assert command("compare", tmp_path / "a", tmp_path / "b")[0] == 1
+    assert command("compare", tmp_path / "a", tmp_path / "a")[0] == 0
+
+
 def test_what_else_differs_is_told(result: dict[str, Any]) -> None:
     before, after = changed(result, 1.2, [1.0, 1.3, 1.1, 1.3, 1.3])
     after["environment"] |= {"commit": "other", "versions": after["environment"]["versions"] | {"numpy": "0.1"}}
@@ -232,9 +251,46 @@ def test_cases_are_listed_with_what_memory_leaves_out(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Run, "case", None)  # nothing is timed
     words = ("run", "--list", "--only", "causal, T=128", "--only", "causal, T=16384", "--only", "NumPy, naive")
     assert command(*words) == (0, (
-        "causal, T=128 causal, T=16384 left out NumPy, naive: one call needs about 18.5 GB, and 1.0 GB are free "
+        "causal, T=128 causal, T=16384 left out NumPy, naive: one call needs about 18.5 GB; 0.8 GB are allowed, 80% of "
+        "the 1.0 GB that are free (SPARE in benchmarks/measure/memory.py) "
         "causal, T=16384, forward + backward subjects: NumPy, naive"
     ))  # fmt: skip
+
+
+def test_own_sizes_are_instead_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "case", None)  # nothing is timed
+    words = ("--case", "B=1,H=4,G=2,T=24,D=8,causal", "--case", "layer norm, B=2, T=4, D=8")
+    sizes, norm = "B=1, H=4, G=2, T=24, D=8, causal", "layer norm, B=2, T=4, D=8"
+    listed = f"{sizes} {sizes}, forward + backward {norm} {norm}, forward + backward subjects: "
+    assert command("run", "--list", *words, "--only", "NumPy, naive", "--only", "reference_numpy") == (
+        0,
+        f"{listed}reference_numpy; NumPy, naive; reference_numpy, layer norm",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("", {"B": 1, "H": 8, "G": 8, "Q": 128, "K": 128, "D": 64, "V": 64, "kind": "dense", "dtype": "float32"}),
+        ("Q=1, K=300, lengths, D=32", {"Q": 1, "K": 300, "kind": "lengths", "V": 32}),
+        ("window=16,T=64", {"kind": "window", "window": 16, "name": "window=16, T=64", "segments": 0}),
+        ("segments=3 , T = 64", {"kind": "segments", "segments": 3, "Q": 64}),
+        ("T=5, layer norm", {"operation": "layer_norm", "Q": 5, "D": 64, "H": 1, "G": 1}),
+    ],
+)
+def test_sizes_that_are_not_named(text: str, fields: dict[str, Any]) -> None:
+    forward, both = own_cases(text, "cpu")
+    assert {name: getattr(forward, name) for name in fields} == fields
+    assert (forward.backward, both.backward) == (False, True)
+    assert own_cases(text, "cuda")[0].dtype == "bfloat16"
+
+
+def test_where_all_fail_there_is_no_table(inside: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.subjects.numpy_subjects.naive_attention", lambda query, *_: query[0])
+    code, output = command("run", "--quick", "--only", "short", "--only", "NumPy, naive")
+    assert code == 1
+    assert "No subject has a time. Failed, and without a time: NumPy, naive. FAILED NumPy, naive: " in output
+    assert "GFLOP/s" not in output
 
 
 def test_the_end_of_a_run_names_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,7 +354,7 @@ def test_a_subject_of_ones_own(inside: None, monkeypatch: pytest.MonkeyPatch, tm
     code, output = command(*words, *("--with", mine, "--with", "my_attention:MINE"))
     assert (code, output) == (2, "--with: two subjects have the name 'my attention'")
     del sys.modules["my_attention"]
-    _, causal = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    _, causal, norm = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     (tmp_path / "my_causal_attention.py").write_text(causal)
     flagged = f"{tmp_path / 'my_causal_attention.py'}:MINE"
     words = ("run", "--quick", "--only", "T=256", "--only", "lengths, T=256", "--only", "my causal")
@@ -308,6 +364,13 @@ def test_a_subject_of_ones_own(inside: None, monkeypatch: pytest.MonkeyPatch, tm
     assert by_kind["causal"]["status"] == "measured"
     assert by_kind["lengths"]["reason"] == "it has no parameter for a mask of kind 'lengths'"
     del sys.modules["my_causal_attention"]
+    (tmp_path / "my_layer_norm.py").write_text(norm)
+    mine, sizes = f"{tmp_path / 'my_layer_norm.py'}:MINE", "layer norm, B=2, T=64, D=32"
+    code, output = command("run", "--quick", "--case", sizes, "--only", "my layer", "--with", mine, "--json", path)
+    assert (code, "memory is not estimated" in output) == (0, False)
+    assert "above 1, NAME is ahead. NAME is our default engine, or the first subject with a time if" in output
+    assert [one["subjects"][0]["status"] for one in read(path)["cases"]] == ["measured"] * 2
+    del sys.modules["my_layer_norm"]
     (tmp_path / "json.py").write_text("")
     code, output = command("run", "--with", f"{tmp_path / 'json.py'}:MINE")
     assert (code, "another module is called json: " in output) == (2, True)
@@ -318,6 +381,15 @@ BAD = {
     ("run", "--only", "dense", "--only", "F.layer_norm"): "none of the subjects that 'F.layer_norm' names is for these",
     ("run", "--device", "tpu"): "--device must be one of cpu, cuda, got 'tpu'",
     ("run", "--threads", "4096"): "--threads must be at most",
+    ("run", "--case", "T=64, D"): "--case 'T=64, D': 'D' is unknown; expected sizes B, H, G, T, Q, K, D and one of",
+    ("run", "--case", "T=64, window"): "--case 'T=64, window': 'window' is unknown; expected",
+    ("run", "--case", "T=0"): "--case 'T=0': T must be a whole number above 0, got '0'; expected",
+    ("run", "--case", "T=1, T=2"): "--case 'T=1, T=2': 'T=2' is one too many; expected",
+    ("run", "--case", "causal, window=3"): "--case 'causal, window=3': 'window=3' is one too many; expected",
+    ("run", "--case", "H=4, G=3"): "--case 'H=4, G=3': H must be a multiple of G, got 4 and 3; expected",
+    ("run", "--case", "Q=4, causal"): "--case 'Q=4, causal': causal has as many queries as keys, got 4 and 128; exp",
+    ("run", "--case", "segments=9, T=8"): "--case 'segments=9, T=8': 9 segments of 8 keys; expected",
+    ("run", "--case", "layer norm, H=2"): "--case 'layer norm, H=2': layer norm has no H; expected",
     ("run", "--json", "FOLDER"): "FOLDER is a folder",
     ("run", "--json", "FILE/b.json"): "FILE/b.json cannot be written: ",
     (

@@ -7,6 +7,7 @@ stands in the files beside this one.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,6 +18,8 @@ from conformance.cases.case import Case
 from conformance.cases.sizes import Sizes
 from conformance.checks.catalogue import truth_and_bounds
 from conformance.checks.comparison import judge as judged
+from conformance.checks.results import Cell
+from conformance.cli.dev.engines import row
 from conformance.peers.engines import Engine, judge
 from specification import Causal, KeyLengths, SlidingWindow
 from tests.support.engine_cases import (
@@ -136,3 +139,12 @@ def replaced_numbers(mask: Any, kind: Any) -> Any:
     if isinstance(mask, int | list):
         return kind(mask) if isinstance(mask, int) else np.array(mask, kind)
     return mask if mask is None else type(mask)(*(replaced_numbers(part, kind) for part in vars(mask).values()))
+
+
+def test_the_table_of_engines_shows_dtypes_apart() -> None:
+    """The worst of the 16 bits hides nothing of the wider ones."""
+    cells = Cell(), Cell()
+    cells[0].add(0.25, "float32")
+    cells[1].add(0.75, "bfloat16")
+    report: Any = SimpleNamespace(rules={"ATT-1": cells[0], "ATT-9": cells[1]}, violations=[])
+    assert [str(part) for part in row(report)] == ["2", "2", "0.25  0.75", "0"]

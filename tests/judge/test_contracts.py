@@ -20,18 +20,21 @@ import pytest
 import reference_numpy
 from conformance import check
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration, declaration_of, declare
+from conformance.cases.declaration import Declaration, declaration_of, declare, known
 from conformance.cases.features import features_of, has_or, within
 from conformance.cases.signatures import needed, signature_of
 from conformance.checks.catalogue import DESCRIPTION
+from conformance.judge.judged_rules import JUDGED
 from conformance.judge.judgement import Question
 from conformance.judge.session import JudgeSession, NotAsked
+from conformance.models.agreement import compared
 from conformance.operations.corpus import entries_for
 from conformance.operations.probes import catalogue
 from conformance.operations.refusals import REFUSALS, refusals_of
 from conformance.sampling.draws import drawing
 from conformance.sampling.special import planted_cases
 from conformance.sampling.strategies import multi_head_cases
+from conformance.selftest.selftest import chosen
 from conformance.subjects.callables import CallableSubject, load
 from conformance.subjects.conventions import inputs_moved, tiled_order
 from conformance.subjects.frameworks import NumpyArrays
@@ -897,3 +900,31 @@ def test_module_in_the_working_directory(folder: Path, monkeypatch: pytest.Monke
 def test_declaration_knows_what_is_lacking() -> None:
     subject = CallableSubject(lookup, "embedding", NumpyArrays(), Declaration(), "lookup")
     assert subject.declaration.lacking == {"scaled"}
+
+
+# --- names in a string ------------------------------------------------------------------------------------------------
+
+
+def test_a_string_is_one_name_or_several_with_commas() -> None:
+    """And never one for each letter."""
+    assert known("rules", "ATT-1", JUDGED) == ("ATT-1",)
+    assert known("rules", "ATT-1, ATT-2,", JUDGED) == known("rules", ["ATT-1", "ATT-2"], JUDGED) == ("ATT-1", "ATT-2")
+    for given, told in (("ATT-1,no", "'no'"), (["ATT-1,ATT-2"], "'ATT-1,ATT-2'"), ("A", "'A'")):
+        with pytest.raises(ValueError, match=f"rules: got {told}, expected one of"):
+            known("rules", given, JUDGED)
+
+
+def test_every_list_of_names_may_be_a_string() -> None:
+    assert JudgeSession(Target(every_width, "attention", "numpy"), rules="ATT-1,ATT-2").rules == ("ATT-1", "ATT-2")
+    assert compared("reference_numpy,torch_impl", "float64") == ["torch_impl"]
+    with pytest.raises(ValueError, match="packages: got 'torch', expected one of reference_numpy, torch_impl"):
+        compared("torch", "float32")
+    words = "the mask is inverted"
+    assert [fault.name for fault in chosen("ATT-5,MASK-7")] == [fault.name for fault in chosen(["ATT-5", "MASK-7"])]
+    assert len(chosen(words)) == len(chosen([words])) < len(chosen(None))
+
+
+@pytest.mark.parametrize("given", ["64", "64,128"])
+def test_head_widths_in_a_string_are_refused_whole(given: str) -> None:
+    with pytest.raises(ValueError, match=f"head_widths must be positive integers or pairs of them, got '{given}'"):
+        check(every_width, "attention", head_widths=given)  # type: ignore[arg-type]

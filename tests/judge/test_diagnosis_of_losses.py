@@ -12,12 +12,14 @@ import pytest
 import reference_numpy
 from conformance.bounds import bound
 from conformance.cases.case import Case
+from conformance.diagnosis import matching
 from conformance.diagnosis.losses import CHANGES, OF_LOG_PROBABILITIES, OF_LOGITS, loss_of, output_of
 from conformance.diagnosis.matches import answered, hints, known
 from conformance.diagnosis.matching import BACKWARD_ONLY, Failing
 from conformance.diagnosis.naming import explaining
 from conformance.diagnosis.precision import AT_MOST
 from conformance.oracle.reference import oracle
+from conformance.sampling.strategies import numpy_dtype
 from conformance.selftest.faults.losses import FAULTS
 
 NUMBERS = np.random.default_rng(0)
@@ -143,3 +145,34 @@ def test_what_is_right_has_no_name() -> None:
     got = {"output": reference_numpy.cross_entropy(**case.inputs, **case.options)}
     failing = Failing(replace(case, cotangents={}), got, oracle(replace(case, cotangents={})), {"output": np.zeros(())})
     assert list(known(failing, "output", np.inf)) == []
+
+
+@pytest.mark.parametrize("nearest", ["right", "mistake"])
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_mistake_is_nearer_to_the_answer_than_what_is_right(
+    monkeypatch: pytest.MonkeyPatch, nearest: str, guarded: bool
+) -> None:
+    """In bfloat16 the right loss and the mean of means are two steps apart. The answer between them is no mistake's."""
+    rng = np.random.default_rng(10)
+    logits = (2 * rng.normal(size=(2, 3, 4))).astype(numpy_dtype("bfloat16"))
+    given = {"logits": logits, "targets": np.array([[1, 7, 3], [0, 2, 1]])}
+    case = Case("cross_entropy", "bfloat16", given, {"ignore": 7})
+    name = "the mean of every sequence is taken first, and then of these"
+    wrong, right = mean_of_means(case), oracle(case)["output"].high
+    np.testing.assert_allclose([right, wrong], [2.3797759, 2.4104452], rtol=1e-7)
+    got = np.asarray(2.390625 if nearest == "right" else wrong).astype(logits.dtype)
+    if not guarded:
+        monkeypatch.setattr(matching, "nearer", lambda *given: True)
+    failing = Failing(case, {"output": got}, oracle(case), bound(case))
+    assert failing.wrong == ["output"]
+    assert (name in known(failing, "output", np.inf)) is (nearest == "mistake" or not guarded)
+
+
+def mean_of_means(case: Case) -> Any:
+    """By hand, in float64."""
+    x, targets = case.inputs["logits"].astype(float), case.inputs["targets"]
+    losses = [
+        [np.log(np.sum(np.exp(row))) - row[target] for row, target in zip(rows, ids, strict=True) if target != 7]
+        for rows, ids in zip(x, targets, strict=True)
+    ]
+    return np.mean([np.mean(one) for one in losses])

@@ -37,7 +37,7 @@ from conformance.reports.subjects import checked
 from conformance.reports.tables import subject_report
 from conformance.sampling.draws import drawn
 from conformance.sampling.strategies import attention_cases
-from specification import RULES
+from specification import RULES, Dense
 from specification.dtypes import HALF
 from tests.support.helpers import SMALL
 
@@ -88,6 +88,41 @@ def test_other_rows_are_a_matter_of_the_core_where_some_are_empty() -> None:
         answers = {"output": function(*case.inputs.values(), mask=case.options["mask"])}
         found = worst(judge(case, answers, oracle(case), bound(case)))
         assert (found.ratio > 1, found.level) == (True, level)
+
+
+def test_a_result_wrong_in_an_empty_row_and_beyond_strict_in_others_has_a_finding_of_each_level() -> None:
+    rng = np.random.default_rng(0)
+    inputs = {name: rng.normal(size=(1, 1, 4, 8)).astype(ml_dtypes.bfloat16) for name in ("query", "key", "value")}
+    case = Case("attention", "bfloat16", inputs, {"mask": Dense(np.tri(4, k=-1, dtype=bool))})
+    weights = reference_numpy.attention_weights(
+        **{n: inputs[n].astype(float) for n in ("query", "key")}, **case.options
+    )
+    weights[..., 0, :] = 1 / 4
+    rounded = weights.astype(ml_dtypes.bfloat16).astype(float) @ inputs["value"].astype(float)
+    truth, bounds = oracle(case), bound(case)
+    for right, levels in (((), [ROBUST, STRICT]), ((0,), [STRICT]), ((1, 2, 3), [ROBUST])):
+        output = rounded.copy()
+        output[..., right, :] = truth["output"].high[..., right, :]
+        found = judge(case, {"output": output.astype(ml_dtypes.bfloat16)}, truth, bounds)
+        assert [(finding.level, finding.index[2] == 0) for finding in found] == [(one, one == ROBUST) for one in levels]
+        assert all(finding.ratio > 1 for finding in found)
+        assert worst(found).level == levels[0]
+
+
+def rounded_beside_empty_rows(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    """Attention with a finite fill, whose weights are rounded to the dtype of the inputs."""
+    empty_rows = "zero" if mask is None or 0 in mask.shape else "mean"
+    weights = reference_numpy.attention_weights(query, key, mask=mask, empty_rows=empty_rows)
+    every = np.repeat(value.astype(np.float32), query.shape[1] // max(value.shape[1], 1), axis=1)
+    return (weights.astype(np.float32) @ every).astype(query.dtype)
+
+
+@pytest.mark.slow
+def test_check_tells_of_empty_rows_beside_rounded_weights() -> None:
+    given: dict[str, Any] = {"rules": ["MASK-3", "ATT-6", "ATT-9"], "dtypes": ["bfloat16"], **QUICK}
+    report = conformance.check(rounded_beside_empty_rows, "attention", **given)
+    levels = {violation.rule: violation.level for violation in report.violations}
+    assert (levels["ATT-6"], levels["ATT-9"], report.kept) == (ROBUST, STRICT, CORE)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

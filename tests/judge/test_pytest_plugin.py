@@ -219,7 +219,7 @@ def test_target_that_cannot_be_judged(run: Any) -> None:
     result.stdout.fnmatch_lines(["not judged: targets.py has no nothing"])
     assert result.ret == pytest.ExitCode.INTERRUPTED
     wrong = {"convention": "polarity", "rule": "ATT-99", "device": "tpu", "tile": "128", "limits": "keys=many"}
-    wrong["head-widths"] = "64/"
+    wrong |= {"head-widths": "64/", "windows": "31"}
     for option, value in wrong.items():
         run("good", f"--conformance-{option}", value).stdout.fnmatch_lines(["not judged: *"])
     result = run("good", "--conformance-rule", "NORM-1")

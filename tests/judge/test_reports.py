@@ -33,6 +33,7 @@ from conformance.reports.pictures import LARGEST, case_pictures
 from conformance.reports.real import FAR, left_out_content, model_content
 from conformance.reports.replays import replay_command, slug, write_replay
 from conformance.reports.subjects import checked
+from conformance.reports.tables import both
 from conformance.reports.writing import as_json, write
 from conformance.subjects.targets import Target
 from specification import RULES, Causal
@@ -167,6 +168,13 @@ def test_statuses() -> None:
     assert [rule["worst_wide"] for rule in subject["rules"]] == [0.25, 12.5, None, None]
 
 
+def test_a_violation_in_bfloat16_stands_beside_what_float32_has() -> None:
+    assert both(Cell(9, 376.0, 0.0576)).plain == "0.06  376 violated"
+    assert both(Cell(9, 376.0, -1.0)).plain == "-  376 violated"
+    assert both(Cell(9, np.inf, 12.5)).plain == "12.5 violated  violated"
+    assert [both(Cell(9, worst, worst)).plain for worst in (0.0, 0.5, np.inf)] == ["exact", "0.50  0.50", "violated"]
+
+
 def test_numbers_of_violations() -> None:
     off, nan, broken = report(OFF, NAN, BROKEN)["subjects"][0]["violations"]
     assert (off["result"], off["index"], off["dtype"]) == ("output", [0, 2, 1, 1], "float32")
@@ -179,10 +187,10 @@ def test_numbers_of_violations() -> None:
 def test_peer_counts_in_no_verdict() -> None:
     content = report(OFF)
     peer = content["subjects"][0] | {"peer": True}
-    both = document("run", [report()["subjects"][0], peer])
-    assert both["conforms"]
-    assert ElementTree.fromstring(junit(both).encode()).get("failures") == "0"
-    assert "Conforms" in page(both)
+    found = document("run", [report()["subjects"][0], peer])
+    assert found["conforms"]
+    assert ElementTree.fromstring(junit(found).encode()).get("failures") == "0"
+    assert "Conforms" in page(found)
     assert not document("run", [report()["subjects"][0], content["subjects"][0]])["conforms"]
 
 

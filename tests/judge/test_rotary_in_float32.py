@@ -16,7 +16,7 @@ from conformance.bounds.rotary import pair_columns
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.comparison import breaks
+from conformance.checks.comparison import Finding, breaks
 from conformance.checks.probe import Probe
 from conformance.checks.results import Violation
 from conformance.diagnosis.naming import diagnosis
@@ -326,6 +326,23 @@ def test_frequencies_in_float32() -> None:
     assert breaks(runner(AGREEMENT, case, AGREEMENT.prepare(case)))
     single_case = replace(case, rounding=ANGLES)
     assert not breaks(runner(AGREEMENT, single_case, AGREEMENT.prepare(single_case)))
-    halved = runner_of(lambda width, base: tuple(a / 2 for a in single(rotary.rotary_frequencies)(width, base)),
-                       "rotary_frequencies", **ANGLES)  # fmt: skip
-    assert breaks(halved(AGREEMENT, single_case, AGREEMENT.prepare(single_case)))
+
+
+@pytest.mark.rule("POS-4")
+@pytest.mark.parametrize(
+    ("dtype", "message"), [("float32", ""), ("float64", ""), ("float16", "dtype and shape float16")]
+)
+def test_dtypes_of_frequencies_beside_angles_in_float32(dtype: str, message: str) -> None:
+    """Frequencies in float64 may become angles in float32."""
+    case = Case("rotary_frequencies", "float64", {}, {"width": 64, "base": 10000.0}, rounding=ANGLES)
+
+    def found(times: float) -> list[Finding]:
+        def function(width: int, base: float) -> Any:
+            frequencies, size = rotary.rotary_frequencies(width, base)
+            return (times * frequencies).astype(dtype), size
+
+        runner = runner_of(function, "rotary_frequencies", **ANGLES)
+        return runner(AGREEMENT, case, AGREEMENT.prepare(case))
+
+    assert [message in finding.message for finding in found(1.0) if finding.ratio > 1] == [True] * bool(message)
+    assert breaks(found(0.5))

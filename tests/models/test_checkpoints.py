@@ -796,3 +796,25 @@ def test_memory_where_none_is_wanted() -> None:
     model = reference_numpy.load("pytorch", state(filled(torch.nn.TransformerDecoderLayer(16, 4, 24))), num_heads=4)
     with pytest.raises(ValueError, match="takes the encoder's output as memory"):
         model(np.ones((1, 3, 16), "float32"))
+
+
+def test_metadata_is_sorted(tmp_path: Path) -> None:
+    """The library writes it in another order in every process; the arrays and their places stay."""
+    path, arrays = tmp_path / "sorted.safetensors", {"b": np.arange(6.0).reshape(2, 3), "a": np.ones(1, np.float16)}
+    metadata = {f"{number}": f'"ü\x7f\n\x01 {number}' for number in (*range(20, 9, -1), 3)}
+    write_safetensors(path, arrays, metadata)
+    read, told = read_safetensors(path)
+    assert (list(read), told) == (["b", "a"], metadata)
+    assert all(np.array_equal(read[name], array) for name, array in arrays.items())
+    content = path.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert list(header["__metadata__"]) == sorted(metadata)
+
+
+@pytest.mark.parametrize("dialect", ["bert", "gpt2", "qwen3", "vit"])
+def test_names_of_which_none_is_the_dialects_are_told_once(dialect: str) -> None:
+    names = [f"mine.{number}" for number in range(40)]
+    with pytest.raises(ValueError, match=f"none of its names is one of dialect '{dialect}'; ") as caught:
+        read(dialect, {name: np.ones(2) for name in names}, **DIALECTS[dialect].example.hyperparameters)
+    assert str(caught.value).count("mine.") == 5
+    assert "rename its entries to those of the dialect nearest to the model" in str(caught.value)

@@ -40,11 +40,9 @@ def entries_of(dialect: str) -> dict[str, np.ndarray]:
 
 
 def folder_of(path: Path, dialect: str, without: tuple[str, ...] = (), **told: Any) -> Path:
-    """The example of a dialect's record, with other entries of config.json or without some. A Mistral has no biases."""
+    """The example of a dialect's record, with other entries of config.json or without some."""
     path.mkdir(exist_ok=True)
-    biased = told.get("model_type") != "mistral"
-    entries = {name: array for name, array in entries_of(dialect).items() if biased or not name.endswith("bias")}
-    save_file(entries, path / "model.safetensors")
+    save_file(entries_of(dialect), path / "model.safetensors")
     content = {"model_type": TYPES[dialect]} | CONTENT[dialect] | told
     content = {name: value for name, value in content.items() if name not in without}
     (path / "config.json").write_text(json.dumps(content))
@@ -85,7 +83,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "window of another family": ("llama", {"sliding_window": 4}, "sliding_window is 4, which is not known"),
     "biases of Mistral": (
         "llama",
-        {"model_type": "mistral"},
+        {"model_type": "mistral", "attention_bias": True},
         "a mistral has no biases, and attention_bias or mlp_bias",
     ),
     "activation": (
@@ -112,8 +110,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "biases that are not there": (
         "qwen3",
-        {"attention_bias": False},
-        "attention_bias is False, and there are such entries",
+        {"attention_bias": True},
+        "attention_bias is True, and there are no such entries",
     ),
     "number of layers": (
         "llama",
@@ -314,10 +312,11 @@ def test_a_softcap_of_none_is_another_than_that_of_the_file(tmp_path: Path) -> N
         read("gemma2", path, **options, softcap=None)
 
 
-@pytest.mark.parametrize("told", [{"tie_word_embeddings": False}, {"attention_bias": False}])
+@pytest.mark.parametrize("told", [{"tie_word_embeddings": False}, {"attention_bias": True}])
 def test_entries_that_contradict_the_file_are_refused_by_load_too(told: dict[str, Any], tmp_path: Path) -> None:
     path = folder_of(tmp_path, "llama", **told) / "model.safetensors"
-    with pytest.raises(ValueError, match=rf"by config.json {next(iter(told))} is False, and"):
+    ((key, value),) = told.items()
+    with pytest.raises(ValueError, match=rf"by config.json {key} is {value}, and"):
         read("llama", path, num_heads=4, key_heads=2)
 
 
@@ -352,12 +351,17 @@ def test_biases_come_together(dialect: str, one: str, there: bool) -> None:
     """One alone, and all but one."""
     record = DIALECTS[dialect]
     entries = entries_of(dialect)
-    names = [name.removesuffix("weight") + "bias" for name in entries if name.endswith(f"{one}.weight")]
-    assert names
-    alone = {name: array for name, array in entries.items() if not name.endswith("bias") or "norm" in name}
-    bias = {names[0]: entries[names[0].removesuffix("bias") + "weight"][:, 0]}
-    others = {name: array for name, array in entries.items() if name != names[0]}
-    given = others if not there and names[0] in entries else alone | bias
+    known = {row.theirs for row in record.described.table}
+    beside = {name.removesuffix("weight") + "bias": array for name, array in entries.items() if array.ndim == 2}
+    prefix = (*record.prefixes, "")[0]
+    biases = {
+        name: array[:, 0]
+        for name, array in beside.items()
+        if re.sub(r"\.\d+\.", ".{i}.", name.removeprefix(prefix)) in known
+    }
+    chosen = next(name for name in biases if name.endswith(f"{one}.bias"))
+    unbiased = {name: array for name, array in entries.items() if name not in biases}
+    given = unbiased | {name: bias for name, bias in biases.items() if (name == chosen) == there}
     with pytest.raises(ValueError, match=r"bias is missing"):
         read(dialect, given, **record.example.hyperparameters)
 
@@ -365,7 +369,7 @@ def test_biases_come_together(dialect: str, one: str, there: bool) -> None:
 # --- what the entries mean --------------------------------------------------------------------------------------------
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
-MISTRAL = {"model_type": "mistral", "attention_bias": False, "mlp_bias": False}
+MISTRAL = {"model_type": "mistral"}
 SMOL = {"model_type": "smollm3", "num_hidden_layers": 1}
 
 MEANT: dict[str, tuple[str, dict[str, Any], tuple[AttentionLayer, ...]]] = {
@@ -694,6 +698,8 @@ def test_folders_that_are_not_whole(broken: Callable[[Path, dict[str, str]], Non
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere is not there"):
         read_folder(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="nowhere is not there"):
+        read("bert", tmp_path / "nowhere")  # before its hyperparameters are
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"")
     with pytest.raises(ValueError, match="is a file, and a folder is needed"):
@@ -750,6 +756,30 @@ def test_port_lists_entries_of_a_folder_that_are_not_used(tmp_path: Path, withou
     assert "entries that dialect vit does not use: pooler.dense.bias, pooler.dense.weight" in output
 
 
+def test_port_lists_an_output_layer_that_architectures_leaves_out(tmp_path: Path, without_jax: None) -> None:
+    folder = folder_of(tmp_path, "qwen3", architectures=["Qwen3ForSequenceClassification"])
+    assert "does not use" not in command("port", folder)[1]
+    save_file(entries_of("qwen3") | {"lm_head.weight": np.ones((6, 8), "float32")}, folder / "model.safetensors")
+    assert "entries that dialect qwen3 does not use: lm_head.weight" in command("port", folder)[1]
+    parameters, configuration = read_folder(folder)
+    with pytest.raises(TypeError, match="got Decoder, which has no output layer; load_pretrained leaves it out where"):
+        reference_numpy.greedy(parameters, np.array([[1, 2]]), 2, configuration=configuration)
+
+
+def test_names_of_another_dialect_are_told_beside_a_config_that_cannot_be_read(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "qwen3", model_type="llama", layer_types=["full_attention"])
+    with pytest.raises(
+        ValueError, match="its names are those of dialect 'qwen3', and model_type is 'llama'; .*layer_t"
+    ):
+        read_folder(folder)
+    folder = folder_of(tmp_path, "qwen3", model_type="qwen2")
+    with pytest.raises(ValueError, match="its names are those of dialect 'qwen3'"):
+        read_folder(folder)
+    folder = folder_of(tmp_path, "qwen3", nothing=1)
+    with pytest.raises(ValueError, match=r"config.json cannot be read: nothing is 1"):
+        read_folder(folder)
+
+
 def with_tokenizer(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -786,7 +816,12 @@ def test_trace_without_what_it_needs(tmp_path: Path, without_jax: None) -> None:
     for words, message in (
         ((folder, "a b"), "tokenizer.json is not there: give token ids, such as 5,7,2, in place of a sentence"),
         ((folder, "a b", "--dialect", "qwen3"), "is a folder, whose config.json says"),
-        (("a b", "c"), "a folder must stand before the sentence where there are two words, got a b"),
+        (
+            ("a b", "c"),
+            "a folder must stand before the sentence where there are two words, got a b, which is not there",
+        ),
+        (("1,2", "--checkpoint", tmp_path / "nowhere"), "nowhere is not there"),
+        ((folder, "1,2", "--against", tmp_path / "nowhere.npz"), "nowhere.npz is not there"),
         ((folder, "1,2", "--checkpoint", folder), "a folder must stand before the sentence"),
         ((folder_of(tmp_path / "images", "vit"), "1,2"), "this model takes embeddings or images"),
     ):

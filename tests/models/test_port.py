@@ -320,7 +320,8 @@ def test_what_cannot_be_judged_is_told_in_one_line() -> None:
         ((".", "--dialect", "dawn"), "is a folder, whose config.json says what --dialect and --set say of a file"),
         ((".", "--set", "num_heads=4"), "is a folder, whose config.json says what --dialect and --set say of a file"),
         ((".",), "config.json is not there"),
-        (("narrow.safetensors",), "narrow.safetensors is no folder with a config.json, and needs --dialect"),
+        (("narrow.safetensors",), "narrow.safetensors is a file, and needs --dialect"),
+        (("nowhere",), "nowhere is not there"),
         (("nowhere.safetensors", "--dialect", "transformer101"), "nowhere.safetensors is not there"),
     ):
         code, output = command("port", *words)

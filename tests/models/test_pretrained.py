@@ -28,6 +28,7 @@ from specification.parameters import LanguageModel, Transformer, leaves
 from specification.rotary import Rotary, YarnScaling
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
 from tests.support.pretrained import (
+    CONTENT,
     MODELS,
     Call,
     Pretrained,
@@ -101,6 +102,46 @@ def test_a_model_of_each_dialect(dialect: str, tmp_path: Path) -> None:
     model, call = reference_numpy.load_pretrained(folder), call_of(made, "float64")
     exact, bound = bound_of(model, call, "float64", samples=12)
     assert ratio(result_of(module, made, call, "float64"), exact, bound, call, "float64") <= 1
+
+
+HEADS = {LanguageModel: "AutoModelForCausalLM", Transformer: "AutoModelForSeq2SeqLM"}
+
+
+def default_names(dialect: str, folder: Path, **options: Any) -> set[str]:
+    """The names in a file of a default model of the family, of the sizes of the record's example."""
+    import transformers
+    from safetensors import safe_open
+
+    record = DIALECTS[dialect]
+    content = {name: value for name, value in CONTENT[dialect].items() if name not in ("torch_dtype", "architectures")}
+    configuration = transformers.AutoConfig.for_model(
+        next(iter(record.config.families)), **content | {"pad_token_id": 0, **options}
+    )
+    kind = getattr(transformers, HEADS.get(record.described.structure, "AutoModel"))
+    kind.from_config(configuration).save_pretrained(folder)
+    with safe_open(folder / "model.safetensors", "np") as file:
+        names = set(file.keys())
+    known, prefix = record.example_entries(), (*record.prefixes, "")[0]
+    whole = {name if name in known else prefix + name for name in names}
+    return {name for name in whole if not re.search(r"\.[1-9]\d*\.", name) or name in known}
+
+
+@pytest.mark.parametrize("dialect", CONTENT)
+def test_the_example_of_a_record_has_the_names_of_a_default_model(dialect: str, tmp_path: Path) -> None:
+    """Its biases, among others, are those that the family has where no option says otherwise."""
+    assert default_names(dialect, tmp_path) == set(DIALECTS[dialect].example_entries())
+
+
+@pytest.mark.parametrize(
+    ("dialect", "options"),
+    [("llama", {"attention_bias": True}), ("llama", {"mlp_bias": True}), ("gpt_neox", {"attention_bias": False})],
+)
+def test_other_biases_than_those_of_a_default_model_show(
+    dialect: str, options: dict[str, bool], tmp_path: Path
+) -> None:
+    different = default_names(dialect, tmp_path, **options) ^ set(DIALECTS[dialect].example_entries())
+    assert different
+    assert all(name.endswith("bias") for name in different)
 
 
 @pytest.mark.slow

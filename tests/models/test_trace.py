@@ -251,7 +251,23 @@ def test_what_is_saved_is_compared(folder: Path) -> None:
     code, output = command("trace", INPUT, *dawn(), "--against", "steps.npz", "--json", "trace.json")
     assert code == 1
     assert f"the first that departs is {step}[0, 0, 1]: got " in output
-    assert json.loads(Path("trace.json").read_text())["against"]["first"]["step"] == step
+    report = json.loads(Path("trace.json").read_text())
+    assert (report["against"]["first"]["step"], report["conforms"], report["first_beyond"]) == (step, False, None)
+
+
+def test_a_port_in_sixteen_bits_has_rounded_weights(folder: Path) -> None:
+    """The steps of a model in float16, whose embedding looks up numbers that the checkpoint does not hold."""
+    arrays = computed("float16")
+    np.savez("own.npz", **arrays)
+    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
+    assert code == 0, output
+    assert "the checkpoint's weights were rounded to float16 first" in output
+    step = next(iter(arrays))
+    arrays[step] = np.nextafter(arrays[step], np.float16(9))
+    np.savez("own.npz", **arrays)
+    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
+    assert code == 1
+    assert f"the first that departs is {step}[" in output
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -21,10 +21,11 @@ from conformance.checks.comparison import Finding
 from conformance.checks.levels import CORE, ROBUST, STRICT
 from conformance.diagnosis.naming import several_there
 from conformance.judge.watched import JudgedCall, judge_calls
+from conformance.models import watching
 from conformance.models.named_attention import adapted, implementation
-from conformance.models.watching import read_tokens, refuse_unknown, watch
+from conformance.models.watching import read_tokens, refuse_absent, refuse_unknown, watch
 from conformance.reports.narrow import fitting
-from conformance.reports.watched import blocks, call_cells, calls_table, mask_name
+from conformance.reports.watched import blocks, call_cells, calls_table, mask_name, watch_content
 from conformance.subjects.attention_calls import case_of, described
 from reference_numpy import materialize
 from specification import Causal, Dense, SlidingWindow
@@ -145,6 +146,33 @@ def test_rows_of_padding_follow_the_levels() -> None:
 
 
 @SLOW
+def test_empty_rows_and_sixteen_bits_are_told_apart() -> None:
+    """Eager models round the weights to 16 bits, and give rows that allow nothing the mean: no one hides the other."""
+    (call, *_) = judge_calls(watch(hf.small_model("llama", "eager", "bfloat16"), hf.inputs(padded="left")))
+    told = [(part.violation.rule, part.violation.level, part.remark) for part in call.parts if part.violation]
+    assert told == [("ATT-6", ROBUST, ""), ("ATT-9", STRICT, "conforms under weights=inputs")]
+    assert not call.conforms(ROBUST)
+    empty, others = ({*part.wrong_rows} for part in call.parts)
+    assert (len(empty), empty & others) == (4 * 8, set())
+    assert [text.partition(" ")[0] for text in blocks([call])] == ["ATT-6", "ATT-9"]
+    content = watch_content([call], ROBUST)
+    assert (content["conforms"], content["calls"][0]["beside"]["rule"]) == (False, "ATT-9")
+    for conventions, rule in (({"weights": "inputs"}, "ATT-6"), ({"empty_rows": "mean"}, "ATT-9")):
+        calls = watch(hf.small_model("llama", "eager", "bfloat16"), hf.inputs(padded="left"))
+        (call, *_) = judge_calls(calls, conventions)
+        assert [part.violation.rule for part in call.parts if part.violation] == [rule]
+
+
+@SLOW
+def test_of_empty_rows_and_others_the_lower_level_comes_first() -> None:
+    with hf.registered(hf.wrong_scale_and_mean_in_empty_rows) as name:
+        (call, *_) = judge_calls(watch(hf.small_model("llama", name), hf.inputs(padded="left")))
+    told = [(part.violation.rule, part.violation.level) for part in call.parts if part.violation]
+    assert told == [("ATT-1", CORE), ("ATT-6", ROBUST)]
+    assert not call.conforms(CORE)
+
+
+@SLOW
 def test_gradients_that_are_wrong_beside_empty_rows_too_are_of_the_core() -> None:
     with hf.registered(hf.key_without_gradient) as name:
         calls = judge_calls(watch(hf.small_model("llama", name), hf.inputs(padded="left"), backward=True))
@@ -260,6 +288,7 @@ def test_weights_that_are_not_trained_are_no_missing_gradients() -> None:
         (hf.query_scaled_in_place, "ATT-13", "query"),
         pytest.param(hf.scale_left_out_and_query_changed, "ATT-1", "query", marks=SLOW),
         pytest.param(hf.key_spoiled_afterwards, "ATT-13", "key", marks=SLOW),
+        (hf.mask_changed, "ATT-13", "mask"),
     ],
 )
 def test_inputs_are_judged_as_they_were(fault: Callable[..., Any], rule: str, changed: str) -> None:
@@ -302,12 +331,87 @@ def test_what_is_not_a_number_is_counted_and_where_it_begins() -> None:
     assert second.reason == "its inputs hold NaN or infinities"
 
 
+EXPECTED = r"expected float32 [1, 12, 4, 8] [batch, queries, heads, width]"
+SWAPPED = "; heads and queries have changed places"
+FORMS = [
+    (hf.in_half_precision, f"output: is float16 [1, 12, 4, 8], {EXPECTED}"),
+    (hf.without_the_last_query, f"output: is float32 [1, 11, 4, 8], {EXPECTED}"),
+    (
+        hf.heads_and_queries_swapped,
+        f"output: is float32 [1, 4, 12, 8], {EXPECTED}{SWAPPED}",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"), [pytest.param(*row, marks=SLOW if number else ()) for number, row in enumerate(FORMS)]
+)
+def test_an_output_of_another_form(fault: Callable[..., Any], found: str) -> None:
+    """All calls are judged, also where the model could not go on with it."""
+    calls = with_fault("llama", fault)
+    assert [str(call.worst) for call in calls] == [found] * 2
+    assert not any(call.conforms(CORE) for call in calls)
+
+
 @SLOW
-def test_an_output_of_another_shape() -> None:
-    """The model itself takes it: as many numbers are to be merged."""
-    call = with_fault("llama", hf.heads_and_queries_swapped)[0]
-    assert not call.conforms(CORE)
-    assert "has dtype and shape" in str(call.worst)
+def test_another_form_is_told_in_the_axes_of_the_function() -> None:
+    """A function with the signature of `attention` has heads before queries."""
+
+    def length_first(query: Any, key: Any, value: Any, mask: Any = None, scale: Any = None) -> Any:
+        return torch.zeros(query.shape).transpose(1, 2)
+
+    with hf.registered(adapted(length_first)) as name:
+        call = judged("llama", name, backward=False)[0]
+    told = f"is float32 [1, 12, 4, 8], expected float32 [1, 4, 12, 8] [batch, heads, queries, width]{SWAPPED}"
+    assert str(call.worst).endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        (lambda output: output, r"torch\.Tensor \[1, 12, 4, 8\]"),
+        (lambda output: (output, None, None), r"a tuple of \(torch\.Tensor \[1, 12, 4, 8\], NoneType, NoneType\)"),
+        (lambda output: (output.detach().numpy(), None), r"a tuple of \(numpy\.ndarray \[1, 12, 4, 8\], NoneType\)"),
+        (lambda output: None, "NoneType"),
+    ],
+)
+def test_what_is_not_an_output_and_weights_is_told(returned: Callable[[Any], Any], told: str) -> None:
+    def function(module: Any, *tensors: Any, **more: Any) -> Any:
+        return returned(hf.attention_forward(module, *tensors, **more)[0])
+
+    with (
+        hf.registered(function) as name,
+        pytest.raises(TypeError, match=rf"must return \(output, weights\), .*, got {told}\nmodel\.layers\.0"),
+    ):
+        watch(hf.small_model("llama", name), hf.inputs())
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        (hf.dropped_at_random, "the same call, made again, gives another number, as by dropout or random numbers"),
+        pytest.param(hf.strides_ignored, "strides are ignored: in contiguous arrays", marks=SLOW),
+    ],
+)
+def test_a_result_of_other_things_than_its_inputs(fault: Callable[..., Any], name: str) -> None:
+    with hf.registered(fault) as registered:
+        calls = judged("bert", registered, backward=False)
+    for call in calls:
+        assert call.violation is not None
+        assert call.violation.rule == "ATT-13"
+        assert call.violation.diagnosis[0].startswith(name)
+
+
+def test_chance_within_the_bound_hides_no_mistake() -> None:
+    """As of sums in any order on a GPU."""
+
+    def jittered(*given: Any, **more: Any) -> Any:
+        output, weights = hf.heads_in_another_order(*given, **more)
+        return torch.nextafter(output, output + torch.randn_like(output)), weights
+
+    for call in with_fault("llama", jittered):
+        assert call.violation is not None
+        assert call.violation.rule == "ATT-7"
 
 
 def test_what_the_model_got_is_judged() -> None:
@@ -323,6 +427,7 @@ def test_what_the_model_got_is_judged() -> None:
     first, second = with_fault("llama", wrong_at_first)
     assert first.violation is not None
     assert first.violation.rule == "ATT-13"
+    assert first.violation.diagnosis == ("the same call, made again, is right",)
     assert second.conforms(STRICT)
 
 
@@ -540,16 +645,17 @@ def test_the_default_scale_needs_no_parameter() -> None:
     for scale in (None, 12**-0.5, 1 / np.sqrt(12), rounded):
         assert torch.equal(adapted(without_scale)(None, *given, is_causal=False, scaling=scale)[0], right)
     for scale, inputs in ((0.25, given), (rounded, [x.double() for x in given])):
-        with pytest.raises(TypeError, match="unexpected keyword argument 'scale'"):
+        with pytest.raises(TypeError, match="the call needs scale, and the function has no parameter of that name"):
             adapted(without_scale)(None, *inputs, is_causal=False, scaling=scale)
 
 
 @pytest.mark.parametrize(
     ("output", "told"),
     [
-        ((torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 3)), r"a tuple of \(\[1, 2, 3, 4\], \[1, 2, 3, 3\]\)"),
-        ([torch.zeros(2, 3), None], r"a list of \(\[2, 3\], NoneType\)"),
-        (torch.zeros(3, 8), r"\[3, 8\]"),
+        ((torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 3)), r"a tuple of \(torch.Tensor \[1, 2, 3, 4\], .*\)"),
+        ([torch.zeros(2, 3), None], r"a list of \(torch.Tensor \[2, 3\], NoneType\)"),
+        (torch.zeros(3, 8), r"torch.Tensor \[3, 8\]"),
+        (np.zeros((1, 2, 3, 4)), r"numpy.ndarray \[1, 2, 3, 4\]"),
         (None, "NoneType"),
     ],
 )
@@ -560,6 +666,33 @@ def test_what_is_no_output_is_told(output: Any, told: str) -> None:
     given = [torch.zeros(1, 2, 3, 4)] * 3
     with pytest.raises(TypeError, match=rf"must return one tensor \[batch, heads, queries, width\], got {told}$"):
         adapted(function)(None, *given, is_causal=False)
+
+
+def test_a_function_without_a_mask_is_judged_where_every_pair_is_allowed() -> None:
+    def attention(query: Any, key: Any, value: Any, *, scale: Any = None) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale)
+
+    with hf.registered(adapted(attention)) as name:
+        model = hf.small_model("bert", name)
+        assert all(call.conforms(STRICT) and call.judged for call in judge_calls(watch(model, hf.inputs())))
+        with pytest.raises(TypeError, match="the call needs mask, and the function has no parameter of that name") as e:
+            watch(model, hf.inputs(padded="right"))
+    assert e.value.__notes__ == ["bert.encoder.layer.0.attention.self"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ("query, key, value, attention_mask, dropout=0.0, scaling=None, **others", "multiple values for .*'dropout'"),
+        ("module, query, key, value, attention_mask", "unexpected keyword argument 'dropout'"),
+    ],
+)
+def test_a_function_that_transformers_cannot_call_is_refused(parameters: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "my_kernel.py"
+    file.write_text(f"def attention({parameters}): ...")
+    expected = r"must take \(module, query, key, value, attention_mask, dropout=0.0, scaling=None, \*\*others\), as "
+    with pytest.raises(ValueError, match=rf"my_kernel\.py:attention {expected}transformers calls it: .*{message}"):
+        implementation(f"{file}:attention")
 
 
 def test_a_function_without_names_is_refused(tmp_path: Path) -> None:
@@ -597,7 +730,24 @@ def test_an_error_in_it_is_told_in_one_line(folder: Path, tmp_path: Path) -> Non
     code, output = watched_with("def attention(query, key, value, **others):\n    raise OSError(9)", folder, tmp_path)
     assert code == 2
     assert output.startswith("LlamaForCausalLM cannot be run on 6 tokens: OSError: 9 (raised at ")
-    assert output.endswith("my_kernel.py:2 in attention)\n")
+    assert output.endswith("my_kernel.py:2 in attention, in model.layers.0.self_attn)\n")
+
+
+def test_a_device_must_be_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for device in ("cpu", "cuda", "cuda:1"):
+        refuse_absent(device)
+    for device in ("cuda:2", "meta", "gpu"):
+        code, output = command("watch", folder, "--tokens", "3,1", "--device", device)
+        assert (code, output) == (2, f"no device {device} here: PyTorch sees cpu, cuda, cuda:0, cuda:1\n")
+
+
+def test_a_model_is_watched_on_the_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of "meta" have no numbers to judge."""
+    monkeypatch.setattr(watching, "refuse_absent", lambda device: None)
+    code, output = command("watch", folder, "--tokens", "3,1", "--device", "meta")
+    assert code == 2
+    assert "meta" in output.lower()
 
 
 @pytest.mark.parametrize("kind", ["keyword", "input"])
@@ -688,6 +838,7 @@ def cut(folder: Path) -> None:
 
 
 BROKEN = [
+    (shutil.rmtree, "copy is not there"),
     (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     (written("config.json", '{"a": '), "config.json cannot be read as JSON: Expecting value"),
     (written("config.json", "[]"), "config.json must hold an object"),
@@ -702,6 +853,8 @@ BROKEN = [
     (written("tokenizer.json", "{}"), "copy has no tokenizer that can be loaded: "),
     (written("tokenizer_config.json", "{"), "tokenizer_config.json cannot be read as JSON: Expecting property name"),
     (lambda folder: None, "tokenizer.json is not there; give token ids by --tokens"),
+    (written("tokenizer_config.json", '{"tokenizer_class": "Qwen2Tokenizer"}'), "tokenizer.json is not there; give"),
+    (written("tokenizer_config.json", '{"tokenizer_class": "GemmaTokenizer"}'), "tokenizer.json is not there; give"),
 ]
 
 

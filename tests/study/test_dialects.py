@@ -180,6 +180,19 @@ def test_where_some_entries_go() -> None:
     assert blog["encoder.norm.{alpha, bias}"].ours == "encoder.norm.{weight, bias}"
 
 
+def test_entries_that_not_every_checkpoint_has(built: Path) -> None:
+    assert dialect_texts.optional("llama") == (
+        [],
+        ["*self_attn.?_proj.bias", "*mlp.*_proj.bias", "lm_head.weight"],
+    )
+    assert dialect_texts.optional("vit") == (["*attention.attention.*.bias"], [])
+    assert "<dd>no, unless attention_bias is true in config.json</dd>" in page(built, "llama")
+    assert "<p>Some checkpoints also have <code>*self_attn.?_proj.bias</code>" in page(built, "llama")
+    assert "<p>Not every checkpoint has <code>*attention.attention.*.bias</code>.</p>" in page(built, "vit")
+    assert "<dd>yes</dd>" in page(built, "qwen2")
+    assert dialect_texts.optional("qwen2") == ([], ["lm_head.weight"])
+
+
 def test_names_that_are_exchanged_show(monkeypatch: pytest.MonkeyPatch) -> None:
     record = known.DIALECTS["dawn"]
     other = {"mha.W_q": "mha.W_k", "mha.W_k": "mha.W_q"}

@@ -15,11 +15,11 @@ from specification import Causal
 from specification.configuration import Configuration
 from study import site
 from study.capturing import Call, returning
-from study.examples import beams, decoding, generation, masks, models, running, tiny, training
+from study.examples import beams, decoding, generation, masks, models, running, tiny, training, working
 from study.examples.calls import examples
 from study.examples.parts import Part, Shown, figure
 from study.examples.showing import SEVERAL, parts_of
-from study.examples.working import title
+from study.examples.working import title, worked
 from study.operations import OPERATIONS
 from study.sources import LABELS, PACKAGES
 
@@ -105,6 +105,41 @@ def test_the_rotary_example_says_what_its_arrays_mean() -> None:
     x, output = part.given[0].array[0, 0, 1], shown(part, "output").array[0, 0, 1]
     turned = np.exp(1j * angles[0, 1]) * (x[:2] + 1j * x[2:])  # columns 0 and 2, 1 and 3
     assert np.allclose(output, [*turned.real, *turned.imag])
+
+
+HALF_THE_DIGITS = 2.0**-12
+"""Of float32."""
+
+
+QUICK = ("losses", "softmax")
+OTHERS = [pytest.param(page, marks=pytest.mark.slow) for page in examples() if page not in QUICK]
+
+
+@pytest.mark.parametrize("page", [*QUICK, *OTHERS])
+def test_arrays_of_one_name_are_the_same_in_all_three(page: str) -> None:
+    """No row of the table of differences looks like a broken port where the results agree."""
+    found = worked(page)
+    assert found is not None
+    for name, distances in found.apart.items():
+        largest = np.abs(found.steps[name].astype(float)).max()
+        assert max(distances.values()) <= HALF_THE_DIGITS * largest, name
+
+
+def test_rows_that_do_not_count_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    (part,) = parts_of("losses")
+    assert "set the logits of all others to 0" in part.tables[0].note
+    everywhere = examples()["losses"]._replace(counted=None)
+    monkeypatch.setattr(working, "examples", lambda: {"losses": everywhere})
+    found = worked.__wrapped__("losses")
+    assert found is not None
+    assert min(found.apart["shifted"].values()) > 1
+
+
+def test_a_fault_in_a_row_that_counts_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, "torch_impl.losses", "at_targets", lambda array: 1.01 * array)
+    found = worked.__wrapped__("losses")
+    assert found is not None
+    assert found.apart["losses in row_losses"]["torch_impl"] > HALF_THE_DIGITS
 
 
 # --- blocks and models ------------------------------------------------------------------------------------------------
@@ -255,6 +290,7 @@ def test_arrays_are_drawn_as_they_are() -> None:
     assert [cell.text for cell in (*first, *second)] == ["1", "-2", "0.5", "inf"]
     assert [cell.shade for cell in first] == [0.5, -1]
     assert [cell.marked for cell in (*first, *second)] == [False, True, False, False]
+    assert figure(Shown("x", np.array([-0.0])))["tables"][0][0][0].text == "0"
     assert all(cell.shade == 0 for cell in figure(Shown("ids", np.array([3, 4])))["tables"][0][0])
 
 
@@ -271,3 +307,7 @@ def test_an_array_is_named_by_its_function_where_the_name_is_another_s() -> None
     assert title(case, ("normal_distribution", "x")) == "x in normal_distribution"
     assert title(case, ("feed_forward", "x")) == "x"
     assert title(case, ("feed_forward", "hidden")) == "hidden"
+    losses = [("row_losses", "losses"), ("reduced", "losses")]
+    assert [title(examples()["losses"].case, one, losses) for one in losses] == [
+        "losses in row_losses", "losses in reduced",
+    ]  # fmt: skip

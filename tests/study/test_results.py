@@ -17,6 +17,7 @@ from study import results, storing
 from study.plots import plots, within_page
 from study.rules import rule_texts
 from study.sources import LABELS, ROOT
+from study.timings import notes
 from tests.judge.test_reports import model
 from tests.study.test_site import dead_links, fetched, ids
 from tests.support.made_results import NASTY, Result, benchmark, built, report, text_of, written
@@ -29,6 +30,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     texts = built(folder / "site", found)
     assert dead_links(folder / "site") == []
     return texts
+
+
+def test_remarks_of_a_stored_benchmark_are_on_the_pages_and_in_the_document() -> None:
+    stored = json.loads(results.BENCHMARKS.read_text())
+    text = " ".join((ROOT / "docs" / "benchmarks.md").read_text().replace("`", "").split())
+    assert notes(stored)[: len(stored["remarks"])] == tuple(stored["remarks"])
+    assert [remark for remark in stored["remarks"] if remark not in text] == []
 
 
 # --- what was measured ------------------------------------------------------------------------------------------------
@@ -81,9 +89,8 @@ def test_a_run_that_did_not_end(told: Result, tmp_path: Path) -> None:
 def test_speed_stands_where_it_is_known(pages: dict[str, str]) -> None:
     found = text_of(pages["attention"], "measured")
     assert "causal, T=32 2.25e+03 [2e+03, 2.5e+03] 562 [500, 625] 281 [250, 312] Fast library 141" in found
-    assert "Largest lead of torch_impl, layer norm: Slow library takes 6.00 [6.00, 6.00] times as long" in text_of(
-        pages["layer_norm"], "measured"
-    )
+    lead = "Largest lead of torch_impl, layer norm over the fastest library: Slow library takes 6.00 [6.00, 6.00] times"
+    assert f"{lead} as long" in text_of(pages["layer_norm"], "measured")
     assert "Only attention and layer norm as a whole are timed" in text_of(pages["softmax"], "measured")
 
 

@@ -73,6 +73,12 @@ def wrong_scale(module: Any, *tensors: Any, scaling: float, **more: Any) -> Any:
     return attention_forward(module, *tensors, scaling=1.1 * scaling, **more)
 
 
+def wrong_scale_and_mean_in_empty_rows(module: Any, query: Any, key: Any, value: Any, *mask: Any, **more: Any) -> Any:
+    output, weights = wrong_scale(module, query, key, value, *mask, **more)
+    mean = value.mean(2).repeat_interleave(query.shape[1] // value.shape[1], 1)[:, None]
+    return torch.where((output == 0).all(-1, keepdim=True), mean, output), weights
+
+
 def scale_left_out(module: Any, *tensors: Any, scaling: float, **more: Any) -> Any:
     return attention_forward(module, *tensors, scaling=1.0, **more)
 
@@ -165,6 +171,32 @@ def not_a_number(module: Any, *tensors: Any, **more: Any) -> Any:
 def heads_and_queries_swapped(module: Any, *tensors: Any, **more: Any) -> Any:
     output, weights = attention_forward(module, *tensors, **more)
     return output.transpose(1, 2), weights
+
+
+def mask_changed(module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    returned = attention_forward(module, query, key, value, mask, **more)
+    mask.logical_not_()
+    return returned
+
+
+def strides_ignored(module: Any, query: Any, *others: Any, **more: Any) -> Any:
+    contiguous = torch.empty(query.shape).stride()
+    return attention_forward(module, query.as_strided(query.shape, contiguous), *others, **more)
+
+
+def dropped_at_random(module: Any, *tensors: Any, **more: Any) -> Any:
+    output, weights = attention_forward(module, *tensors, **more)
+    return torch.nn.functional.dropout(output, 0.1), weights
+
+
+def in_half_precision(module: Any, *tensors: Any, **more: Any) -> Any:
+    output, weights = attention_forward(module, *tensors, **more)
+    return output.half(), weights
+
+
+def without_the_last_query(module: Any, *tensors: Any, **more: Any) -> Any:
+    output, weights = attention_forward(module, *tensors, **more)
+    return output[:, :-1], weights
 
 
 @contextmanager

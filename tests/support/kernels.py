@@ -39,6 +39,16 @@ def flash_attn_func(
     return output.transpose(1, 2)
 
 
+def causal_kernel(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float | None = None) -> Tensor:
+    """[batch, heads, length, width]: always causal, at the bottom right."""
+    return torch_impl.attention(q, k, v, mask=Causal(k.shape[2] - q.shape[2]), scale=sm_scale)
+
+
+def windowed_kernel(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float | None = None, before: int = 31) -> Tensor:
+    """[batch, heads, length, width]: each query sees its own key and 31 before it, from the bottom right."""
+    return torch_impl.attention(q, k, v, mask=SlidingWindow(before, 0, k.shape[2] - q.shape[2]), scale=sm_scale)
+
+
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,

@@ -8,9 +8,13 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
+from conformance.checks.results import Cell
 from conformance.cli.console import console
 from conformance.cli.options import Effort, Seed
+from conformance.judge.report import Report
+from conformance.reports.tables import RATIOS, both, violation_lines
 
 
 def engines(
@@ -19,18 +23,17 @@ def engines(
     only: Annotated[list[str] | None, typer.Option(help="a word in the title; may be repeated")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
 ) -> None:
-    """Judge every engine of the ports, and print its largest error ratio."""
+    """Judge every engine of the ports, and print its largest error ratios."""
     from conformance.peers.engines import ENGINES, judge
     from conformance.peers.peer import gpu_of
-    from conformance.reports.tables import violation_lines
 
     first = secrets.randbelow(2**32) if seed is None else seed
     chosen = [e for e in ENGINES if not only or any(word in e.title for word in only)]
     if not chosen:
         console.print(f"no engine has this word in its title; the engines are: {'; '.join(e.title for e in ENGINES)}")
         raise typer.Exit(2)
-    table = Table(title=f"Engines, seed {first}", title_justify="left")
-    for heading in ("engine", "cases", "rules", "worst error in bounds", "violations"):
+    table = Table(title=f"Engines, seed {first}. {RATIOS}", title_justify="left")
+    for heading in ("engine", "cases", "rules", "worst", "violations"):
         table.add_column(heading, justify="left" if heading == "engine" else "right")
     conforms = True
     for engine in chosen:
@@ -43,8 +46,14 @@ def engines(
         report = judge(engine, effort=effort, seed=first, device=device)
         console.print(*map(violation_lines, report.violations), sep="\n", end="")
         conforms &= report.conforms
-        worst = max((rule.worst for rule in report.rules.values()), default=0.0)
-        cases = sum(rule.cases for rule in report.rules.values())
-        table.add_row(engine.title, str(cases), str(len(report.rules)), f"{worst:.2f}", str(len(report.violations)))
+        table.add_row(engine.title, *row(report))
     console.print(table)
     raise typer.Exit(0 if conforms else 1)
+
+
+def row(report: Report) -> list[Text | str]:
+    """Cases, rules, largest error ratios and violations of one engine."""
+    whole = Cell()
+    for cell in report.rules.values():
+        whole.include(cell)
+    return [str(whole.cases), str(len(report.rules)), both(whole), str(len(report.violations))]

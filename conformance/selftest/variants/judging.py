@@ -6,6 +6,7 @@ import multiprocessing
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
+from conformance.cases.declaration import listed
 from conformance.checks.results import Results
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import SHRINKING, run_corpus, run_probe, run_refusals, silent
@@ -27,7 +28,7 @@ def chosen(arrays: Collection[str], only: Collection[str] = ()) -> list[int]:
     return [
         index
         for index, variant in enumerate(VARIANTS)
-        if variant.arrays in arrays and (not only or any(word in variant.title for word in only))
+        if variant.arrays in listed(arrays) and (not only or any(word in variant.title for word in listed(only)))
     ]
 
 

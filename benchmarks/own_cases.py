@@ -1,0 +1,58 @@
+"""Cases of one's own sizes, as `--case` names them: "B=1, H=16, G=4, T=2048, D=64, causal"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.cases import Case, both_ways
+
+LAYER_NORM = "layer norm"
+SIZES = {"attention": ("B", "H", "G", "T", "Q", "K", "D"), "layer_norm": ("B", "T", "D")}
+WORDS = ("dense", "causal", "lengths", LAYER_NORM)
+NUMBERED = ("window", "segments")
+WHAT = (
+    "expected sizes B, H, G, T, Q, K, D and one of dense, causal, lengths, window=N, segments=N; or layer norm, B, T, D"
+)
+
+
+def own_cases(text: str, device: str) -> tuple[Case, Case]:
+    """Return the case that the text describes, and the same with its backward pass; ValueError says what is wrong.
+
+    Sizes without a number are B=1, H=8, T=128, D=64; T stands for Q and K, and G is H. Values are as wide as keys. The
+    dtype is that of most cases: float32 on a CPU, bfloat16 on a GPU.
+    """
+    numbers: dict[str, int] = {}
+    words: list[str] = []
+    try:
+        for part in filter(None, map(str.strip, text.split(","))):
+            name, equals, number = map(str.strip, part.partition("="))
+            if name not in ((*SIZES["attention"], *NUMBERED) if equals else WORDS):
+                raise ValueError(f"{part!r} is unknown")
+            if equals and not (number.isdecimal() and int(number) > 0):
+                raise ValueError(f"{name} must be a whole number above 0, got {number!r}")
+            if name in numbers or (name in (*WORDS, *NUMBERED) and words):
+                raise ValueError(f"{part!r} is one too many")
+            numbers |= {name: int(number)} if equals else {}
+            words += [name] if name in (*WORDS, *NUMBERED) else []
+        name = ", ".join(map(str.strip, text.strip(" ,").split(",")))
+        return both_ways(case_of(name, numbers, words[0] if words else "dense", device))
+    except ValueError as error:
+        raise ValueError(f"--case {text!r}: {error}; {WHAT}") from None
+
+
+def case_of(name: str, numbers: dict[str, int], kind: str, device: str) -> Case:
+    operation = "layer_norm" if kind == LAYER_NORM else "attention"
+    more = sorted({*numbers} - {*SIZES[operation], *NUMBERED})
+    if more:
+        raise ValueError(f"layer norm has no {', '.join(more)}")
+    length, heads = numbers.get("T", 128), 1 if operation == "layer_norm" else numbers.get("H", 8)
+    sizes: dict[str, Any] = {"Q": length, "K": length, "H": heads, "G": heads, "V": numbers.get("D", 64)}
+    sizes |= {one: number for one, number in numbers.items() if one != "T"}
+    if sizes["H"] % sizes["G"]:
+        raise ValueError(f"H must be a multiple of G, got {sizes['H']} and {sizes['G']}")
+    if kind in ("causal", *NUMBERED) and sizes["Q"] != sizes["K"]:
+        raise ValueError(f"{kind} has as many queries as keys, got {sizes['Q']} and {sizes['K']}")
+    if numbers.get("segments", 1) > sizes["K"]:
+        raise ValueError(f"{numbers['segments']} segments of {sizes['K']} keys")
+    kind = "dense" if operation == "layer_norm" else kind
+    return Case(name, operation, kind=kind, dtype="bfloat16" if device == "cuda" else "float32", **sizes)

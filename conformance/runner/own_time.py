@@ -1,0 +1,100 @@
+"""Own time: how long a process has had, without the time in which others had the processors.
+
+A time limit counts own time, or the verdict would depend on what else runs on the machine. All wall time is a process's
+own in which it sleeps, or waits for a lock or a file. A thread that could run and waits for a processor is starved.
+
+Linux counts for every thread how long it ran and how long it waited to run. Let R and S be the sums over the threads of
+a process and of the processes that it has started, and W the wall time. Others took at most S. Where R + S > W, several
+threads could run at once; the wall time counts as starved in the proportion of S to R + S. So
+
+    own time = max(W - S * min(1, W / (R + S)), R / cores)
+
+The second term is for a process with more threads than cores, which starves itself: in less time all cores together
+cannot run so long. On an idle machine S is about 0 and own time is wall time. It is also wall time on a system that
+does not count as Linux does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+LOOKING = 0.2
+"""Seconds between two looks at a process that is waited for."""
+TASKS = "/proc/{}/task"
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+Times = dict[int, tuple[float, float]]
+"""Of each thread, by its identifier: seconds for which it ran, and for which it waited to run."""
+
+
+def times(pid: int) -> Times:
+    """What the system has counted for the threads of a process and of those that it has started; {} if it does not."""
+    found: Times = {}
+    processes = [pid]
+    for process in processes:
+        with contextlib.suppress(OSError, ValueError):  # no such system, or the process has ended
+            for thread in Path(TASKS.format(process)).iterdir():
+                with contextlib.suppress(OSError, ValueError):
+                    ran, waited, _ = (thread / "schedstat").read_text().split()
+                    found[int(thread.name)] = int(ran) / 1e9, int(waited) / 1e9
+                    processes += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def now(pid: int) -> tuple[float, Times]:
+    return time.monotonic(), times(pid)
+
+
+@lru_cache(maxsize=1)
+def lately(pid: int, period: int) -> tuple[float, Times]:
+    """As `now`, for all calls with the same period: a reading takes some 20 microseconds for each thread."""
+    return now(pid)
+
+
+class OwnTime:
+    """The own time of a process from now on.
+
+    tolerance: seconds of starved time before now that may count as later. Short calls then share one reading.
+    """
+
+    def __init__(self, pid: int, tolerance: float = 0.0) -> None:
+        start = time.monotonic()
+        self.pid = pid
+        self.since, self.first = lately(pid, int(start / tolerance)) if tolerance else now(pid)
+        self.before, self.latest = start - self.since, self.first
+
+    def passed(self) -> float:
+        """Seconds. Call it now and then: of threads that have ended, it knows what an earlier call has seen."""
+        at, found = now(self.pid)
+        self.latest = self.latest | found
+        ran = waited = 0.0
+        for thread, (ran_then, waited_then) in self.latest.items():
+            ran_first, waited_first = self.first.get(thread, (0.0, 0.0))
+            ran += max(ran_then - ran_first, 0.0)  # below 0 where another thread has an ended one's identifier
+            waited += max(waited_then - waited_first, 0.0)
+        return own_part(at - self.since, ran, waited) - self.before
+
+
+def own_part(wall: float, ran: float, waited: float) -> float:
+    """The own time in some wall time, of threads that ran, and waited to run, for so many seconds together."""
+    starved = waited * min(1.0, wall / (ran + waited)) if waited else 0.0
+    return max(wall - starved, ran / CORES)
+
+
+def ready_in_time(ready: Callable[[float], object], pid: int, seconds: float) -> bool:
+    """Whether something is ready before a process has had so much own time.
+
+    ready: waits for at most the seconds that it is given, and returns whether it is ready.
+    """
+    if ready(LOOKING):
+        return True
+    own = OwnTime(pid)
+    while not ready(LOOKING):
+        if own.passed() > seconds - LOOKING:
+            return False
+    return True

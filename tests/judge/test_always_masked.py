@@ -1,0 +1,265 @@
+"""Attention that always has a mask, or only some windows: declarations, and the examples in docs/judging.md."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import reference_numpy
+import specification
+from conformance import check
+from conformance.cases.declaration import MASK_KINDS, declaration_of
+from conformance.cases.features import mask_kinds, masked_as_declared, windows_of
+from conformance.judge.judgement import plain_claim
+from conformance.operations.probes import catalogue
+from conformance.sampling.draws import drawn
+from conformance.sampling.strategies import past_windows
+from specification import Causal, Dense, KeyLengths, SlidingWindow
+from tests.support import kernels
+from tests.support.helpers import SMALL
+
+TEXT = (Path(__file__).parents[2] / "docs" / "judging.md").read_text()
+FLAG, ALWAYS_CAUSAL, FIXED_WINDOW = re.findall(
+    r"```python\n(.*?)```", TEXT.partition("### A kernel with a causal flag")[2].partition("\n###")[0], re.DOTALL
+)
+(BACKWARD,) = re.findall(
+    r"```python\n(.*?)```", TEXT.partition("### A kernel with its own backward")[2].partition("\n###")[0], re.DOTALL
+)
+QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False}
+LIMITS = SMALL | {"queries": 40, "keys": 40}
+
+
+def my_kernel(q: Any, k: Any, v: Any, *, is_causal: bool, sm_scale: float | None) -> Any:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=sm_scale)
+
+
+def example(text: str, **names: Any) -> Any:
+    """The function of an example, with these names in place of the kernels."""
+    module = ModuleType("example")
+    vars(module).update(vars(kernels) | {"my_kernel": my_kernel} | vars(specification) | names)
+    exec("import conformance\n" + text, vars(module))
+    return module.attention
+
+
+def violated(function: Any, **given: Any) -> list[str]:
+    told: dict[str, Any] = QUICK | {"arrays": "torch", "dtypes": ["float32"], "limits": LIMITS} | given
+    return [violation.rule for violation in check(function, "attention", **told).violations]
+
+
+# --- the examples -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [ALWAYS_CAUSAL, FIXED_WINDOW, BACKWARD], ids=["causal", "window", "backward"])
+def test_an_example_conforms_to_every_rule(text: str) -> None:
+    assert violated(example(text)) == []
+
+
+def test_a_causal_kernel_that_is_wrong_at_the_diagonal() -> None:
+    def without_the_diagonal(q: Any, k: Any, v: Any, *, sm_scale: Any = None) -> Any:
+        return kernels.torch_impl.attention(q, k, v, mask=Causal(k.shape[2] - q.shape[2] - 1), scale=sm_scale)
+
+    assert violated(example(ALWAYS_CAUSAL, causal_kernel=without_the_diagonal), rules=["MASK-3"]) == ["MASK-3"]
+
+
+@pytest.mark.parametrize("before", [30, 32])
+def test_a_window_that_is_one_off(before: int) -> None:
+    wrong = partial(kernels.windowed_kernel, before=before)
+    assert violated(example(FIXED_WINDOW, windowed_kernel=wrong), rules=["MASK-4"]) == ["MASK-4"]
+
+
+@pytest.mark.slow
+def test_another_window_is_refused() -> None:
+    def whatever(query: Any, key: Any, value: Any, *, mask: Any) -> Any:
+        return kernels.windowed_kernel(query, key, value)
+
+    given: dict[str, Any] = {"windows": [(31, 0)], "conventions": {"causal": "bottom_right"}}
+    told = QUICK | {"arrays": "torch", "dtypes": ["float32"], "limits": LIMITS, "rules": ["MASK-4"]}
+    report = check(whatever, "attention", supports="structured,window,no-offset", **told, **given)
+    assert [(one.rule, one.title) for one in report.violations] == [("MASK-4", "another window")]
+
+
+@pytest.mark.slow
+def test_a_wrong_backward_pass_is_found() -> None:
+    text = BACKWARD.replace("(of_weights - mean)", "of_weights")
+    assert text != BACKWARD
+    assert violated(example(text), rules=["ATT-12"]) == ["ATT-12"]
+
+
+# --- declarations -----------------------------------------------------------------------------------------------------
+
+
+def always(query: Any, key: Any, value: Any, mask: Any, scale: Any = None) -> Any:
+    if not isinstance(mask, Causal):
+        raise NotImplementedError("always causal")
+    return reference_numpy.attention(query, key, value, mask=mask, scale=scale)
+
+
+def by_default(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
+    if mask is None:
+        raise NotImplementedError("a mask")
+    return reference_numpy.attention(query, key, value, mask=mask)
+
+
+def test_a_mask_without_a_default_is_always_there() -> None:
+    found = declaration_of(always, False, supports="structured,causal")
+    assert found.mask_required
+    assert "unmasked" not in found
+    told = declaration_of(always, False, supports="structured,causal,unmasked")
+    assert "unmasked" in told
+    assert not told.mask_required
+    assert "unmasked" in declaration_of(by_default, False)
+    assert "unmasked" not in declaration_of(by_default, False, supports="no-unmasked")
+    assert "unmasked" in declaration_of(always, False, supports="scale")
+
+
+@pytest.mark.slow
+def test_the_report_says_that_a_mask_is_always_there() -> None:
+    from conformance.reports.blocks import notes
+    from conformance.reports.subjects import checked
+
+    for function, supports, said in ((always, "structured,causal", True), (by_default, "no-unmasked", False)):
+        given: dict[str, Any] = QUICK | {"limits": SMALL, "dtypes": ["float32"], "rules": ["CALL"]}
+        report = check(function, "attention", supports=supports, **given)
+        assert report.conforms
+        assert ("masked" in [note.kind for note in notes(checked(report, None))]) == said
+
+
+@pytest.mark.parametrize(("works", "declare"), [(True, "--supports no-unmasked"), (False, "")])
+def test_a_plain_call_that_fails(works: bool, declare: str) -> None:
+    def attention(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
+        return by_default(query, key, value, mask if works else None)
+
+    (found,) = check(attention, "attention", **QUICK, dtypes=["float32"]).violations
+    assert (found.rule, found.declare) == ("CALL", declare)
+
+
+@pytest.mark.parametrize(
+    "supports",
+    ["structured,causal", "structured,window", "structured,lengths,scale", "segments", "dense,bias,gqa"],
+)
+@pytest.mark.slow
+def test_no_case_is_without_a_mask(supports: str) -> None:
+    said = declaration_of(by_default, False, supports=f"{supports},no-unmasked", limits=LIMITS)
+    said = replace(said, windows=((31, 0), (2, None)) if "window" in said else ())
+    for probe in catalogue(said):
+        if probe.operations in {("attention",), ("attention_weights",)}:
+            for _, found in drawn(probe.cases, 2, 1):
+                assert masked_as_declared(probe.check.case_of(found), said), probe.title
+
+
+@pytest.mark.parametrize("kind", MASK_KINDS)
+def test_a_plain_call_has_a_mask(kind: str) -> None:
+    said = declaration_of(by_default, False, supports=f"{kind},scale,no-unmasked")
+    cases = [case for _, case in drawn(plain_claim("attention", said).cases, 2, 1)]
+    assert [mask_kinds(case.options["mask"]) for case in cases] == [{kind}] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", ["diagonal", "scale", "gradient", "nan"])
+def test_no_call_is_without_a_mask(wrong: str) -> None:
+    """Neither when a failing case is made smaller, nor when its mistake is named."""
+    masks = []
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            return cotangents[0] * 2
+
+    def attention(query: Any, key: Any, value: Any, *, mask: Any, scale: Any = None) -> Any:
+        masks.append(mask)
+        if mask is None or not isinstance(mask, Causal):
+            raise NotImplementedError("causal masks")
+        if wrong == "diagonal":
+            mask = Causal(key.shape[2] - query.shape[2] - 1)
+        if wrong == "scale":
+            scale = 0.3
+        value = Doubled.apply(value) if wrong == "gradient" else value.nan_to_num() if wrong == "nan" else value
+        return kernels.torch_impl.attention(query, key, value, mask=mask, scale=scale)
+
+    given: dict[str, Any] = {"effort": "quick", "seed": 1, "arrays": "torch", "limits": SMALL, "dtypes": ["float32"]}
+    given["conventions"] = {"causal": "bottom_right"}
+    report = check(attention, "attention", supports="structured,causal,no-offset,scale,gqa,cross,gradients", **given)
+    assert report.violations
+    assert masks
+    assert None not in [mask if mask is None else "" for mask in masks]
+
+
+def test_windows_of_a_mask() -> None:
+    both = SlidingWindow(1, 2, 0) & KeyLengths([1]) | SlidingWindow(3, None, 0)
+    assert windows_of(both) == {(1, 2), (3, None)}
+    assert windows_of(Dense([[True]])) == windows_of(None) == set()
+
+
+@pytest.mark.parametrize("convention", ["top_left", "bottom_right"])
+@pytest.mark.parametrize("supports", ["window,cross", "window"])
+@pytest.mark.parametrize("window", [(31, 0), (0, 31), (5, 9), (None, 40)], ids=str)
+def test_sizes_go_past_each_edge_of_a_window(window: Any, supports: str, convention: str) -> None:
+    """A window that is one key wider, on either side that has an end, allows other pairs at one of the sizes."""
+    said = declaration_of(by_default, False, supports=f"structured,{supports},no-offset", windows=[window])
+    assert past_windows(said)
+    for side in (side for side in (0, 1) if window[side] is not None):
+        wider = tuple(n + 1 if i == side else n for i, n in enumerate(window))
+        arrays = [
+            [reference_numpy.materialize(SlidingWindow(*w, offset(s, convention)), s.Q, s.K) for w in (window, wider)]
+            for s in past_windows(said)
+        ]
+        assert any((one != other).any() for one, other in arrays)
+
+
+def offset(s: Any, convention: str) -> int:
+    return s.K - s.Q if convention == "bottom_right" else 0
+
+
+@pytest.mark.parametrize("windows", [[3], [(1,)], [(None, None)], [(-1, 0)], ["31/0"]], ids=str)
+def test_windows_that_are_none(windows: Any) -> None:
+    with pytest.raises(ValueError, match="windows must be pairs"):
+        declaration_of(by_default, False, windows=windows)
+
+
+def test_declarations_that_contradict_each_other() -> None:
+    with pytest.raises(ValueError, match="does not support window"):
+        declaration_of(by_default, False, supports="no-window", windows=[(31, 0)])
+    with pytest.raises(ValueError, match="must be a kind of mask"):
+        declaration_of(by_default, False, supports="scale,no-unmasked")
+
+
+def test_windows_on_the_command_line() -> None:
+    from conformance.cli.options import windows_of as read
+
+    assert read("31/0, 63/all") == [(31, 0), (63, None)]
+    for wrong in ("31", "31/", "a/0", "-1/0", ""):
+        with pytest.raises(ValueError, match="windows must be BEFORE/AFTER"):
+            read(wrong)
+
+
+@pytest.mark.slow
+def test_a_replay_remembers_the_windows(tmp_path: Path) -> None:
+    from conformance import replay
+    from conformance.judge.replaying import save, target_of
+
+    wrong = example(FIXED_WINDOW, windowed_kernel=partial(kernels.windowed_kernel, before=30))
+    wrong.conformance.pop("windows")
+    told = QUICK | {"arrays": "torch", "dtypes": ["float32"], "limits": LIMITS, "rules": ["MASK-4"]}
+    (found,) = check(wrong, "attention", windows=[(31, 0)], **told).violations
+    save(found, tmp_path / "replay.json")
+    again = replay(tmp_path / "replay.json", wrong)
+    assert max(finding.ratio for finding in again) > 1
+    content = json.loads((tmp_path / "replay.json").read_text())
+    told = target_of(content, "", wrong, None).given["windows"]
+    assert declaration_of(wrong, True, windows=told).windows == ((31, 0),)

@@ -1,0 +1,185 @@
+"""A time limit ends what hangs, and does not count the time in which others have the processors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from conformance.runner import limits, own_time
+from conformance.runner.limits import TooSlow, limited
+from conformance.runner.own_time import CORES, OwnTime, own_part, ready_in_time
+
+LIMIT = 0.1
+SPIN = [sys.executable, "-c", "while True: pass"]
+
+
+def spins() -> None:
+    while True:
+        pass
+
+
+def sleeps() -> None:
+    time.sleep(60)
+
+
+def is_locked() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def has_a_child_that(line: str) -> Callable[[], None]:
+    def waits() -> None:
+        with subprocess.Popen([sys.executable, "-c", line]) as process:
+            try:
+                process.wait()
+            finally:
+                process.kill()
+
+    return waits
+
+
+HANGS = {
+    "spins": spins,
+    "sleeps": sleeps,
+    "is locked": is_locked,
+    "a child that sleeps": has_a_child_that("import time; time.sleep(60)"),
+    "a child that spins": has_a_child_that("while True: pass"),
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_what_hangs_is_ended(name: str) -> None:
+    with pytest.raises(TooSlow), limited(LIMIT):
+        HANGS[name]()
+
+
+class Clock:
+    """A stub: time that passes as the test says, and times of threads as the system would count them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.time, self.threads = 0.0, {1: (0.0, 0.0)}
+        monkeypatch.setattr(own_time, "now", lambda pid: (self.time, dict(self.threads)))
+        monkeypatch.setattr(own_time.time, "monotonic", lambda: self.time)
+
+    def passes(self, seconds: float, **threads: tuple[float, float]) -> None:
+        """threads: the seconds that each of them ran and waited."""
+        self.time += seconds
+        for name, (ran, waited) in threads.items():
+            before = self.threads.get(int(name[1:]), (0.0, 0.0))
+            self.threads[int(name[1:])] = before[0] + ran, before[1] + waited
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_time_that_others_have_does_not_count(clock: Clock) -> None:
+    own = OwnTime(0)
+    clock.passes(60, _1=(5, 55))
+    assert own.passed() == pytest.approx(max(5, 5 / CORES))
+    clock.passes(10)  # it sleeps
+    assert own.passed() == pytest.approx(15)
+    clock.passes(10, _2=(4, 6))  # what it has started, while it waits
+    del clock.threads[2]
+    assert own.passed() == pytest.approx(25)
+
+
+def test_what_has_ended_is_remembered(clock: Clock) -> None:
+    own = OwnTime(0)
+    clock.passes(10, _2=(4, 6))
+    assert own.passed() == pytest.approx(4)
+    del clock.threads[2]
+    clock.passes(1)
+    assert own.passed() == pytest.approx(5)
+
+
+@pytest.mark.parametrize(
+    ("wall", "ran", "waited", "own"),
+    [
+        (30, 30, 0, 30),  # it spins
+        (30, 0, 0, 30),  # it sleeps, or the system does not count
+        (30, 5, 25, 5),  # one thread, starved
+        (30, 10 * CORES, 20 * CORES, 10),  # a thread for each core, starved
+        (30, 30 * CORES, 300 * CORES, 30),  # many threads, which starve one another
+        (30, 1, 9, 21),  # it sleeps for 20 seconds and is starved
+    ],
+)
+def test_own_part(wall: float, ran: float, waited: float, own: float) -> None:
+    assert own_part(wall, ran, waited) == pytest.approx(own)
+
+
+def test_a_reading_that_is_older_never_ends_a_call_early(clock: Clock) -> None:
+    own_time.lately.cache_clear()
+    clock.time = 30.0
+    assert OwnTime(0, tolerance=3.0).passed() == 0.0
+    clock.passes(2, _1=(2, 0))
+    own = OwnTime(0, tolerance=3.0)
+    assert own.since == 30.0
+    clock.passes(5, _1=(5, 0))
+    assert own.passed() == pytest.approx(5)
+    own_time.lately.cache_clear()
+
+
+@pytest.mark.parametrize("starved", [True, False])
+def test_a_starved_process_is_waited_for(clock: Clock, starved: bool) -> None:
+    """And one that spins as long is not."""
+
+    def ready(look: float) -> bool:
+        clock.passes(1, _1=(0.1, 0.9) if starved else (1, 0))
+        return clock.time >= 50
+
+    assert ready_in_time(ready, 0, 30.0) is starved
+    assert clock.time == pytest.approx(50 if starved else 32, abs=1)
+
+
+@pytest.mark.parametrize("starved", [True, False])
+def test_a_starved_call_is_not_ended(monkeypatch: pytest.MonkeyPatch, starved: bool) -> None:
+    """It sleeps here, and the stub says that it waited for a processor."""
+
+    class Starved(OwnTime):
+        def passed(self) -> float:
+            return super().passed() / 20
+
+    if starved:
+        monkeypatch.setattr(limits, "OwnTime", Starved)
+    try:
+        with limited(LIMIT):
+            time.sleep(4 * LIMIT)
+    except TooSlow:
+        assert not starved
+    else:
+        assert starved
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or not own_time.times(os.getpid()), reason="not counted here")
+@pytest.mark.parametrize("tasks", [own_time.TASKS, "/nowhere/{}"])
+def test_rivals_for_the_only_core(tasks: str) -> None:
+    """Two processes that spin have two thirds of it. Where the system does not count that, the call is ended."""
+    core = {min(os.sched_getaffinity(0))}
+    code = f"""
+import os, time
+os.sched_setaffinity(0, {core})
+from conformance.runner import own_time
+from conformance.runner.limits import limited
+own_time.TASKS = {tasks!r}
+end = time.process_time() + 0.8
+with limited(1.2):
+    while time.process_time() < end: pass
+"""
+    rivals = [subprocess.Popen(SPIN, preexec_fn=lambda: os.sched_setaffinity(0, core)) for _ in range(2)]
+    try:
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+    assert ("TooSlow" in ended.stderr, bool(ended.returncode)) == (tasks != own_time.TASKS,) * 2
