@@ -94,8 +94,14 @@ def failing_of(subject: Subject, asked: Case, judged: Case) -> Failing:
 
 def names_of(subject: Subject, failing: Failing, name: str, until: float) -> Iterator[str]:
     """Names of mistakes, also of those that the subject shows inside."""
-    yield from (line for line in known(failing, name, until) if of_judged_dtypes(line, subject, failing.case))
+    yield from (line for line in known(failing, name, until) if possible(line, subject, failing.case))
     yield from inside(subject, failing.case)
+
+
+def possible(line: str, subject: Subject, case: Case) -> bool:
+    """Whether the subject may have the formats of a name. TF32 is one of GPUs."""
+    on_cpu = "cpu" in str(getattr(subject.framework, "device", "cpu")).lower()
+    return of_judged_dtypes(line, subject, case) and not ("TF32" in line and on_cpu)
 
 
 def of_judged_dtypes(line: str, subject: Subject, case: Case) -> bool:
@@ -224,7 +230,7 @@ def hints(subject: Subject, failing: Failing, name: str) -> Iterator[str]:
     """What the errors may come from. Whether float32 is right costs a call: it is asked last."""
     case, row_sums = failing.case, operation_named(failing.case.operation).row_sums
     yield from variance_off(failing)
-    found = [line for line in excused(failing) if of_judged_dtypes(line, subject, case)][:1]
+    found = [line for line in excused(failing) if possible(line, subject, case)][:1]
     if found and (case.dtype != "float64" or right_in_float32(subject, case)):
         yield from found
     narrow = name != "output" and row_sums is not None and added_in_16_bits(failing, row_sums(failing))

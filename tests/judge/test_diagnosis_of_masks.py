@@ -19,15 +19,18 @@ from conformance.checks.catalogue import AGREEMENT, PLANTED
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding, worst
 from conformance.checks.results import Violation
+from conformance.diagnosis import matches
 from conformance.diagnosis.attention import EVERY_CALL
 from conformance.diagnosis.attribution import Failure, attributed
 from conformance.diagnosis.matches import of_planted
 from conformance.diagnosis.naming import diagnosis, may_hold
+from conformance.diagnosis.precision import AT_MOST, excused, rounded
 from conformance.judge.run import cut_down, run_corpus, violation
 from conformance.operations.corpus import entries
 from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import Part, taken
 from conformance.runner.in_process import Runner
+from conformance.sampling.strategies import numpy_dtype
 from conformance.subjects.targets import Target
 from specification import Causal, KeyLengths, KeyPadding, SlidingWindow
 
@@ -162,6 +165,32 @@ def test_scores_that_overflow_in_16_bits_have_a_name() -> None:
     name = ("scores overflow in float16, the dtype of the inputs",)
     narrow = attend(lambda mask: mask, dtype=np.float16)
     assert named(narrow, asked) == named(narrow, asked, larger) == name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_arithmetic_in_the_dtype_of_the_inputs_is_named_by_it(dtype: str) -> None:
+    """And not by TF32, of which a CPU has none, nor by another 16-bit dtype."""
+    rng = np.random.default_rng(0)
+    asked = masked(3, 40)
+    inputs = {name: rng.normal(size=array.shape).astype(numpy_dtype(dtype)) for name, array in asked.inputs.items()}
+    narrow = attend(lambda mask: mask, dtype=numpy_dtype(dtype))
+    (name,) = named(narrow, replace(asked, dtype=dtype, inputs=inputs))
+    assert name == f"{AT_MOST} {dtype} arithmetic would make them"
+
+
+def test_tf32_is_a_format_of_gpus() -> None:
+    def cut(query: Any, key: Any, value: Any) -> Any:
+        query, key, value = (rounded(array, "TF32").astype("float32") for array in (query, key, value))
+        return reference_numpy.attention(query, key, value)
+
+    runner, asked = runner_of(cut), masked(8, 40)
+    failing = matches.failing_of(runner.subject, asked, asked)
+    in_tf32, in_float16 = (f"{AT_MOST} products in {form} would make them" for form in ("TF32", "float16"))
+    assert {in_tf32, in_float16} <= {*excused(failing)}
+    assert not matches.possible(in_tf32, runner.subject, asked)
+    assert named(cut, asked) == (in_float16,)
+    runner.subject.framework.device = "cuda"
+    assert matches.possible(in_tf32, runner.subject, asked)
 
 
 def test_a_name_of_nan_and_of_hidden_keys_must_have_its_place() -> None:
