@@ -225,8 +225,8 @@ def resized(
             fresh = fresh | new.reshape([-1 if i == k else 1 for i in range(array.ndim)])
     if rng is not None and fresh.any() and array.dtype.kind not in "biu":
         noise = rng.normal(size=array.shape)  # as much of it for a case and for its twin
-        with np.errstate(over="ignore"):  # the largest numbers of a dtype stay as they are
-            noisy = (array.astype(float) * noise).astype(array.dtype)
+        noisy = cast(array.astype(float) * noise, array.dtype)
+        # The largest numbers of a dtype stay as they are.
         array = np.where(fresh & np.isfinite(noisy.astype(float)), noisy, array)
     return np.ascontiguousarray(array).reshape(array.shape)  # which makes an axis where there is none
 
