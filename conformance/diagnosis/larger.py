@@ -12,9 +12,8 @@ import numpy as np
 from conformance.cases.axes import HEADS, OFFSET, Sizes
 from conformance.cases.case import Case
 from conformance.cases.operation import operation_named
-from conformance.checks.comparison import LARGEST
 from conformance.diagnosis.attention import power_of_two
-from conformance.runner.dimensions import Part, layout_of, sizes_of, taken
+from conformance.runner.dimensions import Part, cast, layout_of, sizes_of, taken
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
 
@@ -157,12 +156,6 @@ def numbers_like(array: np.ndarray, shape: tuple[int, ...], rng: np.random.Gener
     if shape and shape[-1] > STANDING_OUT:
         numbers = numbers * (1 + np.sqrt(shape[-1]) / np.arange(shape[-1], 0, -1) / 4)
     return cast(numbers + mean * far, array.dtype)
-
-
-def cast(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """In the dtype, at most its largest number."""
-    largest = LARGEST.get(str(dtype), np.inf)
-    return np.clip(numbers, -largest, largest).astype(dtype)
 
 
 def last_rows_larger(array: np.ndarray) -> np.ndarray:

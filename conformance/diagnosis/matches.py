@@ -291,7 +291,7 @@ def told_apart(subject: Subject, case: Case, name: str, names: list[str], doubte
     other = masked_otherwise(case) if any(one.startswith(attention.EVERY_CALL) for one in names) else None
     others = [] if other is None else list(islice(larger_cases(other), 3))
     for larger in chain(others, larger_cases(case)):
-        failing = answered(subject, larger) if len(names) > (not few) or doubted & set(names) else None
+        failing = answered(subject, larger) if len(names) > 1 or doubted & set(names) else None
         if failing is None:
             continue
         if name in failing.wrong:

@@ -14,6 +14,7 @@ from conformance.cases.axes import HEADS, OFFSET, PAIRS, Axis, Sizes
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.operation import operation_named
+from conformance.checks.comparison import LARGEST
 from conformance.sampling.layouts import in_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
@@ -212,6 +213,12 @@ def places(axis: Axis, sizes: Sizes, parts: Parts) -> tuple[np.ndarray, np.ndarr
         found = (found[:, None] * size + wanted % max(size, 1)).ravel()
         new = (new[:, None] | (wanted >= size)).ravel()
     return found, new
+
+
+def cast(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """In the dtype, at most its largest number."""
+    largest = LARGEST.get(str(dtype), np.inf)
+    return np.clip(numbers, -largest, largest).astype(dtype)
 
 
 def resized(
