@@ -184,7 +184,8 @@ for function, arrays in ((torch_attention, "torch"), (jax_attention, "jax")):
 #
 # GPUs multiply float32 faster if they may cut its 24 digits to 11 (TF32). PyTorch does not unless told to
 # (`torch.set_float32_matmul_precision`); JAX does by default, and is told not to by `precision="highest"`. On a CPU
-# nothing is cut, so here it is done by hand, to see whether the judge would notice.
+# nothing is cut, so here it is done by hand, to see whether the judge would notice. It does, and speaks of float16,
+# which has as many digits: TF32 it names on a GPU only.
 
 # %%
 print("PyTorch's default:", torch.get_float32_matmul_precision(), "  JAX's:", jax.config.jax_default_matmul_precision)

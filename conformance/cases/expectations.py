@@ -38,7 +38,8 @@ class Planted:
     def attended(self) -> bool:
         """Whether some query attends to what is planted, or has it and attends to a key."""
         share = self.allowed.shape[1] // max(self.marks["key"].shape[1], 1)
-        keys = np.repeat(self.marks["key"].any(-1) | self.marks["value"].any(-1), share, axis=1)
+        read: Any = self.marks["key"].any(-1) | self.marks["value"].any(-1)
+        keys = np.repeat(read, share, axis=1)
         return bool((self.allowed & (keys[:, :, None] | self.marks["query"].any(-1)[..., None])).any())
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:

@@ -61,12 +61,15 @@ def stepped(name: str, change: Change) -> Mistake:
 
 
 def as_emptied(failing: Failing, steps: Steps) -> Steps:
-    """With rows that the mistake leaves no key as this implementation fills them: with NaN, the mean or zeros."""
+    """With rows that the mistake leaves no key as this implementation fills them: with NaN, the mean or zeros.
+
+    The mean of one value is what is right.
+    """
     emptied = rows_emptied(failing.steps, steps)
     if "output" not in failing.got or not emptied.any():
         return steps
     rows = failing.answer("output")[np.broadcast_to(~steps.allowed.any(axis=-1), emptied.shape)]
-    filled = "nan" if np.isnan(rows).all() else "mean" if rows.any() else "zero"
+    filled = "nan" if np.isnan(rows).all() else "mean" if rows.any() and steps.visible.shape[-1] > 1 else "zero"
     return steps.changed(empty_rows=filled)
 
 

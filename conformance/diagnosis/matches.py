@@ -80,10 +80,9 @@ def check_diagnosis(subject: Subject, example: tuple[Check[Any, Any], Any, Findi
     names += [other for other in names_of(subject, given, name, until) if other not in names]
     if operation_named(asked.operation).measured is not None:
         names = confirmed(subject, asked, name, names)
-    few = asked.operation == "attention" and name != "output" and given.right(name).size <= FEW
-    doubted = set(names) & attention.MASK_CHANGES.keys() if no_number_is_wrong(given, name) else set()
-    if len(names) > 1 or doubted or (names and few):
-        names = told_apart(subject, asked, name, names, doubted, few)
+    doubted = doubtful(given, name, names)
+    if len(names) > 1 or doubted:
+        names = told_apart(subject, asked, name, names, doubted)
     names = names or of_larger(subject, asked, name) or list(islice(moved(subject, given, name), 1))
     if not names:
         names = list(islice(chain(vague(given, name), hints(subject, given, name)), 1))
@@ -98,8 +97,14 @@ def failing_of(subject: Subject, asked: Case, judged: Case) -> Failing:
 
 def names_of(subject: Subject, failing: Failing, name: str, until: float) -> Iterator[str]:
     """Names of mistakes, also of those that the subject shows inside."""
-    yield from (line for line in known(failing, name, until) if of_judged_dtypes(line, subject, failing.case))
+    yield from (line for line in known(failing, name, until) if possible(line, subject, failing.case))
     yield from inside(subject, failing.case)
+
+
+def possible(line: str, subject: Subject, case: Case) -> bool:
+    """Whether the subject may have the formats of a name. TF32 is one of GPUs."""
+    on_cpu = "cpu" in str(getattr(subject.framework, "device", "cpu")).lower()
+    return of_judged_dtypes(line, subject, case) and not ("TF32" in line and on_cpu)
 
 
 def of_judged_dtypes(line: str, subject: Subject, case: Case) -> bool:
@@ -228,7 +233,7 @@ def hints(subject: Subject, failing: Failing, name: str) -> Iterator[str]:
     """What the errors may come from. Whether float32 is right costs a call: it is asked last."""
     case, row_sums = failing.case, operation_named(failing.case.operation).row_sums
     yield from variance_off(failing)
-    found = [line for line in excused(failing) if of_judged_dtypes(line, subject, case)][:1]
+    found = [line for line in excused(failing) if possible(line, subject, case)][:1]
     if found and (case.dtype != "float64" or right_in_float32(subject, case)):
         yield from found
     narrow = name != "output" and row_sums is not None and added_in_16_bits(failing, row_sums(failing))
@@ -261,18 +266,23 @@ def confirmed(subject: Subject, case: Case, name: str, names: list[str]) -> list
     return names
 
 
-def no_number_is_wrong(failing: Failing, name: str) -> bool:
-    """Whether the output is wrong in NaN and infinity alone, which many a mistake makes of a row."""
-    return name == "output" and not np.isfinite(failing.answer(name)[failing.off(name)]).any()
+def doubtful(failing: Failing, name: str, names: list[str]) -> set[str]:
+    """Those of the names that other cases must confirm: of a gradient of few numbers, as many mistakes give it.
+
+    Of an output that is wrong in NaN and infinity alone those of masks, which may leave a row nothing.
+    """
+    if name != "output":
+        return set(names) if failing.case.operation == "attention" and failing.right(name).size <= FEW else set()
+    numbers = np.isfinite(failing.answer(name)[failing.off(name)]).any()
+    return set() if numbers else set(names) & attention.MASK_CHANGES.keys()
 
 
-def told_apart(subject: Subject, case: Case, name: str, names: list[str], doubted: set[str], few: bool) -> list[str]:
+def told_apart(subject: Subject, case: Case, name: str, names: list[str], doubted: set[str]) -> list[str]:
     """Those of the names that explain other cases like it, too.
 
     Where the subject fails there, a mistake must explain that; where the answers to ordinary numbers in the same sizes
-    are right, it must not show there. Without a mask, or with one, a mistake of every call shows, too. doubted: names
-    that are not kept where no other is. few: it explains a gradient of few numbers, as many mistakes do; it must not
-    show in larger cases either that are answered rightly.
+    are right, it must not show there. A mistake of every call shows without a mask, or with one, too. doubted: names
+    that are not kept where no other is; they must not show in larger cases either that are answered rightly.
     """
 
     def kept(fewer: list[str]) -> list[str]:
@@ -284,15 +294,14 @@ def told_apart(subject: Subject, case: Case, name: str, names: list[str], doubte
     other = masked_otherwise(case) if any(one.startswith(attention.EVERY_CALL) for one in names) else None
     others = [] if other is None else list(islice(larger_cases(other), 3))
     for larger in chain(others, larger_cases(case)):
-        failing = answered(subject, larger) if len(names) > (not few) or doubted & set(names) else None
+        failing = answered(subject, larger) if len(names) > 1 or doubted & set(names) else None
         if failing is None:
             continue
         if name in failing.wrong:
             there = set(map(kind, names_of(subject, failing, name, time.monotonic() + SECONDS / 2)))
             names = kept([one for one in names if kind(one) in there])
-        elif few or any(larger is one for one in others):
-            left = [one for one in names if one not in shown(failing, name, names)]
-            names = left if few else kept(left)
+        elif doubted or any(larger is one for one in others):
+            names = kept([one for one in names if one not in shown(failing, name, names)])
     return names
 
 

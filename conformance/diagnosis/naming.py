@@ -119,9 +119,8 @@ def may_hold(name: str, violation: Violation) -> bool:
     if violation.of_numbers and OF_NAN.search(name):
         return False
     hidden = HIDDEN.search(name)
-    if hidden and violation.case.operation == "attention":
-        if (~allowed_pairs(violation.case)).sum(axis=-1).max(initial=0) < int(hidden[1] or 1):
-            return False
+    if hidden and (~allowed_pairs(violation.case)).sum(axis=-1).max(initial=0) < int(hidden[1] or 1):
+        return False
     if name.startswith(AT_MOST) and call(violation.uncut).dtype != violation.case.dtype:
         return False
     extent = EXTENT.search(name)

@@ -35,6 +35,7 @@ ROUNDINGS = {
     "weights or their sum rounded to float16": {"weights": "float16"},
     "weights or their sum rounded to bfloat16": {"weights": "bfloat16"},
     "products in TF32": {"products": "tf32", "weights": "float16"},
+    "products in float16": {"products": "float16", "weights": "float16"},
     "products in bfloat16": {"products": "bfloat16", "weights": "bfloat16"},
 }
 """From the smallest loss to the largest."""
@@ -213,7 +214,7 @@ def variance_off(failing: Failing) -> Iterator[str]:
 def excused(failing: Failing) -> Iterator[str]:
     """The known losses of precision that can have made these errors, the smallest first."""
     for name, bounds in losses(failing):
-        if may_explain(failing, bounds):
+        if may_explain(failing, bounds, least_part(failing.case, name)):
             yield f"{AT_MOST} {name} would make them"
 
 
@@ -228,13 +229,25 @@ def losses(failing: Failing) -> Iterator[tuple[str, Bounds]]:
     if case.operation == "cross_entropy" and own is not None:
         yield "a log-sum-exp kept as one number", own(case)
         if case.dtype in HALF:
-            yield f"{case.dtype} arithmetic", in_its_dtype(case)
+            yield all_in(case.dtype), in_its_dtype(case)
     if case.operation == "attention" and (shared := inputs_of_several_heads(case)):
         yield f"gradients added up over heads in {case.dtype}", added_up_narrowly(case, shared)
-    if attends and not undivided(failing):
-        for name, rounding in ROUNDINGS.items():
-            if resembles(failing, rounding):
-                yield name, bound(replace(case, rounding=rounding))
+    if not attends or undivided(failing):
+        return
+    for name, rounding in roundings_of(case.dtype).items():
+        if not rounding:
+            yield name, in_its_dtype(case)
+        elif resembles(failing, rounding):
+            yield name, bound(replace(case, rounding=rounding))
+
+
+def roundings_of(dtype: str) -> dict[str, dict[str, str]]:
+    """Those of 16-bit inputs to their own dtype first, then arithmetic in it; TF32 holds all their digits."""
+    if dtype not in HALF:
+        return ROUNDINGS
+    own = f"weights or their sum rounded to {dtype}"
+    others = {name: rounding for name, rounding in ROUNDINGS.items() if not name.endswith((dtype, "TF32"))}
+    return {own: ROUNDINGS[own], all_in(dtype): {}} | others
 
 
 def in_its_dtype(case: Case) -> Bounds:
@@ -346,22 +359,32 @@ def undivided(failing: Failing) -> bool:
     return bool(np.any(failing.off("output") & one))
 
 
-def may_explain(failing: Failing, bounds: Bounds) -> bool:
-    """Whether all errors lie within the bounds, and the largest of every wrong result is not far below them."""
+def may_explain(failing: Failing, bounds: Bounds, least: float) -> bool:
+    """Whether all errors lie within the bounds, and the largest of every wrong result is at least this part of them."""
     for name in failing.truth:
         if name not in failing.got or not agrees(failing, name, failing.right(name), bounds[name]):
             return False
         if name in failing.wrong:
             with np.errstate(all="ignore"):
                 part = np.abs(failing.answer(name) - failing.right(name)) / bounds[name]
-            if not np.nanmax(np.where(failing.off(name), part, 0)) >= least_part(failing.case):
+            if not np.nanmax(np.where(failing.off(name), part, 0)) >= least:
                 return False
     return True
 
 
-def least_part(case: Case) -> float:
-    """Between float32 and float64 lies so much that no smaller loss is known."""
+def least_part(case: Case, name: str) -> float:
+    """Between float32 and float64 lies so much that no smaller loss is known.
+
+    Of attention all in 16 bits the bound grows with the number of keys, and much faster than its errors: there it is
+    the right answer in float32 that tells.
+    """
+    if case.operation == "attention" and name == all_in(case.dtype):
+        return 0.0
     return 2.0**-20 if case.dtype == "float64" else LIKELY
+
+
+def all_in(dtype: str) -> str:
+    return f"{dtype} arithmetic"
 
 
 # --- sums over heads that are rounded at every step -------------------------------------------------------------------

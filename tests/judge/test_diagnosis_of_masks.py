@@ -1,0 +1,289 @@
+"""Mistakes of whoever writes attention for the first time: a mask inverted, a triangle always, scores in 16 bits."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import conformance
+import reference_numpy
+from conformance.bounds import bound
+from conformance.cases.case import Case
+from conformance.cases.expectations import Planted, allowed_pairs
+from conformance.checks.catalogue import AGREEMENT, PLANTED
+from conformance.checks.check import Check
+from conformance.checks.comparison import Finding, worst
+from conformance.checks.results import Violation
+from conformance.diagnosis import matches
+from conformance.diagnosis.attention import EVERY_CALL
+from conformance.diagnosis.attribution import Failure, attributed
+from conformance.diagnosis.matches import of_planted
+from conformance.diagnosis.naming import diagnosis, may_hold
+from conformance.diagnosis.precision import AT_MOST, excused, rounded
+from conformance.judge.run import cut_down, run_corpus, violation
+from conformance.operations.corpus import entries
+from conformance.oracle.reference import oracle
+from conformance.runner.dimensions import Part, taken
+from conformance.runner.in_process import Runner
+from conformance.sampling.strategies import numpy_dtype
+from conformance.subjects.targets import Target
+from specification import Causal, KeyLengths, KeyPadding, SlidingWindow
+
+Function = Callable[..., Any]
+INVERTED = "the mask is inverted: True is taken for forbidden"
+
+
+def runner_of(function: Function) -> Runner:
+    return Runner(Target(function, "attention").make())
+
+
+def masked(Q: int, K: int, mask: Any = None, dtype: str = "float32", **options: Any) -> Case:
+    rng = np.random.default_rng(0)
+    sizes = {"query": Q, "key": K, "value": K}
+    inputs = {name: rng.normal(size=(1, 1, length, 2)).astype(dtype) for name, length in sizes.items()}
+    return Case("attention", dtype, inputs, options | ({} if mask is None else {"mask": mask}))
+
+
+def named(function: Function, small: Any, uncut: Any = None, check: Check[Any, Any] = AGREEMENT) -> tuple[str, ...]:
+    runner = runner_of(function)
+    findings = runner(check, small, check.prepare(small))
+    assert worst(findings).ratio > 1
+    return diagnosis(Violation("ATT-5", "a subject", worst(findings), "a probe", check, small, uncut), runner)
+
+
+def attend(
+    seen: Callable[[Any], Any], fill: float = -np.inf, dtype: Any = float, scores: Callable[[Any], Any] = lambda s: s
+) -> Function:
+    """The usual lines. seen: which pairs [Q, K] of what the mask allows. fill: for the others."""
+
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        with np.errstate(all="ignore"):
+            query, key, wide = (array.astype(dtype) for array in (query, key, value))
+            s = scores((query @ key.swapaxes(2, 3) / np.sqrt(query.shape[3])).astype(dtype))
+            mask = np.ones(s.shape, bool) if mask is None else np.broadcast_to(mask, s.shape)
+            s = np.where(seen(mask), s, fill).astype(dtype)
+            weights = np.exp(s - s.max(-1, keepdims=True))
+            return ((weights / weights.sum(-1, keepdims=True)) @ wide).astype(value.dtype)
+
+    return attention
+
+
+def inverted_where_given(fill: float) -> Function:
+    plain, turned = attend(lambda mask: mask, fill), attend(np.logical_not, fill)
+    return lambda query, key, value, *, mask=None: (
+        plain(query, key, value) if mask is None else turned(query, key, value, mask=mask)
+    )
+
+
+# --- rows that a mistake leaves nothing -------------------------------------------------------------------------------
+
+ONE_PAIR = (np.array([[True]]), KeyLengths(np.array([1])), KeyPadding(np.array([[True]])), SlidingWindow(None, 1, -1))
+
+
+EMPTIED = [(-np.inf, 1, mask) for mask in ONE_PAIR] + [(-1e9, 2, np.array([[True, True]]))]
+
+
+@pytest.mark.parametrize(("fill", "K", "mask"), EMPTIED)
+def test_a_row_that_an_inverted_mask_empties_is_explained(fill: float, K: int, mask: Any) -> None:
+    """Whatever this implementation gives for it: NaN, or the mean."""
+    assert named(inverted_where_given(fill), masked(1, K, mask)) == (INVERTED,)
+
+
+def test_a_larger_case_with_such_rows_is_explained_too() -> None:
+    function, window = inverted_where_given(-np.inf), SlidingWindow(None, 1, -3)
+    larger = masked(7, 4, window, empty_rows="any")
+    assert named(function, masked(1, 1, SlidingWindow(None, 1, -1)), larger) == (INVERTED,)
+    assert named(function, masked(1, 1, np.array([[False]])), masked(2, 3, np.array([[True] * 3, [False] * 3]))) == (
+        INVERTED,
+    )
+
+
+def test_nan_alone_is_no_inverted_mask() -> None:
+    """It must explain other calls, too."""
+
+    def always(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        return reference_numpy.attention(query, key, value, mask=mask) * np.float32(np.nan)
+
+    def large(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        found = reference_numpy.attention(query, key, value, mask=mask)
+        return found * np.float32(np.nan) if np.abs(query).max() > 10 else found
+
+    asked = masked(1, 1, np.array([[True]]))
+    assert named(always, asked) == ()
+    asked.inputs["query"][:] = 20
+    assert named(large, asked) == ()
+
+
+def test_rows_of_nan_have_no_multiple_of_the_mean() -> None:
+    assert named(attend(lambda mask: mask), masked(1, 1, np.array([[False]]))) == ("rows that allow nothing get NaN",)
+
+
+# --- calls that are always causal -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "last"), [("first query and key (top left)", False), ("last query and key (bottom right)", True)]
+)
+def test_calls_that_are_always_causal(place: str, last: bool) -> None:
+    def triangle(mask: Any) -> Any:
+        Q, K = mask.shape[2:]
+        return np.tri(Q, K, K - Q if last else 0, dtype=bool)
+
+    whatever, beside = (f"every call is causal from the {place}, {words} its mask" for words in ("whatever", "beside"))
+    dense = np.random.default_rng(1).random((3, 5)) < 0.5
+    dense[:, 0] = True
+    for mask in (None, dense):
+        assert named(attend(triangle), masked(3, 5, mask)) == (whatever,)
+        assert named(attend(lambda mask: mask & triangle(mask)), masked(3, 5, mask)) == (beside,)
+
+
+def test_a_causal_mask_at_another_place_is_no_call_that_is_always_causal() -> None:
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        mask = Causal(0) if isinstance(mask, Causal) else mask
+        return reference_numpy.attention(query, key, value, mask=mask)
+
+    runner = Runner(Target(attention, "attention", given={"supports": ["structured"]}).make())
+    asked = masked(3, 5, Causal(2))
+    found = worst(runner(AGREEMENT, asked, (oracle(asked), bound(asked))))
+    names = diagnosis(Violation("MASK-3", "a subject", found, "a probe", AGREEMENT, asked), runner)
+    assert names[0] == "the causal mask is aligned to the first query and key (top left)"
+    assert not any(name.startswith(EVERY_CALL) for name in names)
+
+
+# --- 16 bits ----------------------------------------------------------------------------------------------------------
+
+
+def test_scores_that_overflow_in_16_bits_have_a_name() -> None:
+    asked, larger = masked(1, 1, dtype="float16"), masked(2, 3, np.array([[True, False, False], [True] * 3]), "float16")
+    for case in (asked, larger):
+        case.inputs["query"][..., 0, :], case.inputs["key"][..., 0, :] = -32768, 32768
+    name = ("scores overflow in float16, the dtype of the inputs",)
+    narrow = attend(lambda mask: mask, dtype=np.float16)
+    assert named(narrow, asked) == named(narrow, asked, larger) == name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_arithmetic_in_the_dtype_of_the_inputs_is_named_by_it(dtype: str) -> None:
+    """And not by TF32, of which a CPU has none, nor by another 16-bit dtype."""
+    rng = np.random.default_rng(0)
+    asked = masked(3, 40)
+    inputs = {name: rng.normal(size=array.shape).astype(numpy_dtype(dtype)) for name, array in asked.inputs.items()}
+    narrow = attend(lambda mask: mask, dtype=numpy_dtype(dtype))
+    (name,) = named(narrow, replace(asked, dtype=dtype, inputs=inputs))
+    assert name == f"{AT_MOST} {dtype} arithmetic would make them"
+
+
+def test_tf32_is_a_format_of_gpus() -> None:
+    def cut(query: Any, key: Any, value: Any) -> Any:
+        query, key, value = (rounded(array, "TF32").astype("float32") for array in (query, key, value))
+        return reference_numpy.attention(query, key, value)
+
+    runner, asked = runner_of(cut), masked(8, 40)
+    failing = matches.failing_of(runner.subject, asked, asked)
+    in_tf32, in_float16 = (f"{AT_MOST} products in {form} would make them" for form in ("TF32", "float16"))
+    assert {in_tf32, in_float16} <= {*excused(failing)}
+    assert not matches.possible(in_tf32, runner.subject, asked)
+    assert named(cut, asked) == (in_float16,)
+    runner.subject.framework.device = "cuda"
+    assert matches.possible(in_tf32, runner.subject, asked)
+
+
+def test_a_name_of_nan_and_of_hidden_keys_must_have_its_place() -> None:
+    asked = masked(1, 3, np.array([[True, True, False]]))
+    nan = Violation("ATT-4", "a subject", Finding("output", np.inf, (0, 0, 0, 0), np.nan, 1.0), "", AGREEMENT, asked)
+    number = replace(nan, finding=replace(nan.finding, got=2.0))
+    hidden = "rows whose last {} hidden are NaN"
+    assert may_hold(hidden.format("key is"), nan)
+    assert not may_hold(hidden.format("2 keys are"), nan)
+    assert not may_hold(hidden.format("key is"), number)
+    assert not may_hold("scores overflow in float16, the dtype of the inputs", number)
+
+
+# --- NaN beside rows that allow nothing -------------------------------------------------------------------------------
+
+
+def planted(clean: Case, name: str, place: tuple[int, ...], number: float = np.nan) -> Planted:
+    marks = {n: np.zeros(clean.inputs[n].shape, bool) for n in ("query", "key", "value")}
+    marks[name][place] = True
+    array = np.where(marks[name], np.float32(number), clean.inputs[name])
+    dirty = replace(clean, inputs=clean.inputs | {name: array}, special=True)
+    return Planted(clean, dirty, allowed_pairs(clean), marks, np.isinf(number))
+
+
+def test_what_is_wrong_in_an_empty_row_is_told_by_its_rule() -> None:
+    """-1e9 makes such a row the mean of all values: of what is planted, too."""
+    runner, example = runner_of(attend(lambda mask: mask, -1e9)), planted(masked(2, 2, Causal(-1)), "value", (0, 0, 0))
+    findings = runner(PLANTED, example, PLANTED.prepare(example))
+    failure = attributed(runner, Failure("ATT-10", PLANTED, example, findings))
+    assert (failure.rule, failure.check, failure.example) == ("ATT-6", AGREEMENT, example.clean)
+
+
+def test_what_is_nan_in_the_clean_case_is_told_by_its_rule() -> None:
+    runner = runner_of(inverted_where_given(-np.inf))
+    example = planted(masked(2, 2, Causal(1)), "query", (0, 0, 0, 0))
+    findings = runner(PLANTED, example, PLANTED.prepare(example))
+    assert worst(findings).index[2] == 1
+    assert attributed(runner, Failure("ATT-10", PLANTED, example, findings)).rule == "MASK-3"
+
+
+def test_a_smallest_case_keeps_a_nan_that_is_attended_to() -> None:
+    """And no row that allows nothing is taken for one that swallows it."""
+
+    def swallows(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        """And makes a mean of an empty row."""
+        return attend(lambda mask: mask, -1e9)(query, key, np.nan_to_num(value), mask=mask)
+
+    runner, example = runner_of(swallows), planted(masked(3, 3, Causal(-1)), "value", (0, 0, 0, 0))
+    findings = runner(PLANTED, example, PLANTED.prepare(example))
+    found = cut_down(violation("ATT-10", "an attended NaN", PLANTED, runner, example, findings), runner, 5.0)
+    assert found.example.attended
+    assert np.isnan(found.finding.expected)
+
+
+def test_nan_and_infinity_are_told_apart() -> None:
+    example = planted(masked(2, 2, Causal(0)), "value", (0, 0, 1, 0), np.inf)
+    of_nan = Finding("output", np.inf, got=np.nan, expected=1.0)
+    assert "0 * NaN" in of_planted(example, of_nan)[0]
+    assert of_planted(example, replace(of_nan, got=-np.inf)) == [
+        "an infinity that stands behind a mask gets a weight other than 0"
+    ]
+    open_to_all = planted(masked(2, 2), "query", (0, 0, 1, 0))
+    assert of_planted(open_to_all, of_nan) == ["NaN reaches what does not attend to it"]
+
+
+# --- the judge's own words --------------------------------------------------------------------------------------------
+
+
+def test_the_name_of_a_frozen_case_is_no_diagnosis() -> None:
+    entry = next(one for one in entries() if one.rule == "ATT-1" and one.shows.startswith("columns past"))
+
+    def first(query: Any, key: Any, value: Any) -> Any:
+        return reference_numpy.attention(query, key[:, :, :1], value[:, :, :1])
+
+    (found,) = run_corpus([entry], [runner_of(first)]).violations.values()
+    assert found.title == f'a frozen case; its own name, and no diagnosis: "{entry.shows}"'
+
+
+def test_larger_cases_of_large_numbers_overflow_nowhere() -> None:
+    asked = masked(1, 2, dtype="float16")
+    asked.inputs["value"][:] = 60000
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        larger = taken(asked, {"K": Part(0, 64)}, np.random.default_rng(0))
+    assert larger is not None
+    assert np.isfinite(larger.inputs["value"]).all()
+
+
+@pytest.mark.slow
+def test_a_whole_report_of_an_inverted_mask_has_one_mistake() -> None:
+    rules = ["MASK-1", "MASK-2", "MASK-4", "ATT-5", "ATT-6", "ATT-10"]
+    told: dict[str, Any] = {"effort": "quick", "seed": 1, "dtypes": ["float32"], "supports": ["no-gqa"]}
+    report = conformance.check(inverted_where_given(-np.inf), "attention", rules=rules, **told)
+    assert {violation.diagnosis[:1] for violation in report.violations} == {(INVERTED,)}
+    assert report.headline.startswith(INVERTED)
+    assert "and not" not in report.headline
