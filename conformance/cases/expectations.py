@@ -40,7 +40,7 @@ class Planted:
         share = self.allowed.shape[1] // max(self.marks["key"].shape[1], 1)
         read: Any = self.marks["key"].any(-1) | self.marks["value"].any(-1)
         keys = np.repeat(read, share, axis=1)
-        return bool((self.allowed & (keys[:, :, None] | self.marks["query"].any(-1)[..., None])).any())
+        return bool((self.allowed & (keys[:, :, None] | np.expand_dims(self.marks["query"].any(-1), -1))).any())
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self.planted))

@@ -32,7 +32,8 @@ def rules(
     for name in names or []:
         if name not in known:
             near = get_close_matches(name, known)
-            refuse(f"no operation or rule is called {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+            instead = f"; did you mean {' or '.join(near)}?" if near else ""
+            refuse(f"no operation or rule is called {name!r}{instead}")
     chosen = {rule for name in names or every for rule in ([name] if name in every else rules_of(name))}
     table = Table(show_header=False, box=None)
     for rule in every.values():

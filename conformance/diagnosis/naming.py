@@ -30,7 +30,7 @@ IN_A_GROUP = re.compile(r"query heads? .*\bgroup\b|\bgroup's$")
 """Mistakes that mix up batch elements, heads, or the query heads of a group."""
 HIDDEN = re.compile(r"\bwhose (?:first|last) (?:(\d+) keys are|key is) hidden\b")
 """In how many keys of a row that are hidden."""
-OF_NAN = re.compile(r"\bNaN\b|\boverflow")
+WITHOUT_NUMBERS = re.compile(r"\bNaN\b|\boverflow")
 """Mistakes that make no wrong number."""
 OUTPUT_CONFORMS = re.compile(rf"^{WRONG_IN}[^;]*; .*\boutput\b")
 
@@ -116,7 +116,7 @@ def may_hold(name: str, violation: Violation) -> bool:
         return False
     if not several_there(name, violation.case):
         return False
-    if violation.of_numbers and OF_NAN.search(name):
+    if violation.of_numbers and WITHOUT_NUMBERS.search(name):
         return False
     hidden = HIDDEN.search(name)
     if hidden and (~allowed_pairs(violation.case)).sum(axis=-1).max(initial=0) < int(hidden[1] or 1):
