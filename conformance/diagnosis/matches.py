@@ -375,7 +375,7 @@ MULTIPLIED = "what stands behind a mask is multiplied by a weight of 0, and 0 * 
 REACHING = "NaN reaches what does not attend to it"
 WEIGHTED = "an infinity that stands behind a mask gets a weight other than 0"
 SWALLOWED = "NaN is swallowed"
-OF_NAN = (MULTIPLIED, REACHING, WEIGHTED, SWALLOWED)
+BY_NAN = (MULTIPLIED, REACHING, WEIGHTED, SWALLOWED)
 """What NaN and infinity show by themselves."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from conformance.cases.case import Case
 from conformance.cases.expectations import allowed_pairs
 from conformance.checks.results import NO_DIAGNOSIS, WRONG_IN, Results, Violation
-from conformance.diagnosis.matches import DIAGNOSIS, OF_NAN
+from conformance.diagnosis.matches import BY_NAN, DIAGNOSIS
 from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, PROJECTIONS, kind
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.diagnosis.precision import AT_MOST
@@ -47,7 +47,7 @@ def diagnosed(results: Results, runner: Runner) -> None:
     for key, found in lines.items():
         names = [line for line in found if not line.startswith(WRONG_IN)]
         if key in special:
-            names = [name for name in names if often[name]] or [name for name in names if name in OF_NAN]
+            names = [name for name in names if often[name]] or [name for name in names if name in BY_NAN]
         last = [line for line in found if line.startswith(WRONG_IN)]
         ordered = sorted(names, key=lambda name: -often[name])[:MOST]
         results.violations[key] = replace(results.violations[key], diagnosis=(*ordered, *last))
