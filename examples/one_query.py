@@ -7,27 +7,32 @@
 #
 # Names of axes: B sequences in a batch, H heads, T positions of a sequence, Q queries, K keys, D the width of a head,
 # E the width of the model, F the inner width of its feed-forward network.
+#
+# ## One query, one key
+#
+# A query asks, a key answers how well it fits. The score is their dot product, divided by the root of their width so
+# that it stays of the same size however wide they are.
 
 # %%
 import numpy as np
 
-import conformance
-import reference_numpy
-from conformance.bounds import bound
-from conformance.cases.case import Case
-from conformance.checks.comparison import compare, judge
-from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import as_float64
-from conformance.oracle.reference import Exact, oracle
-from specification import Causal, Configuration
-from specification import parameters as structures
-
-SEED = 20260107
 generator = np.random.default_rng(0)
 
 
 def random(*shape, spread=1.0):
     return generator.normal(0, spread, shape).astype("float32")
+
+
+D = 4
+query, key = random(D), random(D)
+score = query @ key / np.float32(np.sqrt(D))
+print(f"score {score:.4f}")
+
+# %% How one result is judged
+from conformance.bounds import bound
+from conformance.cases.case import Case
+from conformance.checks.comparison import judge
+from conformance.oracle.reference import oracle
 
 
 def judged(operation, got, options=None, **inputs):
@@ -39,17 +44,9 @@ def judged(operation, got, options=None, **inputs):
 
 
 # %% [markdown]
-# ## One query, one key
-#
-# A query asks, a key answers how well it fits. The score is their dot product, divided by the root of their width so
-# that it stays of the same size however wide they are.
+# With one key, the log of the sum of exp(scores) is the score: that is how it can be judged by itself.
 
 # %%
-D = 4
-query, key = random(D), random(D)
-score = query @ key / np.float32(np.sqrt(D))
-print(f"score {score:.4f}")
-# With one key, the log of the sum of exp(scores) is the score: that is how it can be judged by itself.
 judged("attention_logsumexp", score.reshape(1, 1, 1), query=query.reshape(1, 1, 1, D), key=key.reshape(1, 1, 1, D))
 
 # %% [markdown]
@@ -98,6 +95,9 @@ judged(
 # the key. In text that is written from left to right, a position sees itself and what came before.
 
 # %%
+import reference_numpy
+from specification import Causal
+
 causal = reference_numpy.materialize(Causal(), 4, 4)
 for row in causal[0, 0]:
     print("  ", "".join("x" if seen else "." for seen in row))
@@ -106,8 +106,12 @@ for row in causal[0, 0]:
 # How a forbidden pair is left out matters. The usual way sets its score to -1e9. A row that may attend to nothing then
 # gets the mean of all values, and NaN behind the mask comes through, because 0 * NaN is NaN.
 
-
 # %%
+import conformance
+
+SEED = 20260107
+
+
 def usual(query, key, value, *, mask=None, scale=None):
     with np.errstate(invalid="ignore"):  # the judge also tries infinities: inf - inf, and 0 * inf
         scores = query @ key.swapaxes(-1, -2) * np.float32(query.shape[-1] ** -0.5 if scale is None else scale)
@@ -176,8 +180,10 @@ print("sums of the rows", weights.sum(axis=-1).round(3))
 # One projection each makes queries, keys and values out of the model's stream, H heads side by side in its columns;
 # every head attends by itself, and a last projection mixes what they found. Parameters are named tuples of arrays.
 
-
 # %%
+from specification import parameters as structures
+
+
 def linear(parameters, x):
     return x @ parameters.weight + (0 if parameters.bias is None else parameters.bias)
 
@@ -305,6 +311,8 @@ judged("sinusoidal_positions", pattern, {"length": 6, "width": 8, "dtype": "floa
 # the encoder gave (`memory`), between the other two.
 
 # %%
+from specification import Configuration
+
 E, H, F, VOCABULARY = 16, 4, 32, 12
 configuration = Configuration(num_heads=H, target_mask="causal")
 
@@ -351,8 +359,13 @@ def decoder_block(p, x, memory, mask):
 # A block is many steps one after another. The judge bounds each of them, and carries the bounds to the end by the
 # definition's own derivative.
 
+# %% How several steps are judged
+from conformance.checks.comparison import compare
+from conformance.models.error_propagation import carried_bound
+from conformance.models.structures import as_float64
+from conformance.oracle.reference import Exact
 
-# %%
+
 def carried(name, got, parameters, run):
     """What several steps come to; `run` has the definition do the same with its functions."""
     exact, largest = carried_bound(run, parameters, "float32")
@@ -361,6 +374,7 @@ def carried(name, got, parameters, run):
     assert finding.ratio <= 1, finding
 
 
+# %%
 block, x = structures.EncoderBlock(some_attention(), some_norm(), some_feed_forward(), some_norm()), random(2, 5, E)
 wide = as_float64(block)
 carried(

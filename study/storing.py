@@ -173,7 +173,7 @@ def of_reviews(checkpoint: Any) -> Result:
 
 
 def of_translation(checkpoint: Any) -> Result:
-    """A translation, and what the last block of the decoder looks at meanwhile."""
+    """How many classes a token has; a translation, and what the last block of the decoder looks at meanwhile."""
     from training.packages import PACKAGES
     from training.translation import numbers, translating
 
@@ -182,7 +182,8 @@ def of_translation(checkpoint: Any) -> Result:
     (translation,) = translating.translate(package, checkpoint.parameters, configuration, checkpoint.vocabulary, [text])
     weights, source, target = translating.looked_at(checkpoint, text, translation)
     seen = {"text": text, "translation": translation, "source": source, "target": target}
-    return {"attention": seen | {"weights": np.round(weights, 4).tolist()}}
+    attention = seen | {"weights": np.round(weights, 4).tolist()}
+    return {"classes": len(checkpoint.vocabulary.target.words), "attention": attention}
 
 
 KINDS: tuple[tuple[Path, Callable[[Path], Result]], ...] = (

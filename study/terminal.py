@@ -43,6 +43,8 @@ def shown(found: Found, width: int, head: bool = False) -> Iterator[RenderableTy
     else:
         for rule in found.rules:
             yield Text.assemble((rule, "bold"), " ", rule_texts()[rule].statement)
+    if fitting(width) < len(PACKAGES) and found.functions:
+        yield Text(f"A terminal of {NARROWEST * len(PACKAGES)} columns or more shows all three side by side.")
     for file, name in found.functions:
         yield from function(side_by_side(file, name), fitting(width), head)
 

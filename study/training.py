@@ -13,6 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from benchmarks.results.plots import COLOURS, GRID, STYLE, WIDTH, as_svg, dark_rules
+from reference_numpy import cross_entropy
 from study.examples.parts import Shown
 from study.plots import within_page
 from training import packages, stepping
@@ -29,12 +30,24 @@ class Epoch(NamedTuple):
     accuracy: str
 
 
+class Floor(NamedTuple):
+    """The smallest loss that there can be, with a label smoothing over so many classes."""
+
+    loss: str
+    smoothing: float
+    classes: int
+
+
 class Run(NamedTuple):
-    """A run of `python -m training`. about: its settings and versions. picture: its curves, as SVG."""
+    """A run of `python -m training`. about: its settings and versions. picture: its curves, as SVG.
+
+    floor: None without label smoothing, where it is 0.
+    """
 
     about: tuple[tuple[str, str], ...]
     epochs: tuple[Epoch, ...]
     picture: Markup
+    floor: Floor | None
 
 
 class Reviews(NamedTuple):
@@ -94,7 +107,22 @@ def about(result: Result) -> tuple[tuple[str, str], ...]:
 def run(result: Result, name: str) -> Run:
     held_out = result["held_out"]
     epochs = tuple(Epoch(epoch + 1, f"{loss:.3f}", f"{share:.2%}") for _, epoch, loss, share in held_out)
-    return Run(about(result), epochs, pictured(f"curves {name}", curves(result)))
+    smoothing, least = result["settings"].get("label_smoothing"), smallest_loss(result)
+    floor = None if least is None else Floor(f"{least:.3f}", smoothing, result["classes"])
+    return Run(about(result), epochs, pictured(f"curves {name}", curves(result)), floor)
+
+
+def smallest_loss(result: Result) -> float | None:
+    """The loss of a model that gives every class its share of the target, which is the least (LOSS-1).
+
+    None without label smoothing, or where the result does not say how many classes there are.
+    """
+    smoothing, classes = result["settings"].get("label_smoothing"), result.get("classes")
+    if not smoothing or classes is None:
+        return None
+    shares = np.full((1, classes), smoothing / classes)
+    shares[0, 0] += 1 - smoothing
+    return float(cross_entropy(np.log(shares), np.array([0]), label_smoothing=smoothing))
 
 
 def reviews(result: Result) -> Reviews:
@@ -165,6 +193,10 @@ def curves(result: Result) -> Callable[[Any], None]:
             ax.plot(*columns(result["training"], 0, 1 + place), color=COLOURS[0], lw=1, label="training")
             ax.plot(*columns(result["held_out"], 0, 2 + place), "o-", color=COLOURS[1], ms=4, label="held out")
             ax.set_ylabel(name)
+        least = smallest_loss(result)
+        if least is not None:
+            axes[0].axhline(least, color=GRID, ls="--", label="smallest possible loss")
+            axes[0].legend()
         if "baseline" in result:
             axes[1].axhline(result["baseline"], color=GRID, ls="--", label="naive Bayes on words")
         axes[1].set_xlabel("step")

@@ -50,21 +50,25 @@ CHAPTER = Chapter(
 
 
 class Cell(NamedTuple):
-    """A piece of the walk-through: text, or code with what it prints and the arrays to which it gives names."""
+    """A piece of the walk-through: text, or code with what it prints and the arrays to which it gives names.
+
+    title: of code that is folded under it.
+    """
 
     text: str = ""
     code: str = ""
+    title: str = ""
     output: str = ""
     arrays: tuple[tuple[str, np.ndarray], ...] = ()
 
 
 def cells(text: str) -> list[Cell]:
-    """Split a walk-through where it has `# %%`."""
+    """Split a walk-through where it has `# %%`, after which code may have a title."""
     found = []
     for piece in re.split(r"(?m)^# %%", text)[1:]:
         kind, _, body = piece.partition("\n")
-        prose = kind.strip() == "[markdown]"
-        found.append(Cell(text=re.sub(r"(?m)^# ?", "", body)) if prose else Cell(code=body.strip("\n")))
+        prose, code = kind.strip() == "[markdown]", body.strip("\n")
+        found.append(Cell(text=re.sub(r"(?m)^# ?", "", body)) if prose else Cell(code=code, title=kind.strip()))
     return found
 
 

@@ -37,10 +37,10 @@ class Planted:
     @property
     def attended(self) -> bool:
         """Whether some query attends to what is planted, or has it and attends to a key."""
-        marked: dict[str, Any] = {name: mark.any(axis=-1) for name, mark in self.marks.items()}
-        share = self.allowed.shape[1] // max(marked["key"].shape[1], 1)
-        keys = np.repeat(marked["key"] | marked["value"], share, axis=1)
-        return bool((self.allowed & (keys[:, :, None] | marked["query"][..., None])).any())
+        share = self.allowed.shape[1] // max(self.marks["key"].shape[1], 1)
+        read: Any = self.marks["key"].any(-1) | self.marks["value"].any(-1)
+        keys = np.repeat(read, share, axis=1)
+        return bool((self.allowed & (keys[:, :, None] | np.expand_dims(self.marks["query"].any(-1), -1))).any())
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self.planted))

@@ -78,7 +78,12 @@ def port(
     console.print(fitting(steps_table(found, packages, wholes), console))
     conforms = [tell_steps(found, packages), *map(tell_whole, wholes)]
     if json is not None:
-        told = {"command": "port", "checkpoint": str(checkpoint), "dialect": name, "settings": settings or []}
+        told: dict[str, Any] = {
+            "command": "port",
+            "checkpoint": str(checkpoint),
+            "dialect": name,
+            "settings": settings or [],
+        }
         save_steps(json, steps_content(found, packages, wholes, **told, seed=seed, unread=unread))
     judged = tell_hollow([*found.hollow, *(whole.name for whole in wholes if not whole.judged)])
     raise typer.Exit(1 if not all(conforms) else 0 if judged else 2)

@@ -160,7 +160,7 @@ def stale_maximum(n: int) -> Mistake:
         wrong = next((one for one in failing.findings if one.ratio > 1 and one.name == "gradient of query"), None)
         if wrong is None or wrong.message:
             return True
-        b, h, q = row = wrong.index[:3]
+        b, h, q = row = wrong.index[0], wrong.index[1], wrong.index[2]
         got, bar = failing.answer(wrong.name)[row], failing.bar[b : b + 1, h : h + 1, q : q + 1]
         limits = loose(failing, wrong.name, failing.answer(wrong.name))[row]
         scores, output = (a[b : b + 1, h : h + 1, q : q + 1] for a in (failing.forward.scores, failing.forward.output))

@@ -50,7 +50,10 @@ def check_diagnosis(subject: Subject, example: tuple[Check[Any, Any], Any, Findi
     check, failing, finding = example
     if isinstance(failing, Planted):  # a mistake in numbers says more than what becomes of NaN
         plain = check_diagnosis(subject, (check, failing.clean, finding), shared)
-        return plain or [named(name) for name in of_planted(failing, finding)]
+        if plain:
+            return plain
+        dirty = check_diagnosis(subject, (AGREEMENT, failing.planted, finding), shared)
+        return [*dirty, *map(named, of_planted(failing, finding))]
     parts = failing if isinstance(failing, tuple) else (failing,)
     asked, judged = parts[0], parts[1] if check in (TWIN, TOWERING) else parts[0]
     if check == SPOILED_ROWS:  # what is wrong in the other rows is wrong without them, too
@@ -368,15 +371,21 @@ def listed(names: list[str], every: set[str]) -> str:
     return " and ".join(filter(None, [", ".join(results[:-1]), results[-1]]))
 
 
+MULTIPLIED = "what stands behind a mask is multiplied by a weight of 0, and 0 * NaN and 0 * inf are NaN"
+REACHING = "NaN reaches what does not attend to it"
+WEIGHTED = "an infinity that stands behind a mask gets a weight other than 0"
+SWALLOWED = "NaN is swallowed"
+OF_NAN = (MULTIPLIED, REACHING, WEIGHTED, SWALLOWED)
+"""What NaN and infinity show by themselves."""
+
+
 def of_planted(planted: Planted, finding: Finding) -> list[str]:
     """What NaN and infinity show by themselves; nothing where numbers are compared."""
     if np.isfinite(finding.expected) and not np.isfinite(finding.got):
         if planted.allowed.all():
-            return ["NaN reaches what does not attend to it"]
-        if np.isinf(finding.got):
-            return ["an infinity that stands behind a mask gets a weight other than 0"]
-        return ["what stands behind a mask is multiplied by a weight of 0, and 0 * NaN and 0 * inf are NaN"]
-    return ["NaN is swallowed"] if np.isnan(finding.expected) else []
+            return [REACHING]
+        return [WEIGHTED if np.isinf(finding.got) else MULTIPLIED]
+    return [SWALLOWED] if np.isnan(finding.expected) else []
 
 
 def case_of(example: tuple[Check[Any, Any], Any, Finding]) -> Case:

@@ -11,7 +11,7 @@ from typing import Any
 from conformance.cases.case import Case
 from conformance.cases.expectations import allowed_pairs
 from conformance.checks.results import NO_DIAGNOSIS, WRONG_IN, Results, Violation
-from conformance.diagnosis.matches import DIAGNOSIS
+from conformance.diagnosis.matches import DIAGNOSIS, OF_NAN
 from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, PROJECTIONS, kind
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.diagnosis.precision import AT_MOST
@@ -30,7 +30,7 @@ IN_A_GROUP = re.compile(r"query heads? .*\bgroup\b|\bgroup's$")
 """Mistakes that mix up batch elements, heads, or the query heads of a group."""
 HIDDEN = re.compile(r"\bwhose (?:first|last) (?:(\d+) keys are|key is) hidden\b")
 """In how many keys of a row that are hidden."""
-OF_NAN = re.compile(r"\bNaN\b|\boverflow")
+WITHOUT_NUMBERS = re.compile(r"\bNaN\b|\boverflow")
 """Mistakes that make no wrong number."""
 OUTPUT_CONFORMS = re.compile(rf"^{WRONG_IN}[^;]*; .*\boutput\b")
 
@@ -39,13 +39,15 @@ def diagnosed(results: Results, runner: Runner) -> None:
     """Add to every violation the known mistakes that its case's answers match, and which of its results are wrong.
 
     Of several mistakes those come first that match most violations. NaN and infinity match too much: of their cases
-    those alone that match another violation, too.
+    those alone that match another violation too, or else what they show by themselves.
     """
     lines = {key: diagnosis(violation, runner) for key, violation in results.violations.items()}
     special = {key for key in lines if getattr(results.violations[key].case, "special", False)}
     often = Counter(name for key, found in lines.items() if key not in special for name in found)
     for key, found in lines.items():
-        names = [line for line in found if not line.startswith(WRONG_IN) and (key not in special or often[line])]
+        names = [line for line in found if not line.startswith(WRONG_IN)]
+        if key in special:
+            names = [name for name in names if often[name]] or [name for name in names if name in OF_NAN]
         last = [line for line in found if line.startswith(WRONG_IN)]
         ordered = sorted(names, key=lambda name: -often[name])[:MOST]
         results.violations[key] = replace(results.violations[key], diagnosis=(*ordered, *last))
@@ -73,7 +75,7 @@ def names_of(violation: Violation, runner: Runner) -> tuple[str, ...]:
         return (STRIDES,)
     found = asked(violation, violation.example, runner)
     names = tuple(line for line in found if not line.startswith(WRONG_IN))
-    if violation.uncut is not None:
+    if violation.uncut is not None and not violation.case.special:  # 0 * NaN hides a mistake among many numbers
         larger = asked(violation, violation.uncut, runner)
         before = tuple(n for n in larger if not n.startswith(WRONG_IN))
         certain = explaining(names, before) or tuple(n for n in replacing(names, before) if may_hold(n, violation))
@@ -114,7 +116,7 @@ def may_hold(name: str, violation: Violation) -> bool:
         return False
     if not several_there(name, violation.case):
         return False
-    if violation.of_numbers and OF_NAN.search(name):
+    if violation.of_numbers and WITHOUT_NUMBERS.search(name):
         return False
     hidden = HIDDEN.search(name)
     if hidden and (~allowed_pairs(violation.case)).sum(axis=-1).max(initial=0) < int(hidden[1] or 1):

@@ -23,9 +23,13 @@ from conformance.cases.declaration import MASK_KINDS, declaration_of
 from conformance.cases.features import mask_kinds, masked_as_declared, windows_of
 from conformance.judge.judgement import plain_claim
 from conformance.operations.probes import catalogue
+from conformance.reports.blocks import notes
+from conformance.reports.subjects import checked
+from conformance.reports.tables import dtypes_judged, subject_table
 from conformance.sampling.draws import drawn
 from conformance.sampling.strategies import past_windows
 from specification import Causal, Dense, KeyLengths, SlidingWindow
+from specification.dtypes import HALF
 from tests.support import kernels
 from tests.support.helpers import SMALL
 
@@ -126,9 +130,6 @@ def test_a_mask_without_a_default_is_always_there() -> None:
 
 @pytest.mark.slow
 def test_the_report_says_that_a_mask_is_always_there() -> None:
-    from conformance.reports.blocks import notes
-    from conformance.reports.subjects import checked
-
     for function, supports, said in ((always, "structured,causal", True), (by_default, "no-unmasked", False)):
         given: dict[str, Any] = QUICK | {"limits": SMALL, "dtypes": ["float32"], "rules": ["CALL"]}
         report = check(function, "attention", supports=supports, **given)
@@ -263,3 +264,26 @@ def test_a_replay_remembers_the_windows(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "replay.json").read_text())
     told = target_of(content, "", wrong, None).given["windows"]
     assert declaration_of(wrong, True, windows=told).windows == ((31, 0),)
+
+
+# --- the table of a report --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "told"),
+    [
+        (["float32", "bfloat16", "float16", "float64"], "in float32 and float64, and in all four dtypes"),
+        (["float32", "bfloat16"], "in float32, and in float32 and bfloat16"),
+        (["float32", "float64"], "in float32 and float64"),
+        (["bfloat16"], "in bfloat16"),
+    ],
+)
+def test_the_table_names_the_judged_dtypes(dtypes: list[str], told: str) -> None:
+    assert dtypes_judged(dtypes, [dtype for dtype in dtypes if dtype not in HALF]) == told
+
+
+def test_what_a_failed_plain_call_leaves_untried_is_one_row() -> None:
+    report = check(always, "attention", supports="structured,causal,unmasked", **QUICK, dtypes=["float32"])
+    table = subject_table(checked(report, None))
+    assert [*table.columns[0].cells] == ["CALL", "others"]
+    assert [*table.columns[1].cells][1] == f"{len(checked(report, None)['rules']) - 1} rules"

@@ -23,6 +23,7 @@ from conformance.checks.comparison import Finding
 from conformance.checks.results import Results, Violation
 from conformance.cli import app
 from conformance.judge import replaying
+from conformance.judge.checking import rules_of
 from conformance.judge.judged_rules import JUDGED
 from conformance.models.real import RealFinding, RealResult
 from conformance.operations import OPERATIONS
@@ -721,6 +722,22 @@ def test_rules() -> None:
     assert code == 0
     listed = [" ".join(line.split()) for line in output.splitlines()]
     assert listed == [f"{rule.id} {rule.title} {rule.statement}" for rule in (JUDGED | MODEL_RULES).values()]
+
+
+def test_rules_of_operations() -> None:
+    def listed(*names: str) -> list[str]:
+        code, output = command("rules", *names)
+        assert code == 0
+        return [line.split()[0] for line in output.splitlines() if re.match(r" ?[A-Z]+(-\d+)? ", line)]
+
+    every = list(JUDGED | MODEL_RULES)
+    for name in ("attention", "layer_norm", "adam_step"):
+        assert listed(name) == [rule for rule in every if rule in rules_of(name)]
+    assert listed("layer_norm", "ATT-6", "BLK-1") == [
+        rule for rule in every if rule in rules_of("layer_norm") | {"ATT-6", "BLK-1"}
+    ]
+    code, output = command("rules", "atention")
+    assert (code, "'atention'; did you mean attention" in output) == (2, True), output
 
 
 def test_help_keeps_brackets() -> None:

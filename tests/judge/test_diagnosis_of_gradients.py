@@ -16,8 +16,9 @@ from conformance.checks.catalogue import AGREEMENT, UNSUPPORTED, check_unsupport
 from conformance.checks.comparison import judge, no_others
 from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis import naming, precision
+from conformance.diagnosis.attribution import Failure, attributed
 from conformance.diagnosis.following import separated
-from conformance.diagnosis.matches import known, of_judged_dtypes
+from conformance.diagnosis.matches import SWALLOWED, known, of_judged_dtypes
 from conformance.diagnosis.matching import Failing
 from conformance.diagnosis.naming import diagnosis
 from conformance.diagnosis.precision import AT_MOST, excused
@@ -314,10 +315,10 @@ def test_nan_has_the_names_of_other_violations_alone(monkeypatch: pytest.MonkeyP
     """It fits too much: what is said of it counts where another violation has the same name."""
     results, nan = Results(), replace(violated("ATT-10", asked(3)), example=replace(asked(3), special=True))
     name = "gradient of bias comes from the first batch element only"
-    monkeypatch.setattr(naming, "diagnosis", lambda one, runner: (name,))
+    monkeypatch.setattr(naming, "diagnosis", lambda one, runner: (name, SWALLOWED)[: 2 if one.case.special else 1])
     results.violate(nan)
     naming.diagnosed(results, None)  # type: ignore[arg-type]
-    assert results.violations["ATT-10", "a subject"].diagnosis == ()
+    assert results.violations["ATT-10", "a subject"].diagnosis == (SWALLOWED,)
     results.violate(violated("ATT-12", asked(3)))
     naming.diagnosed(results, None)  # type: ignore[arg-type]
     assert results.violations["ATT-10", "a subject"].diagnosis == (name,)
@@ -348,3 +349,13 @@ def test_a_mistake_with_many_violations_leaves_time_for_each_to_become_small() -
         return Judgement.time_to_shrink(judgement)
 
     assert [seconds(count) for count in (0, 4, 6, 8, 12, 20)] == [4, 4, 2, 1, 1, 1]
+
+
+def test_a_gradient_of_a_norm_violates_no_general_rule() -> None:
+    """Else it would hide what else violates that rule, such as a missing refusal."""
+    runner = Runner(Target(with_wrong_vjp, "rms_norm").make())
+    case = rows("rms_norm", 5)
+    failure = Failure("NORM-7", AGREEMENT, case, runner(AGREEMENT, case, AGREEMENT.prepare(case)))
+    assert attributed(runner, failure).rule == "NORM-6"
+    off = judge(case, exact(case) | {"output": exact(case)["output"] * 2}, oracle(case), bound(case), no_others)
+    assert attributed(runner, failure._replace(findings=off)).rule == "NORM-7"

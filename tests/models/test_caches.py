@@ -81,6 +81,10 @@ def tokens_of(*shape: int, dtype: Any = np.int64) -> np.ndarray:
     return np.ones(shape, dtype)
 
 
+HEADLESS = (
+    "parameters must be a LanguageModel or a Transformer, got Decoder, which has no output layer; load_pretrained "
+    "leaves it out where architectures names no language model"
+)
 WRONG = "the cache's blocks[0].{} must have batch size 3, {} positions and 16 columns in all heads, got shape {}"
 STEP_REFUSALS: dict[str, tuple[Any, str]] = {
     "no positions": (tokens_of(BATCH, 0), "tokens must have at least one position, got shape [3, 0]"),
@@ -140,7 +144,7 @@ def test_caches_that_are_refused(implementation: Implementation) -> None:
         (ValueError, "capacity must not be negative, got -1"),
         (TypeError, "capacity must be an integer, got float"),
         (TypeError, "cache must be a Cache, got NoneType"),
-        (TypeError, "parameters must be a LanguageModel or a Transformer, got Decoder"),
+        (TypeError, HEADLESS),
         (ValueError, "parameters and cache must have as many decoder blocks, got 2 and 1"),
         (ValueError, "the length of a cache must not be negative, got -1"),
         (ValueError, WRONG.format("keys", 9, "[2, 4, 9, 4]")),

@@ -804,7 +804,7 @@ def test_metadata_is_sorted(tmp_path: Path) -> None:
     metadata = {f"{number}": f'"ü\x7f\n\x01 {number}' for number in (*range(20, 9, -1), 3)}
     write_safetensors(path, arrays, metadata)
     read, told = read_safetensors(path)
-    assert (list(read), told) == (["b", "a"], metadata)
+    assert ({*read}, told) == ({*arrays}, metadata)
     assert all(np.array_equal(read[name], array) for name, array in arrays.items())
     content = path.read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])

@@ -276,6 +276,14 @@ def test_choices_stand_beside_each_other(built: Path) -> None:
     assert "<mark>0</mark> <small>not used</small>" in text
 
 
+def test_no_line_begins_with_a_comma(built: Path) -> None:
+    """Where code is set as a box, a line may end right after it; the comma belongs to the box."""
+    for dialect in NAMES:
+        takes = re.findall(r'<p class="how takes">(.*?)</p>', page(built, dialect), re.DOTALL)[0]
+        arguments = dialect_texts.hyperparameters(dialect)
+        assert len(re.findall(r"<span><code>.*?</code>[,.]</span>", takes)) == len(arguments)
+
+
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 

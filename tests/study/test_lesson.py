@@ -106,6 +106,25 @@ def test_the_walk_is_shown_whole(built: Path) -> None:
         assert f'id="{anchor}"' in text
 
 
+def test_chapter_0_begins_with_the_idea() -> None:
+    """What is imported before the first score is NumPy alone; how it is judged comes after it, folded."""
+    text, first, second, *_ = walk.cells(walk.FILE.read_text())
+    assert text.text.rstrip().endswith("however wide they are.")
+    assert re.findall(r"import (\w+)", first.code) == ["numpy"]
+    assert "score = query @ key" in first.code
+    assert not first.title
+    assert second.title == "How one result is judged"
+    page = walk.rendered(site.environment(""), examples=False)["walk"]
+    assert page.index("One query, one key</h2>") < page.index('<pre class="program">')
+    assert page.count(f"<details><summary>{second.title}</summary>") == 1
+
+
+def test_code_with_a_title_is_folded() -> None:
+    plain, titled = walk.cells("# %%\nx = 1\n\n# %% Later\ny = 2\n")
+    assert plain == walk.Cell(code="x = 1")
+    assert titled == walk.Cell(code="y = 2", title="Later")
+
+
 def test_code_runs_and_shows_what_it_gives() -> None:
     code = "import numpy as np\nx = np.arange(4)\nfor y in x: pass\nprint(x.sum())\nlarge = np.zeros(1000)"
     first, second = walk.run([walk.Cell(code=code), walk.Cell(code="x, z = x + 1, np.ones(2)")])

@@ -61,6 +61,17 @@ def test_every_marked_cell_is_a_link(folder: Path) -> None:
     assert all(one.example in page.replace("&#39;", "'").replace("&gt;", ">") for one in found.divergences)
 
 
+def test_the_runs_are_folded_to_one_line(folder: Path) -> None:
+    page = (folder / "divergences.html").read_text()
+    found = divergences.matrix()
+    assert found is not None
+    shown, _, rest = page.partition('<details class="how">')
+    folded, _, after = rest.partition("</details>")
+    assert f"<summary>{len(found.runs)} runs of the judge: versions, seeds and dates</summary>" in folded
+    assert folded.count("<li>") == len(found.runs)
+    assert not any(run.told in shown + after for run in found.runs)
+
+
 def test_columns_have_names_in_words(folder: Path) -> None:
     """Each table names its rules above, and no heading is turned or cut off on any screen or on paper."""
     page = (folder / "divergences.html").read_text()

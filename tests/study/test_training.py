@@ -6,11 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from study import results, storing
+import reference_numpy
+from study import results, storing, training
 from study.training import SCHEMA
+from tests.support import browser
 from tests.support.made_results import built, text_of
+
+chromium = browser.chromium
 
 ABOUT: dict[str, Any] = {
     "package": "torch_impl", "settings": {"width": 128}, "versions": {"numpy": "2.4"}, "when": "2026-01-01",
@@ -20,7 +25,7 @@ COURSE = {"first": None, "worst": {"loss": [0.25, 0.5]}, "losses": [2.0, 1.5], "
 RUNS: dict[str, Any] = {
     "schema": SCHEMA,
     "reviews": RUN | {"baseline": 0.775},
-    "translation": RUN
+    "translation": RUN | {"settings": {"label_smoothing": 0.1}, "classes": 4}
     | {"attention": {"text": "one", "translation": "eins", "source": ["one", "end"], "target": ["eins", "end"],
                      "weights": [[[0.75, 0.25], [0.5, 0.5]]]}},
     "lockstep": {"task": "reviews", "dtype": "float64", "steps": 2, "versions": {}, "losses": [2.0, 1.5],
@@ -50,6 +55,50 @@ def test_stored_runs_stand_on_the_page(shown: str) -> None:
     assert "“one” becomes “eins”" in text_of(shown, "translation")
     assert "0.75 0.25" in text_of(shown, "translation")
     assert shown.count("<svg") == 3
+
+
+def test_the_smallest_loss_with_label_smoothing_is_told(shown: str) -> None:
+    """Entropy of the target: -(0.925 log 0.925 + 3 * 0.025 log 0.025) = 0.349."""
+    least = "With a label smoothing of 0.1 over 4 classes, the smallest possible loss is 0.349"
+    assert least in text_of(shown, "translation")
+    assert shown.count("The loss cannot reach 0.") == 1  # the reviews have no smoothing
+    for plain in ({"label_smoothing": 0.0}, {}):
+        assert training.smallest_loss({"settings": plain, "classes": 4}) is None
+    assert training.smallest_loss({"settings": {"label_smoothing": 0.1}}) is None
+
+
+def test_no_model_has_a_smaller_loss() -> None:
+    least = training.smallest_loss({"settings": {"label_smoothing": 0.2}, "classes": 5})
+    logits = np.random.default_rng(0).normal(0, 3, (200, 5))
+    losses = reference_numpy.cross_entropy(logits, np.zeros(200, int), label_smoothing=0.2, reduction="none")
+    assert least is not None
+    assert 0 < least < losses.min()
+
+
+@pytest.mark.slow
+def test_the_stored_run_has_the_classes_of_its_words() -> None:
+    from training.translation import data, settings
+
+    stored = json.loads(results.TRAINING.read_text())["translation"]
+    prepared = data.prepare(settings.Settings(**stored["settings"]))
+    assert stored["classes"] == len(prepared.vocabulary.target.words)
+    least = training.smallest_loss(stored)
+    assert least is not None
+    assert least < min(loss for _, _, loss, _ in stored["held_out"])
+
+
+OVERFLOWING = """() => [...document.querySelectorAll("pre")].filter(
+    part => part.scrollWidth > part.clientWidth + 1).map(part => part.textContent.slice(0, 60))"""
+
+
+@pytest.mark.parametrize("width", [320, 390, 800])
+def test_code_folds_on_a_narrow_page(width: int, shown: str, chromium: Any, tmp_path: Path) -> None:
+    path = tmp_path / "training.html"
+    path.write_text(shown)
+    with browser.opened(chromium, path, size=(width, 800)) as watched:
+        assert watched.page.evaluate(OVERFLOWING) == []
+        watched.page.add_style_tag(content="pre { white-space: pre !important; }")
+        assert watched.page.evaluate(OVERFLOWING) != []
 
 
 def test_the_page_shows_how_each_package_differentiates(shown: str) -> None:
