@@ -73,7 +73,8 @@ class Inside:
     """What a subject's multi-head attention does with the heads: asked as attention, between identities."""
 
     def __init__(self, subject: Subject, separate: bool) -> None:
-        self.subject, self.separate, self.declaration = subject, separate, subject.declaration
+        self.subject, self.separate = subject, separate
+        self.declaration, self.framework = subject.declaration, subject.framework
 
     def __call__(self, case: Case) -> Answers:
         answers = self.subject(self.layer(case))
