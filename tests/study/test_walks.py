@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from conformance.models import real
+from tests.support.helpers import command
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -204,3 +205,51 @@ def test_no_tolerance_is_chosen_by_hand(walk: str) -> None:
     code = "".join(cell for cell in cells(walk) if not cell.startswith("# %% [markdown]"))
     assert BY_HAND.findall(code) == []
     assert "ratio <= 1" in code or "report.conforms" in code or "right.conforms" in code
+
+
+# --- the exercise in docs/walks.md ------------------------------------------------------------------------------------
+
+EXERCISE = (ROOT / "docs" / "walks.md").read_text().partition("## An exercise")[2]
+MEND = ("np.where(mask, -np.inf, scores)", "np.where(mask, scores, -np.inf)")
+USUAL = ("np.where(mask, -np.inf, scores)", "np.where(mask, scores, -1e9)")
+ANSWERS: dict[str, tuple[tuple[str, str] | None, dict[str, str]]] = {
+    "as it stands": (None, {"MASK-1": "the mask is inverted: True is taken for forbidden", "MASK-3": "violates"}),
+    "with the mask mended": (
+        MEND,
+        {"MASK-1": "conforms", "MASK-3": "conforms", "ATT-6": "violates", "MASK-7": "violates"},
+    ),
+    "with a finite number": (USUAL, {"MASK-1": "conforms", "ATT-6": "the mean of all values"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_exercise_is_judged_as_the_document_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit, verdicts = ANSWERS[name]
+    (code,) = re.findall(r"```python\n(.*?)```", EXERCISE, re.DOTALL)
+    (line,) = re.findall(r"(?m)^conformance (check exercise.*?\n.*?)$", EXERCISE)
+    words = line.replace("\\", " ").split()
+    assert "MASK-1" in words
+    monkeypatch.chdir(tmp_path)
+    Path("exercise.py").write_text(code if edit is None else code.replace(*edit))
+    for rule, said in verdicts.items():
+        status, output = command(*(word.replace("MASK-1", rule) for word in words))
+        assert said in " ".join(output.split()), output
+        assert status == (0 if said == "conforms" else 1)
+
+
+@pytest.mark.slow
+def test_the_exercise_names_the_lines_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", EXERCISE, re.DOTALL)
+    (line,) = re.findall(r"(?m)^conformance (check exercise.*?\n.*?)$", EXERCISE)
+    monkeypatch.chdir(tmp_path)
+    Path("exercise.py").write_text(code)
+    _, output = command(*line.replace("\\", " ").split())
+    rows = re.findall(r"(?m)^\| (`.*?) \|", EXERCISE)
+    named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert len(named) == 8
+    assert [name for name in named if not re.search(rf"(?m)^ *{name} ", output)] == ["MASK-1 polarity"]
+    assert "MASK-1 polarity: " in output
+    assert "\nIt looks as if the mask is inverted" in output
