@@ -139,6 +139,7 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     rule = rule_told(runner, case, shown)
     unsteady = "" if rule else unlike_itself(runner, case, shown)
     rule = rule or ("ATT-13" if unsteady else rule_shown(runner, replace(case), shown, alike, alike.look_for_needs()))
+    rule = "ATT-10" if rule == "ATT-8" and no_number(worst(shown)) else rule
     found = violation(rule, TITLE, AGREEMENT, runner, case, shown)
     if unsteady:
         found = replace(found, diagnosis=(unsteady,))
@@ -329,6 +330,11 @@ def beside_numbers(call: AttentionCall) -> list[Finding]:
         *(Finding(name, np.inf, message=CHANGED) for name in call.changed),
         *(Finding(name, np.inf, message=LOST) for name in lost),
     ]
+
+
+def no_number(found: Finding) -> bool:
+    """Whether NaN or an infinity stands where a number is due."""
+    return not found.message and bool(np.isfinite(found.expected) and not np.isfinite(found.got))
 
 
 def rows_of(case: Case) -> int:

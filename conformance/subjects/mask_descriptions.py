@@ -77,8 +77,8 @@ def bands_of(allowed: np.ndarray, windows: tuple[Window, ...]) -> Iterator[Causa
         seen = np.broadcast_to(distance, allowed.shape)[allowed]
         left, right = -int(seen.min(initial=0)), int(seen.max(initial=0))
         yield Causal(offset)
-        yield SlidingWindow(left, right if right < distance.max() else None, offset)
         yield SlidingWindow(None, 0, offset)
+        yield SlidingWindow(left, right if right < distance.max() else None, offset)
         yield from (SlidingWindow(*window, offset) for window in windows)
 
 
