@@ -82,7 +82,10 @@ def case_of(call: AttentionCall, empty_rows: str = "zero") -> Case:
     inputs = {name: arrays.numpy(tensor) for name, tensor in inputs.items() if tensor is not None}
     (B, H, Q, _), K, V = call.query.shape, call.key.shape[2], call.value.shape[-1]
     declared, scale = declared_by(call.function), keywords.get("scaling")
-    mask = described(mask, Q, K) if declared is None else described_for(declared, mask, B, Q, K)
+    if declared is not None and "structured" in declared:
+        mask = described_for(declared, mask, B, Q, K)
+    else:
+        mask = described(mask, Q, K)
     scale = scale if declared is None or "scale" in declared else None  # it got this call by the default alone
     options = {"mask": mask, "softcap": keywords.get("softcap"), "scale": scale}
     options |= {"empty_rows": None if empty_rows == "zero" else empty_rows}
