@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from conformance.cases.arguments import listed
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration, Window
+from conformance.cases.declaration import FEATURES, Declaration, Window
 from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
 from conformance.cases.operation import operation_named
 from conformance.cases.signatures import needed
@@ -58,9 +59,7 @@ def rule_of(feature: str, operation: str) -> str:
 
 def features_of(case: Case) -> set[str]:
     """Names of `declaration.FEATURES`."""
-    mask = case.options.get("mask")
-    features = mask_kinds(mask) | ({"offset"} if shifted(mask, 0) else set())
-    features |= ({"combined"} if isinstance(mask, And | Or) else set()) | ({"or"} if has_or(mask) else set())
+    features = mask_features(case.options.get("mask"))
     features |= {name for name in ("scale", "softcap", "empty_rows") if case.options.get(name) is not None}
     if case.options.get("dropout_keep") is not None or case.options.get("dropout_rate"):
         features.add("dropout")
@@ -177,6 +176,29 @@ def masked_as_declared(case: Case, declaration: Declaration) -> bool:
     return not declaration.windows or windows_of(mask) <= {*declaration.windows}
 
 
+def mask_features(mask: Any) -> set[str]:
+    """Features that the mask alone needs, "offset" if it stands anywhere but at 0."""
+    found = mask_kinds(mask) | ({"offset"} if shifted(mask, 0) else set())
+    return found | ({"combined"} if isinstance(mask, And | Or) else set()) | ({"or"} if has_or(mask) else set())
+
+
+def mask_beyond(mask: Any, query_length: int, key_length: int, declaration: Declaration) -> Iterator[str]:
+    """Name what a mask needs and the subject does not take; nothing where it takes such a mask."""
+    lacking = mask_features(mask) - {"offset"} - declaration.features
+    if "offset" not in declaration and shifted(mask, alignment(query_length, key_length, declaration)):
+        lacking.add("offset")
+    if mask is None:
+        lacking |= {"unmasked"} - declaration.features
+    yield from (name for name in FEATURES if name in lacking)
+    if declaration.windows:
+        yield from (f"windows {window_name(window)}" for window in windows_of(mask) - {*declaration.windows})
+
+
+def window_name(window: Window) -> str:
+    """As `--windows` has it: keys before and after the query's own."""
+    return "/".join("all" if side is None else str(side) for side in window)
+
+
 def windows_of(mask: Any) -> set[Window]:
     """The sides of every window in a mask."""
     if isinstance(mask, And | Or):
@@ -186,21 +208,24 @@ def windows_of(mask: Any) -> set[Window]:
 
 def within(case: Case, declaration: Declaration) -> bool:
     """Whether the subject takes such a case."""
-    features = features_of(case) - {"offset"}
-    if "offset" not in declaration and has_masks(case.operation):
-        _, _, Q, K = heads_and_keys(case)
-        if shifted(case.options.get("mask"), alignment(Q, K, declaration)):
-            return False
+    return not any(beyond(case, declaration))
+
+
+def beyond(case: Case, declaration: Declaration) -> Iterator[str]:
+    """Name what a case has and the subject does not take, as a declaration has it; nothing where it takes the case."""
+    features, masked, mask = features_of(case), has_masks(case.operation), case.options.get("mask")
+    if masked:
+        features -= mask_features(mask)
+        yield from mask_beyond(mask, *heads_and_keys(case)[2:], declaration)
     if case.options.get("empty_rows") == declaration.convention("empty_rows"):
         features.discard("empty_rows")  # it is not asked for them, since it knows no others
     if declaration.head_widths:
         features.discard("value_width")  # the widths say it
-    if case.dtype not in declaration.dtypes or not features <= declaration.features:
-        return False
-    if not masked_as_declared(case, declaration):
-        return False
-    if needed(case) & declaration.lacking:
-        return False
-    if any(size > declaration.limits.get(name, size) for name, size in dimensions(case).items()):
-        return False
-    return not has_masks(case.operation) or declaration.takes_widths(*widths_of(case))
+    yield from (name for name in FEATURES if name in features - declaration.features)
+    if case.dtype not in declaration.dtypes:
+        yield f"dtype {case.dtype}"
+    yield from (f"parameter {name}" for name in sorted(needed(case) & declaration.lacking))
+    sizes = dimensions(case)
+    yield from (f"{name} {size}" for name, size in sizes.items() if size > declaration.limits.get(name, size))
+    if masked and not declaration.takes_widths(*widths_of(case)):
+        yield f"head width {'/'.join(map(str, widths_of(case)))}"

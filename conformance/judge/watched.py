@@ -31,7 +31,7 @@ from conformance.oracle.reference import AFFORDABLE, ball_work, balls_available,
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import in_dtype
 from conformance.sampling.strategies import roundings
-from conformance.subjects.attention_calls import GIVEN, AttentionCall, CallSubject, case_of
+from conformance.subjects.attention_calls import GIVEN, AttentionCall, CallSubject, case_of, form_given
 from conformance.subjects.subject import Subject
 from specification.dtypes import HALF
 
@@ -58,6 +58,7 @@ class JudgedCall:
     smallest case like it that still fails. wrong_rows: those of the output with a number beyond its bound, as (batch
     element, head, query), and `rows` of all. nans: NaN in the output where a number is due.
     remark: under which conventions the call conforms. reason: why it is not judged, or not in full.
+    given: the form in which the function got the mask.
     beside: what else is wrong: where both rows that allow nothing and others are, each has a violation of its own.
     That of the lower level comes first; all but `findings` speaks of its rows alone.
     """
@@ -73,6 +74,7 @@ class JudgedCall:
     remark: str = ""
     reason: str = ""
     beside: JudgedCall | None = None
+    given: str = ""
 
     @property
     def parts(self) -> tuple[JudgedCall, ...]:
@@ -121,12 +123,12 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     if reason:
         return JudgedCall(call.layer, None, reason=reason)
     case, reason = of_numbers(case)
-    reason = reason or without_gradients(call)
+    reason, given = reason or without_gradients(call), form_given(call, case)
     subject = CallSubject(call, case, conventions)
     runner, shared = Runner(subject), AGREEMENT.prepare(case)
     findings = [*of_empty_rows(runner, case, runner(AGREEMENT, case, shared)), *beside_numbers(call)]
     if not breaks(findings):
-        return JudgedCall(call.layer, case, findings, worst(findings), rows=rows_of(case), reason=reason)
+        return JudgedCall(call.layer, case, findings, worst(findings), rows=rows_of(case), reason=reason, given=given)
     shown, beside, where = output_first(findings), None, None
     if [finding.name for finding in shown] == ["output", "output"]:  # of rows that allow nothing, and of the others
         beside = judge_call(call, {**conventions, "empty_rows": "any"}, explanations)
@@ -137,6 +139,7 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     rule = rule_told(runner, case, shown)
     unsteady = "" if rule else unlike_itself(runner, case, shown)
     rule = rule or ("ATT-13" if unsteady else rule_shown(runner, replace(case), shown, alike, alike.look_for_needs()))
+    rule = "ATT-10" if rule == "ATT-8" and no_number(worst(shown)) else rule
     found = violation(rule, TITLE, AGREEMENT, runner, case, shown)
     if unsteady:
         found = replace(found, diagnosis=(unsteady,))
@@ -144,7 +147,7 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
         found = explained(found, alike, explanations)
     found = replace(found, before=())
     counts = rows, rows_of(case), nans
-    judged = JudgedCall(call.layer, case, findings, worst(shown), found, *counts, remarks, reason, beside)
+    judged = JudgedCall(call.layer, case, findings, worst(shown), found, *counts, remarks, reason, beside, given)
     if beside is not None and beside.violation is not None and rank(beside.violation.level) < rank(found.level):
         return replace(beside, case=case, findings=findings, beside=replace(judged, beside=None))
     return judged
@@ -327,6 +330,11 @@ def beside_numbers(call: AttentionCall) -> list[Finding]:
         *(Finding(name, np.inf, message=CHANGED) for name in call.changed),
         *(Finding(name, np.inf, message=LOST) for name in lost),
     ]
+
+
+def no_number(found: Finding) -> bool:
+    """Whether NaN or an infinity stands where a number is due."""
+    return not found.message and bool(np.isfinite(found.expected) and not np.isfinite(found.got))
 
 
 def rows_of(case: Case) -> int:

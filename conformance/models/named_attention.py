@@ -5,13 +5,25 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from conformance.cases.arguments import arguments
-from conformance.cases.declaration import declaration_of
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration, declaration_of
+from conformance.cases.features import beyond, heads_and_keys
 from conformance.cases.signatures import Signature, names_taken, signature_of
 from conformance.subjects.attention_calls import AXES, in_words
 from conformance.subjects.callables import load
+from conformance.subjects.conventions import dense_mapped, inverted, without_offset
+from conformance.subjects.frameworks import TorchArrays
+from conformance.subjects.mask_descriptions import described_for
+from reference_numpy import materialize
+from specification import Dense
+from specification.dtypes import dtype_name
+from specification.masks import map_arrays
 
 OWN = "own"
 """The name of the user's function in `transformers`, which gives names such as flash_attention a meaning."""
@@ -78,28 +90,26 @@ def of_interface(function: Callable[..., Any]) -> bool:
 def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function with the signature of `attention` as one of the interface.
 
-    It gets tensors and a boolean mask, as in `conformance check`, in the layout and polarity that it declares.
+    It gets tensors, in the layout and mask polarity that it declares, as in `conformance check`. Masks are boolean
+    arrays, or descriptions if it declares `structured`.
     """
     signature, declared = signature_of(function, "attention"), declaration_of(function, True)
-    length_first, masked = declared.layout == "BTHD", declared.convention("polarity") == "masked"
+    declared = replace(declared, lacking=signature.lacking)
+    length_first = declared.layout == "BTHD"
 
     def forward(
         module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, dropout: float = 0.0,
         scaling: float | None = None, **more: Any,
     ) -> tuple[Any, None]:  # fmt: skip
-        from torch_impl import materialize
         from torch_impl.huggingface import call_options
 
         options = call_options(module, query, key, attention_mask, dropout, scaling, **more)
-        if "scale" in signature.lacking and is_default_scale(options["scale"], query):
+        if "scale" not in declared and is_default_scale(options["scale"], query):
             options["scale"] = None
-        if options["mask"] is not None:
-            (B, H, Q, _), K = query.shape, key.shape[2]
-            allowed = materialize(options["mask"], Q, K, batch=B, heads=H, device=query.device)
-            options["mask"] = ~allowed if masked else allowed
-            if "mask" in signature.lacking and bool(allowed.all()):
-                options["mask"] = None
+        case = outline(query, key, value, options, declared)
+        options["mask"] = mask_given(options["mask"], case, declared, query.device)
         refuse_lacking(signature, options)
+        refuse_undeclared(case, declared)
         given = {"query": query, "key": key, "value": value}
         if length_first:
             given = {name: tensor.transpose(1, 2) for name, tensor in given.items()}
@@ -109,8 +119,48 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
             raise TypeError(f"the function must return one tensor {AXES[declared.layout]}, got {in_words(output)}")
         return output if length_first else output.transpose(1, 2), None
 
-    forward.layout = declared.layout  # type: ignore[attr-defined]
+    forward.declaration = declared  # type: ignore[attr-defined]
     return forward
+
+
+def outline(query: Any, key: Any, value: Any, options: dict[str, Any], declared: Declaration) -> Case:
+    """The call as a case without its numbers, with the mask as a description that the function takes, if one is."""
+    import torch
+
+    given = {"query": query, "key": key, "value": value, "bias": options["bias"], "sinks": options["sinks"]}
+    inputs = {name: without_numbers(tensor) for name, tensor in given.items() if tensor is not None}
+    (B, _, Q, _), K, mask = query.shape, key.shape[2], options["mask"]
+    mask = map_arrays(mask, TorchArrays().numpy)
+    own = {"mask": described_for(declared, mask, B, Q, K), "scale": options["scale"], "softcap": options["softcap"]}
+    differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    cotangents = {"output": inputs["value"]} if differentiated else {}
+    return Case("attention", dtype_name(query), inputs, own, cotangents)
+
+
+def without_numbers(tensor: Any) -> np.ndarray:
+    """An array of its shape that takes no memory."""
+    return np.broadcast_to(np.float32(0), tuple(tensor.shape))
+
+
+def mask_given(mask: Any, case: Case, declared: Declaration, device: Any) -> Any:
+    """The mask as the function takes it: a description of tensors, a boolean tensor, or None.
+
+    A function of boolean arrays gets one even where every pair is allowed, if it takes any at all.
+    """
+    import torch
+
+    found = case.options["mask"]
+    if "structured" in declared:
+        found = without_offset(found, declared.convention("causal"), case)
+    elif mask is None or (found is None and "dense" not in declared):
+        return None
+    else:
+        H, _, Q, K = heads_and_keys(case)
+        found = Dense(materialize(found, Q, K, batch=case.inputs["query"].shape[0], heads=H))
+    if declared.convention("polarity") == "masked":
+        found = dense_mapped(found, inverted)
+    found = map_arrays(found, lambda array: torch.as_tensor(array, device=device))
+    return found if "structured" in declared or found is None else found.array
 
 
 def refuse_lacking(signature: Signature, options: dict[str, Any]) -> None:
@@ -118,6 +168,13 @@ def refuse_lacking(signature: Signature, options: dict[str, Any]) -> None:
     lacking = [name for name, value in options.items() if value is not None and name in signature.lacking]
     if lacking:
         raise TypeError(f"the call needs {', '.join(lacking)}, and the function has no parameter of that name")
+
+
+def refuse_undeclared(case: Case, declared: Declaration) -> None:
+    """Raise TypeError for what a call has and the function does not declare that it takes."""
+    names = list(beyond(case, declared))
+    if names:
+        raise TypeError(f"the call needs {', '.join(names)}, which the function does not declare")
 
 
 def is_default_scale(scale: float | None, query: Any) -> bool:

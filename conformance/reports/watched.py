@@ -20,13 +20,15 @@ from conformance.judge.watched import JudgedCall
 from conformance.reports.content import Content, clean, number
 from conformance.reports.models import in_bounds
 from reference_numpy import materialize
-from specification import Causal, Dense, SlidingWindow
+from specification import Causal, SlidingWindow
 
 SCHEMA = {"name": "transformer-conformance watch", "version": 1}
 
 
 def calls_table(calls: Sequence[JudgedCall], profile: str) -> Table:
     """Return a table with a row for every call: heads (of queries/of keys), pairs, mask, and largest error ratio.
+
+    The mask has two cells: which pairs it allows, and the form in which the function got it.
 
     Args:
         calls: in order.
@@ -36,7 +38,8 @@ def calls_table(calls: Sequence[JudgedCall], profile: str) -> Table:
     table.add_column("layer", overflow="fold")
     for name in ("heads", "pairs"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("mask", overflow="fold")
+    for name in ("mask", "given as"):
+        table.add_column(name, overflow="fold")
     table.add_column("ratio", justify="right", no_wrap=True)
     table.add_column("verdict", overflow="fold")
     for call in calls:
@@ -46,22 +49,23 @@ def calls_table(calls: Sequence[JudgedCall], profile: str) -> Table:
 
 def call_cells(call: JudgedCall, profile: str) -> list[Text | str]:
     if call.case is None or call.worst is None:
-        return [call.layer, "", "", "", "", Text(f"not judged: {call.reason}", style="red")]
+        return [call.layer, "", "", "", "", "", Text(f"not judged: {call.reason}", style="red")]
     H, G, Q, K = heads_and_keys(call.case)
     heads = str(H) if H == G else f"{H}/{G}"
     broken = [part.violation for part in call.parts if part.violation is not None]
     style = "" if not broken else "bold red" if any(within(v.level, profile) for v in broken) else "yellow"
     rules = ", ".join(f"{found.rule} ({found.level})" for found in broken)
-    verdict = f"breaks {rules}" if broken else "conforms"
+    verdict = f"breaks {rules}" if broken else "conforms" if call.judged else "not judged in full"
     verdict += f"; {call.reason}" if call.reason else ""
-    shown = [heads, f"{Q} x {K}", mask_name(call.case)]
+    shown = [heads, f"{Q} x {K}", mask_name(call.case), call.given]
     return [call.layer, *shown, Text(in_bounds(call.worst.ratio), style=style), Text(verdict, style=style)]
 
 
 def mask_name(case: Case) -> str:
     """The mask in a word or two; a bias counts as one, and keys that no query of a sequence sees may be padding."""
-    mask = case.options.get("mask")
-    words = [band_name(mask)] if not isinstance(mask, Dense) else dense_names(mask.array)
+    mask, (_, _, Q, K) = case.options.get("mask"), heads_and_keys(case)
+    band = mask is None or isinstance(mask, Causal | SlidingWindow)
+    words = [band_name(mask)] if band else dense_names(materialize(mask, Q, K))
     return ", ".join(words + ["bias"] * ("bias" in case.inputs))
 
 
@@ -70,8 +74,10 @@ def band_name(mask: Any) -> str:
         return "causal"
     if not isinstance(mask, SlidingWindow):
         return "none"
-    right = "all" if mask.right is None else mask.right
-    return f"window {mask.left + 1}" if mask.right == 0 else f"window -{mask.left} to {right}"
+    if mask.left is None and mask.right == 0:
+        return "causal"
+    left, right = ("all" if side is None else side for side in (mask.left, mask.right))
+    return f"window {mask.left + 1}" if mask.right == 0 else f"window -{left} to {right}"
 
 
 def dense_names(allowed: np.ndarray) -> list[str]:
@@ -157,6 +163,7 @@ def call_content(call: JudgedCall) -> Content:
         "dtype": call.case.dtype,
         "shape": {"batch": call.case.inputs["query"].shape[0], "heads": H, "key_heads": G, "queries": Q, "keys": K},
         "mask": mask_name(call.case),
+        "given_as": call.given,
         "findings": [finding_content(finding) for finding in call.findings],
         "rule": None if found is None else found.rule,
         "level": None if found is None else found.level,

@@ -16,10 +16,12 @@ from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.subjects.frameworks import TorchArrays
+from conformance.subjects.mask_descriptions import described, described_for
 from conformance.subjects.subject import Answers, Subject, WrongAnswer
 from conformance.subjects.torch_masks import additive, block_mask
-from specification import Causal, Dense, SlidingWindow
+from specification import Causal, SlidingWindow
 from specification.dtypes import dtype_name
+from specification.masks import And, Or
 
 KNOWN_KEYWORDS = ("dropout", "is_causal", "position_bias", "s_aux", "scaling", "sliding_window", "softcap")
 """Keywords that a case has a place for."""
@@ -78,10 +80,16 @@ def case_of(call: AttentionCall, empty_rows: str = "zero") -> Case:
     sinks = keywords.get("s_aux")
     inputs = given | {"bias": bias, "sinks": None if sinks is None else sinks.reshape(-1)}
     inputs = {name: arrays.numpy(tensor) for name, tensor in inputs.items() if tensor is not None}
-    options = {"mask": described(mask, call.query.shape[2], call.key.shape[2]), "softcap": keywords.get("softcap")}
-    options |= {"scale": keywords.get("scaling"), "empty_rows": None if empty_rows == "zero" else empty_rows}
+    (B, H, Q, _), K, V = call.query.shape, call.key.shape[2], call.value.shape[-1]
+    declared, scale = declared_by(call.function), keywords.get("scaling")
+    if declared is not None and "structured" in declared:
+        mask = described_for(declared, mask, B, Q, K)
+    else:
+        mask = described(mask, Q, K)
+    scale = scale if declared is None or "scale" in declared else None  # it got this call by the default alone
+    options = {"mask": mask, "softcap": keywords.get("softcap"), "scale": scale}
+    options |= {"empty_rows": None if empty_rows == "zero" else empty_rows}
     options = {name: value for name, value in options.items() if value is not None}
-    (B, H, Q, _), V = call.query.shape, call.value.shape[-1]
     answered = call.cotangent is not None and form(call.cotangent) == (call.query.dtype, (B, Q, H, V))
     cotangents = {"output": arrays.numpy(in_order(call.cotangent))} if answered else {}
     special = not all(np.isfinite(array.astype(float)).all() for array in (*inputs.values(), *cotangents.values()))
@@ -122,7 +130,8 @@ def refuse_other_form(call: AttentionCall) -> None:
     (B, H, Q, _), V = call.query.shape, call.value.shape[-1]
     if form(call.output) == (call.query.dtype, (B, Q, H, V)):
         return
-    layout = getattr(call.function, "layout", "BTHD")  # of the interface, unless the function says another
+    declared = declared_by(call.function)
+    layout = "BTHD" if declared is None else declared.layout  # BTHD is that of the interface
     heads_first = layout == "BHTD"
     got = in_order(call.output) if heads_first and call.output.ndim == 4 else call.output
     expected = [B, H, Q, V] if heads_first else [B, Q, H, V]
@@ -137,34 +146,26 @@ def in_order(output: Any) -> Any:
     return output.transpose(1, 2)
 
 
-def described(mask: Any, query_length: int, key_length: int) -> Any:
-    """The mask with arrays of NumPy; None for one that allows every pair, and a causal mask or window as such."""
-    from reference_numpy import materialize
-
-    if mask is None or isinstance(mask, Causal | SlidingWindow):
-        return mask
-    allowed = materialize(mask, query_length, key_length)
-    if allowed.all():
-        return None
-    row = allowed[0, 0]
-    if (allowed == row).all() and row.any():
-        for offset in dict.fromkeys((key_length - query_length, 0)):
-            found = window_of(row, offset)
-            if found is not None:
-                return found
-    return Dense(allowed)
+def declared_by(function: Any) -> Declaration | None:
+    """What a function with the signature of `attention` says of itself; None of one with that of the interface."""
+    found = getattr(function, "declaration", None)
+    return found if isinstance(found, Declaration) else None
 
 
-def window_of(allowed: np.ndarray, offset: int) -> Causal | SlidingWindow | None:
-    """The causal mask or window at this offset that allows these pairs [Q, K]; None where none does."""
-    queries, keys = allowed.shape
-    distance = np.arange(keys) - (np.arange(queries)[:, None] + offset)
-    left, right = -int(distance[allowed].min()), int(distance[allowed].max())
-    if left < 0 or right < 0 or not np.array_equal(allowed, (-left <= distance) & (distance <= right)):
-        return None
-    if right == 0 and left >= -distance.min():
-        return Causal(offset)
-    return SlidingWindow(left, right if right < distance.max() else None, offset)
+def form_given(call: AttentionCall, case: Case) -> str:
+    """The form in which the function got the mask: the names of its descriptions, or that of an array."""
+    declared, mask = declared_by(call.function), case.options.get("mask")
+    if declared is not None and "structured" in declared:
+        return "none" if mask is None else description_name(mask)
+    nothing = call.mask is None or (declared is not None and mask is None and "dense" not in declared)
+    return "none" if nothing else call.form
+
+
+def description_name(mask: Any) -> str:
+    if isinstance(mask, And | Or):
+        sign = "&" if isinstance(mask, And) else "|"
+        return f"{description_name(mask.left)} {sign} {description_name(mask.right)}"
+    return type(mask).__name__
 
 
 class CallSubject(Subject):
@@ -173,8 +174,11 @@ class CallSubject(Subject):
     def __init__(self, call: AttentionCall, case: Case, conventions: Mapping[str, str]) -> None:
         super().__init__(call.layer, TorchArrays(str(call.query.device)))
         self.call_made, self.case = call, case
-        features = EVERYTHING.features - set(NEVER_JUDGED)
-        self.declaration: Declaration = replace(EVERYTHING, features=features, conventions=dict(conventions))
+        declared = declared_by(call.function) or EVERYTHING
+        features = declared.features - set(NEVER_JUDGED)
+        self.declaration: Declaration = replace(
+            declared, features=features, conventions=dict(conventions), layout="BHTD", vjp=None
+        )
 
     @property
     def code(self) -> Any:

@@ -215,7 +215,7 @@ def test_one_error_is_told_once_with_its_line_and_what_declares_it(isolate: bool
     assert first["declare"] == f"--supports {WITHOUT}"
     assert "raised at" in block(first)
     assert first["declare"] in block(first)
-    declared = [f"{WITHOUT},no-window,no-dense"]
+    declared = f"{WITHOUT},no-window,no-dense"
     assert isolate or conformance.check(maskless, "attention", supports=declared, **told, **QUICK).conforms
 
 

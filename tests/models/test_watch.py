@@ -26,7 +26,8 @@ from conformance.models.named_attention import adapted, implementation
 from conformance.models.watching import read_tokens, refuse_absent, refuse_unknown, watch
 from conformance.reports.narrow import fitting
 from conformance.reports.watched import blocks, call_cells, calls_table, mask_name, watch_content
-from conformance.subjects.attention_calls import case_of, described
+from conformance.subjects.attention_calls import case_of
+from conformance.subjects.mask_descriptions import described
 from reference_numpy import materialize
 from specification import Causal, Dense, SlidingWindow
 from tests.support import hugging_face as hf
