@@ -14,7 +14,8 @@ from study.sources import ROOT
 MATRIX = ROOT / "docs/divergences.json"
 HOW = "make peers"
 TAKES = "takes what should be refused"
-MARKS = {cells.CONFORMS: "conforms", cells.VIOLATED: "differs", cells.AT_STRICT: "differs", cells.ACCEPTS: TAKES}
+AT_STRICT = "differs at strict"
+MARKS = {cells.CONFORMS: "conforms", cells.VIOLATED: "differs", cells.AT_STRICT: AT_STRICT, cells.ACCEPTS: TAKES}
 
 
 class Divergence(NamedTuple):

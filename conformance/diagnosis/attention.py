@@ -369,6 +369,10 @@ def model_width(failing: Failing) -> int:
     return max(1, failing.case.inputs["query"].shape[1] * width(failing))
 
 
+def number_of_keys(failing: Failing) -> int:
+    return max(1, failing.steps.key.shape[2])
+
+
 def value_width(failing: Failing) -> int:
     inputs = failing.case.inputs
     return max(1, inputs["value"].shape[-1]) if "value" in inputs else width(failing)
@@ -431,6 +435,7 @@ SCORE_CHANGES: dict[str, Change] = {
     "the scale is 1 / D": scaled(lambda s, f: 1 / width(f)),
     "the scale is that of the model width H * D": scaled(lambda s, f: model_width(f) ** -0.5),
     "the scale is 1 / sqrt(V)": scaled(lambda s, f: value_width(f) ** -0.5),
+    "the scale is 1 / sqrt(K), of the number of keys": scaled(lambda s, f: number_of_keys(f) ** -0.5),
     "the scale is applied twice": scaled(lambda s, f: s * s),
     "the scale is on top of 1 / sqrt(D)": scaled(lambda s, f: s * width(f) ** -0.5),
     "the root of the scale is used once": scaled(lambda s, f: np.sqrt(abs(s))),

@@ -224,7 +224,7 @@ def too_large_scores(failing: Failing) -> Iterator[Mistake]:
         held = np.where(np.abs(products) > LARGEST[dtype], np.copysign(np.inf, scaled), scaled)
         highest = np.where(s.allowed, held, -np.inf).max(axis=-1, keepdims=True)
         lost = s.allowed.any(axis=-1, keepdims=True) & np.isinf(highest)
-        if not np.array_equal(lost, tried):
+        if lost.any() and not np.array_equal(lost, tried):
             output = np.where(lost, np.where(numbers, np.nan, got), np.where(numbers, got, right))
             yield giving(f"scores overflow in {dtype}, the dtype of the inputs", "output", output)
         tried = lost

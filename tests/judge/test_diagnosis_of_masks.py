@@ -103,6 +103,24 @@ def test_a_larger_case_with_such_rows_is_explained_too() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_scale_of_the_number_of_keys_is_no_overflow(dtype: str) -> None:
+    """Of the inputs' 16 bits nothing is lost."""
+
+    def of_keys(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        return reference_numpy.attention(query, key, value, scale=key.shape[2] ** -0.5)
+
+    assert named(of_keys, masked(2, 5, dtype=dtype)) == ("the scale is 1 / sqrt(K), of the number of keys",)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_is_wrong_by_a_constant_is_no_overflow(dtype: str) -> None:
+    def shifted(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        return (reference_numpy.attention(query, key, value).astype(float) + 0.375).astype(value.dtype)
+
+    assert not any("overflow" in name for name in named(shifted, masked(2, 5, dtype=numpy_dtype(dtype).name)))
+
+
 def test_nan_alone_is_no_inverted_mask() -> None:
     """It must explain other calls, too."""
 

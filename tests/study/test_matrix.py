@@ -53,11 +53,13 @@ def test_every_marked_cell_is_a_link(folder: Path) -> None:
     found = divergences.matrix()
     assert found is not None
     page = (folder / "divergences.html").read_text()
-    cells = re.findall(r'<td data-rule="[^"]+" class="(breaks|takes|keeps|unasked)">(<a href="#[^"]+")?', page)
+    cells = re.findall(r'<td data-rule="[^"]+" class="(breaks|strict|takes|keeps|unasked)">(<a href="#[^"]+")?', page)
     assert len(cells) == sum(len(group.rules) * len(group.paths) for group in found.groups)
-    assert all(bool(link) == (kind in ("breaks", "takes")) for kind, link in cells)
-    for kind, mark in (("breaks", "differs"), ("takes", "takes what should be refused"), ("keeps", "conforms")):
+    assert all(bool(link) == (kind in ("breaks", "strict", "takes")) for kind, link in cells)
+    marks = {"breaks": "differs", "strict": "differs at strict", "takes": "takes what should be refused"}
+    for kind, mark in (marks | {"keeps": "conforms"}).items():
         assert sum(its == kind for its, _ in cells) == list(found.marks.values()).count(mark)
+    assert page.count("△") == 1 + list(found.marks.values()).count("differs at strict") > 1  # the legend's, too
     assert all(one.example in page.replace("&#39;", "'").replace("&gt;", ">") for one in found.divergences)
 
 
