@@ -34,6 +34,8 @@ def own_cases(text: str, device: str) -> tuple[Case, Case]:
                 raise ValueError(f"{part!r} is one too many")
             numbers |= {name: int(number)} if equals else {}
             words += [name] if name in (*WORDS, *NUMBERED) else []
+        if not numbers and not words:
+            raise ValueError("it is empty")
         name = ", ".join(map(str.strip, text.strip(" ,").split(",")))
         return both_ways(case_of(name, numbers, words[0] if words else "dense", device))
     except ValueError as error:

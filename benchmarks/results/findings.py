@@ -55,6 +55,12 @@ def by_rounds(one: Result, other: Result) -> Result | None:
     return None if found is None else found.as_dict()
 
 
+def over(one: Result, other: Result) -> str:
+    """How many times as long one takes, in words; where that may be noise, they say so."""
+    found = ratio(one, other)
+    return f"{found} as long as {other['name']}{'' if found.clear else ' (noise)'}"
+
+
 def measured(case: Result) -> list[Result]:
     """The subjects that have a time, the fastest first."""
     found = [subject for subject in case["subjects"] if subject["status"] == "measured"]
@@ -107,7 +113,7 @@ def of_case(case: Result) -> list[str]:
         start = f"Fastest is {fastest['name']}, {spent}; {second['name']} takes {ratio(second, fastest)} as long."
         told = [fastest, second]
     behind = [one for one in order if (one["name"] in case["bases"] or one.get("yours")) and one not in told]
-    more = [f"{one['name']} takes {ratio(one, fastest)} as long as {fastest['name']}" for one in behind]
+    more = [f"{one['name']} takes {over(one, fastest)}" for one in behind]
     return [start, *([f"{'; '.join(more)}."] if more else []), *lines]
 
 
@@ -155,7 +161,7 @@ def against_libraries(cases: Sequence[Result]) -> str:
         told.append(f"{start}: {lead[4]} takes {lead[0]} as long ({lead[2]})")
     if lag[1].clear and lag[1].low > 1:
         told.append(f"largest lag: {lag[3]} takes {lag[1]} as long as {lag[4]} ({lag[2]})")
-    text = "; ".join(told) or "between our engines and the fastest library every difference is within noise"
+    text = "; ".join(told) or "between our fastest engine and the fastest library every difference is within noise"
     return f"{text[0].upper()}{text[1:]}."
 
 

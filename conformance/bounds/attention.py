@@ -303,6 +303,12 @@ def softmax_gradient(
         mean_error = mean_error + product(2 * rows.spread * np.abs(mean), margin(rows))
     by_weights = 2 * (p.gamma(rows.counts) + 4 * p.inner) * absolute
     mean_error = mean_error + (by_weights if by_output is None else np.maximum(by_weights, by_output))
+    if p.saved:
+        # However large the scores, no weight is off by more than 1, and the output lies among the values: so either
+        # form of the mean is at most the sum of what it is the mean of.
+        sizes = np.broadcast_to(weights_bar.size + weights_bar.error, rows.weights.shape)
+        most = np.sum(sizes, axis=-1, keepdims=True, where=rows.allowed)
+        mean_error = np.fmin(mean_error, most + np.abs(mean) + by_weights)  # NaN where the scores' errors have no end
     form = weight_format(p)
     if form is not None:
         size = np.broadcast_to(weights_bar.size, rows.weights.shape)  # one 0 for all, where only log-sum-exps have bars

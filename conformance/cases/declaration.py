@@ -14,6 +14,8 @@ from conformance.cases.signatures import names_taken, requires_mask
 from specification.dtypes import FLOATING
 
 Window = tuple[int | None, int | None]
+LONGEST = 2000
+"""Keys of the longest declared window beside as many queries as keys: a case that is larger needs too much memory."""
 MASK_KINDS = ("causal", "window", "lengths", "padding", "segments", "dense")
 
 FEATURES = {
@@ -253,6 +255,12 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
     said["windows"] = tuple(known_window(window) for window in said.get("windows", ()))
     if said["windows"] and "window" not in features:
         raise ValueError("windows are declared of a function that does not support window")
+    if "cross" not in features and any(
+        side is not None and side > LONGEST for pair in said["windows"] for side in pair
+    ):
+        raise ValueError(
+            f"windows: past {LONGEST} keys none can be tried where queries and keys are as many (no-cross)"
+        )
     said |= {"room": frozenset(room), "unsure": frozenset(unsure), "mask_required": required}
     return Declaration(features=features, **said)
 

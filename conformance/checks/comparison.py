@@ -21,7 +21,7 @@ PRECISION = {"float16": (11, -13), "bfloat16": (8, -125), "float32": (24, -125),
 """Binary digits of every dtype, and the exponent (as `frexp` gives it) of its smallest normal number."""
 RAISED = "raised "
 """How the message begins about an error that the subject raised."""
-DTYPE_AND_SHAPE = re.compile(r"has dtype and shape (\S+) (\[[^]]*\]), expected (\S+) (\[[^]]*\])")
+DTYPE_AND_SHAPE = re.compile(r"has dtype and shape (\S+) (\[[^]]*\]), expected (\S+(?: or \S+)*) (\[[^]]*\])")
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
 

@@ -145,7 +145,7 @@ class Violation:
     def of_flat_rows(self) -> bool:
         """Whether it is the gradient of rows of which a norm makes -1 or 1, however large they are: it is nearly 0."""
         width = FLAT.get(self.case.operation, 0) if isinstance(self.case, Case) else 0
-        return self.finding.name == "gradient of x" and width >= self.case.inputs["weight"].size
+        return width > 0 and self.finding.name == "gradient of x" and width >= self.case.inputs["weight"].size
 
     def stands_before(self, other: Violation | None) -> bool:
         """Whether it is told in place of another one of the same rule and subject, which was found before it.

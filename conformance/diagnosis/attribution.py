@@ -67,8 +67,12 @@ def of_gradient_of_norm(failure: Failure) -> bool:
     """Whether the general rule of a norm is not violated, but that of its gradients: its output is right."""
     if failure.check != AGREEMENT or not is_norm(failure.example.operation):
         return False
-    name, rules = worst(failure.findings).name, operation_named(failure.example.operation).rules
-    return name.startswith("gradient of ") and failure.rule == rules[""] and rules.get("gradients") == "NORM-6"
+    wrong, rules = [one for one in failure.findings if one.ratio > 1], operation_named(failure.example.operation).rules
+    return (
+        all(one.name.startswith("gradient of ") for one in wrong)
+        and failure.rule == rules[""]
+        and rules.get("gradients") == "NORM-6"
+    )
 
 
 def as_wrong(runner: Runner, clean: Case, findings: list[Finding]) -> bool:

@@ -225,7 +225,7 @@ def too_large_scores(failing: Failing) -> Iterator[Mistake]:
         highest = np.where(s.allowed, held, -np.inf).max(axis=-1, keepdims=True)
         lost = s.allowed.any(axis=-1, keepdims=True) & np.isinf(highest)
         if lost.any() and not np.array_equal(lost, tried):
-            output = np.where(lost, np.where(numbers, np.nan, got), np.where(numbers, got, right))
+            output = np.where(lost, np.where(numbers, np.nan, got), right)
             yield giving(f"scores overflow in {dtype}, the dtype of the inputs", "output", output)
         tried = lost
 

@@ -347,8 +347,8 @@ def named(name: str) -> Finding:
 def wrong_in(findings: list[Finding]) -> Iterator[str]:
     """One line: which of several results are wrong."""
     every = {finding.name for finding in findings if finding.name.startswith(GRADIENT)}
-    wrong = [finding.name for finding in findings if finding.ratio > 1]
-    right = [finding.name for finding in findings if finding.ratio <= 1]
+    wrong = list(dict.fromkeys(finding.name for finding in findings if finding.ratio > 1))
+    right = [finding.name for finding in findings if finding.ratio <= 1 and finding.name not in wrong]
     if len(findings) < 2 or not wrong:
         return
     only = " only" if len(wrong) == 1 and set(wrong) != every else ""

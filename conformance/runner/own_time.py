@@ -51,7 +51,7 @@ def now(pid: int) -> tuple[float, Times]:
 
 
 @lru_cache(maxsize=1)
-def lately(pid: int, period: int) -> tuple[float, Times]:
+def lately(pid: int, period: tuple[int, float]) -> tuple[float, Times]:
     """As `now`, for all calls with the same period: a reading takes some 20 microseconds for each thread."""
     return now(pid)
 
@@ -65,7 +65,7 @@ class OwnTime:
     def __init__(self, pid: int, tolerance: float = 0.0) -> None:
         start = time.monotonic()
         self.pid = pid
-        self.since, self.first = lately(pid, int(start / tolerance)) if tolerance else now(pid)
+        self.since, self.first = lately(pid, (int(start / tolerance), tolerance)) if tolerance else now(pid)
         self.before, self.latest = start - self.since, self.first
 
     def passed(self) -> float:

@@ -239,14 +239,14 @@ def past_windows(declaration: Declaration) -> tuple[Sizes, ...]:
     """Sizes at which each edge of the windows that a subject takes leaves out keys, wherever its windows stand.
 
     Few queries have more keys than the window, or so many queries few keys. Where lengths are equal there are more
-    pairs, and a very long window has no such sizes.
+    pairs, and a window of more than some 2,000 keys has no such sizes.
     """
     sides = {side for pair in declaration.windows for side in pair if side is not None}
     longer = [side + 6 for side in sorted(sides)]
     plans = [s for n in longer for s in (Sizes(2, 2, 1, 3, n, 5, 4), Sizes(1, 4, 2, n, 4, 3, 6))]
     found = dict.fromkeys(adapted(s, declaration) for s in plans)
     if "cross" not in declaration:
-        found = dict.fromkeys(adapted(Sizes(1, 2, 1, n, n, 5, 4), declaration) for n in longer)
+        found = dict.fromkeys(adapted(Sizes(1, 1, 1, n, n, 5, 4), declaration) for n in longer)
     return tuple(s for s in found if s.B * s.H * s.Q * s.K <= MOST_PAIRS)
 
 

@@ -107,7 +107,7 @@ def test_the_users_own_subject_is_always_named() -> None:
     assert findings.of_case(case(*level, mine))[0].startswith(
         "Fastest, within noise of each other: other 0; other 1; other 2; mine; and 2 more ("
     )
-    assert findings.of_case(case(*level, mine))[1] == "mine takes 1.03 [0.95, 1.10] times as long as other 0."
+    assert findings.of_case(case(*level, mine))[1] == "mine takes 1.03 [0.95, 1.10] times as long as other 0 (noise)."
     alone = [case(one, of("slow", [9.0] * 6)) for one in others for _ in range(2)]
     assert "; mine in 1; others in 4" in findings.of_cases([*alone, case(of("mine", [1.0] * 6, yours=True))])[0]
     for one in (*others, mine):
@@ -131,7 +131,7 @@ def test_all_cases_have_three_sentences() -> None:
     same = case(ours(*[1.0, 1.1] * 4), of("library", [1.1, 1.0] * 4))
     assert findings.of_cases([same]) == [
         "In 1 case the fastest differ by no more than noise.",
-        "Between our engines and the fastest library every difference is within noise.",
+        "Between our fastest engine and the fastest library every difference is within noise.",
     ]
 
 

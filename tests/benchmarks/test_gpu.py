@@ -91,7 +91,7 @@ def test_a_case_that_cudnn_refuses_in_jax_is_left_out() -> None:
     jax = pytest.importorskip("jax")
     from benchmarks.subjects.jax_subjects import refuse_what_cudnn_does_not_take
 
-    def apply(implementation: str, query: Any, key: Any, value: Any, mask: Any) -> Any:
+    def apply(implementation: str, query: Any, key: Any, value: Any) -> Any:
         assert (query.shape, key.shape) == ((1, 32, 8, 64), (1, 32, 8, 64))
         return jax.nn.dot_product_attention(query, key, value, implementation=implementation)
 

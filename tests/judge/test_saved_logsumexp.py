@@ -16,7 +16,7 @@ from conformance import Report, check
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import Precision
 from conformance.cases.case import Case
-from conformance.checks.catalogue import TWIN
+from conformance.checks.catalogue import TWIN, twin_bound
 from conformance.checks.comparison import Finding
 from conformance.diagnosis.matches import DIAGNOSIS
 from conformance.runner.in_process import Runner
@@ -173,6 +173,14 @@ def beside_a_low_bias(function: Function, **rounding: str) -> tuple[Runner, tupl
     )
     runner, twins = Runner(Target(function, "attention", "torch").make()), (asked, harmless)
     return runner, twins, [found for found in runner(TWIN, twins, TWIN.prepare(twins)) if found.ratio > 1]
+
+
+@pytest.mark.parametrize("low", [-1e7, -1e21, -3e38])
+def test_no_bound_is_infinite_however_large_the_scores(low: float) -> None:
+    """No weight is off by more than 1."""
+    _, (asked, harmless), _ = beside_a_low_bias(kernel(), saved="logsumexp")
+    asked.inputs["bias"][:] = low
+    assert all(np.isfinite(one).all() for one in twin_bound((asked, harmless), bound).values())
 
 
 def test_the_diagnosis_names_it() -> None:
