@@ -267,7 +267,7 @@ def same(failing: Failing, name: str, arrays: Arrays, bounds: Bounds) -> bool:
 
 
 def nearer(failing: Failing, name: str, array: np.ndarray) -> bool:
-    """Whether elements that are wrong are twice as near to a mistake's as to the right ones.
+    """Whether elements that are wrong are clearly nearer to a mistake's than to the right ones.
 
     A mistake that leaves them as they are explains nothing. With few digits the right answer, another mistake's and
     the subject's may lie within some roundings of one another.
@@ -276,7 +276,7 @@ def nearer(failing: Failing, name: str, array: np.ndarray) -> bool:
     if array.shape != got.shape:
         return False
     where = failing.off(name) & np.isfinite(got) & np.isfinite(right) & np.isfinite(array)
-    return not where.any() or bool(np.sum(np.abs(got - array)[where]) < 0.5 * np.sum(np.abs(got - right)[where]))
+    return not where.any() or bool(np.sum(np.abs(got - array)[where]) < 0.9 * np.sum(np.abs(got - right)[where]))
 
 
 def agrees(failing: Failing, name: str, array: np.ndarray, bounds: np.ndarray) -> bool:

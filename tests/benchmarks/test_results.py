@@ -271,7 +271,7 @@ def test_own_sizes_are_instead_of_the_list(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("text", "fields"),
     [
-        ("", {"B": 1, "H": 8, "G": 8, "Q": 128, "K": 128, "D": 64, "V": 64, "kind": "dense", "dtype": "float32"}),
+        ("dense", {"B": 1, "H": 8, "G": 8, "Q": 128, "K": 128, "D": 64, "V": 64, "kind": "dense", "dtype": "float32"}),
         ("Q=1, K=300, lengths, D=32", {"Q": 1, "K": 300, "kind": "lengths", "V": 32}),
         ("window=16,T=64", {"kind": "window", "window": 16, "name": "window=16, T=64", "segments": 0}),
         ("segments=3 , T = 64", {"kind": "segments", "segments": 3, "Q": 64}),
@@ -383,6 +383,7 @@ BAD = {
     ("run", "--threads", "4096"): "--threads must be at most",
     ("run", "--case", "T=64, D"): "--case 'T=64, D': 'D' is unknown; expected sizes B, H, G, T, Q, K, D and one of",
     ("run", "--case", "T=64, window"): "--case 'T=64, window': 'window' is unknown; expected",
+    ("run", "--case", ""): "--case '': it is empty; expected",
     ("run", "--case", "T=0"): "--case 'T=0': T must be a whole number above 0, got '0'; expected",
     ("run", "--case", "T=1, T=2"): "--case 'T=1, T=2': 'T=2' is one too many; expected",
     ("run", "--case", "causal, window=3"): "--case 'causal, window=3': 'window=3' is one too many; expected",
