@@ -165,6 +165,13 @@ class Declaration:
     def without(self, *features: str) -> Declaration:
         return replace(self, features=self.features - set(features))
 
+    def bare(self, *features: str) -> Declaration:
+        """The same with these features alone; where there is always a mask, with the first kind of mask too."""
+        left = self.features & {*UNCLAIMED, "unmasked"} | {*features}
+        if "unmasked" not in left and not left & {*MASK_KINDS}:
+            left |= {*self.masks[:1]}
+        return replace(self, features=left)
+
     def promising(self, **conventions: str) -> Declaration:
         """The same under these conventions too."""
         return replace(self, conventions={**self.conventions, **conventions})

@@ -170,10 +170,15 @@ def alignment(query_length: int, key_length: int, declaration: Declaration) -> i
 
 def masked_as_declared(case: Case, declaration: Declaration) -> bool:
     """Whether there is a mask where there has to be one, and each window is one that the subject takes."""
-    mask = case.options.get("mask")
-    if mask is None and has_masks(case.operation):
-        return "unmasked" in declaration
-    return not declaration.windows or windows_of(mask) <= {*declaration.windows}
+    return not has_masks(case.operation) or not any(undeclared(case.options.get("mask"), declaration))
+
+
+def undeclared(mask: Any, declaration: Declaration) -> Iterator[str]:
+    """Name a missing mask and windows of other sides, where the subject does not take them."""
+    if mask is None and "unmasked" not in declaration:
+        yield "unmasked"
+    if declaration.windows:
+        yield from (f"windows {window_name(window)}" for window in windows_of(mask) - {*declaration.windows})
 
 
 def mask_features(mask: Any) -> set[str]:
@@ -187,11 +192,8 @@ def mask_beyond(mask: Any, query_length: int, key_length: int, declaration: Decl
     lacking = mask_features(mask) - {"offset"} - declaration.features
     if "offset" not in declaration and shifted(mask, alignment(query_length, key_length, declaration)):
         lacking.add("offset")
-    if mask is None:
-        lacking |= {"unmasked"} - declaration.features
     yield from (name for name in FEATURES if name in lacking)
-    if declaration.windows:
-        yield from (f"windows {window_name(window)}" for window in windows_of(mask) - {*declaration.windows})
+    yield from undeclared(mask, declaration)
 
 
 def window_name(window: Window) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case
-from conformance.cases.declaration import FEATURES, MASK_KINDS, UNCLAIMED, Declaration
+from conformance.cases.declaration import FEATURES, UNCLAIMED, Declaration
 from conformance.cases.features import features_of, has_masks, is_norm, masked_as_declared, rule_of, widths_of
 from conformance.cases.operation import operation_named
 from conformance.cases.sizes import Sizes, adapted
@@ -357,15 +357,7 @@ def narrowed(declaration: Declaration, refused: Collection[str]) -> Declaration:
 
 def plain(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
     """The operation with nothing that could be left away."""
-    return of_any_kind(operation, bare(declaration), dtype)
-
-
-def bare(declaration: Declaration, *features: str) -> Declaration:
-    """The declaration with these features alone; where there is always a mask, with the first kind of mask too."""
-    left = declaration.features & {*UNCLAIMED, UNMASKED} | {*features}
-    if UNMASKED not in left and not left & {*MASK_KINDS}:
-        left |= {*declaration.masks[:1]}
-    return replace(declaration, features=left)
+    return of_any_kind(operation, declaration.bare(), dtype)
 
 
 def of_any_kind(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
@@ -378,11 +370,11 @@ def of_any_kind(operation: str, declaration: Declaration, dtype: str) -> st.Sear
 
 def showing(feature: str, operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case] | None:
     """Cases that use the feature, and as little else as can be; None where the operation has no such thing."""
-    alone = bare(declaration, feature)
+    alone = declaration.bare(feature)
     if feature == "offset":  # of a description; an array has none
         if not operation.startswith("attention") or not {"structured", "causal"} <= declaration.features:
             return None
-        at_any = bare(declaration, feature, "causal")
+        at_any = declaration.bare(feature, "causal")
         given = dict[str, Any](declaration=at_any, plans=telling(feature, at_any) if declaration.compiled else None)
         causal = generation.attention_cases(operation, "causal", (), False, False, (dtype,), **given)
         return causal.filter(lambda case: feature in features_of(case))
@@ -390,7 +382,7 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
     if combined:  # arrays are combined before the subject sees them
         if "structured" not in declaration or len(declaration.masks) < 2:
             return None
-        alone = bare(declaration, feature, *declaration.masks, "combined")
+        alone = declaration.bare(feature, *declaration.masks, "combined")
     if feature == "gradients":
         return of_any_kind(operation, alone, dtype)
     if feature in ("axes", WIDE_WEIGHTS):

@@ -171,10 +171,7 @@ def called(target: Target, function: Callable[..., Any], time_limit: float | Non
 
     subject = target.make(function)
     assert isinstance(subject, CallableSubject)
-    declaration = subject.declaration
-    masked = frozenset() if "unmasked" in declaration else declaration.features & {"structured", *declaration.masks[:1]}
-    features = masked or declaration.features & {"unmasked"}
-    least = replace(declaration, features=features, dtypes=declaration.dtypes[:1])
+    least = replace(subject.declaration.bare(), dtypes=subject.declaration.dtypes[:1])
     cases = list(drawn(operation_cases(target.operation, least.dtypes, least), 1, 0))
     if not cases:
         return None
