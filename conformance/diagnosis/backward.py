@@ -15,6 +15,7 @@ from conformance.cases.case import Case
 from conformance.cases.operation import operation_named
 from conformance.checks.comparison import PRECISION, with_truth_in_padding
 from conformance.diagnosis.attention import CHANGES, Change
+from conformance.diagnosis.blocks import TILES_SEEN
 from conformance.diagnosis.matching import (
     BACKWARD_ONLY,
     Arrays,
@@ -194,7 +195,7 @@ BACKWARD_MISTAKES = [
     *map(stale_maximum, BLOCKS),
     *(
         backwards(f"{BACKWARD_ONLY}{name}", by_other_steps(change))
-        for name, change in CHANGES.items()
+        for name, change in (CHANGES | TILES_SEEN).items()
         if name not in ("the mask is ignored", "sinks are ignored", "dropout is ignored")
     ),
 ]

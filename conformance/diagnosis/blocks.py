@@ -155,10 +155,11 @@ def of_tiles(rows: int, keys: int, combine: Callable[..., np.ndarray]) -> Change
     return changed
 
 
-def between_tiles(n: int, ends: Callable[[Any, Any], tuple[Any, Any]]) -> Change:
+def between_tiles(n: int, ends: Callable[[Any, Any], tuple[Any, Any]], shifted: bool = True) -> Change:
     """Only some tiles of keys are gone through for a block of queries, from the first and the last key it may see.
 
-    `ends` gives the first tile and the one after the last, from these keys in units of tiles.
+    `ends` gives the first tile and the one after the last, from these keys in units of tiles. shifted: whether the
+    mask's offset counts for that.
     """
 
     def changed(failing: Failing) -> Steps | None:
@@ -166,7 +167,7 @@ def between_tiles(n: int, ends: Callable[[Any, Any], tuple[Any, Any]]) -> Change
         moving = [one for one in sides(failing.case.options.get("mask")) if isinstance(one, Causal | SlidingWindow)]
         if not moving or n >= 2 * max(Q, K):
             return None
-        offset = np.asarray(0 if moving[0].offset is None else moving[0].offset).reshape(-1, 1, 1, 1)
+        offset = np.asarray(moving[0].offset if shifted and moving[0].offset is not None else 0).reshape(-1, 1, 1, 1)
         left, right = getattr(moving[0], "left", None), getattr(moving[0], "right", 0)
         block = np.arange(Q)[:, None] // n * n + offset
         first, end = ends(
@@ -192,6 +193,20 @@ TILE_ENDS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
         np.floor(last) + 1,
     ),
 }
+TILES_SEEN = {
+    **{
+        f"{words} (blocks of {n} keys)": between_tiles(n, ends)
+        for n in (16, 32, 64, 128, 256)
+        for words, ends in TILE_ENDS.items()
+    },
+    **{
+        f"the mask's offset is forgotten where tiles of keys are skipped (blocks of {n} keys)": between_tiles(
+            n, lambda first, last: (np.floor(first), np.floor(last) + 1), shifted=False
+        )
+        for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    },
+}
+"""Also mistakes of the backward pass alone, whichever of queries and keys it goes through in its outer loop."""
 
 
 def past_first(axis: int, n: int, change: Change) -> Change:
@@ -220,11 +235,7 @@ MASKS_IN_BLOCKS = {
             ("the mask is that of whole tiles: one is seen where all of its pairs are", np.logical_and),
         )
     },
-    **{
-        f"{words} (blocks of {n} keys)": between_tiles(n, ends)
-        for n in (16, 32, 64, 128, 256)
-        for words, ends in TILE_ENDS.items()
-    },
+    **TILES_SEEN,
     **{
         f"{things} past the first {n}: {name}": past_first(axis, n, MASK_CHANGES[name])
         for name in LATER
