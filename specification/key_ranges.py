@@ -158,7 +158,7 @@ def intersection(left: KeyRanges, right: KeyRanges, xp: Any) -> KeyRanges:
 def union(left: KeyRanges, right: KeyRanges, xp: Any) -> KeyRanges:
     """The range that spans both, and the longer of the full ones."""
     left_empty, right_empty = left.stop <= left.first, right.stop <= right.first
-    first = xp.minimum(xp.where(left_empty, FAR, left.first), xp.where(right_empty, FAR, right.first))
+    first = xp.minimum(xp.where(left_empty, right.first, left.first), xp.where(right_empty, left.first, right.first))
     stop = xp.maximum(xp.where(left_empty, 0, left.stop), xp.where(right_empty, 0, right.stop))
     longer = left.full_stop - left.full_first >= right.full_stop - right.full_first
     return KeyRanges(

@@ -34,6 +34,7 @@ from conformance.diagnosis.matching import (
 )
 from conformance.diagnosis.row_sums import to_dtype
 from conformance.diagnosis.steps import (
+    Forward,
     Parts,
     Steps,
     added_up,
@@ -59,14 +60,13 @@ def backwards(name: str, variants: Variants) -> Mistake:
     """All gradients by other steps; the first way that gives those of the subject."""
 
     def answers(failing: Failing) -> tuple[Arrays, Bounds] | None:
-        found: tuple[Arrays, Bounds] | None = None
+        arrays: Arrays = {}
         for parts in variants(failing):
             arrays = {n: a for n, a in added_up(parts, failing.case).items() if n in failing.got}
-            bounds = {n: loose(failing, n, array) for n, array in arrays.items()}
-            found = arrays, bounds
-            if all(agrees(failing, n, array, bounds[n]) for n, array in arrays.items()):
-                return found
-        return found
+            smallest_first = sorted(arrays.items(), key=lambda item: item[1].size)  # most ways end there
+            if all(agrees(failing, n, array, loose(failing, n, array)) for n, array in smallest_first):
+                break
+        return (arrays, {n: loose(failing, n, array) for n, array in arrays.items()}) if arrays else None
 
     return Mistake(name, answers)
 
@@ -86,21 +86,43 @@ def by_other_steps(change: Change) -> Variants:
 
     def variants(failing: Failing) -> Iterator[Parts]:
         s = change(failing)
-        if s is None:
-            return
-        own = forward(s).weights
-        saved = np.where(s.allowed, np.exp(scores_of(s) - failing.forward.logsumexp), 0)
-        mean = output_mean(failing, failing.forward.output)
-        for weights in (own, saved):
-            for means in (None, mean) if mean is not None else (None,):
-                parts = pulled_back(s, failing.bar, weights, mean=means)
-                if s.sinks is None:  # who knows of no sinks gives them no gradient
-                    parts = parts._replace(sinks=np.zeros((*weights.shape[:3], 1)))
-                yield parts
-                if not s.bias.any():  # who knows of no bias gives it no gradient
-                    yield parts._replace(scores=np.zeros_like(parts.scores))
+        if s is not None and in_worst_row(failing, s, from_steps):
+            yield from from_steps(s, failing.forward, failing.bar)
 
     return variants
+
+
+def from_steps(s: Steps, right: Forward, bar: np.ndarray) -> Iterator[Parts]:
+    """right: the forward pass."""
+    saved = np.where(s.allowed, np.exp(scores_of(s) - right.logsumexp), 0)
+    mean = [np.sum(bar * right.output, axis=-1, keepdims=True)] if s.operation == "attention" else []
+    for weights in (forward(s).weights, saved):
+        for means in (None, *mean):
+            parts = pulled_back(s, bar, weights, mean=means)
+            if s.sinks is None:  # who knows of no sinks gives them no gradient
+                parts = parts._replace(sinks=np.zeros((*weights.shape[:3], 1)))
+            yield parts
+            if not s.bias.any():  # who knows of no bias gives it no gradient
+                yield parts._replace(scores=np.zeros_like(parts.scores))
+
+
+def in_worst_row(failing: Failing, s: Steps, made: Callable[[Steps, Forward, np.ndarray], Iterator[Parts]]) -> bool:
+    """Whether some of the parts give the row of the query's gradient that is farthest off; also where none is off.
+
+    A look at one row is cheap: in a large case there is no time to go through the whole backward pass in many ways.
+    """
+    name = "gradient of query"
+    wrong = next((one for one in failing.findings if one.ratio > 1 and one.name == name), None)
+    if wrong is None or wrong.message:
+        return True
+    b, h, q = row = wrong.index[0], wrong.index[1], wrong.index[2]
+    here = np.s_[b : b + 1, h : h + 1, q : q + 1]
+    got, limits = failing.answer(name)[row], loose(failing, name, failing.answer(name))[row]
+    right = Forward(*(array[here] for array in failing.forward))
+    return any(
+        np.all(~(np.abs(parts.query[0, 0, 0] - got) > limits))
+        for parts in made(of_row(s, row), right, failing.bar[here])
+    )
 
 
 def mask_missing(failing: Failing) -> Steps | None:
@@ -156,32 +178,21 @@ BLOCKS = (*(2**k for k in range(1, 6)), *range(48, 257, 16), 512)
 def stale_maximum(n: int) -> Mistake:
     """The exponentials' sum is that of the last maximum, and the maximum the one before the last block of n keys."""
 
-    def likely(failing: Failing) -> bool:
-        """Whether it gives one row of the query's gradient."""
-        wrong = next((one for one in failing.findings if one.ratio > 1 and one.name == "gradient of query"), None)
-        if wrong is None or wrong.message:
-            return True
-        b, h, q = row = wrong.index[0], wrong.index[1], wrong.index[2]
-        got, bar = failing.answer(wrong.name)[row], failing.bar[b : b + 1, h : h + 1, q : q + 1]
-        limits = loose(failing, wrong.name, failing.answer(wrong.name))[row]
-        scores, output = (a[b : b + 1, h : h + 1, q : q + 1] for a in (failing.forward.scores, failing.forward.output))
-        found = stale_parts(of_row(failing.steps, row), scores, output, bar, n)
-        return any(np.all(~(np.abs(parts.query[0, 0, 0] - got) > limits)) for parts in found)
+    def parts(s: Steps, right: Forward, bar: np.ndarray) -> Iterator[Parts]:
+        before = (right.scores.shape[-1] - 1) // n * n
+        if before > 0 and s.operation == "attention":
+            exponentials, total, maximum = exponentials_of(right.scores, s.sinks)
+            grown = np.exp(maximum - highest(right.scores[..., :before]))
+            for mean in (np.sum(bar * right.output, axis=-1, keepdims=True), None):
+                yield pulled_back(s, bar, divided(exponentials, total) * grown, mean=mean)
 
     def variants(failing: Failing) -> Iterator[Parts]:
-        return stale_parts(failing.steps, failing.forward.scores, failing.forward.output, failing.bar, n)
+        if in_worst_row(failing, failing.steps, parts):
+            yield from parts(failing.steps, failing.forward, failing.bar)
 
-    name = f"the backward pass rescales with the maximum before the last block (blocks of {n} keys)"
-    return backwards(name, variants)._replace(likely=likely)
-
-
-def stale_parts(s: Steps, scores: np.ndarray, output: np.ndarray, bar: np.ndarray, n: int) -> Iterator[Parts]:
-    before = (scores.shape[-1] - 1) // n * n
-    if before > 0 and s.operation == "attention":
-        exponentials, total, maximum = exponentials_of(scores, s.sinks)
-        grown = np.exp(maximum - highest(scores[..., :before]))
-        for mean in (np.sum(bar * output, axis=-1, keepdims=True), None):
-            yield pulled_back(s, bar, divided(exponentials, total) * grown, mean=mean)
+    return backwards(
+        f"the backward pass rescales with the maximum before the last block (blocks of {n} keys)", variants
+    )
 
 
 BACKWARD_MISTAKES = [

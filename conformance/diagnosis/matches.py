@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -39,7 +39,7 @@ FEW = 2
 """Numbers that any mistake may give."""
 IN_16_BITS = re.compile(r"\bb?float16\b")
 SECONDS = 2.0
-"""Spent at most on trying mistakes on one case."""
+"""Spent at most on trying mistakes on one case, of the processor's time: names do not depend on the machine's load."""
 
 
 def check_diagnosis(subject: Subject, example: tuple[Check[Any, Any], Any, Finding], shared: None) -> list[Finding]:
@@ -68,7 +68,7 @@ def check_diagnosis(subject: Subject, example: tuple[Check[Any, Any], Any, Findi
     name = "output" if "output" in given.wrong else finding.name if finding.name in given.wrong else given.wrong[0]
     if any(found.message for found in given.findings):
         return []
-    until = time.monotonic() + SECONDS
+    until = time.thread_time() + SECONDS
     if asked.special:  # too little to go by, unless other violations have the same names
         return [named(line) for line in names_of(subject, given, name, until)]
     if asked.with_logsumexp:
@@ -95,9 +95,11 @@ def failing_of(subject: Subject, asked: Case, judged: Case) -> Failing:
     return Failing(judged, with_truth_in_padding(judged, got, truth), truth, bound(judged))
 
 
-def names_of(subject: Subject, failing: Failing, name: str, until: float) -> Iterator[str]:
+def names_of(
+    subject: Subject, failing: Failing, name: str, until: float, kinds: Collection[str] | None = None
+) -> Iterator[str]:
     """Names of mistakes, also of those that the subject shows inside."""
-    yield from (line for line in known(failing, name, until) if possible(line, subject, failing.case))
+    yield from (line for line in known(failing, name, until, kinds) if possible(line, subject, failing.case))
     yield from inside(subject, failing.case)
 
 
@@ -146,7 +148,7 @@ def of_larger(subject: Subject, case: Case, name: str) -> list[str]:
     for larger in larger_cases(case) if name.startswith("gradient of ") else ():
         failing = answered(subject, larger)
         if failing is not None and name == next(iter(failing.wrong), ""):
-            names = list(names_of(subject, failing, name, time.monotonic() + SECONDS / 2))
+            names = list(names_of(subject, failing, name, time.thread_time() + SECONDS / 2))
             if names:
                 return names
     return []
@@ -162,15 +164,17 @@ def moved(subject: Subject, failing: Failing, name: str) -> Iterator[str]:
                 yield from extents.displaced(larger, name)
 
 
-def known(failing: Failing, name: str, until: float) -> Iterator[str]:
-    """Names of mistakes, the likeliest first."""
+def known(failing: Failing, name: str, until: float, kinds: Collection[str] | None = None) -> Iterator[str]:
+    """Names of mistakes, the likeliest first. kinds: of those that may take long to try; None for all."""
     case, of_attention = failing.case, failing.case.operation.startswith("attention")
     with np.errstate(all="ignore"):
-        yield from extents.regions(failing, name)
         mistakes: Iterator[Mistake]
-        alone = name != "output" and len(failing.wrong) < 2
+        several = name != "output" and len(failing.wrong) > 1  # a mistake that explains all of them comes first
+        alone = name != "output" and not several
+        if not several:
+            yield from extents.regions(failing, name)
         if of_attention and case.cotangents and name != "output":
-            yield from matching(failing, name, backward.OF_LARGE_SCORES, until)
+            yield from matching(failing, name, backward.OF_LARGE_SCORES, until, kinds)
         if alone:
             yield from backward.multiples(failing, name)
         if not of_attention:
@@ -184,8 +188,10 @@ def known(failing: Failing, name: str, until: float) -> Iterator[str]:
                 yield from backward.wrongly_added(failing, name)
                 yield from backward.sink_gradients(failing, name)
             mistakes = gradient_mistakes(failing, name)
-        yield from matching(failing, name, mistakes, until)
-        if not alone:  # a mistake that explains several results comes first
+        yield from matching(failing, name, mistakes, until, kinds)
+        if several:
+            yield from extents.regions(failing, name)
+        if not alone:
             yield from backward.multiples(failing, name)
 
 
@@ -253,12 +259,12 @@ def confirmed(subject: Subject, case: Case, name: str, names: list[str]) -> list
 
     Where the case is too small to tell mistakes apart, the name may be that of a larger one like it.
     """
-    end = time.monotonic() + 3 * SECONDS
+    end = time.thread_time() + 3 * SECONDS
     for other in alike(case):
-        failing = answered(subject, other) if time.monotonic() < end else None
+        failing = answered(subject, other) if time.thread_time() < end else None
         if failing is None or name not in failing.wrong:
             continue
-        there = list(known(failing, name, time.monotonic() + SECONDS))
+        there = list(known(failing, name, time.thread_time() + SECONDS))
         both = [one for one in names if kind(one) in set(map(kind, there))]
         if names and not both and layout_of(other).sizes == layout_of(case).sizes:
             return []
@@ -298,7 +304,8 @@ def told_apart(subject: Subject, case: Case, name: str, names: list[str], doubte
         if failing is None:
             continue
         if name in failing.wrong:
-            there = set(map(kind, names_of(subject, failing, name, time.monotonic() + SECONDS / 2)))
+            until, kinds = time.thread_time() + SECONDS / 2, set(map(kind, names))
+            there = set(map(kind, names_of(subject, failing, name, until, kinds)))
             names = kept([one for one in names if kind(one) in there])
         elif doubted or any(larger is one for one in others):
             names = kept([one for one in names if one not in shown(failing, name, names)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -233,14 +233,22 @@ def largest(bounds: np.ndarray) -> Any:
     return np.max(np.where(np.isfinite(bounds), bounds, 0), initial=0)
 
 
-def matching(failing: Failing, name: str, mistakes: Iterable[Mistake], until: float = np.inf) -> Iterator[str]:
+def matching(
+    failing: Failing,
+    name: str,
+    mistakes: Iterable[Mistake],
+    until: float = np.inf,
+    kinds: Collection[str] | None = None,
+) -> Iterator[str]:
     """Names of the mistakes that give the subject's answers, and not the right ones in the result of this name.
 
-    until: when to stop trying, by `time.monotonic()`.
+    until: when to stop trying, by `time.thread_time()`. kinds: of those that are tried; None for all.
     """
     for mistake in mistakes:
-        if time.monotonic() > until:
+        if time.thread_time() > until:
             return
+        if kinds is not None and kind(mistake.name) not in kinds:
+            continue
         with np.errstate(all="ignore"):
             if mistake.likely is not None and not mistake.likely(failing):
                 continue

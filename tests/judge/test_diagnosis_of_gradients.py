@@ -272,6 +272,22 @@ def test_a_stale_maximum_in_the_backward_pass_has_a_name() -> None:
     assert list(known(failing, failing.wrong[0], np.inf)) == [name]
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(1, 40), (2, 70), (40, 90)])
+def test_tiles_skipped_without_the_offset_have_a_name(queries: int, keys: int) -> None:
+    """Its place is the first of all names: that the gradient of value ends early is what follows."""
+    case = asked(keys, queries, mask=Causal(keys - queries))
+    failing = Failing(case, {}, oracle(case), bound(case))
+    seen = np.arange(keys) // 32 <= np.arange(queries)[:, None] // 32
+    mean = (failing.bar * failing.forward.output).sum(-1, keepdims=True)
+    parts = pulled_back(failing.steps, failing.bar, failing.forward.weights * seen, mean=mean)
+    assert parts.value is not None
+    failing = answered(case, query=parts.query, key=parts.key, value=parts.value)
+    names = list(known(failing, "gradient of value", np.inf))
+    assert names[0] == (
+        "in the backward pass only: the mask's offset is forgotten where tiles of keys are skipped (blocks of 32 keys)"
+    )
+
+
 def skipping_vjp(query: Any, key: Any, value: Any, output_bar: Any, *, mask: Any = None) -> Any:
     """The gradients of keys and values are lost where the first row sees none."""
     found = attention_vjp(query, key, value, output_bar, mask=mask)
