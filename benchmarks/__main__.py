@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -118,7 +118,7 @@ def run(
     seed = secrets.randbelow(2**32) if seed is None else seed
     budget = rounds.QUICK if quick else rounds.Budget()
     plan = Plan(
-        device, threads, seed, budget, memory=memory_wanted(quick), say=lambda line: say(line),
+        device, threads, seed, budget, memory=memory_wanted(quick, picked), say=lambda line: say(line),
         busy=lambda: crowded(load(), there, own=threads),
     )  # fmt: skip
     settings = {"device": device, "threads": threads, "seed": seed, "quick": quick, "only": list(only or ())}
@@ -147,9 +147,15 @@ def list_cases(cases: Sequence[Case], known: Sequence[Subject], device: str) -> 
     raise typer.Exit(0)
 
 
-def memory_wanted(quick: bool) -> Any:
-    """Return which cases measure memory; --quick measures one, because every subject needs a process for it."""
-    return (lambda case: case.series == "causal" and case.K == 1024) if quick else (lambda case: True)
+def memory_wanted(quick: bool, picked: Sequence[Case]) -> Callable[[Case], bool]:
+    """Return which cases measure memory; --quick measures one, because every subject needs a process for it.
+
+    It is the one with most pairs of a query and a key; without its backward pass, where there is one without.
+    """
+    one = max(picked, key=lambda case: (not case.backward, case.Q * case.K))
+    if quick and len(picked) > 1:
+        say(f"memory is measured in one case, {one.name}; without --quick, in all")
+    return lambda case: not quick or case is one
 
 
 def usable(asked: Sequence[Subject], device: str, quick: bool, named: bool) -> list[Subject]:

@@ -30,13 +30,18 @@ def case_table(case: Result, width: int = INTERVALS) -> Table:
     for heading in [
         *headings,
         "ceiling" if width >= BESIDE else "share",
-        *(["memory", "first call", "error"] if width >= BESIDE else []),
+        *([*(["memory"] if has_memory(case) else []), "first call", "error"] if width >= BESIDE else []),
     ]:
         table.add_column(heading, justify="right", no_wrap=True)
     measured = [subject for subject in case["subjects"] if subject["status"] == "measured"]
     for subject in sorted(measured, key=lambda one: one["seconds"]["median"]):
         table.add_row(*cells(case, subject, width), style="bold" if subject["ours"] else "")
     return table
+
+
+def has_memory(case: Result) -> bool:
+    """Whether the memory of any subject was measured."""
+    return any(subject["memory"] is not None for subject in case["subjects"])
 
 
 def title_of(case: Result) -> str:
@@ -60,7 +65,7 @@ def cells(case: Result, subject: Result, width: int) -> list[str]:
     reached = "" if share is None else f"{share['median']:.0%}" + (f" {share['of']}" if wide else "")
     spent = [milliseconds(seconds)] if wide else [f"{seconds['median'] * 1e3:.3g}", spread(seconds)]
     beside = [
-        "" if memory is None else size(memory),
+        *(["" if memory is None else size(memory)] if has_memory(case) else []),
         f"{subject['first_call_seconds']:.2g} s",
         f"{max(subject['judged'].values()):.2f}",
     ]

@@ -135,20 +135,20 @@ def judged(target: str, operation: str, convention: list[str], given: dict[str, 
     if not found:
         return document("check", [], error=error, **told)
     report = found[0]
-    subject, unwritten = with_replays(report, replays, given["rules"])
+    subject, unwritten = with_replays(report, replays)
     told |= {"seed": report.seed, "cases": checking.EFFORTS[report.effort], "seconds": report.seconds}
     return document("check", [subject], error=error or unwritten, **told)
 
 
-def with_replays(report: Report, replays: Path, chosen: list[str] | None) -> tuple[dict[str, Any], str | None]:
+def with_replays(report: Report, replays: Path) -> tuple[dict[str, Any], str | None]:
     """Return the report's part about the subject, and why its replay files could not be written."""
     from conformance.reports.subjects import checked
 
     try:
-        return checked(report, replays, chosen=chosen), None
+        return checked(report, replays), None
     except OSError as error:
         unwritten = f"replay files cannot be written to {replays}: {error.strerror or error}"
-        return checked(report, None, chosen=chosen), unwritten
+        return checked(report, None), unwritten
 
 
 def known_usage(operation: str, given: dict[str, Any]) -> None:

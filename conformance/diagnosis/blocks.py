@@ -179,6 +179,22 @@ def between_tiles(n: int, ends: Callable[[Any, Any], tuple[Any, Any]], shifted: 
     return changed
 
 
+def first_query_left_out(n: int) -> Change:
+    """A query does not see the last key that it may see where a block of n keys begins with it."""
+
+    def changed(failing: Failing) -> Steps | None:
+        s, (Q, K) = failing.steps, failing.steps.visible.shape[2:]
+        moving = [one for one in sides(failing.case.options.get("mask")) if isinstance(one, Causal | SlidingWindow)]
+        right = getattr(moving[0], "right", 0) if moving else None
+        if right is None:
+            return None
+        offset = np.asarray(0 if moving[0].offset is None else moving[0].offset).reshape(-1, 1, 1, 1)
+        own, keys = np.arange(Q)[:, None] + offset + right, np.arange(K)
+        return s.changed(visible=s.visible & ~((own == keys) & (keys % n == 0)))
+
+    return changed
+
+
 TILE_ENDS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "a tile of keys is not seen that begins at the last key of a block of queries": lambda first, last: (
         np.floor(first),
@@ -198,6 +214,10 @@ TILES_SEEN = {
         f"{words} (blocks of {n} keys)": between_tiles(n, ends)
         for n in (16, 32, 64, 128, 256)
         for words, ends in TILE_ENDS.items()
+    },
+    **{
+        f"the first query that sees a tile of keys is left out of it (blocks of {n} keys)": first_query_left_out(n)
+        for n in (2, 4, 8, 16, 32, 64, 128, 256)
     },
     **{
         f"the mask's offset is forgotten where tiles of keys are skipped (blocks of {n} keys)": between_tiles(

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -42,10 +43,13 @@ SECONDS = 2.0
 """Spent at most on trying mistakes on one case, of the processor's time: names do not depend on the machine's load."""
 
 
-def check_diagnosis(subject: Subject, example: tuple[Check[Any, Any], Any, Finding], shared: None) -> list[Finding]:
+def check_diagnosis(
+    subject: Subject, example: tuple[Check[Any, Any], Any, Finding], shared: None, doubted: bool = False
+) -> list[Finding]:
     """One finding for each mistake that matches; example: the violation's check, example and finding.
 
-    None where the answers are now right: asked in this way, or this time, the subject makes no mistake.
+    None where the answers are now right: asked in this way, or this time, the subject makes no mistake. doubted: names
+    of mistakes must explain larger cases like it, too, of which one at least fails.
     """
     check, failing, finding = example
     if isinstance(failing, Planted):  # a mistake in numbers says more than what becomes of NaN
@@ -73,20 +77,20 @@ def check_diagnosis(subject: Subject, example: tuple[Check[Any, Any], Any, Findi
         return [named(line) for line in names_of(subject, given, name, until)]
     if asked.with_logsumexp:
         names = list(of_either(subject, given, name, until))
-        return [named(line) for line in (*names, *wrong_in(given.findings))]
+        return [named(line) for line in (*names, *wrong_in(given))]
     names = []
     if asked is not judged:  # a mistake need not be the same for both: a score of 0 stands apart only from far ones
         names = list(names_of(subject, Failing(asked, given.got, given.truth, given.bounds), name, until))
     names += [other for other in names_of(subject, given, name, until) if other not in names]
     if operation_named(asked.operation).measured is not None:
         names = confirmed(subject, asked, name, names)
-    doubted = doubtful(given, name, names)
-    if len(names) > 1 or doubted:
-        names = told_apart(subject, asked, name, names, doubted)
+    unsure = set(names) if doubted else doubtful(given, name, names)
+    if len(names) > 1 or unsure:
+        names = told_apart(subject, asked, name, names, unsure, seen=not doubted)
     names = names or of_larger(subject, asked, name) or list(islice(moved(subject, given, name), 1))
     if not names:
         names = list(islice(chain(vague(given, name), hints(subject, given, name)), 1))
-    return [named(line) for line in (*names, *wrong_in(given.findings))]
+    return [named(line) for line in (*names, *wrong_in(given))]
 
 
 def failing_of(subject: Subject, asked: Case, judged: Case) -> Failing:
@@ -283,12 +287,15 @@ def doubtful(failing: Failing, name: str, names: list[str]) -> set[str]:
     return set() if numbers else set(names) & attention.MASK_CHANGES.keys()
 
 
-def told_apart(subject: Subject, case: Case, name: str, names: list[str], doubted: set[str]) -> list[str]:
+def told_apart(
+    subject: Subject, case: Case, name: str, names: list[str], doubted: set[str], seen: bool = True
+) -> list[str]:
     """Those of the names that explain other cases like it, too.
 
     Where the subject fails there, a mistake must explain that; where the answers to ordinary numbers in the same sizes
     are right, it must not show there. A mistake of every call shows without a mask, or with one, too. doubted: names
-    that are not kept where no other is; they must not show in larger cases either that are answered rightly.
+    that are not kept where no other is; they must not show in larger cases either that are answered rightly. seen:
+    whether they may stand although no such case fails.
     """
 
     def kept(fewer: list[str]) -> list[str]:
@@ -305,11 +312,11 @@ def told_apart(subject: Subject, case: Case, name: str, names: list[str], doubte
             continue
         if name in failing.wrong:
             until, kinds = time.thread_time() + SECONDS / 2, set(map(kind, names))
-            there = set(map(kind, names_of(subject, failing, name, until, kinds)))
+            there, seen = set(map(kind, names_of(subject, failing, name, until, kinds))), True
             names = kept([one for one in names if kind(one) in there])
         elif doubted or any(larger is one for one in others):
             names = kept([one for one in names if one not in shown(failing, name, names)])
-    return names
+    return names if seen else []
 
 
 def answered(subject: Subject, case: Case | None) -> Failing | None:
@@ -351,14 +358,17 @@ def named(name: str) -> Finding:
     return Finding("diagnosis", 0.0, message=name)
 
 
-def wrong_in(findings: list[Finding]) -> Iterator[str]:
-    """One line: which of several results are wrong."""
+def wrong_in(failing: Failing) -> Iterator[str]:
+    """One line: which of several results are wrong. That a gradient is right tells nothing where it is 0 everywhere."""
+    findings = failing.findings
     every = {finding.name for finding in findings if finding.name.startswith(GRADIENT)}
     wrong = list(dict.fromkeys(finding.name for finding in findings if finding.ratio > 1))
     right = [finding.name for finding in findings if finding.ratio <= 1 and finding.name not in wrong]
+    telling = [name for name in right if not name.startswith(GRADIENT) or failing.right(name).any()]
     if len(findings) < 2 or not wrong:
         return
-    only = " only" if len(wrong) == 1 and set(wrong) != every else ""
+    only = " only" if len(wrong) == 1 and set(wrong) != every and telling == right else ""
+    right = telling
     alone = len(right) == 1 or set(right) == every
     conform = f"; {listed(right, every)} conform{'s' * alone}" if right else ""
     yield f"{WRONG_IN}{listed(wrong, every)}{only}{conform}"
@@ -402,3 +412,6 @@ def case_of(example: tuple[Check[Any, Any], Any, Finding]) -> Case:
 
 
 DIAGNOSIS = Check("diagnosis", nothing, check_diagnosis, case_of, tells_size=False)
+DOUBTING = Check(
+    "diagnosis by larger cases", nothing, partial(check_diagnosis, doubted=True), case_of, tells_size=False
+)

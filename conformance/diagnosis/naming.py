@@ -10,8 +10,9 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.expectations import allowed_pairs
+from conformance.checks.check import Check
 from conformance.checks.results import NO_DIAGNOSIS, WRONG_IN, Results, Violation
-from conformance.diagnosis.matches import BY_NAN, DIAGNOSIS
+from conformance.diagnosis.matches import BY_NAN, DIAGNOSIS, DOUBTING
 from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, PROJECTIONS, kind
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.diagnosis.precision import AT_MOST
@@ -65,7 +66,8 @@ def names_of(violation: Violation, runner: Runner) -> tuple[str, ...]:
     """Names of mistakes; none where nothing known matches, or nothing was answered.
 
     A name must explain the case before it was cut down, too. Where the smaller one is too small to tell anything, or
-    one of the two tells no more than what may be, the larger one does. A smaller case whose output is wrong may be
+    one of the two tells no more than what may be, the larger one does. Where nothing explains that, which may be wrong
+    in several ways at once, others like the smaller one must be explained. A smaller case whose output is wrong may be
     reached from one whose gradients alone are wrong (an exponential that is nearly lost makes NaN there): then its name
     counts if it is the only one.
     """
@@ -79,7 +81,12 @@ def names_of(violation: Violation, runner: Runner) -> tuple[str, ...]:
         larger = asked(violation, violation.uncut, runner)
         before = tuple(n for n in larger if not n.startswith(WRONG_IN))
         certain = explaining(names, before) or tuple(n for n in replacing(names, before) if may_hold(n, violation))
-        names = certain or (names if shows_more(violation, names, larger) else ())
+        if not certain and shows_more(violation, names, larger):
+            certain = names
+        elif not certain and not before and not all(name.startswith(AT_MOST) for name in names):
+            others = asked(violation, violation.example, runner, DOUBTING)
+            certain = tuple(name for name in names if name in others)
+        names = certain
     return (*in_families(names), *(line for line in found if line.startswith(WRONG_IN)))
 
 
@@ -107,8 +114,8 @@ def may_hold(name: str, violation: Violation) -> bool:
     """Whether the case that is shown may be wrong in this way, too.
 
     Not by a gradient where its output is wrong, nor by an output that is right, nor by NaN where it is a number, nor
-    past its last key, nor by hidden keys where fewer are hidden, nor by roundings of another dtype, nor among batch
-    elements, heads or query heads of a group where there is one.
+    past its last key, nor by hidden keys where fewer are hidden, nor by roundings of another dtype or where a number is
+    0, nor among batch elements, heads or query heads of a group where there is one.
     """
     if violation.finding.name == "output" and name.startswith("gradient of"):
         return False
@@ -121,8 +128,10 @@ def may_hold(name: str, violation: Violation) -> bool:
     hidden = HIDDEN.search(name)
     if hidden and (~allowed_pairs(violation.case)).sum(axis=-1).max(initial=0) < int(hidden[1] or 1):
         return False
-    if name.startswith(AT_MOST) and call(violation.uncut).dtype != violation.case.dtype:
-        return False
+    if name.startswith(AT_MOST):
+        finding, other = violation.finding, call(violation.uncut).dtype != violation.case.dtype
+        if other or (finding.got == 0 and finding.expected != 0):
+            return False
     extent = EXTENT.search(name)
     sizes = [size for array in violation.case.inputs.values() for size in array.shape]
     return extent is None or int(extent[1]) < max(sizes, default=0)
@@ -201,6 +210,6 @@ def in_families(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(members[0] if len(members) == 1 else family(members[0]) for members in families.values())
 
 
-def asked(violation: Violation, example: Any, runner: Runner) -> tuple[str, ...]:
-    found = runner(DIAGNOSIS, (violation.check, example, violation.finding), None)
+def asked(violation: Violation, example: Any, runner: Runner, how: Check[Any, Any] = DIAGNOSIS) -> tuple[str, ...]:
+    found = runner(how, (violation.check, example, violation.finding), None)
     return tuple(finding.message for finding in found if finding.name == "diagnosis")

@@ -212,7 +212,9 @@ def variance_off(failing: Failing) -> Iterator[str]:
 
 
 def excused(failing: Failing) -> Iterator[str]:
-    """The known losses of precision that can have made these errors, the smallest first."""
+    """The known losses of precision that can have made these errors, the smallest first; none makes only zeros."""
+    if not any(failing.answer(name)[failing.off(name)].any() for name in failing.wrong):
+        return
     for name, bounds in losses(failing):
         if may_explain(failing, bounds, least_part(failing.case, name)):
             yield f"{AT_MOST} {name} would make them"
@@ -410,7 +412,7 @@ def added_up_narrowly(case: Case, shared: dict[str, np.ndarray]) -> Bounds:
     spread = replace(case, inputs=case.inputs | shared)
     bounds, terms, own = bound(case), oracle(spread), bound(spread)
     unit = 2.0 ** -PRECISION[case.dtype][0]
-    for name in shared:
+    for name in shared.keys() - {*case.constants}:
         of, shape = gradient_name(name), case.inputs[name].shape
         count = shared[name].size // max(case.inputs[name].size, 1)
         error = summed_to(own[of], shape)

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case
-from conformance.cases.declaration import FEATURES, UNCLAIMED, Declaration
+from conformance.cases.declaration import FEATURES, PARAMETERS, UNCLAIMED, Declaration
 from conformance.cases.features import features_of, has_masks, is_norm, masked_as_declared, rule_of, widths_of
 from conformance.cases.operation import operation_named
 from conformance.cases.sizes import Sizes, adapted
@@ -432,9 +432,14 @@ def telling(feature: str, declaration: Declaration) -> tuple[Sizes, ...]:
 
 
 def unsupported(operation: str, runner: Runner, declaration: Declaration) -> Iterator[Probe]:
-    """Cases with one thing each that the subject says it does not support, and has room for in its signature."""
+    """Cases with one thing each that the subject says it does not support, and has room for in its signature.
+
+    Who takes any boolean mask gets one for masks of every kind, and cannot tell which kind it was.
+    """
     said = runner.declaration
-    for feature in sorted((said.room - said.features) & set(FEATURES)):
+    alike = "dense" in said and "structured" not in said
+    of_masks = {name for name, (parameter, *_) in PARAMETERS.items() if parameter == "mask"} if alike else set()
+    for feature in sorted((said.room - said.features - of_masks) & set(FEATURES)):
         wider = replace(declaration, features=declaration.features | {feature})
         cases = (
             None

@@ -39,7 +39,8 @@ class Report:
     was tried, or empty. left_out: what the subject declares and nobody can judge here, with the reason, or empty; it
     counts in no verdict.
     declaration: what the subject says of itself, without what is left out. never_given: parameters of the function that
-    are none of the operation's, and that no case gave. profile: decides whether it conforms.
+    are none of the operation's, and that no case gave. profile: decides whether it conforms. chosen: the rules that
+    alone were tried; empty for all.
     """
 
     target: Target
@@ -54,6 +55,7 @@ class Report:
     declaration: Declaration
     never_given: tuple[str, ...] = field(default=(), kw_only=True)
     profile: str = field(default=DEFAULT, kw_only=True)
+    chosen: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __str__(self) -> str:
         """What it violates, those that stand for themselves in full; for an assertion's message."""
@@ -88,7 +90,10 @@ class Report:
 
     @property
     def headline(self) -> str:
-        """The known mistake that explains most violations; empty where none is known, or none explains most."""
+        """The known mistake that explains most violations; empty where none is known, or none explains most.
+
+        It names those that it leaves: not the `following` ones, of which the report says that they follow.
+        """
         known = Counter(cause for violation in self.violations for cause in definite(violation))
         if not known:
             return ""
@@ -99,7 +104,8 @@ class Report:
             return ""
         if total == 1:
             return name
-        others = [violation.rule for violation in self.violations if cause not in causes(violation.mistakes)]
+        following = {violation.rule for violation in self.following}
+        others = [v.rule for v in self.violations if cause not in causes(v.mistakes) and v.rule not in following]
         left = f", and not {'those' if len(others) > 1 else 'that'} of {', '.join(others)}" if others else ""
         return f"{name}: this explains {count} of {total} violations{left}"
 
@@ -118,7 +124,7 @@ class Report:
     @property
     def kept(self) -> str | None:
         """The highest profile that is kept; None if there is none, or not everything was tried."""
-        return None if self.untried else kept(violation.level for violation in self.violations)
+        return None if self.untried or self.chosen else kept(violation.level for violation in self.violations)
 
     @property
     def conforms(self) -> bool:
@@ -150,7 +156,10 @@ def report_of(target: Target, judgement: Judgement, effort: str, seconds: float,
     alone = [replace(one, declare=declaring(one, following, declaration, layout)) for one in alone]
     found = (rules, [*alone, *following], judgement.untried, seconds, versions())
     declared = judged_here(declaration)
-    return Report(target, effort, judgement.seed, *found, *declared, never_given=never_given, profile=profile)
+    chosen = tuple(judgement.rules or ())
+    return Report(
+        target, effort, judgement.seed, *found, *declared, never_given=never_given, profile=profile, chosen=chosen
+    )
 
 
 def declaring(

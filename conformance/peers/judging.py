@@ -33,7 +33,7 @@ from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
 from conformance.checks.probe import Probe
 from conformance.checks.results import Results
-from conformance.diagnosis.matches import DIAGNOSIS
+from conformance.diagnosis.matches import DIAGNOSIS, DOUBTING
 from conformance.judge.checking import SHRINKING
 from conformance.judge.judgement import Claim, Judgement
 from conformance.judge.run import run_probe, violation
@@ -52,7 +52,7 @@ DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
 
 OF_SEVERAL = (AFTER_OTHER_CALLS, THREADS, INTERLEAVED)
 """Checks of several cases, all of which are asked as they are."""
-BEYOND = (REFUSAL, UNSUPPORTED, NOTHING, DIAGNOSIS, CALLS_IN_ORDER)
+BEYOND = (REFUSAL, UNSUPPORTED, NOTHING, DIAGNOSIS, DOUBTING, CALLS_IN_ORDER)
 """Checks of what the path does not take, of no case of its own, and of calls that were all asked before."""
 SHARE_OF_PLAN = 1 / 3
 """Of the planned sizes, for what compiles for every shape or answers from a process of its own."""

@@ -106,11 +106,17 @@ def never_given(subject: Content) -> str:
 
 
 def levels(subject: Content) -> str:
-    """Name by level the rules that are violated, and the highest profile that is kept; empty for an older report."""
+    """Name by level the rules that are violated, and the highest profile that is kept; empty for an older report.
+
+    Where only some rules were tried, no profile is said to be kept.
+    """
     if "levels" not in subject:
         return ""
-    told = f"Profile {subject['profile']}. {levels_line(subject['levels'])}"
-    return told if subject["untried"] else f"{told}. Highest profile kept: {subject['kept'] or 'none'}"
+    told, untried = levels_line(subject["levels"]), subject["untried"]
+    if subject["kept"] is None and not untried and not subject["levels"]["core"]:
+        return f"Profile {subject['profile']}. Of the rules that were chosen: {told}"
+    told = f"Profile {subject['profile']}. {told}"
+    return told if untried else f"{told}. Highest profile kept: {subject['kept'] or 'none'}"
 
 
 def asked_for(violation: Content, subject: Content) -> bool:

@@ -90,6 +90,7 @@ def subject_content(
     left_out: str = "",
     never_given: Sequence[str] = (),
     profile: str = STRICT,
+    some: bool = False,
 ) -> Content:
     """Return the report's part about one subject.
 
@@ -102,6 +103,7 @@ def subject_content(
         left_out: what the judge skipped; it counts in no verdict.
         never_given: parameters of the function that the operation does not have.
         profile: decides whether the subject conforms.
+        some: whether the caller chose some of the rules, which show no profile to be kept.
     """
     broken = {violation["rule"]: violation["level"] for violation in violations}
     listed = [rule for rule in JUDGED if rule in {*rules, *cells, *broken}]
@@ -116,7 +118,7 @@ def subject_content(
         "declaration": None if declaration is None else declaration_content(declaration),
         "profile": profile,
         "conforms": not untried and not any(within(level, profile) for level in broken.values()),
-        "kept": None if untried else kept(broken.values()),
+        "kept": None if untried or some else kept(broken.values()),
         "levels": {level: [rule for rule in listed if broken.get(rule) == level] for level in LEVELS},
         "untried": clean(untried) or None,
         "left_out": clean(left_out) or None,

@@ -16,14 +16,13 @@ from conformance.reports.replays import write_replay
 from conformance.subjects.targets import Target
 
 
-def checked(
-    report: Report, replays: Path | None, *, chosen: Collection[str] | None = None, peer: bool = False
-) -> Content:
-    """Return the part about a checked subject. replays: folder for replay files. chosen: rules, if not all."""
+def checked(report: Report, replays: Path | None, *, peer: bool = False) -> Content:
+    """Return the part about a checked subject. replays: folder for replay files."""
     files = (None if replays is None else write_replay(violation, replays) for violation in report.violations)
     following = {violation.rule for violation in report.following}
     violations = [violation_content(v, f, v.rule in following) for v, f in zip(report.violations, files, strict=True)]
-    target, rules = report.target, [rule for rule in rules_of(report.operation) if not chosen or rule in chosen]
+    target, chosen = report.target, report.chosen
+    rules = [rule for rule in rules_of(report.operation) if not chosen or rule in chosen]
     operations = [target.operation]
     return subject_content(
         target,
@@ -39,6 +38,7 @@ def checked(
         left_out=report.left_out,
         never_given=report.never_given,
         profile=report.profile,
+        some=bool(chosen),
     )
 
 

@@ -118,7 +118,7 @@ def block(found: Violation, same: list[JudgedCall]) -> str:
     rows = [("layer", f"{call.layer}{more}"), ("level", found.level), ("found", str(call.worst))]
     if call.wrong_rows:
         first = "batch element {}, head {}, query {}".format(*call.wrong_rows[0])
-        rows.append(("rows", f"{len(call.wrong_rows)} of {call.rows} are wrong; the first: {first}"))
+        rows.append(("rows", f"{len(call.wrong_rows)} of {call.rows} of the output are wrong; the first: {first}"))
     rows += [("NaN", f"{call.nans} where a number is due")] if call.nans else []
     rows += [("remark", call.remark)] if call.remark else []
     rows += [("diagnosis", line) for line in found.diagnosis]

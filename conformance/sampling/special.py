@@ -204,7 +204,8 @@ def sunken_cases(draw: st.DrawFn, level: float, declaration: Declaration = EVERY
 def deep_cases(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[Case, Case]:
     """Every product of query and key is the same number far below zero; and the same case with products of 0.
 
-    What `sunken_cases` does by a bias, for subjects that take none.
+    What `sunken_cases` does by a bias, for subjects that take none. The key's gradient alone is another one with
+    products of 0.
     """
     dtype = draw(st.sampled_from(judged(("float16", "bfloat16", "float32"), declaration)))
     s, d = draw(sizes(dtype, declaration)), Draw(draw(seeds), dtype)
@@ -221,7 +222,9 @@ def deep_cases(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[
     options = {"mask": draw_mask(draw, "any", s, d, declaration)}
     if "scale" in declaration:  # a rounded one would leave no power of two for a constant that comes after it
         options["scale"] = 1.0
-    case = Case("attention", dtype, inputs, options, rounding=rounding)
+    cotangents = wanted({"output": d.normal(s.B, s.H, s.Q, s.V)}, declaration)
+    constants = ("key",) if cotangents else ()
+    case = Case("attention", dtype, inputs, options, cotangents, rounding=rounding, constants=constants)
     isolated(case, declaration, hidden=False)
     return case, replace(case, inputs=inputs | {"query": np.zeros_like(query)})
 

@@ -17,8 +17,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks.__main__ import app, finish
-from benchmarks.cases import Case
+from benchmarks.__main__ import app, finish, memory_wanted
+from benchmarks.cases import BOTH, FORWARD, Case
 from benchmarks.measure import running
 from benchmarks.measure.environment import environment, has_gpu
 from benchmarks.measure.rounds import Budget
@@ -255,6 +255,17 @@ def test_cases_are_listed_with_what_memory_leaves_out(monkeypatch: pytest.Monkey
         "the 1.0 GB that are free (SPARE in benchmarks/measure/memory.py) "
         "causal, T=16384, forward + backward subjects: NumPy, naive"
     ))  # fmt: skip
+
+
+def test_quick_measures_memory_in_the_largest_case(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"short": 64, "long": 512, "longest": 600, "as long": 512}
+    picked = [Case(name, Q=n, K=n, direction=BOTH if name == "longest" else FORWARD) for name, n in sizes.items()]
+    wanted = memory_wanted(True, picked)
+    assert [case.name for case in picked if wanted(case)] == ["long"]
+    assert capsys.readouterr().out == "memory is measured in one case, long; without --quick, in all\n"
+    assert all(map(memory_wanted(True, picked[2:3]), picked[2:3]))
+    assert all(map(memory_wanted(False, picked), picked))
+    assert not capsys.readouterr().out
 
 
 def test_own_sizes_are_instead_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:

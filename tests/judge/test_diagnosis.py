@@ -35,7 +35,8 @@ from conformance.reports.page import page
 from conformance.reports.subjects import checked
 from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
-from specification import Causal
+from reference_numpy import materialize
+from specification import Causal, Dense
 from tests.judge.test_verdicts import QUICK, printed, stale
 
 # --- what comes first -------------------------------------------------------------------------------------------------
@@ -653,9 +654,44 @@ def test_a_case_cut_from_gradients_to_an_output(
     smaller: tuple[str, ...], larger: tuple[str, ...], names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = replace(violated("MASK-1", case(1, 1, 1, 1)), uncut=case(1, 1, 7, 1))
-    monkeypatch.setattr(naming, "asked", lambda one, case, runner: larger if case is one.uncut else smaller)
+    monkeypatch.setattr(
+        naming, "asked", lambda one, case, runner, how=None: () if how else larger if case is one.uncut else smaller
+    )
     monkeypatch.setattr(naming, "because_of_memory", lambda *given: False)
     assert naming.names_of(found, cast(Any, None)) == names
+
+
+def test_a_name_that_explains_cases_like_the_smallest_may_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before it was cut down may be wrong in several ways at once, which no single mistake explains."""
+    found = replace(violated("MASK-1", case(1, 1, 1, 1)), uncut=case(1, 1, 7, 1))
+    answers = {naming.DOUBTING: (FADED,), naming.DIAGNOSIS: (FADED, "output is 0")}
+
+    def asked(one: Violation, case: Case, runner: Any, how: Any = naming.DIAGNOSIS) -> tuple[str, ...]:
+        return () if case is one.uncut else answers[how]
+
+    monkeypatch.setattr(naming, "asked", asked)
+    monkeypatch.setattr(naming, "because_of_memory", lambda *given: False)
+    assert naming.names_of(found, cast(Any, None)) == (FADED,)
+    answers[naming.DOUBTING] = ()
+    assert naming.names_of(found, cast(Any, None)) == ()
+
+
+def over_queries_with_a_number(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    """A softmax over the queries, and -1e9 for forbidden scores: two mistakes, which a mask shows together."""
+    scores = query @ np.repeat(key, query.shape[1] // key.shape[1], 1).swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+    if mask is not None:
+        scores = np.where(materialize(mask, *scores.shape[-2:]), scores, -1e9)
+    weights = np.exp(scores - scores.max(-2, keepdims=True))
+    weights = weights / weights.sum(-2, keepdims=True)
+    return (weights @ np.repeat(value, query.shape[1] // value.shape[1], 1)).astype(query.dtype)
+
+
+def test_one_of_two_mistakes_has_its_name_under_the_rule_of_the_other() -> None:
+    pairs = np.random.default_rng(0).random((12, 12)) < 0.5
+    pairs[:, 2] = False
+    small = replace(violated("MASK-1", drawn(Q=2, K=2)), uncut=drawn(Q=12, K=12, mask=Dense(pairs)))
+    runner = Runner(Target(over_queries_with_a_number, "attention").make())
+    assert naming.names_of(small, runner) == ("the softmax runs over queries, not keys",)
 
 
 def test_a_case_with_a_key_head_for_every_query_head_has_no_mistake_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -744,7 +780,7 @@ def test_factors_of_gradients_are_explained() -> None:
         assert next(known(found, f"gradient of {name}", np.inf)).startswith(f"gradient of {name} is {words}")
         one, other = (of for of in expected if of != name)
         right = f"output and the gradients of {one} and {other} conform"
-        assert list(wrong_in(found.findings)) == [f"wrong in: gradient of {name} only; {right}"]
+        assert list(wrong_in(found)) == [f"wrong in: gradient of {name} only; {right}"]
     missing = changed_gradients(asked, value=lambda gradient: gradient * 0)
     assert next(known(missing, "gradient of value", np.inf)) == "gradient of value is missing: it is 0"
 
@@ -772,11 +808,11 @@ def test_which_results_are_wrong() -> None:
     asked = drawn(graded=True)
     everything = {name: lambda gradient: gradient * 2 for name in ("query", "key", "value")}
     found = changed_gradients(asked, **everything)
-    assert list(wrong_in(found.findings)) == ["wrong in: every gradient; output conforms"]
+    assert list(wrong_in(found)) == ["wrong in: every gradient; output conforms"]
     found = changed_gradients(asked, query=everything["query"], key=everything["key"])
     line = "wrong in: the gradients of query and key; output and gradient of value conform"
-    assert list(wrong_in(found.findings)) == [line]
-    assert list(wrong_in(failing(drawn(), {"output": asked.inputs["query"]}).findings)) == []
+    assert list(wrong_in(found)) == [line]
+    assert list(wrong_in(failing(drawn(), {"output": asked.inputs["query"]}))) == []
 
 
 # --- hints ------------------------------------------------------------------------------------------------------------

@@ -12,13 +12,14 @@ import pytest
 from conformance import declare
 from conformance.bounds import bound
 from conformance.cases.case import Case
+from conformance.cases.declaration import FEATURES, Declaration
 from conformance.checks.catalogue import AGREEMENT, UNSUPPORTED, check_unsupported
 from conformance.checks.comparison import judge, no_others
 from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis import naming, precision
 from conformance.diagnosis.attribution import Failure, attributed
 from conformance.diagnosis.following import separated
-from conformance.diagnosis.matches import SWALLOWED, known, of_judged_dtypes
+from conformance.diagnosis.matches import SWALLOWED, known, of_judged_dtypes, wrong_in
 from conformance.diagnosis.matching import Failing
 from conformance.diagnosis.naming import diagnosis
 from conformance.diagnosis.precision import AT_MOST, excused
@@ -104,8 +105,17 @@ def test_a_bias_that_forbids_nothing_shows_no_rule_of_masks(rule: str, bias: flo
 def test_a_missing_refusal_follows_from_nothing_else() -> None:
     """Whatever the numbers are: a right result would not refuse it. Its block says what to do."""
     case = asked(3, softcap=2.0)
-    wrong: Any = lambda case: {name: array + 1 for name, array in exact(case).items()}  # noqa: E731
+
+    class Wrong:
+        declaration = Declaration(FEATURES.keys() - {"softcap"})
+
+        def __call__(self, case: Case) -> dict[str, np.ndarray]:
+            return {name: array + 1 for name, array in exact(case).items()}
+
+    wrong: Any = Wrong()
     (found,) = check_unsupported(wrong, case, (oracle(case), bound(case)))
+    plain = asked(3)  # what is left of the case without softcap has nothing to be refused
+    assert check_unsupported(wrong, plain, (oracle(plain), bound(plain))) == []
     of_gradients = violated("ATT-12", asked(3))
     lacking = replace(of_gradients, rule="ATT-2", finding=found, title="softcap is not supported", example=case)
     lacking = replace(lacking, check=UNSUPPORTED)
@@ -286,6 +296,44 @@ def test_tiles_skipped_without_the_offset_have_a_name(queries: int, keys: int) -
     assert names[0] == (
         "in the backward pass only: the mask's offset is forgotten where tiles of keys are skipped (blocks of 32 keys)"
     )
+
+
+def first_queries_lost(case: Case, n: int) -> Failing:
+    """Of each block of n keys the backward pass leaves out the query that sees its first key alone."""
+    failing = Failing(case, {}, oracle(case), bound(case))
+    Q, K = failing.steps.visible.shape[2:]
+    own = np.arange(Q)[:, None] + (K - Q) == np.arange(K)
+    mean = (failing.bar * failing.forward.output).sum(-1, keepdims=True)
+    weights = failing.forward.weights * ~(own & (np.arange(K) % n == 0))
+    parts = pulled_back(failing.steps, failing.bar, weights, mean=mean)
+    assert parts.value is not None
+    return answered(case, query=parts.query, key=parts.key, value=parts.value)
+
+
+def test_a_first_query_that_is_left_out_has_a_name() -> None:
+    lost = first_queries_lost(asked(90, 70, mask=Causal(20)), 32)
+    name = "in the backward pass only: the first query that sees a tile of keys is left out of it (blocks of 32 keys)"
+    assert name in list(known(lost, "gradient of value", np.inf))
+
+
+def test_right_gradients_that_are_0_are_not_told() -> None:
+    """A softmax over one key has no gradient, whatever the function does."""
+    line = "wrong in: gradient of value; output conforms"
+    assert list(wrong_in(first_queries_lost(asked(1, 1, mask=Causal(0)), 32))) == [line]
+
+
+def test_what_is_0_was_not_rounded() -> None:
+    case = asked(3, 3, "bfloat16")
+    zero = answered(case, value=np.zeros((1, 1, 3, 2)))
+    assert list(excused(zero)) == []
+
+
+def test_gradients_of_heads_beside_frozen_keys_are_explained() -> None:
+    shape = (2, 1, 100, 4)
+    case = replace(several("bfloat16", key=shape, value=shape), constants=("key",))
+    got = exact(case)
+    got["gradient of value"] = got["gradient of value"] + 1
+    list(excused(Failing(case, got, oracle(case), bound(case))))  # the keys' gradient, which nobody asks for, has none
 
 
 def skipping_vjp(query: Any, key: Any, value: Any, output_bar: Any, *, mask: Any = None) -> Any:

@@ -139,12 +139,13 @@ def test_the_headline_names_what_it_does_not_explain() -> None:
     told = [violated(3.0, rule=rule, diagnosis=("the mask is ignored",)) for rule in ("MASK-1", "MASK-3", "ATT-4")]
     others = [violated(3.0, rule=rule) for rule in ("ATT-5", "ATT-8")]
     headline: Any = Report.headline
-    for left, ending in [
-        (others, "3 of 5 violations, and not those of ATT-5, ATT-8"),
-        (others[:1], "3 of 4 violations, and not that of ATT-5"),
-        ([], "3 of 3 violations"),
+    for left, following, ending in [
+        (others, [], "3 of 5 violations, and not those of ATT-5, ATT-8"),
+        (others, others[1:], "3 of 5 violations, and not that of ATT-5"),
+        (others[:1], [], "3 of 4 violations, and not that of ATT-5"),
+        ([], told[1:], "3 of 3 violations"),
     ]:
-        report = SimpleNamespace(violations=[*told, *left])
+        report = SimpleNamespace(violations=[*told, *left], following=following)
         assert headline.fget(report) == f"the mask is ignored: this explains {ending}"
 
 

@@ -786,7 +786,7 @@ def test_calls_that_fail_alike_are_told_once() -> None:
     calls = with_fault("llama", hf.heads_in_another_order)
     (block,) = blocks(calls)
     assert "model.layers.0.self_attn and 1 more" in block
-    assert "24 of 48 are wrong; the first: batch element 0, head 1, query 0" in block
+    assert "24 of 48 of the output are wrong; the first: batch element 0, head 1, query 0" in block
 
 
 @SLOW
