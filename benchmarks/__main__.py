@@ -150,9 +150,10 @@ def list_cases(cases: Sequence[Case], known: Sequence[Subject], device: str) -> 
 def memory_wanted(quick: bool, picked: Sequence[Case]) -> Callable[[Case], bool]:
     """Return which cases measure memory; --quick measures one, because every subject needs a process for it.
 
-    It is the one with most pairs of a query and a key; without its backward pass, where there is one without.
+    It is the one with most pairs of a query and a key in all heads and batch elements; without its backward pass, where
+    there is one without.
     """
-    one = max(picked, key=lambda case: (not case.backward, case.Q * case.K))
+    one = max(picked, key=lambda case: (not case.backward, case.B * case.H * case.Q * case.K))
     if quick and len(picked) > 1:
         say(f"memory is measured in one case, {one.name}; without --quick, in all")
     return lambda case: not quick or case is one

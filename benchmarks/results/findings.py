@@ -86,7 +86,9 @@ def names(subjects: Sequence[Result]) -> str:
     """The first, and the user's own. Names have commas in them."""
     told = [subject["name"] for number, subject in enumerate(subjects) if number < NAMED or subject.get("yours")]
     others = len(subjects) - len(told)
-    return "; ".join([*told, *([f"and {others} more"] if others else [])])
+    if others == 1:  # its name is no longer than that it is left out
+        told = [subject["name"] for subject in subjects]
+    return "; ".join([*told, *([f"and {others} more"] if others > 1 else [])])
 
 
 def counted(number: int, name: str) -> str:
@@ -106,7 +108,7 @@ def of_case(case: Result) -> list[str]:
     if len(order) == 1:
         return [f"Only {fastest['name']} has a time, {spent}.", *lines]
     if len(first) > 1:
-        start, told = f"Fastest, within noise of each other: {names(first)} ({spent}).", first[:1]
+        start, told = f"Fastest, within noise of each other: {names(first)} ({spent} for the first).", first[:1]
         told += [one for one in first if not one.get("yours")]
     else:
         second = next(one for one in order if one is not fastest)
@@ -144,24 +146,30 @@ def fastest(cases: Sequence[Result]) -> str:
 
 
 def against_libraries(cases: Sequence[Result]) -> str:
-    """The largest lead and the largest lag of our fastest default engine against the fastest library."""
-    found = []
+    """The largest lead and the largest lag of our fastest default engine.
+
+    It leads in a case where it leads every library: that counts which is least behind. It lags where any library is
+    ahead.
+    """
+    leads, lags = [], []
     for case in cases:
         order = measured(case)
         ours = next((one for one in order if one["ours"] and one["name"] in case["bases"]), None)
-        library = next((one for one in order if not own(one)), None)
-        if ours is not None and library is not None:
-            found.append((ratio(library, ours), ratio(ours, library), case["name"], ours["name"], library["name"]))
-    if not found:
+        libraries = [one for one in order if not own(one)]
+        if ours is not None and libraries:
+            behind = min(libraries, key=lambda one: ratio(one, ours).low)
+            ahead = max(libraries, key=lambda one: ratio(ours, one).low)
+            leads.append((ratio(behind, ours), case["name"], ours["name"], behind["name"]))
+            lags.append((ratio(ours, ahead), case["name"], ours["name"], ahead["name"]))
+    if not leads:
         return ""
-    lead, lag = max(found, key=lambda one: one[0].low), max(found, key=lambda one: one[1].low)
+    lead, lag = (max(some, key=lambda one: one[0].low) for some in (leads, lags))
     told = []
     if lead[0].clear and lead[0].low > 1:
-        start = f"largest lead of {lead[3]} over the fastest library"
-        told.append(f"{start}: {lead[4]} takes {lead[0]} as long ({lead[2]})")
-    if lag[1].clear and lag[1].low > 1:
-        told.append(f"largest lag: {lag[3]} takes {lag[1]} as long as {lag[4]} ({lag[2]})")
-    text = "; ".join(told) or "between our fastest engine and the fastest library every difference is within noise"
+        told.append(f"largest lead of {lead[2]} over all libraries: {lead[3]} takes {lead[0]} as long ({lead[1]})")
+    if lag[0].clear and lag[0].low > 1:
+        told.append(f"largest lag: {lag[2]} takes {lag[0]} as long as {lag[3]} ({lag[1]})")
+    text = "; ".join(told) or "between our fastest engine and the libraries every difference is within noise"
     return f"{text[0].upper()}{text[1:]}."
 
 

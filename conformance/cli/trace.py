@@ -134,9 +134,9 @@ def trace(
         console.print(Text(f"{name} drawn in {picture}"))
     if save is not None:
         save_values(found, save, pieces=every)
+    conforms, judged = tell_steps(found, packages), tell_hollow(found.hollow)
     if compared is not None and against is not None:
         tell_departures(compared, found, against)
-    conforms, judged = tell_steps(found, packages), tell_hollow(found.hollow)
     if json is not None:
         told: dict[str, Any] = {
             "command": "trace",

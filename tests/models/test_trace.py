@@ -318,7 +318,9 @@ def test_pieces_are_saved_and_compared(folder: Path) -> None:
     assert "names of no" not in output
     yours = {row.split(BAR)[1].strip(): row.split(BAR)[-2].strip() for row in output.splitlines() if row[0] == BAR}
     assert [yours[f"{step}: {piece}"] for piece in ("scores", "scores, masked", "weights")] == ["0", "inf", "-"]
-    assert output.index("mine.npz: the first") < output.index("every step keeps its bound in")
+    assert output.index("every step keeps its bound in") < output.index(
+        "mine.npz: the first"
+    )  # what is asked stands last
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
