@@ -179,6 +179,18 @@ def between_tiles(n: int, ends: Callable[[Any, Any], tuple[Any, Any]], shifted: 
     return changed
 
 
+def mask_of_first_block(n: int) -> Change:
+    """Keys are counted anew in every block of n: each has the mask of the first."""
+
+    def changed(failing: Failing) -> Steps | None:
+        s, K = failing.steps, failing.steps.visible.shape[3]
+        if failing.case.options.get("mask") is None or n >= K:
+            return None
+        return s.changed(visible=s.visible[..., np.arange(K) % n])
+
+    return changed
+
+
 def first_query_left_out(n: int) -> Change:
     """A query does not see the last key that it may see where a block of n keys begins with it."""
 
@@ -214,6 +226,10 @@ TILES_SEEN = {
         f"{words} (blocks of {n} keys)": between_tiles(n, ends)
         for n in (16, 32, 64, 128, 256)
         for words, ends in TILE_ENDS.items()
+    },
+    **{
+        f"every block of keys has the mask of the first one (blocks of {n} keys)": mask_of_first_block(n)
+        for n in (8, 16, 32, 64, 128, 256)
     },
     **{
         f"the first query that sees a tile of keys is left out of it (blocks of {n} keys)": first_query_left_out(n)

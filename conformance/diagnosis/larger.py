@@ -46,6 +46,14 @@ def masked_otherwise(case: Case) -> Case | None:
     return replace(case, options=case.options | {"mask": mask})
 
 
+def fewer_keys(case: Case) -> Case | None:
+    """The same call of attention on other numbers, with half the keys; a mask that has rows keeps its place."""
+    if case.operation != "attention" or not case.inputs["value"].size or case.inputs["key"].shape[2] < 2:
+        return None
+    B, H, G, Q, K = sizes(case)
+    return redrawn(case, B, H, G, Q, K // 2)
+
+
 def larger_cases(case: Case) -> Iterator[Case]:
     """With more keys, of which every block size leaves another rest; with more queries, heads, batch elements, rows.
 

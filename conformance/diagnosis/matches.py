@@ -24,7 +24,7 @@ from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import Finding, with_truth_in_padding
 from conformance.checks.results import WRONG_IN
 from conformance.diagnosis import alibi, attention, backward, blocks, extents, multi_head
-from conformance.diagnosis.larger import alike, larger_cases, masked_otherwise, ordinary
+from conformance.diagnosis.larger import alike, fewer_keys, larger_cases, masked_otherwise, ordinary
 from conformance.diagnosis.matching import Failing, Mistake, backwards, kind, matching, told_from
 from conformance.diagnosis.precision import AT_MOST, excused, scale_off, variance_off
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
@@ -85,7 +85,7 @@ def check_diagnosis(
     if operation_named(asked.operation).measured is not None:
         names = confirmed(subject, asked, name, names)
     unsure = set(names) if doubted else doubtful(given, name, names)
-    if len(names) > 1 or unsure:
+    if len(names) > 1 or unsure or (names and name != "output"):
         names = told_apart(subject, asked, name, names, unsure, seen=not doubted)
     names = names or of_larger(subject, asked, name) or list(islice(moved(subject, given, name), 1))
     if not names:
@@ -293,9 +293,9 @@ def told_apart(
     """Those of the names that explain other cases like it, too.
 
     Where the subject fails there, a mistake must explain that; where the answers to ordinary numbers in the same sizes
-    are right, it must not show there. A mistake of every call shows without a mask, or with one, too. doubted: names
-    that are not kept where no other is; they must not show in larger cases either that are answered rightly. seen:
-    whether they may stand although no such case fails.
+    are right, it must not show there, and neither where those of half the keys are. A mistake of every call shows
+    without a mask, or with one, too. doubted: names that are not kept where no other is; they must not show in larger
+    cases either that are answered rightly. seen: whether they may stand although no such case fails.
     """
 
     def kept(fewer: list[str]) -> list[str]:
@@ -304,6 +304,9 @@ def told_apart(
     failing = answered(subject, ordinary(case))
     if failing is not None and name == "output" and name not in failing.wrong:
         names = kept([one for one in names if one not in shown(failing, name, names)])
+    failing = answered(subject, fewer_keys(case)) if name != "output" else None
+    if failing is not None and name in failing.truth and name not in failing.wrong:  # they would show there, too
+        names = [one for one in names if one not in shown(failing, name, names)]
     other = masked_otherwise(case) if any(one.startswith(attention.EVERY_CALL) for one in names) else None
     others = [] if other is None else list(islice(larger_cases(other), 3))
     for larger in chain(others, larger_cases(case)):

@@ -138,11 +138,11 @@ def rules_not_tried(subject: Content) -> str:
 
 
 def follow(subject: Content) -> str:
-    """Name the violations that follow from the others; empty if there are none."""
+    """Name the violations that may follow from the others; empty if there are none."""
     rules = [violation["rule"] for violation in subject["violations"] if violation.get("follows")]
-    several = "follow from the violations above: they have the same cause, or their cases use none of their features."
-    one = "follows from the violations above: it has the same cause, or its case uses none of its features."
-    return f"{', '.join(rules)} {several if len(rules) > 1 else one}" if rules else ""
+    return (
+        f"{', '.join(rules)} may follow from the violations above: mend these first, and check again." if rules else ""
+    )
 
 
 class Note(NamedTuple):

@@ -42,8 +42,7 @@ def written(mask: Any) -> str:
 def descriptions() -> dict[str, tuple[Any, ...]]:
     """By what they have in common."""
     causal, lengths = Causal(offset=BEFORE), KeyLengths(np.array([6, 4]))
-    first = np.zeros((QUERIES, KEYS), bool)
-    first[:, 0] = True
+    checkerboard = Dense(np.indices((QUERIES, KEYS)).sum(axis=0) % 2 == 0)
     return {
         "By position": (
             causal,
@@ -55,11 +54,11 @@ def descriptions() -> dict[str, tuple[Any, ...]]:
             lengths,
             KeyPadding(np.array([[True, True, False, True, True, False]])),
             Segments(np.array([[0, 1, 1, 2]]), np.array([[0, 0, 0, 1, 1, 2]])),
-            Dense(np.indices((QUERIES, KEYS)).sum(axis=0) % 2 == 0),
+            checkerboard,
         ),
         "Combined": (
             causal & lengths,
-            SlidingWindow(left=1, right=0, offset=BEFORE) | Dense(first),
+            SlidingWindow(left=1, right=0, offset=BEFORE) | checkerboard,
         ),
     }
 

@@ -23,7 +23,7 @@ from conformance.diagnosis.matches import SWALLOWED, known, of_judged_dtypes, wr
 from conformance.diagnosis.matching import Failing
 from conformance.diagnosis.naming import diagnosis
 from conformance.diagnosis.precision import AT_MOST, excused
-from conformance.diagnosis.steps import pulled_back
+from conformance.diagnosis.steps import pulled_back, scores_of
 from conformance.judge.judgement import Judgement
 from conformance.judge.run import cut_down
 from conformance.oracle.reference import oracle
@@ -314,6 +314,34 @@ def test_a_first_query_that_is_left_out_has_a_name() -> None:
     lost = first_queries_lost(asked(90, 70, mask=Causal(20)), 32)
     name = "in the backward pass only: the first query that sees a tile of keys is left out of it (blocks of 32 keys)"
     assert name in list(known(lost, "gradient of value", np.inf))
+
+
+def test_keys_counted_anew_in_every_block_have_a_name_and_refute_others() -> None:
+    """With fewer keys all is right: no mistake that would show there, too, is named."""
+    case = asked(33, 2, mask=Causal(31))
+
+    def vjp(query: Any, key: Any, value: Any, output_bar: Any, *, mask: Any = None) -> Any:
+        found = attention_vjp(query, key, value, output_bar, mask=mask)
+        K = key.shape[2]
+        if mask is None or K < 33:
+            return found
+        asked_here = replace(case, inputs={"query": query, "key": key, "value": value}, options={"mask": mask},
+                             cotangents={"output": output_bar})  # fmt: skip
+        right = Failing(asked_here, {}, oracle(asked_here), bound(asked_here))
+        seen = mask[..., np.arange(K) % 32]
+        weights = np.exp(scores_of(right.steps) - right.forward.logsumexp) * seen
+        mean = (right.bar * right.forward.output).sum(-1, keepdims=True)
+        parts = pulled_back(right.steps, right.bar, weights, mean=mean)
+        assert parts.value is not None
+        return found._replace(**{n: getattr(parts, n).astype(query.dtype) for n in ("query", "key", "value")})
+
+    @declare(vjp=vjp)
+    def function(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        return attention(query, key, value, mask=mask)
+
+    assert diagnosed_on(function, case) == [
+        "in the backward pass only: every block of keys has the mask of the first one"
+    ]
 
 
 def test_right_gradients_that_are_0_are_not_told() -> None:

@@ -455,7 +455,7 @@ def test_page_is_in_the_order_of_the_terminal() -> None:
     assert [shown.index(part) for part in parts] == sorted(shown.index(part) for part in parts)
     below = (
         "<summary",
-        "ATT-2 follows from",
+        "ATT-2 may follow from",
         "<h3>ATT-2 softcap ",
         "</details>",
         "It looks as if",

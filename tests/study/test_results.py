@@ -89,7 +89,7 @@ def test_a_run_that_did_not_end(told: Result, tmp_path: Path) -> None:
 def test_speed_stands_where_it_is_known(pages: dict[str, str]) -> None:
     found = text_of(pages["attention"], "measured")
     assert "causal, T=32 2.25e+03 [2e+03, 2.5e+03] 562 [500, 625] 281 [250, 312] Fast library 141" in found
-    lead = "Largest lead of torch_impl, layer norm over the fastest library: Slow library takes 6.00 [6.00, 6.00] times"
+    lead = "Largest lead of torch_impl, layer norm over all libraries: Slow library takes 6.00 [6.00, 6.00] times"
     assert f"{lead} as long" in text_of(pages["layer_norm"], "measured")
     assert "Only attention and layer norm as a whole are timed" in text_of(pages["softmax"], "measured")
 
