@@ -86,7 +86,7 @@ def by_other_steps(change: Change) -> Variants:
 
     def variants(failing: Failing) -> Iterator[Parts]:
         s = change(failing)
-        if s is not None and in_worst_row(failing, s, from_steps):
+        if s is not None and gives_worst_query(failing, s, from_steps):
             yield from from_steps(s, failing.forward, failing.bar)
 
     return variants
@@ -106,7 +106,9 @@ def from_steps(s: Steps, right: Forward, bar: np.ndarray) -> Iterator[Parts]:
                 yield parts._replace(scores=np.zeros_like(parts.scores))
 
 
-def in_worst_row(failing: Failing, s: Steps, made: Callable[[Steps, Forward, np.ndarray], Iterator[Parts]]) -> bool:
+def gives_worst_query(
+    failing: Failing, s: Steps, made: Callable[[Steps, Forward, np.ndarray], Iterator[Parts]]
+) -> bool:
     """Whether some of the parts give the row of the query's gradient that is farthest off; also where none is off.
 
     A look at one row is cheap: in a large case there is no time to go through the whole backward pass in many ways.
@@ -187,7 +189,7 @@ def stale_maximum(n: int) -> Mistake:
                 yield pulled_back(s, bar, divided(exponentials, total) * grown, mean=mean)
 
     def variants(failing: Failing) -> Iterator[Parts]:
-        if in_worst_row(failing, failing.steps, parts):
+        if gives_worst_query(failing, failing.steps, parts):
             yield from parts(failing.steps, failing.forward, failing.bar)
 
     return backwards(

@@ -155,6 +155,15 @@ def of_tiles(rows: int, keys: int, combine: Callable[..., np.ndarray]) -> Change
     return changed
 
 
+def moving_mask(failing: Failing) -> tuple[np.ndarray, Any, Any] | None:
+    """Offset [B or 1, 1, 1, 1], left and right of the first causal mask or window; None for a side without an end."""
+    masks = [one for one in sides(failing.case.options.get("mask")) if isinstance(one, Causal | SlidingWindow)]
+    if not masks:
+        return None
+    offset = np.asarray(0 if masks[0].offset is None else masks[0].offset).reshape(-1, 1, 1, 1)
+    return offset, getattr(masks[0], "left", None), getattr(masks[0], "right", 0)
+
+
 def between_tiles(n: int, ends: Callable[[Any, Any], tuple[Any, Any]], shifted: bool = True) -> Change:
     """Only some tiles of keys are gone through for a block of queries, from the first and the last key it may see.
 
@@ -164,11 +173,11 @@ def between_tiles(n: int, ends: Callable[[Any, Any], tuple[Any, Any]], shifted: 
 
     def changed(failing: Failing) -> Steps | None:
         s, (Q, K) = failing.steps, failing.steps.visible.shape[2:]
-        moving = [one for one in sides(failing.case.options.get("mask")) if isinstance(one, Causal | SlidingWindow)]
-        if not moving or n >= 2 * max(Q, K):
+        mask = moving_mask(failing)
+        if mask is None or n >= 2 * max(Q, K):
             return None
-        offset = np.asarray(moving[0].offset if shifted and moving[0].offset is not None else 0).reshape(-1, 1, 1, 1)
-        left, right = getattr(moving[0], "left", None), getattr(moving[0], "right", 0)
+        offset, left, right = mask
+        offset = offset if shifted else 0 * offset
         block = np.arange(Q)[:, None] // n * n + offset
         first, end = ends(
             (-np.inf if left is None else block - left) / n, (np.inf if right is None else block + n - 1 + right) / n
@@ -196,11 +205,10 @@ def first_query_left_out(n: int) -> Change:
 
     def changed(failing: Failing) -> Steps | None:
         s, (Q, K) = failing.steps, failing.steps.visible.shape[2:]
-        moving = [one for one in sides(failing.case.options.get("mask")) if isinstance(one, Causal | SlidingWindow)]
-        right = getattr(moving[0], "right", 0) if moving else None
-        if right is None:
+        mask = moving_mask(failing)
+        if mask is None or mask[2] is None:
             return None
-        offset = np.asarray(0 if moving[0].offset is None else moving[0].offset).reshape(-1, 1, 1, 1)
+        offset, _, right = mask
         own, keys = np.arange(Q)[:, None] + offset + right, np.arange(K)
         return s.changed(visible=s.visible & ~((own == keys) & (keys % n == 0)))
 
