@@ -29,6 +29,7 @@ from conformance.diagnosis.matching import Failing, Mistake, backwards, kind, ma
 from conformance.diagnosis.precision import AT_MOST, excused, scale_off, variance_off
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
 from conformance.diagnosis.row_sums import added_in_16_bits
+from conformance.diagnosis.steps import added_up
 from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import layout_of
 from conformance.runner.shrinking import aligned, in_dtype
@@ -73,6 +74,8 @@ def check_diagnosis(
     if any(found.message for found in given.findings):
         return []
     until = time.thread_time() + SECONDS
+    if asked.special and multiplied(given, name):
+        return [named(MULTIPLIED)]
     if asked.special:  # too little to go by, unless other violations have the same names
         return [named(line) for line in names_of(subject, given, name, until)]
     if asked.with_logsumexp:
@@ -397,6 +400,19 @@ WEIGHTED = "an infinity that stands behind a mask gets a weight other than 0"
 SWALLOWED = "NaN is swallowed"
 BY_NAN = (MULTIPLIED, REACHING, WEIGHTED, SWALLOWED)
 """What NaN and infinity show by themselves."""
+
+
+def multiplied(failing: Failing, name: str) -> bool:
+    """Whether all that is wrong is NaN, and the right weights of attention give it, too: 0 * NaN is NaN.
+
+    With that, any mistake in numbers would give the same NaN.
+    """
+    if not failing.case.operation.startswith("attention"):
+        return False
+    with np.errstate(all="ignore"):
+        plain = failing.forward.output if name == "output" else added_up(failing.parts, failing.case).get(name)
+    off = failing.off(name)
+    return plain is not None and bool(np.isnan(failing.answer(name))[off].all() and np.isnan(plain)[off].all())
 
 
 def of_planted(planted: Planted, finding: Finding) -> list[str]:

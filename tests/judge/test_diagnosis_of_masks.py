@@ -263,6 +263,17 @@ def test_a_smallest_case_keeps_a_nan_that_is_attended_to() -> None:
     assert np.isnan(found.finding.expected)
 
 
+def test_a_hidden_nan_that_the_right_weights_spread_has_no_other_name() -> None:
+    """A mean in empty rows is another mistake: no such row is here. A number in place of NaN is another one, too."""
+    example = planted(masked(2, 2, Causal(0)), "value", (0, 0, 1, 0))
+    for asked in (example, example.planted):
+        check = PLANTED if asked is example else AGREEMENT
+        assert named(attend(lambda mask: mask, -1e9), asked, check=check) == (matches.MULTIPLIED,)
+    runner = runner_of(attend(np.logical_not))
+    given = matches.failing_of(runner.subject, example.planted, example.planted)
+    assert not matches.multiplied(given, "output")
+
+
 def test_nan_and_infinity_are_told_apart() -> None:
     example = planted(masked(2, 2, Causal(0)), "value", (0, 0, 1, 0), np.inf)
     of_nan = Finding("output", np.inf, got=np.nan, expected=1.0)
