@@ -164,12 +164,11 @@ def against_libraries(cases: Sequence[Result]) -> str:
     if not leads:
         return ""
     lead, lag = (max(some, key=lambda one: one[0].low) for some in (leads, lags))
-    told = []
-    if lead[0].clear and lead[0].low > 1:
-        told.append(f"largest lead of {lead[2]} over all libraries: {lead[3]} takes {lead[0]} as long ({lead[1]})")
-    if lag[0].clear and lag[0].low > 1:
-        told.append(f"largest lag: {lag[2]} takes {lag[0]} as long as {lag[3]} ({lag[1]})")
-    text = "; ".join(told) or "between our fastest engine and the libraries every difference is within noise"
+    told = (
+        (lead, f"largest lead of {lead[2]} over all libraries: {lead[3]} takes {lead[0]} as long ({lead[1]})"),
+        (lag, f"largest lag: {lag[2]} takes {lag[0]} as long as {lag[3]} ({lag[1]})"),
+    )
+    text = "; ".join(line for (found, *_), line in told if found.clear and found.low > 1) or "between our fastest engine and the libraries every difference is within noise"
     return f"{text[0].upper()}{text[1:]}."
 
 

@@ -138,7 +138,7 @@ def line_of_the_host(case: Result) -> str:
     repeated, left = sum(one.get("repeated") or 0 for one in measured), sum(disturbed.values())
     if not repeated and not left:
         return ""
-    start = f"the host took processor time: {repeated} repetitions, and "
+    start = f"the host took processor time: {repeated} repetition{'s' * (repeated != 1)}, and "
     if not left:
         return f"{start}none of the trials that count is disturbed"
     whose = ", ".join(f"{number} of {name}" for name, number in disturbed.items() if number)

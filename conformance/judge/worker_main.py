@@ -29,7 +29,7 @@ from conformance.judge.worker_processes import (
 )
 from conformance.oracle.reference import balls_available
 from conformance.runner.compiled_code import forget_compiled_code, keep_compiled_code, share_of_memory
-from conformance.runner.in_process import Runner, judging
+from conformance.runner.in_process import Runner, ignore_warnings_of_numbers, judging
 from conformance.runner.in_subprocess import ENDING
 from conformance.runner.process_lifetime import end_with_input
 
@@ -53,6 +53,7 @@ def main(descriptor: int) -> None:
     """Run what is ordered, until the checking process ends this one."""
     end_with_input()
     keep_compiled_code()
+    ignore_warnings_of_numbers()
     balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
     try:
         with socket.socket(fileno=descriptor) as ours, ours.makefile("rb") as sent:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -64,6 +65,11 @@ def broken(message: str) -> list[Finding]:
 
 def new_log() -> deque[Logged]:
     return deque(maxlen=LOGGED + 1)
+
+
+def ignore_warnings_of_numbers() -> None:
+    """In a process of the judge's own: it gives NaN and huge numbers on purpose, and NumPy warns of them."""
+    warnings.filterwarnings("ignore", "(invalid value|overflow|divide by zero) encountered in", RuntimeWarning)
 
 
 class Runner:

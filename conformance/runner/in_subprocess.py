@@ -19,7 +19,7 @@ from conformance.checks.comparison import Finding
 from conformance.checks.size_limits import SizeLimits
 from conformance.runner.array_guess import made
 from conformance.runner.compiled_code import keep_compiled_code
-from conformance.runner.in_process import JudgeError, Runner, broken, judging, new_log
+from conformance.runner.in_process import JudgeError, Runner, broken, ignore_warnings_of_numbers, judging, new_log
 from conformance.runner.limits import valid_limit
 from conformance.runner.own_time import LOOKING, ready_in_time
 from conformance.runner.process_lifetime import POSIX, begun, end_with_input, ended
@@ -201,6 +201,7 @@ def serve(descriptor: int) -> None:
     """The child: load the target, and run the checks until the judge ends this process."""
     end_with_input()
     keep_compiled_code()
+    ignore_warnings_of_numbers()
     with socket.socket(fileno=descriptor) as ours, ours.makefile("rwb") as pipe:
         runner = loaded(pipe)
         own = os.getpid()

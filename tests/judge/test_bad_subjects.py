@@ -25,7 +25,7 @@ from conformance.cases.case import Case
 from conformance.checks import catalogue as checks
 from conformance.checks.catalogue import AGREEMENT, DESCRIPTION, DETERMINISM
 from conformance.checks.check import Check
-from conformance.checks.comparison import Finding
+from conformance.checks.comparison import Finding, worst
 from conformance.checks.results import Violation
 from conformance.judge.report import NO_ORACLE
 from conformance.judge.run import run_probe, silent
@@ -75,6 +75,11 @@ def good(query, key, value, *, mask=None, scale=None):
 
 def unscaled(query, key, value, *, mask=None):
     return reference_numpy.attention(query, key, value, mask=mask, scale=1.0)
+
+
+def divides_by_zero(query, key, value):
+    np.ones(1) / np.zeros(1)
+    return good(query, key, value)
 
 
 def slow_with_masks(query, key, value, *, mask=None):
@@ -871,6 +876,16 @@ def test_process_that_answers_half(folder: Path) -> None:
     assert code == 1
     (violation,) = report["subjects"][0]["violations"]
     assert violation["message"] == "call: took longer than 2 s, and its process was ended"
+
+
+def test_warnings_of_odd_numbers_are_not_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The judge gives such numbers, and says what becomes of them."""
+    ones = np.ones((1, 1, 1, 1), dtype=np.float32)
+    case = Case("attention", "float32", dict.fromkeys(("query", "key", "value"), ones), {})
+    runner = SubprocessRunner(Target("targets.py:divides_by_zero", "attention"), 20.0)
+    assert worst(runner(DETERMINISM, case, None)).ratio == 0
+    runner.close()
+    assert "RuntimeWarning" not in capfd.readouterr().err
 
 
 @pytest.mark.slow
