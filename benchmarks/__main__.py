@@ -296,9 +296,9 @@ def compare(
 ) -> None:
     """Compare two results: faster, slower or noise.
 
-    Exit code 1 if one of our subjects or of yours is slower, 2 without a time.
+    Exit code 1 if one of our subjects or of yours is slower, 2 if nothing has a verdict.
     """
-    from benchmarks.results.compare import SLOWER
+    from benchmarks.results.compare import NO_VERDICT, SLOWER
     from benchmarks.results.compare import compare as compared
     from benchmarks.results.findings import of_comparison
     from benchmarks.results.result import read
@@ -320,7 +320,7 @@ def compare(
                 *([("same libraries", "right")] if found.drift else []), ("", "left"))  # fmt: skip
     for heading, side in headings:
         table.add_column(heading, justify=side)  # type: ignore[arg-type]
-    styles = {"faster": "green", "slower": "bold red", "noise": "dim"}
+    styles = {"faster": "green", "slower": "bold red", "noise": "dim", NO_VERDICT: "dim"}
     for one in found.changes:
         span = f"[{one.low:.2f}, {one.high:.2f}]"
         of_case = found.drift.get(one.case)
@@ -328,6 +328,8 @@ def compare(
         cells: list[Any] = [one.case, one.subject, f"{one.ratio:.2f}", Text(span), *drift, one.verdict]
         table.add_row(*cells, style=styles[one.verdict])
     console.print(table)
+    if all(one.verdict == NO_VERDICT for one in found.changes):
+        raise typer.Exit(2)
     raise typer.Exit(1 if any(one.own and one.verdict == SLOWER for one in found.changes) else 0)
 
 

@@ -110,18 +110,23 @@ def one_input(case: Case, name: str, seed: int, *words: int) -> np.ndarray:
 
 
 def mask(case: Case, seed: int, *words: int) -> Any:
-    """The description for one call; None where every pair is allowed."""
+    """The description for one call; None where every pair is allowed.
+
+    Lengths are spread evenly over the keys. Segments have at least one key, and lengths about as 1 to 2 to 3.
+    """
     if case.kind == "causal":
         return Causal()
     if case.kind == "window":
         return SlidingWindow(case.window - 1, 0)
-    fixed, order = generator(seed, case), generator(seed, case, *words)
+    order = generator(seed, case, *words)  # the seed draws no more than the order: every run does the same work
     if case.kind == "lengths":
-        return KeyLengths(order.permutation(fixed.integers(1, case.K + 1, case.B)))
+        lengths = np.ceil((np.arange(case.B) + 0.45) * case.K / case.B).astype(int)  # 0.5 would fill whole tiles
+        return KeyLengths(order.permutation(lengths))
     if case.kind == "segments":
-        edges = np.sort(fixed.choice(np.arange(1, case.K), case.segments - 1, replace=False))
-        sizes = order.permutation(np.diff([0, *edges, case.K]))
-        ids = np.repeat(np.arange(case.segments, dtype=np.int32), sizes)[None]
+        numbers = np.arange(case.segments + 1)
+        shares = numbers * (numbers + 1) / (case.segments * (case.segments + 1))
+        ends = numbers + np.round(shares * (case.K - case.segments)).astype(int)
+        ids = np.repeat(np.arange(case.segments, dtype=np.int32), order.permutation(np.diff(ends)))[None]
         return Segments(ids, ids)
     return None
 

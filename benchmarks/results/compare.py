@@ -2,8 +2,9 @@
 
 The times of a subject at a case differ if their intervals do not overlap. Two runs may differ as a whole, though: by
 load, clock, or how memory came to lie. What is the same in both, the libraries of the same version, shows by how much.
-So the ratio of a subject's medians must also lie beyond the range of the ratios that those have at the same case, if
-there are at least ENOUGH of them: above it to be slower, below it to be faster.
+So the interval of a subject's ratio must also lie beyond the range of the ratios that those have at the same case, if
+there are at least ENOUGH of them: above it to be slower, below it to be faster. A case that other programs disturbed,
+or that was other work under the same name, gets no verdict.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ Result = dict[str, Any]
 Pair = tuple[str, Result, Result]
 """A case's name, and one subject of it in both results."""
 
-FASTER, SLOWER, NOISE = "faster", "slower", "noise"
+FASTER, SLOWER, NOISE, NO_VERDICT = "faster", "slower", "noise", "no verdict"
 ENOUGH = 4
+BUSY = "other programs used the machine; repeat the run"
+NEAR = 0.01
+"""By which part numbers of a machine may differ that is the same: its memory after a restart."""
 
 
 class Change(NamedTuple):
@@ -29,6 +33,7 @@ class Change(NamedTuple):
     case: str
     subject: str
     own: bool
+    yours: bool
     ratio: float
     low: float
     high: float
@@ -45,13 +50,29 @@ class Comparison(NamedTuple):
 
 def compare(before: Result, after: Result) -> Comparison:
     pairs = list(both(before, after))
-    drift = drifts(before, after, pairs)
-    changes = [change(case, old, new, drift.get(case)) for case, old, new in pairs if timed(old) and timed(new)]
-    return Comparison(
-        changes,
-        [*reservations(before, after), *circumstances(before, after), *lost(pairs), *missing(before, after)],
-        drift,
-    )
+    drift, why = drifts(before, after, pairs), unlike(before, after)
+    changes = [
+        change(case, old, new, drift.get(case), case not in why)
+        for case, old, new in pairs
+        if timed(old) and timed(new)
+    ]
+    told = [f"{case}: no verdict, {reason}" for case, reason in why.items() if reason != BUSY]
+    disturbed = list(why.values()).count(BUSY)
+    told += [f"no verdict in {disturbed} of {len(after['cases'])} cases: {BUSY}"] if disturbed else []
+    told += [*reservations(before, after), *circumstances(before, after), *lost(pairs), *missing(before, after)]
+    return Comparison(sorted(changes, key=lambda one: not one.yours), told, drift)
+
+
+def unlike(before: Result, after: Result) -> dict[str, str]:
+    """Why a case gets no verdict, by its name."""
+    found, earlier = {}, {case["name"]: case for case in before["cases"]}
+    for name, new in ((case["name"], case) for case in after["cases"] if case["name"] in earlier):
+        old = earlier[name]
+        if old["pairs"] != new["pairs"]:
+            found[name] = f"it was other work: {old['pairs']:,} pairs of queries and keys, then {new['pairs']:,}"
+        elif old.get("busy") or new.get("busy"):
+            found[name] = BUSY
+    return found
 
 
 def reservations(before: Result, after: Result) -> list[str]:
@@ -94,14 +115,15 @@ def subjects_of(result: Result) -> dict[tuple[str, str], Result]:
     return {(case["name"], subject["name"]): subject for case in result["cases"] for subject in case["subjects"]}
 
 
-def change(case: str, old: Result, new: Result, drift: tuple[float, float] | None) -> Change:
+def change(case: str, old: Result, new: Result, drift: tuple[float, float] | None, comparable: bool) -> Change:
     a, b = old["seconds"], new["seconds"]
     ratio, low, high = b["median"] / a["median"], b["low"] / a["high"], b["high"] / a["low"]
     least, most = drift or (1, 1)
-    verdict = FASTER if high < 1 and ratio < least else SLOWER if low > 1 and ratio > most else NOISE
+    verdict = FASTER if high < min(1, least) else SLOWER if low > max(1, most) else NOISE
     if min(a["level"], b["level"]) < LEAST_LEVEL:
         verdict = NOISE
-    return Change(case, new["name"], own(new), ratio, low, high, verdict)
+    verdict = verdict if comparable else NO_VERDICT
+    return Change(case, new["name"], own(new), new.get("yours", False), ratio, low, high, verdict)
 
 
 def circumstances(before: Result, after: Result) -> list[str]:
@@ -117,7 +139,9 @@ def circumstances(before: Result, after: Result) -> list[str]:
                     if old.get(package) != new.get(package)
                 ]
             elif name == "load":
-                lines += [f"load: {old}, then {new}"] if old and new and abs(math.log(old / new)) > 1 else []
+                lines += [f"load: {old:.2f}, then {new:.2f}"] if old and new and abs(math.log(old / new)) > 1 else []
+            elif name == "memory" and old and new:
+                lines += [f"memory: {old:,}, then {new:,}"] if abs(old - new) > NEAR * old else []
             elif old != new:
                 lines.append(f"{name}: {old}, then {new}")
     return lines

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.measure.statistics import LEAST_LEVEL, paired
-from benchmarks.results.compare import FASTER, NOISE, SLOWER, Comparison, own
+from benchmarks.results.compare import FASTER, NO_VERDICT, NOISE, SLOWER, Comparison, own
 from benchmarks.results.scaling import power, scaling
 from benchmarks.results.tables import milliseconds
 
@@ -168,7 +168,10 @@ def against_libraries(cases: Sequence[Result]) -> str:
         (lead, f"largest lead of {lead[2]} over all libraries: {lead[3]} takes {lead[0]} as long ({lead[1]})"),
         (lag, f"largest lag: {lag[2]} takes {lag[0]} as long as {lag[3]} ({lag[1]})"),
     )
-    text = "; ".join(line for (found, *_), line in told if found.clear and found.low > 1) or "between our fastest engine and the libraries every difference is within noise"
+    text = (
+        "; ".join(line for (found, *_), line in told if found.clear and found.low > 1)
+        or "between our fastest engine and the libraries every difference is within noise"
+    )
     return f"{text[0].upper()}{text[1:]}."
 
 
@@ -199,8 +202,9 @@ def of_comparison(found: Comparison) -> list[str]:
     if not found.changes:
         return ["No subject has a time in both results."]
     count = Counter(change.verdict for change in found.changes)
-    lines = [f"Of {counted(len(found.changes), 'time')}, {count[SLOWER]} slower, {count[FASTER]} faster, and "
-             f"{count[NOISE]} the same within noise."]  # fmt: skip
+    told = [f"{count[SLOWER]} slower", f"{count[FASTER]} faster", f"{count[NOISE]} changed by no more than noise"]
+    told += [f"{count[NO_VERDICT]} without a verdict"] if count[NO_VERDICT] else []
+    lines = [f"Of {counted(len(found.changes), 'time')}, {', '.join(told[:-1])}, and {told[-1]}."]
     for verdict, most in ((SLOWER, max), (FASTER, min)):
         some = [change for change in found.changes if change.verdict == verdict]
         if some:

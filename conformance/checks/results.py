@@ -34,7 +34,9 @@ WRONG_IN = "wrong in: "
 """How the line of a diagnosis begins that says which results are wrong, and names no mistake."""
 NO_DIAGNOSIS = "no diagnosis: "
 """How the line begins that says why none could be made."""
-ONLY_GRADIENT = re.compile(rf"{WRONG_IN}(gradient of .+) only; ")
+LOOK_BEYOND = "look beyond "
+"""How the line begins that says why a mistake without a name need not be one of the rule that it breaks."""
+GRADIENTS = re.compile(rf"{WRONG_IN}((?:every gradient|(?:the )?gradients? of [^;]+?))(?: only)?(?:; |$)").match
 
 
 FLAT = {"rms_norm": 1, "layer_norm": 2, "standard_deviation_norm": 2}
@@ -176,9 +178,9 @@ class Violation:
         return [one for one in largest if one.ratio > self.ratio] + others
 
     @property
-    def only_wrong(self) -> str:
-        """The one gradient that is wrong while all other results are right; empty where there is no such one."""
-        found = next(filter(None, map(ONLY_GRADIENT.match, self.diagnosis)), None)
+    def wrong_gradients(self) -> str:
+        """The gradients that are wrong while the output is right; empty where there are none."""
+        found = next(filter(None, map(GRADIENTS, self.diagnosis)), None)
         return "" if found is None else found[1]
 
     def __str__(self) -> str:
@@ -202,7 +204,7 @@ class Violation:
 
 def mistakes(diagnosis: Iterable[str]) -> tuple[str, ...]:
     """The lines of a diagnosis that name a mistake."""
-    return tuple(line for line in diagnosis if not line.startswith((WRONG_IN, NO_DIAGNOSIS)))
+    return tuple(line for line in diagnosis if not line.startswith((WRONG_IN, NO_DIAGNOSIS, LOOK_BEYOND)))
 
 
 def title_of_another(diagnosis: Iterable[str]) -> str:

@@ -527,10 +527,17 @@ def weighed(name: str, weights: Callable[[Failing], np.ndarray | None]) -> Mista
     return resulting(name, results)
 
 
-def over_queries(failing: Failing) -> np.ndarray:
-    scores = masked_scores(failing.steps)
-    exponentials = np.exp(scores - np.maximum(scores.max(axis=-2, keepdims=True, initial=-np.inf), -1e30))
-    return divided(exponentials, exponentials.sum(axis=-2, keepdims=True))
+def softmax_over(*axes: int, among_keys: bool = False, by_zero: bool = False) -> Callable[[Failing], np.ndarray]:
+    """Along other axes. among_keys: with the largest score of the row. by_zero: with NaN where the sum is 0."""
+
+    def weights(failing: Failing) -> np.ndarray:
+        scores = masked_scores(failing.steps)
+        largest = scores.max(axis=-1 if among_keys else axes, keepdims=True, initial=-np.inf)
+        exponentials = np.exp(scores - (largest if by_zero else np.maximum(largest, -1e30)))
+        total = exponentials.sum(axis=axes, keepdims=True)
+        return exponentials / total if by_zero else divided(exponentials, total)
+
+    return weights
 
 
 def counted_as_zero(failing: Failing) -> np.ndarray | None:
@@ -634,7 +641,17 @@ FORMULA_CHANGES: dict[str, Change] = {
 
 
 WEIGHINGS = [
-    weighed("the softmax runs over queries, not keys", over_queries),
+    *(
+        weighed(name, softmax_over(*axes, among_keys=among_keys, by_zero=by_zero))
+        for name, axes, among_keys in (
+            ("the softmax runs over queries, not keys", (-2,), False),
+            ("the softmax divides by sums over queries, not keys", (-2,), True),
+            ("the softmax runs over heads, not keys", (1,), False),
+            ("the softmax runs over the batch, not keys", (0,), False),
+            ("the softmax runs over all pairs of queries and keys", (-2, -1), False),
+        )
+        for by_zero in (False, True)
+    ),
     weighed("forbidden keys stay in the softmax's denominator with a score of 0", counted_as_zero),
     weighed("the mask is applied after the softmax, which counts forbidden keys", masked_afterwards),
     weighed("weights are renormalised after dropout", renormalised),

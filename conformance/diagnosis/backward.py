@@ -15,7 +15,7 @@ from conformance.cases.case import Case
 from conformance.cases.operation import operation_named
 from conformance.checks.comparison import PRECISION, with_truth_in_padding
 from conformance.diagnosis.attention import CHANGES, Change
-from conformance.diagnosis.blocks import TILES_SEEN
+from conformance.diagnosis.blocks import TAILS_LEFT_OUT, TILES_SEEN
 from conformance.diagnosis.matching import (
     BACKWARD_ONLY,
     Arrays,
@@ -96,7 +96,8 @@ def from_steps(s: Steps, right: Forward, bar: np.ndarray) -> Iterator[Parts]:
     """right: the forward pass."""
     saved = np.where(s.allowed, np.exp(scores_of(s) - right.logsumexp), 0)
     mean = [np.sum(bar * right.output, axis=-1, keepdims=True)] if s.operation == "attention" else []
-    for weights in (forward(s).weights, saved):
+    empty = np.isneginf(right.logsumexp)  # such rows may be looked after: exp(scores + inf) is what happens else
+    for weights in (forward(s).weights, *([np.where(empty, 0, saved)] if empty.any() else []), saved):
         for means in (None, *mean):
             parts = pulled_back(s, bar, weights, mean=means)
             if s.sinks is None:  # who knows of no sinks gives them no gradient
@@ -142,6 +143,50 @@ def without_mean(failing: Failing) -> Iterator[Parts]:
     if failing.case.operation == "attention":
         weights = failing.forward.weights
         yield pulled_back(failing.steps, failing.bar, weights, mean=np.zeros((*weights.shape[:3], 1)))
+
+
+def mean_times(factor: Callable[[Steps], float]) -> Variants:
+    """What is subtracted is rowsum(P * P_bar) times a number."""
+
+    def variants(failing: Failing) -> Iterator[Parts]:
+        s, weights = failing.steps, failing.forward.weights
+        mean = output_mean(failing, failing.forward.output)
+        if mean is not None:
+            yield pulled_back(s, failing.bar, weights, mean=factor(s) * mean)
+
+    return variants
+
+
+def saved_otherwise(change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Variants:
+    """The backward pass reads another log-sum-exp, made of the right one and the row's maximum."""
+
+    def variants(failing: Failing) -> Iterator[Parts]:
+        s, right = failing.steps, failing.forward
+        weights = np.exp(right.scores - change(right.logsumexp, highest(right.scores, s.sinks)))
+        for mean in (output_mean(failing, right.output), None):
+            yield pulled_back(s, failing.bar, np.where(s.allowed, weights, 0), mean=mean)
+
+    return variants
+
+
+def unweighted(failing: Failing) -> Iterator[Parts]:
+    """P_bar - rowsum(P * P_bar), not times P, for the pairs that the mask allows."""
+    s = failing.steps
+    mean = output_mean(failing, failing.forward.output)
+    if mean is not None:
+        yield pulled_back(s, failing.bar, s.allowed.astype(float), mean=mean)._replace(value=failing.parts.value)
+
+
+def from_weights(of: str) -> Variants:
+    """The gradient of query or key is made from P, where the gradient of the scores belongs; with the scale or not."""
+
+    def variants(failing: Failing) -> Iterator[Parts]:
+        s, weights = failing.steps, failing.forward.weights
+        product = weights @ s.key if of == "query" else weights.swapaxes(-1, -2) @ s.query
+        for factor in (1.0, s.scale):
+            yield failing.parts._replace(**{of: factor * product})
+
+    return variants
 
 
 def undropped(failing: Failing) -> Iterator[Parts]:
@@ -205,10 +250,31 @@ BACKWARD_MISTAKES = [
     backwards("the dropout mask is missing in the backward pass", undropped),
     backwards("the backward pass takes the weights' mean before dropout", masked_mean),
     backwards("the mean rowsum(P * P_bar) is not subtracted in the backward pass", without_mean),
+    backwards("rowsum(P * P_bar) is added, not subtracted, in the backward pass", mean_times(lambda s: -1.0)),
+    backwards("rowsum(P * P_bar) is multiplied by the scale in the backward pass", mean_times(lambda s: s.scale)),
+    backwards(
+        "the backward pass subtracts the mean of O * O_bar over the width, not its sum",
+        mean_times(lambda s: 1 / max(s.value.shape[-1], 1)),
+    ),
+    *(
+        backwards(f"the log-sum-exp of the backward pass {words}", saved_otherwise(change))
+        for words, change in (
+            ("lacks the maximum", lambda logsumexp, maximum: logsumexp - maximum),
+            ("has the maximum twice", lambda logsumexp, maximum: logsumexp + maximum),
+            ("is the maximum alone", lambda logsumexp, maximum: maximum),
+            ("is of base 2, and its scores are of base e", lambda logsumexp, maximum: logsumexp / math.log(2)),
+            ("is of base e, and its scores are of base 2", lambda logsumexp, maximum: logsumexp * math.log(2)),
+        )
+    ),
+    backwards("the gradient of the scores is not multiplied by the weights", unweighted),
+    *(
+        backwards(f"gradient of {of} is made from the weights, not from the gradient of the scores", from_weights(of))
+        for of in ("query", "key")
+    ),
     *map(stale_maximum, BLOCKS),
     *(
         backwards(f"{BACKWARD_ONLY}{name}", by_other_steps(change))
-        for name, change in (CHANGES | TILES_SEEN).items()
+        for name, change in (CHANGES | TILES_SEEN | TAILS_LEFT_OUT).items()
         if name not in ("the mask is ignored", "sinks are ignored", "dropout is ignored")
     ),
 ]

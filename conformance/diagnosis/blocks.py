@@ -78,14 +78,16 @@ def saturated(failing: Failing, block: int) -> Any:
 # --- tails ------------------------------------------------------------------------------------------------------------
 
 
-def without_tail(block: int) -> Change:
-    """Keys past the last whole block are not seen."""
+def without_tail(block: int, axis: int = 3) -> Change:
+    """Keys past the last whole block are not seen; with axis 2, queries past it see nothing."""
 
     def changed(failing: Failing) -> Steps | None:
-        K = failing.case.inputs["key"].shape[2]
-        if K % block == 0 or block > K:
+        s = failing.steps
+        length = s.visible.shape[axis]
+        if length % block == 0 or block > length:
             return None
-        return failing.steps.changed(visible=failing.steps.visible & (np.arange(K) < K - K % block))
+        kept = np.arange(length) < length - length % block
+        return s.changed(visible=s.visible & np.expand_dims(kept, tuple(i for i in range(4) if i != axis)))
 
     return changed
 
@@ -247,7 +249,7 @@ TILES_SEEN = {
         f"the mask's offset is forgotten where tiles of keys are skipped (blocks of {n} keys)": between_tiles(
             n, lambda first, last: (np.floor(first), np.floor(last) + 1), shifted=False
         )
-        for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)
+        for n in (2, 4, 8, 16, 32, 64, 128, 256)
     },
 }
 """Also mistakes of the backward pass alone, whichever of queries and keys it goes through in its outer loop."""
@@ -287,6 +289,14 @@ MASKS_IN_BLOCKS = {
         for n in BLOCKS
     },
 }
+
+
+TAILS_LEFT_OUT = {
+    f"{things} past the last whole block are left out (blocks of {n} {things})": without_tail(n, axis)
+    for n in BLOCKS
+    for axis, things in ((3, "keys"), (2, "queries"))
+}
+"""Also mistakes of the backward pass alone."""
 
 
 # --- sinks ------------------------------------------------------------------------------------------------------------

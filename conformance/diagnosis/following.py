@@ -154,7 +154,9 @@ def stands_for(other: Violation, violation: Violation) -> bool:
     if wrong_dtype(other.finding) is not None and wrong_dtype(other.finding) == wrong_dtype(violation.finding):
         return within(other.level, violation.level)
     if explains(other, violation):
-        return same_mistake(other, violation) or same_threshold(other, violation)
+        return (
+            same_mistake(other, violation) or same_threshold(other, violation) or both_without_a_name(other, violation)
+        )
     return within(other.level, violation.level) and bool(definite(other) & definite(violation))
 
 
@@ -173,13 +175,38 @@ def in_empty_row(case: Case, finding: Finding) -> bool:
 
 def definite(violation: Violation) -> set[str]:
     """The known mistakes that explain it, without those that only may."""
-    return causes(name for name in violation.mistakes if not name.startswith(AT_MOST))
+    return set(in_order(violation))
+
+
+def in_order(violation: Violation) -> list[str]:
+    """The same, the likeliest first."""
+    names = (name for name in violation.mistakes if not name.startswith(AT_MOST))
+    return list(dict.fromkeys(cause for name in names for cause in sorted(causes([name]))))
 
 
 def same_threshold(other: Violation, violation: Violation) -> bool:
     """Whether both are first wrong at one size, and no known mistake explains the one that may follow."""
     first, also = (one.threshold.partition(", and wrong at ")[0] for one in (other, violation))
     return first.startswith("first wrong at ") and first == also and not violation.mistakes
+
+
+def both_without_a_name(other: Violation, violation: Violation) -> bool:
+    """Whether both are wrong on calls without mask and options, the second on no larger one, and neither has a
+    known mistake: then nothing tells them apart."""
+    ours, theirs = other.case, violation.case
+    if ours is None or theirs is None or other.loses_digits or violation.loses_digits or violation.rule not in WIDER:
+        return False
+    if any(used(one) - OF_SIZES or one.case.special or definite(one) for one in (other, violation)):
+        return False
+    if other.finding.message or other.wrong_gradients != violation.wrong_gradients:
+        return False
+    if ours.inputs.keys() != theirs.inputs.keys() or theirs.memory:
+        return False
+    return all(
+        size <= least
+        for name, array in theirs.inputs.items()
+        for size, least in zip(array.shape, ours.inputs[name].shape, strict=False)
+    )
 
 
 def shows_the_same(other: Violation, violation: Violation) -> bool:
@@ -200,12 +227,12 @@ def explains(other: Violation, violation: Violation) -> bool:
 
 
 def same_mistake(one: Violation, other: Violation) -> bool:
-    """Whether one known mistake explains both (a loss of digits: in one dtype), or the same gradient alone is wrong and
-    no other mistake is known, or one call gave the same numbers."""
+    """Whether one known mistake explains both (a loss of digits: in one dtype), or the same gradients are wrong and no
+    other mistake is known, or one call gave the same numbers."""
     common = causes(one.mistakes) & causes(other.mistakes)
     if common:
         return one.case.dtype == other.case.dtype or not all(name.startswith(AT_MOST) for name in common)
-    if one.only_wrong and one.only_wrong == other.only_wrong:
+    if one.wrong_gradients and one.wrong_gradients == other.wrong_gradients:
         return not (one.mistakes and other.mistakes)
     if one.finding.message or OF_CALLS in (one.rule, other.rule):
         return False

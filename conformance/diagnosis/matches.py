@@ -25,7 +25,7 @@ from conformance.checks.comparison import Finding, with_truth_in_padding
 from conformance.checks.results import WRONG_IN
 from conformance.diagnosis import alibi, attention, backward, blocks, extents, multi_head
 from conformance.diagnosis.larger import alike, fewer_keys, larger_cases, masked_otherwise, ordinary
-from conformance.diagnosis.matching import Failing, Mistake, backwards, kind, matching, told_from
+from conformance.diagnosis.matching import BACKWARD_ONLY, Failing, Mistake, backwards, kind, matching, told_from
 from conformance.diagnosis.precision import AT_MOST, excused, scale_off, variance_off
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
 from conformance.diagnosis.row_sums import added_in_16_bits
@@ -310,7 +310,8 @@ def told_apart(
     failing = answered(subject, fewer_keys(case)) if name != "output" else None
     if failing is not None and name in failing.truth and name not in failing.wrong:  # they would show there, too
         names = [one for one in names if one not in shown(failing, name, names)]
-    other = masked_otherwise(case) if any(one.startswith(attention.EVERY_CALL) for one in names) else None
+    of_every_call = any(one.removeprefix(BACKWARD_ONLY).startswith(attention.EVERY_CALL) for one in names)
+    other = masked_otherwise(case) if of_every_call else None
     others = [] if other is None else list(islice(larger_cases(other), 3))
     for larger in chain(others, larger_cases(case)):
         failing = answered(subject, larger) if len(names) > 1 or doubted & set(names) else None
@@ -371,7 +372,7 @@ def wrong_in(failing: Failing) -> Iterator[str]:
     wrong = list(dict.fromkeys(finding.name for finding in findings if finding.ratio > 1))
     right = [finding.name for finding in findings if finding.ratio <= 1 and finding.name not in wrong]
     telling = [name for name in right if not name.startswith(GRADIENT) or failing.right(name).any()]
-    if len(findings) < 2 or not wrong:
+    if len({finding.name for finding in findings}) < 2 or not wrong:
         return
     only = " only" if len(wrong) == 1 and set(wrong) != every and telling == right else ""
     right = telling

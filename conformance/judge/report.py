@@ -14,7 +14,8 @@ from conformance.checks.comparison import same_error
 from conformance.checks.levels import DEFAULT, LEVELS, kept, within
 from conformance.checks.results import Cell, Results, Violation
 from conformance.diagnosis.departures import LACKING, departures
-from conformance.diagnosis.following import definite, separated
+from conformance.diagnosis.following import in_order, separated
+from conformance.diagnosis.matching import BACKWARD_ONLY
 from conformance.diagnosis.naming import causes
 from conformance.judge.judged_rules import JUDGED
 from conformance.oracle.reference import balls_available
@@ -94,7 +95,7 @@ class Report:
 
         It names those that it leaves: not the `following` ones, of which the report says that they follow.
         """
-        known = Counter(cause for violation in self.violations for cause in definite(violation))
+        known = Counter(cause for violation in self.violations for cause in in_order(violation))  # of equal, the first
         if not known:
             return ""
         (cause, count), total = known.most_common(1)[0], len(self.violations)
@@ -102,6 +103,8 @@ class Report:
         of_numbers = sum(not violation.finding.message for violation in self.violations)
         if 2 * count <= of_numbers:
             return ""
+        if name.startswith(BACKWARD_ONLY):
+            name = f"{name.removeprefix(BACKWARD_ONLY)}, in the backward pass only"
         if total == 1:
             return name
         following = {violation.rule for violation in self.following}

@@ -187,7 +187,7 @@ def test_two_results_begin_with_what_changed() -> None:
     after = {"cases": [case(ours(*[1.5] * 6), of("library", [0.5] * 6), of("other", [1.1, 1.0] * 4))]}
     common = {"finished": True, "environment": {"versions": {}}, "settings": {}}
     assert findings.of_comparison(compare(before | common, after | common)) == [
-        "Of 3 times, 1 slower, 1 faster, and 1 the same within noise.",
+        "Of 3 times, 1 slower, 1 faster, and 1 changed by no more than noise.",
         "Most slower: our engine at made takes 1.50 [1.50, 1.50] times as long as before.",
         "Most faster: library at made takes 0.50 [0.50, 0.50] times as long as before.",
     ]

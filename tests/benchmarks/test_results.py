@@ -26,7 +26,7 @@ from benchmarks.measure.running import FAILED, Plan, Run
 from benchmarks.measure.workers import Failed
 from benchmarks.own_cases import own_cases
 from benchmarks.results import scaling
-from benchmarks.results.compare import FASTER, NOISE, SLOWER, compare
+from benchmarks.results.compare import FASTER, NO_VERDICT, NOISE, SLOWER, compare
 from benchmarks.results.result import case_result, empty, read, refusal, save
 from benchmarks.subjects.registry import subjects
 from benchmarks.subjects.subject import Subject, without
@@ -153,6 +153,7 @@ def changed(result: dict[str, Any], ours: float, others: list[float], n: int = 9
         (0.8, [], 9, FASTER),
         (1.03, [], 9, NOISE),
         (1.2, [1.0, 1.01, 0.99, 1.02], 9, SLOWER),
+        (1.2, [1.0, 1.01, 0.99, 1.18], 9, NOISE),  # its median is past theirs, and its interval is not
         (1.2, [1.0, 1.1, 1.3, 1.02], 9, NOISE),
         (1.2, [1.3, 1.4, 1.35, 1.5], 9, NOISE),  # slower than before, and less so than what is the same
         (0.8, [0.7, 0.6, 0.65, 0.5], 9, NOISE),
@@ -178,7 +179,7 @@ def test_the_users_own_kernels_show_no_drift(result: dict[str, Any], tmp_path: P
         one["cases"][0]["subjects"][1]["yours"] = True
     found = compare(before, after)
     assert list(found.drift.values()) == [(0.99, 1.02)]
-    assert [change.verdict for change in found.changes] == [NOISE, SLOWER, NOISE, NOISE, NOISE, NOISE]
+    assert [change.verdict for change in found.changes] == [SLOWER, NOISE, NOISE, NOISE, NOISE, NOISE]  # yours first
     for place, one in (("a", before), ("b", after)):
         save(one, tmp_path / place)
     assert command("compare", tmp_path / "a", tmp_path / "b")[0] == 1
@@ -202,8 +203,29 @@ def test_other_programs_and_an_interrupt_are_told(result: dict[str, Any]) -> Non
     busy = copy.deepcopy(result) | {"finished": False}
     busy["cases"][0]["busy"] = "load 7.9 on 2 processors"
     line = "other programs used the machine in 1 of 2 cases, interrupted"
-    assert compare(result, busy).circumstances == [f"B: {line}"]
-    assert compare(busy, busy).circumstances == [f"A: {line}; B: {line}"]
+    none = "no verdict in 1 of 2 cases: other programs used the machine; repeat the run"
+    assert compare(result, busy).circumstances == [none, f"B: {line}"]
+    assert compare(busy, busy).circumstances == [none, f"A: {line}; B: {line}"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"busy": "load 7.9 on 2 processors"}, "other programs used the machine"),
+        ({"pairs": 99}, "no verdict, it was other work: {} pairs of queries and keys, then 99"),
+    ],
+)
+def test_what_is_not_alike_gets_no_verdict(result: dict[str, Any], fields: Any, why: str, tmp_path: Path) -> None:
+    before, after = changed(result, 1.5, [1.0])
+    assert [one.verdict for one in compare(before, after).changes] == [SLOWER, NOISE]
+    after["cases"][0] |= fields
+    found = compare(before, after)
+    assert [one.verdict for one in found.changes] == [NO_VERDICT, NO_VERDICT]
+    assert why.format(f"{before['cases'][0]['pairs']:,}") in found.circumstances[0]
+    for place, one in (("a", before), ("b", after)):
+        save(one, tmp_path / place)
+    code, output = command("compare", tmp_path / "a", tmp_path / "b")
+    assert (code, "2 without a verdict" in output) == (2, True)
 
 
 def test_what_only_one_has_is_told(result: dict[str, Any]) -> None:

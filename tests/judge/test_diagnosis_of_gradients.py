@@ -298,6 +298,91 @@ def test_tiles_skipped_without_the_offset_have_a_name(queries: int, keys: int) -
     )
 
 
+def by_hand(failing: Failing, weights: Any = None, mean: Any = None, scores: Any = None) -> dict[str, Any]:
+    """Gradients of FlashAttention's backward pass with one of its quantities given."""
+    s, f, bar = failing.steps, failing.forward, failing.bar
+    weights = f.weights if weights is None else weights
+    mean = np.sum(bar * f.output, axis=-1, keepdims=True) if mean is None else mean
+    scores = weights * (bar @ s.value.swapaxes(-1, -2) - mean) if scores is None else scores
+    return {
+        "query": scores @ s.key * s.scale,
+        "key": scores.swapaxes(-1, -2) @ s.query * s.scale,
+        "value": weights.swapaxes(-1, -2) @ bar,
+    }
+
+
+def from_other_logsumexp(failing: Failing, change: Any) -> dict[str, Any]:
+    f = failing.forward
+    return by_hand(failing, weights=np.exp(f.scores - change(f.logsumexp, f.scores.max(-1, keepdims=True))))
+
+
+SLIPS: dict[str, Any] = {
+    "rowsum(P * P_bar) is added, not subtracted, in the backward pass": lambda f: by_hand(
+        f, mean=-(f.bar * f.forward.output).sum(-1, keepdims=True)
+    ),
+    "rowsum(P * P_bar) is multiplied by the scale in the backward pass": lambda f: by_hand(
+        f, mean=f.steps.scale * (f.bar * f.forward.output).sum(-1, keepdims=True)
+    ),
+    "the backward pass subtracts the mean of O * O_bar over the width, not its sum": lambda f: by_hand(
+        f, mean=(f.bar * f.forward.output).mean(-1, keepdims=True)
+    ),
+    "the gradient of the scores is not multiplied by the weights": lambda f: by_hand(
+        f, scores=f.bar @ f.steps.value.swapaxes(-1, -2) - (f.bar * f.forward.output).sum(-1, keepdims=True)
+    ),
+    "gradient of key is made from the weights, not from the gradient of the scores": lambda f: (
+        by_hand(f) | {"key": f.forward.weights.swapaxes(-1, -2) @ f.steps.query}
+    ),
+    "gradient of query is made from the weights, not from the gradient of the scores": lambda f: (
+        by_hand(f) | {"query": f.steps.scale * f.forward.weights @ f.steps.key}
+    ),
+    "the log-sum-exp of the backward pass lacks the maximum": lambda f: from_other_logsumexp(f, lambda lse, m: lse - m),
+    "the log-sum-exp of the backward pass has the maximum twice": lambda f: from_other_logsumexp(
+        f, lambda lse, m: lse + m
+    ),
+    "the log-sum-exp of the backward pass is the maximum alone": lambda f: from_other_logsumexp(f, lambda lse, m: m),
+    "the log-sum-exp of the backward pass is of base 2, and its scores are of base e": lambda f: from_other_logsumexp(
+        f, lambda lse, m: lse * np.log2(np.e)
+    ),
+    "the log-sum-exp of the backward pass is of base e, and its scores are of base 2": lambda f: from_other_logsumexp(
+        f, lambda lse, m: lse / np.log2(np.e)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_a_slip_in_a_backward_pass_has_a_name(name: str) -> None:
+    case = several("float32")
+    failing = answered(case, **SLIPS[name](Failing(case, {}, oracle(case), bound(case))))
+    assert next(known(failing, failing.wrong[0], np.inf)) == name
+
+
+@pytest.mark.parametrize(("things", "n"), [("keys", 32), ("queries", 64)])
+def test_a_rest_that_the_backward_pass_leaves_out_has_a_name(things: str, n: int) -> None:
+    """100 keys or 70 queries, of which whole blocks are gone through."""
+    case = several("float32")
+    failing = Failing(case, {}, oracle(case), bound(case))
+    weights = failing.forward.weights.copy()
+    weights[np.s_[..., 96:] if things == "keys" else np.s_[:, :, 64:]] = 0
+    found = answered(case, **by_hand(failing, weights=weights))
+    names = list(known(found, "gradient of query", np.inf))
+    assert (
+        f"in the backward pass only: {things} past the last whole block are left out (blocks of {n} {things})" in names
+    )
+
+
+def test_rows_that_allow_nothing_hide_no_mask_of_the_backward_pass() -> None:
+    """Their log-sum-exp is -inf: whoever looks after such rows gives them weights of 0."""
+    case = asked(5, 9, mask=Causal(-4))
+    failing = Failing(case, {}, oracle(case), bound(case))
+    s, f = failing.steps, failing.forward
+    sees = np.arange(5) <= np.arange(9)[:, None]
+    with np.errstate(all="ignore"):
+        weights = np.where(sees & np.isfinite(f.logsumexp), np.exp(s.query @ s.key.mT * s.scale - f.logsumexp), 0)
+    found = answered(case, **by_hand(failing, weights=weights))
+    name = "in the backward pass only: the causal mask is aligned to the first query and key (top left)"
+    assert name in list(known(found, "gradient of query", np.inf))
+
+
 def first_queries_lost(case: Case, n: int) -> Failing:
     """Of each block of n keys the backward pass leaves out the query that sees its first key alone."""
     failing = Failing(case, {}, oracle(case), bound(case))

@@ -18,10 +18,11 @@ from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.checks.catalogue import AGREEMENT, PLANTED
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding, worst
-from conformance.checks.results import Violation
+from conformance.checks.results import Results, Violation
 from conformance.diagnosis import matches
 from conformance.diagnosis.attention import EVERY_CALL
 from conformance.diagnosis.attribution import Failure, attributed
+from conformance.diagnosis.elsewhere import hint_for, with_hints
 from conformance.diagnosis.matches import of_planted
 from conformance.diagnosis.naming import diagnosis, may_hold
 from conformance.diagnosis.precision import AT_MOST, excused, rounded
@@ -220,6 +221,71 @@ def test_a_name_of_nan_and_of_hidden_keys_must_have_its_place() -> None:
     assert not may_hold(hidden.format("2 keys are"), nan)
     assert not may_hold(hidden.format("key is"), number)
     assert not may_hold("scores overflow in float16, the dtype of the inputs", number)
+
+
+def softmax_along(axes: Any, of_maximum: Any) -> Function:
+    def function(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+        scores = scores if mask is None else np.where(mask, scores, -np.inf)
+        exponentials = np.exp(scores - scores.max(axis=of_maximum, keepdims=True))
+        return (exponentials / exponentials.sum(axis=axes, keepdims=True) @ value).astype(query.dtype)
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("axes", "of_maximum", "name"),
+    [
+        (-2, -2, "the softmax runs over queries, not keys"),
+        (-2, -1, "the softmax divides by sums over queries, not keys"),
+        (1, 1, "the softmax runs over heads, not keys"),
+        (0, 0, "the softmax runs over the batch, not keys"),
+        ((-2, -1), (-2, -1), "the softmax runs over all pairs of queries and keys"),
+    ],
+)
+def test_a_softmax_along_another_axis_has_a_name(axes: Any, of_maximum: Any, name: str) -> None:
+    rng, case = np.random.default_rng(0), masked(2, 3)
+    inputs = {n: rng.normal(size=(2, 2, *a.shape[2:])).astype("float32") for n, a in case.inputs.items()}
+    function = softmax_along(axes, of_maximum)
+    assert named(function, replace(case, inputs=inputs)) == (name,)
+    if axes != -2:
+        return
+    with np.errstate(all="ignore"):  # the second key's column is empty: 0 / 0
+        hidden = replace(case, inputs=inputs, options={"mask": np.array([[True, False, True], [True, False, False]])})
+        assert named(function, hidden) == (name,)
+
+
+# --- where to look ----------------------------------------------------------------------------------------------------
+
+
+def hint(rule: str, case: Case, function: Function) -> str:
+    runner = runner_of(function)
+    findings = runner(AGREEMENT, case, AGREEMENT.prepare(case))
+    return hint_for(Violation(rule, "a subject", worst(findings), "a probe", AGREEMENT, case), runner)
+
+
+def doubled(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    """Wrong in every call."""
+    return 2 * reference_numpy.attention(query, key, value, mask=mask) + 1
+
+
+def test_what_every_call_gets_wrong_is_no_matter_of_masks() -> None:
+    """Without a name for it the rule would send the reader to the mask."""
+    bare, causal = masked(2, 3), masked(2, 3, Causal(1))
+    assert hint("MASK-3", bare, doubled) == "this case has nothing that it speaks of"
+    assert hint("MASK-3", causal, doubled) == "without mask the call is wrong, too"
+    assert hint("MASK-3", causal, inverted_where_given(-np.inf)) == ""  # right without
+    assert hint("ATT-1", bare, doubled) == "a plain call is wrong, and the mistake may be in any step"
+    runner = runner_of(doubled)
+    findings = runner(AGREEMENT, bare, AGREEMENT.prepare(bare))
+    violation = Violation("MASK-3", "a subject", worst(findings), "a probe", AGREEMENT, bare)
+    assert hint_for(replace(violation, diagnosis=("the mask is ignored",)), runner) == ""
+    results = Results()
+    results.violate(violation)
+    with_hints(results, runner)
+    (hinted,) = results.violations.values()
+    assert hinted.diagnosis == ("look beyond MASK-3: this case has nothing that it speaks of",)
+    assert hinted.mistakes == ()
 
 
 # --- NaN beside rows that allow nothing -------------------------------------------------------------------------------

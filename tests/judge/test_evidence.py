@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,6 +20,7 @@ from conformance.checks.comparison import RAISED, Finding, same_error, worst
 from conformance.checks.results import DEPENDS, WRONG_IN, Results, Violation, Worst, title_of_another
 from conformance.diagnosis.dtypes import is_gone
 from conformance.diagnosis.following import separated
+from conformance.diagnosis.matching import BACKWARD_ONLY
 from conformance.diagnosis.precision import AT_MOST
 from conformance.judge import other_dtypes
 from conformance.judge.judgement import claims, telling
@@ -147,6 +149,17 @@ def test_the_headline_names_what_it_does_not_explain() -> None:
     ]:
         report = SimpleNamespace(violations=[*told, *left], following=following)
         assert headline.fget(report) == f"the mask is ignored: this explains {ending}"
+
+
+def test_of_names_that_explain_as_many_the_likeliest_is_the_headline() -> None:
+    known = ("the window is one too wide on the left", "the mask is ignored", "each row has the mask of the first row")
+    for names in permutations(known):
+        told = [violated(3.0, rule=rule, diagnosis=names) for rule in ("MASK-1", "MASK-3")]
+        report = SimpleNamespace(violations=told, following=[])
+        headline: Any = Report.headline
+        assert headline.fget(report) == f"{names[0]}: this explains 2 of 2 violations"
+    report = SimpleNamespace(violations=[violated(3.0, diagnosis=(f"{BACKWARD_ONLY}it is so",))], following=[])
+    assert headline.fget(report) == "it is so, in the backward pass only"  # after "It looks as if"
 
 
 def digits_lost(query: Any, key: Any, value: Any, *, scale: Any = None) -> Any:
@@ -358,8 +371,12 @@ def test_one_wrong_gradient_is_told_once() -> None:
     names = ("gradient of key is missing: it is 0", "gradient of key is 2 times what it must be (counted twice)")
     assert len(separated([of("ATT-1", KEY, names[0]), of("ATT-5", KEY, names[1])])[0]) == 2
     assert len(separated([of("ATT-1", KEY, names[0]), of("ATT-5", KEY)])[0]) == 1
-    assert [of("ATT-1", line).only_wrong for line in (KEY, "wrong in: output only; every gradient conforms")] == [
-        "gradient of key", "",
+    several = "wrong in: the gradients of query and key; output and gradient of value conform"
+    assert len(separated([of("ATT-1", several), of("ATT-5", several)])[0]) == 1
+    assert len(separated([of("ATT-1", several), of("ATT-5", KEY)])[0]) == 2
+    lines = (KEY, several, "wrong in: every gradient", "wrong in: output only; every gradient conforms")
+    assert [of("ATT-1", line).wrong_gradients for line in lines] == [
+        "gradient of key", "the gradients of query and key", "every gradient", "",
     ]  # fmt: skip
 
 

@@ -1,0 +1,64 @@
+"""What is said of a violation without a known mistake, where its rule need not be the place to look at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from conformance.cases.case import Case
+from conformance.cases.declaration import MASK_KINDS
+from conformance.cases.features import masked_as_declared
+from conformance.checks.catalogue import AGREEMENT
+from conformance.checks.comparison import breaks
+from conformance.checks.results import LOOK_BEYOND, Results, Violation
+from conformance.diagnosis.following import OF_SIZES, WIDER, about, definite, shows_its_rule, used
+from conformance.runner.in_process import Runner
+
+ARGUMENTS = {
+    **dict.fromkeys(MASK_KINDS, "mask"),
+    "bias": "bias",
+    "softcap": "softcap",
+    "scale": "scale",
+    "sinks": "sinks",
+}
+"""The argument that gives a case a feature of attention."""
+
+
+def with_hints(results: Results, runner: Runner) -> None:
+    """Add to each violation without a name what says that its rule need not be the place."""
+    for key, violation in results.violations.items():
+        hint = hint_for(violation, runner)
+        if hint:
+            line = f"{LOOK_BEYOND}{violation.rule}: {hint}"
+            results.violations[key] = replace(violation, diagnosis=(*violation.diagnosis, line))
+
+
+def hint_for(violation: Violation, runner: Runner) -> str:
+    """Why to look elsewhere; empty where there is no reason, or a known mistake says what to look at."""
+    case = violation.case
+    if case is None or violation.finding.message or violation.loses_digits or definite(violation):
+        return ""
+    if not shows_its_rule(violation):
+        return "this case has nothing that it speaks of"
+    needed = about(violation.rule, case.operation)
+    if not needed:
+        plain = case.operation.startswith("attention") and violation.rule in WIDER and is_plain(violation)
+        return "a plain call is wrong, and the mistake may be in any step" if plain else ""
+    names = {ARGUMENTS[feature] for feature in needed & used(violation) if feature in ARGUMENTS}
+    if case.special or not names:
+        return ""
+    plainer = without(case, names)
+    if not masked_as_declared(plainer, runner.declaration):
+        return ""
+    wrong = breaks(runner(AGREEMENT, plainer, AGREEMENT.prepare(plainer)), violation.level)
+    return f"without {' and '.join(sorted(names))} the call is wrong, too" if wrong else ""
+
+
+def is_plain(violation: Violation) -> bool:
+    """Whether its smallest case has no mask and no option, and its output is wrong."""
+    return not used(violation) - OF_SIZES and not violation.case.special
+
+
+def without(case: Case, names: set[str]) -> Case:
+    """The same call without some of its arguments."""
+    inputs = {name: array for name, array in case.inputs.items() if name not in names}
+    return replace(case, inputs=inputs, options={n: o for n, o in case.options.items() if n not in names})
