@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from zipfile import BadZipFile, is_zipfile
@@ -208,12 +209,27 @@ def tell_departures(compared: Departures, found: Agreement, path: Path) -> None:
             console.print(Text(f"then {compared.findings[name]}"))
         if len(more) > NEXT:
             console.print(Text(f"and {len(more) - NEXT} more"))
+        narrower = names_before(compared, found)
+        if narrower:
+            console.print(Text(f"to narrow it down, save these too: {', '.join(first_few(narrower))}"))
     count = counted(f"{steps} of {every}", len(compared.findings) - steps)
     console.print(Text(f"{count} are in {path}, in {compared.dtype}; their bounds are carried from the input"))
     if compared.rounded:
         console.print(Text(f"the checkpoint's weights were rounded to {compared.dtype} first"))
     if compared.unknown:
         console.print(Text(f"names of no step or piece: {', '.join(first_few(compared.unknown))}"))
+
+
+def names_before(compared: Departures, found: Agreement) -> list[str]:
+    """Return steps before the first that departs, back to the last one in the file; without any, the step's pieces."""
+    from conformance.models.inside import piece_names
+
+    names, given = list(found.oracle.taken), compared.findings
+    if compared.first not in names:
+        return []
+    before = names[: names.index(compared.first)]
+    missing = list(takewhile(lambda name: name not in given, reversed(before)))[::-1]
+    return missing or [name for name in piece_names(found.oracle).get(compared.first, ()) if name not in given]
 
 
 def attention_step(found: Agreement, name: str | None) -> str:

@@ -118,7 +118,10 @@ def block(found: Violation, same: list[JudgedCall]) -> str:
     rows = [("layer", f"{call.layer}{more}"), ("level", found.level), ("found", str(call.worst))]
     if call.wrong_rows:
         first = "batch element {}, head {}, query {}".format(*call.wrong_rows[0])
-        rows.append(("rows", f"{len(call.wrong_rows)} of {call.rows} of the output are wrong; the first: {first}"))
+        levels = {finding.level for finding in call.findings if finding.name == "output" and finding.ratio > 1}
+        level = f" (level {', '.join(sorted(levels))})" if levels and found.level not in levels else ""
+        told = f"{len(call.wrong_rows)} of {call.rows} of the output are wrong{level}; the first: {first}"
+        rows.append(("rows", told))
     rows += [("NaN", f"{call.nans} where a number is due")] if call.nans else []
     rows += [("remark", call.remark)] if call.remark else []
     rows += [("diagnosis", line) for line in found.diagnosis]

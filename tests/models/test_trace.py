@@ -283,6 +283,11 @@ def test_honest_values_keep_their_carried_bounds(folder: Path, dtype: str) -> No
     assert code == 1
     assert f"the first that departs is {step}" in output
     assert "names of no step or piece: another" in output
+    before = list(arrays)[: list(arrays).index(step)]
+    assert f"to narrow it down, save these too: {before[0]}, " in output
+    np.savez("own.npz", **arrays | {step: 1.01 * arrays[step]})
+    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
+    assert f"to narrow it down, save these too: {step}: queries, {step}: keys, " in output
 
 
 def computed_inside(dtype: str) -> dict[str, np.ndarray]:
