@@ -36,6 +36,8 @@ NO_DIAGNOSIS = "no diagnosis: "
 """How the line begins that says why none could be made."""
 LOOK_BEYOND = "look beyond "
 """How the line begins that says why a mistake without a name need not be one of the rule that it breaks."""
+ALSO_WITHOUT = " the call is wrong, too"
+"""How that line ends where the case fails without what its rule is about."""
 GRADIENTS = re.compile(rf"{WRONG_IN}((?:every gradient|(?:the )?gradients? of [^;]+?))(?: only)?(?:; |$)").match
 
 

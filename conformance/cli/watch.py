@@ -125,7 +125,12 @@ def tell(calls: list[JudgedCall], title: str, profile: str) -> None:
     broken = [call.layer for call in calls if not call.conforms(profile)]
     unjudged = [call.layer for call in calls if not call.judged]
     if broken:
-        console.print(Text(f"{len(broken)} of {len(calls)} calls do not conform, first {broken[0]}", style="bold red"))
+        console.print(
+            Text(
+                f"{len(broken)} of {len(calls)} calls do not conform (profile {profile}), first {broken[0]}",
+                style="bold red",
+            )
+        )
     elif unjudged:
         console.print(Text(f"{len(unjudged)} of {len(calls)} calls could not be judged in full", style="bold red"))
     else:

@@ -1,4 +1,4 @@
-"""What is said of a violation without a known mistake, where its rule need not be the place to look at."""
+"""What is said of a violation whose rule need not be the place to look at."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from conformance.cases.declaration import MASK_KINDS
 from conformance.cases.features import masked_as_declared
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import breaks
-from conformance.checks.results import LOOK_BEYOND, Results, Violation
-from conformance.diagnosis.following import OF_SIZES, WIDER, about, definite, shows_its_rule, used
+from conformance.checks.results import ALSO_WITHOUT, LOOK_BEYOND, Results, Violation
+from conformance.diagnosis.following import OF_SIZES, WIDER, about, definite, rule_named, shows_its_rule, used
 from conformance.runner.in_process import Runner
+from specification.rules import RULES
 
 ARGUMENTS = {
     **dict.fromkeys(MASK_KINDS, "mask"),
@@ -24,7 +25,7 @@ ARGUMENTS = {
 
 
 def with_hints(results: Results, runner: Runner) -> None:
-    """Add to each violation without a name what says that its rule need not be the place."""
+    """Add to each violation what says that its rule need not be the place."""
     for key, violation in results.violations.items():
         hint = hint_for(violation, runner)
         if hint:
@@ -33,24 +34,28 @@ def with_hints(results: Results, runner: Runner) -> None:
 
 
 def hint_for(violation: Violation, runner: Runner) -> str:
-    """Why to look elsewhere; empty where there is no reason, or a known mistake says what to look at."""
+    """Why to look elsewhere; empty where there is no reason, or a known mistake is one of its rule."""
     case = violation.case
-    if case is None or violation.finding.message or violation.loses_digits or definite(violation):
+    if case is None or violation.finding.message:
         return ""
-    if not shows_its_rule(violation):
+    shown, named = shows_its_rule(violation), rule_named(violation)
+    if named and named != violation.rule and (not shown or violation.rule in WIDER):
+        return f"the mistake is one of {named}, {RULES[named].title}"
+    if not shown:
         return "this case has nothing that it speaks of"
+    if definite(violation):
+        return ""
     needed = about(violation.rule, case.operation)
     if not needed:
         plain = case.operation.startswith("attention") and violation.rule in WIDER and is_plain(violation)
-        return "a plain call is wrong, and the mistake may be in any step" if plain else ""
+        vague = plain and not violation.loses_digits
+        return "a plain call is wrong, and the mistake may be in any step" if vague else ""
     names = {ARGUMENTS[feature] for feature in needed & used(violation) if feature in ARGUMENTS}
-    if case.special or not names:
-        return ""
     plainer = without(case, names)
-    if not masked_as_declared(plainer, runner.declaration):
+    if case.special or not names or not masked_as_declared(plainer, runner.declaration):
         return ""
     wrong = breaks(runner(AGREEMENT, plainer, AGREEMENT.prepare(plainer)), violation.level)
-    return f"without {' and '.join(sorted(names))} the call is wrong, too" if wrong else ""
+    return f"without {' and '.join(sorted(names))}{ALSO_WITHOUT}" if wrong else ""
 
 
 def is_plain(violation: Violation) -> bool:

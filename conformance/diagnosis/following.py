@@ -6,6 +6,7 @@ smallest case, from which all that its rule is about has been cut away, or by th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import NOTHING, PLANTED, REFUSAL, UNSUPPORTED
 from conformance.checks.comparison import OF_QUERIES, OF_ROWS, Finding, same_error, wrong_dtype
 from conformance.checks.levels import rank, within
-from conformance.checks.results import Violation
+from conformance.checks.results import ALSO_WITHOUT, LOOK_BEYOND, Violation
 from conformance.diagnosis.memory import STRIDES
 from conformance.diagnosis.naming import causes
 from conformance.diagnosis.precision import AT_MOST
@@ -39,6 +40,12 @@ OF_MANY = ("offset",)
 """Features that masks of several rules have."""
 OF_SIZES = frozenset({"cross", "value_width"})
 """Features that say no more than that two sizes differ."""
+SPEAKS_OF = {
+    "ATT-5": re.compile(r"softmax|denominator|maximum|rescal"),
+    "ATT-1": re.compile(r"^the scale is"),
+    "ATT-9": re.compile(r"rounded to|in b?float16|in TF32"),
+}
+"""By rules of every call of attention, the names of mistakes in the forward pass that they speak of."""
 REFUSED = (REFUSAL, UNSUPPORTED)
 """Checks of calls that should be refused."""
 ASKED_BEYOND = (*REFUSED, NOTHING)
@@ -99,22 +106,32 @@ def of_plain_gradient(violation: Violation) -> bool:
     return plain and violation.finding.name.startswith(gradient_name("")) and violation.rule not in own
 
 
+def rule_named(violation: Violation) -> str:
+    """The rule of every call that its known mistake is one of; empty where none is known."""
+    forward = violation.case is not None and violation.case.operation.startswith("attention")
+    names = [name for name in in_order(violation) if not re.search(r"\bbackward\b|\bgradient\b", name)]
+    return next((rule for name in names[:1] for rule, told in SPEAKS_OF.items() if forward and told.search(name)), "")
+
+
 def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
     """The lowest level; then the plain call; what depends on earlier calls; wrong results before rounded ones.
 
     What is wrong in rows that allow nothing comes after the rule of such rows. Then by the smallest case: of that count
     the features, and then the sizes; a rule of gradients comes before rules of results alone. What must be refused
-    comes last of its level. Of the rules that one case shows, the first is one that speaks of its features.
+    comes last of its level. Of the rules that one case shows, the first is one that speaks of its features, or of its
+    known mistake.
     """
 
-    def complexity(violation: Violation) -> tuple[int, bool, bool, bool, bool, bool, int, bool, int, bool]:
+    def complexity(violation: Violation) -> tuple[int | bool, ...]:
         inputs = {} if violation.case is None else violation.case.inputs
         beyond, size = violation.check in REFUSED, sum(a.size for a in inputs.values())
         general = violation.case is None or not about(violation.rule, violation.case.operation)
         first = rank(violation.level), violation.rule != "CALL", not violation.of_state
         of_another = violation.rule != OF_EMPTY_ROWS and in_empty_rows(violation)
         gradient = violation.case is not None and of_plain_gradient(violation)
-        return *first, of_another, beyond, violation.loses_digits, len(used(violation)), gradient, size, general
+        elsewhere = rule_named(violation) not in ("", violation.rule)
+        plain = len(used(violation)), gradient, elsewhere, size, general
+        return *first, of_another, beyond, violation.loses_digits, *plain
 
     return sorted(violations, key=complexity)
 
@@ -154,9 +171,8 @@ def stands_for(other: Violation, violation: Violation) -> bool:
     if wrong_dtype(other.finding) is not None and wrong_dtype(other.finding) == wrong_dtype(violation.finding):
         return within(other.level, violation.level)
     if explains(other, violation):
-        return (
-            same_mistake(other, violation) or same_threshold(other, violation) or both_without_a_name(other, violation)
-        )
+        alike = (same_mistake, same_threshold, both_without_a_name)
+        return also_without(violation) or any(found(other, violation) for found in alike)
     return within(other.level, violation.level) and bool(definite(other) & definite(violation))
 
 
@@ -188,6 +204,11 @@ def same_threshold(other: Violation, violation: Violation) -> bool:
     """Whether both are first wrong at one size, and no known mistake explains the one that may follow."""
     first, also = (one.threshold.partition(", and wrong at ")[0] for one in (other, violation))
     return first.startswith("first wrong at ") and first == also and not violation.mistakes
+
+
+def also_without(violation: Violation) -> bool:
+    """Whether its case fails without what its rule is about, too, and no known mistake explains it."""
+    return any(line.startswith(LOOK_BEYOND) and line.endswith(ALSO_WITHOUT) for line in violation.diagnosis)
 
 
 def both_without_a_name(other: Violation, violation: Violation) -> bool:

@@ -93,7 +93,7 @@ class Report:
     def headline(self) -> str:
         """The known mistake that explains most violations; empty where none is known, or none explains most.
 
-        It names those that it leaves: not the `following` ones, of which the report says that they follow.
+        It names those that it leaves, and of the others those that may follow.
         """
         known = Counter(cause for violation in self.violations for cause in in_order(violation))  # of equal, the first
         if not known:
@@ -108,8 +108,11 @@ class Report:
         if total == 1:
             return name
         following = {violation.rule for violation in self.following}
-        others = [v.rule for v in self.violations if cause not in causes(v.mistakes) and v.rule not in following]
+        rest = [violation.rule for violation in self.violations if cause not in causes(violation.mistakes)]
+        others = [rule for rule in rest if rule not in following]
         left = f", and not {'those' if len(others) > 1 else 'that'} of {', '.join(others)}" if others else ""
+        follow = [rule for rule in rest if rule in following]
+        left += f"; {', '.join(follow)} may follow" if follow else ""
         return f"{name}: this explains {count} of {total} violations{left}"
 
     @property
@@ -136,15 +139,15 @@ class Report:
 
 
 def levels_line(levels: Mapping[str, Sequence[str]]) -> str:
-    """By level what is violated: "core: conforms; robust: MASK-7; strict: ATT-9, NORM-3".
+    """By level what is violated: "Violated at core: nothing; at robust: MASK-7; at strict: nothing more".
 
     A level above one that is violated may have nothing more to show, and is not kept for that.
     """
-    told, nothing = [], "conforms"
+    told, nothing = [], "nothing"
     for level, rules in levels.items():
-        told.append(f"{level}: {', '.join(rules) or nothing}")
+        told.append(f"at {level}: {', '.join(rules) or nothing}")
         nothing = "nothing more" if rules else nothing
-    return "; ".join(told)
+    return f"Violated {'; '.join(told)}"
 
 
 def report_of(target: Target, judgement: Judgement, effort: str, seconds: float, profile: str = DEFAULT) -> Report:
@@ -158,11 +161,20 @@ def report_of(target: Target, judgement: Judgement, effort: str, seconds: float,
     layout = other_layout_seen(violations, declaration)
     alone = [replace(one, declare=declaring(one, following, declaration, layout)) for one in alone]
     found = (rules, [*alone, *following], judgement.untried, seconds, versions())
-    declared = judged_here(declaration)
+    left_out, declared = judged_here(declaration)
+    told = "; ".join(filter(None, [left_out, not_reached(results, rules)])), declared
     chosen = tuple(judgement.rules or ())
     return Report(
-        target, effort, judgement.seed, *found, *declared, never_given=never_given, profile=profile, chosen=chosen
+        target, effort, judgement.seed, *found, *told, never_given=never_given, profile=profile, chosen=chosen
     )
+
+
+def not_reached(results: Results, rules: Mapping[str, Cell]) -> str:
+    """Name the rules all of whose cases count for other rules; empty if there are none."""
+    names = [rule for rule in JUDGED if results.generated[rule] and rule not in rules]
+    are = "is" if len(names) == 1 else "are"
+    reason = "its calls fail without what it asks for, too, and count for other rules"
+    return f"{', '.join(names)} {are} not reached: {reason}" if names else ""
 
 
 def declaring(

@@ -399,6 +399,7 @@ def agreement(runner: Runner, case: Case) -> list[Finding]:
 
 ROUNDED: tuple[dict[str, str], ...] = (
     {"weights": "inputs"},
+    {"products": "inputs"},
     {"weights": "inputs", "products": "inputs"},
     {"weights": "inputs", "products": "inputs", "shared_heads": "inputs"},
 )

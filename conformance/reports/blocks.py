@@ -114,7 +114,7 @@ def levels(subject: Content) -> str:
         return ""
     told, untried = levels_line(subject["levels"]), subject["untried"]
     if subject["kept"] is None and not untried and not subject["levels"]["core"]:
-        return f"Profile {subject['profile']}. Of the rules that were chosen: {told}"
+        return f"Profile {subject['profile']}. {told}, of the rules that were chosen"
     told = f"Profile {subject['profile']}. {told}"
     return told if untried else f"{told}. Highest profile kept: {subject['kept'] or 'none'}"
 

@@ -23,6 +23,7 @@ from conformance.diagnosis import matches
 from conformance.diagnosis.attention import EVERY_CALL
 from conformance.diagnosis.attribution import Failure, attributed
 from conformance.diagnosis.elsewhere import hint_for, with_hints
+from conformance.diagnosis.following import separated
 from conformance.diagnosis.matches import of_planted
 from conformance.diagnosis.naming import diagnosis, may_hold
 from conformance.diagnosis.precision import AT_MOST, excused, rounded
@@ -279,7 +280,18 @@ def test_what_every_call_gets_wrong_is_no_matter_of_masks() -> None:
     runner = runner_of(doubled)
     findings = runner(AGREEMENT, bare, AGREEMENT.prepare(bare))
     violation = Violation("MASK-3", "a subject", worst(findings), "a probe", AGREEMENT, bare)
-    assert hint_for(replace(violation, diagnosis=("the mask is ignored",)), runner) == ""
+    of_softmax = replace(violation, diagnosis=("the softmax runs over queries, not keys",))
+    assert hint_for(of_softmax, runner) == "the mistake is one of ATT-5, softmax"
+    assert hint_for(replace(of_softmax, rule="ATT-1"), runner) == "the mistake is one of ATT-5, softmax"
+    assert hint_for(replace(of_softmax, rule="ATT-5"), runner) == ""
+    plain_first = separated([replace(of_softmax, rule=rule) for rule in ("ATT-1", "ATT-5", "ATT-8")])
+    assert [[one.rule for one in part] for part in plain_first] == [["ATT-5"], ["ATT-1", "ATT-8"]]
+    masked_too = Violation("MASK-3", "a subject", worst(findings), "a probe", AGREEMENT, causal)
+    results = Results()
+    for one in (replace(violation, rule="ATT-1"), masked_too):
+        results.violate(one)
+    with_hints(results, runner)
+    assert [[one.rule for one in part] for part in separated([*results.violations.values()])] == [["ATT-1"], ["MASK-3"]]
     results = Results()
     results.violate(violation)
     with_hints(results, runner)

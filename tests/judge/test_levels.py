@@ -378,7 +378,7 @@ def test_right_functions_keep_strict() -> None:
     assert (report.conforms, kept_of(report), str(report).splitlines()[1]) == (
         True,
         STRICT,
-        "core: conforms; robust: conforms; strict: conforms",
+        "Violated at core: nothing; at robust: nothing; at strict: nothing",
     )
 
 
@@ -388,7 +388,7 @@ def test_default_profile_and_its_message() -> None:
     assert report.levels == {CORE: [], ROBUST: [], STRICT: ["NORM-3"]}
     first, second, *_ = str(report).splitlines()
     assert "conforms (robust)" in first
-    assert second == "core: conforms; robust: conforms; strict: NORM-3"
+    assert second == "Violated at core: nothing; at robust: nothing; at strict: NORM-3"
     with pytest.raises(ValueError, match="profile: got 'lax', expected one of core, robust, strict"):
         judged(plain_norm, "layer_norm", profile="lax")
 
@@ -440,10 +440,10 @@ def test_exit_code(profile: str | None, code: int, tmp_path: Path, monkeypatch: 
     words += ["--effort", "quick", "--seed", "1", "--no-shrink", "--in-process", "--json", "report.json"]
     result = CliRunner().invoke(app, [*words, *(["--profile", profile] if profile else [])])
     assert result.exit_code == code, result.output
-    assert "core: conforms; robust: conforms; strict: NORM-3" in " ".join(result.output.split())
+    assert "Violated at core: nothing; at robust: nothing; at strict: NORM-3" in " ".join(result.output.split())
     (subject,) = json.loads((tmp_path / "report.json").read_text())["subjects"]
     assert (subject["profile"], subject["kept"], subject["conforms"]) == (profile or "robust", None, code == 0)
-    assert "Of the rules that were chosen: core: conforms; " in " ".join(result.output.split())
+    assert ", of the rules that were chosen." in " ".join(result.output.split())
     assert "profile kept" not in result.output  # of all rules one was tried
     assert subject["levels"] == {"core": [], "robust": [], "strict": ["NORM-3"]}
     assert [one["level"] for one in subject["violations"]] == ["strict"]
@@ -464,7 +464,7 @@ def test_reports_say_the_level() -> None:
     plain = judged(plain_norm, "layer_norm", "NORM-3")
     told = {profile: checked(replace(plain, profile=profile, chosen=()), None) for profile in LEVELS}
     assert [document("check", [told[profile]])["conforms"] for profile in LEVELS] == [True, True, False]
-    summary = "core: conforms; robust: conforms; strict: NORM-3. Highest profile kept: robust."
+    summary = "Violated at core: nothing; at robust: nothing; at strict: NORM-3. Highest profile kept: robust."
     console = Console(width=200)
     with console.capture() as captured:
         console.print(subject_report(told[ROBUST], 1))

@@ -528,7 +528,7 @@ def test_the_command_tells_what_is_wrong(folder: Path, tmp_path: Path) -> None:
     assert code == 1
     assert "ATT-7" in output
     assert "diagnosis      query head h reads key head h % G" in output
-    assert "2 of 2 calls do not conform, first model.layers.0.self_attn" in output
+    assert "2 of 2 calls do not conform (profile robust), first model.layers.0.self_attn" in output
     call = json.loads((tmp_path / "found.json").read_text())["calls"][0]
     assert (call["rule"], call["first_wrong_row"]) == ("ATT-7", [0, 1, 0])
 
