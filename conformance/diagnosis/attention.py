@@ -100,13 +100,15 @@ def seen_otherwise(change: Callable[[np.ndarray], np.ndarray]) -> Change:
     return changed
 
 
-def causal_always(last: bool, beside: bool) -> Change:
+def causal_always(last: bool, beside: bool, masked: bool = True) -> Change:
     """Causal whether a mask says so or not. last: aligned to the last query and key. beside: what a mask forbids is
-    forbidden, too.
+    forbidden, too. masked: also in calls that have a mask.
     """
 
-    def changed(failing: Failing) -> Steps:
+    def changed(failing: Failing) -> Steps | None:
         visible = failing.steps.visible
+        if not masked and failing.case.options.get("mask") is not None:
+            return None
         Q, K = visible.shape[2:]
         triangle = np.tri(Q, K, K - Q if last else 0, dtype=bool)
         return failing.steps.changed(visible=visible & triangle if beside else np.broadcast_to(triangle, visible.shape))
@@ -316,9 +318,13 @@ MASK_CHANGES: dict[str, Change] = {
         SlidingWindow, lambda mask, case: replace(mask, left=mask.left or 0, right=mask.right or 0)
     ),
     **{
-        f"{EVERY_CALL} from the {place}, {words}": causal_always(last, beside)
+        f"{EVERY_CALL} from the {place}, {words}": causal_always(last, **how)
         for place, last in (("first query and key (top left)", False), ("last query and key (bottom right)", True))
-        for words, beside in (("whatever its mask", False), ("beside its mask", True))
+        for words, how in (
+            ("whatever its mask", {"beside": False}),
+            ("beside its mask", {"beside": True}),
+            ("where it has no mask", {"beside": True, "masked": False}),
+        )
     },
     "each head has the mask of the next one": seen_otherwise(lambda m: np.roll(m, -1, axis=1)),
     "a query sees the segments before its own, too": described(Segments, by_order),

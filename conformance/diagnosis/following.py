@@ -43,6 +43,7 @@ OF_SIZES = frozenset({"cross", "value_width"})
 SPEAKS_OF = {
     "ATT-5": re.compile(r"softmax|denominator|maximum|rescal"),
     "ATT-1": re.compile(r"^the scale is"),
+    "MASK-3": re.compile(r"^every call is causal"),
     "ATT-9": re.compile(r"rounded to|in b?float16|in TF32"),
 }
 """By rules of every call of attention, the names of mistakes in the forward pass that they speak of."""

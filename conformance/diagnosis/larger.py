@@ -71,6 +71,8 @@ def larger_cases(case: Case) -> Iterator[Case]:
     B, H, G, Q, K = sizes(case)
     queries, keys = (max(4 * power_of_two(n), LENGTH) for n in (Q, K))
     wanted = [(B, H, G, Q, keys - 1), (B, H, G, Q, keys + 1), (B, H, G, queries - 1, K)]
+    if Q == K:  # some take no other calls
+        wanted.append((B, H, G, keys - 1, keys - 1))
     if B == 1:
         wanted.append((2, H, G, Q, K))
     if H > G:  # with more numbers of each head than there are heads

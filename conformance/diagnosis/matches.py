@@ -311,17 +311,17 @@ def told_apart(
     if failing is not None and name in failing.truth and name not in failing.wrong:  # they would show there, too
         names = [one for one in names if one not in shown(failing, name, names)]
     of_every_call = any(one.removeprefix(BACKWARD_ONLY).startswith(attention.EVERY_CALL) for one in names)
-    other = masked_otherwise(case) if of_every_call else None
-    others = [] if other is None else list(islice(larger_cases(other), 3))
-    for larger in chain(others, larger_cases(case)):
-        failing = answered(subject, larger) if len(names) > 1 or doubted & set(names) else None
+    unlike = masked_otherwise(case) if of_every_call else None
+    others = [] if unlike is None else [one for one in larger_cases(unlike) if within(one, subject.declaration)][:3]
+    for again in chain(others, larger_cases(case)):
+        failing = answered(subject, again) if len(names) > 1 or doubted & set(names) else None
         if failing is None:
             continue
         if name in failing.wrong:
             until, kinds = time.thread_time() + SECONDS / 2, set(map(kind, names))
             there, seen = set(map(kind, names_of(subject, failing, name, until, kinds))), True
             names = kept([one for one in names if kind(one) in there])
-        elif doubted or any(larger is one for one in others):
+        elif doubted or any(again is one for one in others):
             names = kept([one for one in names if one not in shown(failing, name, names)])
     return names if seen else []
 

@@ -256,6 +256,26 @@ def test_a_softmax_along_another_axis_has_a_name(axes: Any, of_maximum: Any, nam
         assert named(function, hidden) == (name,)
 
 
+def causal_without_a_mask(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    triangle = np.tri(query.shape[2], key.shape[2], dtype=bool)
+    return reference_numpy.attention(query, key, value, mask=triangle if mask is None else mask)
+
+
+@pytest.mark.parametrize("supports", [None, "dense,causal,value_width"])
+def test_calls_without_a_mask_that_are_causal_are_told_from_calls_with_one(supports: str | None) -> None:
+    """Also of a function that takes no more keys than queries."""
+    given = {} if supports is None else {"supports": supports}
+    runner, case = Runner(Target(causal_without_a_mask, "attention", "numpy", given=given).make()), masked(2, 2)
+    findings = runner(AGREEMENT, case, AGREEMENT.prepare(case))
+    found = diagnosis(Violation("ATT-1", "a subject", worst(findings), "a probe", AGREEMENT, case), runner)
+    name = f"{EVERY_CALL} from the first query and key (top left), where it has no mask"
+    assert found[0] == name
+    assert not [line for line in found if line.endswith(("beside its mask", "whatever its mask"))]
+    assert hint_for(Violation("ATT-1", "", worst(findings), "", AGREEMENT, case, diagnosis=found), runner) == (
+        "the mistake is one of MASK-3, causal"
+    )
+
+
 # --- where to look ----------------------------------------------------------------------------------------------------
 
 
