@@ -11,7 +11,7 @@ from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import breaks
 from conformance.checks.results import ALSO_WITHOUT, LOOK_BEYOND, Results, Violation
 from conformance.diagnosis.following import OF_SIZES, WIDER, about, definite, rule_named, shows_its_rule, used
-from conformance.runner.in_process import Runner
+from conformance.runner.in_process import JudgeError, Runner
 from specification.rules import RULES
 
 ARGUMENTS = {
@@ -54,7 +54,10 @@ def hint_for(violation: Violation, runner: Runner) -> str:
     plainer = without(case, names)
     if case.special or not names or not masked_as_declared(plainer, runner.declaration):
         return ""
-    wrong = breaks(runner(AGREEMENT, plainer, AGREEMENT.prepare(plainer)), violation.level)
+    try:
+        wrong = breaks(runner(AGREEMENT, plainer, AGREEMENT.prepare(plainer)), violation.level)
+    except JudgeError:  # no verdict depends on it
+        return ""
     return f"without {' and '.join(sorted(names))}{ALSO_WITHOUT}" if wrong else ""
 
 
