@@ -55,11 +55,14 @@ def chosen(words: Sequence[str], cases: Sequence[Case], known: Sequence[Subject]
 
 
 def told_apart(known: list[Subject]) -> list[Subject]:
-    """Raise ValueError if two subjects have the same name, because results are stored by name."""
-    names = [subject.name for subject in known]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"--with: two subjects have the name {name!r}")
+    """Raise ValueError if two subjects have the same name, by which results are stored, or two of yours one code."""
+    for what, told in (
+        ("name", [subject.name for subject in known]),
+        ("make", [subject.make for subject in known if subject.yours]),
+    ):
+        for name in told:
+            if told.count(name) > 1:
+                raise ValueError(f"--with: two subjects have the {what} {name!r}")
     return known
 
 
@@ -85,14 +88,14 @@ def run(
     """Time all installed subjects. Exit code 1 if a subject failed, 2 for wrong usage."""
     from benchmarks import cases as every_case
     from benchmarks.measure import rounds
-    from benchmarks.measure.environment import crowded, environment, has_gpu, load
+    from benchmarks.measure.environment import crowded, environment, has_gpu, in_use, load
     from benchmarks.measure.running import Plan
     from benchmarks.measure.workers import processors
     from benchmarks.own_cases import own_cases
     from benchmarks.results.findings import counted
     from benchmarks.results.result import empty, refusal
     from benchmarks.results.tables import legend
-    from benchmarks.subjects.registry import subject_at, subjects
+    from benchmarks.subjects.registry import made_elsewhere, subject_at, subjects
 
     if device not in DEVICES:
         refuse(f"--device must be one of {', '.join(DEVICES)}, got {device!r}")
@@ -100,7 +103,8 @@ def run(
     if threads is not None and threads > there:
         refuse(f"--threads must be at most {there}, the number of processors, got {threads}")
     try:
-        there_are = told_apart([*subjects().values(), *map(subject_at, others or ())])
+        mine = [subject_at(target) for target in others or ()]
+        there_are = told_apart([*subjects().values(), *mine])
         own = [case for text in sizes or () for case in own_cases(text, device)]
         cases = own or every_case.cases(device, quick)
         picked, asked = chosen(only or (), cases, there_are)
@@ -126,8 +130,11 @@ def run(
     result = empty(environment(device, threads), settings | {"rounds": [budget.least, budget.most]})
     place = result["environment"]["gpu"] or f"{counted(threads, 'thread')}, {result['environment']['cpu']}"
     say(f"seed {seed}, {place}")
+    for subject, target in zip(mine, others or (), strict=True):
+        if elsewhere := made_elsewhere(subject, target):
+            say(elsewhere)
     say(legend(result["settings"]["level"], budget.most))
-    if busy := crowded(result["environment"]["load"], there):
+    if busy := in_use():
         say(f"other programs use this machine ({busy}): intervals will be wide")
     finish(execute(plan, picked, known, result, json), plots)
 

@@ -7,8 +7,11 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks.measure.steal_time import used_by_others, used_so_far
 
 PACKAGES = ("numpy", "torch", "jax", "jaxlib", "flax", "keras", "onnx", "onnxruntime", "ml_dtypes")
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,6 +84,18 @@ def gpu_memory() -> int | None:
 def load() -> float | None:
     """Processes that wanted to run, on average of the last minute."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def in_use(seconds: float = 0.5) -> str:
+    """Return in words how busy other programs keep the machine right now; empty if they take less than a tenth of it.
+
+    The load of the last minute would count a run that has just ended.
+    """
+    before, own, start = used_so_far(), time.process_time(), time.perf_counter()
+    time.sleep(seconds)
+    elapsed = time.perf_counter() - start
+    taken = used_by_others(before, used_so_far(), time.process_time() - own, elapsed)
+    return "" if taken is None or taken < 0.1 else f"they take {taken:.0%} of its processors"
 
 
 def crowded(load: float | None, processors: int, own: float = 0) -> str:

@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks.subjects.registry import place_of
 from conformance.runner.process_lifetime import end_with_parent
 from conformance.subjects.subject import first_line
 
@@ -132,7 +133,11 @@ def serve(pipe: Any, threads: int, variables: Mapping[str, str], make: Callable[
         except MemoryError:
             answer = ("failed", "there was not enough memory")
         except Exception as error:
-            answer = ("failed", f"raised {type(error).__name__}: {first_line(error)}")
+            place = place_of(error)
+            answer = (
+                "failed",
+                f"raised {type(error).__name__}: {first_line(error)}" + (f" ({place})" if place else ""),
+            )
         pipe.send(answer)
 
 

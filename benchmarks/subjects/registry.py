@@ -49,6 +49,13 @@ def subject_at(target: str) -> Subject:
     return replace(found, yours=True)
 
 
+def made_elsewhere(subject: Subject, target: str) -> str:
+    """Say that the file does not make the subject, as where a copy still names the first one; empty if it does."""
+    where, module = Path(target.rpartition(":")[0]), subject.make.partition(":")[0]
+    is_there = where.suffix != ".py" or where.stem == module
+    return "" if is_there else f"{subject.name} is made by {subject.make}, and not in {where}"
+
+
 def loaded(target: str, load: Callable[[], ModuleType]) -> ModuleType:
     """Return the module; ValueError says in a line what keeps it from being imported, and where."""
     try:

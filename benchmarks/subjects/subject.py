@@ -229,7 +229,7 @@ class Without:
         if case.kind in self.kinds:
             return f"it has no parameter for a mask of kind {case.kind!r}"
         if not self.grouped and case.H != case.G:
-            return "it has as many key heads as query heads"
+            return "it takes no fewer key heads than query heads"
         if not self.backward and case.backward:
             return "it gives no gradients here"
         if self.dtypes and case.dtype not in self.dtypes:

@@ -209,9 +209,11 @@ def tell_departures(compared: Departures, found: Agreement, path: Path) -> None:
             console.print(Text(f"then {compared.findings[name]}"))
         if len(more) > NEXT:
             console.print(Text(f"and {len(more) - NEXT} more"))
-        narrower = names_before(compared, found)
+        narrower = () if departing.message else names_before(compared, found)
         if narrower:
-            console.print(Text(f"to narrow it down, save these too: {', '.join(first_few(narrower))}"))
+            console.print(Text("to narrow it down, save these too:"))
+            for name in first_few(narrower):
+                console.print(Text(f"  {name}"), soft_wrap=True)
     count = counted(f"{steps} of {every}", len(compared.findings) - steps)
     console.print(Text(f"{count} are in {path}, in {compared.dtype}; their bounds are carried from the input"))
     if compared.rounded:

@@ -13,6 +13,7 @@ import hypothesis
 import hypothesis.errors
 from hypothesis import Phase
 
+from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import AGREEMENT, CALLS_IN_ORDER, DESCRIPTION, REFUSAL, SHAPES
 from conformance.checks.check import Check
@@ -20,7 +21,7 @@ from conformance.checks.comparison import Finding, breaks, worst
 from conformance.checks.levels import least_level
 from conformance.checks.probe import Probe
 from conformance.checks.refusals import Refusal
-from conformance.checks.results import Results, Violation
+from conformance.checks.results import WIDE, Results, Violation
 from conformance.diagnosis.attribution import Failure, attributed
 from conformance.diagnosis.following import in_empty_row
 from conformance.operations.corpus import Entry
@@ -219,11 +220,17 @@ def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int,
                     results.violate(found)
                 if results.violations.get((rule, runner.name)) is found:
                     failing[rule, runner.name] = number
-            results.add(rule, runner.name, findings, case, agreement)
+            results.add(rule, runner.name, findings, narrowest(example, case), agreement)
         if agreement and case.operation == "attention":
             results.substance.add(case, *shared)
         progress(probe.rule, probe.title)
     return Tried(results, failing)
+
+
+def narrowest(example: Any, case: Case) -> Case:
+    """Of several calls one of 16 bits, because the error may be any one's; else its case."""
+    several = example if isinstance(example, tuple) else ()
+    return next((one for one in several if isinstance(one, Case) and one.dtype not in WIDE), case)
 
 
 def violation(

@@ -118,11 +118,20 @@ def test_the_users_own_subject_is_always_named() -> None:
     assert findings.of_case(case(*others, mine))[-1].endswith("other 2; mine; and 2 more.")
 
 
+def test_two_subjects_of_yours_are_compared() -> None:
+    """Also where another one is the fastest."""
+    old, new = (of(name, [time] * 6, yours=True) for name, time in (("old", 4.0), ("new", 2.0)))
+    assert findings.of_case(case(of("other", [1.0] * 6), old, new))[1] == (
+        "old takes 4.00 [4.00, 4.00] times as long as other; old takes 2.00 [2.00, 2.00] times as long as new."
+    )
+    assert len(findings.of_case(case(old, new))) == 1  # which says it
+
+
 def test_a_lead_is_over_every_library() -> None:
     """Of two libraries the one with the smaller median is behind; the other, of the same time as ours, is not."""
     noisy, steady = of("noisy", [0.5, 3.0] * 3), of("steady", [2.0] * 6)
     assert findings.of_cases([case(ours(*[1.0] * 6), noisy, steady)])[1] == (
-        "Between our fastest engine and the libraries every difference is within noise."
+        "Our fastest engine is ahead of all libraries in no case, and behind one in none, by more than noise."
     )
     (line,) = findings.of_cases([case(ours(*[1.0] * 6), of("other", [3.0] * 6), steady)])[1:]
     assert line == "Largest lead of our engine over all libraries: steady takes 2.00 [2.00, 2.00] times as long (made)."
@@ -144,7 +153,7 @@ def test_all_cases_have_three_sentences() -> None:
     same = case(ours(*[1.0, 1.1] * 4), of("library", [1.1, 1.0] * 4))
     assert findings.of_cases([same]) == [
         "In 1 case the fastest differ by no more than noise.",
-        "Between our fastest engine and the libraries every difference is within noise.",
+        "Our fastest engine is ahead of all libraries in no case, and behind one in none, by more than noise.",
     ]
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from benchmarks.cases import BOTH, Case, dense_mask, inputs, mask
-from benchmarks.measure.environment import crowded
+from benchmarks.measure.environment import crowded, in_use
 from benchmarks.measure.memory import MemoryWorker, extra_peak, hindrance, needed
 from benchmarks.measure.rounds import INPUTS, MOST, Budget, calls_in_trial, order, rounds
 from benchmarks.measure.running import Entry, Plan, Run, impossible
@@ -280,6 +281,10 @@ def test_what_a_busy_machine_cannot_refute_is_not_credible(
 
 def test_a_loaded_machine_is_told() -> None:
     assert crowded(7.9, 2, own=2) == "load 7.9 on 2 processors"
+    with patch("benchmarks.measure.environment.used_so_far", side_effect=[0.0, 100.0]):
+        assert in_use(0.01).startswith("they take ")
+    with patch("benchmarks.measure.environment.used_so_far", return_value=7.0):
+        assert in_use(0.01) == ""  # whatever ran a minute ago
     assert crowded(2.9, 2, own=2) == crowded(None, 2) == crowded(0.9, 2) == ""
     assert line_of_others({"busy": "load 7.9 on 2 processors"}).endswith("ratios may be wrong; repeat the run")
     assert line_of_others({}) == line_of_others({"busy": ""}) == ""

@@ -28,7 +28,7 @@ from benchmarks.own_cases import own_cases
 from benchmarks.results import scaling
 from benchmarks.results.compare import FASTER, NO_VERDICT, NOISE, SLOWER, compare
 from benchmarks.results.result import case_result, empty, read, refusal, save
-from benchmarks.subjects.registry import subjects
+from benchmarks.subjects.registry import made_elsewhere, subject_at, subjects
 from benchmarks.subjects.subject import Subject, without
 from benchmarks.work import Work
 from tests.benchmarks.test_parts import CEILINGS, SIZES, entry
@@ -388,6 +388,16 @@ def test_a_subject_of_ones_own(inside: None, monkeypatch: pytest.MonkeyPatch, tm
     assert [one["subjects"][0]["status"] for one in read(path)["cases"]] == ["measured"] * 2
     code, output = command(*words, *("--with", mine, "--with", "my_attention:MINE"))
     assert (code, output) == (2, "--with: two subjects have the name 'my attention'")
+    second = tmp_path / "old_attention.py"
+    second.write_text(example[1].replace("my attention", "my old attention"))  # and the make of the first
+    code, output = command(*words, "--with", mine, "--with", f"{second}:MINE")
+    assert (code, output) == (2, "--with: two subjects have the make 'my_attention:make'")
+    subject = replace(subject_at(mine), name="my old attention")
+    assert made_elsewhere(subject, mine) == made_elsewhere(subject, "my_attention:MINE") == ""
+    assert (
+        made_elsewhere(subject, f"{second}:MINE")
+        == f"my old attention is made by my_attention:make, and not in {second}"
+    )
     del sys.modules["my_attention"]
     _, causal, norm = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     (tmp_path / "my_causal_attention.py").write_text(causal)

@@ -26,7 +26,7 @@ from conformance.judge import other_dtypes
 from conformance.judge.judgement import claims, telling
 from conformance.judge.other_dtypes import examined, of_one_name
 from conformance.judge.report import Report
-from conformance.judge.run import settled
+from conformance.judge.run import narrowest, settled
 from conformance.reports.blocks import block
 from conformance.reports.content import real
 from conformance.reports.subjects import checked
@@ -75,6 +75,12 @@ def test_a_smaller_case_with_a_larger_error_counts_in_the_table() -> None:
     cell = results.rules["ATT-5", "a subject"]
     assert (cell.worst, cell.wide) == (9.0, 9.0)
     assert results.violations["ATT-5", "a subject"].larger == []
+
+
+def test_the_error_of_several_calls_counts_for_16_bits_where_one_of_them_has_16() -> None:
+    wide, narrow = (replace(case(1, 1, 1, 1), dtype=dtype) for dtype in ("float32", "bfloat16"))
+    assert narrowest((wide, narrow), wide) is narrow
+    assert narrowest((wide, wide), wide) is narrowest(wide, wide) is wide
 
 
 def test_what_is_no_violation_after_all_has_no_largest_error() -> None:

@@ -284,10 +284,10 @@ def test_honest_values_keep_their_carried_bounds(folder: Path, dtype: str) -> No
     assert f"the first that departs is {step}" in output
     assert "names of no step or piece: another" in output
     before = list(arrays)[: list(arrays).index(step)]
-    assert f"to narrow it down, save these too: {before[0]}, " in output
+    assert f"to narrow it down, save these too: {before[0]} {before[1]} " in " ".join(output.split())
     np.savez("own.npz", **arrays | {step: 1.01 * arrays[step]})
     code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
-    assert f"to narrow it down, save these too: {step}: queries, {step}: keys, " in output
+    assert f"to narrow it down, save these too: {step}: queries {step}: keys {step}: values" in " ".join(output.split())
 
 
 def computed_inside(dtype: str) -> dict[str, np.ndarray]:
