@@ -48,8 +48,8 @@ def configuration(
     """As in the dialect `llama`, with hidden_activation in place of hidden_act.
 
     scale: query_pre_attn_scalar to the power of -1/2. softcap, output_softcap: attn_logit_softcapping and
-    final_logit_softcapping of the checkpoint's configuration. empty_rows: transformers 5.23 has no other attention than
-    "eager" here, and gives what "mean" does.
+    final_logit_softcapping of the checkpoint's configuration. empty_rows: "eager", which transformers 5.23 takes by
+    default here, gives what "mean" does; its flex_attention gives 0.
     """
     return causal(
         num_heads,

@@ -78,7 +78,7 @@ def test_a_smaller_case_with_a_larger_error_counts_in_the_table() -> None:
 
 
 def test_the_error_of_several_calls_counts_for_16_bits_where_one_of_them_has_16() -> None:
-    wide, narrow = (replace(case(1, 1, 1, 1), dtype=dtype) for dtype in ("float32", "bfloat16"))
+    wide, narrow = (Case("attention", dtype, {}, {}) for dtype in ("float32", "bfloat16"))
     assert narrowest((wide, narrow), wide) is narrow
     assert narrowest((wide, wide), wide) is narrowest(wide, wide) is wide
 
