@@ -32,7 +32,7 @@ from conformance.checks.catalogue import (
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
 from conformance.checks.probe import Probe
-from conformance.checks.results import Results
+from conformance.checks.results import WIDE, Results, Violation
 from conformance.diagnosis.matches import DIAGNOSIS, DOUBTING
 from conformance.judge.checking import SHRINKING
 from conformance.judge.judgement import Claim, Judgement
@@ -216,7 +216,16 @@ class PeerJudgement(Judgement):
         self.remarks[rule] = "; ".join(part for part in (self.remarks.get(rule, ""), text) if part)
 
     def tried(self, probe: Probe, shrinking: float) -> Results:
-        return run_probe(self.within(probe), [self.runner], self.examples, self.seed, self.progress, shrinking)
+        plan = self.examples, self.seed, self.progress, shrinking
+        return run_probe(self.within(probe), [self.runner], *plan, settle=self.settled)
+
+    def settled(self, found: Violation) -> Violation | None:
+        """Of several calls in a row the one that is wrong alone, under its own rule: that is no matter of state."""
+        if found.check != AFTER_OTHER_CALLS:
+            return found
+        new = self.reproduction.settle(found)
+        rounded = new is not None and new.loses_digits and new.case.dtype not in WIDE
+        return replace(new, rule=own.dtype_rule(self.operation)) if new is not None and rounded else new
 
     # --- within the path ---
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import reference_numpy
 from conformance import check, replay
+from conformance.cases.case import Case
+from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT
 from conformance.judge.replaying import save
 from conformance.judge.report import Report
+from conformance.judge.reproduction import Reproduction
+from conformance.judge.run import violation
 from conformance.runner.fresh import FreshProcesses, name_of
+from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
 from tests.support.helpers import SMALL
 
@@ -242,3 +249,25 @@ def test_fresh_processes_take_functions_by_name_only() -> None:
     assert name_of(reference_numpy.rms_norm) is not None
     assert name_of(lambda x: x) is None
     assert FreshProcesses(Target(object(), "rms_norm"), 30.0).ask([]) is None  # type: ignore[arg-type]
+
+
+def three_bits_lost(query: Any, key: Any, value: Any) -> Any:
+    """Of 16-bit numbers, in every call."""
+    right = reference_numpy.attention(query, key, value)
+    return right if query.dtype == np.float32 else right + right.dtype.type(8) * np.spacing(right)
+
+
+def test_digits_lost_in_every_call_are_no_matter_of_the_calls_before() -> None:
+    generator = np.random.default_rng(0)
+    cases = []
+    for dtype in ("float32", "float16"):
+        inputs = {name: generator.normal(size=(1, 1, 3, 2)).astype(dtype) for name in ("query", "key", "value")}
+        cases.append(Case("attention", dtype, inputs, {}))
+    example = tuple(cases)
+    runner = Runner(Target(three_bits_lost, "attention").make())
+    findings = runner(AFTER_OTHER_CALLS, example, AFTER_OTHER_CALLS.prepare(example))
+    found = violation("ATT-13", "after other calls", AFTER_OTHER_CALLS, runner, example, findings)
+    assert "wrong in call 2 of 2" in found.message
+    settled = Reproduction(runner, None).settle(found)
+    assert settled is not None
+    assert (settled.rule, settled.check, settled.example) == ("ATT-9", AGREEMENT, cases[1])
