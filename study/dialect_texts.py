@@ -17,7 +17,7 @@ from study.structures import every, per_head
 
 SAYINGS = {
     "norm": "layer norm (NORM-1), or one of its variants (NORM-7).",
-    "norm_eps": "the number that a norm adds to its divisor, so that it never divides by 0 (NORM-1).",
+    "norm_eps": "the number that a norm adds to the variance, under the root, so that it never divides by 0 (NORM-1).",
     "activation": "of the feed-forward network (FFN-1).",
 }
 """Texts of options that the configuration does not explain."""

@@ -95,7 +95,7 @@ def in_use(seconds: float = 0.5) -> str:
     time.sleep(seconds)
     elapsed = time.perf_counter() - start
     taken = used_by_others(before, used_so_far(), time.process_time() - own, elapsed)
-    return "" if taken is None or taken < 0.1 else f"they take {taken:.0%} of its processors"
+    return "" if taken is None or taken < 0.1 else f"they take {min(taken, 1):.0%} of its processors"
 
 
 def crowded(load: float | None, processors: int, own: float = 0) -> str:

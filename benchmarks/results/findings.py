@@ -154,25 +154,27 @@ def against_libraries(cases: Sequence[Result]) -> str:
     It leads in a case where it leads every library: that counts which is least behind. It lags where any library is
     ahead.
     """
-    leads, lags = [], []
+    leads, lags, compared = [], [], False
     for case in cases:
         order = measured(case)
         ours = next((one for one in order if one["ours"] and one["name"] in case["bases"]), None)
         libraries = [one for one in order if not own(one)]
-        if ours is not None and libraries:
-            behind = min(libraries, key=lambda one: ratio(one, ours).low)
-            ahead = max(libraries, key=lambda one: ratio(ours, one).low)
-            leads.append((ratio(behind, ours), case["name"], ours["name"], behind["name"]))
-            lags.append((ratio(ours, ahead), case["name"], ours["name"], ahead["name"]))
-    if not leads:
-        return ""
-    lead, lag = (max(some, key=lambda one: one[0].low) for some in (leads, lags))
-    told = (
-        (lead, f"largest lead of {lead[2]} over all libraries: {lead[3]} takes {lead[0]} as long ({lead[1]})"),
-        (lag, f"largest lag: {lag[2]} takes {lag[0]} as long as {lag[3]} ({lag[1]})"),
-    )
-    text = "; ".join(line for (found, *_), line in told if found.clear and found.low > 1) or NO_LEAD
-    return f"{text[0].upper()}{text[1:]}."
+        if ours is None or not libraries:
+            continue
+        compared = True
+        lags += [(ratio(ours, one), case["name"], one["name"], ours["name"]) for one in libraries if slower(ours, one)]
+        if all(slower(one, ours) for one in libraries):
+            least = min(libraries, key=lambda one: ratio(one, ours).median)
+            leads.append((ratio(least, ours), case["name"], ours["name"], least["name"]))
+    told = []
+    if leads:
+        lead, name, ahead, behind = max(leads, key=lambda one: one[0].median)
+        told.append(f"largest lead of {ahead} over all libraries: {behind} takes {lead} as long ({name})")
+    if lags:
+        lag, name, ahead, behind = max(lags, key=lambda one: one[0].median)
+        told.append(f"largest lag: {behind} takes {lag} as long as {ahead} ({name})")
+    text = "; ".join(told) or (NO_LEAD if compared else "")
+    return text and f"{text[0].upper()}{text[1:]}."
 
 
 def growth(cases: Sequence[Result]) -> str:

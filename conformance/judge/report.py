@@ -113,7 +113,7 @@ class Report:
         left = f", and not {'those' if len(others) > 1 else 'that'} of {', '.join(others)}" if others else ""
         follow = [rule for rule in rest if rule in following]
         left += f"; {', '.join(follow)} may follow" if follow else ""
-        return f"{name}: this explains {count} of {total} violations{left}"
+        return f"{name}: this explains the smallest cases of {count} of {total} violations{left}"
 
     @property
     def following(self) -> list[Violation]:

@@ -133,6 +133,10 @@ def test_a_lead_is_over_every_library() -> None:
     assert findings.of_cases([case(ours(*[1.0] * 6), noisy, steady)])[1] == (
         "Our fastest engine is ahead of all libraries in no case, and behind one in none, by more than noise."
     )
+    ahead = of("wide", [0.2, 0.9] * 3), of("narrow", [0.5] * 6)  # the medians 0.55 and 0.5
+    assert findings.of_cases([case(ours(*[1.0] * 6), *ahead)])[1].startswith(
+        "Largest lag: our engine takes 3.06 [1.11, "
+    )
     (line,) = findings.of_cases([case(ours(*[1.0] * 6), of("other", [3.0] * 6), steady)])[1:]
     assert line == "Largest lead of our engine over all libraries: steady takes 2.00 [2.00, 2.00] times as long (made)."
 

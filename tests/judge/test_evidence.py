@@ -154,7 +154,7 @@ def test_the_headline_names_what_it_does_not_explain() -> None:
         ([], told[1:], "3 of 3 violations"),
     ]:
         report = SimpleNamespace(violations=[*told, *left], following=following)
-        assert headline.fget(report) == f"the mask is ignored: this explains {ending}"
+        assert headline.fget(report) == f"the mask is ignored: this explains the smallest cases of {ending}"
 
 
 def test_of_names_that_explain_as_many_the_likeliest_is_the_headline() -> None:
@@ -163,7 +163,7 @@ def test_of_names_that_explain_as_many_the_likeliest_is_the_headline() -> None:
         told = [violated(3.0, rule=rule, diagnosis=names) for rule in ("MASK-1", "MASK-3")]
         report = SimpleNamespace(violations=told, following=[])
         headline: Any = Report.headline
-        assert headline.fget(report) == f"{names[0]}: this explains 2 of 2 violations"
+        assert headline.fget(report) == f"{names[0]}: this explains the smallest cases of 2 of 2 violations"
     report = SimpleNamespace(violations=[violated(3.0, diagnosis=(f"{BACKWARD_ONLY}it is so",))], following=[])
     assert headline.fget(report) == "it is so, in the backward pass only"  # after "It looks as if"
 
