@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.steal_time import used_by_others, used_so_far
+from benchmarks.measure.steal_time import watching_others
 
 PACKAGES = ("numpy", "torch", "jax", "jaxlib", "flax", "keras", "onnx", "onnxruntime", "ml_dtypes")
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,10 +91,9 @@ def in_use(seconds: float = 0.5) -> str:
 
     The load of the last minute would count a run that has just ended.
     """
-    before, own, start = used_so_far(), time.process_time(), time.perf_counter()
+    others = watching_others()
     time.sleep(seconds)
-    elapsed = time.perf_counter() - start
-    taken = used_by_others(before, used_so_far(), time.process_time() - own, elapsed)
+    taken = others()
     return "" if taken is None or taken < 0.1 else f"they take {min(taken, 1):.0%} of its processors"
 
 

@@ -8,7 +8,8 @@ whatever is done: a pair of which one side is leans against that side.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks.measure.workers import processors
@@ -54,6 +55,12 @@ def used_from(lines: Iterable[str], of: Iterable[int]) -> float | None:
     if not found or len(found) != len(names) or any(len(ticks) < FIELD for ticks in found):
         return None
     return sum(sum(ticks) - sum(ticks[IDLE]) for ticks in found) / os.sysconf("SC_CLK_TCK")
+
+
+def watching_others() -> Callable[[], float | None]:
+    """Return what tells the share of the processor time that others took from now on; see `used_by_others`."""
+    before, own, start = used_so_far(), time.process_time(), time.perf_counter()
+    return lambda: used_by_others(before, used_so_far(), time.process_time() - own, time.perf_counter() - start)
 
 
 def used_by_others(before: float | None, after: float | None, own: float, elapsed: float) -> float | None:

@@ -21,7 +21,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.subjects.registry import place_of
 from conformance.runner.process_lifetime import end_with_parent
 from conformance.subjects.subject import first_line
 
@@ -133,6 +132,8 @@ def serve(pipe: Any, threads: int, variables: Mapping[str, str], make: Callable[
         except MemoryError:
             answer = ("failed", "there was not enough memory")
         except Exception as error:
+            from benchmarks.subjects.registry import place_of  # of all subjects: no worker starts later for it
+
             place = place_of(error)
             answer = (
                 "failed",

@@ -146,6 +146,11 @@ class Violation:
         return self.of_numbers and (near or finding.ratio < FEW)
 
     @property
+    def rounds_16_bits(self) -> bool:
+        """Whether the number is nearly right, of a case in 16 bits."""
+        return self.loses_digits and self.case.dtype not in WIDE
+
+    @property
     def of_flat_rows(self) -> bool:
         """Whether it is the gradient of rows of which a norm makes -1 or 1, however large they are: it is nearly 0."""
         width = FLAT.get(self.case.operation, 0) if isinstance(self.case, Case) else 0

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from conformance.cases.case import Case
 from conformance.cases.declaration import MASK_KINDS
 from conformance.cases.features import masked_as_declared
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import breaks
 from conformance.checks.results import ALSO_WITHOUT, LOOK_BEYOND, Results, Violation
-from conformance.diagnosis.following import OF_SIZES, WIDER, about, definite, rule_named, shows_its_rule, used
+from conformance.diagnosis.following import WIDER, about, definite, is_plain, rule_named, shows_its_rule, used
+from conformance.diagnosis.naming import diagnosed
 from conformance.runner.in_process import JudgeError, Runner
+from conformance.runner.shrinking import without
 from specification.rules import RULES
 
 ARGUMENTS = {
@@ -22,6 +23,12 @@ ARGUMENTS = {
     "sinks": "sinks",
 }
 """The argument that gives a case a feature of attention."""
+
+
+def explained(results: Results, runner: Runner) -> None:
+    """Add to each violation its diagnosis, and then what says that its rule need not be the place."""
+    diagnosed(results, runner)
+    with_hints(results, runner)
 
 
 def with_hints(results: Results, runner: Runner) -> None:
@@ -51,22 +58,11 @@ def hint_for(violation: Violation, runner: Runner) -> str:
         vague = plain and not violation.loses_digits
         return "a plain call is wrong, and the mistake may be in any step" if vague else ""
     names = {ARGUMENTS[feature] for feature in needed & used(violation) if feature in ARGUMENTS}
-    plainer = without(case, names)
-    if case.special or not names or not masked_as_declared(plainer, runner.declaration):
+    plainer = without(*names)(case)
+    if case.special or plainer is None or not masked_as_declared(plainer, runner.declaration):
         return ""
     try:
         wrong = breaks(runner(AGREEMENT, plainer, AGREEMENT.prepare(plainer)), violation.level)
     except JudgeError:  # no verdict depends on it
         return ""
     return f"without {' and '.join(sorted(names))}{ALSO_WITHOUT}" if wrong else ""
-
-
-def is_plain(violation: Violation) -> bool:
-    """Whether its smallest case has no mask and no option, and its output is wrong."""
-    return not used(violation) - OF_SIZES and not violation.case.special
-
-
-def without(case: Case, names: set[str]) -> Case:
-    """The same call without some of its arguments."""
-    inputs = {name: array for name, array in case.inputs.items() if name not in names}
-    return replace(case, inputs=inputs, options={n: o for n, o in case.options.items() if n not in names})

@@ -207,6 +207,11 @@ def same_threshold(other: Violation, violation: Violation) -> bool:
     return first.startswith("first wrong at ") and first == also and not violation.mistakes
 
 
+def is_plain(violation: Violation) -> bool:
+    """Whether its smallest case has no mask, no option and only numbers, and its output is wrong."""
+    return not used(violation) - OF_SIZES and not violation.case.special
+
+
 def also_without(violation: Violation) -> bool:
     """Whether its case fails without what its rule is about, too, and no known mistake explains it."""
     return any(line.startswith(LOOK_BEYOND) and line.endswith(ALSO_WITHOUT) for line in violation.diagnosis)
@@ -218,7 +223,7 @@ def both_without_a_name(other: Violation, violation: Violation) -> bool:
     ours, theirs = other.case, violation.case
     if ours is None or theirs is None or other.loses_digits or violation.loses_digits or violation.rule not in WIDER:
         return False
-    if any(used(one) - OF_SIZES or one.case.special or definite(one) for one in (other, violation)):
+    if not all(is_plain(one) and not definite(one) for one in (other, violation)):
         return False
     if other.finding.message or other.wrong_gradients != violation.wrong_gradients:
         return False

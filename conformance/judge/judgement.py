@@ -24,8 +24,7 @@ from conformance.checks.levels import ROBUST, within
 from conformance.checks.probe import Probe
 from conformance.checks.refusals import Refusal
 from conformance.checks.results import Results, Violation
-from conformance.diagnosis.elsewhere import with_hints
-from conformance.diagnosis.naming import diagnosed
+from conformance.diagnosis.elsewhere import explained
 from conformance.judge.other_dtypes import with_other_dtypes
 from conformance.judge.reproduction import Reproduction
 from conformance.judge.run import STUCK, Progress, Tried, run_corpus, run_probe, run_refusal, violation
@@ -125,8 +124,7 @@ class Judgement:
             limit = f"{self.runner.time_limit:g} s"
             self.untried = f"after {STUCK} cases that took longer than {limit} nothing else was tried"
         self.ask_what_is_printed()
-        diagnosed(self.results, self.runner)
-        with_hints(self.results, self.runner)
+        explained(self.results, self.runner)
         self.results.with_worst()
         if self.shrinking:
             with_thresholds(self.results, self.runner)

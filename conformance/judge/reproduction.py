@@ -27,7 +27,7 @@ from conformance.checks.catalogue import (
 )
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding, breaks, worst
-from conformance.checks.results import CHANGES, DEPENDS, WIDE, Violation
+from conformance.checks.results import CHANGES, DEPENDS, Violation
 from conformance.runner.fresh import FreshProcesses
 from conformance.runner.in_process import Logged, Runner, Step
 from conformance.subjects.targets import Target
@@ -114,8 +114,7 @@ class Reproduction:
         first = broken[0]
         finding = worst(self.runner.sizes.learned(cases[first], answers[first]))
         new = replace(replaced(found, steps[first]), finding=finding)
-        rounded = new.loses_digits and new.case.dtype not in WIDE
-        return replace(new, rule=rule_of("dtype" if rounded else "cross", new.case.operation))
+        return replace(new, rule=rule_of("dtype" if new.rounds_16_bits else "cross", new.case.operation))
 
 
 def step(check: Check[Any, Any], example: Any) -> Step:

@@ -16,8 +16,7 @@ from conformance.cases.declaration import Declaration, known
 from conformance.cases.signatures import parameters_never_given
 from conformance.checks.levels import DEFAULT, LEVELS, ROBUST, STRICT, rank, within
 from conformance.checks.results import Results, Violation
-from conformance.diagnosis.elsewhere import with_hints
-from conformance.diagnosis.naming import diagnosed
+from conformance.diagnosis.elsewhere import explained
 from conformance.judge.checking import EFFORTS, SHRINKING
 from conformance.judge.judged_rules import JUDGED
 from conformance.judge.judgement import (
@@ -112,8 +111,7 @@ class JudgeSession:
             warnings.simplefilter("default")
             results = self.tried(question)
             if results.violations:
-                diagnosed(results, self.runner)
-                with_hints(results, self.runner)
+                explained(results, self.runner)
                 results.with_worst()
                 self.violated += 1
                 if self.judgement.shrinking and self.violated <= FIRST:

@@ -32,7 +32,7 @@ from conformance.checks.catalogue import (
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
 from conformance.checks.probe import Probe
-from conformance.checks.results import WIDE, Results, Violation
+from conformance.checks.results import Results, Violation
 from conformance.diagnosis.matches import DIAGNOSIS, DOUBTING
 from conformance.judge.checking import SHRINKING
 from conformance.judge.judgement import Claim, Judgement
@@ -224,8 +224,7 @@ class PeerJudgement(Judgement):
         if found.check != AFTER_OTHER_CALLS:
             return found
         new = self.reproduction.settle(found)
-        rounded = new is not None and new.loses_digits and new.case.dtype not in WIDE
-        return replace(new, rule=own.dtype_rule(self.operation)) if new is not None and rounded else new
+        return new if new is None or not new.rounds_16_bits else replace(new, rule=own.dtype_rule(self.operation))
 
     # --- within the path ---
 
