@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.steal_time import watching_others
+from benchmarks.measure.steal_time import BUSY, watching_others
 
 PACKAGES = ("numpy", "torch", "jax", "jaxlib", "flax", "keras", "onnx", "onnxruntime", "ml_dtypes")
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,14 +87,14 @@ def load() -> float | None:
 
 
 def in_use(seconds: float = 0.5) -> str:
-    """Return in words how busy other programs keep the machine right now; empty if they take less than a tenth of it.
+    """Return in words how busy other programs keep the machine right now; empty if they take less than BUSY of it.
 
     The load of the last minute would count a run that has just ended.
     """
     others = watching_others()
     time.sleep(seconds)
     taken = others()
-    return "" if taken is None or taken < 0.1 else f"they take {min(taken, 1):.0%} of its processors"
+    return "" if taken is None or taken < BUSY else f"they take {min(taken, 1):.0%} of its processors"
 
 
 def crowded(load: float | None, processors: int, own: float = 0) -> str:

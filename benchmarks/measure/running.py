@@ -16,7 +16,7 @@ from benchmarks.measure.ceilings import CeilingWorker, Measured, best_copy, best
 from benchmarks.measure.memory import MemoryWorker
 from benchmarks.measure.rounds import Budget, calls_in_trial, rounds
 from benchmarks.measure.statistics import Interval, interval
-from benchmarks.measure.steal_time import TOLERATED
+from benchmarks.measure.steal_time import TOLERATED, Taken, in_words, watching_programs
 from benchmarks.measure.timing_worker import Start, TimingWorker, Trial
 from benchmarks.measure.workers import Failed, Worker
 from benchmarks.subjects.subject import Subject
@@ -43,7 +43,8 @@ class Askable(Protocol):
 class Plan:
     """What is run, and how. `say` gets lines that are to be read, `step` what is being done right now.
 
-    busy: says in words how other programs use this machine right now; empty if they leave it alone.
+    busy: says in words how other programs use this machine right now, where no system tells what they take; empty if
+    they leave it alone.
     """
 
     device: str
@@ -99,6 +100,7 @@ class Run:
         self.workers: dict[str, Askable] = {}
         self.ceilings: list[Measured] = []
         self.busy = ""
+        self.taken: list[Taken | None] = []
 
     def ask(self, entry: Entry, method: str, *given: Any) -> Any:
         return self.worker(entry.subject).ask(method, *given, limit=self.plan.budget.limit)
@@ -138,7 +140,6 @@ class Run:
             self.make_ready(entry, case, memory.available(self.plan.device))
         self.examine(entries, case, BEFORE)
         self.time(entries, case)
-        self.busy = self.plan.busy()
         self.examine(entries, case, AFTER)
         self.judge_trials(entries, case)
         found = work(case, self.plan.seed)
@@ -252,8 +253,11 @@ class Run:
                 self.fail(entry, f"timed trial {number + 1}: {failed}")
             return entry.measured
 
+        self.taken = []
         patient_until = time.monotonic() + self.plan.budget.patience * self.plan.budget.seconds
         rounds(taking_part, trial, self.plan.budget, lambda number: self.plan.step(f"round {number + 1}"))
+        told = in_words(self.taken)
+        self.busy = self.plan.busy() if told is None else told
 
     def undisturbed(self, entry: Entry, case: Case, number: int, patient_until: float) -> Trial:
         """The first trial from which the host took no processor time; else the one from which it took least.
@@ -266,7 +270,9 @@ class Run:
             start = (case, self.plan.seed, (number, attempt), entry.calls, entry.start.typical, self.plan.budget.awake)
             entry.repeated += attempt > 0
             try:
+                by_others = watching_programs()
                 found: Trial = self.ask(entry, "trial", *start)
+                self.taken.append(by_others())
             except Failed as failed:
                 if not attempt:
                     raise

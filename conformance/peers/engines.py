@@ -37,7 +37,7 @@ class Engine(NamedTuple):
 
 
 KERNEL_LACKS = ("no-bias", "no-softcap", "no-sinks", "no-value_width")
-"""What neither PyTorch's kernel for the CPU nor the kernels for a GPU support."""
+"""What PyTorch's kernel for the CPU does not support. Those for a GPU take values of another width."""
 
 ENGINES = (
     Engine("torch_impl", "blocked"),
@@ -64,10 +64,14 @@ def limited(engine: Engine) -> Iterator[Any]:
         choosing.LIMITS = before
 
 
-def attention_by(engine: Engine) -> Callable[..., Any]:
+def lacking(engine: Engine, device: str) -> tuple[str, ...]:
+    return tuple(name for name in engine.lacking if device == "cpu" or name != "no-value_width")
+
+
+def attention_by(engine: Engine, device: str = "cpu") -> Callable[..., Any]:
     """The port's attention with that engine asked for by name, as a function that says what it lacks."""
 
-    @declare(("structured", "no-empty", *engine.lacking))
+    @declare(("structured", "no-empty", *lacking(engine, device)))
     def attention(
         query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None,
         softcap: Any = None, sinks: Any = None,
@@ -95,4 +99,10 @@ def judge(engine: Engine, **options: Any) -> Report:
         options.setdefault("limits", {"key_width": WIDEST, "value_width": WIDEST})
     options.setdefault("time_limit", TIME_LIMIT)
     options.setdefault("profile", STRICT)
-    return check(attention_by(engine), "attention", arrays=engine.arrays, name=engine.title, **options)
+    return check(
+        attention_by(engine, options.get("device", "cpu")),
+        "attention",
+        arrays=engine.arrays,
+        name=engine.title,
+        **options,
+    )

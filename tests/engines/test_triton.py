@@ -214,12 +214,12 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> Any:
     return module_of(TRITON, "engines.blocked").Inputs(**fields | {"sinks": None} | changed)
 
 
-def test_by_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the judge has not accepted on a GPU is not taken there unless somebody asks for it."""
+def test_taken_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     needs_triton()
     choose = module_of(TRITON, "engines.choice").engine_for
-    assert choose("auto", on_a_gpu(monkeypatch), None, "zero").engine == "blocked"
-    assert choose("fused", on_a_gpu(monkeypatch), None, "zero").engine == "fused"
+    chosen = choose("auto", on_a_gpu(monkeypatch), None, "zero")
+    assert (chosen.engine, chosen.why) == ("fused", "the Triton kernels take it")
+    assert choose("auto", on_a_gpu(monkeypatch, softcap=2.0), None, "zero").engine == "blocked"
 
 
 HINDRANCES: list[tuple[dict[str, Any], str]] = [
@@ -228,7 +228,7 @@ HINDRANCES: list[tuple[dict[str, Any], str]] = [
     ({"bias": torch.zeros(13, 13)}, "no bias"),
     ({"query": torch.zeros(1, 1, 1, 1, dtype=torch.float64)}, "float64"),
     ({"query": torch.zeros(1, 1, 1, 257)}, "at most 256"),
-    ({"value": torch.zeros(1, 1, 1, 9)}, "another width"),
+    ({"value": torch.zeros(1, 1, 1, 257)}, "at most 256"),
 ]
 
 

@@ -95,8 +95,8 @@ def load(name: str, edit: tuple[str, str] | None, folder: Path | None, patch: py
 
 # --- cases ------------------------------------------------------------------------------------------------------------
 
-LARGE = Sizes(2, 2, 1, 37, 70, 20, 12)
-"""Several tiles of 16 by 16, with tails, and widths that are no powers of two."""
+LARGE = Sizes(2, 2, 1, 37, 70, 36, 12)
+"""Several tiles of 16 by 16, with tails, and widths that are no multiples of 16, nor then powers of two."""
 PACKED = np.repeat([[0, 1, 2, 3]], 2, axis=0)
 OF_QUERIES, OF_KEYS = np.repeat(PACKED, [3, 20, 10, 4], axis=1), np.repeat(PACKED, [20, 34, 10, 6], axis=1)
 

@@ -26,7 +26,7 @@ from torch_impl.engines.blocked import (
     joined,
     several,
 )
-from torch_impl.engines.kernel_inputs import bounded, dense, recomputed_alike, scale_of, size
+from torch_impl.engines.kernel_inputs import bounded, recomputed_alike, scale_of, size
 from torch_impl.engines.triton.masks import Marks, Tiles, Tilings, marks_of, ranges_of_queries
 
 WIDEST = 256
@@ -43,10 +43,6 @@ def hindrance_of_triton(inputs: Inputs) -> str:
         return "the Triton kernels have no float64"
     if max(inputs.query.shape[-1], inputs.value.shape[-1]) > WIDEST:
         return f"the Triton kernels take rows of at most {WIDEST} numbers"
-    if inputs.query.is_cuda and inputs.value.shape[-1] != inputs.query.shape[-1]:
-        # Triton 3.6, bfloat16, keys of 64 to 128 numbers and values of 8, tiles of 64 by 64: the output was off by more
-        # than 1. The same kernel is right in the interpreter; the cause was not found.
-        return "values of another width than the keys gave a wrong result on an H100"
     if torch.version.hip or (inputs.query.is_cuda and torch.cuda.get_device_capability(inputs.query.device) < (8, 0)):
         return "the Triton kernels are for NVIDIA's GPUs from compute capability 8.0 on"
     return ""
@@ -127,14 +123,14 @@ class TritonAttention(torch.autograd.Function):
     def forward(ctx: Any, limits: Limits, options: Options, work: Work, *tensors: Any) -> torch.Tensor:
         from torch_impl.engines.triton.forward import forward
 
-        query, key, value = map(dense, tensors)
+        query, key, value = tensors
         scale = scale_of(joined(options, (*tensors, None, None)))
         with torch.cuda.device_of(query):
             output, logsumexp = forward(query, key, value, work.marks, work.ranges, scale, work.tilings.forward)
         ctx.limits, ctx.options, ctx.work = limits, options, work
         # The unrounded output: delta is a sum of its products, and has the digits of the scores' gradients.
         ctx.save_for_backward(*tensors, output, logsumexp, *arrays_of(options))
-        return output.to(query.dtype)
+        return output[..., : value.shape[-1]].to(query.dtype)
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
@@ -147,7 +143,7 @@ class TritonAttention(torch.autograd.Function):
             everything, wanted = (*tensors, None, None), (*ctx.needs_input_grad[3:], False, False)
             found = blocked_gradients(ctx.limits, ctx.options, everything, cotangent, wanted)
             return None, None, None, *found[:3]
-        query, key, value, cotangent = map(dense, (*tensors, cotangent))
+        query, key, value = tensors
         with torch.cuda.device_of(query):
             gradients = backward(
                 query, key, value, output, logsumexp, cotangent, inputs.mask, work.marks, scale_of(inputs),

@@ -26,6 +26,7 @@ from torch_impl.engines.triton.layout import (
     block_of,
     edges_of,
     head_of,
+    in_units,
     layout_of,
     sizes_of,
     stride,
@@ -37,21 +38,21 @@ from torch_impl.engines.triton.tiles import allowed_pairs, pair_products, put_ro
 @triton.jit
 def query_kernel(
     query, key, value, cotangent, output, logsumexp, delta, gradient, layout, marks, ranges, scale,
-    UNIT: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a block of queries, and delta."""
-    H, G, Q, K, D, V = sizes_of(layout, UNIT)
+    H, G, Q, K, D, V = sizes_of(layout)
     block, batch, head, place = block_of(Q, H, QUERIES)
     group = head // (H // G)
     rows = block * QUERIES + tl.arange(0, QUERIES)
 
-    query = head_of(query, layout, QUERY, batch, head, UNIT)
-    cotangent = head_of(cotangent, layout, COTANGENT, batch, head, UNIT)
-    key = head_of(key, layout, KEY, batch, group, UNIT)
-    value = head_of(value, layout, VALUE, batch, group, UNIT)
-    key_stride, value_stride = stride(layout, KEY, 2, UNIT), stride(layout, VALUE, 2, UNIT)
-    queries = rows_of(query, stride(layout, QUERY, 2, UNIT), rows, Q, D, WIDTH)
-    cotangents = rows_of(cotangent, stride(layout, COTANGENT, 2, UNIT), rows, Q, V, VALUE_WIDTH)
+    query = head_of(query, layout, QUERY, batch, head)
+    cotangent = head_of(cotangent, layout, COTANGENT, batch, head)
+    key = head_of(key, layout, KEY, batch, group)
+    value = head_of(value, layout, VALUE, batch, group)
+    key_stride, value_stride = stride(layout, KEY, 2), stride(layout, VALUE, 2)
+    queries = rows_of(query, stride(layout, QUERY, 2), rows, Q, D, WIDTH)
+    cotangents = rows_of(cotangent, stride(layout, COTANGENT, 2), rows, Q, V, VALUE_WIDTH)
     outputs = rows_of(output + place * V, V, rows, Q, V, VALUE_WIDTH)
     deltas = tl.sum(outputs * cotangents.to(tl.float32), 1)
     tl.store(delta + place + rows, deltas, mask=rows < Q)
@@ -75,29 +76,27 @@ def query_kernel(
 @triton.jit
 def key_kernel(
     query, key, value, cotangent, logsumexp, delta, key_gradient, value_gradient, layout, marks, ranges, scale,
-    UNIT: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a block of keys and of its values.
 
     Tiles have keys in rows here and queries in columns.
     """
-    H, G, Q, K, D, V = sizes_of(layout, UNIT)
+    H, G, Q, K, D, V = sizes_of(layout)
     block, batch, group, place = block_of(K, G, KEYS)
     columns = block * KEYS + tl.arange(0, KEYS)
 
-    keys = rows_of(head_of(key, layout, KEY, batch, group, UNIT), stride(layout, KEY, 2, UNIT), columns, K, D, WIDTH)
-    values = rows_of(
-        head_of(value, layout, VALUE, batch, group, UNIT), stride(layout, VALUE, 2, UNIT), columns, K, V, VALUE_WIDTH
-    )
-    query_stride, cotangent_stride = stride(layout, QUERY, 2, UNIT), stride(layout, COTANGENT, 2, UNIT)
+    keys = rows_of(head_of(key, layout, KEY, batch, group), stride(layout, KEY, 2), columns, K, D, WIDTH)
+    values = rows_of(head_of(value, layout, VALUE, batch, group), stride(layout, VALUE, 2), columns, K, V, VALUE_WIDTH)
+    query_stride, cotangent_stride = stride(layout, QUERY, 2), stride(layout, COTANGENT, 2)
     first, stop, full_first, full_stop = edges_of(ranges, layout, batch, block)
 
     of_keys, of_values = tl.zeros([KEYS, WIDTH], tl.float32), tl.zeros([KEYS, VALUE_WIDTH], tl.float32)
     share = H // G
     for number in range(share):
         head = group * share + number
-        of_query = head_of(query, layout, QUERY, batch, head, UNIT)
-        of_output = head_of(cotangent, layout, COTANGENT, batch, head, UNIT)
+        of_query = head_of(query, layout, QUERY, batch, head)
+        of_output = head_of(cotangent, layout, COTANGENT, batch, head)
         begin = (batch * H + head) * Q
         for query_block in range(first, stop):
             rows = query_block * QUERIES + tl.arange(0, QUERIES)
@@ -120,24 +119,29 @@ def backward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor, logsumexp: torch.Tensor,
     cotangent: torch.Tensor, mask: Any, marks: Marks, scale: float, tilings: Tilings,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The gradients of query, key and value, in float32. The cotangent has the dtype of the inputs."""
+    """The gradients of query, key and value, in float32. The cotangent has the dtype of the inputs.
+
+    The output has zeros behind V, as `forward` returns it.
+    """
+    widths = [tensor.shape[3] for tensor in (query, key, value)]
+    query, key, value, cotangent = map(in_units, (query, key, value, cotangent))
     (B, H, Q, D), (G, K), V = query.shape, key.shape[1:3], value.shape[3]
     of_query, of_key, of_value = (
         torch.empty(tensor.shape, dtype=torch.float32, device=query.device) for tensor in (query, key, value)
     )
     delta = torch.empty_like(logsumexp)
-    widths = {"WIDTH": padded(D), "VALUE_WIDTH": padded(V)}
+    tiled = {"WIDTH": padded(D), "VALUE_WIDTH": padded(V)}
     # The first kernel writes delta, and the second one reads it.
     ranges, _ = ranges_of_queries(mask, query, K, tilings.query)
     layout = layout_of(query, key, value, ranges, marks.strides, cotangent)
     query_kernel[(-(-Q // tilings.query.queries) * B * H,)](
-        query, key, value, cotangent, output, logsumexp, delta, of_query, layout.numbers, marks, ranges, scale,
-        UNIT=layout.unit, **tilings.query.launch, **widths,
+        query, key, value, cotangent, output, logsumexp, delta, of_query, layout, marks, ranges, scale,
+        **tilings.query.launch, **tiled,
     )  # fmt: skip
     ranges = ranges_of_keys(mask, query, K, tilings.key)
     layout = layout_of(query, key, value, ranges, marks.strides, cotangent)
     key_kernel[(-(-K // tilings.key.keys) * B * G,)](
-        query, key, value, cotangent, logsumexp, delta, of_key, of_value, layout.numbers, marks, ranges, scale,
-        UNIT=layout.unit, **tilings.key.launch, **widths,
+        query, key, value, cotangent, logsumexp, delta, of_key, of_value, layout, marks, ranges, scale,
+        **tilings.key.launch, **tiled,
     )  # fmt: skip
-    return of_query, of_key, of_value
+    return of_query[..., : widths[0]], of_key[..., : widths[1]], of_value[..., : widths[2]]

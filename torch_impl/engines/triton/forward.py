@@ -12,7 +12,18 @@ import torch
 import triton
 import triton.language as tl
 
-from torch_impl.engines.triton.layout import KEY, QUERY, VALUE, block_of, edges_of, head_of, layout_of, sizes_of, stride
+from torch_impl.engines.triton.layout import (
+    KEY,
+    QUERY,
+    VALUE,
+    block_of,
+    edges_of,
+    head_of,
+    in_units,
+    layout_of,
+    sizes_of,
+    stride,
+)
 from torch_impl.engines.triton.masks import Marks, Tiles
 from torch_impl.engines.triton.tiles import allowed_pairs, pair_products, put_rows, rows_of, weighted_sum
 
@@ -25,19 +36,19 @@ def padded(width: int) -> int:
 @triton.jit
 def forward_kernel(
     query, key, value, output, logsumexp, layout, marks, ranges, scale,
-    UNIT: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The output and the log-sum-exp of a block of queries."""
-    H, G, Q, K, D, V = sizes_of(layout, UNIT)
+    H, G, Q, K, D, V = sizes_of(layout)
     block, batch, head, place = block_of(Q, H, QUERIES)
     group = head // (H // G)
     rows = block * QUERIES + tl.arange(0, QUERIES)
 
-    query = head_of(query, layout, QUERY, batch, head, UNIT)
-    key = head_of(key, layout, KEY, batch, group, UNIT)
-    value = head_of(value, layout, VALUE, batch, group, UNIT)
-    key_stride, value_stride = stride(layout, KEY, 2, UNIT), stride(layout, VALUE, 2, UNIT)
-    queries = rows_of(query, stride(layout, QUERY, 2, UNIT), rows, Q, D, WIDTH)
+    query = head_of(query, layout, QUERY, batch, head)
+    key = head_of(key, layout, KEY, batch, group)
+    value = head_of(value, layout, VALUE, batch, group)
+    key_stride, value_stride = stride(layout, KEY, 2), stride(layout, VALUE, 2)
+    queries = rows_of(query, stride(layout, QUERY, 2), rows, Q, D, WIDTH)
     first, stop, full_first, full_stop = edges_of(ranges, layout, batch, block)
 
     total_output = tl.zeros([QUERIES, VALUE_WIDTH], tl.float32)
@@ -72,13 +83,17 @@ def forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, marks: Marks, ranges: torch.Tensor, scale: float,
     tiles: Tiles,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Output [B, H, Q, V] and log-sum-exp [B, H, Q] in float32; the latter is +inf where a row is empty."""
+    """Output and log-sum-exp [B, H, Q] in float32; the latter is +inf where a row is empty.
+
+    The output is [B, H, Q, V], with zeros behind V up to a multiple of 16.
+    """
+    query, key, value = map(in_units, (query, key, value))
     (B, H, Q, D), V = query.shape, value.shape[3]
     output = query.new_empty((B, H, Q, V), dtype=torch.float32)
     logsumexp = query.new_empty((B, H, Q), dtype=torch.float32)
     layout = layout_of(query, key, value, ranges, marks.strides)
     forward_kernel[(-(-Q // tiles.queries) * B * H,)](
-        query, key, value, output, logsumexp, layout.numbers, marks, ranges, scale,
-        UNIT=layout.unit, WIDTH=padded(D), VALUE_WIDTH=padded(V), **tiles.launch,
+        query, key, value, output, logsumexp, layout, marks, ranges, scale,
+        WIDTH=padded(D), VALUE_WIDTH=padded(V), **tiles.launch,
     )  # fmt: skip
     return output, logsumexp

@@ -3,15 +3,14 @@
 
 As arguments they would cost a compilation of several seconds for most new lengths: Triton compiles a kernel again for
 an integer that is 1, and for a multiple of 16 where the earlier number was none. Numbers in an array compile nothing.
-But the compiler moves 16 bytes at once only if it knows that widths and strides are multiples of 16. So if all of them
-are, the array holds them in units of 16, and the constant UNIT is 16 instead of 1.
+But the compiler moves 16 bytes at once only if it knows that widths and strides are multiples of 16. So the array holds
+them in units of 16. `in_units` makes them so, and makes the first number of a tensor begin at a multiple of 16 bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
 
 import torch
 import triton
@@ -19,35 +18,40 @@ import triton.language as tl
 
 RANGES, MASK, TENSORS = tl.constexpr(6), tl.constexpr(8), tl.constexpr(12)
 """Where the strides of the ranges, of the mask's array and of the tensors begin. The six sizes are before them."""
+UNIT = tl.constexpr(16)
+"""What the widths and the tensors' strides are multiples of."""
 QUERY, KEY, VALUE, COTANGENT = (tl.constexpr(number) for number in range(4))
 """The tensors in the order of their strides."""
 
 
-class Layout(NamedTuple):
-    """What a kernel needs to know of sizes and strides.
-
-    numbers: H, G, Q, K, D, V (the grid implies B), two strides of the ranges, four of the mask's array, three of every
-    tensor. unit: 16 or 1, what D, V and the tensors' strides are multiplied by.
-    """
-
-    numbers: torch.Tensor
-    unit: int
+def in_units(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as the kernels read it; if it is laid out otherwise, a copy, with zeros at the end of its rows."""
+    if missing := -tensor.shape[-1] % UNIT.value:
+        return torch.nn.functional.pad(tensor, (0, missing))
+    axes = zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
+    apart = any(stride % UNIT.value for size, stride in axes if size > 1)
+    if apart or tensor.stride(-1) != 1 or tensor.data_ptr() % 16:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
 
 
 def layout_of(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ranges: torch.Tensor, mask_strides: Sequence[int],
     *others: torch.Tensor,
-) -> Layout:  # fmt: skip
-    """The layout of a call. The last axis of every tensor has the stride 1."""
+) -> torch.Tensor:  # fmt: skip
+    """What a kernel needs to know of tensors from `in_units`.
+
+    H, G, Q, K, D, V (the grid implies B), two strides of the ranges, four of the mask's array, three of every tensor.
+    """
     (H, Q, D), (G, K), V = query.shape[1:], key.shape[1:3], value.shape[3]
-    strides = [*chain.from_iterable(tensor.stride()[:3] for tensor in (query, key, value, *others))]
-    unit = 1 if any(number % 16 for number in (D, V, *strides)) else 16
-    numbers = H, G, Q, K, D // unit, V // unit, *ranges.stride()[:2], *mask_strides, *(n // unit for n in strides)
-    return Layout(torch.tensor(numbers, dtype=torch.int64, device=query.device), unit)
+    strides = chain.from_iterable(tensor.stride()[:3] for tensor in (query, key, value, *others))
+    in_16s = (number // UNIT.value for number in strides)  # where an axis has one element, any stride will do
+    numbers = H, G, Q, K, D // UNIT.value, V // UNIT.value, *ranges.stride()[:2], *mask_strides, *in_16s
+    return torch.tensor(numbers, dtype=torch.int64, device=query.device)
 
 
 @triton.jit
-def sizes_of(layout, UNIT: tl.constexpr):
+def sizes_of(layout):
     """H, G, Q, K, D, V: query heads, key heads, queries, keys, the width of queries and keys, that of values."""
     H, G = tl.load(layout).to(tl.int32), tl.load(layout + 1).to(tl.int32)
     Q, K = tl.load(layout + 2).to(tl.int32), tl.load(layout + 3).to(tl.int32)
@@ -63,15 +67,15 @@ def block_of(length, heads, SIZE: tl.constexpr):
 
 
 @triton.jit
-def stride(layout, tensor: tl.constexpr, axis: tl.constexpr, UNIT: tl.constexpr):
+def stride(layout, tensor: tl.constexpr, axis: tl.constexpr):
     """The stride of one axis of a tensor, in elements."""
     return tl.load(layout + TENSORS + 3 * tensor + axis) * UNIT
 
 
 @triton.jit
-def head_of(pointer, layout, tensor: tl.constexpr, batch, head, UNIT: tl.constexpr):
+def head_of(pointer, layout, tensor: tl.constexpr, batch, head):
     """A pointer to the first row of a head."""
-    return pointer + batch * stride(layout, tensor, 0, UNIT) + head * stride(layout, tensor, 1, UNIT)
+    return pointer + batch * stride(layout, tensor, 0) + head * stride(layout, tensor, 1)
 
 
 @triton.jit
