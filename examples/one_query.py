@@ -3,7 +3,7 @@
 #
 # A Transformer in NumPy, written piece by piece, each piece judged as soon as it stands. The judge works out exactly
 # what should have come and how far off honest float32 arithmetic may be, for every number; that much is 1 *bound*. So
-# there is no tolerance anywhere below, and none of the errors printed may be more than 1.
+# there is no tolerance anywhere below, and an error of more than 1 is a mistake. Those below are made on purpose.
 #
 # Names of axes: B sequences in a batch, H heads, T positions of a sequence, Q queries, K keys, D the width of a head,
 # E the width of the model, F the inner width of its feed-forward network.
