@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure.steal_time import watching_others
+from benchmarks.measure.other_programs import watching
 
 SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
 """Of the square matrices."""
@@ -40,7 +40,7 @@ class CeilingWorker:
         """
         product, copy = {"numpy": numpy_calls, "torch": torch_calls, "jax": jax_calls}[self.arrays](self.device)
         found: list[Measured] = []
-        others = watching_others()
+        taken = watching()
         for dtype in dtypes:
             if self.arrays == "numpy" and dtype not in ("float32", "float64"):
                 continue
@@ -48,8 +48,8 @@ class CeilingWorker:
                 found.append(self.measured("product", dtype, size, 2.0 * size**3, product(dtype, size)))
         for size in COPIES[self.device]:
             found.append(self.measured("copy", "float32", size, 2.0 * size, copy(size)))
-        share = others()
-        return [one | {"others": share} for one in found]
+        by_others = taken()
+        return [one | {"others": by_others and by_others.share} for one in found]
 
     def measured(self, kind: str, dtype: str, size: int, work: float, call: Callable[[int], None]) -> Measured:
         rates = [work / seconds for seconds in repeated(call)]

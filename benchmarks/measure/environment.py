@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.steal_time import BUSY, watching_others
+from benchmarks.measure.other_programs import in_words, watching
 
 PACKAGES = ("numpy", "torch", "jax", "jaxlib", "flax", "keras", "onnx", "onnxruntime", "ml_dtypes")
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,14 +87,13 @@ def load() -> float | None:
 
 
 def in_use(seconds: float = 0.5) -> str:
-    """Return in words how busy other programs keep the machine right now; empty if they take less than BUSY of it.
+    """Return in words how busy other programs keep the machine right now; empty if they do not, or nothing tells it.
 
     The load of the last minute would count a run that has just ended.
     """
-    others = watching_others()
+    taken = watching()
     time.sleep(seconds)
-    taken = others()
-    return "" if taken is None or taken < BUSY else f"they take {min(taken, 1):.0%} of its processors"
+    return in_words([taken()], "take") or ""
 
 
 def crowded(load: float | None, processors: int, own: float = 0) -> str:

@@ -14,9 +14,10 @@ from benchmarks.cases import AFTER, BEFORE, Case
 from benchmarks.measure import memory
 from benchmarks.measure.ceilings import CeilingWorker, Measured, best_copy, best_product, crowded
 from benchmarks.measure.memory import MemoryWorker
+from benchmarks.measure.other_programs import Taken, in_words, watching
 from benchmarks.measure.rounds import Budget, calls_in_trial, rounds
 from benchmarks.measure.statistics import Interval, interval
-from benchmarks.measure.steal_time import TOLERATED, Taken, in_words, watching_programs
+from benchmarks.measure.steal_time import TOLERATED
 from benchmarks.measure.timing_worker import Start, TimingWorker, Trial
 from benchmarks.measure.workers import Failed, Worker
 from benchmarks.subjects.subject import Subject
@@ -270,7 +271,7 @@ class Run:
             start = (case, self.plan.seed, (number, attempt), entry.calls, entry.start.typical, self.plan.budget.awake)
             entry.repeated += attempt > 0
             try:
-                by_others = watching_programs()
+                by_others = watching(self.plan.threads)
                 found: Trial = self.ask(entry, "trial", *start)
                 self.taken.append(by_others())
             except Failed as failed:
@@ -293,7 +294,8 @@ class Run:
             self.measure_ceilings((case.dtype,))
         for entry in entries:
             reason = impossible(entry, case, found, self.ceilings)
-            others = self.busy or crowded(self.ceilings)
+            told = any(one.get("others") is not None for one in self.ceilings)
+            others = crowded(self.ceilings) if told else self.busy
             if reason and others and entry.seconds.low > 0:
                 # A ceiling that others have lowered refutes nothing.
                 entry.end(NOT_CREDIBLE, f"{reason.removeprefix(IMPOSSIBLE)}, {WHILE_BUSY} ({others}): repeat the run")

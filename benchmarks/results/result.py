@@ -38,7 +38,7 @@ def empty(environment: Result, settings: Result) -> Result:
 def case_result(
     case: Case, work: Work, entries: Sequence[Entry], ceilings: Sequence[Measured], busy: str = ""
 ) -> Result:
-    """busy: how other programs used the machine, in words; empty if they did not."""
+    """busy: what other programs took of the processors, in words; empty if it was little."""
     sizes = {name: getattr(case, name) for name in ("B", "H", "G", "Q", "K", "D", "V", "window", "segments")}
     inputs = [int(np.prod(case.shapes[name])) for name in case.inputs]
     bases = [entry for entry in entries if entry.measured and entry.subject.base]

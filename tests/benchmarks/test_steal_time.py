@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.cases import Case
-from benchmarks.measure import running, steal_time, timing_worker, workers
+from benchmarks.measure import steal_time, timing_worker
 from benchmarks.measure.rounds import Budget
 from benchmarks.measure.running import Entry, Plan, Run
 from benchmarks.measure.timing_worker import Start, TimingWorker, Trial
@@ -35,17 +34,6 @@ intr 4711 8 9 10 11 12 13 14 15
 def test_the_account_is_read_for_these_processors(monkeypatch: pytest.MonkeyPatch, of: Any, ticks: int) -> None:
     monkeypatch.setattr("os.sysconf", {"SC_CLK_TCK": 100}.__getitem__)
     assert steal_time.stolen_from(ACCOUNT, of) == ticks / 100
-
-
-def test_what_others_use_is_what_the_process_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sysconf", {"SC_CLK_TCK": 100}.__getitem__)
-    assert steal_time.used_from(ACCOUNT, (0, 1)) == pytest.approx((116 + 66) / 100)  # all but idle and iowait
-    assert steal_time.used_from(ACCOUNT, (1, 2)) is None
-    assert steal_time.used_from(["cpu0 1 2 3"], (0,)) is None
-    monkeypatch.setattr(steal_time, "processors", lambda: [0, 1])
-    assert steal_time.used_by_others(1.0, 3.0, 1.2, 1.0) == pytest.approx(0.4)
-    assert steal_time.used_by_others(1.0, 3.0, 2.1, 1.0) == 0
-    assert steal_time.used_by_others(None, 3.0, 2.0, 1.0) is None
 
 
 def test_a_system_that_tells_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -153,63 +141,3 @@ def test_the_host_has_a_line() -> None:
         "the host took processor time: 6 repetitions, and still 2 of the 4 trials that count are disturbed: "
         "1 of a, 1 of b; their times are too long"
     )
-
-
-def test_other_programs_are_told_from_the_processes_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steal_time, "processors", lambda: [0, 1])
-    for name, numbers in {
-        "used_so_far": (100.0, 116.0),  # of these 16 s the host took 1 and the run 11
-        "stolen_so_far": (7.0, 8.0),
-        "own_so_far": (30.0, 41.0),
-    }.items():
-        monkeypatch.setattr(steal_time, name, iter(numbers).__next__)
-    monkeypatch.setattr(steal_time.time, "perf_counter", iter((10.0, 20.0)).__next__)
-    assert steal_time.watching_programs()() == steal_time.Taken(4.0, 20.0)
-
-
-def test_processes_of_the_run_are_its_own() -> None:
-    """A worker's computing is the run's, as much of it as the system tells."""
-    if steal_time.used_so_far() is None:
-        pytest.skip("the system does not tell")
-    worker = workers.Worker(Computing, (), 1, {})
-    worker.ask("compute", 0.01, limit=60)
-    before, own = steal_time.own_so_far(), steal_time.time.process_time()
-    worker.ask("compute", 0.5, limit=60)
-    found = steal_time.own_so_far() - before - (steal_time.time.process_time() - own)
-    worker.end()
-    assert 0.4 < found < 0.7
-    assert steal_time.computed(None) == 0
-
-
-class Computing:
-    def compute(self, seconds: float) -> None:
-        end = time.process_time() + seconds
-        while time.process_time() < end:
-            pass
-
-
-@pytest.mark.parametrize(
-    ("taken", "words"),
-    [
-        ([], None),
-        ([None], None),
-        ([(-0.1, 1.0), (0.1, 1.0)], ""),
-        ([(0.0, 1.0), (0.5, 1.0)], "they took 25% of its processors"),
-        ([(9.0, 1.0), None], "they took 100% of its processors"),
-    ],
-)
-def test_what_others_took_in_words(taken: list[tuple[float, float] | None], words: str | None) -> None:
-    assert steal_time.in_words(None if one is None else steal_time.Taken(*one) for one in taken) == words
-
-
-@pytest.mark.parametrize(("others", "told"), [(0.0, ""), (1.0, "they took 50% of its processors"), (None, "load 9")])
-def test_a_case_says_what_others_took_during_its_trials(
-    monkeypatch: pytest.MonkeyPatch, others: float | None, told: str
-) -> None:
-    """Where no system tells it, the load says it."""
-    one = None if others is None else steal_time.Taken(others, 2.0)
-    monkeypatch.setattr(running, "watching_programs", lambda: lambda: one)
-    run, entry = run_of(Scripted([0.0] * 9), Budget(3, 3)), started()
-    run.plan = replace(run.plan, busy=lambda: "load 9")
-    run.time([entry], CASE)
-    assert (run.busy, len(run.taken)) == (told, 3)

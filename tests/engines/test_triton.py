@@ -39,6 +39,7 @@ from tests.support.triton_interpreter import (
     large,
     needs_triton,
 )
+from torch_impl.engines.kernel_inputs import in_units
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
@@ -119,16 +120,17 @@ def test_special_numbers(kind: Callable[[str], Finding], argument: str, small_ti
 
 
 def framed(array: np.ndarray) -> Any:
-    """A tensor in the middle of a larger one of NaN, with strides that are not those of its shape."""
-    room = torch.full([size + 3 for size in array.shape], torch.nan)
-    inside = room[tuple(slice(1, size + 1) for size in array.shape)]
+    """A tensor in the middle of a larger one of NaN, which the kernels read in place."""
+    room = torch.full((*(size + 3 for size in array.shape[:3]), array.shape[3] + 32), torch.nan)
+    inside = room[tuple(slice(1, size + 1) for size in array.shape[:3])][..., 16:-16]
     inside.copy_(torch.from_numpy(array))
+    assert in_units(inside) is inside
     return inside
 
 
 def in_frames() -> float:
     """The worst error where NaN stands all around the inputs and the cotangent."""
-    case, arrays = replace(LARGE_CASES["causal, float32"]), {}
+    case, arrays = LARGE_CASES["causal in place, float32"], {}
     for name in ("query", "key", "value"):
         arrays[name] = framed(case.inputs[name]).requires_grad_()
     output = torch_impl.attention(**arrays, mask=case.options["mask"], engine="fused")
@@ -147,6 +149,47 @@ def test_nothing_beside_the_inputs_is_read(tiles_of_16: None) -> None:
 def test_same_bits_again(tiles_of_16: None) -> None:
     finding = worst(check_determinism(subject(TRITON), LARGE_CASES["causal in segments, bfloat16"], None))
     assert finding.ratio <= 1, str(finding)
+
+
+ROWS = torch.arange(2.0 * 3 * 5 * 32).reshape(2, 3, 5, 32)
+LAID_OUT: dict[str, tuple[torch.Tensor, bool]] = {
+    "as the kernels read it": (ROWS, True),
+    "heads behind lengths": (ROWS.reshape(2, 5, 3, 32).transpose(1, 2), True),
+    "one row for all": (ROWS[:, :, :1].expand(-1, -1, 5, -1), True),
+    "one head with any stride": (torch.as_strided(ROWS, (1, 1, 5, 32), (7, 3, 32, 1)), True),
+    "20 wide": (ROWS[..., :20].contiguous(), False),
+    "20 wide, in rows of 32": (ROWS[..., :20], False),
+    "rows of 33": (torch.arange(2.0 * 3 * 5 * 33).reshape(2, 3, 5, 33)[..., :32], False),
+    "one number later": (torch.arange(961.0)[1:].reshape(2, 3, 5, 32), False),
+    "widths before lengths": (ROWS.reshape(2, 3, 32, 5).transpose(2, 3), False),
+    "heads last": (ROWS.reshape(2, 5, 32, 3).permute(0, 3, 1, 2), False),
+    "heads last, 20 wide": (ROWS.reshape(2, 5, 32, 3)[:, :, :20].contiguous().permute(0, 3, 1, 2), False),
+    "one number for all": (torch.ones(()).expand(2, 3, 5, 32), False),
+}
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_in_units(name: str) -> None:
+    """What the kernels cannot read in place is copied, with zeros at the end of its rows."""
+    tensor, in_place = LAID_OUT[name]
+    found, width = in_units(tensor), tensor.shape[-1]
+    assert (found is tensor) == in_place
+    assert found.shape == (*tensor.shape[:3], 32)
+    assert torch.equal(found[..., :width], tensor)
+    assert not found[..., width:].any()
+    assert found.stride(-1) == 1
+    strides = zip(found.shape[:3], found.stride(), strict=False)
+    assert not any(number % 16 for number in (found.data_ptr(), *(s for length, s in strides if length > 1)))
+
+
+def test_the_output_may_be_written_into(tiles_of_16: None) -> None:
+    """It shares no memory with what the backward pass reads, also in float32."""
+    case = LARGE_CASES["causal in place, float32"]
+    query, key, value = (torch.from_numpy(case.inputs[name]).requires_grad_() for name in ("query", "key", "value"))
+    output = torch_impl.attention(query, key, value, mask=case.options["mask"], engine="fused")
+    plain = torch.autograd.grad(output.sum(), query, retain_graph=True)[0]
+    output += 1
+    assert torch.equal(torch.autograd.grad(output.sum(), query)[0], plain)
 
 
 def lost_digits(dtype: torch.dtype) -> float:
@@ -219,7 +262,13 @@ def test_taken_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     choose = module_of(TRITON, "engines.choice").engine_for
     chosen = choose("auto", on_a_gpu(monkeypatch), None, "zero")
     assert (chosen.engine, chosen.why) == ("fused", "the Triton kernels take it")
+    narrower = torch.zeros(2, 4, 13, 5)
+    assert choose("auto", on_a_gpu(monkeypatch, value=narrower), None, "zero").engine == "fused"
     assert choose("auto", on_a_gpu(monkeypatch, softcap=2.0), None, "zero").engine == "blocked"
+    another, capability = on_a_gpu(monkeypatch), "get_device_capability"
+    monkeypatch.setattr(torch.cuda, capability, lambda device: (8, 9))
+    assert "the judge has not run" in choose("auto", another, None, "zero").why
+    assert choose("fused", another, None, "zero").engine == "fused"
 
 
 HINDRANCES: list[tuple[dict[str, Any], str]] = [
@@ -239,21 +288,22 @@ def test_hindrances(changed: dict[str, Any], pattern: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "message"),
+    ("module", "name", "found", "message"),
     [
-        ("importlib.util", "find_spec", "Triton is not installed"),
-        ("shutil", "which", "Triton needs a C compiler, and there is none"),
+        ("importlib.util", "find_spec", None, "Triton is not installed"),
+        ("shutil", "which", None, "Triton needs a C compiler, and there is none"),
+        ("sysconfig", "get_path", "nowhere", "Triton needs the headers of Python, and they are not installed"),
     ],
 )
 def test_one_line_where_something_is_not_installed(
-    module: str, name: str, message: str, monkeypatch: pytest.MonkeyPatch
+    module: str, name: str, found: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = module_of(TRITON, "engines.fused_gpu")
     monkeypatch.setattr(gpu, "missing_here", gpu.missing_here.__wrapped__)
     monkeypatch.delenv("CC", raising=False)
-    if name == "which":
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(f"{module}.{name}", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr("shutil.which", lambda name: "there")
+    monkeypatch.setattr(f"{module}.{name}", lambda name: found)
     with pytest.raises(ValueError, match=f"^engine 'fused' cannot take this call: {message}$"):
         module_of(TRITON, "engines.choice").engine_for("fused", on_a_gpu(monkeypatch), None, "zero")
 

@@ -95,8 +95,10 @@ def load(name: str, edit: tuple[str, str] | None, folder: Path | None, patch: py
 
 # --- cases ------------------------------------------------------------------------------------------------------------
 
-LARGE = Sizes(2, 2, 1, 37, 70, 36, 12)
-"""Several tiles of 16 by 16, with tails, and widths that are no multiples of 16, nor then powers of two."""
+LARGE = Sizes(2, 2, 1, 37, 70, 20, 12)
+"""Several tiles of 16 by 16, with tails, and widths that are no multiples of 16: the kernels read copies."""
+IN_PLACE = Sizes(2, 2, 1, 37, 70, 48, 16)
+"""The same with widths as the kernels read them; 48 is no power of two, so they read 64 columns and hide 16."""
 PACKED = np.repeat([[0, 1, 2, 3]], 2, axis=0)
 OF_QUERIES, OF_KEYS = np.repeat(PACKED, [3, 20, 10, 4], axis=1), np.repeat(PACKED, [20, 34, 10, 6], axis=1)
 
@@ -122,6 +124,9 @@ LARGE_CASES = {
     for name, mask in LARGE_MASKS.items()
     for dtype in GPU_KERNEL_DTYPES
     if dtype == "float32" or name in ("none", "causal", "lengths and causal", "causal in segments", "dense, per head")
+}
+LARGE_CASES |= {
+    f"causal in place, {dtype}": drawn(LARGE_MASKS["causal"], dtype, IN_PLACE) for dtype in GPU_KERNEL_DTYPES
 }
 SMALL_CASES = [
     "causal, empty rows", "window, one side", "dense, with a hole", "segments, with a hole", "all", "float16",

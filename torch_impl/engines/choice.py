@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from specification import checks
 from specification.engines import Choice, choose
 from torch_impl.engines.blocked import Inputs, Limits, tensors_of
-from torch_impl.engines.fused_gpu import hindrance_of_triton
+from torch_impl.engines.fused_gpu import hindrance_of_choosing, hindrance_of_triton
 from torch_impl.masks import checked_mask
 
 __all__ = ["explain_engine", "explain_layer_norm_engine"]
@@ -66,8 +66,11 @@ def engine_for(engine: str, inputs: Inputs, dropout_keep: Any, empty_rows: str) 
     hindrance = hindrance_of_the_kernel(inputs)
     if hindrance:
         return choose(engine, {"fused": hindrance}, "blocked", hindrance)
-    which = "the Triton kernels take" if inputs.query.is_cuda else "PyTorch's kernel takes"
-    return choose(engine, {}, "fused", f"{which} it")
+    if not inputs.query.is_cuda:
+        return choose(engine, {}, "fused", "PyTorch's kernel takes it")
+    if hindrance := hindrance_of_choosing(inputs):
+        return choose(engine, {}, "blocked", hindrance)
+    return choose(engine, {}, "fused", "the Triton kernels take it")
 
 
 def hindrance_of_blocks(inputs: Inputs, dropout_keep: Any, empty_rows: str) -> str:

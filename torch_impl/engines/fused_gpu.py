@@ -11,7 +11,9 @@ import importlib.util
 import math
 import os
 import shutil
+import sysconfig
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +57,20 @@ def missing_here() -> str:
         return "Triton is not installed"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "Triton needs a C compiler, and there is none"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "Triton needs the headers of Python, and they are not installed"
     return ""
+
+
+JUDGED = ((9, 0),)
+"""Compute capabilities on which the judge has run the kernels (H200): only there "auto" chooses them."""
+
+
+def hindrance_of_choosing(inputs: Inputs) -> str:
+    """Why "auto" leaves out the kernels although they take a call on a GPU, or nothing."""
+    if torch.cuda.get_device_capability(inputs.query.device) in JUDGED:
+        return ""
+    return "the judge has not run the Triton kernels on such a GPU: request them by name"
 
 
 def tilings_for(inputs: Inputs) -> Tilings:
@@ -130,7 +145,7 @@ class TritonAttention(torch.autograd.Function):
         ctx.limits, ctx.options, ctx.work = limits, options, work
         # The unrounded output: delta is a sum of its products, and has the digits of the scores' gradients.
         ctx.save_for_backward(*tensors, output, logsumexp, *arrays_of(options))
-        return output[..., : value.shape[-1]].to(query.dtype)
+        return output[..., : value.shape[-1]].to(query.dtype, copy=True)  # no view: it may be written into
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:

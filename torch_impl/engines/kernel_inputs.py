@@ -46,3 +46,21 @@ def scale_of(inputs: Inputs) -> float:
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """The kernel reads the last axis as if its elements stood side by side."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+UNIT = 16
+"""The Triton kernels read tensors whose widths, strides and addresses are multiples of it; the last in bytes."""
+
+
+def in_units(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as the Triton kernels read it; if it is laid out otherwise, a copy, with zeros at the end of its rows.
+
+    An axis of one element may have any stride.
+    """
+    *lengths, width = tensor.shape
+    strides = [stride for length, stride in zip(lengths, tensor.stride()[:-1], strict=True) if length > 1]
+    if tensor.stride(-1) == 1 and not any(number % UNIT for number in (width, tensor.data_ptr(), *strides)):
+        return tensor
+    copy = tensor.new_zeros((*lengths, -(-width // UNIT) * UNIT))
+    copy[..., :width] = tensor
+    return copy

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from torch_impl.engines.triton.forward import padded
+from torch_impl.engines.kernel_inputs import in_units
 from torch_impl.engines.triton.layout import (
     COTANGENT,
     KEY,
@@ -26,7 +26,6 @@ from torch_impl.engines.triton.layout import (
     block_of,
     edges_of,
     head_of,
-    in_units,
     layout_of,
     sizes_of,
     stride,
@@ -130,7 +129,7 @@ def backward(
         torch.empty(tensor.shape, dtype=torch.float32, device=query.device) for tensor in (query, key, value)
     )
     delta = torch.empty_like(logsumexp)
-    tiled = {"WIDTH": padded(D), "VALUE_WIDTH": padded(V)}
+    tiled = {"WIDTH": triton.next_power_of_2(D), "VALUE_WIDTH": triton.next_power_of_2(V)}
     # The first kernel writes delta, and the second one reads it.
     ranges, _ = ranges_of_queries(mask, query, K, tilings.query)
     layout = layout_of(query, key, value, ranges, marks.strides, cotangent)

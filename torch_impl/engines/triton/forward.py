@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from torch_impl.engines.kernel_inputs import in_units
 from torch_impl.engines.triton.layout import (
     KEY,
     QUERY,
@@ -19,18 +20,12 @@ from torch_impl.engines.triton.layout import (
     block_of,
     edges_of,
     head_of,
-    in_units,
     layout_of,
     sizes_of,
     stride,
 )
 from torch_impl.engines.triton.masks import Marks, Tiles
 from torch_impl.engines.triton.tiles import allowed_pairs, pair_products, put_rows, rows_of, weighted_sum
-
-
-def padded(width: int) -> int:
-    """The narrowest that a tensor core takes, or the next power of two."""
-    return max(16, triton.next_power_of_2(width))
 
 
 @triton.jit
@@ -94,6 +89,6 @@ def forward(
     layout = layout_of(query, key, value, ranges, marks.strides)
     forward_kernel[(-(-Q // tiles.queries) * B * H,)](
         query, key, value, output, logsumexp, layout, marks, ranges, scale,
-        WIDTH=padded(D), VALUE_WIDTH=padded(V), **tiles.launch,
+        WIDTH=triton.next_power_of_2(D), VALUE_WIDTH=triton.next_power_of_2(V), **tiles.launch,
     )  # fmt: skip
     return output, logsumexp

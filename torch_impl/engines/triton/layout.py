@@ -4,7 +4,7 @@
 As arguments they would cost a compilation of several seconds for most new lengths: Triton compiles a kernel again for
 an integer that is 1, and for a multiple of 16 where the earlier number was none. Numbers in an array compile nothing.
 But the compiler moves 16 bytes at once only if it knows that widths and strides are multiples of 16. So the array holds
-them in units of 16. `in_units` makes them so, and makes the first number of a tensor begin at a multiple of 16 bytes.
+them in units of 16, which `kernel_inputs.in_units` makes them.
 """
 
 from __future__ import annotations
@@ -16,37 +16,28 @@ import torch
 import triton
 import triton.language as tl
 
+from torch_impl.engines import kernel_inputs
+
 RANGES, MASK, TENSORS = tl.constexpr(6), tl.constexpr(8), tl.constexpr(12)
 """Where the strides of the ranges, of the mask's array and of the tensors begin. The six sizes are before them."""
-UNIT = tl.constexpr(16)
+UNIT = tl.constexpr(kernel_inputs.UNIT)
 """What the widths and the tensors' strides are multiples of."""
 QUERY, KEY, VALUE, COTANGENT = (tl.constexpr(number) for number in range(4))
 """The tensors in the order of their strides."""
-
-
-def in_units(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as the kernels read it; if it is laid out otherwise, a copy, with zeros at the end of its rows."""
-    if missing := -tensor.shape[-1] % UNIT.value:
-        return torch.nn.functional.pad(tensor, (0, missing))
-    axes = zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
-    apart = any(stride % UNIT.value for size, stride in axes if size > 1)
-    if apart or tensor.stride(-1) != 1 or tensor.data_ptr() % 16:
-        return tensor.clone(memory_format=torch.contiguous_format)
-    return tensor
 
 
 def layout_of(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ranges: torch.Tensor, mask_strides: Sequence[int],
     *others: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """What a kernel needs to know of tensors from `in_units`.
+    """What a kernel needs to know of tensors that `kernel_inputs.in_units` returned.
 
     H, G, Q, K, D, V (the grid implies B), two strides of the ranges, four of the mask's array, three of every tensor.
     """
     (H, Q, D), (G, K), V = query.shape[1:], key.shape[1:3], value.shape[3]
     strides = chain.from_iterable(tensor.stride()[:3] for tensor in (query, key, value, *others))
-    in_16s = (number // UNIT.value for number in strides)  # where an axis has one element, any stride will do
-    numbers = H, G, Q, K, D // UNIT.value, V // UNIT.value, *ranges.stride()[:2], *mask_strides, *in_16s
+    in_16s = (number // kernel_inputs.UNIT for number in strides)  # where an axis has one element, any stride will do
+    numbers = H, G, Q, K, D // kernel_inputs.UNIT, V // kernel_inputs.UNIT, *ranges.stride()[:2], *mask_strides, *in_16s
     return torch.tensor(numbers, dtype=torch.int64, device=query.device)
 
 

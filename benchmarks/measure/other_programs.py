@@ -1,0 +1,108 @@
+"""What other programs and the host of a virtual machine take of the processors while something is measured.
+
+The system's own account is read before and after (on Linux; in a container it is that of the whole machine). From what
+the processors did is subtracted what this process did and those that it started: the threads of some libraries spin
+after a call, and are no other program.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.measure import steal_time
+from benchmarks.measure.workers import processors
+
+IDLE = slice(3, 5)
+"""Where "idle" and "iowait" stand among the ticks of a processor."""
+COMPUTED = slice(11, 13)
+"""Where "utime" and "stime" stand in a process's line, behind its name, which may hold anything; in ticks."""
+BUSY = 0.1
+"""Share of the processors from which on what other programs take is told."""
+
+
+class Taken(NamedTuple):
+    """Seconds of processor time that other programs took, that the host took, and how many there were.
+
+    The system counts ticks: in a short span each may be off by some of them, and `programs` below 0. Add up many.
+    """
+
+    programs: float
+    host: float
+    there: float
+
+    @property
+    def share(self) -> float:
+        """Of programs and host together: two threads on two processors lose 1/2 with one of them."""
+        return max(0.0, (self.programs + self.host) / self.there)
+
+
+def watching(threads: int | None = None) -> Callable[[], Taken | None]:
+    """Return what tells what was taken from now on; None where no system tells it.
+
+    threads: how many of the processors of this process count, the first ones; by default all.
+    """
+    of = processors()[:threads]
+    before, own, start = account(of), own_so_far(), time.perf_counter()
+
+    def taken() -> Taken | None:
+        after, there = account(of), (time.perf_counter() - start) * len(of)
+        if before is None or after is None or there <= 0:
+            return None
+        used, host = (now - then for now, then in zip(after, before, strict=True))
+        return Taken(used - host - (own_so_far() - own), host, there)
+
+    return taken
+
+
+def account(of: Iterable[int]) -> tuple[float, float] | None:
+    """Seconds since the machine was started that these processors were not idle, and those of them that the host took.
+
+    None where no system tells it.
+    """
+    try:
+        lines = steal_time.ACCOUNT.read_text().splitlines()
+    except OSError:
+        return None
+    used, stolen = used_from(lines, of), steal_time.stolen_from(lines, of)
+    return None if used is None or stolen is None else (used, stolen)
+
+
+def used_from(lines: Iterable[str], of: Iterable[int]) -> float | None:
+    """As `steal_time.stolen_from`; all ticks count but those in which a processor was idle."""
+    names, last = {f"cpu{number}" for number in of}, steal_time.FIELD
+    found = [list(map(int, words[1 : last + 1])) for line in lines if (words := line.split()) and words[0] in names]
+    if not found or len(found) != len(names) or any(len(ticks) < last for ticks in found):
+        return None
+    return sum(sum(ticks) - sum(ticks[IDLE]) for ticks in found) / os.sysconf("SC_CLK_TCK")
+
+
+def own_so_far() -> float:
+    """Seconds that this process and those that it started have computed; of the latter those that have not ended."""
+    return time.process_time() + sum(computed(child.pid) for child in multiprocessing.active_children())
+
+
+def computed(pid: int | None) -> float:
+    """Seconds that a process has computed; 0 where no system tells it."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, words[COMPUTED])) / os.sysconf("SC_CLK_TCK")
+
+
+def in_words(taken: Iterable[Taken | None], verb: str = "took") -> str | None:
+    """Return how busy other programs kept the machine over all of these; empty if they took less than BUSY of it.
+
+    None if the system does not tell, or if its account stands still.
+    """
+    told = [one for one in taken if one is not None]
+    there = sum(one.there for one in told)
+    share = sum(one.programs for one in told) / there if there else -1.0
+    if share < -BUSY:
+        return None
+    return "" if share < BUSY else f"they {verb} {min(share, 1):.0%} of its processors"
