@@ -110,11 +110,9 @@ class Matrix(NamedTuple):
 
 
 def origin(path: str) -> str:
-    """Whose path it is."""
+    """Whose path it is: the library, as in "torch" for "torch.optim.Adam"."""
     first, *rest = path.replace(",", "").split()
-    if first.startswith("jax.nn."):
-        return "jax.nn"
-    return f"{first} {rest[0]}" if first == "ONNX" and rest else first
+    return f"{first} {rest[0]}" if first == "ONNX" and rest else first.partition(".")[0]
 
 
 def matrix(path: Path = MATRIX) -> Matrix | None:

@@ -186,7 +186,7 @@ def linked_rule(match: re.Match[str]) -> str:
 
 
 def others(rules: tuple[str, ...], found: Matrix | None) -> list[dict[str, Any]]:
-    """For every rule that was tried: how many paths keep it, and those that do not."""
+    """For every rule that was tried: how many paths keep it, and what the others do."""
     if found is None:
         return []
     told = []
@@ -196,7 +196,7 @@ def others(rules: tuple[str, ...], found: Matrix | None) -> list[dict[str, Any]]
         if tried:
             counts = {mark: marks.count(mark) for mark in dict.fromkeys(marks)}
             told.append({"rule": rule, "title": rule_texts()[rule].title, "tried": len(tried), "counts": counts,
-                         "keeps": marks.count("conforms"), "divergences": found.of(rule)})  # fmt: skip
+                         "keeps": marks.count("conforms"), "departures": found.departures(rule)})  # fmt: skip
     return told
 
 

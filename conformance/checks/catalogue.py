@@ -110,13 +110,17 @@ def check_empty_rows(subject: Subject, case: Case, shared: tuple[Any, Any]) -> F
     findings = judge(case, answers, *shared)
     if case.options.get("empty_rows", "zero") == "zero" and case.operation != "attention_logsumexp":
         names = ["output", *(n for n in (gradient_name("query"),) if n in answers)]
-        findings += [zero(f"{name} of empty rows", answers[name][empty_rows(case)]) for name in names]
+        findings += [zero(name, np.where(empty_rows(case)[..., None], answers[name], 0)) for name in names]
     return findings
 
 
 def zero(name: str, array: np.ndarray) -> Finding:
-    wrong = array[~(array == 0)]
-    return Finding(name, np.inf if wrong.size else 0.0, message=f"holds {wrong[0]}, expected 0" if wrong.size else "")
+    """The first number that is not 0."""
+    wrong = np.argwhere(~(array == 0))
+    if not len(wrong):
+        return Finding(name, 0.0)
+    index = tuple(map(int, wrong[0]))
+    return Finding(name, np.inf, index, float(array[index]), 0.0)
 
 
 def prepare_twin(twins: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -211,6 +215,7 @@ def check_constant_rows(subject: Subject, case: Case, shared: Any) -> Findings:
     finding = zero("output - bias", difference)
     if finding.ratio <= 1:
         return [finding]
+    finding = replace(finding, message=f"holds {finding.got}, expected 0")
     near = not breaks(judge(case, answers, *truth_and_bounds(case)))
     return [replace(finding, level=STRICT if near else CORE)]
 

@@ -75,7 +75,7 @@ def watch(
         inputs = watching.read_tokens(sequences(tokens)) if tokens else watched_folder.read_texts(folder, texts or [])
         watching.refuse_unknown(model, inputs)
         inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
-        calls = judge_calls(recorded(model.to(device), inputs, backward), conventions)
+        calls = judge_calls(recorded(model.to(device), inputs, backward, attention), conventions)
     except Exception as error:  # the library's own, whatever they are
         refuse(explained(error))
     name = attention or model.config._attn_implementation
@@ -92,7 +92,9 @@ def watch(
     raise typer.Exit(1 if not conforms else 0 if judged else 2)
 
 
-def recorded(model: Any, inputs: dict[str, Any], backward: bool) -> list[AttentionCall]:
+def recorded(
+    model: Any, inputs: dict[str, Any], backward: bool, attention: str | None = None
+) -> list[AttentionCall]:
     """Watch the model; ValueError says in one line why it cannot be run on these tokens, and where."""
     from conformance.models.watching import watch
     from conformance.subjects.raised import raised_at
@@ -106,8 +108,18 @@ def recorded(model: Any, inputs: dict[str, Any], backward: bool) -> list[Attenti
         layer = next(iter(getattr(error, "__notes__", ())), None)
         where = [*([f"raised at {line}"] if line else []), *([f"in {layer}"] if layer else [])]
         told += f" ({', '.join(where)})" if where else ""
+        told += of_another_framework(attention)
         told += f"; max_position_embeddings in config.json is {most}" if most is not None and length > most else ""
         raise ValueError(told) from error
+
+
+def of_another_framework(attention: str | None) -> str:
+    """Return what a function uses in place of PyTorch, as an addition to its error; empty if nothing tells that."""
+    from conformance.runner.array_guess import guessed
+    from conformance.subjects.callables import load
+
+    found = guessed(load(attention)) if attention and ":" in attention else None
+    return "" if found is None or found[0] == "torch" else f"; the function gets PyTorch tensors, but {found[1]}"
 
 
 def tell(calls: list[JudgedCall], title: str, profile: str) -> None:

@@ -94,10 +94,13 @@ def by_other_steps(change: Change) -> Variants:
 
 def from_steps(s: Steps, right: Forward, bar: np.ndarray) -> Iterator[Parts]:
     """right: the forward pass."""
-    saved = np.where(s.allowed, np.exp(scores_of(s) - right.logsumexp), 0)
+    scores = scores_of(s)
+    saved = np.where(s.allowed, np.exp(scores - right.logsumexp), 0)
     mean = [np.sum(bar * right.output, axis=-1, keepdims=True)] if s.operation == "attention" else []
-    empty = np.isneginf(right.logsumexp)  # such rows may be looked after: exp(scores + inf) is what happens else
-    for weights in (forward(s).weights, *([np.where(empty, 0, saved)] if empty.any() else []), saved):
+    empty = np.isneginf(right.logsumexp)
+    # Who looks after such rows gives them no weights, or saves 0 for their log-sum-exp. Else it is exp(scores + inf).
+    looked_after = [np.where(empty, one, saved) for one in (0, np.where(s.allowed, np.exp(scores), 0))]
+    for weights in (forward(s).weights, *(looked_after if empty.any() else []), saved):
         for means in (None, *mean):
             parts = pulled_back(s, bar, weights, mean=means)
             if s.sinks is None:  # who knows of no sinks gives them no gradient

@@ -382,8 +382,8 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
         options = {name: value for name, value in changes.items() if name not in names}
         return array.refusal(rule, title, error, "attention", inputs, **options)
 
-    yield refused("MASK-1", "a mask of 0 and 1", TypeError, mask=np.ones((Q, K), np.int64))
-    yield refused("MASK-1", "an additive mask", TypeError, mask=np.zeros((Q, K), np.float32))
+    yield refused("MASK-1", "a mask of 0 and 1", TypeError, mask=np.ones((B, H, Q, K), np.int64))
+    yield refused("MASK-1", "an additive mask", TypeError, mask=np.zeros((B, H, Q, K), np.float32))
     yield refused("MASK-1", "an additive padding mask", TypeError, mask=KeyPadding(np.zeros((B, K), np.float32)))
     # Who takes no other number of keys than of queries may give that as the reason, by an error of its own.
     more, refusing = (K, ValueError) if "cross" in declaration else (K + 2, Exception)
@@ -407,7 +407,7 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     yield refused("ATT-1", "width 0", ValueError, query=array(B, H, Q, 0), key=array(B, G, K, 0))
     yield refused("ATT-2", "softcap 0", ValueError, softcap=0.0)
     yield refused("ATT-2", "softcap negative", ValueError, softcap=-1.0)
-    yield refused("ATT-3", "a bias of integers", TypeError, bias=np.zeros((Q, K), np.int32))
+    yield refused("ATT-3", "a bias of integers", TypeError, bias=np.zeros((B, H, Q, K), np.int32))
     yield refused("ATT-3", "a bias of rank 3", ValueError, bias=array(H, Q, K))
     yield refused("ATT-5", "sinks for the key heads", ValueError, sinks=array(H // 2))
     yield refused("ATT-6", "an unknown kind of empty row", ValueError, empty_rows="one")

@@ -734,6 +734,13 @@ def test_an_error_in_it_is_told_in_one_line(folder: Path, tmp_path: Path) -> Non
     assert output.endswith("my_kernel.py:2 in attention, in model.layers.0.self_attn)\n")
 
 
+def test_a_function_of_another_framework_is_told(folder: Path, tmp_path: Path) -> None:
+    source = "import numpy as np\n\ndef attention(query, key, value, *, mask=None):\n    return np.zeros(3, query.dtype)"
+    code, output = watched_with(source, folder, tmp_path)
+    assert code == 2
+    assert output.endswith("; the function gets PyTorch tensors, but its code uses numpy\n")
+
+
 def test_a_device_must_be_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for device in ("cpu", "cuda", "cuda:1"):
