@@ -92,9 +92,7 @@ def watch(
     raise typer.Exit(1 if not conforms else 0 if judged else 2)
 
 
-def recorded(
-    model: Any, inputs: dict[str, Any], backward: bool, attention: str | None = None
-) -> list[AttentionCall]:
+def recorded(model: Any, inputs: dict[str, Any], backward: bool, attention: str | None = None) -> list[AttentionCall]:
     """Watch the model; ValueError says in one line why it cannot be run on these tokens, and where."""
     from conformance.models.watching import watch
     from conformance.subjects.raised import raised_at

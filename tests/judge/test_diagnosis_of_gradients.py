@@ -13,7 +13,7 @@ from conformance import declare
 from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, Declaration
-from conformance.checks.catalogue import AGREEMENT, UNSUPPORTED, check_unsupported
+from conformance.checks.catalogue import AGREEMENT, UNSUPPORTED, check_empty_rows, check_unsupported
 from conformance.checks.comparison import judge, no_others
 from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis import naming, precision
@@ -370,14 +370,14 @@ def test_a_rest_that_the_backward_pass_leaves_out_has_a_name(things: str, n: int
     )
 
 
-def test_rows_that_allow_nothing_hide_no_mask_of_the_backward_pass() -> None:
-    """Their log-sum-exp is -inf: whoever looks after such rows gives them weights of 0."""
+@pytest.mark.parametrize("saved", [np.inf, 0], ids=["no weights", "a log-sum-exp of 0"])
+def test_rows_that_allow_nothing_hide_no_mask_of_the_backward_pass(saved: float) -> None:
+    """Their log-sum-exp is -inf: whoever looks after such rows gives them weights of 0, or saves another number."""
     case = asked(5, 9, mask=Causal(-4))
     failing = Failing(case, {}, oracle(case), bound(case))
     s, f = failing.steps, failing.forward
-    sees = np.arange(5) <= np.arange(9)[:, None]
-    with np.errstate(all="ignore"):
-        weights = np.where(sees & np.isfinite(f.logsumexp), np.exp(s.query @ s.key.mT * s.scale - f.logsumexp), 0)
+    sees, logsumexp = np.arange(5) <= np.arange(9)[:, None], np.where(np.isfinite(f.logsumexp), f.logsumexp, saved)
+    weights = np.where(sees, np.exp(s.query @ s.key.mT * s.scale - logsumexp), 0)
     found = answered(case, **by_hand(failing, weights=weights))
     name = "in the backward pass only: the causal mask is aligned to the first query and key (top left)"
     assert name in list(known(found, "gradient of query", np.inf))
@@ -536,3 +536,14 @@ def test_a_gradient_of_a_norm_violates_no_general_rule() -> None:
     assert attributed(runner, failure).rule == "NORM-6"
     off = judge(case, exact(case) | {"output": exact(case)["output"] * 2}, oracle(case), bound(case), no_others)
     assert attributed(runner, failure._replace(findings=off)).rule == "NORM-7"
+
+
+def test_what_an_empty_row_holds_has_a_place() -> None:
+    """So its case can have the name of the mistake, as any other wrong number."""
+    case = asked(5, 9, mask=Causal(-4))
+    answers = {name: array.copy() for name, array in exact(case).items()}
+    answers["gradient of query"][0, 0, 3] = 7
+    findings = check_empty_rows(lambda given: answers, case, (oracle(case), bound(case)))
+    finding = max(findings, key=lambda one: one.ratio)
+    assert (finding.name, finding.index[:3], finding.got, finding.expected) == ("gradient of query", (0, 0, 3), 7, 0)
+    assert not finding.message

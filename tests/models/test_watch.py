@@ -735,7 +735,9 @@ def test_an_error_in_it_is_told_in_one_line(folder: Path, tmp_path: Path) -> Non
 
 
 def test_a_function_of_another_framework_is_told(folder: Path, tmp_path: Path) -> None:
-    source = "import numpy as np\n\ndef attention(query, key, value, *, mask=None):\n    return np.zeros(3, query.dtype)"
+    source = (
+        "import numpy as np\n\ndef attention(query, key, value, *, mask=None):\n    return np.zeros(3, query.dtype)"
+    )
     code, output = watched_with(source, folder, tmp_path)
     assert code == 2
     assert output.endswith("; the function gets PyTorch tensors, but its code uses numpy\n")
