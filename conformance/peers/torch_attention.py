@@ -6,20 +6,48 @@ gradient, and the math kernel elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from conformance.cases.declaration import declare
 from conformance.peers.peer import BROADCAST, FLOAT_MASK, Peer, causal_flag, top_left
 
+LOCK = threading.Lock()
+INSIDE: list[str] = []
+"""The kernels of the calls that are being made."""
+SWITCHED = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def only(kernel: str) -> Iterator[None]:
+    """No other kernel is allowed until the last call has ended.
+
+    `sdpa_kernel` has the switches of the whole process. If each of several threads set them, a call could find all of
+    them off, and they could stay as one thread had set them.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with LOCK:
+        if not INSIDE:
+            SWITCHED.enter_context(sdpa_kernel(getattr(SDPBackend, kernel)))
+        INSIDE.append(kernel)
+    try:
+        yield
+    finally:
+        with LOCK:
+            INSIDE.remove(kernel)
+            if not INSIDE:
+                SWITCHED.close()
+
 
 def attend(kernel: str, query: Any, key: Any, value: Any, **keywords: Any) -> Any:
     """The function itself, with `kernel` the only one allowed."""
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     keywords["enable_gqa"] = query.shape[1] != key.shape[1]
-    with sdpa_kernel(getattr(SDPBackend, kernel)):
+    with only(kernel):
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, **keywords)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import find
 from hypothesis import strategies as st
 from rich.console import Console
@@ -27,7 +28,7 @@ from conformance.checks.catalogue import AGREEMENT
 from conformance.cli import app
 from conformance.judge import run
 from conformance.oracle.reference import oracle
-from conformance.peers import PEERS, heads, rows
+from conformance.peers import PEERS, heads, rows, torch_attention
 from conformance.peers.cells import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, at_sizes, state
 from conformance.peers.judging import PeerJudgement, runner_of
 from conformance.peers.markdown import as_markdown, as_page, as_tables, escaped
@@ -223,6 +224,18 @@ def test_what_a_path_has_no_parameter_for_is_refused(package: str, subject: str,
     adapter = load(f"conformance.peers.{subject}")
     with pytest.raises(NotImplementedError, match=r"has no parameter for (Causal|KeyLengths|ndarray)"):
         adapter(*(normal(1, 2, 4, 5, 8),) * 3, mask=mask)
+
+
+def test_threads_leave_each_other_the_kernel_of_the_path() -> None:
+    """The switches are the process's: the first to end must not turn on what the other has turned off."""
+    allowed = torch.backends.cuda.flash_sdp_enabled
+    first, second = torch_attention.only("MATH"), torch_attention.only("MATH")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not allowed()
+    second.__exit__(None, None, None)
+    assert allowed()
 
 
 def test_a_module_of_one_width_refuses_another() -> None:
