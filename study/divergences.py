@@ -48,7 +48,7 @@ class Departure(NamedTuple):
 class Matrix(NamedTuple):
     """runs: the oldest first; each path has one. marks: what each path does with each rule. legend: of the signs.
 
-    taken: the calls that a path takes, and should refuse.
+    taken: the calls that a path takes, and should refuse. without_levels: paths of runs that told no levels.
     """
 
     runs: tuple[Run, ...]
@@ -58,6 +58,7 @@ class Matrix(NamedTuple):
     taken: dict[tuple[str, str], str]  # (path, rule)
     groups: tuple[Group, ...]
     legend: str
+    without_levels: frozenset[str] = frozenset()
 
     def tried(self, rule: str) -> list[str]:
         return [path for path, its_rule in self.marks if its_rule == rule]
@@ -132,4 +133,5 @@ def made_of(found: Sequence[Row]) -> Matrix:
     divergences = [Divergence(row.path, one.rule, one.message, one.call) for row in found for one in row.divergences]
     taken = {(row.path, rule): ", ".join(calls) for row in found for rule, calls in row.accepted.items()}
     run_of = {row.path: row.run for row in found}
-    return Matrix(tuple(rows.runs(found)), run_of, marks, tuple(divergences), taken, tuple(groups), cells.legend(()))
+    return Matrix(tuple(rows.runs(found)), run_of, marks, tuple(divergences), taken, tuple(groups), cells.legend(()),
+                  frozenset(row.path for row in found if row.broken is None))  # fmt: skip

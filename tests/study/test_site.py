@@ -25,7 +25,7 @@ from conformance.peers.rows import Divergence, Row, Run
 from specification import MODEL_RULES, RULES
 from specification.dialects import DIALECTS
 from study import __main__ as study_command
-from study import site
+from study import divergences, site
 from study.divergences import made_of, matrix
 from study.drift import all_columns
 from study.examples import examples, worked
@@ -238,6 +238,9 @@ def test_a_matrix_in_short() -> None:
     assert [tuple(one) for one in found.divergences] == [("torch a", "ATT-1", "bad.", "f(x)")]
     assert [one.message for one in found.departures("ATT-8")] == ["takes what should be refused: this, that"]
     assert (found.version("torch a"), found.number("torch a")) == ("torch 4", 1)
+    assert not found.without_levels
+    assert made_of([row._replace(broken=None)]).without_levels == {"torch a"}
+    assert divergences.origin("torch.optim.Adam") == divergences.origin("torch a") == "torch"
 
 
 def test_a_missing_matrix_is_said(tmp_path: Path) -> None:
