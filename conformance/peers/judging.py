@@ -34,9 +34,10 @@ from conformance.checks.comparison import Finding
 from conformance.checks.probe import Probe
 from conformance.checks.results import Results, Violation
 from conformance.diagnosis.matches import DIAGNOSIS, DOUBTING
+from conformance.diagnosis.precision import AT_MOST
 from conformance.judge.checking import SHRINKING
 from conformance.judge.judgement import Claim, Judgement
-from conformance.judge.run import run_probe, violation
+from conformance.judge.run import run_probe, settled, violation
 from conformance.judge.thresholds import with_thresholds
 from conformance.operations.refusals import refusals_of
 from conformance.peers import probes as own
@@ -143,6 +144,19 @@ class PeerJudgement(Judgement):
         super().run()
         if self.shrinking > SHRINKING:
             with_thresholds(self.results, self.runner, self.shrinking)
+        settled(self.results, self.of_its_dtype)
+
+    def of_its_dtype(self, found: Violation) -> Violation:
+        """What 16 bits round away, and float32 and float64 do not, is told by the rule of dtypes.
+
+        Of thousands of rows one may be rounded too far whose like no small case had.
+        """
+        rule, cell = own.dtype_rule(self.operation), self.results.rules[found.rule, found.subject]
+        rounded = found.mistakes != () and all(name.startswith(AT_MOST) for name in found.mistakes)
+        if found.rule in (rule, own.gradient_rule(self.operation)) or not rounded or not 0 <= cell.wide <= 1:
+            return found
+        self.remark(rule, f"in {found.case.dtype}")
+        return replace(found, rule=rule)
 
     def judge(self, declaration: Declaration) -> None:
         declaration = self.precise(declaration)

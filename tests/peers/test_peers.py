@@ -25,8 +25,11 @@ from conformance.cases.arguments import arguments
 from conformance.cases.case import Case
 from conformance.cases.features import within
 from conformance.checks.catalogue import AGREEMENT
+from conformance.checks.comparison import Finding
+from conformance.checks.results import Cell, Violation
 from conformance.cli import app
 from conformance.judge import run
+from conformance.judge.run import settled, silent
 from conformance.oracle.reference import oracle
 from conformance.peers import PEERS, heads, rows, torch_attention
 from conformance.peers.cells import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, at_sizes, state
@@ -323,6 +326,30 @@ def columns_up_to_256(x: Any, weight: Any, *, eps: float = 1e-5) -> Any:
 
 def last_axis(case: Case) -> bool:
     return "weight" not in case.inputs or case.inputs["weight"].ndim == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "wide", "rule"),
+    [
+        (("perhaps: the errors are no larger than bfloat16 arithmetic would make them",), 0.5, "ATT-9"),
+        (("perhaps: the errors are no larger than bfloat16 arithmetic would make them",), 7.0, "MHA-2"),
+        (("the heads are joined in reverse order",), 0.5, "MHA-2"),
+        ((), 0.5, "MHA-2"),
+    ],
+)
+def test_roundings_of_16_bits_are_told_by_the_rule_of_dtypes(names: tuple[str, ...], wide: float, rule: str) -> None:
+    peer = next(one for one in HERE if one.operation == "multi_head_attention")
+    runner = runner_of(peer)
+    judgement = PeerJudgement(runner, peer.operation, 1, 0, None, silent, 0.0, peer=peer)
+    case = replace(attention(), operation=peer.operation, dtype="bfloat16")
+    finding = Finding("output", 47.3, (0, 0, 0, 0), 9.5e-05, 6.1e-05, 7.2e-07)
+    found = Violation("MHA-2", runner.name, finding, "separate heads", AGREEMENT, case, diagnosis=names)
+    judgement.results.rules["MHA-2", runner.name] = Cell(9, 47.3, wide, kept=(0.9, 0.5))
+    judgement.results.violations["MHA-2", runner.name] = found
+    settled(judgement.results, judgement.of_its_dtype)
+    assert [one.rule for one in judgement.results.violations.values()] == [rule]
+    assert judgement.results.rules["MHA-2", runner.name].worst == (0.9 if rule == "ATT-9" else 47.3)
+    assert judgement.remarks == ({"ATT-9": "in bfloat16"} if rule == "ATT-9" else {})
 
 
 @pytest.mark.slow
