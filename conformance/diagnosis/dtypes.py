@@ -40,7 +40,10 @@ def is_gone(violation: Violation, dtype: str, runner: Runner) -> bool:
     same = in_dtype(dtype, runner.declaration)(violation.example)
     if same is None:  # the dtype is one of the call's own arguments
         return False
-    (there,) = runner(ELEMENT, (same, violation.finding), None)
+    found = runner(ELEMENT, (same, violation.finding), None)
+    if not found:  # a library's path does not take the dtype
+        return False
+    (there,) = found
     if there.message or not math.isfinite(there.expected):
         return False
     if max(error_of(there), there.bound) * LESS >= error_of(violation.finding):

@@ -27,6 +27,7 @@ from conformance.judge.judgement import claims, telling
 from conformance.judge.other_dtypes import examined, of_one_name
 from conformance.judge.report import Report
 from conformance.judge.run import narrowest, settled
+from conformance.peers.judging import PathRunner
 from conformance.reports.blocks import block
 from conformance.reports.content import real
 from conformance.reports.subjects import checked
@@ -194,6 +195,15 @@ def test_a_dtype_that_is_an_argument_is_not_asked_again() -> None:
     runner = Runner(Target(lambda length, width, *, dtype: np.zeros((length, width), dtype), asked.operation).make())
     wrong = worst(runner(AGREEMENT, asked, AGREEMENT.prepare(asked)))
     assert not is_gone(Violation("POS-1", "a subject", wrong, "a probe", AGREEMENT, asked), "float32", runner)
+
+
+def test_a_dtype_that_is_no_librarys_path_is_not_asked() -> None:
+    """Nothing comes back then."""
+    asked = Case("silu", "float64", {"x": np.ones(3)}, {})
+    runner = PathRunner(Target(lambda x: x, asked.operation).make())
+    wrong = worst(runner(AGREEMENT, asked, AGREEMENT.prepare(asked)))
+    runner.asks = lambda case: case.dtype == "float64"
+    assert not is_gone(Violation("ACT-1", "a subject", wrong, "a probe", AGREEMENT, asked), "float32", runner)
 
 
 @pytest.mark.slow
