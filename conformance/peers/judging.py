@@ -201,7 +201,8 @@ class PeerJudgement(Judgement):
         rule, plain = own.gradient_rule(self.operation), declaration.promising(empty_rows="any")
         probe = partial(own.gradient_probe, self.operation, rule, declaration=plain)
         wrong = self.wrong(declaration.dtypes, rule, probe)
-        self.remark(rule, f"in {', '.join(wrong)}" if wrong else "")
+        which = "gradients in" if rule == own.dtype_rule(self.operation) else "in"  # beside those of results
+        self.remark(rule, f"{which} {', '.join(wrong)}" if wrong else "")
         right = tuple(dtype for dtype in declaration.dtypes if dtype not in wrong)
         parts = [replace(declaration, dtypes=right), replace(declaration.without("gradients"), dtypes=tuple(wrong))]
         return [part for part in parts if part.dtypes]

@@ -224,6 +224,18 @@ def test_a_name_of_nan_and_of_hidden_keys_must_have_its_place() -> None:
     assert not may_hold("scores overflow in float16, the dtype of the inputs", number)
 
 
+def test_lost_digits_of_16_bits_have_no_name_of_another_computation() -> None:
+    """Not from a larger case either: here it would show as more than a rounding."""
+    asked = replace(masked(1, 3), dtype="bfloat16")
+    near = Violation(
+        "NORM-6", "a subject", Finding("output", 1.9, (0, 0, 0, 0), 0.2715, 0.2735, 1e-3), "", AGREEMENT, asked
+    )
+    padded, rounded = "padding counts in the variance, by the mean's square", "x is rounded to bfloat16"
+    assert not may_hold(padded, near)
+    assert may_hold(rounded, near)
+    assert may_hold(padded, replace(near, finding=replace(near.finding, got=0.1, ratio=170.0)))
+
+
 def softmax_along(axes: Any, of_maximum: Any) -> Function:
     def function(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
         scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
