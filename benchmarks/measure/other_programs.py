@@ -74,11 +74,8 @@ def account(of: Iterable[int]) -> tuple[float, float] | None:
 
 def used_from(lines: Iterable[str], of: Iterable[int]) -> float | None:
     """As `steal_time.stolen_from`; all ticks count but those in which a processor was idle."""
-    names, last = {f"cpu{number}" for number in of}, steal_time.FIELD
-    found = [list(map(int, words[1 : last + 1])) for line in lines if (words := line.split()) and words[0] in names]
-    if not found or len(found) != len(names) or any(len(ticks) < last for ticks in found):
-        return None
-    return sum(sum(ticks) - sum(ticks[IDLE]) for ticks in found) / os.sysconf("SC_CLK_TCK")
+    found = steal_time.ticks_from(lines, of)
+    return None if found is None else sum(sum(t) - sum(t[IDLE]) for t in found) / os.sysconf("SC_CLK_TCK")
 
 
 def own_so_far() -> float:

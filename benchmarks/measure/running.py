@@ -292,10 +292,10 @@ class Run:
         """
         if self.ceilings and any(impossible(entry, case, found, self.ceilings) for entry in entries):
             self.measure_ceilings((case.dtype,))
+        told = any(one.get("others") is not None for one in self.ceilings)
+        others = crowded(self.ceilings) if told else self.busy
         for entry in entries:
             reason = impossible(entry, case, found, self.ceilings)
-            told = any(one.get("others") is not None for one in self.ceilings)
-            others = crowded(self.ceilings) if told else self.busy
             if reason and others and entry.seconds.low > 0:
                 # A ceiling that others have lowered refutes nothing.
                 entry.end(NOT_CREDIBLE, f"{reason.removeprefix(IMPOSSIBLE)}, {WHILE_BUSY} ({others}): repeat the run")

@@ -31,9 +31,16 @@ def stolen_so_far() -> float | None:
 
 def stolen_from(lines: Iterable[str], of: Iterable[int]) -> float | None:
     """None unless every one of them has its line: a container may be told of fewer, under other numbers."""
+    found = ticks_from(lines, of)
+    return None if found is None else sum(ticks[-1] for ticks in found) / os.sysconf("SC_CLK_TCK")
+
+
+def ticks_from(lines: Iterable[str], of: Iterable[int]) -> list[list[int]] | None:
+    """The ticks of every one of these processors, up to the stolen ones; None unless each has its line."""
     names = {f"cpu{number}" for number in of}
-    ticks = [int(words[FIELD]) for line in lines if len(words := line.split()) > FIELD and words[0] in names]
-    return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks and len(ticks) == len(names) else None
+    every = (words for line in lines if len(words := line.split()) > FIELD and words[0] in names)
+    found = [list(map(int, words[1 : FIELD + 1])) for words in every]
+    return found if found and len(found) == len(names) else None
 
 
 def share(before: float | None, after: float | None, elapsed: float) -> float | None:
