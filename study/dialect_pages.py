@@ -13,7 +13,7 @@ from specification.dialects import DIALECTS
 from specification.masks import KeyPadding
 from study.checkpoints import small
 from study.correspondence import correspondence, lines
-from study.dialect_texts import about, call, hyperparameters, option_texts, optional, structure_facts
+from study.dialect_texts import about, call, hyperparameters, in_words, option_texts, optional, structure_facts
 from study.dialects import Effect, Option, agreement, missing, studied
 from study.operations import OPERATIONS
 from study.pages import paragraphs
@@ -115,8 +115,10 @@ def rendered(made: Environment, frameworks: bool) -> dict[str, str]:
     template = made.get_template("dialect.html")
     names = {name: page_of(name) for name in small()}
     found = {
-        page: template.render(page=page, page_of=page_of, short=short, **content(name, frameworks))
+        page: template.render(page=page, page_of=page_of, short=short, in_words=in_words, **content(name, frameworks))
         for name, page in names.items()
     }
     whole = made.get_template("dialects.html")
-    return found | {"dialects": whole.render(page="dialects", page_of=page_of, short=short, **overview())}
+    return found | {
+        "dialects": whole.render(page="dialects", page_of=page_of, short=short, in_words=in_words, **overview())
+    }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
 
-from specification.configuration import Configuration
+from specification.configuration import AttentionLayer, Configuration
 from specification.dialects import DIALECTS
 from specification.loading.record import Dialect
 from specification.loading.table import matches
@@ -98,7 +99,7 @@ def otherwise(record: Dialect, path: str, here: bool) -> str:
 def call(dialect: str) -> tuple[str, str]:
     """The line that loads a checkpoint, and the one that calls the model."""
     one = small()[dialect]
-    told = "".join(f", {name}={value!r}" for name, value in one.hyperparameters.items())
+    told = "".join(f", {name}={written(value)}" for name, value in one.hyperparameters.items())
     given = [*one.inputs, *(f"{name}={name}" for name in one.options)]
     return f'load("{dialect}", "model.safetensors"{told})', f"model({', '.join(given)})"
 
@@ -106,4 +107,39 @@ def call(dialect: str) -> tuple[str, str]:
 def hyperparameters(dialect: str) -> list[str]:
     """What `load` takes beside the checkpoint, with defaults."""
     given = DIALECTS[dialect].hyperparameters
-    return [name if default is inspect.Parameter.empty else f"{name}={default!r}" for name, default in given.items()]
+    return [
+        name if default is inspect.Parameter.empty else f"{name}={written(default)}" for name, default in given.items()
+    ]
+
+
+def written(value: Any) -> str:
+    """A value as it is written in code, without the fields that have their defaults."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(written, value))}{',' if len(value) == 1 else ''})"
+    if not is_dataclass(value):
+        return repr(value)
+    told = [
+        (field.name, getattr(value, field.name))
+        for field in fields(value)
+        if field.default != getattr(value, field.name)
+    ]
+    return f"{type(value).__name__}({', '.join(f'{name}={written(one)}' for name, one in told)})"
+
+
+def in_words(value: Any) -> str:
+    """What an option says: the layers of attention in words, everything else as it is."""
+    if not isinstance(value, tuple):
+        return str(value)
+    return "; ".join(dict.fromkeys(map(layer_in_words, value))) or "no rotation, no window"
+
+
+def layer_in_words(layer: AttentionLayer) -> str:
+    """How a block's self-attention rotates queries and keys, and how far it looks."""
+    rotary, window = layer.rotary, layer.window
+    found = ["no rotation" if rotary is None else f"rotation with base {rotary.base:,.0f}"]
+    if rotary is not None and rotary.width is not None:
+        found.append(f"of the first {rotary.width} columns of a head")
+    if rotary is not None and rotary.scaling is not None:
+        found.append(f"frequencies by {type(rotary.scaling).__name__}")
+    found.append("no window" if window is None else f"a window of {window[0]} keys before and {window[1]} after")
+    return ", ".join(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 import reference_numpy
 from specification import dialects as known
 from specification.checkpoints import flatten
-from specification.configuration import Configuration
+from specification.configuration import AttentionLayer, Configuration
+from specification.rotary import Rotary, YarnScaling
 from study import dialect_pages, dialect_texts, dialects, site
 from study.checkpoints import drawn, small
 from study.correspondence import Correspondence, correspondence, how, lines, numbered
@@ -282,6 +284,24 @@ def test_no_line_begins_with_a_comma(built: Path) -> None:
         takes = re.findall(r'<p class="how takes">(.*?)</p>', page(built, dialect), re.DOTALL)[0]
         arguments = dialect_texts.hyperparameters(dialect)
         assert len(re.findall(r"<span><code>.*?</code>[,.]</span>", takes)) == len(arguments)
+
+
+def test_layers_of_attention_are_told_in_words(built: Path) -> None:
+    """Arguments are code, without the fields that have their defaults."""
+    text = page(built, "gpt_oss")
+    words = "rotation with base 150,000, frequencies by YarnScaling, a window of 2 keys before and 0 after"
+    assert f"</code></a> {words}; default: no rotation, no window</h3>" in text
+    assert f"<mark>{words}</mark>" in (built / "dialects.html").read_text()
+    assert "attention_layers=(AttentionLayer(rotary=Rotary()),)" in page(built, "llama")
+    assert not [name for name in NAMES if "=None, rotary" in page(built, name)]
+
+
+@pytest.mark.parametrize("dialect", NAMES)
+def test_arguments_are_written_as_python_reads_them(dialect: str) -> None:
+    names = {"AttentionLayer": AttentionLayer, "Rotary": Rotary, "YarnScaling": YarnScaling}
+    for default in known.DIALECTS[dialect].hyperparameters.values():
+        if default is not inspect.Parameter.empty:
+            assert eval(dialect_texts.written(default), names) == default
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
