@@ -23,8 +23,9 @@ def explained(error: BaseException) -> str:
 
     if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "jax"):
         return f"{error.name} is not installed: pip install 'transformer-conformance[{error.name}]'"
-    told = type(error) in (ValueError, RuntimeError)
-    return first_line(error) if told else f"{type(error).__name__}: {first_line(error)}"
+    if type(error) in (ValueError, RuntimeError):
+        return first_line(error, most=None)  # often our own: what to do stands behind a long path
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def refuse(message: str, code: int = 2) -> NoReturn:

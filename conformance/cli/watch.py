@@ -76,8 +76,6 @@ def watch(
         watching.refuse_unknown(model, inputs)
         inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
         calls = judge_calls(recorded(model.to(device), inputs, backward, attention), conventions)
-    except CannotRun as error:
-        refuse(str(error))
     except Exception as error:  # the library's own, whatever they are
         refuse(explained(error))
     name = attention or model.config._attn_implementation
@@ -94,12 +92,8 @@ def watch(
     raise typer.Exit(1 if not conforms else 0 if judged else 2)
 
 
-class CannotRun(ValueError):
-    """The model cannot be run; the message is one line of our own, however long a path in it is."""
-
-
 def recorded(model: Any, inputs: dict[str, Any], backward: bool, attention: str | None = None) -> list[AttentionCall]:
-    """Watch the model; CannotRun says in one line why it cannot be run on these tokens, and where."""
+    """Watch the model; ValueError says in one line why it cannot be run on these tokens, and where."""
     from conformance.models.watching import watch
     from conformance.subjects.raised import raised_at
 
@@ -114,7 +108,7 @@ def recorded(model: Any, inputs: dict[str, Any], backward: bool, attention: str 
         told += f" ({', '.join(where)})" if where else ""
         told += of_another_framework(attention)
         told += f"; max_position_embeddings in config.json is {most}" if most is not None and length > most else ""
-        raise CannotRun(told) from error
+        raise ValueError(told) from error
 
 
 def of_another_framework(attention: str | None) -> str:

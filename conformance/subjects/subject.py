@@ -67,13 +67,16 @@ class Answering:
         self.raised = error
 
 
-def first_line(error: BaseException) -> str:
-    """Errors of frameworks can be pages long; empty where an error cannot say what it is."""
+def first_line(error: BaseException, most: int | None = 300) -> str:
+    """Errors of frameworks can be pages long; empty where an error cannot say what it is.
+
+    most: characters; None for all of the line.
+    """
     try:
         lines = [line for line in str(error).splitlines() if line.strip()]
     except Exception:
         return ""
-    return lines[0][:300] if lines else ""
+    return lines[0][:most] if lines else ""
 
 
 def as_it_is(role: str, array: Any) -> Any:

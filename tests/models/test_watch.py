@@ -19,6 +19,7 @@ from rich.console import Console
 from conformance.cases.case import Case
 from conformance.checks.comparison import Finding
 from conformance.checks.levels import CORE, ROBUST, STRICT
+from conformance.cli.console import explained
 from conformance.diagnosis.naming import several_there
 from conformance.judge.watched import JudgedCall, judge_calls
 from conformance.models import watching
@@ -741,6 +742,13 @@ def test_a_function_of_another_framework_is_told(folder: Path, tmp_path: Path) -
     code, output = watched_with(source, folder, tmp_path)
     assert code == 2
     assert output.endswith("; the function gets PyTorch tensors, but its code uses numpy\n")
+
+
+def test_no_message_of_its_own_is_cut() -> None:
+    """Where a folder has a long path, what to do stands behind it. Errors of libraries are cut."""
+    message = "x" * 400 + "; name it with --tokens"
+    assert explained(ValueError(message)) == message
+    assert explained(OSError(message)) == f"OSError: {'x' * 300}"
 
 
 def test_a_device_must_be_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
