@@ -243,12 +243,18 @@ def head_of(node: Definition, source: Source) -> Iterator[Step]:
     parameters = list(zip(plain, defaults, strict=True))
     for argument, default in [*parameters, *zip(given.kwonlyargs, given.kw_defaults, strict=True)]:
         if given.kwonlyargs and argument is given.kwonlyargs[0]:
-            yield Step("*", (), "*,", argument.lineno, 1, (), "parameter")
+            yield Step("*", (), "*,", line_of_star(argument, source), 1, (), "parameter")
         shown = segment(source, argument)
         shown += "" if default is None else f" = {segment(source, default)}"
         yield Step(argument.arg, (argument.arg,), f"{shown},", argument.lineno, 1, (), "parameter")
     returns = f" -> {segment(source, node.returns)}" if node.returns else ""
     yield Step("->", (), f"){returns}:", node.lineno, 0, (), "parameter")
+
+
+def line_of_star(first: ast.arg, source: Source) -> int:
+    """The line of the star before the first keyword argument, which may be a line of its own."""
+    above = first.lineno - 1
+    return above if source.lines[above - 1].strip() == "*," else first.lineno
 
 
 def functions_in(text: str, package: str, file: str) -> dict[str, Function]:

@@ -194,3 +194,13 @@ def test_marking_loses_no_text() -> None:
             texts = [None if step is None else step.text for step in one.steps]
             for text, pieces in zip(texts, marking.marked(texts), strict=True):
                 assert "".join(piece.text for piece in pieces) == (text or "")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_star_stands_on_its_own_line(package: str) -> None:
+    """It has no place in Python's syntax tree: one on a line of its own must not get that of the next argument."""
+    for path in (ROOT / package).rglob("*.py"):
+        text = path.read_text()
+        lines = text.splitlines()
+        stars = [one for found in functions_in(text, package, "").values() for one in found.head if one.name == "*"]
+        assert all("*," in lines[one.line - 1] for one in stars), path
