@@ -43,7 +43,8 @@ def register(name: str = "reference", *, engine: str = "reference", function: Ca
 
     Args:
         name: What to write for `attn_implementation`.
-        engine: The engine of `attention`: "reference" takes the definition's steps, "auto" the fastest that fits.
+        engine: The engine of `attention`: "reference" takes the definition's steps, "auto" the engine that
+            `explain_engine` names.
         function: What to register instead, with the signature above. Without masks that belong to its name, models
             would give it none.
 

@@ -49,7 +49,7 @@ class CeilingWorker:
         for size in COPIES[self.device]:
             found.append(self.measured("copy", "float32", size, 2.0 * size, copy(size)))
         by_others = taken()
-        return [one | {"others": by_others and by_others.share} for one in found]
+        return [one | {"others": None if by_others is None else by_others.share} for one in found]
 
     def measured(self, kind: str, dtype: str, size: int, work: float, call: Callable[[int], None]) -> Measured:
         rates = [work / seconds for seconds in repeated(call)]

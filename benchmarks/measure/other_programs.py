@@ -1,4 +1,4 @@
-"""What other programs and the host of a virtual machine take of the processors while something is measured.
+"""What other programs and the host of a virtual machine use of the processors while something is measured.
 
 The system's own account is read before and after (on Linux; in a container it is that of the whole machine). From what
 the processors did is subtracted what this process did and those that it started: the threads of some libraries spin
@@ -26,23 +26,28 @@ BUSY = 0.1
 
 
 class Taken(NamedTuple):
-    """Seconds of processor time that other programs took, that the host took, and how many there were.
+    """Seconds of processor time: what other programs used, what the host used, and what there was in all.
 
     The system counts ticks: in a short span each may be off by some of them, and `programs` below 0. Add up many.
     """
 
     programs: float
     host: float
-    there: float
+    available: float
 
     @property
-    def share(self) -> float:
-        """Of programs and host together: two threads on two processors lose 1/2 with one of them."""
-        return max(0.0, (self.programs + self.host) / self.there)
+    def counted(self) -> bool:
+        """Whether the system counts at all. In some containers its numbers stay the same: `programs` is far below 0."""
+        return self.programs >= -BUSY * self.available
+
+    @property
+    def share(self) -> float | None:
+        """Of programs and host together, or None if nothing is counted. One of two busy processors is 1/2."""
+        return max(0.0, (self.programs + self.host) / self.available) if self.counted else None
 
 
 def watching(threads: int | None = None) -> Callable[[], Taken | None]:
-    """Return what tells what was taken from now on; None where no system tells it.
+    """Start watching. The function that is returned says what others have used since; None if the system does not.
 
     threads: how many of the processors of this process count, the first ones; by default all.
     """
@@ -50,11 +55,11 @@ def watching(threads: int | None = None) -> Callable[[], Taken | None]:
     before, own, start = account(of), own_so_far(), time.perf_counter()
 
     def taken() -> Taken | None:
-        after, there = account(of), (time.perf_counter() - start) * len(of)
-        if before is None or after is None or there <= 0:
+        after, available = account(of), (time.perf_counter() - start) * len(of)
+        if before is None or after is None or available <= 0:
             return None
         used, host = (now - then for now, then in zip(after, before, strict=True))
-        return Taken(used - host - (own_so_far() - own), host, there)
+        return Taken(used - host - (own_so_far() - own), host, available)
 
     return taken
 
@@ -93,13 +98,13 @@ def computed(pid: int | None) -> float:
 
 
 def in_words(taken: Iterable[Taken | None], verb: str = "took") -> str | None:
-    """Return how busy other programs kept the machine over all of these; empty if they took less than BUSY of it.
+    """Return how busy other programs kept the machine over all of these; empty if they used less than BUSY of it.
 
-    None if the system does not tell, or if its account stands still.
+    None if the system does not say.
     """
-    told = [one for one in taken if one is not None]
-    there = sum(one.there for one in told)
-    share = sum(one.programs for one in told) / there if there else -1.0
-    if share < -BUSY:
+    known = [one for one in taken if one is not None]
+    whole = Taken(*map(sum, zip(*known, strict=True))) if known else None
+    if whole is None or not whole.counted:
         return None
+    share = whole.programs / whole.available
     return "" if share < BUSY else f"they {verb} {min(share, 1):.0%} of its processors"

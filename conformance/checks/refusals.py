@@ -32,18 +32,19 @@ class Refusal(NamedTuple):
 def refused(subject: Subject, refusal: Refusal) -> str:
     """Empty if the subject refuses as it should; else what it did instead."""
     case = subject.asked(refusal.case)
+    due = "an error" if refusal.error is Exception else refusal.error.__name__
     with subject.framework.context():
         inputs, options = subject.arrays(case)
         try:
             with subject.answering:
                 subject.results(case, inputs, options)
         except WrongAnswer as error:
-            return f"accepted, expected {refusal.error.__name__}: {error}"
+            return f"accepted, expected {due}: {error}"
         except refusal.error as error:
-            return "" if first_line(error) else f"raised {refusal.error.__name__} without a message"
+            return "" if first_line(error) else f"raised {type(error).__name__} without a message"
         except Exception as error:
-            return f"raised {type(error).__name__}, expected {refusal.error.__name__}: {first_line(error)}"
-    return f"accepted, expected {refusal.error.__name__}"
+            return f"raised {type(error).__name__}, expected {due}: {first_line(error)}"
+    return f"accepted, expected {due}"
 
 
 def concerns(case: Case, declaration: Declaration) -> bool:

@@ -106,18 +106,9 @@ def recorded(model: Any, inputs: dict[str, Any], backward: bool, attention: str 
         layer = next(iter(getattr(error, "__notes__", ())), None)
         where = [*([f"raised at {line}"] if line else []), *([f"in {layer}"] if layer else [])]
         told += f" ({', '.join(where)})" if where else ""
-        told += of_another_framework(attention)
+        told += "; the function gets PyTorch tensors" if attention and ":" in attention else ""
         told += f"; max_position_embeddings in config.json is {most}" if most is not None and length > most else ""
         raise ValueError(told) from error
-
-
-def of_another_framework(attention: str | None) -> str:
-    """Return what a function uses in place of PyTorch, as an addition to its error; empty if nothing tells that."""
-    from conformance.runner.array_guess import guessed
-    from conformance.subjects.callables import load
-
-    found = guessed(load(attention)) if attention and ":" in attention else None
-    return "" if found is None or found[0] == "torch" else f"; the function gets PyTorch tensors, but {found[1]}"
 
 
 def tell(calls: list[JudgedCall], title: str, profile: str) -> None:

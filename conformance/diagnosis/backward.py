@@ -98,7 +98,7 @@ def from_steps(s: Steps, right: Forward, bar: np.ndarray) -> Iterator[Parts]:
     saved = np.where(s.allowed, np.exp(scores - right.logsumexp), 0)
     mean = [np.sum(bar * right.output, axis=-1, keepdims=True)] if s.operation == "attention" else []
     empty = np.isneginf(right.logsumexp)
-    # Who looks after such rows gives them no weights, or saves 0 for their log-sum-exp. Else it is exp(scores + inf).
+    # Code that handles empty rows gives them no weights, or saves 0 as their log-sum-exp. Other code has exp(inf).
     looked_after = [np.where(empty, one, saved) for one in (0, np.where(s.allowed, np.exp(scores), 0))]
     for weights in (forward(s).weights, *(looked_after if empty.any() else []), saved):
         for means in (None, *mean):

@@ -57,7 +57,7 @@ def diagnosed(results: Results, runner: Runner) -> None:
 
 
 def diagnosis(violation: Violation, runner: Runner) -> tuple[str, ...]:
-    """Names of mistakes, or why there are none: the verdict does not depend on them."""
+    """Names of mistakes, or why there are none. No verdict depends on them; the rule of a peer's rounding does."""
     try:
         return names_of(violation, runner)
     except JudgeError as error:
@@ -118,7 +118,7 @@ def may_hold(name: str, violation: Violation) -> bool:
     Not by a gradient where its output is wrong, nor by an output that is right, nor by NaN where it is a number, nor
     past its last key, nor by hidden keys where fewer are hidden, nor by roundings of another dtype or where a number is
     0, nor among batch elements, heads or query heads of a group where there is one. Where no more than digits of 16
-    bits are lost, another computation would show as more.
+    bits are lost, a wrong computation is unlikely: most would show as more.
     """
     if violation.rounds_16_bits and not OF_DIGITS.search(name):
         return False

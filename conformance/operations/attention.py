@@ -382,8 +382,10 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
         options = {name: value for name, value in changes.items() if name not in names}
         return array.refusal(rule, title, error, "attention", inputs, **options)
 
-    yield refused("MASK-1", "a mask of 0 and 1", TypeError, mask=np.ones((B, H, Q, K), np.int64))
-    yield refused("MASK-1", "an additive mask", TypeError, mask=np.zeros((B, H, Q, K), np.float32))
+    # A function may look at the dtype of one form only. Who takes no array of rank 2 may give that as the reason.
+    for form, shape, error in (("", (B, H, Q, K), TypeError), (" [queries, keys]", (Q, K), Exception)):
+        yield refused("MASK-1", f"a mask{form} of 0 and 1", error, mask=np.ones(shape, np.int64))
+        yield refused("MASK-1", f"an additive mask{form}", error, mask=np.zeros(shape, np.float32))
     yield refused("MASK-1", "an additive padding mask", TypeError, mask=KeyPadding(np.zeros((B, K), np.float32)))
     # Who takes no other number of keys than of queries may give that as the reason, by an error of its own.
     more, refusing = (K, ValueError) if "cross" in declaration else (K + 2, Exception)
@@ -408,6 +410,7 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     yield refused("ATT-2", "softcap 0", ValueError, softcap=0.0)
     yield refused("ATT-2", "softcap negative", ValueError, softcap=-1.0)
     yield refused("ATT-3", "a bias of integers", TypeError, bias=np.zeros((B, H, Q, K), np.int32))
+    yield refused("ATT-3", "a bias [queries, keys] of integers", Exception, bias=np.zeros((Q, K), np.int32))
     yield refused("ATT-3", "a bias of rank 3", ValueError, bias=array(H, Q, K))
     yield refused("ATT-5", "sinks for the key heads", ValueError, sinks=array(H // 2))
     yield refused("ATT-6", "an unknown kind of empty row", ValueError, empty_rows="one")

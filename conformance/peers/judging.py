@@ -147,16 +147,25 @@ class PeerJudgement(Judgement):
         settled(self.results, self.of_its_dtype)
 
     def of_its_dtype(self, found: Violation) -> Violation:
-        """What 16 bits round away, and float32 and float64 do not, is told by the rule of dtypes.
+        """What 16 bits round away, and float32 and float64 do not, is told by the rule of dtypes, or of gradients.
 
-        Of thousands of rows one may be rounded too far whose like no small case had.
+        The small cases of that rule may all conform: with thousands of rows, one is more likely to be rounded too far.
         """
-        rule, cell = own.dtype_rule(self.operation), self.results.rules[found.rule, found.subject]
+        own_rules = own.dtype_rule(self.operation), own.gradient_rule(self.operation)
+        gradient, cell = found.finding.name.startswith("gradient"), self.results.rules[found.rule, found.subject]
         rounded = found.mistakes != () and all(name.startswith(AT_MOST) for name in found.mistakes)
-        if found.rule in (rule, own.gradient_rule(self.operation)) or not rounded or not 0 <= cell.wide <= 1:
+        if found.rule in own_rules or not rounded or not 0 <= cell.wide <= 1:
             return found
-        self.remark(rule, f"in {found.case.dtype}")
-        return replace(found, rule=rule)
+        self.remark(own_rules[gradient], f"{self.which(gradient)} {found.case.dtype}")
+        return replace(found, rule=own_rules[gradient])
+
+    def which(self, gradients: bool) -> str:
+        """How a remark on dtypes begins; where one rule has both, gradients are told from results."""
+        return (
+            "gradients in"
+            if gradients and own.gradient_rule(self.operation) == own.dtype_rule(self.operation)
+            else "in"
+        )
 
     def judge(self, declaration: Declaration) -> None:
         declaration = self.precise(declaration)
@@ -201,7 +210,7 @@ class PeerJudgement(Judgement):
         rule, plain = own.gradient_rule(self.operation), declaration.promising(empty_rows="any")
         probe = partial(own.gradient_probe, self.operation, rule, declaration=plain)
         wrong = self.wrong(declaration.dtypes, rule, probe)
-        which = "gradients in" if rule == own.dtype_rule(self.operation) else "in"  # beside those of results
+        which = self.which(gradients=True)
         self.remark(rule, f"{which} {', '.join(wrong)}" if wrong else "")
         right = tuple(dtype for dtype in declaration.dtypes if dtype not in wrong)
         parts = [replace(declaration, dtypes=right), replace(declaration.without("gradients"), dtypes=tuple(wrong))]
@@ -228,7 +237,8 @@ class PeerJudgement(Judgement):
         return ""
 
     def remark(self, rule: str, text: str) -> None:
-        self.remarks[rule] = "; ".join(part for part in (self.remarks.get(rule, ""), text) if part)
+        told = [*filter(None, self.remarks.get(rule, "").split("; ")), text]
+        self.remarks[rule] = "; ".join(dict.fromkeys(told))
 
     def tried(self, probe: Probe, shrinking: float) -> Results:
         plan = self.examples, self.seed, self.progress, shrinking

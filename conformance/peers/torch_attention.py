@@ -15,29 +15,32 @@ from conformance.cases.declaration import declare
 from conformance.peers.peer import BROADCAST, FLOAT_MASK, Peer, causal_flag, top_left
 
 LOCK = threading.Lock()
-INSIDE: list[str] = []
-"""The kernels of the calls that are being made."""
+INSIDE: dict[object, str] = {}
+"""The kernel of each call that is being made."""
 SWITCHED = contextlib.ExitStack()
 
 
 @contextlib.contextmanager
 def only(kernel: str) -> Iterator[None]:
-    """No other kernel is allowed until the last call has ended.
+    """Allow no other kernel until the last call has ended; RuntimeError while a call with another one runs.
 
     `sdpa_kernel` has the switches of the whole process. If each of several threads set them, a call could find all of
     them off, and they could stay as one thread had set them.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with LOCK:
-        if not INSIDE:
-            SWITCHED.enter_context(sdpa_kernel(getattr(SDPBackend, kernel)))
-        INSIDE.append(kernel)
+    call = object()
     try:
+        with LOCK:
+            if other := {*INSIDE.values()} - {kernel}:
+                raise RuntimeError(f"{kernel} is asked for while calls with {', '.join(other)} run")
+            if not INSIDE:
+                SWITCHED.enter_context(sdpa_kernel(getattr(SDPBackend, kernel)))
+            INSIDE[call] = kernel
         yield
     finally:
         with LOCK:
-            INSIDE.remove(kernel)
+            INSIDE.pop(call, None)
             if not INSIDE:
                 SWITCHED.close()
 

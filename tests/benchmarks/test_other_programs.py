@@ -38,6 +38,7 @@ def test_what_others_take_is_what_neither_the_run_nor_the_host_does(monkeypatch:
     assert found == Taken(4.0, 1.0, 20.0)
     assert found.share == 0.25
     assert Taken(-2.0, 1.0, 20.0).share == 0
+    assert Taken(-20.0, 0.0, 20.0).share is None  # numbers that stay the same show no quiet machine
 
 
 class Computing:

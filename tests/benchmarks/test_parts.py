@@ -13,6 +13,7 @@ import pytest
 from benchmarks.cases import BOTH, Case, dense_mask, inputs, mask
 from benchmarks.measure.environment import crowded, in_use
 from benchmarks.measure.memory import MemoryWorker, extra_peak, hindrance, needed
+from benchmarks.measure.other_programs import Taken
 from benchmarks.measure.rounds import INPUTS, MOST, Budget, calls_in_trial, order, rounds
 from benchmarks.measure.running import Entry, Plan, Run, impossible
 from benchmarks.measure.statistics import interval, paired
@@ -262,6 +263,7 @@ class Remeasured:
         (0.01, "", "failed"),
         (None, "", "failed"),
         (0.3, "", "not credible"),
+        (Taken(-2.0, 0.0, 2.0).share, "load 7.9 on 2 processors", "not credible"),  # nothing is counted
         (0.01, "load 7.9 on 2 processors", "failed"),  # quiet while the ceilings were measured
         (None, "load 7.9 on 2 processors", "not credible"),
     ],

@@ -251,6 +251,20 @@ def test_error_without_words_is_a_refusal_without_a_message() -> None:
     assert "raised Speechless, expected ValueError" in messages(report)["ATT-1"]
 
 
+@pytest.mark.parametrize("rank", [2, 4])
+def test_a_mask_that_is_no_boolean_in_one_of_its_forms(rank: int) -> None:
+    """It looks at the dtype of the other form only."""
+
+    def converts(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        if mask is not None and np.ndim(mask) == rank:
+            mask = np.asarray(mask).astype(bool)
+        return reference_numpy.attention(query, key, value, mask=mask)
+
+    report = check(converts, "MASK-1", supports=["refusals", "dense", "cross"])
+    form = " [queries, keys]" if rank == 2 else ""
+    assert f"a mask{form} of 0 and 1: accepted, expected {'an error' if rank == 2 else 'TypeError'}" in str(report)
+
+
 @pytest.fixture
 def failing_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot compare dense masks' answers any more."""

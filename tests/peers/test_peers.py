@@ -237,6 +237,8 @@ def test_threads_leave_each_other_the_kernel_of_the_path() -> None:
     second.__enter__()
     first.__exit__(None, None, None)
     assert not allowed()
+    with pytest.raises(RuntimeError, match="FLASH_ATTENTION is asked for while calls with MATH run"):
+        torch_attention.only("FLASH_ATTENTION").__enter__()
     second.__exit__(None, None, None)
     assert allowed()
 
@@ -350,6 +352,21 @@ def test_roundings_of_16_bits_are_told_by_the_rule_of_dtypes(names: tuple[str, .
     assert [one.rule for one in judgement.results.violations.values()] == [rule]
     assert judgement.results.rules["MHA-2", runner.name].worst == (0.9 if rule == "ATT-9" else 47.3)
     assert judgement.remarks == ({"ATT-9": "in bfloat16"} if rule == "ATT-9" else {})
+
+
+@pytest.mark.parametrize(("name", "rule"), [("output", "ATT-9"), ("gradient of key", "ATT-12")])
+def test_several_rules_with_such_roundings_are_one_remark(name: str, rule: str) -> None:
+    """A gradient's stands under the rule of gradients."""
+    peer = next(one for one in HERE if one.operation == "multi_head_attention")
+    judgement = PeerJudgement(runner_of(peer), peer.operation, 1, 0, None, silent, 0.0, peer=peer)
+    case = replace(attention(), operation=peer.operation, dtype="bfloat16")
+    names = ("perhaps: the errors are no larger than bfloat16 arithmetic would make them",)
+    for broken in ("MHA-1", "MHA-2", "MASK-3"):
+        finding = Finding(name, 47.3, (0, 0, 0, 0), 9.5e-05, 6.1e-05, 7.2e-07)
+        found = Violation(broken, peer.name, finding, "heads", AGREEMENT, case, diagnosis=names)
+        judgement.results.rules[broken, peer.name] = Cell(9, 47.3, 0.5, kept=(0.9, 0.5))
+        assert judgement.of_its_dtype(found).rule == rule
+    assert judgement.remarks == {rule: "in bfloat16"}
 
 
 @pytest.mark.slow
