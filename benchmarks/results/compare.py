@@ -58,7 +58,8 @@ def compare(before: Result, after: Result) -> Comparison:
     ]
     told = [f"{case}: no verdict, {reason}" for case, reason in why.items() if reason != BUSY]
     disturbed = list(why.values()).count(BUSY)
-    told += [f"no verdict in {disturbed} of {len(after['cases'])} cases: {BUSY}"] if disturbed else []
+    common = len({case["name"] for case in before["cases"]} & {case["name"] for case in after["cases"]})
+    told += [f"no verdict in {disturbed} of {common} cases: {BUSY}"] if disturbed else []
     told += [*reservations(before, after), *circumstances(before, after), *lost(pairs), *missing(before, after)]
     return Comparison(sorted(changes, key=lambda one: not one.yours), told, drift)
 
@@ -157,16 +158,21 @@ def lost(pairs: Sequence[Pair]) -> list[str]:
 
 
 def missing(before: Result, after: Result) -> list[str]:
-    """What only one of the results has: whole cases, and subjects of cases that both have."""
+    """What only one of the results has: whole cases, and subjects of cases that both have, unless it left them out."""
     cases = [{case["name"] for case in result["cases"]} for result in (before, after)]
     subjects = [
-        {f"{case['name']}: {one['name']}" for case in result["cases"] if case["name"] in cases[0] & cases[1]
-         for one in case["subjects"]}
+        {f"{case['name']}: {one['name']}": one["status"]
+         for case in result["cases"] if case["name"] in cases[0] & cases[1] for one in case["subjects"]}
         for result in (before, after)
     ]  # fmt: skip
+    begun = [{name for name, status in found.items() if status != "left out"} for found in subjects]
     return [
         f"only in the {which}: {'; '.join(sorted(names))}"
-        for found in (cases, subjects)
-        for which, names in (("first", found[0] - found[1]), ("second", found[1] - found[0]))
+        for which, names in (
+            ("first", cases[0] - cases[1]),
+            ("second", cases[1] - cases[0]),
+            ("first", begun[0] - set(subjects[1])),
+            ("second", begun[1] - set(subjects[0])),
+        )
         if names
     ]

@@ -117,8 +117,8 @@ def of_case(case: Result) -> list[str]:
         told = [fastest, second]
     behind = [one for one in order if (one["name"] in case["bases"] or one.get("yours")) and one not in told]
     more = [f"{one['name']} takes {over(one, fastest)}" for one in behind]
-    yours = [one for one in order if one.get("yours")]
-    more += [f"{one['name']} takes {over(one, yours[0])}" for one in yours[1:] if yours[0] is not fastest]
+    own_ones = [one for one in order if one.get("yours")]
+    more += [f"{one['name']} takes {over(one, own_ones[0])}" for one in own_ones[1:] if own_ones[0] is not fastest]
     return [start, *([f"{'; '.join(more)}."] if more else []), *lines]
 
 
@@ -126,9 +126,9 @@ def of_case(case: Result) -> list[str]:
 
 
 def of_cases(cases: Sequence[Result]) -> list[str]:
-    """Who is fastest where, how far ours lead and trail, and what grows how."""
+    """Who is fastest where, how far the user's own subjects trail or ours lead and trail, and what grows how."""
     timed = [case for case in cases if measured(case)]
-    found = (fastest(timed), against_libraries(timed), growth(timed))
+    found = (fastest(timed), of_yours(timed) or against_libraries(timed), growth(timed))
     return [line for line in found if line]
 
 
@@ -138,14 +138,43 @@ def fastest(cases: Sequence[Result]) -> str:
         return ""
     if not alone:
         return f"In {counted(len(cases), 'case')} the fastest differ by no more than noise."
-    yours = {subject["name"] for case in cases for subject in case["subjects"] if subject.get("yours")}
-    named = [one for number, one in enumerate(alone.most_common()) if number < NAMED or one[0] in yours]
+    named = [one for number, one in enumerate(alone.most_common()) if number < NAMED or one[0] in yours(cases)]
     told = [f"{name} in {count}" for name, count in named]
     others = sum(alone.values()) - sum(count for _, count in named)
     told += [f"others in {others}"] if others else []
     level = len(cases) - sum(alone.values())
     told += [f"several within noise in {level}"] if level else []
     return f"Fastest in {counted(len(cases), 'case')}: {'; '.join(told)}."
+
+
+def yours(cases: Sequence[Result]) -> set[str]:
+    return {one["name"] for case in cases for one in case["subjects"] if one.get("yours")}
+
+
+def of_yours(cases: Sequence[Result]) -> str:
+    """How often each of the user's own subjects is among the fastest, and its largest lag."""
+    found: dict[str, list[tuple[Result, list[Result]]]] = {}
+    for case in cases:
+        order = measured(case)
+        for one in (one for one in order if one.get("yours")):
+            found.setdefault(one["name"], []).append((case, [other for other in order if slower(one, other)]))
+    told = []
+    for name, places in found.items():
+        lags = [
+            (ratio(subject(case, name), other), other["name"], case["name"])
+            for case, ahead in places
+            for other in ahead
+        ]
+        first = sum(not ahead for _, ahead in places)
+        told.append(f"{name} is among the fastest in {first} of {counted(len(places), 'case')}")
+        if lags:
+            lag, other, case_name = max(lags, key=lambda one: one[0].median)
+            told.append(f"its largest lag: it takes {lag} as long as {other} ({case_name})")
+    return f"{'; '.join(told)}." if told else ""
+
+
+def subject(case: Result, name: str) -> Result:
+    return next(one for one in case["subjects"] if one["name"] == name)
 
 
 def against_libraries(cases: Sequence[Result]) -> str:
@@ -178,9 +207,9 @@ def against_libraries(cases: Sequence[Result]) -> str:
 
 
 def growth(cases: Sequence[Result]) -> str:
-    """Of our default engines, in the series that reaches farthest with most lengths."""
-    bases = {base for case in cases for base in case["bases"]}
-    fits = [one for one in scaling(cases) if one["quantity"] == "seconds" and one["subject"] in bases]
+    """Of our default engines and the user's own subjects, in the series that reaches farthest with most lengths."""
+    told_of = {base for case in cases for base in case["bases"]} | yours(cases)
+    fits = [one for one in scaling(cases) if one["quantity"] == "seconds" and one["subject"] in told_of]
     if not fits:
         return ""
     best = max(fits, key=lambda one: (one["points"], one["to"]))

@@ -212,7 +212,7 @@ def tell_departures(compared: Departures, found: Agreement, path: Path) -> None:
         narrower = () if departing.message else names_before(compared, found)
         if narrower:
             console.print(Text("to narrow it down, save these too:"))
-            for name in first_few(narrower):
+            for name in narrower:
                 console.print(Text(f"  {name}"), soft_wrap=True)
     count = counted(f"{steps} of {every}", len(compared.findings) - steps)
     console.print(Text(f"{count} are in {path}, in {compared.dtype}; their bounds are carried from the input"))

@@ -73,6 +73,8 @@ def watch(
             told = f"{folder} lacks entries, and their weights are random: {', '.join(first_few(lacking))}"
             console.print(Text(told, style="yellow"), soft_wrap=True)
         inputs = watching.read_tokens(sequences(tokens)) if tokens else watched_folder.read_texts(folder, texts or [])
+        for ids in [] if tokens else inputs["input_ids"].tolist():
+            console.print(Text(f"{len(ids)} tokens: {', '.join(first_few(map(str, ids)))}"))
         watching.refuse_unknown(model, inputs)
         inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
         calls = judge_calls(recorded(model.to(device), inputs, backward, attention), conventions)
@@ -135,7 +137,9 @@ def tell(calls: list[JudgedCall], title: str, profile: str) -> None:
     elif unjudged:
         console.print(Text(f"{len(unjudged)} of {len(calls)} calls could not be judged in full", style="bold red"))
     else:
-        console.print(Text(f"all calls conform (profile {profile})", style="bold green"))
+        stricter = sum(call.violation is not None for call in calls)
+        more = f"; {stricter} break rules that it does not ask for" if stricter else ""
+        console.print(Text(f"all calls conform (profile {profile}){more}", style="bold green"))
 
 
 def sequences(tokens: list[str]) -> list[list[int]]:

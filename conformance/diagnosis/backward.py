@@ -225,6 +225,16 @@ BLOCKS = (*(2**k for k in range(1, 6)), *range(48, 257, 16), 512)
 """Keys or queries that a step of a kernel goes through."""
 
 
+def at_row(parts: Callable[[Steps, Forward, np.ndarray], Iterator[Parts]]) -> Variants:
+    """All parts, if a look at one row does not refute them."""
+
+    def variants(failing: Failing) -> Iterator[Parts]:
+        if gives_worst_query(failing, failing.steps, parts):
+            yield from parts(failing.steps, failing.forward, failing.bar)
+
+    return variants
+
+
 def stale_maximum(n: int) -> Mistake:
     """The exponentials' sum is that of the last maximum, and the maximum the one before the last block of n keys."""
 
@@ -236,12 +246,26 @@ def stale_maximum(n: int) -> Mistake:
             for mean in (np.sum(bar * right.output, axis=-1, keepdims=True), None):
                 yield pulled_back(s, bar, divided(exponentials, total) * grown, mean=mean)
 
-    def variants(failing: Failing) -> Iterator[Parts]:
-        if gives_worst_query(failing, failing.steps, parts):
-            yield from parts(failing.steps, failing.forward, failing.bar)
+    return backwards(
+        f"the backward pass rescales with the maximum before the last block (blocks of {n} keys)", at_row(parts)
+    )
+
+
+def mean_of_blocks(n: int, words: str, of: Callable[[np.ndarray], np.ndarray]) -> Mistake:
+    """The mean rowsum(P * P_bar) of the n keys of a block, or what `of` makes of the blocks' means, is subtracted."""
+
+    def parts(s: Steps, right: Forward, bar: np.ndarray) -> Iterator[Parts]:
+        K = right.scores.shape[-1]
+        if s.operation == "attention" and n < K:
+            terms, starts = right.weights * s.factor * (bar @ s.value.swapaxes(-1, -2)), np.arange(0, K, n)
+            blocks = np.add.reduceat(terms, starts, axis=-1)
+            mean = np.repeat(of(blocks), np.diff(starts, append=K), axis=-1)
+            found = pulled_back(s, bar, right.weights, mean=mean)
+            share = None if s.sinks is None else np.exp(s.sinks - right.logsumexp)
+            yield found if share is None else found._replace(sinks=-share * blocks.sum(axis=-1, keepdims=True))
 
     return backwards(
-        f"the backward pass rescales with the maximum before the last block (blocks of {n} keys)", variants
+        f"the mean rowsum(P * P_bar) is taken over {words}, not over the row (blocks of {n} keys)", at_row(parts)
     )
 
 
@@ -275,6 +299,8 @@ BACKWARD_MISTAKES = [
         for of in ("query", "key")
     ),
     *map(stale_maximum, BLOCKS),
+    *(mean_of_blocks(n, "each block of keys", lambda blocks: blocks) for n in BLOCKS),
+    *(mean_of_blocks(n, "the blocks of keys so far", lambda blocks: np.cumsum(blocks, axis=-1)) for n in BLOCKS),
     *(
         backwards(f"{BACKWARD_ONLY}{name}", by_other_steps(change))
         for name, change in (CHANGES | TILES_SEEN | TAILS_LEFT_OUT).items()

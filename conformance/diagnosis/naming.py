@@ -82,7 +82,9 @@ def names_of(violation: Violation, runner: Runner) -> tuple[str, ...]:
     if violation.uncut is not None and not violation.case.special:  # 0 * NaN hides a mistake among many numbers
         larger = asked(violation, violation.uncut, runner)
         before = tuple(n for n in larger if not n.startswith(WRONG_IN))
-        certain = explaining(names, before) or tuple(n for n in replacing(names, before) if may_hold(n, violation))
+        certain = explaining(names, before) or tuple(
+            n for n in replacing(violation, names, before) if may_hold(n, violation)
+        )
         if not certain and shows_more(violation, names, larger):
             certain = names
         elif not certain and not before and not all(name.startswith(AT_MOST) for name in names):
@@ -92,8 +94,13 @@ def names_of(violation: Violation, runner: Runner) -> tuple[str, ...]:
     return (*in_families(names), *(line for line in found if line.startswith(WRONG_IN)))
 
 
-def replacing(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the larger case where the smaller one has none, or one of the two has no more than hints."""
+def replacing(violation: Violation, names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the larger case where the smaller one tells nothing, or one of the two has no more than hints.
+
+    Where the smaller one is clearly wrong, and none of the known mistakes gives what it has, it refutes them.
+    """
+    if not names and not violation.loses_digits:
+        return ()
     vague = any(all(name.startswith(AT_MOST) for name in several) for several in (names, before))
     return before if vague else ()
 

@@ -220,10 +220,10 @@ def judged_here(declaration: Declaration) -> tuple[str, Declaration]:
     return NO_ORACLE, replace(declaration, dtypes=others)
 
 
-def versions() -> dict[str, str]:
-    """Of Python and of the packages that count, as installed."""
+def versions(*more: str) -> dict[str, str]:
+    """Of Python and of the packages that count, and of more, as installed."""
     found = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in (*PACKAGES, *more):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -147,7 +147,7 @@ def watch_content(calls: Sequence[JudgedCall], profile: str, **more: Any) -> Con
         "schema": dict(SCHEMA),
         "command": "watch",
         **more,
-        "versions": versions(),
+        "versions": versions("transformers"),
         "profile": profile,
         "conforms": False if broken else True if judged else None,
         "judged": judged,

@@ -163,8 +163,24 @@ def test_all_cases_have_three_sentences() -> None:
 
 def test_a_subject_of_the_users_is_no_library() -> None:
     mine = of("mine", [0.5] * 6, yours=True)
-    (found,) = findings.of_cases([case(ours(*[1.0] * 6), mine)])
-    assert found == "Fastest in 1 case: mine in 1."
+    assert findings.of_cases([case(ours(*[1.0] * 6), mine)]) == [
+        "Fastest in 1 case: mine in 1.", "mine is among the fastest in 1 of 1 case."
+    ]  # fmt: skip
+
+
+def test_all_cases_say_where_the_users_own_subject_stands() -> None:
+    """Its growth, too, in place of our lead and lag."""
+    cases = [
+        case(ours(*[0.01 * length] * 6), of("mine", [factor * length] * 6, yours=True), name=f"T={length}",
+             length=length, series="causal")
+        for length, factor in ((32, 0.02), (64, 0.01), (128, 0.04))
+    ]  # fmt: skip
+    _, own, growth = findings.of_cases(cases)
+    assert own == (
+        "mine is among the fastest in 1 of 3 cases; "
+        "its largest lag: it takes 4.00 [4.00, 4.00] times as long as our engine (T=128)."
+    )
+    assert growth.endswith(" (mine).")
 
 
 def test_every_exponent_has_an_interval() -> None:

@@ -230,7 +230,9 @@ def test_what_is_not_alike_gets_no_verdict(result: dict[str, Any], fields: Any, 
 
 def test_what_only_one_has_is_told(result: dict[str, Any]) -> None:
     after = copy.deepcopy(result)
-    gone, lost = after["cases"][0], after["cases"][1]["subjects"].pop()
+    gone, lost = after["cases"][0], after["cases"][1]["subjects"].pop(1)
+    absent = after["cases"][1]["subjects"][0] | {"name": "absent", "status": "left out"}  # it was in neither
+    after["cases"][1]["subjects"].append(absent)
     after["cases"][0] = gone | {"name": "another"}
     told = [line for line in compare(result, after).circumstances if "only in" in line]
     assert told == [

@@ -282,6 +282,20 @@ def test_a_stale_maximum_in_the_backward_pass_has_a_name() -> None:
     assert list(known(failing, failing.wrong[0], np.inf)) == [name]
 
 
+@pytest.mark.parametrize("words", ["each block of keys", "the blocks of keys so far"])
+@pytest.mark.parametrize("n", [16, 48])
+def test_a_mean_that_is_not_that_of_the_row_has_a_name(n: int, words: str) -> None:
+    case = several("float32", key=(2, 2, 70, 4), value=(2, 2, 70, 4))
+    failing = Failing(case, {}, oracle(case), bound(case))
+    s, f = failing.steps, failing.forward
+    terms, start = f.weights * (failing.bar @ s.value.swapaxes(-1, -2)), np.arange(70) // n
+    counted = start[:, None] == start if words.startswith("each") else start[:, None] >= start
+    parts = pulled_back(s, failing.bar, f.weights, mean=np.stack([terms[..., one].sum(-1) for one in counted], axis=-1))
+    failing = answered(case, query=parts.query, key=parts.key, value=failing.parts.value)
+    name = f"the mean rowsum(P * P_bar) is taken over {words}, not over the row (blocks of {n} keys)"
+    assert list(known(failing, failing.wrong[0], np.inf)) == [name]
+
+
 @pytest.mark.parametrize(("queries", "keys"), [(1, 40), (2, 70), (40, 90)])
 def test_tiles_skipped_without_the_offset_have_a_name(queries: int, keys: int) -> None:
     """Its place is the first of all names: that the gradient of value ends early is what follows."""

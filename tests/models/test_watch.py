@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import json
 import re
@@ -518,6 +519,7 @@ def test_the_command_judges_a_folder(folder: Path, tmp_path: Path) -> None:
     content = json.loads((tmp_path / "found.json").read_text())
     assert content["conforms"] is content["judged"] is True
     assert [call["mask"] for call in content["calls"]] == ["causal", "causal"]
+    assert content["versions"]["transformers"] == importlib.metadata.version("transformers")
     assert len(content["calls"][0]["findings"]) == 4
 
 
@@ -538,6 +540,7 @@ def test_the_command_tells_what_is_wrong(folder: Path, tmp_path: Path) -> None:
 def test_the_profile_decides(folder: Path) -> None:
     words = ("watch", folder, "--tokens", "3,1,4,1,5", "--attention", "sdpa", "--dtype", "bfloat16")
     assert [command(*words, "--profile", name)[0] for name in (ROBUST, STRICT)] == [0, 1]
+    assert "all calls conform (profile robust); 2 break rules that it does not ask for" in command(*words)[1]
     assert command(*words, "--profile", STRICT, "--convention", "weights=inputs")[0] == 0
 
 
