@@ -275,6 +275,8 @@ def rounded_up(n: int, number: Any) -> Any:
     return -(-number // n) * n
 
 
+EMPTY = "rows that allow nothing"
+"""How the names of mistakes begin that are made in such rows only."""
 EVERY_CALL = "every call is causal"
 """How the names of mistakes begin that show in calls without a mask, too."""
 
@@ -344,8 +346,8 @@ MASK_CHANGES: dict[str, Change] = {
             ("key lengths are", lengths_changed(whole)),
         )
     },
-    "rows that allow nothing get the mean of all values": empty_rows_as("mean"),
-    "rows that allow nothing get NaN": empty_rows_as("nan"),
+    f"{EMPTY} get the mean of all values": empty_rows_as("mean"),
+    f"{EMPTY} get NaN": empty_rows_as("nan"),
     "the mask is read column by column": seen_otherwise(by_columns),
     **{f"the mask's row offset wraps around (at 2^{n})": seen_otherwise(wrapped(2**n)) for n in (16, 15, 8)},
     **{
@@ -813,7 +815,7 @@ OVERFLOWS = [
 
 
 NUMBERS = (-1e4, -1e5, -1e9, -1e20, -65504.0, -LARGEST["float32"])
-FILLS = [*map(put, NUMBERS), *map(added, NUMBERS)]
+FILLS = [*map(put, (*NUMBERS, 0.0)), *map(added, NUMBERS)]
 """Before the others: where all that a row allows scores lower, only forbidden keys count, as with a mask inverted."""
 
 UNDIVIDED = Mistake(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from conformance.cases.case import Case
 from conformance.cases.declaration import MASK_KINDS
 from conformance.cases.features import masked_as_declared
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import breaks
 from conformance.checks.results import ALSO_WITHOUT, LOOK_BEYOND, Results, Violation
 from conformance.diagnosis.following import WIDER, about, definite, is_plain, rule_named, shows_its_rule, used
+from conformance.diagnosis.matches import made_finite
 from conformance.diagnosis.naming import diagnosed
 from conformance.runner.in_process import JudgeError, Runner
 from conformance.runner.shrinking import without
@@ -52,17 +54,25 @@ def hint_for(violation: Violation, runner: Runner) -> str:
         return "this case has nothing that it speaks of"
     if definite(violation):
         return ""
+    if case.special:
+        finite = made_finite(case)
+        wrong = not finite.special and is_wrong(finite, violation, runner)
+        return f"with numbers in place of NaN and infinity{ALSO_WITHOUT}" if wrong else ""
     needed = about(violation.rule, case.operation)
     if not needed:
         plain = case.operation.startswith("attention") and violation.rule in WIDER and is_plain(violation)
         vague = plain and not violation.loses_digits
         return "a plain call is wrong, and the mistake may be in any step" if vague else ""
     names = {ARGUMENTS[feature] for feature in needed & used(violation) if feature in ARGUMENTS}
-    plainer = without(*names)(case)
-    if case.special or plainer is None or not masked_as_declared(plainer, runner.declaration):
+    plainer, words = without(*names)(case), f"without {' and '.join(sorted(names))}"
+    if plainer is None or not masked_as_declared(plainer, runner.declaration):
         return ""
+    return f"{words}{ALSO_WITHOUT}" if is_wrong(plainer, violation, runner) else ""
+
+
+def is_wrong(case: Case, violation: Violation, runner: Runner) -> bool:
+    """Whether a case without something fails, too."""
     try:
-        wrong = breaks(runner(AGREEMENT, plainer, AGREEMENT.prepare(plainer)), violation.level)
+        return breaks(runner(AGREEMENT, case, AGREEMENT.prepare(case)), violation.level)
     except JudgeError:  # no verdict depends on it
-        return ""
-    return f"without {' and '.join(sorted(names))}{ALSO_WITHOUT}" if wrong else ""
+        return False

@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.cases.operation import operation_named
 from conformance.checks.comparison import LARGEST
-from conformance.diagnosis.attention import power_of_two, stepped
+from conformance.diagnosis.attention import EMPTY, power_of_two, stepped
 from conformance.diagnosis.matching import SEVERAL, Failing, Mistake, giving, loose, worst_row
 from conformance.diagnosis.steps import Steps, divided, exponentials_of, products_of, result
 from specification.dtypes import HALF
@@ -210,7 +210,7 @@ def empty_rows(failing: Failing) -> Iterator[Mistake]:
         return
     words = "the sum" if np.isclose(factor, s.key.shape[2], rtol=1e-3) else f"{factor:.4g} times the mean"
     output = np.where(empty, factor * mean, failing.forward.output)
-    yield giving(f"rows that allow nothing get {words} of all values", "output", output)
+    yield giving(f"{EMPTY} get {words} of all values", "output", output)
 
 
 def too_large_scores(failing: Failing) -> Iterator[Mistake]:

@@ -218,12 +218,16 @@ def also_without(violation: Violation) -> bool:
 
 
 def both_without_a_name(other: Violation, violation: Violation) -> bool:
-    """Whether both are wrong on calls without mask and options, the second on no larger one, and neither has a
-    known mistake: then nothing tells them apart."""
+    """Whether both are wrong on calls with the same features, the second on no larger one, and neither has a known
+    mistake: then nothing tells them apart."""
     ours, theirs = other.case, violation.case
-    if ours is None or theirs is None or other.loses_digits or violation.loses_digits or violation.rule not in WIDER:
+    if ours is None or theirs is None or other.loses_digits or violation.loses_digits:
         return False
-    if not all(is_plain(one) and not definite(one) for one in (other, violation)):
+    if violation.rule not in (*WIDER, *OF_MASKS) or used(other) - OF_SIZES != used(violation) - OF_SIZES:
+        return False
+    if any(one.case.special or definite(one) for one in (other, violation)):
+        return False
+    if in_empty_rows(violation) and not in_empty_rows(other):
         return False
     if other.finding.message or other.wrong_gradients != violation.wrong_gradients:
         return False

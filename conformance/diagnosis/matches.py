@@ -15,7 +15,7 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name, results_of
 from conformance.cases.case import ORDER, Case
-from conformance.cases.expectations import Planted
+from conformance.cases.expectations import Planted, empty_rows
 from conformance.cases.features import within
 from conformance.cases.operation import operation_named
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
@@ -55,7 +55,7 @@ def check_diagnosis(
     check, failing, finding = example
     if isinstance(failing, Planted):  # a mistake in numbers says more than what becomes of NaN
         plain = check_diagnosis(subject, (check, failing.clean, finding), shared)
-        if plain:
+        if plain or failing_of(subject, failing.clean, failing.clean).wrong:
             return plain
         dirty = check_diagnosis(subject, (AGREEMENT, failing.planted, finding), shared)
         return [*dirty, *map(named, of_planted(failing, finding))]
@@ -75,7 +75,9 @@ def check_diagnosis(
         return []
     until = time.thread_time() + SECONDS
     if asked.special and multiplied(given, name):
-        return [named(MULTIPLIED)]
+        finite = made_finite(asked)
+        wrong = failing_of(subject, finite, finite).wrong
+        return check_diagnosis(subject, (AGREEMENT, finite, finding), shared) if wrong else [named(MULTIPLIED)]
     if asked.special:  # too little to go by, unless other violations have the same names
         return [named(line) for line in names_of(subject, given, name, until)]
     if asked.with_logsumexp:
@@ -282,11 +284,15 @@ def confirmed(subject: Subject, case: Case, name: str, names: list[str]) -> list
 def doubtful(failing: Failing, name: str, names: list[str]) -> set[str]:
     """Those of the names that other cases must confirm: of a gradient of few numbers, as many mistakes give it.
 
-    Of an output that is wrong in NaN and infinity alone those of masks, which may leave a row nothing.
+    Of an output that is wrong in NaN and infinity alone those of masks, which may leave a row nothing. Of one that is
+    wrong in rows that allow nothing alone all that do not speak of these.
     """
     if name != "output":
         return set(names) if failing.case.operation == "attention" and failing.right(name).size <= FEW else set()
-    numbers = np.isfinite(failing.answer(name)[failing.off(name)]).any()
+    off = failing.off(name)
+    if failing.case.operation == "attention" and not (off & ~empty_rows(failing.case)[..., None]).any():
+        return {one for one in names if not one.startswith(attention.EMPTY)}
+    numbers = np.isfinite(failing.answer(name)[off]).any()
     return set() if numbers else set(names) & attention.MASK_CHANGES.keys()
 
 
@@ -403,10 +409,18 @@ BY_NAN = (MULTIPLIED, REACHING, WEIGHTED, SWALLOWED)
 """What NaN and infinity show by themselves."""
 
 
+def made_finite(case: Case) -> Case:
+    """The case with numbers in place of NaN and infinities in query, key and value; it is special without these."""
+    given = {name: array for name, array in case.inputs.items() if name in ("query", "key", "value")}
+    numbers = {name: np.where(np.isfinite(array.astype(float)), array, 1) for name, array in given.items()}
+    inputs = case.inputs | {name: numbers[name].astype(given[name].dtype) for name in given}
+    return replace(case, inputs=inputs, special=case.special and not given)
+
+
 def multiplied(failing: Failing, name: str) -> bool:
     """Whether all that is wrong is NaN, and the right weights of attention give it, too: 0 * NaN is NaN.
 
-    With that, any mistake in numbers would give the same NaN.
+    Any mistake in numbers gives the same NaN, so ask for the numbers first.
     """
     if not failing.case.operation.startswith("attention"):
         return False

@@ -426,3 +426,42 @@ def test_a_whole_report_of_an_inverted_mask_has_one_mistake() -> None:
     assert {violation.diagnosis[:1] for violation in report.violations} == {(INVERTED,)}
     assert report.headline.startswith(INVERTED)
     assert "and not" not in report.headline
+
+
+def scored_where_forbidden(change: Callable[[Any, Any], Any]) -> Function:
+    """Forbidden scores are changed, and stay in the softmax."""
+
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+        scores = scores if mask is None else change(scores, np.asarray(mask))
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return (weights / weights.sum(axis=-1, keepdims=True) @ value).astype(query.dtype)
+
+    return attention
+
+
+MASKED_ONLY = {"supports": ["dense", "causal", "value_width"], "dtypes": ["float32"], "effort": "quick", "seed": 1}
+
+
+def test_scores_times_the_mask_have_a_name() -> None:
+    """One mistake under every rule of masks, dtypes and hidden NaN."""
+    rules = ["MASK-1", "MASK-3", "MASK-7", "ATT-4", "ATT-9", "ATT-10"]
+    report = conformance.check(
+        scored_where_forbidden(lambda scores, mask: scores * mask), "attention", rules=rules, **MASKED_ONLY
+    )
+    found = report.violations[0]
+    assert (found.rule, found.diagnosis) == ("MASK-1", ("forbidden scores are a number, not -inf (0)",))
+    assert {one.rule for one in report.following} >= {*rules} - {"MASK-1"}
+
+
+def test_a_mistake_of_masks_without_a_name() -> None:
+    """What hidden NaN and empty rows show of it is no name, and the rule of dtypes only follows."""
+    rules = ["MASK-1", "ATT-6", "ATT-9", "ATT-10"]
+    report = conformance.check(
+        scored_where_forbidden(lambda scores, mask: scores - 3 * ~mask), "attention", rules=rules, **MASKED_ONLY
+    )
+    named = {one.rule: one.diagnosis for one in report.violations}
+    assert not (named["MASK-1"] or named["ATT-6"] or named["ATT-9"])
+    assert named["ATT-10"] == ("look beyond ATT-10: with numbers in place of NaN and infinity the call is wrong, too",)
+    assert {"ATT-9", "ATT-10"} <= {one.rule for one in report.following}
+    assert "ATT-6" not in [one.rule for one in report.following]  # mended masks leave empty rows as they are
