@@ -201,7 +201,7 @@ def against_libraries(cases: Sequence[Result]) -> str:
         told.append(f"largest lead of {ahead} over all libraries: {behind} takes {lead} as long ({name})")
     if lags:
         lag, name, ahead, behind = max(lags, key=lambda one: one[0].median)
-        told.append(f"largest lag: {behind} takes {lag} as long as {ahead} ({name})")
+        told.append(f"largest lag of our fastest engine: {behind} takes {lag} as long as {ahead} ({name})")
     text = "; ".join(told) or (NO_LEAD if compared else "")
     return text and f"{text[0].upper()}{text[1:]}."
 

@@ -35,6 +35,9 @@ def projection(seed: int, name: str, width: int, out: int) -> dict[str, np.ndarr
     return {f"{name}.weight": numbers(seed, width, out), f"{name}.bias": numbers(seed + 1, out)}
 
 
+FORBIDDEN = "Where the mask forbids a pair, `scores` holds 0, which nothing reads. The weight is 0 there."
+
+
 @cache
 def examples() -> dict[str, Example]:
     """By the page on which it stands."""
@@ -52,20 +55,24 @@ def examples() -> dict[str, Example]:
         "scores": Example(
             Case("attention_weights", "float32", {**pair, "bias": numbers(9, 3, 4)}, {**causal, "softcap": 2.0}),
             (("attention_weights", "allowed"), ("attention_scores", "scores")),
+            FORBIDDEN,
         ),
         "softmax": Example(
             Case("attention_weights", "float32", pair, {"mask": Causal(offset=-1)}),
             (("softmax", "allowed"), ("softmax", "scores"), ("softmax", "maximum"), ("softmax", "exponentials"),
              ("softmax", "weights")),
+            FORBIDDEN,
         ),
         "attention": Example(
             Case("attention", "float32", heads, causal),
             (*inner, ("attention_scores", "scores"), ("softmax", "maximum"), ("softmax", "exponentials"),
              ("softmax", "weights")),
+            FORBIDDEN,
         ),
         "companions": Example(
             Case("attention_logsumexp", "float32", pair, causal),
             (("attention_scores", "scores"), ("softmax", "maximum"), ("softmax", "exponentials")),
+            FORBIDDEN,
         ),
         "multi_head_attention": Example(
             Case("multi_head_attention", "float32",

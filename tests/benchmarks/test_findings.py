@@ -135,7 +135,7 @@ def test_a_lead_is_over_every_library() -> None:
     )
     ahead = of("wide", [0.2, 0.9] * 3), of("narrow", [0.5] * 6)  # the medians 0.55 and 0.5
     assert findings.of_cases([case(ours(*[1.0] * 6), *ahead)])[1].startswith(
-        "Largest lag: our engine takes 3.06 [1.11, "
+        "Largest lag of our fastest engine: our engine takes 3.06 [1.11, "
     )
     (line,) = findings.of_cases([case(ours(*[1.0] * 6), of("other", [3.0] * 6), steady)])[1:]
     assert line == "Largest lead of our engine over all libraries: steady takes 2.00 [2.00, 2.00] times as long (made)."
@@ -151,7 +151,7 @@ def test_all_cases_have_three_sentences() -> None:
     assert findings.of_cases(cases) == [
         "Fastest in 3 cases: our engine in 1; library in 1; several within noise in 1.",
         "Largest lead of our engine over all libraries: library takes 2.00 [2.00, 2.00] times as long (T=32); "
-        "largest lag: our engine takes 10.00 [10.00, 10.00] times as long as library (T=128).",
+        "largest lag of our fastest engine: our engine takes 10.00 [10.00, 10.00] times as long as library (T=128).",
         "Time of causal attention from T=32 to 128 grows as T^1.00 [1.00, 1.00] (our engine).",
     ]
     same = case(ours(*[1.0, 1.1] * 4), of("library", [1.1, 1.0] * 4))

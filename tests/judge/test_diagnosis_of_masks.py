@@ -461,7 +461,7 @@ def test_a_mistake_of_masks_without_a_name() -> None:
         scored_where_forbidden(lambda scores, mask: scores - 3 * ~mask), "attention", rules=rules, **MASKED_ONLY
     )
     named = {one.rule: one.diagnosis for one in report.violations}
-    assert not (named["MASK-1"] or named["ATT-6"] or named["ATT-9"])
+    assert not any(named[rule] for rule in ("MASK-1", "ATT-6", "ATT-9"))
     assert named["ATT-10"] == ("look beyond ATT-10: with numbers in place of NaN and infinity the call is wrong, too",)
     assert {"ATT-9", "ATT-10"} <= {one.rule for one in report.following}
     assert "ATT-6" not in [one.rule for one in report.following]  # mended masks leave empty rows as they are
