@@ -302,7 +302,7 @@ def round_ratios(low: float, high: float) -> list[float]:
 
 def shown(case: Result, base: str, looks: Looks) -> list[tuple[str, Result]]:
     """The peers of a case, and the other bases, in the order of the legend."""
-    others = set(case["bases"]) - {base}
-    found = [s for s in case["subjects"] if s["status"] == "measured" and (not s["ours"] or s["name"] in others)]
+    timed = [s for s in case["subjects"] if s["status"] == "measured" and s["name"] != base]
+    found = [s for s in timed if not s["ours"] or s["name"] in case["bases"]]
     found.sort(key=lambda subject: looks.names.index(subject["name"]))
     return [(s["name"], s["ratios"][base]) for s in found if s["ratios"].get(base)]

@@ -124,7 +124,8 @@ def trace(
     shown = looked_into(found, None if every else name)
     shown += [] if compared is None else compared.looked_into
     found = with_pieces(found, shown, packages)
-    table = steps_table(found, packages, yours=None if compared is None else compared.ratios)
+    own = (None, "") if compared is None else (compared.ratios, compared.dtype)
+    table = steps_table(found, packages, yours=own[0], dtype=own[1])
     console.print(fitting(table, console))
     if picture is not None:
         queries, keys = axes_of(name, sequences)

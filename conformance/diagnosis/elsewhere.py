@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import MASK_KINDS
-from conformance.cases.features import masked_as_declared
+from conformance.cases.features import masked_as_declared, rule_of
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import breaks
 from conformance.checks.results import ALSO_WITHOUT, LOOK_BEYOND, Results, Violation
@@ -17,6 +17,8 @@ from conformance.runner.in_process import JudgeError, Runner
 from conformance.runner.shrinking import without
 from specification.rules import RULES
 
+OF_DESCRIPTIONS = "MASK-2"
+"""The rule of all masks that are described; a causal mask or a window has another one as well."""
 ARGUMENTS = {
     **dict.fromkeys(MASK_KINDS, "mask"),
     "bias": "bias",
@@ -50,6 +52,10 @@ def hint_for(violation: Violation, runner: Runner) -> str:
     shown, named = shows_its_rule(violation), rule_named(violation)
     if named and named != violation.rule and (not shown or violation.rule in WIDER):
         return f"the mistake is one of {named}, {RULES[named].title}"
+    kind = next((one for one in MASK_KINDS if one in used(violation)), "")
+    if not shown and violation.rule == OF_DESCRIPTIONS and kind:
+        rule = rule_of(kind, case.operation)
+        return f"the mask of this case has a rule of its own, {rule}, {RULES[rule].title}"
     if not shown:
         return "this case has nothing that it speaks of"
     if definite(violation):

@@ -70,10 +70,11 @@ def steps_table(
     packages: Sequence[str],
     wholes: Sequence[StepAgreement] = (),
     yours: Mapping[str, float] | None = None,
+    dtype: str = "",
 ) -> Table:
     """Return a table of every step, its shape and range, and each package's largest error ratio; then whole models.
 
-    yours: the error ratios of values from a file, by step, in a column of their own.
+    yours: the error ratios of values from a file, by step, in a column of their own. dtype: the file's.
 
     A dash means that there is nothing to compare: the definition in float64, or a step without finite numbers.
     """
@@ -83,7 +84,7 @@ def steps_table(
     for name in ("shape", "from", "to", *(framework_of(package).name for package in packages)):
         table.add_column(name, justify="right", no_wrap=True)
     if yours is not None:
-        table.add_column("yours", justify="right", no_wrap=True)
+        table.add_column(f"yours, {dtype}", justify="right")
     for number, step in enumerate([*found.steps, *wholes]):
         if number == len(found.steps):
             table.add_section()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,19 @@ def test_pictures(result: dict[str, Any], tmp_path: Path) -> None:
     for path in written:
         assert 'width="316.8"' in path.read_text()
         assert "light-dark(" in path.read_text()
+
+
+def test_a_base_stands_not_beside_itself(result: dict[str, Any]) -> None:
+    """Also where it is a library, as in a run without our engines."""
+    pytest.importorskip("matplotlib")
+    from benchmarks.results.plots import shown
+
+    timed = next(case for case in result["cases"] if sum(s["status"] == "measured" for s in case["subjects"]) > 1)
+    subjects = [one | {"ours": False} for one in timed["subjects"] if one["status"] == "measured"]
+    first, names = subjects[0]["name"], [one["name"] for one in subjects]
+    case = timed | {"bases": [first], "subjects": [one | {"ratios": {first: one["seconds"]}} for one in subjects]}
+    looks: Any = SimpleNamespace(names=names)
+    assert [name for name, _ in shown(case, first, looks)] == names[1:]
 
 
 # --- two results ------------------------------------------------------------------------------------------------------

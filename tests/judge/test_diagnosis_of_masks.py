@@ -307,6 +307,7 @@ def test_what_every_call_gets_wrong_is_no_matter_of_masks() -> None:
     bare, causal = masked(2, 3), masked(2, 3, Causal(1))
     assert hint("MASK-3", bare, doubled) == "this case has nothing that it speaks of"
     assert hint("MASK-3", causal, doubled) == "without mask the call is wrong, too"
+    assert hint("MASK-2", causal, doubled) == "the mask of this case has a rule of its own, MASK-3, causal"
     assert hint("MASK-3", causal, inverted_where_given(-np.inf)) == ""  # right without
     assert hint("ATT-1", bare, doubled) == "a plain call is wrong, and the mistake may be in any step"
     runner = runner_of(doubled)
