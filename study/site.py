@@ -75,7 +75,8 @@ def build(out: Path, base: str | None = None, examples: bool = True, results: Re
     whole, *_, inside = diagram.figures()
     written = {
         "index": made.get_template("index.html").render(
-            page="index", whole=whole, inside=inside, width=diagram.WIDTH, rules=len(rule_texts())
+            page="index", whole=whole, inside=inside, width=diagram.WIDTH, rules=len(rule_texts()),
+            optional=[one for one in OPERATIONS if one.optional],
         ),
         "lookup": made.get_template("lookup.html").render(
             page="lookup", summary=summary(), letters=letters(), masks=list(MASK_RULES), results=results,

@@ -76,7 +76,7 @@ def brief(value: Any) -> str:
         return f"{type(value).__name__}({', '.join(inside)})"
     if not isinstance(value, np.ndarray):
         return repr(value)
-    shown = 0 < value.size <= 8
+    shown = 0 < value.size <= (36 if value.dtype == bool else 8)
     return f"{value.dtype}({shortest(value).tolist()})" if shown else f"{value.dtype}{list(value.shape)}"
 
 

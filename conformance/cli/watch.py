@@ -73,8 +73,8 @@ def watch(
             told = f"{folder} lacks entries, and their weights are random: {', '.join(first_few(lacking))}"
             console.print(Text(told, style="yellow"), soft_wrap=True)
         inputs = watching.read_tokens(sequences(tokens)) if tokens else watched_folder.read_texts(folder, texts or [])
-        for ids in [] if tokens else inputs["input_ids"].tolist():
-            console.print(Text(f"{len(ids)} tokens: {', '.join(first_few(map(str, ids)))}"))
+        if not tokens:
+            tell_tokens(inputs)
         watching.refuse_unknown(model, inputs)
         inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
         calls = judge_calls(recorded(model.to(device), inputs, backward, attention), conventions)
@@ -113,6 +113,16 @@ def recorded(model: Any, inputs: dict[str, Any], backward: bool, attention: str 
         raise ValueError(told) from error
 
 
+def tell_tokens(inputs: dict[str, Any]) -> None:
+    """Print what a tokenizer made of each text, without padding."""
+    from specification.loading.reader import first_few
+
+    ids = inputs["input_ids"]
+    for row, kept in zip(ids, inputs.get("attention_mask", ids == ids), strict=True):
+        read = list(map(str, row[kept.bool()].tolist()))
+        console.print(Text(f"{len(read)} tokens: {', '.join(first_few(read))}"))
+
+
 def tell(calls: list[JudgedCall], title: str, profile: str) -> None:
     """Print a row for every call, a block for every kind of violation, and the verdict."""
     from conformance.reports.narrow import fitting
@@ -138,7 +148,7 @@ def tell(calls: list[JudgedCall], title: str, profile: str) -> None:
         console.print(Text(f"{len(unjudged)} of {len(calls)} calls could not be judged in full", style="bold red"))
     else:
         stricter = sum(call.violation is not None for call in calls)
-        more = f"; {stricter} break rules that it does not ask for" if stricter else ""
+        more = f"; against stricter rules: {stricter}" if stricter else ""
         console.print(Text(f"all calls conform (profile {profile}){more}", style="bold green"))
 
 

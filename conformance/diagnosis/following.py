@@ -32,6 +32,8 @@ MASKED = frozenset({*MASK_KINDS, "bias"})
 """Features that forbid pairs."""
 OF_MASKS = dict.fromkeys(("MASK-1", "MASK-5", "MASK-6", "MASK-7", "ATT-4"), MASKED)
 """Rules of what forbids pairs, whatever does it."""
+ALIKE = (*WIDER, *(rule for rule in OF_MASKS if rule != "ATT-4"))
+"""Rules of which calls are like those of other rules; those of ATT-4 have numbers of their own."""
 OF_COMBINATIONS = "MASK-6"
 """The rule of several things that forbid pairs at once."""
 OF_HIDDEN = ("MASK-1", "MASK-7", OF_COMBINATIONS)
@@ -223,13 +225,13 @@ def both_without_a_name(other: Violation, violation: Violation) -> bool:
     ours, theirs = other.case, violation.case
     if ours is None or theirs is None or other.loses_digits or violation.loses_digits:
         return False
-    if violation.rule not in (*WIDER, *OF_MASKS) or used(other) - OF_SIZES != used(violation) - OF_SIZES:
+    if violation.rule not in ALIKE or used(other) - OF_SIZES != used(violation) - OF_SIZES:
         return False
     if any(one.case.special or definite(one) for one in (other, violation)):
         return False
     if in_empty_rows(violation) and not in_empty_rows(other):
         return False
-    if other.finding.message or other.wrong_gradients != violation.wrong_gradients:
+    if other.finding.message or other.wrong_gradients != violation.wrong_gradients or ours.dtype != theirs.dtype:
         return False
     if ours.inputs.keys() != theirs.inputs.keys() or theirs.memory:
         return False

@@ -12,10 +12,11 @@ from conformance.cases.case import Case
 from conformance.cases.expectations import allowed_pairs
 from conformance.checks.check import Check
 from conformance.checks.results import NO_DIAGNOSIS, WRONG_IN, Results, Violation
-from conformance.diagnosis.matches import BY_NAN, DIAGNOSIS, DOUBTING
+from conformance.diagnosis.matches import BY_NAN, DIAGNOSIS, DOUBTING, FEW
 from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, PROJECTIONS, kind
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.diagnosis.precision import AT_MOST
+from conformance.oracle.reference import oracle
 from conformance.runner.in_process import JudgeError, Runner
 from conformance.runner.shrinking import call
 
@@ -95,14 +96,18 @@ def names_of(violation: Violation, runner: Runner) -> tuple[str, ...]:
 
 
 def replacing(violation: Violation, names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the larger case where the smaller one tells nothing, or one of the two has no more than hints.
+    """Names of the larger case where the smaller one has none, or one of the two has no more than hints.
 
-    Where the smaller one is clearly wrong, and none of the known mistakes gives what it has, it refutes them.
+    A smaller case of several numbers that are clearly wrong refutes names that do not explain it. Only those of a place
+    remain: it may lie past the end of the smaller one.
     """
-    if not names and not violation.loses_digits:
+    if not any(all(name.startswith(AT_MOST) for name in several) for several in (names, before)):
         return ()
-    vague = any(all(name.startswith(AT_MOST) for name in several) for several in (names, before))
-    return before if vague else ()
+    if names or violation.loses_digits:
+        return before
+    wrong = oracle(violation.case).get(violation.finding.name)
+    refuted = wrong is not None and wrong.high.size > FEW
+    return tuple(name for name in before if EXTENT.search(name)) if refuted else before
 
 
 def shows_more(violation: Violation, names: tuple[str, ...], larger: tuple[str, ...]) -> bool:

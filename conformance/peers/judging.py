@@ -237,7 +237,7 @@ class PeerJudgement(Judgement):
         return ""
 
     def remark(self, rule: str, text: str) -> None:
-        told = [*filter(None, self.remarks.get(rule, "").split("; ")), text]
+        told = filter(None, [*self.remarks.get(rule, "").split("; "), text])
         self.remarks[rule] = "; ".join(dict.fromkeys(told))
 
     def tried(self, probe: Probe, shrinking: float) -> Results:

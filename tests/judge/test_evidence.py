@@ -21,6 +21,7 @@ from conformance.checks.results import DEPENDS, WRONG_IN, Results, Violation, Wo
 from conformance.diagnosis.dtypes import is_gone
 from conformance.diagnosis.following import separated
 from conformance.diagnosis.matching import BACKWARD_ONLY
+from conformance.diagnosis.naming import replacing
 from conformance.diagnosis.precision import AT_MOST
 from conformance.judge import other_dtypes
 from conformance.judge.judgement import claims, telling
@@ -132,6 +133,19 @@ def test_one_known_mistake_is_not_called_another() -> None:
         ((f"{WRONG_IN}output",), (f"{WRONG_IN}output",), False),
     ]:
         assert of_one_name(violated(3.0, diagnosis=names), violated(9.0, "float16", diagnosis=others)) == same
+
+
+def test_several_clearly_wrong_numbers_refute_names_of_a_larger_case() -> None:
+    """One number refutes nothing, nor does a number that is nearly right; a place may lie past the end."""
+    names = ("the mask is transposed", "only queries past the first 64 are wrong", f"{AT_MOST} weights would make them")
+    of_one = violated(1e6)
+    wide = {name: np.ones((1, 1, 4, 1), np.float32) for name in ("query", "key", "value")}
+    of_four = replace(of_one, example=Case("attention", "float32", wide))
+    assert replacing(of_one, (), names) == names
+    assert replacing(of_four, (), names) == names[1:2]
+    assert replacing(replace(of_four, finding=replace(of_four.finding, got=1.0001)), (), names) == names
+    assert replacing(of_four, names[2:], names) == names
+    assert replacing(of_four, ("another",), names) == ()
 
 
 @pytest.mark.parametrize(("name", "another"), [("the mask is ignored", False), ("bias is ignored", True)])

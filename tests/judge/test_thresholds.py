@@ -11,7 +11,7 @@ import pytest
 
 import reference_numpy
 from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING
+from conformance.cases.declaration import EVERYTHING, declare
 from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.cases.features import features_of
 from conformance.checks.catalogue import AGREEMENT, PLANTED, TWIN
@@ -427,6 +427,26 @@ def test_planted_cases_keep_what_is_planted() -> None:
     found, _ = smallest(swallows, example, PLANTED)
     assert sum(mark.sum() for mark in found.example.marks.values()) == 1
     assert max(sizes_of(found.case).values()) <= 2
+
+
+def test_queries_and_keys_are_cut_together_where_an_array_hides_a_key() -> None:
+    """Each query gets the keys that any query sees: no row is then left without one."""
+    clean = attention_case(1, 1, 1, 5, 5)
+    seen = np.eye(5, dtype=bool) | (np.arange(5) == 4)
+    seen[:, 0] = False
+    clean = replace(clean, options={"mask": Dense(seen)})
+    marks = {name: np.zeros(clean.inputs[name].shape, bool) for name in ("query", "key", "value")}
+    marks["value"][:, :, 0] = True
+    value = np.where(marks["value"], np.float32(np.nan), clean.inputs["value"])
+    planted = replace(clean, inputs=clean.inputs | {"value": value}, special=True)
+
+    @declare(["dense", "no-cross"])
+    def reads_all(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        weights = reference_numpy.attention_weights(query, key, mask=mask)
+        return weights @ value
+
+    found, _ = smallest(reads_all, Planted(clean, planted, allowed_pairs(clean), marks), PLANTED)
+    assert (sizes_of(found.case)["Q"], sizes_of(found.case)["K"]) == (2, 2)
 
 
 def test_materials_that_cannot_be_cut() -> None:

@@ -21,6 +21,7 @@ from conformance.cases.case import Case
 from conformance.checks.comparison import Finding
 from conformance.checks.levels import CORE, ROBUST, STRICT
 from conformance.cli.console import explained
+from conformance.cli.watch import tell_tokens
 from conformance.diagnosis.naming import several_there
 from conformance.judge.watched import JudgedCall, judge_calls
 from conformance.models import watching
@@ -540,7 +541,7 @@ def test_the_command_tells_what_is_wrong(folder: Path, tmp_path: Path) -> None:
 def test_the_profile_decides(folder: Path) -> None:
     words = ("watch", folder, "--tokens", "3,1,4,1,5", "--attention", "sdpa", "--dtype", "bfloat16")
     assert [command(*words, "--profile", name)[0] for name in (ROBUST, STRICT)] == [0, 1]
-    assert "all calls conform (profile robust); 2 break rules that it does not ask for" in command(*words)[1]
+    assert "all calls conform (profile robust); against stricter rules: 2" in command(*words)[1]
     assert command(*words, "--profile", STRICT, "--convention", "weights=inputs")[0] == 0
 
 
@@ -747,8 +748,15 @@ def test_a_function_of_another_framework_is_told(folder: Path, tmp_path: Path) -
     assert output.endswith("; the function gets PyTorch tensors\n")
 
 
+def test_tokens_are_told_without_padding(capsys: pytest.CaptureFixture[str]) -> None:
+    ids, mask = torch.tensor([[5, 7, 0, 0], [1, 2, 3, 4]]), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
+    tell_tokens({"input_ids": ids, "attention_mask": mask})
+    tell_tokens({"input_ids": ids[:1]})
+    assert capsys.readouterr().out.splitlines() == ["2 tokens: 5, 7", "4 tokens: 1, 2, 3, 4", "4 tokens: 5, 7, 0, 0"]
+
+
 def test_no_message_of_its_own_is_cut() -> None:
-    """Where a folder has a long path, what to do stands behind it. Errors of libraries are cut."""
+    """Where a folder has a long path, what to do stands behind it. Other kinds of errors than ours are cut."""
     message = "x" * 400 + "; name it with --tokens"
     assert explained(ValueError(message)) == message
     assert explained(OSError(message)) == f"OSError: {'x' * 300}"

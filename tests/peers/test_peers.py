@@ -366,6 +366,7 @@ def test_several_rules_with_such_roundings_are_one_remark(name: str, rule: str) 
         found = Violation(broken, peer.name, finding, "heads", AGREEMENT, case, diagnosis=names)
         judgement.results.rules[broken, peer.name] = Cell(9, 47.3, 0.5, kept=(0.9, 0.5))
         assert judgement.of_its_dtype(found).rule == rule
+    judgement.remark(rule, "")
     assert judgement.remarks == {rule: "in bfloat16"}
 
 
