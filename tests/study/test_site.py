@@ -96,6 +96,11 @@ def test_no_link_is_dead(built: Path, tmp_path: Path) -> None:
     assert dead_links(tmp_path) == ["a.html: b.html", "a.html: #here"]
 
 
+def test_the_start_names_the_chapters_that_can_wait(built: Path) -> None:
+    waiting = (built / "index.html").read_text().partition("Some chapters")[2].partition("</p>")[0]
+    assert re.findall(r'href="(\w+)\.html"', waiting) == ["companions", "norm_variants"]
+
+
 def test_pages_without_examples_say_so(built: Path) -> None:
     text = (built / "index.html").read_text()
     assert "The worked examples are left out" in text
