@@ -444,6 +444,7 @@ SCORE_CHANGES: dict[str, Change] = {
     "the scale is that of the model width H * D": scaled(lambda s, f: model_width(f) ** -0.5),
     "the scale is 1 / sqrt(V)": scaled(lambda s, f: value_width(f) ** -0.5),
     "the scale is 1 / sqrt(K), of the number of keys": scaled(lambda s, f: number_of_keys(f) ** -0.5),
+    "the scale is 1 / sqrt(H), of the number of heads": scaled(lambda s, f: max(1, f.steps.query.shape[1]) ** -0.5),
     "the scale is applied twice": scaled(lambda s, f: s * s),
     "the scale is on top of 1 / sqrt(D)": scaled(lambda s, f: s * width(f) ** -0.5),
     "the root of the scale is used once": scaled(lambda s, f: np.sqrt(abs(s))),
@@ -779,19 +780,27 @@ def by_one_logsumexp(failing: Failing) -> tuple[Arrays, Bounds] | None:
 
 
 def overflowing(name: str, maximum: Callable[[Failing], np.ndarray | None]) -> Mistake:
-    """NaN or infinity in rows of which a score lies so far above what is subtracted that no exponential is held."""
+    """NaN or infinity in rows of which a score lies so far above what is subtracted that no exponential is held.
+
+    Rows of which all scores lie so far below it that exponentials lose digits, or are 0, may hold anything. Arithmetic
+    in float64 holds more exponentials than that of the inputs.
+    """
 
     def results(failing: Failing) -> dict[str, Any] | None:
-        largest = np.finfo(compute_dtype_name(failing.case.dtype)).max
+        form = np.finfo(compute_dtype_name(failing.case.dtype))
         subtracted = None if failing.case.operation == "attention_logsumexp" else maximum(failing)
         if subtracted is None:
             return None
         s, right = failing.steps, failing.right("output")
         scores = failing.forward.scores
         scores = scores if s.sinks is None else np.maximum(scores, s.sinks)
-        over = scores.max(axis=-1, keepdims=True, initial=-np.inf) - subtracted > np.log(largest)
+        best = scores.max(axis=-1, keepdims=True, initial=-np.inf) - subtracted
         got = failing.answer("output")
-        return {"output": np.where(over, np.where(np.isfinite(got), np.nan, got), right)}
+        if not (best > np.log(form.max)).any():
+            return None
+        held = np.where(np.isfinite(got) & (best < np.log(np.finfo(np.float64).max)), right, np.nan)
+        found = np.where(best > np.log(form.max), np.where(np.isfinite(got), held, got), right)
+        return {"output": np.where(np.isfinite(best) & (best < np.log(form.tiny)), got, found)}
 
     return resulting(name, results)
 

@@ -68,7 +68,7 @@ def hint_for(violation: Violation, runner: Runner) -> str:
     if not needed:
         plain = case.operation.startswith("attention") and violation.rule in WIDER and is_plain(violation)
         vague = plain and not violation.loses_digits
-        return "a plain call is wrong, and the mistake may be in any step" if vague else ""
+        return f"a plain call is wrong: any step may be mistaken, that of {violation.rule} among them" if vague else ""
     names = {ARGUMENTS[feature] for feature in needed & used(violation) if feature in ARGUMENTS}
     plainer, words = without(*names)(case), f"without {' and '.join(sorted(names))}"
     if plainer is None or not masked_as_declared(plainer, runner.declaration):

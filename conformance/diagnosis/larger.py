@@ -75,6 +75,8 @@ def larger_cases(case: Case) -> Iterator[Case]:
         wanted.append((B, H, G, keys - 1, keys - 1))
     if B == 1:
         wanted.append((2, H, G, Q, K))
+    if H == 1:
+        wanted.append((B, 2, 2, Q, K))
     if H > G:  # with more numbers of each head than there are heads
         wanted += [(2, 20, 4, Q, K), (1, 14, 2, Q, K), (B, H, G, Q, max(K, H + 2))]
     widths = case.inputs["query"].shape[-1] + case.inputs["value"].shape[-1]

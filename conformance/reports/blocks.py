@@ -13,6 +13,7 @@ from conformance.checks.catalogue import UNREFUSED
 from conformance.checks.levels import within
 from conformance.checks.results import title_of_another
 from conformance.diagnosis.departures import LACKING
+from conformance.judge.checking import rules_of
 from conformance.judge.judged_rules import CONTRACT
 from conformance.judge.report import CONVENTION, LAYOUT_FIRST, levels_line
 from conformance.reports.content import Content, real
@@ -113,7 +114,9 @@ def levels(subject: Content) -> str:
     if "levels" not in subject:
         return ""
     told, untried = levels_line(subject["levels"]), subject["untried"]
-    if subject["kept"] is None and not untried and not subject["levels"]["core"]:
+    listed = {rule["rule"] for rule in subject["rules"]}
+    chosen = any(not listed.issuperset(rules_of(operation)) for operation in subject["operations"])
+    if subject["kept"] is None and not untried and chosen:
         return f"Profile {subject['profile']}. {told}, of the rules that were chosen"
     told = f"Profile {subject['profile']}. {told}"
     return told if untried else f"{told}. Highest profile kept: {subject['kept'] or 'none'}"

@@ -309,7 +309,7 @@ def test_what_every_call_gets_wrong_is_no_matter_of_masks() -> None:
     assert hint("MASK-3", causal, doubled) == "without mask the call is wrong, too"
     assert hint("MASK-2", causal, doubled) == "the mask of this case has a rule of its own, MASK-3, causal"
     assert hint("MASK-3", causal, inverted_where_given(-np.inf)) == ""  # right without
-    assert hint("ATT-1", bare, doubled) == "a plain call is wrong, and the mistake may be in any step"
+    assert hint("ATT-1", bare, doubled) == "a plain call is wrong: any step may be mistaken, that of ATT-1 among them"
     runner = runner_of(doubled)
     findings = runner(AGREEMENT, bare, AGREEMENT.prepare(bare))
     violation = Violation("MASK-3", "a subject", worst(findings), "a probe", AGREEMENT, bare)
@@ -466,3 +466,34 @@ def test_a_mistake_of_masks_without_a_name() -> None:
     assert named["ATT-10"] == ("look beyond ATT-10: with numbers in place of NaN and infinity the call is wrong, too",)
     assert {"ATT-9", "ATT-10"} <= {one.rule for one in report.following}
     assert "ATT-6" not in [one.rule for one in report.following]  # mended masks leave empty rows as they are
+
+
+def divided_by(root: Callable[[Any], Any], maximum: Callable[[Any], Any]) -> Function:
+    def attention(query: Any, key: Any, value: Any) -> Any:
+        scores = query @ key.swapaxes(-1, -2) / root(query)
+        with np.errstate(all="ignore"):
+            weights = np.exp(scores - maximum(scores))
+            return (weights / weights.sum(axis=-1, keepdims=True) @ value).astype(query.dtype)
+
+    return attention
+
+
+def width_root(query: Any) -> Any:
+    return np.float32(np.sqrt(query.shape[-1]))
+
+
+@pytest.mark.parametrize("root", [width_root, lambda query: np.sqrt(query.shape[-1])], ids=["float32", "float64"])
+def test_a_maximum_that_is_not_subtracted_has_a_name(root: Any) -> None:
+    """Whatever arithmetic holds the exponentials, and though rows of low scores lose theirs."""
+    given = {"supports": ["value_width"], "dtypes": ["float32"], "seed": 1, "rules": ["ATT-5"]}
+    report = conformance.check(divided_by(root, lambda scores: 0), "attention", **given)
+    assert report.violations[0].diagnosis == ("the maximum is not subtracted: exponentials overflow",)
+
+
+def test_a_scale_by_the_number_of_heads_has_a_name() -> None:
+    """A case of one head does not tell it from no scale, or from the width of values."""
+    function = divided_by(lambda query: np.sqrt(query.shape[1]), lambda scores: scores.max(axis=-1, keepdims=True))
+    report = conformance.check(
+        function, "attention", rules=["ATT-1", "ATT-5"], **MASKED_ONLY | {"supports": ["value_width"]}
+    )
+    assert {one.diagnosis[0] for one in report.violations} == {"the scale is 1 / sqrt(H), of the number of heads"}
