@@ -507,3 +507,17 @@ def test_the_relaxed_bound_of_gradients(operation: str) -> None:
         assert relaxed is not None
         assert relaxed.keys() == strict.keys()
         assert all((relaxed[name] >= strict[name]).all() for name in strict)
+
+
+def test_chosen_rules_are_said_so_where_core_is_violated_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the others nothing is known, at the higher levels either."""
+    (tmp_path / "targets.py").write_text(
+        "import numpy as np\n\n\ndef norm(x, weight, bias, *, eps=1e-5):\n    return np.zeros_like(x)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["check", "targets.py:norm", "--operation", "layer_norm", "--dtypes", "float32", "--effort", "quick"]
+    for rules, told in ((["--rule", "NORM-1"], True), ([], False)):
+        result = CliRunner().invoke(app, [*words, "--no-shrink", "--in-process", *rules])
+        text = " ".join(result.output.split())
+        assert "Violated at core: NORM-1" in text, text
+        assert (", of the rules that were chosen." in text) == told
