@@ -13,10 +13,10 @@ from conformance.checks.catalogue import UNREFUSED
 from conformance.checks.levels import within
 from conformance.checks.results import title_of_another
 from conformance.diagnosis.departures import LACKING
-from conformance.judge.checking import rules_of
 from conformance.judge.judged_rules import CONTRACT
 from conformance.judge.report import CONVENTION, LAYOUT_FIRST, levels_line
 from conformance.reports.content import Content, real
+from conformance.reports.subjects import rules_of
 
 DECLARE = "if it is not meant to support this, say so:"
 REFUSE = "if it is not meant to support this, let it raise an error, and say so:"
@@ -116,7 +116,7 @@ def levels(subject: Content) -> str:
     told, untried = levels_line(subject["levels"]), subject["untried"]
     listed = {rule["rule"] for rule in subject["rules"]}
     chosen = any(not listed.issuperset(rules_of(operation)) for operation in subject["operations"])
-    if subject["kept"] is None and not untried and chosen:
+    if subject["kept"] is None and chosen:
         return f"Profile {subject['profile']}. {told}, of the rules that were chosen"
     told = f"Profile {subject['profile']}. {told}"
     return told if untried else f"{told}. Highest profile kept: {subject['kept'] or 'none'}"
