@@ -30,10 +30,11 @@ from conformance.judge.report import Report
 from conformance.operations.probes import PROBES
 from conformance.oracle.reference import oracle
 from conformance.peers import cells
+from conformance.reports import blocks
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
-from conformance.reports.subjects import checked
+from conformance.reports.subjects import checked, rules_of
 from conformance.reports.tables import subject_report
 from conformance.sampling.draws import drawn
 from conformance.sampling.strategies import attention_cases
@@ -509,31 +510,15 @@ def test_the_relaxed_bound_of_gradients(operation: str) -> None:
         assert all((relaxed[name] >= strict[name]).all() for name in strict)
 
 
-ZEROS = """
-import numpy as np
-
-
-def layer_norm(x, weight, bias, *, eps=1e-5):
-    return np.zeros_like(x)
-
-
-def attention(query, key, value):
-    return np.zeros((*query.shape[:-1], value.shape[-1]), query.dtype)
-"""
-
-
-@pytest.mark.parametrize(("operation", "rule"), [("layer_norm", "NORM-1"), ("attention", "ATT-5")])
-def test_chosen_rules_are_said_so_where_core_is_violated_too(
-    operation: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the others nothing is known, at the higher levels either. Where none are chosen, some are not asked."""
-    (tmp_path / "targets.py").write_text(ZEROS)
-    monkeypatch.chdir(tmp_path)
-    words = ["check", f"targets.py:{operation}", "--operation", operation, "--dtypes", "float32", "--effort", "quick"]
-    words += ["--supports", "value_width"] if operation == "attention" else []
-    for rules in (["--rule", rule], []):
-        result = CliRunner().invoke(app, [*words, "--no-shrink", "--in-process", *rules])
-        text = " ".join(result.output.split())
-        assert f"Violated at core: {rule}" in text or rule in text.partition("Violated at core: ")[2], text
-        assert (", of the rules that were chosen." in text) == bool(rules)
-        assert ("Highest profile kept: none." in text) != bool(rules)
+@pytest.mark.parametrize("operation", ["attention", "layer_norm", "attention_logsumexp"])
+@pytest.mark.parametrize("untried", [None, "the plainest call fails"])
+def test_chosen_rules_are_said_so_where_core_is_violated_too(operation: str, untried: str | None) -> None:
+    """Of the others nothing is known, at the higher levels either. A full check lists every rule of its operation."""
+    every = rules_of(operation)
+    told = {"core": ["CALL"], "robust": [], "strict": []}
+    subject = {"levels": told, "untried": untried, "kept": None, "profile": "robust", "operations": [operation]}
+    chosen, full = (
+        blocks.levels({**subject, "rules": [{"rule": rule} for rule in rules]}) for rules in (every[:2], every)
+    )
+    assert chosen.endswith("at strict: nothing more, of the rules that were chosen")
+    assert full.endswith("at strict: nothing more" if untried else ". Highest profile kept: none")
