@@ -138,7 +138,8 @@ def fastest(cases: Sequence[Result]) -> str:
         return ""
     if not alone:
         return f"In {counted(len(cases), 'case')} the fastest differ by no more than noise."
-    named = [one for number, one in enumerate(alone.most_common()) if number < NAMED or one[0] in yours(cases)]
+    always = yours(cases)
+    named = [one for number, one in enumerate(alone.most_common()) if number < NAMED or one[0] in always]
     told = [f"{name} in {count}" for name, count in named]
     others = sum(alone.values()) - sum(count for _, count in named)
     told += [f"others in {others}"] if others else []
@@ -153,28 +154,20 @@ def yours(cases: Sequence[Result]) -> set[str]:
 
 def of_yours(cases: Sequence[Result]) -> str:
     """How often each of the user's own subjects is among the fastest, and its largest lag."""
-    found: dict[str, list[tuple[Result, list[Result]]]] = {}
+    found: dict[str, list[list[tuple[Ratio, str, str]]]] = {}  # by subject, for each case what is ahead of it
     for case in cases:
         order = measured(case)
         for one in (one for one in order if one.get("yours")):
-            found.setdefault(one["name"], []).append((case, [other for other in order if slower(one, other)]))
+            ahead = [(ratio(one, other), other["name"], case["name"]) for other in order if slower(one, other)]
+            found.setdefault(one["name"], []).append(ahead)
     told = []
-    for name, places in found.items():
-        lags = [
-            (ratio(subject(case, name), other), other["name"], case["name"])
-            for case, ahead in places
-            for other in ahead
-        ]
-        first = sum(not ahead for _, ahead in places)
-        told.append(f"{name} is among the fastest in {first} of {counted(len(places), 'case')}")
-        if lags:
-            lag, other, case_name = max(lags, key=lambda one: one[0].median)
-            told.append(f"its largest lag: it takes {lag} as long as {other} ({case_name})")
+    for name, lags in found.items():
+        first = sum(not ahead for ahead in lags)
+        told.append(f"{name} is among the fastest in {first} of {counted(len(lags), 'case')}")
+        if any(lags):
+            lag, other, place = max((one for ahead in lags for one in ahead), key=lambda one: one[0].median)
+            told.append(f"its largest lag: it takes {lag} as long as {other} ({place})")
     return f"{'; '.join(told)}." if told else ""
-
-
-def subject(case: Result, name: str) -> Result:
-    return next(one for one in case["subjects"] if one["name"] == name)
 
 
 def against_libraries(cases: Sequence[Result]) -> str:

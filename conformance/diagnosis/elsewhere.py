@@ -52,12 +52,12 @@ def hint_for(violation: Violation, runner: Runner) -> str:
     shown, named = shows_its_rule(violation), rule_named(violation)
     if named and named != violation.rule and (not shown or violation.rule in WIDER):
         return f"the mistake is one of {named}, {RULES[named].title}"
-    kind = next((one for one in MASK_KINDS if one in used(violation)), "")
-    if not shown and violation.rule == OF_DESCRIPTIONS and kind:
+    if not shown:
+        kind = next((one for one in MASK_KINDS if one in used(violation)), "")
+        if violation.rule != OF_DESCRIPTIONS or not kind:
+            return "this case has nothing that it speaks of"
         rule = rule_of(kind, case.operation)
         return f"the mask of this case has a rule of its own, {rule}, {RULES[rule].title}"
-    if not shown:
-        return "this case has nothing that it speaks of"
     if definite(violation):
         return ""
     if case.special:

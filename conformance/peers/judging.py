@@ -161,11 +161,8 @@ class PeerJudgement(Judgement):
 
     def which(self, gradients: bool) -> str:
         """How a remark on dtypes begins; where one rule has both, gradients are told from results."""
-        return (
-            "gradients in"
-            if gradients and own.gradient_rule(self.operation) == own.dtype_rule(self.operation)
-            else "in"
-        )
+        one_rule = own.gradient_rule(self.operation) == own.dtype_rule(self.operation)
+        return "gradients in" if gradients and one_rule else "in"
 
     def judge(self, declaration: Declaration) -> None:
         declaration = self.precise(declaration)

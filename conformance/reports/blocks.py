@@ -16,7 +16,7 @@ from conformance.diagnosis.departures import LACKING
 from conformance.judge.judged_rules import CONTRACT
 from conformance.judge.report import CONVENTION, LAYOUT_FIRST, levels_line
 from conformance.reports.content import Content, real
-from conformance.reports.subjects import rules_of
+from conformance.reports.subjects import rules_listed
 
 DECLARE = "if it is not meant to support this, say so:"
 REFUSE = "if it is not meant to support this, let it raise an error, and say so:"
@@ -115,7 +115,7 @@ def levels(subject: Content) -> str:
         return ""
     told, untried = levels_line(subject["levels"]), subject["untried"]
     listed = {rule["rule"] for rule in subject["rules"]}
-    chosen = any(not listed.issuperset(rules_of(operation)) for operation in subject["operations"])
+    chosen = any(not listed.issuperset(rules_listed(operation)) for operation in subject["operations"])
     if subject["kept"] is None and chosen:
         return f"Profile {subject['profile']}. {told}, of the rules that were chosen"
     told = f"Profile {subject['profile']}. {told}"

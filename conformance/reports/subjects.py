@@ -22,7 +22,7 @@ def checked(report: Report, replays: Path | None, *, peer: bool = False) -> Cont
     following = {violation.rule for violation in report.following}
     violations = [violation_content(v, f, v.rule in following) for v, f in zip(report.violations, files, strict=True)]
     target, chosen = report.target, report.chosen
-    rules = [rule for rule in rules_of(report.operation) if not chosen or rule in chosen]
+    rules = [rule for rule in rules_listed(report.operation) if not chosen or rule in chosen]
     operations = [target.operation]
     return subject_content(
         target,
@@ -42,7 +42,7 @@ def checked(report: Report, replays: Path | None, *, peer: bool = False) -> Cont
     )
 
 
-def rules_of(operation: str) -> list[str]:
+def rules_listed(operation: str) -> list[str]:
     """Return the rules of a function that has this operation alone."""
     from conformance.operations.probes import PROBES
 

@@ -34,7 +34,7 @@ from conformance.reports import blocks
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
-from conformance.reports.subjects import checked, rules_of
+from conformance.reports.subjects import checked, rules_listed
 from conformance.reports.tables import subject_report
 from conformance.sampling.draws import drawn
 from conformance.sampling.strategies import attention_cases
@@ -514,7 +514,7 @@ def test_the_relaxed_bound_of_gradients(operation: str) -> None:
 @pytest.mark.parametrize("untried", [None, "the plainest call fails"])
 def test_chosen_rules_are_said_so_where_core_is_violated_too(operation: str, untried: str | None) -> None:
     """Of the others nothing is known, at the higher levels either. A full check lists every rule of its operation."""
-    every = rules_of(operation)
+    every = rules_listed(operation)
     told = {"core": ["CALL"], "robust": [], "strict": []}
     subject = {"levels": told, "untried": untried, "kept": None, "profile": "robust", "operations": [operation]}
     chosen, full = (
