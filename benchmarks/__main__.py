@@ -39,19 +39,24 @@ def refuse(message: str) -> NoReturn:
 
 def chosen(words: Sequence[str], cases: Sequence[Case], known: Sequence[Subject]) -> tuple[list[Case], list[Subject]]:
     """Return cases and subjects whose names contain a word; a word that no case contains chooses subjects."""
-    of_cases = [word for word in words if any(word in case.name for case in cases)]
+    of_cases = [word for word in words if any(names(word, case) for case in cases)]
     of_subjects = [word for word in words if word not in of_cases]
     for word in of_subjects:
-        if not any(word in subject.name for subject in known):
-            names = ["; ".join(one.name for one in every) for every in (cases, known)]
-            there = f"cases: {names[0]}\nsubjects: {names[1]}"
+        if not any(names(word, subject) for subject in known):
+            of_all = ["; ".join(one.name for one in every) for every in (cases, known)]
+            there = f"cases: {of_all[0]}\nsubjects: {of_all[1]}"
             raise ValueError(f"no case or subject has {word!r} in its name\n{there}")
-    found = [case for case in cases if not of_cases or any(word in case.name for word in of_cases)]
-    subjects = [one for one in known if not of_subjects or any(word in one.name for word in of_subjects)]
+    found = [case for case in cases if not of_cases or any(names(word, case) for word in of_cases)]
+    subjects = [one for one in known if not of_subjects or any(names(word, one) for word in of_subjects)]
     found = [case for case in found if any(one.operation == case.operation for one in subjects)]
     if not found:
         raise ValueError(f"none of the subjects that {', '.join(map(repr, of_subjects))} names is for these cases")
     return found, subjects
+
+
+def names(word: str, one: Case | Subject) -> bool:
+    """Whether the word stands in its name, in small letters or large."""
+    return word.casefold() in one.name.casefold()
 
 
 def told_apart(known: list[Subject]) -> list[Subject]:
@@ -110,7 +115,7 @@ def run(
         picked, asked = chosen(only or (), cases, there_are)
     except ValueError as error:
         refuse(str(error))
-    named = any(not any(word in case.name for case in cases) for word in only or ())
+    named = any(not any(names(word, case) for case in cases) for word in only or ())
     if listed:
         list_cases(picked, usable(asked, device, quick and not named, named), device)
     if device == "cuda" and not has_gpu():
@@ -322,19 +327,21 @@ def compare(
         say(line)
     if not found.changes:
         raise typer.Exit(2)
+    shown = [one for one in found.changes if one.yours or one.verdict != NO_VERDICT]
     table = Table(box=None)
     headings = (("case", "left"), ("subject", "left"), ("time B / A", "right"), ("interval", "right"),
                 *([("same libraries", "right")] if found.drift else []), ("", "left"))  # fmt: skip
     for heading, side in headings:
         table.add_column(heading, justify=side)  # type: ignore[arg-type]
     styles = {"faster": "green", "slower": "bold red", "noise": "dim", NO_VERDICT: "dim"}
-    for one in found.changes:
+    for one in shown:
         span = f"[{one.low:.2f}, {one.high:.2f}]"
         of_case = found.drift.get(one.case)
         drift = [("" if of_case is None else f"{of_case[0]:.2f} to {of_case[1]:.2f}")] if found.drift else []
         cells: list[Any] = [one.case, one.subject, f"{one.ratio:.2f}", Text(span), *drift, one.verdict]
         table.add_row(*cells, style=styles[one.verdict])
-    console.print(table)
+    if shown:
+        console.print(table)
     if all(one.verdict == NO_VERDICT for one in found.changes):
         raise typer.Exit(2)
     raise typer.Exit(1 if any(one.own and one.verdict == SLOWER for one in found.changes) else 0)

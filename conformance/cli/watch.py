@@ -83,7 +83,8 @@ def watch(
     name = attention or model.config._attn_implementation
     dtypes = ", ".join(dict.fromkeys(call.case.dtype for call in calls if call.case is not None)) or dtype
     where = "" if device == "cpu" else f" on {device}"
-    tell(calls, f"{type(model).__name__}, attention {name}, {dtypes}{where}: {len(calls)} calls", profile)
+    title = f"{type(model).__name__}, attention {name}, {dtypes}{where}: {len(calls)} calls"
+    tell(calls, title + (", outputs and gradients" if backward else ""), profile)
     if json is not None:
         more: dict[str, Any] = {"folder": str(folder), "model": type(model).__name__, "attention": name}
         more |= {"texts": texts or [], "tokens": tokens or [], "device": device}
@@ -97,6 +98,7 @@ def watch(
 def recorded(model: Any, inputs: dict[str, Any], backward: bool, attention: str | None = None) -> list[AttentionCall]:
     """Watch the model; ValueError says in one line why it cannot be run on these tokens, and where."""
     from conformance.models.watching import watch
+    from conformance.reports.content import OF_ARRAYS
     from conformance.subjects.raised import raised_at
 
     try:
@@ -108,7 +110,8 @@ def recorded(model: Any, inputs: dict[str, Any], backward: bool, attention: str 
         layer = next(iter(getattr(error, "__notes__", ())), None)
         where = [*([f"raised at {line}"] if line else []), *([f"in {layer}"] if layer else [])]
         told += f" ({', '.join(where)})" if where else ""
-        told += "; the function gets PyTorch tensors" if attention and ":" in attention else ""
+        of_arrays = attention and ":" in attention and OF_ARRAYS.search(str(error))
+        told += "; the function gets PyTorch tensors" if of_arrays else ""
         told += f"; max_position_embeddings in config.json is {most}" if most is not None and length > most else ""
         raise ValueError(told) from error
 

@@ -782,8 +782,8 @@ def by_one_logsumexp(failing: Failing) -> tuple[Arrays, Bounds] | None:
 def overflowing(name: str, maximum: Callable[[Failing], np.ndarray | None]) -> Mistake:
     """NaN or infinity in rows of which a score lies so far above what is subtracted that no exponential is held.
 
-    Rows of which all scores lie so far below it that exponentials lose digits, or are 0, may hold anything. Arithmetic
-    in float64 holds more exponentials than that of the inputs.
+    Rows of which all scores lie so far below it that exponentials lose digits may hold anything, and those of which
+    all are 0 hold NaN or 0. Arithmetic in float64 holds more exponentials than that of the inputs.
     """
 
     def results(failing: Failing) -> dict[str, Any] | None:
@@ -796,11 +796,13 @@ def overflowing(name: str, maximum: Callable[[Failing], np.ndarray | None]) -> M
         scores = scores if s.sinks is None else np.maximum(scores, s.sinks)
         best = scores.max(axis=-1, keepdims=True, initial=-np.inf) - subtracted
         got = failing.answer("output")
-        if not (best > np.log(form.max)).any():
+        vanishing = (best > -LARGEST[failing.case.dtype]) & (best < np.log(form.smallest_subnormal) - 1)
+        if not ((best > np.log(form.max)) | vanishing).any():
             return None
         held = np.where(np.isfinite(got) & (best < np.log(np.finfo(np.float64).max)), right, np.nan)
         found = np.where(best > np.log(form.max), np.where(np.isfinite(got), held, got), right)
-        return {"output": np.where(np.isfinite(best) & (best < np.log(form.tiny)), got, found)}
+        found = np.where(np.isfinite(best) & (best < np.log(form.tiny)), got, found)
+        return {"output": np.where(vanishing & np.isfinite(got) & (got != 0), right, found)}
 
     return resulting(name, results)
 
@@ -819,7 +821,9 @@ def of_keys(failing: Failing) -> np.ndarray | None:
 OVERFLOWS = [
     overflowing("the maximum is taken before a scale below 0: exponentials overflow", lowest),
     overflowing("the maximum leaves out the sink: exponentials overflow", of_keys),
-    overflowing("the maximum is not subtracted: exponentials overflow", lambda failing: np.zeros((1, 1, 1, 1))),
+    overflowing(
+        "the maximum is not subtracted: exponentials overflow or are all 0", lambda failing: np.zeros((1, 1, 1, 1))
+    ),
 ]
 
 

@@ -18,8 +18,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks.__main__ import app, finish, memory_wanted
-from benchmarks.cases import BOTH, FORWARD, Case
+from benchmarks.__main__ import app, chosen, finish, memory_wanted
+from benchmarks.cases import BOTH, FORWARD, Case, cases
 from benchmarks.measure import running
 from benchmarks.measure.environment import environment, has_gpu
 from benchmarks.measure.rounds import Budget
@@ -240,6 +240,23 @@ def test_what_is_not_alike_gets_no_verdict(result: dict[str, Any], fields: Any, 
         save(one, tmp_path / place)
     code, output = command("compare", tmp_path / "a", tmp_path / "b")
     assert (code, "2 without a verdict" in output) == (2, True)
+    names = [subject["name"] for subject in before["cases"][0]["subjects"]]
+    assert not any(f"{name} " in output.partition("time B / A")[2] for name in names), "no row without a verdict"
+    for one in (before, after):
+        one["cases"][0]["subjects"][0]["yours"] = True
+        save(one, tmp_path / ("a" if one is before else "b"))
+    assert names[0] in command("compare", tmp_path / "a", tmp_path / "b")[1].partition("time B / A")[2], "but yours"
+
+
+def test_names_are_chosen_in_small_letters_or_capitals() -> None:
+    known = [*subjects().values()]
+    one = next(subject for subject in known if "SDPA" in subject.name)
+    small = cases("cpu", quick=True)
+    for words in (["sdpa"], ["SDPA"], ["CAUSAL", "Sdpa"]):
+        found, fewer = chosen(words, small, known)
+        assert one in fewer
+        assert len(fewer) < len(known)
+    assert {case.name for case in found} == {case.name for case in small if "causal" in case.name}
 
 
 def test_what_only_one_has_is_told(result: dict[str, Any]) -> None:

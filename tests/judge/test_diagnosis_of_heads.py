@@ -561,10 +561,12 @@ def test_exponentials_that_overflow_have_names() -> None:
     before = overflowing(lambda s, scale: (s.max if scale > 0 else s.min)(axis=-1, keepdims=True))
     assert told(before, asked)[0] == "the maximum is taken before a scale below 0: exponentials overflow"
     never = overflowing(lambda s, scale: np.float32(0))
-    assert (
-        told(never, replace(asked, options={"scale": 100.0}))[0]
-        == "the maximum is not subtracted: exponentials overflow"
-    )
+    name = "the maximum is not subtracted: exponentials overflow or are all 0"
+    assert told(never, replace(asked, options={"scale": 100.0}))[0] == name
+    inputs = asked.inputs | {"query": np.full_like(asked.inputs["query"], 12), "key": -abs(asked.inputs["key"]) - 12}
+    asked = replace(asked, options={"scale": 1.0}, inputs=inputs)
+    assert told(never, asked)[0] == name, "every exponential is 0"
+    assert name not in told(lambda query, key, value: np.zeros_like(query), drawn()), "of scores near 0"
 
 
 # --- gradients of sinks -----------------------------------------------------------------------------------------------
