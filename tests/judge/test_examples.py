@@ -1,4 +1,4 @@
-"""The shipped example breaks rules by its one mistake, and conforms once that is mended."""
+"""The kernels in `examples/`: the exercise breaks rules by its one mistake; the other one conforms, until it is broken."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import pytest
 
 import conformance
 
-FILE = Path(__file__).parents[2] / "examples" / "online_softmax.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FILE, BLOCKED = EXAMPLES / "online_softmax.py", EXAMPLES / "blocked_backward.py"
 SEED = 20260107
 FORGOTTEN, MENDED = "output = output + exponentials", "output = output * rescale + exponentials"
 
 
-def judged(folder: Path, text: str) -> conformance.Report:
+def judged(folder: Path, text: str, **more: Any) -> conformance.Report:
     file = folder / "kernel.py"
     file.write_text(text)
-    options: dict[str, Any] = {"arrays": "torch", "effort": "quick", "seed": SEED, "profile": "strict"}
+    options: dict[str, Any] = {"arrays": "torch", "effort": "quick", "seed": SEED, "profile": "strict"} | more
     return conformance.check(f"{file}:attention", "attention", **options)
 
 
@@ -36,3 +37,44 @@ def test_mended_it_conforms(tmp_path: Path) -> None:
     assert text.count(FORGOTTEN) == 1
     report = judged(tmp_path, text.replace(FORGOTTEN, MENDED))
     assert report.conforms, report.violations
+
+
+OF_SCORES = "of_scores = weights * (of_output @ v[..., block, :].mT - mean)"
+OF_BLOCK = f"""mean = (weights * (of_output @ v[..., block, :].mT)).sum(-1, keepdim=True)
+            {OF_SCORES}"""
+BROKEN = [
+    ("(weights.mT @ of_output).sum(2)", "(weights.mT @ of_output)[:, :, 0]", "from the first query head of each group"),
+    *(
+        pytest.param(*broken, marks=pytest.mark.slow)
+        for broken in (
+            (OF_SCORES, OF_BLOCK, "the mean rowsum(P * P_bar) is taken over each block of keys, not over the row"),
+            ("(of_query * ctx.scale)", "of_query", "(the scale is left out)"),
+            ("ctx.causal, block.start", "False, block.start", "the backward pass knows nothing of the mask"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong", "name"), BROKEN, ids=["heads", "mean", "scale", "mask"])
+def test_a_mistake_in_its_backward_pass_is_named(tmp_path: Path, right: str, wrong: str, name: str) -> None:
+    pytest.importorskip("torch")
+    text = BLOCKED.read_text()
+    assert text.count(right) == 1
+    report = judged(tmp_path, text.replace(right, wrong), rules=["ATT-12"])
+    assert not report.conforms
+    assert name in report.headline
+
+
+def test_its_gradients_conform(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    report = judged(tmp_path, BLOCKED.read_text(), rules=["ATT-12"])
+    assert report.conforms, report.violations
+    assert report.cases > 10
+
+
+@pytest.mark.slow
+def test_the_blocked_kernel_conforms(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    report = judged(tmp_path, BLOCKED.read_text(), effort="default")
+    assert report.conforms, report.violations
+    assert report.kept == "strict"
