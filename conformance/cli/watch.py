@@ -151,7 +151,7 @@ def tell(calls: list[JudgedCall], title: str, profile: str) -> None:
         console.print(Text(f"{len(unjudged)} of {len(calls)} calls could not be judged in full", style="bold red"))
     else:
         stricter = sum(call.violation is not None for call in calls)
-        more = f"; against stricter rules: {stricter}" if stricter else ""
+        more = f"; at a stricter profile {stricter} would not" if stricter else ""
         console.print(Text(f"all calls conform (profile {profile}){more}", style="bold green"))
 
 

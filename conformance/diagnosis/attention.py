@@ -401,7 +401,7 @@ def heads_read(order: Callable[[int, int], np.ndarray], of: tuple[str, ...] = ("
 
     def changed(failing: Failing) -> Steps | None:
         H, G = failing.case.inputs["query"].shape[1], failing.case.inputs["key"].shape[1]
-        if not 1 < G < H:
+        if not 1 < G <= H:
             return None
         read, share = np.clip(order(H, G), 0, G - 1) * (H // G), H // G
         if np.array_equal(read, np.arange(H) // share * share):
@@ -779,32 +779,46 @@ def by_one_logsumexp(failing: Failing) -> tuple[Arrays, Bounds] | None:
 # --- exponentials that overflow ---------------------------------------------------------------------------------------
 
 
-def overflowing(name: str, maximum: Callable[[Failing], np.ndarray | None]) -> Mistake:
-    """NaN or infinity in rows of which a score lies so far above what is subtracted that no exponential is held.
+def overflowing(name: str, subtracted: Callable[[Failing], np.ndarray | None]) -> Mistake:
+    """NaN or infinity in all rows of which a score lies so far above what is subtracted that no exponential is held.
 
-    Rows of which all scores lie so far below it that exponentials lose digits may hold anything, and those of which
-    all are 0 hold NaN or 0. Arithmetic in float64 holds more exponentials than that of the inputs.
+    In those of which all scores lie so far below it that all exponentials are 0, NaN or 0. Arithmetic in float64 holds
+    more exponentials than that of the inputs.
     """
 
     def results(failing: Failing) -> dict[str, Any] | None:
-        form = np.finfo(compute_dtype_name(failing.case.dtype))
-        subtracted = None if failing.case.operation == "attention_logsumexp" else maximum(failing)
-        if subtracted is None:
+        low = None if failing.case.operation == "attention_logsumexp" else subtracted(failing)
+        if low is None:
             return None
-        s, right = failing.steps, failing.right("output")
-        scores = failing.forward.scores
-        scores = scores if s.sinks is None else np.maximum(scores, s.sinks)
-        best = scores.max(axis=-1, keepdims=True, initial=-np.inf) - subtracted
-        got = failing.answer("output")
-        vanishing = (best > -LARGEST[failing.case.dtype]) & (best < np.log(form.smallest_subnormal) - 1)
-        if not ((best > np.log(form.max)) | vanishing).any():
-            return None
-        held = np.where(np.isfinite(got) & (best < np.log(np.finfo(np.float64).max)), right, np.nan)
-        found = np.where(best > np.log(form.max), np.where(np.isfinite(got), held, got), right)
-        found = np.where(np.isfinite(best) & (best < np.log(form.tiny)), got, found)
-        return {"output": np.where(vanishing & np.isfinite(got) & (got != 0), right, found)}
+        sinks, scores = failing.steps.sinks, failing.forward.scores
+        scores = scores if sinks is None else np.maximum(scores, sinks)
+        best = scores.max(axis=-1, keepdims=True, initial=-np.inf) - low
+        for dtype in dict.fromkeys((compute_dtype_name(failing.case.dtype), "float64")):
+            output = lost(failing, best, np.finfo(dtype))
+            if output is not None:
+                return {"output": output}
+        return None
 
     return resulting(name, results)
+
+
+def lost(failing: Failing, best: np.ndarray, form: np.finfo[Any]) -> np.ndarray | None:
+    """The output of arithmetic that holds no exponential out of its range; None where the answer is not like it.
+
+    best: the largest exponent [B, H, Q, 1] of each row. What a mistake leaves open is as it is in the answer: rows of
+    exponentials that are nearly lost, and those of which only a sum may be too large.
+    """
+    got, right, keys = failing.answer("output"), failing.right("output"), failing.forward.scores.shape[-1]
+    of_sum = max(keys, 1) * np.abs(failing.steps.value).max(initial=1)
+    beyond = best > np.log(form.max)
+    above = ~beyond & (best > np.log(form.max) - np.log(of_sum)) & ~np.isfinite(got)
+    below = np.isfinite(best) & (best < np.log(form.tiny))
+    zero = (best > -LARGEST[failing.case.dtype]) & (best < np.log(form.smallest_subnormal) - 1)
+    if np.isfinite(got)[np.broadcast_to(beyond, got.shape)].any():
+        return None
+    if (np.isfinite(got) & (got != 0))[np.broadcast_to(zero, got.shape)].any():
+        return None
+    return np.where(beyond | above | below, got, right) if (beyond | zero).any() else None
 
 
 def lowest(failing: Failing) -> np.ndarray | None:
@@ -818,9 +832,14 @@ def of_keys(failing: Failing) -> np.ndarray | None:
     return None if failing.steps.sinks is None else highest(failing.forward.scores)
 
 
+def at_least_0(failing: Failing) -> np.ndarray:
+    return np.maximum(highest(failing.forward.scores), 0)
+
+
 OVERFLOWS = [
     overflowing("the maximum is taken before a scale below 0: exponentials overflow", lowest),
     overflowing("the maximum leaves out the sink: exponentials overflow", of_keys),
+    overflowing("the maximum begins too high, as at 0: all exponentials of scores far below are 0", at_least_0),
     overflowing(
         "the maximum is not subtracted: exponentials overflow or are all 0", lambda failing: np.zeros((1, 1, 1, 1))
     ),

@@ -18,7 +18,9 @@ from conformance.runner.shrinking import without
 from specification.rules import RULES
 
 OF_DESCRIPTIONS = "MASK-2"
-"""The rule of all masks that are described; a causal mask or a window has another one as well."""
+"""The rule of all masks that are described."""
+OF_THEIR_OWN = ("combined", "or", "causal", "window")
+"""Masks that have another rule as well."""
 ARGUMENTS = {
     **dict.fromkeys(MASK_KINDS, "mask"),
     "bias": "bias",
@@ -53,7 +55,7 @@ def hint_for(violation: Violation, runner: Runner) -> str:
     if named and named != violation.rule and (not shown or violation.rule in WIDER):
         return f"the mistake is one of {named}, {RULES[named].title}"
     if not shown:
-        kind = next((one for one in MASK_KINDS if one in used(violation)), "")
+        kind = next((one for one in OF_THEIR_OWN if one in used(violation)), "")
         if violation.rule != OF_DESCRIPTIONS or not kind:
             return "this case has nothing that it speaks of"
         rule = rule_of(kind, case.operation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -11,18 +12,19 @@ from typing import Any
 from conformance.cases.case import Case
 from conformance.cases.expectations import allowed_pairs
 from conformance.checks.check import Check
+from conformance.checks.comparison import Finding
 from conformance.checks.results import NO_DIAGNOSIS, WRONG_IN, Results, Violation
-from conformance.diagnosis.matches import BY_NAN, DIAGNOSIS, DOUBTING, FEW
+from conformance.diagnosis.matches import BY_NAN, DIAGNOSIS, DOUBTING
 from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, PROJECTIONS, kind
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.diagnosis.precision import AT_MOST
-from conformance.oracle.reference import oracle
 from conformance.runner.in_process import JudgeError, Runner
 from conformance.runner.shrinking import call
 
 PARAMETER = re.compile(r" \((blocks of \d+ [ a-z]+|from part \d+ on|a row is filled up to [^)]*|-?[.e\d][-+.e\d]*)\)$")
 """In which mistakes of one family differ."""
-FACTOR = re.compile(r"^(.*) is (\S+) times what it must be \((.*)\)$")
+MULTIPLE = re.compile(r"^(.*) is (\S+) times what it must be")
+FACTOR = re.compile(rf"{MULTIPLE.pattern} \((.*)\)$")
 """Of what, the factor, and its reasons."""
 EXTENT = re.compile(r"\bfirst (\d+)\b")
 """How many of something a mistake speaks of."""
@@ -30,6 +32,8 @@ AMONG_ELEMENTS = re.compile(r"batch element")
 AMONG_HEADS = re.compile(r"\b(head 0|each head|query head)\b")
 IN_A_GROUP = re.compile(r"query heads? .*\bgroup\b|\bgroup's$")
 """Mistakes that mix up batch elements, heads, or the query heads of a group."""
+DIGITS = 1e-2
+"""A number of which one digit may be rounded is off by less; 16 bits hold as many digits."""
 HIDDEN = re.compile(r"\bwhose (?:first|last) (?:(\d+) keys are|key is) hidden\b")
 """In how many keys of a row that are hidden."""
 WITHOUT_NUMBERS = re.compile(r"\bNaN\b|\boverflow")
@@ -98,16 +102,22 @@ def names_of(violation: Violation, runner: Runner) -> tuple[str, ...]:
 def replacing(violation: Violation, names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the larger case where the smaller one has none, or one of the two has no more than hints.
 
-    A smaller case of several numbers that are clearly wrong refutes names that do not explain it. Only those of a place
-    remain: it may lie past the end of the smaller one.
+    A smaller case that is clearly wrong refutes names that do not explain it. A factor may explain it though it has
+    none: one number is too little to tell a factor by.
     """
     if not any(all(name.startswith(AT_MOST) for name in several) for several in (names, before)):
         return ()
     if names or violation.loses_digits:
         return before
-    wrong = oracle(violation.case).get(violation.finding.name)
-    refuted = wrong is not None and wrong.high.size > FEW
-    return tuple(name for name in before if EXTENT.search(name)) if refuted else before
+    return tuple(name for name in before if is_factor(name, violation.finding))
+
+
+def is_factor(name: str, finding: Finding) -> bool:
+    """Whether the name is of a factor of this result, which its number has, to the digits that the name tells."""
+    found = MULTIPLE.match(name)
+    if found is None or found[1] != finding.name or not finding.expected:
+        return False
+    return math.isclose(finding.got / finding.expected, float(found[2]), rel_tol=DIGITS)
 
 
 def shows_more(violation: Violation, names: tuple[str, ...], larger: tuple[str, ...]) -> bool:

@@ -14,6 +14,7 @@ from conformance.judge.report import Report
 from conformance.reports.content import Content, subject_content, violation_content
 from conformance.reports.replays import write_replay
 from conformance.subjects.targets import Target
+from specification import RULES
 
 
 def checked(report: Report, replays: Path | None, *, peer: bool = False) -> Content:
@@ -22,7 +23,7 @@ def checked(report: Report, replays: Path | None, *, peer: bool = False) -> Cont
     following = {violation.rule for violation in report.following}
     violations = [violation_content(v, f, v.rule in following) for v, f in zip(report.violations, files, strict=True)]
     target, chosen = report.target, report.chosen
-    rules = [rule for rule in rules_listed(report.operation) if not chosen or rule in chosen]
+    rules = [rule for rule in ("CALL", *rules_listed(report.operation)) if not chosen or rule in chosen]
     operations = [target.operation]
     return subject_content(
         target,
@@ -46,7 +47,7 @@ def rules_listed(operation: str) -> list[str]:
     """Return the rules of a function that has this operation alone."""
     from conformance.operations.probes import PROBES
 
-    return ["CALL", *(probe.rule for probe in PROBES if probe.operations == (operation,))]
+    return [probe.rule for probe in PROBES if probe.operations == (operation,)]
 
 
 def run_subject(
@@ -54,7 +55,8 @@ def run_subject(
 ) -> Content:
     """Return the part about an implementation of this project, which is held to `strict`.
 
-    Its violations can be replayed from the report. chosen: the rules. untried: why the judge did not try everything.
+    Its violations can be replayed from the report. chosen: all rules, or some. untried: why the judge did not try
+    everything.
     """
     target = Target(name, "attention", arrays, device)
 
@@ -63,4 +65,7 @@ def run_subject(
 
     violations = [violation_content(named(v)) for (_, subject), v in results.violations.items() if subject == name]
     cells = {rule: cell for (rule, subject), cell in results.rules.items() if subject == name}
-    return subject_content(target, EVERYTHING, list(operations()), chosen, cells, violations, untried, profile=STRICT)
+    some = not set(RULES) <= set(chosen)
+    return subject_content(
+        target, EVERYTHING, list(operations()), chosen, cells, violations, untried, profile=STRICT, some=some
+    )

@@ -565,7 +565,15 @@ def test_exponentials_that_overflow_have_names() -> None:
     assert told(never, replace(asked, options={"scale": 100.0}))[0] == name
     inputs = asked.inputs | {"query": np.full_like(asked.inputs["query"], 12), "key": -abs(asked.inputs["key"]) - 12}
     asked = replace(asked, options={"scale": 1.0}, inputs=inputs)
-    assert told(never, asked)[0] == name, "every exponential is 0"
+    too_high = "the maximum begins too high, as at 0: all exponentials of scores far below are 0"
+    assert told(never, asked) == (too_high, name), "every exponential is 0, which both explain"
+    from_0 = overflowing(lambda s, scale: np.maximum(s.max(axis=-1, keepdims=True), 0))
+    inputs = inputs | {"query": inputs["query"] * np.array([1, 0.5, -1], np.float32)[:, None]}
+    assert told(from_0, replace(asked, inputs=inputs)) == (too_high,)
+    assert told(never, replace(asked, inputs=inputs)) == (name,)
+    upwards = inputs | {"query": asked.inputs["query"] * np.array([-0.2, -0.3, -1], np.float32)[:, None]}
+    some = overflowing(lambda s, scale: np.where(s > 400, np.nan, s.max(axis=-1, keepdims=True)))
+    assert name not in told(some, replace(asked, inputs=upwards)), "rows whose exponentials overflow are right"
     assert name not in told(lambda query, key, value: np.zeros_like(query), drawn()), "of scores near 0"
 
 

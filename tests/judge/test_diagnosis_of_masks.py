@@ -34,7 +34,7 @@ from conformance.runner.dimensions import Part, taken
 from conformance.runner.in_process import Runner
 from conformance.sampling.strategies import numpy_dtype
 from conformance.subjects.targets import Target
-from specification import Causal, KeyLengths, KeyPadding, SlidingWindow
+from specification import Causal, Dense, KeyLengths, KeyPadding, SlidingWindow
 
 Function = Callable[..., Any]
 INVERTED = "the mask is inverted: True is taken for forbidden"
@@ -308,6 +308,10 @@ def test_what_every_call_gets_wrong_is_no_matter_of_masks() -> None:
     assert hint("MASK-3", bare, doubled) == "this case has nothing that it speaks of"
     assert hint("MASK-3", causal, doubled) == "without mask the call is wrong, too"
     assert hint("MASK-2", causal, doubled) == "the mask of this case has a rule of its own, MASK-3, causal"
+    both = masked(2, 3, Causal(1) & SlidingWindow(1, None, 1))
+    assert hint("MASK-2", both, doubled) == "the mask of this case has a rule of its own, MASK-6, combination"
+    of_array = masked(2, 3, Dense(np.ones((2, 3), bool)))
+    assert hint("MASK-2", of_array, doubled) == "this case has nothing that it speaks of"
     assert hint("MASK-3", causal, inverted_where_given(-np.inf)) == ""  # right without
     assert hint("ATT-1", bare, doubled) == "a plain call is wrong: any step may be mistaken, that of ATT-1 among them"
     runner = runner_of(doubled)

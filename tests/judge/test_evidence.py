@@ -135,17 +135,20 @@ def test_one_known_mistake_is_not_called_another() -> None:
         assert of_one_name(violated(3.0, diagnosis=names), violated(9.0, "float16", diagnosis=others)) == same
 
 
-def test_several_clearly_wrong_numbers_refute_names_of_a_larger_case() -> None:
-    """One number refutes nothing, nor does a number that is nearly right; a place may lie past the end."""
-    names = ("the mask is transposed", "only queries past the first 64 are wrong", f"{AT_MOST} weights would make them")
-    of_one = violated(1e6)
-    wide = {name: np.ones((1, 1, 4, 1), np.float32) for name in ("query", "key", "value")}
-    of_four = replace(of_one, example=Case("attention", "float32", wide))
-    assert replacing(of_one, (), names) == names
-    assert replacing(of_four, (), names) == names[1:2]
-    assert replacing(replace(of_four, finding=replace(of_four.finding, got=1.0001)), (), names) == names
-    assert replacing(of_four, names[2:], names) == names
-    assert replacing(of_four, ("another",), names) == ()
+def test_clearly_wrong_numbers_refute_names_of_a_larger_case() -> None:
+    """A number that is nearly right refutes nothing; nor does one that has the factor of the name."""
+    factor = "output is 1e+06 times what it must be (the scale is left out)"
+    names = ("the mask is transposed", "only queries past the first 64 are wrong", factor)
+    wrong = violated(1e6)
+    finding = replace(wrong.finding, name="output", expected=1.0)
+    assert replacing(replace(wrong, finding=replace(finding, got=1.0001)), (), names) == names
+    assert replacing(replace(wrong, finding=replace(finding, got=1.001e6)), (), names) == names[2:]
+    for given in ({"got": -1e6}, {"got": 1e5}, {"got": 1e6, "name": "gradient of key"}):
+        other = replace(finding, **given)
+        assert replacing(replace(wrong, finding=other), (), names) == ()
+    hint = (f"{AT_MOST} weights would make them",)
+    assert replacing(wrong, hint, names) == names
+    assert replacing(wrong, ("another",), names) == ()
 
 
 @pytest.mark.parametrize(("name", "another"), [("the mask is ignored", False), ("bias is ignored", True)])

@@ -1,4 +1,4 @@
-"""The kernels in `examples/`: the exercise breaks rules by its one mistake; the other one conforms, until it is broken."""
+"""The kernels in `examples/`: the mistake of the exercise is found; the other one conforms until it is broken."""
 
 from __future__ import annotations
 

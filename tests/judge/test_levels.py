@@ -34,7 +34,7 @@ from conformance.reports import blocks
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
-from conformance.reports.subjects import checked, rules_listed
+from conformance.reports.subjects import checked, rules_listed, run_subject
 from conformance.reports.tables import subject_report
 from conformance.sampling.draws import drawn
 from conformance.sampling.strategies import attention_cases
@@ -514,7 +514,7 @@ def test_the_relaxed_bound_of_gradients(operation: str) -> None:
 @pytest.mark.parametrize("untried", [None, "the plainest call fails"])
 def test_chosen_rules_are_said_so_where_core_is_violated_too(operation: str, untried: str | None) -> None:
     """Of the others nothing is known, at the higher levels either. A full check lists every rule of its operation."""
-    every = rules_listed(operation)
+    every = ["CALL", *rules_listed(operation)]
     told = {"core": ["CALL"], "robust": [], "strict": []}
     subject = {"levels": told, "untried": untried, "kept": None, "profile": "robust", "operations": [operation]}
     chosen, full = (
@@ -522,3 +522,18 @@ def test_chosen_rules_are_said_so_where_core_is_violated_too(operation: str, unt
     )
     assert chosen.endswith("at strict: nothing more, of the rules that were chosen")
     assert full.endswith("at strict: nothing more" if untried else ". Highest profile kept: none")
+
+
+def test_of_a_whole_run_no_rules_were_chosen() -> None:
+    """Though it has no rule of calls. Of some rules no profile is kept."""
+    results = Results()
+    ((_, case),) = drawn(attention_cases(), 1, 1)
+    results.violate(
+        Violation("ATT-5", "mine", Finding("output", 9.0, (0, 0, 0, 0), 1.5, 1.0), "a probe", AGREEMENT, case)
+    )
+    name = "mine"
+    whole, some = (run_subject(results, name, "numpy", "cpu", rules) for rules in (list(RULES), ["ATT-5", "NORM-1"]))
+    assert blocks.levels(whole).endswith("Highest profile kept: none")
+    assert blocks.levels(some).endswith(", of the rules that were chosen")
+    right = [run_subject(Results(), name, "numpy", "cpu", rules)["kept"] for rules in (list(RULES), ["ATT-5"])]
+    assert right == ["strict", None]
