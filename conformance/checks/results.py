@@ -216,7 +216,8 @@ def mistakes(diagnosis: Iterable[str]) -> tuple[str, ...]:
 
 def title_of_another(diagnosis: Iterable[str]) -> str:
     """What a mistake is called that seems to be another one: without a name of its own it may be the same after all."""
-    return "another mistake" if mistakes(diagnosis) else "perhaps another mistake"
+    named = any(not line.startswith("perhaps") for line in mistakes(diagnosis))
+    return "another mistake" if named else "perhaps another mistake"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Each is the definition with other steps: a mask inverted, a scale left out, one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -432,6 +433,28 @@ OTHER_HEADS: dict[str, Callable[[int, int], np.ndarray]] = {
 }
 
 
+def keys_read(change: Callable[[np.ndarray], np.ndarray]) -> Change:
+    def changed(failing: Failing) -> Steps | None:
+        return failing.steps.changed(key=change(failing.steps.key))
+
+    return changed
+
+
+def reshaped(key: np.ndarray) -> np.ndarray:
+    *lead, K, D = key.shape
+    return key.reshape(*lead, D, K).swapaxes(-1, -2)
+
+
+def without_zeros(failing: Failing) -> Steps | None:
+    steps = failing.steps
+    return steps.changed(visible=steps.visible & (scores_of(steps) != 0)) if steps.scale else None
+
+
+def is_scaled(failing: Failing) -> bool:
+    """Whether the call has a scale of its own."""
+    return failing.case.options.get("scale") is not None
+
+
 def power_of_two(n: int) -> int:
     """The smallest that is not below n."""
     return 1 << max(n - 1, 0).bit_length()
@@ -444,6 +467,12 @@ SCORE_CHANGES: dict[str, Change] = {
     "the scale is that of the model width H * D": scaled(lambda s, f: model_width(f) ** -0.5),
     "the scale is 1 / sqrt(V)": scaled(lambda s, f: value_width(f) ** -0.5),
     "the scale is 1 / sqrt(K), of the number of keys": scaled(lambda s, f: number_of_keys(f) ** -0.5),
+    "the scale is 1 / (2 D), as of D ** -1 / 2": scaled(lambda s, f: s if is_scaled(f) else width(f) ** -1 / 2),
+    "the scale is one over sqrt(D) rounded down": scaled(
+        lambda s, f: s if is_scaled(f) else 1 / max(1, math.isqrt(width(f)))
+    ),
+    "the scale is sqrt(D): scores are multiplied by it": scaled(lambda s, f: s if is_scaled(f) else width(f) ** 0.5),
+    "the given scale divides the scores": scaled(lambda s, f: 1 / s if is_scaled(f) and s else s),
     "the scale is 1 / sqrt(H), of the number of heads": scaled(lambda s, f: max(1, f.steps.query.shape[1]) ** -0.5),
     "the scale is applied twice": scaled(lambda s, f: s * s),
     "the scale is on top of 1 / sqrt(D)": scaled(lambda s, f: s * width(f) ** -0.5),
@@ -474,6 +503,9 @@ SCORE_CHANGES: dict[str, Change] = {
         for name in ("sinks", "bias")
         for words, order in OTHER_HEADS.items()
     },
+    "keys [K, D] are reshaped to [D, K], not transposed": keys_read(reshaped),
+    "scores of exactly 0 are taken for forbidden": without_zeros,
+    "the scale is rounded to float32": scaled(lambda s, f: float(np.float32(s))),
     "the scale is rounded to bfloat16": scaled(lambda s, f: float(ml_dtypes.bfloat16(s))),
     "the scale is rounded to float16": scaled(lambda s, f: float(np.float16(s))),
     "query heads read key heads in reverse": heads_read(lambda H, G: (G - 1) - np.arange(H) // (H // G)),
@@ -490,7 +522,10 @@ def with_axes_exchanged(case: Case) -> Case | None:
     if case.operation != "attention" or not plain:
         return None
     Q, K = (inputs[name].shape[2] for name in ("query", "key"))
-    if K == 0 or Q % K or not isinstance(options.get("mask"), Causal | SlidingWindow | None):
+    mask, H, G = options.get("mask"), *(inputs[name].shape[1] for name in ("query", "key"))
+    if K == 0 or Q % K or not isinstance(mask, Causal | SlidingWindow | None):
+        return None
+    if mask is not None and mask.offset is None and H != G:
         return None
     inputs, cotangents = ({n: a.swapaxes(1, 2) for n, a in arrays.items()} for arrays in (inputs, case.cotangents))
     return replace(case, inputs=inputs, cotangents=cotangents)
@@ -508,6 +543,25 @@ def by_other_layout(failing: Failing) -> dict[str, Any] | None:
     return {name: array.swapaxes(1, 2) for name, array in results.items() if name in failing.got}
 
 
+def output_reshaped(back: bool) -> Callable[[Failing], dict[str, Any] | None]:
+    """back: [B, H, Q, V] is read as [B, Q, H, V]; else that is what is read as [B, H, Q, V]."""
+
+    def results(failing: Failing) -> dict[str, Any] | None:
+        if failing.case.operation != "attention":
+            return None
+        output = failing.right("output")
+        B, H, Q, V = output.shape
+        return {
+            "output": output.reshape(B, Q, H, V).swapaxes(1, 2) if back else output.swapaxes(1, 2).reshape(B, H, Q, V)
+        }
+
+    return results
+
+
+RESHAPED = [
+    resulting("the output is transposed to [B, Q, H, V], and read as [B, H, Q, V]", output_reshaped(False)),
+    resulting("the output [B, H, Q, V] is read as [B, Q, H, V]", output_reshaped(True)),
+]
 LAYOUT = resulting(f"heads and positions changed places ({OTHER_LAYOUT})", by_other_layout)
 
 
@@ -564,6 +618,77 @@ def masked_afterwards(failing: Failing) -> np.ndarray | None:
     return np.where(s.visible, forward(s.changed(visible=np.ones_like(s.visible))).weights, 0)
 
 
+def by_a_number(number: float) -> Callable[[Failing], np.ndarray | None]:
+    """The weights of all keys, and a number for those that the mask forbids."""
+
+    def weights(failing: Failing) -> np.ndarray | None:
+        s = failing.steps
+        if failing.case.options.get("mask") is None:
+            return None
+        return np.where(s.visible, forward(s.changed(visible=np.ones_like(s.visible))).weights, number)
+
+    return weights
+
+
+def capped_afterwards(failing: Failing) -> np.ndarray | None:
+    """Forbidden scores are -softcap, the softcap of -infinity."""
+    s = failing.steps
+    if s.softcap is None or failing.case.options.get("mask") is None:
+        return None
+    scores = np.where(s.visible, scores_of(s), s.bias - s.softcap)
+    exponentials, total, _ = exponentials_of(np.where(s.open, scores, -np.inf), s.sinks)
+    return divided(exponentials, total)
+
+
+def divided_by_columns(failing: Failing) -> np.ndarray | None:
+    """Sums of rows, as a row themselves."""
+    s = failing.steps
+    exponentials, total, _ = exponentials_of(failing.forward.scores, s.sinks)
+    return divided(exponentials, total.swapaxes(-1, -2)) if total.shape[-2] == exponentials.shape[-1] else None
+
+
+def maximum_of_columns(failing: Failing) -> np.ndarray | None:
+    """Each column less its own maximum; sums over rows."""
+    scores = failing.forward.scores
+    return weights_less(failing, highest(scores.swapaxes(-1, -2)).swapaxes(-1, -2))
+
+
+def maximum_as_row(failing: Failing) -> np.ndarray | None:
+    """Maxima of rows, as a row themselves."""
+    maximum = highest(failing.forward.scores).swapaxes(-1, -2)
+    return weights_less(failing, maximum) if maximum.shape[-1] == failing.forward.scores.shape[-1] else None
+
+
+def weights_less(failing: Failing, subtracted: np.ndarray) -> np.ndarray | None:
+    if failing.steps.sinks is not None:
+        return None
+    exponentials = np.exp(failing.forward.scores - subtracted)
+    return divided(exponentials, exponentials.sum(axis=-1, keepdims=True))
+
+
+def with_number_added(number: float) -> Callable[[Failing], np.ndarray]:
+    """To the sum of the exponentials."""
+
+    def weights(failing: Failing) -> np.ndarray:
+        exponentials, total, _ = exponentials_of(failing.forward.scores, failing.steps.sinks)
+        return exponentials / (total + number)
+
+    return weights
+
+
+def unshifted_sink(in_maximum: bool) -> Callable[[Failing], np.ndarray | None]:
+    """in_maximum: whether the maximum that the scores lack is that of the sink, too."""
+
+    def weights(failing: Failing) -> np.ndarray | None:
+        sinks = failing.steps.sinks
+        if sinks is None:
+            return None
+        exponentials, _, _ = exponentials_of(failing.forward.scores, sinks if in_maximum else None)
+        return divided(exponentials, exponentials.sum(axis=-1, keepdims=True) + np.exp(sinks))
+
+    return weights
+
+
 def renormalised(failing: Failing) -> np.ndarray | None:
     keep = failing.case.options.get("dropout_keep")
     if keep is None:
@@ -604,6 +729,10 @@ def clipped(products: Any, bias: Any, cap: Any, scale: float) -> Any:
     return np.clip(products, cap(-np.inf), cap(np.inf)) + bias
 
 
+def clipped_at(limit: float) -> Change:
+    return lambda failing: failing.steps.changed(score=lambda p, bias, cap, s: np.clip(cap(p) + bias, -limit, limit))
+
+
 def bias_of_first(axis: int) -> Change:
     def changed(failing: Failing) -> Steps | None:
         s = failing.steps
@@ -636,6 +765,7 @@ FORMULA_CHANGES: dict[str, Change] = {
     "scores are clipped at the softcap, without tanh": scored("softcap", clipped),
     "the softcap is not multiplied back in": scored("softcap", lambda p, b, cap, s: cap(p) / cap(np.inf) + b),
     "scores are not divided by the softcap": scored("softcap", lambda p, b, cap, s: cap(p * cap(np.inf)) + b),
+    **{f"scores are clipped to lie between -c and c ({c:g})": clipped_at(c) for c in (5, 10, 20, 30, 50, 80, 88, 100)},
     "bias is added before the softcap": scored("bias", lambda p, b, cap, s: cap(p + b)),
     "bias is added twice": scored("bias", lambda p, b, cap, s: cap(p) + 2 * b),
     "bias is subtracted": scored("bias", lambda p, b, cap, s: cap(p) - b),
@@ -663,6 +793,19 @@ WEIGHINGS = [
     ),
     weighed("forbidden keys stay in the softmax's denominator with a score of 0", counted_as_zero),
     weighed("the mask is applied after the softmax, which counts forbidden keys", masked_afterwards),
+    weighed("the softcap comes after the mask: forbidden scores are -softcap", capped_afterwards),
+    *(weighed(f"forbidden weights are a number, not 0 ({n:g})", by_a_number(n)) for n in (-1e9, -1e4, -1e5, -65504.0)),
+    weighed("weights in column j are divided by the sum of row j", divided_by_columns),
+    weighed("the maximum is taken over queries, not keys", maximum_of_columns),
+    weighed("the maximum of row j is subtracted from column j", maximum_as_row),
+    *(
+        weighed(f"a number is added to the sum of the exponentials ({n:g})", with_number_added(n))
+        for n in (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-12, 1.0)
+    ),
+    *(
+        weighed("the sink's exponential is taken without subtracting the maximum", unshifted_sink(in_maximum))
+        for in_maximum in (True, False)
+    ),
     weighed("weights are renormalised after dropout", renormalised),
     weighed("weights that dropout keeps are not divided by 1 - rate", not_rescaled),
     *(
@@ -792,7 +935,7 @@ def overflowing(name: str, subtracted: Callable[[Failing], np.ndarray | None]) -
             return None
         sinks, scores = failing.steps.sinks, failing.forward.scores
         scores = scores if sinks is None else np.maximum(scores, sinks)
-        best = scores.max(axis=-1, keepdims=True, initial=-np.inf) - low
+        best = (scores - low).max(axis=-1, keepdims=True, initial=-np.inf)
         for dtype in dict.fromkeys((compute_dtype_name(failing.case.dtype), "float64")):
             output = lost(failing, best, np.finfo(dtype))
             if output is not None:
@@ -813,7 +956,7 @@ def lost(failing: Failing, best: np.ndarray, form: np.finfo[Any]) -> np.ndarray 
     beyond = best > np.log(form.max)
     above = ~beyond & (best > np.log(form.max) - np.log(of_sum)) & ~np.isfinite(got)
     below = np.isfinite(best) & (best < np.log(form.tiny))
-    zero = (best > -LARGEST[failing.case.dtype]) & (best < np.log(form.smallest_subnormal) - 1)
+    zero = (best > -LARGEST.get(failing.case.dtype, np.inf)) & (best < np.log(form.smallest_subnormal) - 1)
     if np.isfinite(got)[np.broadcast_to(beyond, got.shape)].any():
         return None
     if (np.isfinite(got) & (got != 0))[np.broadcast_to(zero, got.shape)].any():
@@ -832,6 +975,10 @@ def of_keys(failing: Failing) -> np.ndarray | None:
     return None if failing.steps.sinks is None else highest(failing.forward.scores)
 
 
+def of_all_keys(failing: Failing) -> np.ndarray | None:
+    return None if failing.steps.visible.all() else highest(scores_of(failing.steps))
+
+
 def at_least_0(failing: Failing) -> np.ndarray:
     return np.maximum(highest(failing.forward.scores), 0)
 
@@ -839,6 +986,7 @@ def at_least_0(failing: Failing) -> np.ndarray:
 OVERFLOWS = [
     overflowing("the maximum is taken before a scale below 0: exponentials overflow", lowest),
     overflowing("the maximum leaves out the sink: exponentials overflow", of_keys),
+    overflowing("the maximum is taken over forbidden keys, too: all exponentials of a row may be 0", of_all_keys),
     overflowing("the maximum begins too high, as at 0: all exponentials of scores far below are 0", at_least_0),
     overflowing(
         "the maximum is not subtracted: exponentials overflow or are all 0", lambda failing: np.zeros((1, 1, 1, 1))
@@ -856,4 +1004,4 @@ UNDIVIDED = Mistake(
 )
 
 CHANGES = MASK_CHANGES | SCORE_CHANGES | FORMULA_CHANGES
-STEP_MISTAKES = [*(stepped(name, change) for name, change in CHANGES.items()), *WEIGHINGS, *OVERFLOWS]
+STEP_MISTAKES = [*(stepped(name, change) for name, change in CHANGES.items()), *WEIGHINGS, *OVERFLOWS, *RESHAPED]

@@ -38,6 +38,7 @@ from conformance.diagnosis.steps import (
     Parts,
     Steps,
     added_up,
+    capped,
     divided,
     exponentials_of,
     filled,
@@ -46,6 +47,7 @@ from conformance.diagnosis.steps import (
     of_row,
     over_broadcast,
     over_group,
+    products_of,
     pulled_back,
     scores_of,
 )
@@ -158,6 +160,53 @@ def mean_times(factor: Callable[[Steps], float]) -> Variants:
             yield pulled_back(s, failing.bar, weights, mean=factor(s) * mean)
 
     return variants
+
+
+def mean_of(mean: Callable[[Failing], np.ndarray]) -> Variants:
+    """Another number of each row is subtracted."""
+
+    def variants(failing: Failing) -> Iterator[Parts]:
+        if failing.case.operation == "attention":
+            yield pulled_back(failing.steps, failing.bar, failing.forward.weights, mean=mean(failing))
+
+    return variants
+
+
+def undivided_mean(failing: Failing) -> np.ndarray:
+    _, total, _ = exponentials_of(failing.forward.scores, failing.steps.sinks)
+    return np.sum(failing.bar * failing.forward.output, axis=-1, keepdims=True) * total
+
+
+def weighted_twice(failing: Failing) -> np.ndarray:
+    s = failing.steps
+    weights_bar = (failing.bar @ s.value.swapaxes(-1, -2)) * s.factor
+    return np.sum(failing.forward.weights**2 * weights_bar, axis=-1, keepdims=True)
+
+
+def slope_of_capped(failing: Failing) -> Iterator[Parts]:
+    """The softcap's slope as 1 - s^2 of the capped scores s, which belong divided by the softcap."""
+    s = failing.steps
+    if s.softcap is not None:
+        parts = pulled_back(s, failing.bar, failing.forward.weights, sloped=False)
+        raw = parts.scores * (1 - capped(s.softcap)(products_of(s)) ** 2)
+        yield from_products(failing, raw)
+
+
+def from_products(failing: Failing, raw: np.ndarray) -> Parts:
+    """Gradients of query and key from these of the products; the others right."""
+    s = failing.steps
+    key = raw.swapaxes(-1, -2) @ s.query * s.scale
+    return failing.parts._replace(query=raw @ s.key * s.scale, key=key, products=raw)
+
+
+def untransposed(failing: Failing) -> Iterator[Parts]:
+    """Of keys and values, or of one of them, where there are as many queries as keys."""
+    s, raw, weights = failing.steps, failing.parts.products, filled(failing.steps, failing.forward.weights)
+    if raw.shape[-1] == raw.shape[-2] and failing.case.operation == "attention":
+        key, value = raw @ s.query * s.scale, (weights * s.factor) @ failing.bar
+        yield failing.parts._replace(key=key)
+        yield failing.parts._replace(value=value)
+        yield failing.parts._replace(key=key, value=value)
 
 
 def saved_otherwise(change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Variants:
@@ -283,6 +332,13 @@ BACKWARD_MISTAKES = [
         "the backward pass subtracts the mean of O * O_bar over the width, not its sum",
         mean_times(lambda s: 1 / max(s.value.shape[-1], 1)),
     ),
+    backwards(
+        "the backward pass takes rowsum(O_bar * O) from the output before it is divided by its sum",
+        mean_of(undivided_mean),
+    ),
+    backwards("rowsum(P^2 * P_bar) is subtracted in the backward pass, not rowsum(P * P_bar)", mean_of(weighted_twice)),
+    backwards("the softcap's slope is 1 - s^2 of the capped scores s, not 1 - (s / softcap)^2", slope_of_capped),
+    backwards("gradients of key or value are made without a transpose", untransposed),
     *(
         backwards(f"the log-sum-exp of the backward pass {words}", saved_otherwise(change))
         for words, change in (
@@ -566,7 +622,13 @@ MOST = 2**20
 
 def bias_gradients(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
     """Gradients of the bias by other steps; the others right."""
-    s = failing.steps
+    s, weights = failing.steps, failing.forward.weights
+    if failing.case.operation == "attention":
+        weights_bar = (failing.bar @ s.value.swapaxes(-1, -2)) * s.factor
+        words = "gradient of bias is made from the gradient of the weights, not of the scores"
+        yield words, weights_bar
+        yield words, np.where(s.allowed, weights_bar, 0)
+        yield "gradient of bias lacks the mean rowsum(P * P_bar)", weights * weights_bar
     unmasked = forward(s.changed(visible=np.ones_like(s.visible)))
     yield "gradient of bias is that of the unmasked softmax", pulled_back(s, failing.bar, unmasked.weights).scores
     if s.softcap is not None:
@@ -577,6 +639,10 @@ def bias_gradients(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
 def bias_mistakes(failing: Failing, name: str) -> Iterator[Mistake]:
     for words, scores in bias_gradients(failing) if name == "gradient of bias" else ():
         yield giving(words, name, np.asarray(over_broadcast(scores, failing.case)))
+    dtype = failing.case.dtype
+    if name == "gradient of bias" and dtype in HALF and str(failing.got[name].dtype) != dtype:
+        rounded = failing.right(name).astype(dtype).astype(float)
+        yield giving(f"gradient of bias is rounded to {dtype}", name, rounded, strict=True)
 
 
 # --- sinks ------------------------------------------------------------------------------------------------------------

@@ -35,9 +35,17 @@ def by_blocks(name: str, block: int, output: Callable[[Failing, int], Any]) -> M
 
 
 def online(
-    failing: Failing, block: int, rescale_output: bool = True, rescale_sum: bool = True, lag: float = 0.0
+    failing: Failing,
+    block: int,
+    rescale_output: bool = True,
+    rescale_sum: bool = True,
+    lag: float = 0.0,
+    late: bool = False,
 ) -> Any:
-    """Online softmax with one rescaling left out. lag: growth of the maximum at which nothing is rescaled."""
+    """Online softmax with one rescaling left out. lag: growth of the maximum at which nothing is rescaled.
+
+    late: the sum is rescaled with the new block in it.
+    """
     scores, s = failing.forward.scores, failing.steps
     maximum = np.full((*scores.shape[:3], 1), -np.inf)
     total, output = np.zeros_like(maximum), np.zeros((*scores.shape[:3], s.value.shape[-1]))
@@ -48,7 +56,9 @@ def online(
         exponentials, rescale = np.exp(part - safe), np.where(np.isfinite(maximum), np.exp(maximum - safe), 0)
         skipped = np.isfinite(maximum) & (larger - maximum <= lag)
         rescale = np.where(skipped, 1, rescale)
-        total = total * (rescale if rescale_sum else 1) + exponentials.sum(axis=-1, keepdims=True)
+        of_block = exponentials.sum(axis=-1, keepdims=True)
+        early = np.where(np.isfinite(maximum), rescale, 1)  # the first block is not lost
+        total = (total + of_block) * early if late else total * (rescale if rescale_sum else 1) + of_block
         output = output * (rescale if rescale_output else 1) + exponentials @ s.value[:, :, start : start + block]
         maximum = np.where(skipped, maximum, larger) if lag else larger
     if s.sinks is not None:
@@ -231,12 +241,21 @@ TILE_ENDS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
         np.floor(last) + 1,
     ),
 }
+FIRST_SEES = "a tile of keys is seen only where a block's first query sees its first key"
+
+
+def of_first_query(n: int) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """The tiles that the first query of n sees."""
+    return lambda first, last: (np.floor(first), np.floor(last - 1 + 1 / n) + 1)
+
+
 TILES_SEEN = {
     **{
         f"{words} (blocks of {n} keys)": between_tiles(n, ends)
         for n in (16, 32, 64, 128, 256)
         for words, ends in TILE_ENDS.items()
     },
+    **{f"{FIRST_SEES} (blocks of {n} keys)": between_tiles(n, of_first_query(n)) for n in (16, 32, 64, 128, 256)},
     **{
         f"every block of keys has the mask of the first one (blocks of {n} keys)": mask_of_first_block(n)
         for n in (8, 16, 32, 64, 128, 256)
@@ -398,6 +417,7 @@ def mistakes_in_blocks(block: int) -> list[Mistake]:
         by_blocks(
             "the running sum is not rescaled when the maximum grows", block, lambda f, n: online(f, n, True, False)
         ),
+        by_blocks("the running sum is rescaled with the new block in it", block, lambda f, n: online(f, n, late=True)),
         by_blocks("nothing is rescaled when the maximum grows", block, lambda f, n: online(f, n, False, False)),
         by_blocks(
             "rescaling is skipped where the maximum grows little, but weights are taken with the new one",

@@ -24,6 +24,8 @@ IDS = (1, 2, 256, 257, 2048, 2049, 65537, 2**24, 2**24 + 1)
 """Ids of segments that narrow formats take for one."""
 NUMBERS, SLOW_NUMBERS = 2**20, 2**13
 """In all inputs of a larger case, at most; the second in float64, whose oracle is slow."""
+WIDE = 11
+"""Width of heads at which a scale shows."""
 FAR = 4
 """Standard deviations by which numbers lie apart from 0."""
 STANDING_OUT = 16
@@ -83,6 +85,12 @@ def larger_cases(case: Case) -> Iterator[Case]:
     for batch, heads, groups, queries, keys in wanted:
         if batch * heads * queries * keys * widths <= MULTIPLICATIONS:
             yield redrawn(case, batch, heads, groups, queries, keys)
+
+
+def wider_heads(case: Case) -> Case:
+    """The same call of attention on other numbers, with wider queries and keys."""
+    shaped = {name: case.inputs[name][..., :1].repeat(WIDE, axis=-1) for name in ("query", "key")}
+    return redrawn(replace(case, inputs=case.inputs | shaped), *sizes(case))
 
 
 def grown(case: Case) -> Iterator[Case]:

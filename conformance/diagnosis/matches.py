@@ -24,7 +24,7 @@ from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import Finding, with_truth_in_padding
 from conformance.checks.results import WRONG_IN
 from conformance.diagnosis import alibi, attention, backward, blocks, extents, multi_head
-from conformance.diagnosis.larger import alike, fewer_keys, larger_cases, masked_otherwise, ordinary
+from conformance.diagnosis.larger import alike, fewer_keys, larger_cases, masked_otherwise, ordinary, wider_heads
 from conformance.diagnosis.matching import BACKWARD_ONLY, Failing, Mistake, backwards, kind, matching, told_from
 from conformance.diagnosis.precision import AT_MOST, excused, scale_off, variance_off
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
@@ -39,6 +39,12 @@ from specification.dtypes import HALF
 GRADIENT = gradient_name("")
 FEW = 2
 """Numbers that any mistake may give."""
+OF_SCALE = "the scale is "
+"""How names of mistakes in the scale begin."""
+WIDE_ENOUGH = 4
+"""Width of heads from which on 1 / sqrt(D) is no number close to 1."""
+EXTENT = re.compile(r"\bfirst \d+\b")
+"""In names of mistakes that end or begin somewhere."""
 IN_16_BITS = re.compile(r"\bb?float16\b")
 SECONDS = 2.0
 """Spent at most on trying mistakes on one case, of the processor's time: names do not depend on the machine's load."""
@@ -89,6 +95,7 @@ def check_diagnosis(
     names += [other for other in names_of(subject, given, name, until) if other not in names]
     if operation_named(asked.operation).measured is not None:
         names = confirmed(subject, asked, name, names)
+    names = of_wider_heads(subject, asked, name, names)
     unsure = set(names) if doubted else doubtful(given, name, names)
     if len(names) > 1 or unsure or (names and name != "output"):
         names = told_apart(subject, asked, name, names, unsure, seen=not doubted)
@@ -153,14 +160,20 @@ def of_either(subject: Subject, failing: Failing, name: str, until: float) -> It
 
 
 def of_larger(subject: Subject, case: Case, name: str) -> list[str]:
-    """Mistakes in a gradient for which the case has too few numbers; those that a larger one like it shows."""
+    """Mistakes in a gradient for which the case has too few numbers; those that two larger ones like it show.
+
+    Or one, where only one is wrong.
+    """
+    found: list[str] = []
     for larger in larger_cases(case) if name.startswith("gradient of ") else ():
         failing = answered(subject, larger)
         if failing is not None and name == next(iter(failing.wrong), ""):
-            names = list(names_of(subject, failing, name, time.thread_time() + SECONDS / 2))
-            if names:
-                return names
-    return []
+            kinds = set(map(kind, found)) or None
+            names = list(names_of(subject, failing, name, time.thread_time() + SECONDS / 2, kinds))
+            if found:
+                return [one for one in found if kind(one) in set(map(kind, names))]
+            found = names
+    return found
 
 
 def moved(subject: Subject, failing: Failing, name: str) -> Iterator[str]:
@@ -284,16 +297,32 @@ def confirmed(subject: Subject, case: Case, name: str, names: list[str]) -> list
 def doubtful(failing: Failing, name: str, names: list[str]) -> set[str]:
     """Those of the names that other cases must confirm: of a gradient of few numbers, as many mistakes give it.
 
-    Of an output that is wrong in NaN and infinity alone those of masks, which may leave a row nothing. Of one that is
-    wrong in rows that allow nothing alone all that do not speak of these.
+    Of an output that is wrong in NaN, infinity and 0 alone those of masks, which may leave a row nothing. Of one that
+    is wrong in rows that allow nothing alone all that do not speak of these. Of few wrong numbers those of a place.
     """
+    if failing.case.operation != "attention":
+        return set()
     if name != "output":
-        return set(names) if failing.case.operation == "attention" and failing.right(name).size <= FEW else set()
+        return set(names) if failing.right(name).size <= FEW else set()
     off = failing.off(name)
-    if failing.case.operation == "attention" and not (off & ~empty_rows(failing.case)[..., None]).any():
+    if not (off & ~empty_rows(failing.case)[..., None]).any():
         return {one for one in names if not one.startswith(attention.EMPTY)}
-    numbers = np.isfinite(failing.answer(name)[off]).any()
-    return set() if numbers else set(names) & attention.MASK_CHANGES.keys()
+    got = failing.answer(name)[off]
+    few = {one for one in names if EXTENT.search(one)} if np.count_nonzero(off) <= FEW else set()
+    return few if (np.isfinite(got) & (got != 0)).any() else few | set(names) & attention.MASK_CHANGES.keys()
+
+
+def of_wider_heads(subject: Subject, case: Case, name: str, names: list[str]) -> list[str]:
+    """The names without those of scales that wider heads refute: in narrow ones many a scale is 1."""
+    narrow = case.operation == "attention" and case.inputs["query"].shape[-1] < WIDE_ENOUGH and name == "output"
+    if not narrow or not any(one.startswith(OF_SCALE) for one in names):
+        return names
+    failing = answered(subject, wider_heads(case))
+    if failing is None:
+        return names
+    there = set(map(kind, names_of(subject, failing, name, time.thread_time() + SECONDS / 2)))
+    there = there if name in failing.wrong else set()
+    return [one for one in names if not one.startswith(OF_SCALE) or kind(one) in there]
 
 
 def told_apart(

@@ -123,14 +123,14 @@ def is_factor(name: str, finding: Finding) -> bool:
 def shows_more(violation: Violation, names: tuple[str, ...], larger: tuple[str, ...]) -> bool:
     """Whether one known mistake explains the smaller case's output, where only gradients of the larger are wrong.
 
-    larger: what is said of the larger case; nothing but that its output conforms.
+    larger: what is said of the larger case: that its output conforms, and mistakes in gradients.
     """
     return (
         violation.finding.name == "output"
         and len(set(map(family, names))) == 1
         and not names[0].startswith(AT_MOST)
-        and len(larger) == 1
-        and OUTPUT_CONFORMS.search(larger[0]) is not None
+        and any(OUTPUT_CONFORMS.search(line) for line in larger)
+        and all(line.startswith(("gradient of ", BACKWARD_ONLY, WRONG_IN)) for line in larger)
     )
 
 

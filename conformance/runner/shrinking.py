@@ -420,7 +420,7 @@ def ungrouped(case: Case) -> Case | None:
 
 
 def in_dtype(dtype: str, declaration: Declaration) -> Change:
-    """In another dtype, companions too."""
+    """In another dtype, companions too; None where that does not hold a number."""
 
     def change(case: Case) -> Case | None:
         if case.dtype == dtype or "dtype" in case.options:
@@ -432,9 +432,20 @@ def in_dtype(dtype: str, declaration: Declaration) -> Change:
             floating = {n: a for n, a in case.inputs.items() if str(a.dtype) in FLOATING}
             inputs = {n: a.astype(numpy_dtype(wide.get(n, dtype))) for n, a in floating.items()}
             cotangents = {n: a.astype(numpy_dtype(expected_dtype(n, other))) for n, a in case.cotangents.items()}
+        if any(
+            overflown(old, new[n])
+            for was, new in ((floating, inputs), (case.cotangents, cotangents))
+            for n, old in was.items()
+        ):
+            return None
         return replace(other, inputs=case.inputs | inputs, cotangents=cotangents)
 
     return change
+
+
+def overflown(old: np.ndarray, new: np.ndarray) -> bool:
+    """Whether a number has become infinite."""
+    return bool((np.isinf(new.astype(float)) & np.isfinite(old.astype(float))).any())
 
 
 def plain_numbers(case: Case, seed: int = 0) -> Case | None:

@@ -531,6 +531,179 @@ def test_a_number_that_cannot_be_told_from_others_is_not_named() -> None:
     assert not any(line.startswith("a number is added") for line in found)
 
 
+def by_scores(change: Callable[..., Any], exponentials: Callable[..., Any] = lambda s: np.exp(s - top(s))) -> Any:
+    """Attention in three lines. change: of the scores, the mask and what is given; exponentials: of the scores."""
+
+    def function(
+        query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None, softcap: Any = None, sinks: Any = None
+    ) -> Any:
+        found = change(query.astype(float), key.astype(float), mask, scale, softcap)
+        found = exponentials(found) if sinks is None else exponentials(found, sinks.astype(float)[:, None, None])
+        return (found / found.sum(-1, keepdims=True) @ value if sinks is None else found @ value).astype("float32")
+
+    return function
+
+
+def top(scores: Any) -> Any:
+    return scores.max(-1, keepdims=True)
+
+
+def hidden(scores: Any, mask: Any) -> Any:
+    return scores if mask is None else np.where(mask, scores, -np.inf)
+
+
+def plain_scores(query: Any, key: Any, mask: Any, scale: Any, softcap: Any) -> Any:
+    return hidden(query @ key.swapaxes(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale), mask)
+
+
+def scored_by(scale: Callable[[int, Any], float]) -> Any:
+    """scale: by the width of the heads and the given one."""
+    return by_scores(lambda q, k, mask, given, cap: hidden(q @ k.swapaxes(-1, -2) * scale(q.shape[-1], given), mask))
+
+
+def capped_last(query: Any, key: Any, mask: Any, scale: Any, softcap: Any) -> Any:
+    scores = plain_scores(query, key, mask, scale, None)
+    return scores if softcap is None else softcap * np.tanh(scores / softcap)
+
+
+def without_transpose(query: Any, key: Any, mask: Any, scale: Any, softcap: Any) -> Any:
+    B, G, K, D = key.shape
+    return query @ key.reshape(B, G, D, K) / D**0.5
+
+
+def with_sink(scores: Any, sink: Any = None) -> Any:
+    exponentials = np.exp(scores - top(scores))
+    if sink is None:
+        return exponentials
+    return exponentials / (exponentials.sum(-1, keepdims=True) + np.exp(sink))
+
+
+def late(query: Any, key: Any, value: Any) -> Any:
+    """Online softmax in blocks of 8 keys whose running sum is rescaled after the block has been added."""
+    scores, maximum, total, output = query @ key.swapaxes(-1, -2) / np.float32(query.shape[-1] ** 0.5), -1e30, 0, 0
+    for start in range(0, key.shape[2], 8):
+        larger = np.maximum(maximum, top(scores[..., start : start + 8]))
+        found, shrunk = np.exp(scores[..., start : start + 8] - larger), np.exp(maximum - larger)
+        total = (total + found.sum(-1, keepdims=True)) * (shrunk if start else 1)
+        output, maximum = output * shrunk + found @ value[:, :, start : start + 8], larger
+    return (output / total).astype(query.dtype)
+
+
+def forbidden_weights(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    weights = reference_numpy.attention_weights(query, key)
+    return (weights if mask is None else np.where(mask, weights, np.float32(-1e9))) @ value
+
+
+def square(**more: Any) -> Case:
+    return drawn(Q=5, **more)
+
+
+def beyond_forbidden() -> Case:
+    """A forbidden key scores so high that all else is lost beside it, in some rows."""
+    asked = drawn(masked=True, D=1, V=1, Q=5)
+    asked.inputs["query"][:, :, ::2], asked.inputs["query"][:, :, 1::2], asked.inputs["key"][:, :, 2] = 20, 0.1, 20
+    asked.options["mask"][:, :, :, 2] = False
+    return asked
+
+
+def exactly_0() -> Case:
+    asked = drawn()
+    asked.inputs["key"][:, :, 1] = 0
+    return asked
+
+
+STUDENTS: list[tuple[str, Callable[..., Any], Case]] = [
+    ("the given scale divides the scores", scored_by(lambda D, s: D**-0.5 if s is None else 1 / s), drawn(scale=0.3)),
+    ("the scale is 1 / (2 D), as of D ** -1 / 2", scored_by(lambda D, s: D**-1 / 2), drawn(D=6)),
+    ("the scale is one over sqrt(D) rounded down", scored_by(lambda D, s: 1 / int(D**0.5)), drawn(D=6, V=5)),
+    ("the scale is sqrt(D): scores are multiplied by it", scored_by(lambda D, s: D**0.5), drawn()),
+    ("keys [K, D] are reshaped to [D, K], not transposed", by_scores(without_transpose), drawn()),
+    (
+        "the softcap comes after the mask: forbidden scores are -softcap",
+        by_scores(capped_last),
+        drawn(masked=True, softcap=0.8),
+    ),
+    (
+        "the output is transposed to [B, Q, H, V], and read as [B, H, Q, V]",
+        lambda q, k, v: attend(q, k, v).swapaxes(1, 2).reshape(*q.shape[:3], v.shape[-1]),
+        drawn(),
+    ),
+    (
+        "the output [B, H, Q, V] is read as [B, Q, H, V]",
+        lambda q, k, v: attend(q, k, v).reshape(q.shape[0], q.shape[2], q.shape[1], -1).swapaxes(1, 2),
+        drawn(),
+    ),
+    (
+        "weights in column j are divided by the sum of row j",
+        lambda q, k, v: by_columns_divided(q, k) @ v,
+        square(),
+    ),
+    (
+        "the maximum is taken over queries, not keys",
+        by_scores(plain_scores, lambda s: np.exp(s - s.max(-2, keepdims=True))),
+        drawn(),
+    ),
+    (
+        "the maximum of row j is subtracted from column j",
+        by_scores(plain_scores, lambda s: np.exp(s - top(s).swapaxes(-1, -2))),
+        square(),
+    ),
+    (
+        "a number is added to the sum of the exponentials (0.001)",
+        lambda q, k, v: attend(q, k, v, sinks=np.log(np.float32(1e-3)) + top(q @ k.swapaxes(-1, -2) / 2)[0, :, 0, 0]),
+        drawn(Q=1),
+    ),
+    (
+        "the sink's exponential is taken without subtracting the maximum",
+        by_scores(plain_scores, with_sink),
+        drawn(sinks=(2,)),
+    ),
+    ("forbidden weights are a number, not 0 (-1e+09)", forbidden_weights, drawn(masked=True)),
+    (
+        "scores are clipped to lie between -c and c (5)",
+        by_scores(lambda q, *more: plain_scores(q, *more).clip(-5, 5)),
+        drawn(scale=9.0),
+    ),
+    (
+        "scores of exactly 0 are taken for forbidden",
+        by_scores(lambda *given: np.where(plain_scores(*given) == 0, -np.inf, plain_scores(*given))),
+        exactly_0(),
+    ),
+    ("the running sum is rescaled with the new block in it (blocks of 8 keys)", late, drawn(K=20)),
+    (
+        "the maximum is taken over forbidden keys, too: all exponentials of a row may be 0",
+        lambda q, k, v, mask=None: beside_forbidden(q, k, mask) @ v,
+        beyond_forbidden(),
+    ),
+]
+
+
+def by_columns_divided(query: Any, key: Any) -> Any:
+    scores = plain_scores(query, key, None, None, None)
+    found = np.exp(scores - top(scores))
+    return (found / found.sum(-1)[:, :, None]).astype("float32")
+
+
+def beside_forbidden(query: Any, key: Any, mask: Any) -> Any:
+    scores = query @ key.swapaxes(-1, -2) / np.float32(query.shape[-1] ** 0.5)
+    found = np.where(mask, np.exp(scores - top(scores)), np.float32(0))
+    return found / np.maximum(found.sum(-1, keepdims=True), np.float32(1e-37))
+
+
+@pytest.mark.parametrize(("name", "function", "asked"), STUDENTS, ids=[name for name, _, _ in STUDENTS])
+def test_mistakes_of_a_first_attempt_are_named_first(name: str, function: Callable[..., Any], asked: Case) -> None:
+    assert told(function, asked)[0] == name
+
+
+def test_a_scale_that_narrow_heads_cannot_tell_is_told_by_wider_ones() -> None:
+    """1 / sqrt(2) rounded up is 1, as without a scale; of other widths it is neither."""
+    rounded_down = "the scale is one over sqrt(D) rounded down"
+    assert told(scored_by(lambda D, s: 1 / int(D**0.5)), drawn(D=2)) == (rounded_down,)
+    assert told(scored_by(lambda D, s: 1.0), drawn(D=2)) == ("the scale is 1: it is left out",)
+    neither = told(scored_by(lambda D, s: 1.0 if D < 4 else D**-0.5), drawn(D=2))
+    assert not any(name.startswith("the scale is 1:") for name in neither)
+
+
 FORWARDS: list[tuple[str, Callable[..., Any], Case]] = [
     ("keys past the first 64 are left out", first_keys(64), drawn(K=70)),
     ("keys past the first 24 are left out", first_keys(24), drawn(K=70)),
@@ -647,6 +820,7 @@ GRADIENTS = f"{WRONG_IN}the gradients of query and key; output and gradient of v
         ((FADED, "output is 0"), (GRADIENTS,), ()),  # too small a case to say which
         ((FADED,), (f"{WRONG_IN}output and every gradient",), ()),  # the larger output is wrong, and not by this
         ((FADED,), ("another mistake", GRADIENTS), ()),
+        ((FADED,), ("gradient of bias is -1 times what it must be", GRADIENTS), (FADED,)),
     ],
 )
 def test_a_case_cut_from_gradients_to_an_output(

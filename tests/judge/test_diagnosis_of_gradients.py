@@ -349,6 +349,15 @@ SLIPS: dict[str, Any] = {
     "gradient of query is made from the weights, not from the gradient of the scores": lambda f: (
         by_hand(f) | {"query": f.steps.scale * f.forward.weights @ f.steps.key}
     ),
+    "the backward pass takes rowsum(O_bar * O) from the output before it is divided by its sum": lambda f: by_hand(
+        f,
+        mean=(f.bar * (np.exp(f.forward.scores - f.forward.scores.max(-1, keepdims=True)) @ f.steps.value)).sum(
+            -1, keepdims=True
+        ),
+    ),
+    "rowsum(P^2 * P_bar) is subtracted in the backward pass, not rowsum(P * P_bar)": lambda f: by_hand(
+        f, mean=(f.forward.weights**2 * (f.bar @ f.steps.value.swapaxes(-1, -2))).sum(-1, keepdims=True)
+    ),
     "the log-sum-exp of the backward pass lacks the maximum": lambda f: from_other_logsumexp(f, lambda lse, m: lse - m),
     "the log-sum-exp of the backward pass has the maximum twice": lambda f: from_other_logsumexp(
         f, lambda lse, m: lse + m
@@ -368,6 +377,32 @@ def test_a_slip_in_a_backward_pass_has_a_name(name: str) -> None:
     case = several("float32")
     failing = answered(case, **SLIPS[name](Failing(case, {}, oracle(case), bound(case))))
     assert next(known(failing, failing.wrong[0], np.inf)) == name
+
+
+def test_a_slope_of_capped_scores_has_a_name() -> None:
+    case = replace(several("float32"), options={"softcap": 0.7})
+    f = Failing(case, {}, oracle(case), bound(case))
+    capped = 0.7 * np.tanh(f.steps.query @ f.steps.key.swapaxes(-1, -2) * f.steps.scale / 0.7)
+    scores = f.forward.weights * (
+        f.bar @ f.steps.value.swapaxes(-1, -2) - (f.bar * f.forward.output).sum(-1)[..., None]
+    )
+    failing = answered(case, **by_hand(f, scores=scores * (1 - capped**2)))
+    name = "the softcap's slope is 1 - s^2 of the capped scores s, not 1 - (s / softcap)^2"
+    assert name in list(known(failing, failing.wrong[0], np.inf))
+
+
+def test_a_missing_transpose_in_the_backward_pass_has_a_name() -> None:
+    shapes = {"query": (1, 2, 3, 4), "key": (1, 2, 3, 4), "value": (1, 2, 3, 5), "output": (1, 2, 3, 5)}
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    case = Case("attention", "float32", arrays, {}, {"output": arrays.pop("output")})
+    f = Failing(case, {}, oracle(case), bound(case))
+    for name, array in (("key", f.parts.scores @ f.steps.query / 2), ("value", f.forward.weights @ f.bar)):
+        failing = answered(case, **(by_hand(f) | {name: array}))
+        assert failing.wrong == [f"gradient of {name}"]
+        assert (
+            next(known(failing, failing.wrong[0], np.inf)) == "gradients of key or value are made without a transpose"
+        )
 
 
 @pytest.mark.parametrize(("things", "n"), [("keys", 32), ("queries", 64)])

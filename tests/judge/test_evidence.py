@@ -119,7 +119,8 @@ def test_one_mistake_does_not_hide_another_in_a_wider_dtype(tmp_path: Path) -> N
 
 def test_a_mistake_without_a_name_is_not_called_another_for_certain() -> None:
     assert title_of_another(["the mask is ignored", f"{WRONG_IN}output"]) == "another mistake"
-    assert title_of_another([f"{WRONG_IN}output"]) == title_of_another([]) == "perhaps another mistake"
+    for names in ([], [f"{WRONG_IN}output"], [f"{AT_MOST} weights in float16 would make them"]):
+        assert title_of_another(names) == "perhaps another mistake"
 
 
 def test_one_known_mistake_is_not_called_another() -> None:
