@@ -13,8 +13,8 @@ from specification.dialects import DIALECTS
 from specification.masks import KeyPadding
 from study.checkpoints import small
 from study.correspondence import correspondence, lines
-from study.dialect_texts import about, call, hyperparameters, in_words, option_texts, optional, structure_facts
-from study.dialects import Effect, Option, agreement, missing, studied
+from study.dialect_texts import about, call, hyperparameters, in_words, option_text, optional, structure_facts
+from study.dialects import Option, Studied, agreement, missing, studied
 from study.operations import OPERATIONS
 from study.pages import paragraphs
 from study.sources import LABELS
@@ -70,11 +70,13 @@ def given(dialect: str) -> list[dict[str, Any]]:
     return found
 
 
-def difference(option: Option, effect: Effect) -> dict[str, Any]:
+def difference(option: Option, found: Studied) -> dict[str, Any]:
     """One option that is not the default: what it is, and what it changes."""
+    effect = found.alone[option.name]
     page = next(one for one in OPERATIONS if one.name == PAGES[option.name])
     tables = [] if effect.change is None else heat(effect.change)
-    return {"option": option, "text": option_texts()[option.name], "page": page, "effect": effect, "tables": tables}
+    text = option_text(option.name, found.configuration)
+    return {"option": option, "text": text, "page": page, "effect": effect, "tables": tables}
 
 
 def content(dialect: str, frameworks: bool) -> dict[str, Any]:
@@ -85,7 +87,7 @@ def content(dialect: str, frameworks: bool) -> dict[str, Any]:
     return {
         "dialect": dialect, "texts": paragraphs(about(dialect)), "found": found, "call": call(dialect),
         "reader": dialect.replace("-", "_"), "takes": hyperparameters(dialect), "given": given(dialect),
-        "differences": [difference(option, found.alone[option.name]) for option in found.options],
+        "differences": [difference(option, found) for option in found.options],
         "together": [] if change is None or len(found.switched) < 2 else heat(change),
         "cannot": len(found.options) > len(found.switched), "result": heat(found.output),
         "usual": float(np.median(np.abs(found.output))), "facts": structure_facts(dialect, found.parameters),

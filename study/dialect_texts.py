@@ -22,6 +22,17 @@ SAYINGS = {
     "activation": "of the feed-forward network (FFN-1).",
 }
 """Texts of options that the configuration does not explain."""
+OF_NORMS = {
+    "rms_norm": "Rows are divided by the root of their mean square. No mean is subtracted, and no bias added (NORM-7).",
+    "rms_norm_plus_one": "As `rms_norm`, which divides rows by the root of their mean square, with the weight 1 + w"
+    " (NORM-8).",
+    "standard_deviation_norm": "Rows less their mean are divided by their unbiased deviation plus eps (NORM-7).",
+}
+OF_EPS = {
+    "standard_deviation_norm": "What is added to the deviation, outside the root, so that nothing is divided by 0"
+    " (NORM-7).",
+}
+"""Texts of the options `norm` and `norm_eps`, by the norm."""
 
 
 def about(dialect: str) -> str:
@@ -44,6 +55,12 @@ def option_texts() -> dict[str, str]:
         if all(name in Configuration.__dataclass_fields__ for name in names.split(", ")):
             found |= dict.fromkeys(names.split(", "), " ".join(says.split()))
     return {name: begun(text) for name, text in found.items()}
+
+
+def option_text(name: str, configuration: Configuration) -> str:
+    """What an option says in this configuration."""
+    by_norm = {"norm": OF_NORMS, "norm_eps": OF_EPS}.get(name, {})
+    return by_norm.get(configuration.norm, option_texts()[name])
 
 
 def structure_facts(dialect: str, parameters: Any) -> dict[str, str]:

@@ -20,7 +20,7 @@ from conformance.models.structures import as_float64
 from reference_numpy import Model
 from specification.configuration import Configuration
 from specification.fitting import misfits
-from specification.parameters import Embedding
+from specification.parameters import Embedding, ImageEmbedding
 from study.checkpoints import Small, drawn, small
 from study.examples.running import disagreement, distance, ratio
 from study.sources import PACKAGES
@@ -89,6 +89,8 @@ def differing(configuration: Configuration) -> tuple[Option, ...]:
 
 def hindrance(model: Model, option: Option) -> str:
     """Why an option cannot be switched with the same weights; empty where it can."""
+    if option.name == "positions" and every(ImageEmbedding, model.parameters):
+        return "An embedding of images adds learned positions of its own."
     if option.name == "positions" and not every(Embedding, model.parameters):
         return "The model reads embeddings and adds no positions."
     other = switched(model, (option,))

@@ -223,7 +223,8 @@ OPERATIONS = (
         (r"\text{warm-up}: \quad \min\left(1, \frac{n}{\text{steps}}\right)",
          r"\text{paper}: \quad \frac{1}{\sqrt{E}} \min\left(\frac{1}{\sqrt{n}},"
          r" \frac{n}{\text{warmup}^{3/2}}\right)",
-         r"\text{cosine}: \quad \frac{1}{2} + \frac{1}{2} \cos\left(\pi \frac{n - 1}{\text{steps}}\right)"),
+         r"\text{cosine}: \quad \frac{1}{2} + \frac{1}{2}"
+         r" \cos\left(\pi \frac{\min(n - 1, \text{steps})}{\text{steps}}\right)"),
         ("OPT-4",), places("schedules", "inverse_square_root", "linear_warmup", "cosine_decay"),
         also=("learning rate", "warm-up"),
     ),

@@ -51,13 +51,13 @@ def diagnosed(results: Results, runner: Runner) -> None:
     """
     lines = {key: diagnosis(violation, runner) for key, violation in results.violations.items()}
     special = {key for key in lines if getattr(results.violations[key].case, "special", False)}
-    often = Counter(name for key, found in lines.items() if key not in special for name in found)
+    often = Counter(family(name) for key, found in lines.items() if key not in special for name in set(found))
     for key, found in lines.items():
         names = [line for line in found if not line.startswith(WRONG_IN)]
         if key in special:
-            names = [name for name in names if often[name]] or [name for name in names if name in BY_NAN]
+            names = [name for name in names if often[family(name)]] or [name for name in names if name in BY_NAN]
         last = [line for line in found if line.startswith(WRONG_IN)]
-        ordered = sorted(names, key=lambda name: -often[name])[:MOST]
+        ordered = sorted(names, key=lambda name: -often[family(name)])[:MOST]
         results.violations[key] = replace(results.violations[key], diagnosis=(*ordered, *last))
 
 

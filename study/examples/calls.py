@@ -35,6 +35,8 @@ def projection(seed: int, name: str, width: int, out: int) -> dict[str, np.ndarr
     return {f"{name}.weight": numbers(seed, width, out), f"{name}.bias": numbers(seed + 1, out)}
 
 
+FIRST_GRADIENTS = numbers(62, 5)
+"""Those that Adam saw at its first step, after which its state is 0.1 times these and 0.001 times their squares."""
 FORBIDDEN = "Where the mask forbids a pair, `scores` holds 0, which nothing reads. The weight is 0 there."
 
 
@@ -122,8 +124,8 @@ def examples() -> dict[str, Example]:
         ),
         "optimizers": Example(
             Case("adam_step", "float32",
-                 {"parameters": numbers(60, 5), "gradients": numbers(61, 5), "mean": numbers(62, 5),
-                  "square": numbers(63, 5) ** 2},
+                 {"parameters": numbers(60, 5), "gradients": numbers(61, 5), "mean": FIRST_GRADIENTS / 10,
+                  "square": FIRST_GRADIENTS**2 / 1000},
                  {"step": 1, "learning_rate": 0.1, "weight_decay": 0.1}),
             (),
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -20,6 +21,7 @@ from conformance.checks.check import Check
 from conformance.checks.comparison import judge
 from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis import blocks, matches, naming
+from conformance.diagnosis.attention import with_axes_exchanged
 from conformance.diagnosis.backward import wrongly_added
 from conformance.diagnosis.blocks import online, padded_tail
 from conformance.diagnosis.following import about, separated
@@ -693,6 +695,28 @@ def beside_forbidden(query: Any, key: Any, mask: Any) -> Any:
 @pytest.mark.parametrize(("name", "function", "asked"), STUDENTS, ids=[name for name, _, _ in STUDENTS])
 def test_mistakes_of_a_first_attempt_are_named_first(name: str, function: Callable[..., Any], asked: Case) -> None:
     assert told(function, asked)[0] == name
+
+
+def test_heads_are_no_positions_under_a_causal_mask_without_an_offset() -> None:
+    """Of two heads and one key head: the mask says nothing of their exchange."""
+    asked = replace(drawn(H=2, G=1, Q=2, K=2), options={"mask": Causal()})
+    assert with_axes_exchanged(asked) is None
+    assert with_axes_exchanged(replace(asked, options={"mask": Causal(0)})) is not None
+
+
+def test_a_name_from_larger_cases_needs_two_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One may fit by chance."""
+    several = {7: ["by chance", "true"], 9: ["true"]}
+    monkeypatch.setattr(matches, "larger_cases", lambda case: [drawn(K=K) for K in several])
+    monkeypatch.setattr(
+        matches, "answered", lambda subject, case: SimpleNamespace(case=case, wrong=["gradient of key"])
+    )
+    monkeypatch.setattr(
+        matches, "names_of", lambda subject, failing, *more: several[failing.case.inputs["key"].shape[2]]
+    )
+    assert matches.of_larger(cast(Any, None), drawn(), "gradient of key") == ["true"]
+    del several[9]
+    assert matches.of_larger(cast(Any, None), drawn(), "gradient of key") == ["by chance", "true"]
 
 
 def test_a_scale_that_narrow_heads_cannot_tell_is_told_by_wider_ones() -> None:

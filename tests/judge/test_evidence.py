@@ -33,6 +33,7 @@ from conformance.reports.blocks import block
 from conformance.reports.content import real
 from conformance.reports.subjects import checked
 from conformance.runner.in_process import Runner
+from conformance.runner.shrinking import in_dtype
 from conformance.sampling.draws import drawn
 from conformance.subjects.targets import Target
 from tests.judge.test_diagnosis import rules_of
@@ -150,6 +151,18 @@ def test_clearly_wrong_numbers_refute_names_of_a_larger_case() -> None:
     hint = (f"{AT_MOST} weights would make them",)
     assert replacing(wrong, hint, names) == names
     assert replacing(wrong, ("another",), names) == ()
+
+
+def test_no_number_becomes_infinite_in_another_dtype() -> None:
+    """What is cut down to a dtype that does not hold it is another case, on which nobody is right."""
+    far = Case("attention", "float64", {name: np.full((1, 1, 1, 1), 1e119) for name in ("query", "key", "value")})
+    assert in_dtype("float32", EVERYTHING)(far) is None
+    near = replace(far, inputs=far.inputs | {name: np.ones((1, 1, 1, 1)) for name in far.inputs})
+    assert in_dtype("float32", EVERYTHING)(near) is not None
+    graded = replace(near, cotangents={"output": np.full((1, 1, 1, 1), 1e119)})
+    assert in_dtype("float32", EVERYTHING)(graded) is None
+    special = replace(near, inputs=near.inputs | {"value": np.full((1, 1, 1, 1), np.inf)}, special=True)
+    assert in_dtype("float32", EVERYTHING)(special) is not None
 
 
 @pytest.mark.parametrize(("name", "another"), [("the mask is ignored", False), ("bias is ignored", True)])

@@ -86,6 +86,10 @@ def test_every_option_has_a_text_and_a_page() -> None:
     options = {field.name for field in fields(Configuration)} - {"num_heads"}
     assert set(dialect_pages.PAGES) == options
     assert options <= set(dialect_texts.option_texts())
+    for norm, told in (("rms_norm", "mean square"), ("standard_deviation_norm", "unbiased deviation")):
+        configuration = Configuration(num_heads=1, norm=norm)
+        assert told in dialect_texts.option_text("norm", configuration)
+        assert ("outside the root" in dialect_texts.option_text("norm_eps", configuration)) == (norm[0] == "s")
     assert set(dialect_pages.PAGES.values()) <= {one.name for one in OPERATIONS}
 
 
