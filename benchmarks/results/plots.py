@@ -121,35 +121,42 @@ def figures(result: Result) -> Iterator[tuple[str, Any]]:
 
 
 class Looks:
-    """Colour, marker and line of a subject, the same in all pictures of an operation: ours full, the others hollow."""
+    """Colour, marker and line of a subject, the same in all pictures of an operation.
+
+    Yours come first, and are thick; ours are full, too, and the others hollow.
+    """
 
     def __init__(self, result: Result, operation: str) -> None:
         cases = [case for case in result["cases"] if case["operation"] == operation]
-        every = [(s["ours"], s["name"]) for case in cases for s in case["subjects"] if s["status"] == "measured"]
-        self.names = list(dict.fromkeys(name for ours in (True, False) for is_ours, name in every if is_ours == ours))
-        self.ours = {name for is_ours, name in every if is_ours}
+        timed = [s for case in cases for s in case["subjects"] if s["status"] == "measured"]
+        self.yours, self.ours = ({s["name"] for s in timed if s.get(whose)} for whose in ("yours", "ours"))
+        first = sorted(timed, key=lambda s: (s["name"] not in self.yours, s["name"] not in self.ours))
+        self.names = list(dict.fromkeys(s["name"] for s in first))
 
     def colour(self, name: str) -> str:
         return COLOURS[self.names.index(name) % len(COLOURS)]
 
     def line(self, name: str) -> dict[str, Any]:
-        number, mine = self.names.index(name), name in self.ours
+        number, yours = self.names.index(name), name in self.yours
+        mine = yours or name in self.ours
         return {
             "color": self.colour(name),
             "marker": MARKERS[number % len(MARKERS)],
             "linestyle": "-" if mine else "--" if number % 2 else ":",
-            "linewidth": 2.0 if mine else 1.2,
+            "linewidth": 3.5 if yours else 2.0 if mine else 1.2,
             "markersize": 5 if mine else 4.5,
             "markerfacecolor": self.colour(name) if mine else PAPER,
-            "zorder": 3 if mine else 2,
+            "zorder": 4 if yours else 3 if mine else 2,
         }
 
     def handles(self, used: Container[str]) -> list[Any]:
         """Of a legend, without error bars."""
         from matplotlib.lines import Line2D
 
-        shown = [name for name in self.names if name in used]
-        return [Line2D([], [], label=textwrap.fill(name, LETTERS - 10), **self.line(name)) for name in shown]
+        shown = {name: f"yours: {name}" if name in self.yours else name for name in self.names if name in used}
+        return [
+            Line2D([], [], label=textwrap.fill(label, LETTERS - 10), **self.line(name)) for name, label in shown.items()
+        ]
 
 
 def machine(result: Result) -> str:

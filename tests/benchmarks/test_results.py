@@ -28,6 +28,7 @@ from benchmarks.measure.workers import Failed
 from benchmarks.own_cases import own_cases
 from benchmarks.results import scaling
 from benchmarks.results.compare import FASTER, NO_VERDICT, NOISE, SLOWER, compare
+from benchmarks.results.plots import PAPER
 from benchmarks.results.result import case_result, empty, read, refusal, save
 from benchmarks.subjects.registry import made_elsewhere, subject_at, subjects
 from benchmarks.subjects.subject import Subject, without
@@ -246,6 +247,24 @@ def test_what_is_not_alike_gets_no_verdict(result: dict[str, Any], fields: Any, 
         one["cases"][0]["subjects"][0]["yours"] = True
         save(one, tmp_path / ("a" if one is before else "b"))
     assert names[0] in command("compare", tmp_path / "a", tmp_path / "b")[1].partition("time B / A")[2], "but yours"
+
+
+def test_yours_stand_out_in_pictures(result: dict[str, Any]) -> None:
+    pytest.importorskip("matplotlib")
+    from benchmarks.results.plots import Looks
+
+    operation = result["cases"][0]["operation"]
+    subjects = [one for case in result["cases"] if case["operation"] == operation for one in case["subjects"]]
+    name = next(one["name"] for one in subjects if one["status"] == "measured" and not one["ours"])
+    plain = Looks(result, operation)
+    assert (plain.line(name)["linewidth"], plain.line(name)["markerfacecolor"]) == (1.2, PAPER)
+    for one in subjects:
+        one["yours"] = one["name"] == name
+    looks = Looks(result, operation)
+    assert looks.names[0] == name
+    assert looks.line(name)["linewidth"] > max(looks.line(other)["linewidth"] for other in looks.names[1:])
+    assert looks.line(name)["markerfacecolor"] != PAPER
+    assert next(handle.get_label() for handle in looks.handles(looks.names)) == f"yours: {name}"
 
 
 def test_names_are_chosen_in_small_letters_or_capitals() -> None:
