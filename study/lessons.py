@@ -34,9 +34,12 @@ class Gradients(NamedTuple):
 
 
 class Lesson(NamedTuple):
+    """plain: the formulas as a function in NumPy, before everything that else must be looked after; empty for none."""
+
     idea: str
     symbols: tuple[Symbol, ...]
     gradients: Gradients = Gradients()
+    plain: str = ""
 
 
 @cache
@@ -44,7 +47,9 @@ def lessons() -> Mapping[str, Lesson]:
     """Return the lessons by the name of the operation."""
     found = tomllib.loads((Path(__file__).parent / "lessons.toml").read_text(encoding="utf-8"))
     return {
-        name: Lesson(" ".join(one["idea"].split()), symbols_of(one), gradients_of(one.get("gradients", {})))
+        name: Lesson(
+            " ".join(one["idea"].split()), symbols_of(one), gradients_of(one.get("gradients", {})), one.get("plain", "")
+        )
         for name, one in found.items()
     }
 

@@ -117,6 +117,7 @@ def operation_content(operation: Operation, number: int, results: Results) -> di
     return {
         "operation": operation,
         "lesson": lesson,
+        "plain": walk.colored(lesson.plain.strip()) if lesson.plain else "",
         "symbols": pages.symbols(lesson.symbols),
         "formulas": [pages.formula(one) for one in operation.formulas],
         "gradient_symbols": pages.symbols(lesson.gradients.symbols),

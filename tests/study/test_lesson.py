@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance.cases.case import Case
+from conformance.checks.catalogue import AGREEMENT
+from conformance.runner.in_process import Runner
+from conformance.subjects.targets import Target
 from study import site, walk
 from study.lessons import Symbol, lessons, names, unexplained
 from study.operations import OPERATIONS
@@ -54,6 +58,39 @@ def test_every_symbol_of_a_gradient_is_explained(operation: Any) -> None:
     explained = [set().union(*(names(one.latex) for one in symbols)) for symbols in (lesson.symbols, own)]
     assert used <= explained[0] | explained[1]
     assert explained[1] <= used
+
+
+def ordinary(name: str, generator: np.random.Generator) -> Case:
+    """Normal numbers in float64, of which the page says that the plain function is right."""
+    shapes = {
+        "attention": {"query": (2, 3, 5, 4), "key": (2, 3, 7, 4), "value": (2, 3, 7, 6)},
+        "layer_norm": {"x": (3, 8), "weight": (8,), "bias": (8,)},
+        "feed_forward": {
+            "x": (3, 4), "inner.weight": (4, 9), "inner.bias": (9,), "outer.weight": (9, 5), "outer.bias": (5,)
+        },
+    }[name]  # fmt: skip
+    options: dict[str, Any] = {"attention": {"mask": generator.random((2, 1, 5, 7)) < 0.8}}.get(name, {})
+    if options:
+        options["mask"][..., 0] = True
+    return Case(name, "float64", {one: generator.normal(size=shape) for one, shape in shapes.items()}, options)
+
+
+@pytest.mark.parametrize("name", [name for name, one in lessons().items() if one.plain])
+def test_plain_functions_are_right(name: str) -> None:
+    names: dict[str, Any] = {"np": np}
+    exec(lessons()[name].plain, names)
+    runner, generator = Runner(Target(names[name], name, "numpy").make()), np.random.default_rng(0)
+    for _ in range(5):
+        case = ordinary(name, generator)
+        (finding,) = runner(AGREEMENT, case, AGREEMENT.prepare(case))
+        assert 0 < finding.ratio <= 1, finding
+
+
+def test_plain_functions_stand_on_their_pages(built: Path) -> None:
+    for operation in OPERATIONS[:4]:
+        text, plain = (built / f"{operation.name}.html").read_text(), lessons()[operation.name].plain
+        code = [re.sub(r"<[^>]+>", "", one) for one in re.findall(r'<pre class="program">(.*?)</pre>', text, re.DOTALL)]
+        assert code == ([str(walk.Markup.escape(plain.strip()))] if plain else [])
 
 
 def test_what_is_not_explained_is_found() -> None:
