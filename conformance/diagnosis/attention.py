@@ -446,8 +446,8 @@ def reshaped(key: np.ndarray) -> np.ndarray:
 
 
 def without_zeros(failing: Failing) -> Steps | None:
-    steps = failing.steps
-    return steps.changed(visible=steps.visible & (scores_of(steps) != 0)) if steps.scale else None
+    steps, some = failing.steps, scores_of(failing.steps) != 0
+    return steps.changed(visible=steps.visible & some) if some.any() else None
 
 
 def is_scaled(failing: Failing) -> bool:
@@ -983,14 +983,15 @@ def at_least_0(failing: Failing) -> np.ndarray:
     return np.maximum(highest(failing.forward.scores), 0)
 
 
+UNSUBTRACTED = "the maximum is not subtracted: exponentials overflow or are all 0"
+TOO_HIGH = "the maximum begins too high, as at 0: all exponentials of scores far below are 0"
+"""The same where all scores lie far below 0; of scores far above, the second is right."""
 OVERFLOWS = [
     overflowing("the maximum is taken before a scale below 0: exponentials overflow", lowest),
     overflowing("the maximum leaves out the sink: exponentials overflow", of_keys),
     overflowing("the maximum is taken over forbidden keys, too: all exponentials of a row may be 0", of_all_keys),
-    overflowing("the maximum begins too high, as at 0: all exponentials of scores far below are 0", at_least_0),
-    overflowing(
-        "the maximum is not subtracted: exponentials overflow or are all 0", lambda failing: np.zeros((1, 1, 1, 1))
-    ),
+    overflowing(UNSUBTRACTED, lambda failing: np.zeros((1, 1, 1, 1))),
+    overflowing(TOO_HIGH, at_least_0),
 ]
 
 

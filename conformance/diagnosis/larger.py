@@ -87,6 +87,11 @@ def larger_cases(case: Case) -> Iterator[Case]:
             yield redrawn(case, batch, heads, groups, queries, keys)
 
 
+def opposite(case: Case) -> Case:
+    """The same call of attention with products of the other sign."""
+    return replace(case, inputs=case.inputs | {"query": -case.inputs["query"]})
+
+
 def wider_heads(case: Case) -> Case:
     """The same call of attention on other numbers, with wider queries and keys."""
     shaped = {name: case.inputs[name][..., :1].repeat(WIDE, axis=-1) for name in ("query", "key")}

@@ -24,7 +24,15 @@ from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import Finding, with_truth_in_padding
 from conformance.checks.results import WRONG_IN
 from conformance.diagnosis import alibi, attention, backward, blocks, extents, multi_head
-from conformance.diagnosis.larger import alike, fewer_keys, larger_cases, masked_otherwise, ordinary, wider_heads
+from conformance.diagnosis.larger import (
+    alike,
+    fewer_keys,
+    larger_cases,
+    masked_otherwise,
+    opposite,
+    ordinary,
+    wider_heads,
+)
 from conformance.diagnosis.matching import BACKWARD_ONLY, Failing, Mistake, backwards, kind, matching, told_from
 from conformance.diagnosis.precision import AT_MOST, excused, scale_off, variance_off
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
@@ -95,7 +103,7 @@ def check_diagnosis(
     names += [other for other in names_of(subject, given, name, until) if other not in names]
     if operation_named(asked.operation).measured is not None:
         names = confirmed(subject, asked, name, names)
-    names = of_wider_heads(subject, asked, name, names)
+    names = of_far_scores(subject, asked, of_wider_heads(subject, asked, name, names))
     unsure = set(names) if doubted else doubtful(given, name, names)
     if len(names) > 1 or unsure or (names and name != "output"):
         names = told_apart(subject, asked, name, names, unsure, seen=not doubted)
@@ -323,6 +331,15 @@ def of_wider_heads(subject: Subject, case: Case, name: str, names: list[str]) ->
     there = set(map(kind, names_of(subject, failing, name, time.thread_time() + SECONDS / 2)))
     there = there if name in failing.wrong else set()
     return [one for one in names if not one.startswith(OF_SCALE) or kind(one) in there]
+
+
+def of_far_scores(subject: Subject, case: Case, names: list[str]) -> list[str]:
+    """Which of two names holds that are the same where all scores lie far below 0: as far above, one of them does."""
+    both = {attention.UNSUBTRACTED, attention.TOO_HIGH}
+    above = answered(subject, opposite(case)) if both.issubset(names) else None
+    if above is None:
+        return names
+    return [one for one in names if one != (attention.TOO_HIGH if above.wrong else attention.UNSUBTRACTED)]
 
 
 def told_apart(

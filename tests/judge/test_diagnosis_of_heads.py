@@ -566,7 +566,8 @@ def test_exponentials_that_overflow_have_names() -> None:
     inputs = asked.inputs | {"query": np.full_like(asked.inputs["query"], 12), "key": -abs(asked.inputs["key"]) - 12}
     asked = replace(asked, options={"scale": 1.0}, inputs=inputs)
     too_high = "the maximum begins too high, as at 0: all exponentials of scores far below are 0"
-    assert told(never, asked) == (too_high, name), "every exponential is 0, which both explain"
+    assert told(never, asked) == (name,), "every exponential is 0, which both explain; far above 0 this one alone"
+    assert told(overflowing(lambda s, scale: np.maximum(s.max(axis=-1, keepdims=True), 0)), asked) == (too_high,)
     from_0 = overflowing(lambda s, scale: np.maximum(s.max(axis=-1, keepdims=True), 0))
     inputs = inputs | {"query": inputs["query"] * np.array([1, 0.5, -1], np.float32)[:, None]}
     assert told(from_0, replace(asked, inputs=inputs)) == (too_high,)
