@@ -983,6 +983,14 @@ def at_least_0(failing: Failing) -> np.ndarray:
     return np.maximum(highest(failing.forward.scores), 0)
 
 
+def rooted(failing: Failing) -> dict[str, Any] | None:
+    """NaN in every row that has a key."""
+    s = failing.steps
+    if s.scale >= 0 or s.operation == "attention_logsumexp":
+        return None
+    return {"output": np.where(s.allowed.any(axis=-1, keepdims=True), np.nan, failing.right("output"))}
+
+
 UNSUBTRACTED = "the maximum is not subtracted: exponentials overflow or are all 0"
 TOO_HIGH = "the maximum begins too high, as at 0: all exponentials of scores far below are 0"
 """The same where all scores lie far below 0; of scores far above, the second is right."""
@@ -995,6 +1003,7 @@ OVERFLOWS = [
 ]
 
 
+ROOTED = resulting("the root of a scale below 0 is taken: it is NaN", rooted)
 NUMBERS = (-1e4, -1e5, -1e9, -1e20, -65504.0, -LARGEST["float32"])
 FILLS = [*map(put, (*NUMBERS, 0.0)), *map(added, NUMBERS)]
 """Before the others: where all that a row allows scores lower, only forbidden keys count, as with a mask inverted."""
@@ -1005,4 +1014,10 @@ UNDIVIDED = Mistake(
 )
 
 CHANGES = MASK_CHANGES | SCORE_CHANGES | FORMULA_CHANGES
-STEP_MISTAKES = [*(stepped(name, change) for name, change in CHANGES.items()), *WEIGHINGS, *OVERFLOWS, *RESHAPED]
+STEP_MISTAKES = [
+    *(stepped(name, change) for name, change in CHANGES.items()),
+    *WEIGHINGS,
+    *OVERFLOWS,
+    ROOTED,
+    *RESHAPED,
+]

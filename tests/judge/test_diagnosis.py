@@ -591,6 +591,12 @@ def late(query: Any, key: Any, value: Any) -> Any:
     return (output / total).astype(query.dtype)
 
 
+@np.errstate(invalid="ignore")
+def rooted(query: Any, key: Any, value: Any, *, scale: float = 1.0) -> Any:
+    root = np.sqrt(np.float32(scale))
+    return attend(query * root, key * root, value, scale=1.0)
+
+
 def forbidden_weights(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
     weights = reference_numpy.attention_weights(query, key)
     return (weights if mask is None else np.where(mask, weights, np.float32(-1e9))) @ value
@@ -619,6 +625,11 @@ STUDENTS: list[tuple[str, Callable[..., Any], Case]] = [
     ("the scale is 1 / (2 D), as of D ** -1 / 2", scored_by(lambda D, s: D**-1 / 2), drawn(D=6)),
     ("the scale is one over sqrt(D) rounded down", scored_by(lambda D, s: 1 / int(D**0.5)), drawn(D=6, V=5)),
     ("the scale is sqrt(D): scores are multiplied by it", scored_by(lambda D, s: D**0.5), drawn()),
+    (
+        "the root of a scale below 0 is taken: it is NaN",
+        rooted,
+        drawn(scale=-0.2),
+    ),
     ("keys [K, D] are reshaped to [D, K], not transposed", by_scores(without_transpose), drawn()),
     (
         "the softcap comes after the mask: forbidden scores are -softcap",
