@@ -19,7 +19,7 @@ from conformance.cases.expectations import empty_rows
 from conformance.cases.features import FEATURE_RULES, features_of, rule_of
 from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import NOTHING, PLANTED, REFUSAL, UNSUPPORTED
-from conformance.checks.comparison import OF_QUERIES, OF_ROWS, Finding, same_error, wrong_dtype
+from conformance.checks.comparison import OF_QUERIES, OF_ROWS, RAISED, Finding, same_error, wrong_dtype
 from conformance.checks.levels import rank, within
 from conformance.checks.results import ALSO_WITHOUT, LOOK_BEYOND, Violation
 from conformance.diagnosis.memory import STRIDES
@@ -137,7 +137,8 @@ def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
         gradient = violation.case is not None and of_plain_gradient(violation)
         elsewhere = rule_named(violation) not in ("", violation.rule)
         plain = len(used(violation)), gradient, elsewhere, size, general
-        return *first, of_another, beyond, violation.loses_digits, *plain
+        fails = violation.rule == OF_CALLS and violation.finding.message.startswith(RAISED)
+        return *first, of_another, beyond, fails, violation.loses_digits, *plain
 
     return sorted(violations, key=complexity)
 

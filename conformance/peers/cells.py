@@ -10,6 +10,7 @@ from conformance.checks.catalogue import REFUSAL
 from conformance.checks.levels import LEVELS, STRICT, kept, least_level
 from conformance.checks.results import Violation
 from conformance.judge.judged_rules import JUDGED
+from conformance.peers.judging import GRADIENTS_IN
 from conformance.peers.matrix import PeerReport
 from conformance.reports.blocks import error
 from conformance.reports.content import real, violation_content
@@ -94,12 +95,23 @@ def message(report: PeerReport, violation: Violation) -> str:
 def remark(report: PeerReport, rule: str) -> str:
     """What else is known: in which dtypes, at which sizes, which mistake explains it, and what it accepts."""
     violation = violation_of(report, rule)
-    parts = [report.remarks.get(rule, ""), "" if violation is None else at_sizes(violation)]
+    parts = [beside(report.remarks.get(rule, ""), violation), "" if violation is None else at_sizes(violation)]
     if violation is not None and violation.check != REFUSAL:
         parts += [] if rule in PRECISION else violation.mistakes[:1]
         cell = report.rules[rule]
         parts += ["float32 and float64 conform"] if 0 <= cell.wide <= 1 and not parts[0] else []
     return "; ".join(part for part in parts if part)
+
+
+def beside(said: str, violation: Violation | None) -> str:
+    """What is said of dtypes; beside a violation in a dtype of which it says nothing, that it is so in these, too."""
+    if violation is None or violation.case is None or not re.search(r"\bin b?float\d", said):
+        return said
+    parts = said.split("; ")
+    of_gradients = violation.finding.name.startswith("gradient") and any(p.startswith(GRADIENTS_IN) for p in parts)
+    own = " ".join(part for part in parts if part.startswith(GRADIENTS_IN) == of_gradients)
+    named = re.findall(r"\bb?float\d+\b", re.sub(r"\([^)]*\)", "", own))
+    return said if violation.case.dtype in named else f"also {said}"
 
 
 def rules_asked(rows: Sequence[Row]) -> list[str]:

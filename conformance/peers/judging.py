@@ -70,6 +70,9 @@ EXCUSES: dict[str, tuple[dict[str, str], ...]] = {
 FEATURES = {"ATT-2": "softcap", "ATT-3": "bias"}
 """Features that are not asked for in other rules' cases by who breaks their own."""
 
+GRADIENTS_IN = "gradients in"
+"""How a remark on dtypes of gradients begins where results have dtypes of their own."""
+
 
 def cases_in(check: Check[Any, Any], example: Any) -> tuple[Case, ...]:
     """Every case that the subject is asked."""
@@ -162,7 +165,7 @@ class PeerJudgement(Judgement):
     def which(self, gradients: bool) -> str:
         """How a remark on dtypes begins; where one rule has both, gradients are told from results."""
         one_rule = own.gradient_rule(self.operation) == own.dtype_rule(self.operation)
-        return "gradients in" if gradients and one_rule else "in"
+        return GRADIENTS_IN if gradients and one_rule else "in"
 
     def judge(self, declaration: Declaration) -> None:
         declaration = self.precise(declaration)

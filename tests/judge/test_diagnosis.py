@@ -18,7 +18,7 @@ from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT, DETERMINISM, TWIN
 from conformance.checks.check import Check
-from conformance.checks.comparison import judge
+from conformance.checks.comparison import Finding, judge
 from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis import blocks, matches, naming
 from conformance.diagnosis.attention import with_axes_exchanged
@@ -139,6 +139,16 @@ def test_results_of_one_wrong_dtype_are_one_violation() -> None:
     shaped = narrower("MASK-3", masked, "float16", 1, 1, 1, 1)
     assert [rules_of(part) for part in separated([first, also, shaped])] == [["ATT-5", "MASK-3"], ["ATT-2"]]
     assert [rules_of(part) for part in separated([first, wider])] == [["ATT-5", "ATT-2"], []]
+
+
+def test_an_error_is_not_charged_to_repetition() -> None:
+    """Where other calls raise it too, however small the case is that was asked twice."""
+    error = Finding("call", np.inf, message="raised TypeError: no bias", raised_at="mine.py:5")
+    plain, twice = (
+        replace(violated(rule, case(1, 1, n, 1)), finding=error) for rule, n in (("ATT-5", 3), ("ATT-13", 1))
+    )
+    assert [rules_of(part) for part in separated([twice, plain])] == [["ATT-5"], ["ATT-13"]]
+    assert [rules_of(part) for part in separated([twice])] == [["ATT-13"], []]
 
 
 def test_a_factor_is_compared_by_its_reason() -> None:

@@ -32,7 +32,7 @@ from conformance.judge import run
 from conformance.judge.run import settled, silent
 from conformance.oracle.reference import oracle
 from conformance.peers import PEERS, heads, rows, torch_attention
-from conformance.peers.cells import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, at_sizes, state
+from conformance.peers.cells import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, at_sizes, beside, state
 from conformance.peers.judging import PeerJudgement, runner_of
 from conformance.peers.markdown import as_markdown, as_page, as_tables, escaped
 from conformance.peers.matrix import chosen, matrix
@@ -352,6 +352,26 @@ def test_roundings_of_16_bits_are_told_by_the_rule_of_dtypes(names: tuple[str, .
     assert [one.rule for one in judgement.results.violations.values()] == [rule]
     assert judgement.results.rules["MHA-2", runner.name].worst == (0.9 if rule == "ATT-9" else 47.3)
     assert judgement.remarks == ({"ATT-9": "in bfloat16"} if rule == "ATT-9" else {})
+
+
+@pytest.mark.parametrize(
+    ("said", "dtype", "name", "told"),
+    [
+        ("in bfloat16, float64; gradients in float32", "float32", "output", True),
+        ("in bfloat16, float64; gradients in float32", "float32", "gradient of x", False),
+        ("in bfloat16, float64; gradients in float32", "bfloat16", "output", False),
+        ("in bfloat16 (conforms under weights=inputs, products=float64)", "float64", "output", True),
+        ("in bfloat16, float16", "float16", "gradient of x", False),
+        ("under jax.jit", "float32", "output", False),
+        ("", "float32", "output", False),
+    ],
+)
+def test_dtypes_that_a_remark_lacks_are_wrong_too(said: str, dtype: str, name: str, told: bool) -> None:
+    """The call beside it is in such a dtype: the remark must not say that it is right there."""
+    case = replace(attention(), dtype=dtype)
+    found = Violation("ACT-1", "a path", Finding(name, 9.0, (0,), 1.5, 1.0), "a probe", AGREEMENT, case)
+    assert beside(said, found) == (f"also {said}" if told else said)
+    assert beside(said, None) == said
 
 
 @pytest.mark.parametrize(("name", "rule"), [("output", "ATT-9"), ("gradient of key", "ATT-12")])
