@@ -236,6 +236,8 @@ def by_columns(visible: np.ndarray) -> np.ndarray:
 def over_flat_heads(visible: np.ndarray) -> np.ndarray:
     """[B, 1, Q, K] repeated H times one after the other, and cut as [B, H, Q, K]."""
     B, H, *pairs = visible.shape
+    if not np.array_equal(visible, np.broadcast_to(visible[:, :1], visible.shape)):
+        return visible
     return np.tile(visible[:, 0], (H, 1, 1)).reshape(B, H, *pairs)
 
 
@@ -266,6 +268,11 @@ def first_of_block(block: int) -> Change:
         return s.changed(visible=s.visible[:, :, rows], bias=bias, open=allowed)
 
     return changed
+
+
+def rows_counted_anew(n: int) -> Change:
+    """Rows of the mask are counted from 0 in every block of n queries."""
+    return seen_otherwise(lambda m: m[:, :, np.arange(m.shape[2]) % n])
 
 
 def rounded_down(n: int, number: Any) -> Any:
@@ -349,6 +356,10 @@ MASK_CHANGES: dict[str, Change] = {
     },
     f"{EMPTY} get the mean of all values": empty_rows_as("mean"),
     f"{EMPTY} get NaN": empty_rows_as("nan"),
+    **{
+        f"every block of queries has the mask of the first one (blocks of {n} rows)": rows_counted_anew(n)
+        for n in (2, 4, 8, 16, 32, 64, 128, 256)
+    },
     "the mask is read column by column": seen_otherwise(by_columns),
     **{f"the mask's row offset wraps around (at 2^{n})": seen_otherwise(wrapped(2**n)) for n in (16, 15, 8)},
     **{
@@ -371,7 +382,7 @@ def scaled(scale: Callable[[float, Failing], float]) -> Change:
 
 
 def width(failing: Failing) -> int:
-    return failing.case.inputs["query"].shape[-1]
+    return max(1, failing.case.inputs["query"].shape[-1])
 
 
 def model_width(failing: Failing) -> int:
@@ -397,12 +408,14 @@ def left_out(name: str, **fields: Any) -> Change:
     return changed
 
 
-def heads_read(order: Callable[[int, int], np.ndarray], of: tuple[str, ...] = ("key", "value")) -> Change:
-    """Query heads read other heads of keys and values; `order` gets H and G."""
+def heads_read(
+    order: Callable[[int, int], np.ndarray], of: tuple[str, ...] = ("key", "value"), grouped: bool = True
+) -> Change:
+    """Query heads read other heads of keys and values; `order` gets H and G. grouped: only where they share these."""
 
     def changed(failing: Failing) -> Steps | None:
         H, G = failing.case.inputs["query"].shape[1], failing.case.inputs["key"].shape[1]
-        if not 1 < G <= H:
+        if not 1 < G <= H or (grouped and G == H):
             return None
         read, share = np.clip(order(H, G), 0, G - 1) * (H // G), H // G
         if np.array_equal(read, np.arange(H) // share * share):
@@ -450,6 +463,32 @@ def without_zeros(failing: Failing) -> Steps | None:
     return steps.changed(visible=steps.visible & some) if some.any() else None
 
 
+def of_cosines(with_scale: bool) -> Change:
+    def unit(array: np.ndarray) -> np.ndarray:
+        return array / np.sqrt((array**2).sum(axis=-1, keepdims=True))
+
+    def changed(failing: Failing) -> Steps | None:
+        s = failing.steps
+        return s.changed(query=unit(s.query), key=unit(s.key), scale=s.scale if with_scale else 1.0)
+
+    return changed
+
+
+def dropped_scores(failing: Failing) -> Steps | None:
+    s = failing.steps
+    if failing.case.options.get("dropout_keep") is None:
+        return None
+    return s.changed(factor=1.0, score=lambda p, bias, cap, scale: (cap(p) + bias) * s.factor)
+
+
+def summed_values(failing: Failing) -> Steps | None:
+    """As of an einsum with two letters for the heads."""
+    s, (H, G) = failing.steps, (failing.case.inputs[name].shape[1] for name in ("query", "key"))
+    if G < 2 or failing.case.operation != "attention":
+        return None
+    return s.changed(value=np.broadcast_to(s.value.sum(axis=1, keepdims=True) / (H // G), s.value.shape))
+
+
 def is_scaled(failing: Failing) -> bool:
     """Whether the call has a scale of its own."""
     return failing.case.options.get("scale") is not None
@@ -460,9 +499,13 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+IGNORED = "the given scale is ignored: 1 / sqrt(D) is used"
+OF_ZERO = "a scale of 0 is taken for none: 1 / sqrt(D) is used"
+"""The same where the scale is 0; with another one, the second is right."""
 SCORE_CHANGES: dict[str, Change] = {
     "the scale is 1: it is left out": scaled(lambda s, f: 1.0),
-    "the given scale is ignored: 1 / sqrt(D) is used": scaled(lambda s, f: width(f) ** -0.5),
+    IGNORED: scaled(lambda s, f: width(f) ** -0.5),
+    OF_ZERO: scaled(lambda s, f: s if s or not is_scaled(f) else width(f) ** -0.5),
     "the scale is 1 / D": scaled(lambda s, f: 1 / width(f)),
     "the scale is that of the model width H * D": scaled(lambda s, f: model_width(f) ** -0.5),
     "the scale is 1 / sqrt(V)": scaled(lambda s, f: value_width(f) ** -0.5),
@@ -485,7 +528,7 @@ SCORE_CHANGES: dict[str, Change] = {
     "query head h reads key head h % G": heads_read(lambda H, G: np.arange(H) % G),
     "query head h reads key head h % G, and the right values": heads_read(lambda H, G: np.arange(H) % G, ("key",)),
     "query head h reads value head h % G, and the right keys": heads_read(lambda H, G: np.arange(H) % G, ("value",)),
-    "every query head reads key head 0": heads_read(lambda H, G: np.zeros(H, int)),
+    "every query head reads key head 0": heads_read(lambda H, G: np.zeros(H, int), grouped=False),
     "query heads of a group are counted in powers of two: they read the wrong key head": heads_read(
         lambda H, G: np.arange(H) // power_of_two(H // G)
     ),
@@ -503,12 +546,16 @@ SCORE_CHANGES: dict[str, Change] = {
         for name in ("sinks", "bias")
         for words, order in OTHER_HEADS.items()
     },
+    "scores are cosines, of queries and keys divided by their lengths": of_cosines(False),
+    "scores are cosines times the scale, of queries and keys divided by their lengths": of_cosines(True),
+    "dropout is applied to the scores, not to the weights": dropped_scores,
+    "every head has the sum of all key heads' values": summed_values,
     "keys [K, D] are reshaped to [D, K], not transposed": keys_read(reshaped),
     "scores of exactly 0 are taken for forbidden": without_zeros,
     "the scale is rounded to float32": scaled(lambda s, f: float(np.float32(s))),
     "the scale is rounded to bfloat16": scaled(lambda s, f: float(ml_dtypes.bfloat16(s))),
     "the scale is rounded to float16": scaled(lambda s, f: float(np.float16(s))),
-    "query heads read key heads in reverse": heads_read(lambda H, G: (G - 1) - np.arange(H) // (H // G)),
+    "query heads read key heads in reverse": heads_read(lambda H, G: (G - 1) - np.arange(H) // (H // G), grouped=False),
 }
 
 
@@ -618,6 +665,34 @@ def masked_afterwards(failing: Failing) -> np.ndarray | None:
     return np.where(s.visible, forward(s.changed(visible=np.ones_like(s.visible))).weights, 0)
 
 
+def beside_cut(first: bool) -> Callable[[Failing], np.ndarray | None]:
+    """The sink's column stands at one end, and that at the other end is cut off."""
+
+    def weights(failing: Failing) -> np.ndarray | None:
+        s = failing.steps
+        if s.sinks is None:
+            return None
+        exponentials, total, maximum = exponentials_of(failing.forward.scores, s.sinks)
+        share = np.broadcast_to(np.exp(s.sinks - maximum), total.shape) / total
+        kept = divided(exponentials, total)
+        return np.concatenate([share, kept[..., :-1]] if first else [kept[..., 1:], share], axis=-1)
+
+    return weights
+
+
+def by_sums_so_far(failing: Failing) -> np.ndarray:
+    exponentials, total, _ = exponentials_of(failing.forward.scores, failing.steps.sinks)
+    return divided(exponentials, np.cumsum(total, axis=-2))
+
+
+def times_infinity(failing: Failing) -> np.ndarray | None:
+    """0 * inf for every pair that the mask allows; where no row has pairs of both kinds, other masks give NaN, too."""
+    visible = failing.steps.visible
+    if failing.case.options.get("mask") is None or not (visible.any(axis=-1) & ~visible.all(axis=-1)).any():
+        return None
+    return np.full(visible.shape, np.nan)
+
+
 def by_a_number(number: float) -> Callable[[Failing], np.ndarray | None]:
     """The weights of all keys, and a number for those that the mask forbids."""
 
@@ -648,9 +723,9 @@ def divided_by_columns(failing: Failing) -> np.ndarray | None:
 
 
 def maximum_of_columns(failing: Failing) -> np.ndarray | None:
-    """Each column less its own maximum; sums over rows."""
+    """Each column less its own maximum; sums over rows. Of one query it leaves equal weights, as much else does."""
     scores = failing.forward.scores
-    return weights_less(failing, highest(scores.swapaxes(-1, -2)).swapaxes(-1, -2))
+    return None if scores.shape[-2] < 2 else weights_less(failing, highest(scores.swapaxes(-1, -2)).swapaxes(-1, -2))
 
 
 def maximum_as_row(failing: Failing) -> np.ndarray | None:
@@ -666,12 +741,12 @@ def weights_less(failing: Failing, subtracted: np.ndarray) -> np.ndarray | None:
     return divided(exponentials, exponentials.sum(axis=-1, keepdims=True))
 
 
-def with_number_added(number: float) -> Callable[[Failing], np.ndarray]:
-    """To the sum of the exponentials."""
+def with_number_added(number: float) -> Callable[[Failing], np.ndarray | None]:
+    """To the sum of the exponentials; sums that are all the same tell it from no factor."""
 
-    def weights(failing: Failing) -> np.ndarray:
+    def weights(failing: Failing) -> np.ndarray | None:
         exponentials, total, _ = exponentials_of(failing.forward.scores, failing.steps.sinks)
-        return exponentials / (total + number)
+        return exponentials / (total + number) if np.ptp(total) > 0.01 * np.max(total, initial=0) else None
 
     return weights
 
@@ -779,16 +854,17 @@ FORMULA_CHANGES: dict[str, Change] = {
 }
 
 
+OVER_AXES = (
+    ("the softmax runs over queries, not keys", (-2,), False),
+    ("the softmax divides by sums over queries, not keys", (-2,), True),
+    ("the softmax runs over heads, not keys", (1,), False),
+    ("the softmax runs over the batch, not keys", (0,), False),
+    ("the softmax runs over all pairs of queries and keys", (-2, -1), False),
+)
 WEIGHINGS = [
     *(
         weighed(name, softmax_over(*axes, among_keys=among_keys, by_zero=by_zero))
-        for name, axes, among_keys in (
-            ("the softmax runs over queries, not keys", (-2,), False),
-            ("the softmax divides by sums over queries, not keys", (-2,), True),
-            ("the softmax runs over heads, not keys", (1,), False),
-            ("the softmax runs over the batch, not keys", (0,), False),
-            ("the softmax runs over all pairs of queries and keys", (-2, -1), False),
-        )
+        for name, axes, among_keys in OVER_AXES
         for by_zero in (False, True)
     ),
     weighed("forbidden keys stay in the softmax's denominator with a score of 0", counted_as_zero),
@@ -796,6 +872,9 @@ WEIGHINGS = [
     weighed("the softcap comes after the mask: forbidden scores are -softcap", capped_afterwards),
     *(weighed(f"forbidden weights are a number, not 0 ({n:g})", by_a_number(n)) for n in (-1e9, -1e4, -1e5, -65504.0)),
     weighed("weights in column j are divided by the sum of row j", divided_by_columns),
+    weighed("the sink's column stands last, and the first one is cut off", beside_cut(False)),
+    weighed("the sink's column stands first, and the last one is cut off", beside_cut(True)),
+    weighed("the sum of the exponentials is not set back from row to row", by_sums_so_far),
     weighed("the maximum is taken over queries, not keys", maximum_of_columns),
     weighed("the maximum of row j is subtracted from column j", maximum_as_row),
     *(
@@ -994,8 +1073,10 @@ def rooted(failing: Failing) -> dict[str, Any] | None:
 UNSUBTRACTED = "the maximum is not subtracted: exponentials overflow or are all 0"
 TOO_HIGH = "the maximum begins too high, as at 0: all exponentials of scores far below are 0"
 """The same where all scores lie far below 0; of scores far above, the second is right."""
+BEFORE_SCALE = "the maximum is taken before a scale below 0: exponentials overflow"
+ROOT = "the root of a scale below 0 is taken: it is NaN"
 OVERFLOWS = [
-    overflowing("the maximum is taken before a scale below 0: exponentials overflow", lowest),
+    overflowing(BEFORE_SCALE, lowest),
     overflowing("the maximum leaves out the sink: exponentials overflow", of_keys),
     overflowing("the maximum is taken over forbidden keys, too: all exponentials of a row may be 0", of_all_keys),
     overflowing(UNSUBTRACTED, lambda failing: np.zeros((1, 1, 1, 1))),
@@ -1003,7 +1084,8 @@ OVERFLOWS = [
 ]
 
 
-ROOTED = resulting("the root of a scale below 0 is taken: it is NaN", rooted)
+BY_INFINITY = weighed("the mask is multiplied by infinity: 0 * inf is NaN where it allows a key", times_infinity)
+ROOTED = resulting(ROOT, rooted)
 NUMBERS = (-1e4, -1e5, -1e9, -1e20, -65504.0, -LARGEST["float32"])
 FILLS = [*map(put, (*NUMBERS, 0.0)), *map(added, NUMBERS)]
 """Before the others: where all that a row allows scores lower, only forbidden keys count, as with a mask inverted."""
@@ -1020,4 +1102,5 @@ STEP_MISTAKES = [
     *OVERFLOWS,
     ROOTED,
     *RESHAPED,
+    BY_INFINITY,
 ]

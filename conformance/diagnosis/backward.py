@@ -199,6 +199,17 @@ def from_products(failing: Failing, raw: np.ndarray) -> Parts:
     return failing.parts._replace(query=raw @ s.key * s.scale, key=key, products=raw)
 
 
+def unbracketed(failing: Failing) -> Iterator[Parts]:
+    """P * P_bar - rowsum(P * P_bar), where P belongs before a bracket; of all pairs, or of those that are allowed."""
+    s, weights = failing.steps, failing.forward.weights
+    if failing.case.operation == "attention":
+        products = weights * (failing.bar @ s.value.swapaxes(-1, -2)) * s.factor
+        raw = products - products.sum(axis=-1, keepdims=True)
+        yield from_products(failing, raw)._replace(scores=raw)
+        raw = np.where(s.allowed, raw, 0)
+        yield from_products(failing, raw)._replace(scores=raw)
+
+
 def untransposed(failing: Failing) -> Iterator[Parts]:
     """Of keys and values, or of one of them, where there are as many queries as keys."""
     s, raw, weights = failing.steps, failing.parts.products, filled(failing.steps, failing.forward.weights)
@@ -339,6 +350,7 @@ BACKWARD_MISTAKES = [
     backwards("rowsum(P^2 * P_bar) is subtracted in the backward pass, not rowsum(P * P_bar)", mean_of(weighted_twice)),
     backwards("the softcap's slope is 1 - s^2 of the capped scores s, not 1 - (s / softcap)^2", slope_of_capped),
     backwards("gradients of key or value are made without a transpose", untransposed),
+    backwards("the gradient of the scores is P * P_bar - rowsum(P * P_bar), without a bracket after P", unbracketed),
     *(
         backwards(f"the log-sum-exp of the backward pass {words}", saved_otherwise(change))
         for words, change in (

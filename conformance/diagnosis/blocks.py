@@ -41,10 +41,11 @@ def online(
     rescale_sum: bool = True,
     lag: float = 0.0,
     late: bool = False,
+    reversed_sign: bool = False,
 ) -> Any:
     """Online softmax with one rescaling left out. lag: growth of the maximum at which nothing is rescaled.
 
-    late: the sum is rescaled with the new block in it.
+    late: the sum is rescaled with the new block in it. reversed_sign: by exp(new - old).
     """
     scores, s = failing.forward.scores, failing.steps
     maximum = np.full((*scores.shape[:3], 1), -np.inf)
@@ -56,6 +57,8 @@ def online(
         exponentials, rescale = np.exp(part - safe), np.where(np.isfinite(maximum), np.exp(maximum - safe), 0)
         skipped = np.isfinite(maximum) & (larger - maximum <= lag)
         rescale = np.where(skipped, 1, rescale)
+        if reversed_sign:
+            rescale = np.where(np.isfinite(maximum), np.exp(safe - maximum), 0)
         of_block = exponentials.sum(axis=-1, keepdims=True)
         early = np.where(np.isfinite(maximum), rescale, 1)  # the first block is not lost
         total = (total + of_block) * early if late else total * (rescale if rescale_sum else 1) + of_block
@@ -418,6 +421,9 @@ def mistakes_in_blocks(block: int) -> list[Mistake]:
             "the running sum is not rescaled when the maximum grows", block, lambda f, n: online(f, n, True, False)
         ),
         by_blocks("the running sum is rescaled with the new block in it", block, lambda f, n: online(f, n, late=True)),
+        by_blocks(
+            "sum and output are rescaled by exp(new - old)", block, lambda f, n: online(f, n, reversed_sign=True)
+        ),
         by_blocks("nothing is rescaled when the maximum grows", block, lambda f, n: online(f, n, False, False)),
         by_blocks(
             "rescaling is skipped where the maximum grows little, but weights are taken with the new one",

@@ -24,8 +24,8 @@ IDS = (1, 2, 256, 257, 2048, 2049, 65537, 2**24, 2**24 + 1)
 """Ids of segments that narrow formats take for one."""
 NUMBERS, SLOW_NUMBERS = 2**20, 2**13
 """In all inputs of a larger case, at most; the second in float64, whose oracle is slow."""
-WIDE = 11
-"""Width of heads at which a scale shows."""
+WIDE = 15
+"""Width of heads at which a scale shows, however its root is rounded."""
 FAR = 4
 """Standard deviations by which numbers lie apart from 0."""
 STANDING_OUT = 16
@@ -88,8 +88,25 @@ def larger_cases(case: Case) -> Iterator[Case]:
 
 
 def opposite(case: Case) -> Case:
-    """The same call of attention with products of the other sign."""
-    return replace(case, inputs=case.inputs | {"query": -case.inputs["query"]})
+    """The same call of attention with scores of the other sign."""
+    turned = {name: case.inputs[name] for name in ("query", "bias", "sinks") if name in case.inputs}
+    turned = {name: np.where(np.isneginf(array.astype(float)), array, -array) for name, array in turned.items()}
+    return replace(case, inputs=case.inputs | turned)
+
+
+def unmasked(case: Case) -> Case:
+    return replace(case, options={name: value for name, value in case.options.items() if name != "mask"})
+
+
+def below_0(case: Case) -> Case | None:
+    """The same call of attention on ordinary numbers, with a small scale below 0."""
+    plain = ordinary(case)
+    return None if plain is None else replace(plain, options=plain.options | {"scale": -0.1})
+
+
+def rescaled(case: Case) -> Case:
+    """The same call of attention with a scale that is neither 0 nor usual."""
+    return replace(case, options=case.options | {"scale": 0.7})
 
 
 def wider_heads(case: Case) -> Case:

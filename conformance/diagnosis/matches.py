@@ -26,11 +26,14 @@ from conformance.checks.results import WRONG_IN
 from conformance.diagnosis import alibi, attention, backward, blocks, extents, multi_head
 from conformance.diagnosis.larger import (
     alike,
+    below_0,
     fewer_keys,
     larger_cases,
     masked_otherwise,
     opposite,
     ordinary,
+    rescaled,
+    unmasked,
     wider_heads,
 )
 from conformance.diagnosis.matching import BACKWARD_ONLY, Failing, Mistake, backwards, kind, matching, told_from
@@ -103,7 +106,7 @@ def check_diagnosis(
     names += [other for other in names_of(subject, given, name, until) if other not in names]
     if operation_named(asked.operation).measured is not None:
         names = confirmed(subject, asked, name, names)
-    names = of_far_scores(subject, asked, of_wider_heads(subject, asked, name, names))
+    names = of_twins(subject, asked, of_wider_heads(subject, asked, name, names))
     unsure = set(names) if doubted else doubtful(given, name, names)
     if len(names) > 1 or unsure or (names and name != "output"):
         names = told_apart(subject, asked, name, names, unsure, seen=not doubted)
@@ -333,13 +336,27 @@ def of_wider_heads(subject: Subject, case: Case, name: str, names: list[str]) ->
     return [one for one in names if not one.startswith(OF_SCALE) or kind(one) in there]
 
 
-def of_far_scores(subject: Subject, case: Case, names: list[str]) -> list[str]:
-    """Which of two names holds that are the same where all scores lie far below 0: as far above, one of them does."""
-    both = {attention.UNSUBTRACTED, attention.TOO_HIGH}
-    above = answered(subject, opposite(case)) if both.issubset(names) else None
-    if above is None:
-        return names
-    return [one for one in names if one != (attention.TOO_HIGH if above.wrong else attention.UNSUBTRACTED)]
+TWINS = (
+    (attention.UNSUBTRACTED, attention.TOO_HIGH, opposite),
+    (attention.IGNORED, attention.OF_ZERO, rescaled),
+    (attention.ROOT, attention.UNSUBTRACTED, below_0),
+    (attention.ROOT, attention.BEFORE_SCALE, below_0),
+    *((name, attention.BY_INFINITY.name, unmasked) for name, *_ in attention.OVER_AXES),
+)
+"""Two names that are the same on some cases, and a change of these: the first is wrong then, and the second right."""
+FAR_ABOVE = 100.0
+"""Scores whose exponentials float32 does not hold."""
+
+
+def of_twins(subject: Subject, case: Case, names: list[str]) -> list[str]:
+    """The names with one of each two that the case does not tell apart."""
+    for one, other, change in TWINS:
+        changed = answered(subject, change(case)) if {one, other}.issubset(names) else None
+        if one == attention.UNSUBTRACTED and changed is not None and changed.forward.scores.max(initial=0) < FAR_ABOVE:
+            continue
+        if changed is not None:
+            names = [name for name in names if name != (other if changed.wrong else one)]
+    return names
 
 
 def told_apart(
@@ -365,17 +382,22 @@ def told_apart(
     of_every_call = any(one.removeprefix(BACKWARD_ONLY).startswith(attention.EVERY_CALL) for one in names)
     unlike = masked_otherwise(case) if of_every_call else None
     others = [] if unlike is None else [one for one in larger_cases(unlike) if within(one, subject.declaration)][:3]
+    # Rounded down to 0, a length leaves nothing: where all that is wrong is NaN, only a wrong number shows it.
+    of_blocks = {one for one in doubted if "to whole blocks" in one}
     for again in chain(others, larger_cases(case)):
         failing = answered(subject, again) if len(names) > 1 or doubted & set(names) else None
         if failing is None:
             continue
         if name in failing.wrong:
             until, kinds = time.thread_time() + SECONDS / 2, set(map(kind, names))
-            there, seen = set(map(kind, names_of(subject, failing, name, until, kinds))), True
+            found = list(names_of(subject, failing, name, until, kinds))
+            there, seen = set(map(kind, found)), True
+            if not doubtful(failing, name, found) & attention.MASK_CHANGES.keys():
+                of_blocks -= {one for one in of_blocks if kind(one) in there}
             names = kept([one for one in names if kind(one) in there])
         elif doubted or any(again is one for one in others):
             names = kept([one for one in names if one not in shown(failing, name, names)])
-    return names if seen else []
+    return [one for one in names if one not in of_blocks] if seen else []
 
 
 def answered(subject: Subject, case: Case | None) -> Failing | None:

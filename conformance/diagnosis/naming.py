@@ -32,6 +32,8 @@ AMONG_ELEMENTS = re.compile(r"batch element")
 AMONG_HEADS = re.compile(r"\b(head 0|each head|query head)\b")
 IN_A_GROUP = re.compile(r"query heads? .*\bgroup\b|\bgroup's$")
 """Mistakes that mix up batch elements, heads, or the query heads of a group."""
+MOVED = "wrong elements hold what stands "
+"""How names of results in another place begin."""
 DIGITS = 1e-2
 """A number of which one digit may be rounded is off by less; 16 bits hold as many digits."""
 HIDDEN = re.compile(r"\bwhose (?:first|last) (?:(\d+) keys are|key is) hidden\b")
@@ -103,13 +105,13 @@ def replacing(violation: Violation, names: tuple[str, ...], before: tuple[str, .
     """Names of the larger case where the smaller one has none, or one of the two has no more than hints.
 
     A smaller case that is clearly wrong refutes names that do not explain it. A factor may explain it though it has
-    none: one number is too little to tell a factor by.
+    none: one number is too little to tell a factor by. Nor does it show where its number comes from.
     """
     if not any(all(name.startswith(AT_MOST) for name in several) for several in (names, before)):
         return ()
     if names or violation.loses_digits:
         return before
-    return tuple(name for name in before if is_factor(name, violation.finding))
+    return tuple(name for name in before if name.startswith(MOVED) or is_factor(name, violation.finding))
 
 
 def is_factor(name: str, finding: Finding) -> bool:
@@ -170,6 +172,7 @@ def several_there(name: str, case: Case) -> bool:
     if query is None or key is None or query.ndim != 4:
         return True
     (B, H), G = query.shape[:2], key.shape[1]
+    name = name.partition(" (")[0] if MULTIPLE.match(name) else name  # not its reasons
     several = ((AMONG_ELEMENTS, B > 1), (AMONG_HEADS, H > 1), (IN_A_GROUP, H > G))
     return all(there for mixed_up, there in several if mixed_up.search(name))
 
@@ -194,6 +197,12 @@ def factors_explained(names: tuple[str, ...], before: tuple[str, ...]) -> Iterat
         common = [reason for reason in found[3].split(", or ") if reason in reasons.get(found[1], [])]
         if common and found[0] not in before:
             yield f"{found[1]} is {found[2]} times what it must be ({', or '.join(common)})"
+        elif not common and any(same_factor(found, other) for other in map(FACTOR.match, before) if other):
+            yield f"{found[1]} is {found[2]} times what it must be"
+
+
+def same_factor(one: re.Match[str], other: re.Match[str]) -> bool:
+    return one[1] == other[1] and math.isclose(float(one[2]), float(other[2]), rel_tol=DIGITS)
 
 
 def causes(names: Iterable[str]) -> set[str]:

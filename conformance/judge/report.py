@@ -110,7 +110,11 @@ class Report:
         following = {violation.rule for violation in self.following}
         rest = [violation.rule for violation in self.violations if cause not in causes(violation.mistakes)]
         others = [rule for rule in rest if rule not in following]
-        left = f", and not {'those' if len(others) > 1 else 'that'} of {', '.join(others)}" if others else ""
+        named = {violation.rule for violation in self.violations if in_order(violation)}
+        left = ""
+        for what, rules in (("another diagnosis", [rule for rule in others if rule in named]),
+                            ("no diagnosis", [rule for rule in others if rule not in named])):  # fmt: skip
+            left += f"; {', '.join(rules)} {'have' if len(rules) > 1 else 'has'} {what}" if rules else ""
         follow = [rule for rule in rest if rule in following]
         left += f"; {', '.join(follow)} may follow" if follow else ""
         return f"{name}: this explains the smallest cases of {count} of {total} violations{left}"

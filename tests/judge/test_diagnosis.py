@@ -21,7 +21,7 @@ from conformance.checks.check import Check
 from conformance.checks.comparison import Finding, judge
 from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis import blocks, matches, naming
-from conformance.diagnosis.attention import with_axes_exchanged
+from conformance.diagnosis.attention import BY_INFINITY, with_axes_exchanged
 from conformance.diagnosis.backward import wrongly_added
 from conformance.diagnosis.blocks import online, padded_tail
 from conformance.diagnosis.following import about, separated
@@ -38,7 +38,7 @@ from conformance.reports.subjects import checked
 from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
 from reference_numpy import materialize
-from specification import Causal, Dense
+from specification import Causal, Dense, KeyLengths
 from tests.judge.test_verdicts import QUICK, printed, stale
 
 # --- what comes first -------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_a_whole_report_names_the_other_layout() -> None:
     """And the rules whose violations it does not explain."""
     rules = ["ATT-1", "ATT-5", "ATT-8"]
     report = conformance.check(by_lengths_first, "attention", rules=rules, **QUICK | {"dtypes": ["float32"]})
-    assert "this explains the smallest cases of 2 of 3 violations, and not that of ATT-8" in report.headline
+    assert "this explains the smallest cases of 2 of 3 violations; ATT-8 has " in report.headline
     assert report.headline.startswith("heads and positions changed places (--layout BTHD ")
     assert conformance.check(
         by_lengths_first, "attention", rules=rules, layout="BTHD", **QUICK | {"dtypes": ["float32"]}
@@ -607,6 +607,42 @@ def rooted(query: Any, key: Any, value: Any, *, scale: float = 1.0) -> Any:
     return attend(query * root, key * root, value, scale=1.0)
 
 
+def reversed_sign(query: Any, key: Any, value: Any) -> Any:
+    """Online softmax in blocks of 8 keys that rescales by exp(new - old)."""
+    scores, maximum, total, output = query @ key.swapaxes(-1, -2) / np.float32(query.shape[-1] ** 0.5), None, 0, 0
+    for start in range(0, key.shape[2], 8):
+        best = top(scores[..., start : start + 8])
+        larger = best if maximum is None else np.maximum(maximum, best)
+        grown = 0 if maximum is None else np.exp(larger - maximum)
+        found = np.exp(scores[..., start : start + 8] - larger)
+        total, maximum = total * grown + found.sum(-1, keepdims=True), larger
+        output = output * grown + found @ value[:, :, start : start + 8]
+    return (output / total).astype(query.dtype)
+
+
+def unit(array: Any) -> Any:
+    return array / np.linalg.norm(array, axis=-1, keepdims=True)
+
+
+def beside_sink(query: Any, key: Any, sinks: Any) -> Any:
+    scores = query @ key.swapaxes(-1, -2) / np.float32(query.shape[-1] ** 0.5)
+    if sinks is None:
+        sinks = np.full(query.shape[1], -1e9, "float32")
+    column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
+    found = np.exp((scores := np.concatenate([scores, column], -1)) - top(scores))
+    return found / found.sum(-1, keepdims=True)
+
+
+def by_sums(query: Any, key: Any) -> Any:
+    scores = query @ key.swapaxes(-1, -2) / np.float32(query.shape[-1] ** 0.5)
+    found = np.exp(scores - top(scores))
+    return (found / np.cumsum(found.sum(-1, keepdims=True), axis=2)).astype("float32")
+
+
+def dropped(scores: Any, keep: Any, rate: float) -> Any:
+    return (scores if keep is None else np.where(keep, scores / (1 - rate), 0)).astype("float32")
+
+
 def forbidden_weights(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
     weights = reference_numpy.attention_weights(query, key)
     return (weights if mask is None else np.where(mask, weights, np.float32(-1e9))) @ value
@@ -693,6 +729,41 @@ STUDENTS: list[tuple[str, Callable[..., Any], Case]] = [
         exactly_0(),
     ),
     ("the running sum is rescaled with the new block in it (blocks of 8 keys)", late, drawn(K=20)),
+    ("sum and output are rescaled by exp(new - old) (blocks of 8 keys)", reversed_sign, drawn(K=20)),
+    (
+        "scores are cosines, of queries and keys divided by their lengths",
+        by_scores(lambda q, k, *more: unit(q) @ unit(k).swapaxes(-1, -2)),
+        drawn(),
+    ),
+    (
+        "every head has the sum of all key heads' values",
+        lambda q, k, v: np.einsum("bhqk,bgkv->bhqv", reference_numpy.attention_weights(q, k), v),
+        drawn(H=4, G=2),
+    ),
+    (
+        "the sink's column stands last, and the first one is cut off",
+        lambda q, k, v, *, sinks=None: beside_sink(q, k, sinks)[..., 1:] @ v,
+        drawn(sinks=(2,)),
+    ),
+    (
+        "the sum of the exponentials is not set back from row to row",
+        lambda q, k, v: by_sums(q, k) @ v,
+        drawn(),
+    ),
+    (
+        "dropout is applied to the scores, not to the weights",
+        lambda q, k, v, *, dropout_keep=None, dropout_rate=0.0: attend(
+            q * 0, k, v, bias=dropped(q @ k.swapaxes(-1, -2) / np.float32(2), dropout_keep, dropout_rate)
+        ),
+        drawn(dropped=True),
+    ),
+    (
+        "every block of queries has the mask of the first one (blocks of 4 rows)",
+        lambda q, k, v, *, mask=None: attend(
+            q, k, v, mask=mask if mask is None else mask[:, :, np.arange(q.shape[2]) % 4]
+        ),
+        drawn(Q=10, masked=True),
+    ),
     (
         "the maximum is taken over forbidden keys, too: all exponentials of a row may be 0",
         lambda q, k, v, mask=None: beside_forbidden(q, k, mask) @ v,
@@ -716,6 +787,69 @@ def beside_forbidden(query: Any, key: Any, mask: Any) -> Any:
 @pytest.mark.parametrize(("name", "function", "asked"), STUDENTS, ids=[name for name, _, _ in STUDENTS])
 def test_mistakes_of_a_first_attempt_are_named_first(name: str, function: Callable[..., Any], asked: Case) -> None:
     assert told(function, asked)[0] == name
+
+
+def test_one_common_factor_is_no_number_added_to_the_sum() -> None:
+    """Where all sums are the same, or there is one."""
+    halved = told(lambda q, k, v: attend(q, k, v) / 2, drawn(Q=1, K=1, H=1, G=1, V=1))
+    assert not any(name.startswith("a number is added") for name in halved)
+    assert told(lambda q, k, v: attend(q, k, v) / 2, drawn())[0].startswith("output is 0.5 times what it must be")
+
+
+def test_equal_weights_of_one_query_are_no_maximum_over_queries() -> None:
+    equal = lambda q, k, v: np.broadcast_to(v.mean(2, keepdims=True), (*q.shape[:3], v.shape[-1])) + 0 * v[:, :, :1]  # noqa: E731
+    assert "the maximum is taken over queries, not keys" not in told(equal, drawn(Q=1))
+
+
+def test_a_scale_of_0_taken_for_none_is_told_from_a_scale_that_is_ignored() -> None:
+    asked = drawn(scale=0.0, V=5)
+    assert told(scored_by(lambda D, s: s or D**-0.5), asked) == ("a scale of 0 is taken for none: 1 / sqrt(D) is used",)
+    assert told(scored_by(lambda D, s: D**-0.5), asked) == ("the given scale is ignored: 1 / sqrt(D) is used",)
+
+
+def test_a_root_below_0_is_told_from_exponentials_that_overflow() -> None:
+    asked = drawn(scale=-1e4)
+    root, before = told(rooted, asked), told(maximum_before_the_scale, asked)
+    assert root == ("the root of a scale below 0 is taken: it is NaN",)
+    assert before[0] == "the maximum is taken before a scale below 0: exponentials overflow"
+    assert root[0] not in before
+
+
+@np.errstate(all="ignore")
+def maximum_before_the_scale(query: Any, key: Any, value: Any, *, scale: float = 1.0) -> Any:
+    products, scale = query @ key.swapaxes(-1, -2), np.float32(scale)
+    found = np.exp(products * scale - top(products) * scale)
+    return found / found.sum(-1, keepdims=True) @ value
+
+
+def test_low_scores_of_a_bias_are_told_from_those_of_products() -> None:
+    """The other sign of the bias makes them high."""
+
+    @np.errstate(all="ignore")
+    def from_0(query: Any, key: Any, value: Any, *, bias: Any = None) -> Any:
+        scores = query @ key.swapaxes(-1, -2) / np.float32(2) + (0 if bias is None else bias)
+        found = np.exp(scores - np.maximum(top(scores), 0))
+        return (found / found.sum(-1, keepdims=True) @ value).astype("float32")
+
+    asked = drawn(bias=(3, 5))
+    asked.inputs["bias"] -= 300
+    assert told(from_0, asked) == ("the maximum begins too high, as at 0: all exponentials of scores far below are 0",)
+
+
+def test_nan_alone_names_no_mask() -> None:
+    """A length that is rounded down to 0 leaves nothing; so does a mask that is multiplied by infinity."""
+
+    @np.errstate(all="ignore")
+    def by_infinity(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        scores = query @ key.swapaxes(-1, -2) / np.float32(query.shape[-1] ** 0.5)
+        scores = scores if mask is None else scores + (~mask) * np.float32(-np.inf)
+        found = np.exp(scores - top(scores))
+        return found / found.sum(-1, keepdims=True) @ value
+
+    asked = replace(drawn(K=1), options={"mask": KeyLengths(np.array([1]))})
+    names = told(by_infinity, asked)
+    assert not any("rounded down" in name for name in names)
+    assert told(by_infinity, drawn(masked=True)) == (BY_INFINITY.name,)
 
 
 def test_heads_are_no_positions_under_a_causal_mask_without_an_offset() -> None:

@@ -358,6 +358,11 @@ SLIPS: dict[str, Any] = {
     "rowsum(P^2 * P_bar) is subtracted in the backward pass, not rowsum(P * P_bar)": lambda f: by_hand(
         f, mean=(f.forward.weights**2 * (f.bar @ f.steps.value.swapaxes(-1, -2))).sum(-1, keepdims=True)
     ),
+    "the gradient of the scores is P * P_bar - rowsum(P * P_bar), without a bracket after P": lambda f: by_hand(
+        f,
+        scores=f.forward.weights * (f.bar @ f.steps.value.swapaxes(-1, -2))
+        - (f.bar * f.forward.output).sum(-1, keepdims=True),
+    ),
     "the log-sum-exp of the backward pass lacks the maximum": lambda f: from_other_logsumexp(f, lambda lse, m: lse - m),
     "the log-sum-exp of the backward pass has the maximum twice": lambda f: from_other_logsumexp(
         f, lambda lse, m: lse + m

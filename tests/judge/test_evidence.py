@@ -180,9 +180,14 @@ def test_the_headline_names_what_it_does_not_explain() -> None:
     others = [violated(3.0, rule=rule) for rule in ("ATT-5", "ATT-8")]
     headline: Any = Report.headline
     for left, following, ending in [
-        (others, [], "3 of 5 violations, and not those of ATT-5, ATT-8"),
-        (others, others[1:], "3 of 5 violations, and not that of ATT-5; ATT-8 may follow"),
-        (others[:1], [], "3 of 4 violations, and not that of ATT-5"),
+        (others, [], "3 of 5 violations; ATT-5, ATT-8 have no diagnosis"),
+        (others, others[1:], "3 of 5 violations; ATT-5 has no diagnosis; ATT-8 may follow"),
+        (others[:1], [], "3 of 4 violations; ATT-5 has no diagnosis"),
+        (
+            [violated(3.0, rule="ATT-9", diagnosis=("bias is ignored",))],
+            [],
+            "3 of 4 violations; ATT-9 has another diagnosis",
+        ),
         ([], told[1:], "3 of 3 violations"),
     ]:
         report = SimpleNamespace(violations=[*told, *left], following=following)
