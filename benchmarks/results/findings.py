@@ -116,10 +116,16 @@ def of_case(case: Result) -> list[str]:
         start = f"Fastest is {fastest['name']}, {spent}; {second['name']} takes {ratio(second, fastest)} as long."
         told = [fastest, second]
     behind = [one for one in order if (one["name"] in case["bases"] or one.get("yours")) and one not in told]
-    more = [f"{one['name']} takes {over(one, fastest)}" for one in behind]
+    more = [f"{one['name']} takes {over(one, farthest_ahead(one, first))}" for one in behind]
     own_ones = [one for one in order if one.get("yours")]
     more += [f"{one['name']} takes {over(one, own_ones[0])}" for one in own_ones[1:] if own_ones[0] is not fastest]
     return [start, *([f"{'; '.join(more)}."] if more else []), *lines]
+
+
+def farthest_ahead(one: Result, first: Sequence[Result]) -> Result:
+    """Of the fastest the one that is farthest ahead of it by more than noise; the first where none is."""
+    ahead = [other for other in first if slower(one, other)]
+    return max(ahead, key=lambda other: ratio(one, other).median, default=first[0])
 
 
 # --- all cases --------------------------------------------------------------------------------------------------------

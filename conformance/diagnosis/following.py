@@ -108,7 +108,7 @@ def of_plain_gradient(violation: Violation) -> bool:
     operation, rules = violation.case.operation, operation_named(violation.case.operation).rules
     own = {rule_of("gradients", operation), *(rules[name] for name in ("dtype", "cross") if name in rules)}
     own |= {rules[""]} if rules is FEATURE_RULES else set()  # the rule of every dtype
-    plain = used(violation) - OF_SIZES == {"gradients"}
+    plain = used(violation) - OF_SIZES == {"gradients"} and not violation.case.special  # NaN has rules of its own
     return plain and violation.finding.name.startswith(gradient_name("")) and violation.rule not in own
 
 

@@ -6,7 +6,6 @@ all projections or on none. Its boolean masks read True as "leave this key out" 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +17,8 @@ from conformance.peers.peer import Peer
 LACKS = ("no-gqa", "no-value_width", "no-empty")
 
 
-@functools.cache
 def module(width: int, heads: int, biased: bool, key_width: int, value_width: int) -> Any:
-    """A module without numbers in it."""
+    """A module without numbers, for one call: `functional_call` puts parameters into it meanwhile, for all threads."""
     from torch.nn import MultiheadAttention
 
     made = MultiheadAttention(

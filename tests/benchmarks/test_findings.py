@@ -100,6 +100,14 @@ def test_what_has_no_time_is_told() -> None:
     assert not findings.failures([right])
 
 
+def test_a_subject_is_compared_with_the_fastest_that_is_farthest_ahead() -> None:
+    """Beside the first, whose interval is wide, it would seem to be as fast."""
+    first, second = of("first", [0.5, 9.0, 0.5, 9.0, 0.9, 0.9]), of("second", [1.0] * 6)
+    mine = of("mine", [3.0] * 6, yours=True)
+    assert [one["name"] for one in findings.leaders(case(first, second, mine))] == ["first", "second"]
+    assert findings.of_case(case(first, second, mine))[1] == "mine takes 3.00 [3.00, 3.00] times as long as second."
+
+
 def test_the_users_own_subject_is_always_named() -> None:
     """However many are in front of it, and among those that failed or are fastest."""
     mine = of("mine", [4.0] * 6, yours=True)

@@ -18,7 +18,7 @@ from conformance.checks.comparison import judge, no_others
 from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis import naming, precision
 from conformance.diagnosis.attribution import Failure, attributed
-from conformance.diagnosis.following import separated
+from conformance.diagnosis.following import separated, shows_its_rule
 from conformance.diagnosis.matches import SWALLOWED, known, of_judged_dtypes, wrong_in
 from conformance.diagnosis.matching import Failing
 from conformance.diagnosis.naming import diagnosis
@@ -382,6 +382,15 @@ def test_a_slip_in_a_backward_pass_has_a_name(name: str) -> None:
     case = several("float32")
     failing = answered(case, **SLIPS[name](Failing(case, {}, oracle(case), bound(case))))
     assert next(known(failing, failing.wrong[0], np.inf)) == name
+
+
+def test_a_gradient_that_loses_a_nan_shows_the_rule_of_special_values() -> None:
+    """NaN and infinity are what that rule speaks of."""
+    plain = asked(3)
+    attended = replace(plain, inputs=plain.inputs | {"key": plain.inputs["key"] * np.float32(np.nan)}, special=True)
+    found = violated("ATT-10", plain, "value")
+    assert not shows_its_rule(found)
+    assert shows_its_rule(replace(found, example=attended))
 
 
 def test_a_slope_of_capped_scores_has_a_name() -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from conformance.cli import app
 from conformance.judge import run
 from conformance.judge.run import settled, silent
 from conformance.oracle.reference import oracle
-from conformance.peers import PEERS, heads, rows, torch_attention
+from conformance.peers import PEERS, heads, rows, torch_attention, torch_multi_head
 from conformance.peers.cells import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, at_sizes, beside, state
 from conformance.peers.judging import PeerJudgement, runner_of
 from conformance.peers.markdown import as_markdown, as_page, as_tables, escaped
@@ -44,6 +46,7 @@ from conformance.sampling.draws import Rows
 from conformance.subjects.callables import load
 from conformance.subjects.subject import NumpySubject
 from specification import Causal, Dense, KeyLengths, KeyPadding, SlidingWindow
+from specification.parameters import Linear, MultiHeadAttention
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their own
 
@@ -508,3 +511,28 @@ def test_a_case_that_is_made_smaller_stays_in_sizes_of_the_path() -> None:
     judgement = PeerJudgement(runner_of(peer), peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
     assert not judgement.asks(multi_head())
     assert judgement.asks(peer.fitted(multi_head()))
+
+
+def test_threads_do_not_share_the_module_that_holds_their_parameters() -> None:
+    """What one thread puts into a module would be another one's weights."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn_call() -> tuple[Any, ...]:
+        parts = [Linear(torch.randn(8, 8, generator=generator), torch.randn(8, generator=generator)) for _ in "qkvo"]
+        return MultiHeadAttention(*parts), torch.randn(2, 5, 8, generator=generator)
+
+    calls = [drawn_call() for _ in range(3)]
+
+    def answer(call: tuple[Any, ...]) -> Any:
+        parameters, x = call
+        return torch_multi_head.slow(parameters, x, x, x, num_heads=2)
+
+    right = [answer(call) for call in calls]
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-5)
+        with ThreadPoolExecutor(3) as threads:
+            found = list(threads.map(answer, calls * 60))
+    finally:
+        sys.setswitchinterval(before)
+    assert all(torch.allclose(got, right[number % 3], rtol=0, atol=1e-5) for number, got in enumerate(found))
