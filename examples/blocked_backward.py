@@ -2,8 +2,8 @@
 
 conformance check examples/blocked_backward.py:attention --operation attention --profile strict
 
-B, H, Q, K, D and V are the batch, the query heads, the lengths of queries and keys, and the widths of keys and values.
-G is the number of key heads, and N = H / G the number of query heads that read one of them.
+B is the batch, and H the number of query heads. Q and K are the lengths of queries and keys, D and V the widths of keys
+and values. G is the number of key heads, and N = H / G the number of query heads that read one of them.
 """
 
 import torch

@@ -446,16 +446,9 @@ OTHER_HEADS: dict[str, Callable[[int, int], np.ndarray]] = {
 }
 
 
-def keys_read(change: Callable[[np.ndarray], np.ndarray]) -> Change:
-    def changed(failing: Failing) -> Steps | None:
-        return failing.steps.changed(key=change(failing.steps.key))
-
-    return changed
-
-
-def reshaped(key: np.ndarray) -> np.ndarray:
-    *lead, K, D = key.shape
-    return key.reshape(*lead, D, K).swapaxes(-1, -2)
+def reshaped_keys(failing: Failing) -> Steps:
+    *lead, K, D = failing.steps.key.shape
+    return failing.steps.changed(key=failing.steps.key.reshape(*lead, D, K).swapaxes(-1, -2))
 
 
 def without_zeros(failing: Failing) -> Steps | None:
@@ -550,7 +543,7 @@ SCORE_CHANGES: dict[str, Change] = {
     "scores are cosines times the scale, of queries and keys divided by their lengths": of_cosines(True),
     "dropout is applied to the scores, not to the weights": dropped_scores,
     "every head has the sum of all key heads' values": summed_values,
-    "keys [K, D] are reshaped to [D, K], not transposed": keys_read(reshaped),
+    "keys [K, D] are reshaped to [D, K], not transposed": reshaped_keys,
     "scores of exactly 0 are taken for forbidden": without_zeros,
     "the scale is rounded to float32": scaled(lambda s, f: float(np.float32(s))),
     "the scale is rounded to bfloat16": scaled(lambda s, f: float(ml_dtypes.bfloat16(s))),

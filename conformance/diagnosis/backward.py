@@ -144,26 +144,8 @@ def unsloped(failing: Failing) -> Iterator[Parts]:
         yield pulled_back(failing.steps, failing.bar, failing.forward.weights, sloped=False)
 
 
-def without_mean(failing: Failing) -> Iterator[Parts]:
-    if failing.case.operation == "attention":
-        weights = failing.forward.weights
-        yield pulled_back(failing.steps, failing.bar, weights, mean=np.zeros((*weights.shape[:3], 1)))
-
-
-def mean_times(factor: Callable[[Steps], float]) -> Variants:
-    """What is subtracted is rowsum(P * P_bar) times a number."""
-
-    def variants(failing: Failing) -> Iterator[Parts]:
-        s, weights = failing.steps, failing.forward.weights
-        mean = output_mean(failing, failing.forward.output)
-        if mean is not None:
-            yield pulled_back(s, failing.bar, weights, mean=factor(s) * mean)
-
-    return variants
-
-
 def mean_of(mean: Callable[[Failing], np.ndarray]) -> Variants:
-    """Another number of each row is subtracted."""
+    """Another number of each row is subtracted than rowsum(P * P_bar)."""
 
     def variants(failing: Failing) -> Iterator[Parts]:
         if failing.case.operation == "attention":
@@ -172,24 +154,34 @@ def mean_of(mean: Callable[[Failing], np.ndarray]) -> Variants:
     return variants
 
 
+def mean_times(factor: Callable[[Steps], float]) -> Variants:
+    """What is subtracted is rowsum(P * P_bar) times a number."""
+    return mean_of(lambda failing: factor(failing.steps) * right_mean(failing))
+
+
+def right_mean(failing: Failing) -> np.ndarray:
+    return np.sum(failing.bar * failing.forward.output, axis=-1, keepdims=True)
+
+
 def undivided_mean(failing: Failing) -> np.ndarray:
     _, total, _ = exponentials_of(failing.forward.scores, failing.steps.sinks)
-    return np.sum(failing.bar * failing.forward.output, axis=-1, keepdims=True) * total
+    return right_mean(failing) * total
+
+
+def weights_bar(failing: Failing) -> np.ndarray:
+    """P_bar, the gradient of the weights before dropout."""
+    return (failing.bar @ failing.steps.value.swapaxes(-1, -2)) * failing.steps.factor
 
 
 def weighted_twice(failing: Failing) -> np.ndarray:
-    s = failing.steps
-    weights_bar = (failing.bar @ s.value.swapaxes(-1, -2)) * s.factor
-    return np.sum(failing.forward.weights**2 * weights_bar, axis=-1, keepdims=True)
+    return np.sum(failing.forward.weights**2 * weights_bar(failing), axis=-1, keepdims=True)
 
 
 def slope_of_capped(failing: Failing) -> Iterator[Parts]:
     """The softcap's slope as 1 - s^2 of the capped scores s, which belong divided by the softcap."""
     s = failing.steps
     if s.softcap is not None:
-        parts = pulled_back(s, failing.bar, failing.forward.weights, sloped=False)
-        raw = parts.scores * (1 - capped(s.softcap)(products_of(s)) ** 2)
-        yield from_products(failing, raw)
+        yield from_products(failing, failing.parts.scores * (1 - capped(s.softcap)(products_of(s)) ** 2))
 
 
 def from_products(failing: Failing, raw: np.ndarray) -> Parts:
@@ -201,12 +193,11 @@ def from_products(failing: Failing, raw: np.ndarray) -> Parts:
 
 def unbracketed(failing: Failing) -> Iterator[Parts]:
     """P * P_bar - rowsum(P * P_bar), where P belongs before a bracket; of all pairs, or of those that are allowed."""
-    s, weights = failing.steps, failing.forward.weights
     if failing.case.operation == "attention":
-        products = weights * (failing.bar @ s.value.swapaxes(-1, -2)) * s.factor
+        products = failing.forward.weights * weights_bar(failing)
         raw = products - products.sum(axis=-1, keepdims=True)
         yield from_products(failing, raw)._replace(scores=raw)
-        raw = np.where(s.allowed, raw, 0)
+        raw = np.where(failing.steps.allowed, raw, 0)
         yield from_products(failing, raw)._replace(scores=raw)
 
 
@@ -336,7 +327,10 @@ BACKWARD_MISTAKES = [
     backwards("the softcap's slope is missing in the backward pass", unsloped),
     backwards("the dropout mask is missing in the backward pass", undropped),
     backwards("the backward pass takes the weights' mean before dropout", masked_mean),
-    backwards("the mean rowsum(P * P_bar) is not subtracted in the backward pass", without_mean),
+    backwards(
+        "the mean rowsum(P * P_bar) is not subtracted in the backward pass",
+        mean_of(lambda failing: np.zeros_like(failing.forward.logsumexp)),
+    ),
     backwards("rowsum(P * P_bar) is added, not subtracted, in the backward pass", mean_times(lambda s: -1.0)),
     backwards("rowsum(P * P_bar) is multiplied by the scale in the backward pass", mean_times(lambda s: s.scale)),
     backwards(
@@ -634,13 +628,13 @@ MOST = 2**20
 
 def bias_gradients(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
     """Gradients of the bias by other steps; the others right."""
-    s, weights = failing.steps, failing.forward.weights
+    s = failing.steps
     if failing.case.operation == "attention":
-        weights_bar = (failing.bar @ s.value.swapaxes(-1, -2)) * s.factor
+        bar = weights_bar(failing)
         words = "gradient of bias is made from the gradient of the weights, not of the scores"
-        yield words, weights_bar
-        yield words, np.where(s.allowed, weights_bar, 0)
-        yield "gradient of bias lacks the mean rowsum(P * P_bar)", weights * weights_bar
+        yield words, bar
+        yield words, np.where(s.allowed, bar, 0)
+        yield "gradient of bias lacks the mean rowsum(P * P_bar)", failing.forward.weights * bar
     unmasked = forward(s.changed(visible=np.ones_like(s.visible)))
     yield "gradient of bias is that of the unmasked softmax", pulled_back(s, failing.bar, unmasked.weights).scores
     if s.softcap is not None:

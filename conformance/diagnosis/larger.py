@@ -13,6 +13,7 @@ from conformance.cases.axes import HEADS, OFFSET, Sizes
 from conformance.cases.case import Case
 from conformance.cases.operation import operation_named
 from conformance.diagnosis.attention import power_of_two
+from conformance.diagnosis.steps import masked_scores, steps_of
 from conformance.runner.dimensions import Part, cast, layout_of, sizes_of, taken
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
@@ -26,6 +27,8 @@ NUMBERS, SLOW_NUMBERS = 2**20, 2**13
 """In all inputs of a larger case, at most; the second in float64, whose oracle is slow."""
 WIDE = 15
 """Width of heads at which a scale shows, however its root is rounded."""
+FAR_ABOVE = 100.0
+"""Scores whose exponentials float32 does not hold."""
 FAR = 4
 """Standard deviations by which numbers lie apart from 0."""
 STANDING_OUT = 16
@@ -87,11 +90,12 @@ def larger_cases(case: Case) -> Iterator[Case]:
             yield redrawn(case, batch, heads, groups, queries, keys)
 
 
-def opposite(case: Case) -> Case:
-    """The same call of attention with scores of the other sign."""
+def far_above(case: Case) -> Case | None:
+    """The same call of attention with scores of the other sign; None where float32 holds the exponentials of these."""
     turned = {name: case.inputs[name] for name in ("query", "bias", "sinks") if name in case.inputs}
     turned = {name: np.where(np.isneginf(array.astype(float)), array, -array) for name, array in turned.items()}
-    return replace(case, inputs=case.inputs | turned)
+    turned_case = replace(case, inputs=case.inputs | turned)
+    return turned_case if masked_scores(steps_of(turned_case)).max(initial=0) >= FAR_ABOVE else None
 
 
 def unmasked(case: Case) -> Case:

@@ -27,10 +27,10 @@ from conformance.diagnosis import alibi, attention, backward, blocks, extents, m
 from conformance.diagnosis.larger import (
     alike,
     below_0,
+    far_above,
     fewer_keys,
     larger_cases,
     masked_otherwise,
-    opposite,
     ordinary,
     rescaled,
     unmasked,
@@ -54,8 +54,8 @@ OF_SCALE = "the scale is "
 """How names of mistakes in the scale begin."""
 WIDE_ENOUGH = 4
 """Width of heads from which on 1 / sqrt(D) is no number close to 1."""
-EXTENT = re.compile(r"\bfirst \d+\b")
-"""In names of mistakes that end or begin somewhere."""
+EXTENT = re.compile(r"\bfirst (\d+)\b")
+"""How many of something a mistake speaks of."""
 IN_16_BITS = re.compile(r"\bb?float16\b")
 SECONDS = 2.0
 """Spent at most on trying mistakes on one case, of the processor's time: names do not depend on the machine's load."""
@@ -337,23 +337,19 @@ def of_wider_heads(subject: Subject, case: Case, name: str, names: list[str]) ->
 
 
 TWINS = (
-    (attention.UNSUBTRACTED, attention.TOO_HIGH, opposite),
+    (attention.UNSUBTRACTED, attention.TOO_HIGH, far_above),
     (attention.IGNORED, attention.OF_ZERO, rescaled),
     (attention.ROOT, attention.UNSUBTRACTED, below_0),
     (attention.ROOT, attention.BEFORE_SCALE, below_0),
     *((name, attention.BY_INFINITY.name, unmasked) for name, *_ in attention.OVER_AXES),
 )
 """Two names that are the same on some cases, and a change of these: the first is wrong then, and the second right."""
-FAR_ABOVE = 100.0
-"""Scores whose exponentials float32 does not hold."""
 
 
 def of_twins(subject: Subject, case: Case, names: list[str]) -> list[str]:
     """The names with one of each two that the case does not tell apart."""
     for one, other, change in TWINS:
         changed = answered(subject, change(case)) if {one, other}.issubset(names) else None
-        if one == attention.UNSUBTRACTED and changed is not None and changed.forward.scores.max(initial=0) < FAR_ABOVE:
-            continue
         if changed is not None:
             names = [name for name in names if name != (other if changed.wrong else one)]
     return names

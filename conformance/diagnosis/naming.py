@@ -14,7 +14,7 @@ from conformance.cases.expectations import allowed_pairs
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
 from conformance.checks.results import NO_DIAGNOSIS, WRONG_IN, Results, Violation
-from conformance.diagnosis.matches import BY_NAN, DIAGNOSIS, DOUBTING
+from conformance.diagnosis.matches import BY_NAN, DIAGNOSIS, DOUBTING, EXTENT
 from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, PROJECTIONS, kind
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.diagnosis.precision import AT_MOST
@@ -26,8 +26,6 @@ PARAMETER = re.compile(r" \((blocks of \d+ [ a-z]+|from part \d+ on|a row is fil
 MULTIPLE = re.compile(r"^(.*) is (\S+) times what it must be")
 FACTOR = re.compile(rf"{MULTIPLE.pattern} \((.*)\)$")
 """Of what, the factor, and its reasons."""
-EXTENT = re.compile(r"\bfirst (\d+)\b")
-"""How many of something a mistake speaks of."""
 AMONG_ELEMENTS = re.compile(r"batch element")
 AMONG_HEADS = re.compile(r"\b(head 0|each head|query head)\b")
 IN_A_GROUP = re.compile(r"query heads? .*\bgroup\b|\bgroup's$")
