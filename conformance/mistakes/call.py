@@ -1,0 +1,49 @@
+"""One test case with what is right about it, computed when first asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from conformance.bounds import bound
+from conformance.cases.case import Case
+from conformance.cases.expectations import Exact
+from conformance.mistakes.attention_steps import AttentionSteps, Forward
+from conformance.oracle.reference import oracle
+
+Results = dict[str, np.ndarray]
+"""Results and gradients by name, in float64."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A test case, its exact results and error bounds, and the steps of attention for an operation that has them."""
+
+    case: Case
+
+    @cached_property
+    def exact(self) -> dict[str, Exact]:
+        return oracle(self.case)
+
+    @cached_property
+    def bounds(self) -> Results:
+        return bound(self.case)
+
+    @cached_property
+    def steps(self) -> AttentionSteps:
+        """The steps of attention, of its weights or of its log-sum-exp."""
+        return AttentionSteps.of_case(self.case)
+
+    @cached_property
+    def forward(self) -> Forward:
+        return self.steps.forward()
+
+    @cached_property
+    def right(self) -> Results:
+        """The exact results, rounded to float64."""
+        return {name: exact.high for name, exact in self.exact.items()}
+
+    def cotangent(self, name: str = "output") -> np.ndarray:
+        return self.case.cotangents[name].astype(float)

@@ -1,0 +1,78 @@
+"""When a mistake shows: past a size, in a partial tile, in some dtypes, with a feature, in one of the two passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from conformance.cases.case import Case
+from conformance.cases.features import features_of
+from conformance.runner.dimensions import sizes_of
+
+Passes = Literal["both", "forward", "backward"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What must hold of a case for a mistake to show.
+
+    Attributes:
+        axis: a name of `runner.dimensions.WORDS`, "H" for query heads, or "BH" for batch elements times query heads.
+        past: the axis is larger than this.
+        up_to: the axis is no larger than this; None for no limit.
+        partial: the axis is no multiple of this; 0 for no such condition. whole: the axis is a multiple of this.
+        dtypes: the case has one of these; empty for all.
+        features: the case has all of these, by names of `declaration.FEATURES`. lacks: it has none of these.
+        passes: the pass whose results are wrong.
+    """
+
+    axis: str = ""
+    past: int = 0
+    up_to: int | None = None
+    partial: int = 0
+    whole: int = 0
+    dtypes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    passes: Passes = "both"
+
+    def holds(self, case: Case) -> bool:
+        if self.dtypes and case.dtype not in self.dtypes:
+            return False
+        if self.axis and not self.holds_for_size(size_of(case, self.axis)):
+            return False
+        if not (self.features or self.lacks):
+            return True
+        features = features_of(case)
+        return features.issuperset(self.features) and features.isdisjoint(self.lacks)
+
+    def holds_for_size(self, size: int) -> bool:
+        return (
+            size > self.past
+            and (self.up_to is None or size <= self.up_to)
+            and (not self.partial or size % self.partial != 0)
+            and (not self.whole or size % self.whole == 0)
+        )
+
+    @property
+    def clauses(self) -> int:
+        """How many things it asks for; the fewer, the simpler."""
+        asked = (self.past, self.up_to is not None, self.partial, self.whole, self.dtypes, self.passes != "both")
+        return sum(map(bool, asked)) + len(self.features) + len(self.lacks)
+
+
+ALWAYS = Condition()
+
+
+def size_of(case: Case, axis: str) -> int:
+    """The size of an axis of the case; 0 where the case has no such axis."""
+    sizes = sizes_of(case)
+    if axis in ("H", "BH"):
+        heads = sizes.get("G", 0) * sizes.get("S", 1)
+        return heads * sizes.get("B", 1) if axis == "BH" else heads
+    return sizes.get(axis, 0)
+
+
+def past(axis: str, size: int, *, partial: bool = False, **others: object) -> Condition:
+    """More than `size` along an axis; with `partial`, only where the last tile of `size` is not whole."""
+    return Condition(axis, size, partial=size if partial else 0, **others)  # type: ignore[arg-type]

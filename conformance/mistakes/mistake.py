@@ -1,0 +1,211 @@
+"""What a known mistake is, and what it predicts for a test case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from conformance.bounds import bound
+from conformance.cases.arguments import expected_dtype
+from conformance.cases.case import Case
+from conformance.checks.comparison import LARGEST, PRECISION
+from conformance.mistakes.attention_steps import AttentionSteps
+from conformance.mistakes.call import Call, Results
+from conformance.mistakes.condition import ALWAYS, Condition
+from conformance.oracle.reference import oracle
+
+
+class Prediction(NamedTuple):
+    """The results of a computation with a mistake, and how far an implementation of it may be off.
+
+    A bound of infinity means that nothing is predicted of an element. What is not among the results is not predicted.
+    """
+
+    results: Results
+    bounds: Results
+
+    def agrees(self, name: str, got: np.ndarray) -> bool:
+        """Whether an answer lies within the bounds of the prediction."""
+        predicted, bounds = self.results[name], self.bounds[name]
+        if got.shape != predicted.shape:
+            return False
+        wide = got.astype(float)
+        with np.errstate(all="ignore"):
+            same = (wide == predicted) | (np.isnan(wide) & np.isnan(predicted)) | np.isposinf(bounds)
+            near = np.abs(wide - predicted) <= bounds
+            too_large = np.abs(predicted) + bounds >= LARGEST.get(str(got.dtype), np.finfo(float).max)
+            overflows = np.isinf(wide) & (np.sign(wide) == np.sign(predicted)) & too_large
+        return bool(np.all(same | near | overflows))
+
+    def differs(self, name: str, right: np.ndarray, bounds: np.ndarray) -> bool:
+        """Whether some element lies farther from the right one than both bounds together."""
+        predicted, own = self.results[name], self.bounds[name]
+        if predicted.shape != right.shape:
+            return True
+        with np.errstate(all="ignore"):
+            numbers = np.isfinite(predicted) & np.isfinite(right)
+            same = (predicted == right) | (np.isnan(predicted) & np.isnan(right))
+            apart = np.where(numbers, np.abs(predicted - right) > own + bounds, ~same)
+        return bool(np.any(apart & ~np.isposinf(own)))
+
+
+Changed: TypeAlias = Case | AttentionSteps | Results | Prediction | None
+"""What a change makes of a call: another case that is answered in its place, other steps of attention, the results
+themselves, a prediction with bounds of its own, or None where the call has no place for the mistake."""
+Change = Callable[..., "Changed | Sequence[Changed]"]
+"""change(call, **values); a list holds several ways in which implementations make the same mistake."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A mistake that implementations make.
+
+    Attributes:
+        id: `topic.words-with-hyphens`; never changes.
+        rule: the rule of the specification that it breaks.
+        says: the mistake in one sentence, with `{parameter}` for the value of a parameter.
+        change: what it makes of a call, see `Change`.
+        operations: those that it is a mistake of; it is planted in the first.
+        parameters: the values of each parameter that implementations have; the first is planted.
+        equivalent: ids of mistakes that no case tells apart from this one.
+        values: the chosen value of each parameter.
+        condition: when it shows.
+    """
+
+    id: str
+    rule: str
+    says: str
+    change: Change
+    operations: tuple[str, ...] = ("attention",)
+    parameters: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    equivalent: tuple[str, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    condition: Condition = ALWAYS
+
+    def __str__(self) -> str:
+        """The id with what is chosen, such as "keys.left-out (first=64)"."""
+        chosen = ", ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in self.values.items())
+        return f"{self.id} ({chosen})" if chosen else self.id
+
+    def under(self, condition: Condition) -> Mistake:
+        """The same mistake where a condition holds."""
+        return replace(self, condition=condition)
+
+    def choose(self, **values: Any) -> Mistake:
+        """The mistake with these values of its parameters, and the first of the others."""
+        first = {name: choices[0] for name, choices in self.parameters.items()}
+        unknown = values.keys() - first.keys()
+        if unknown:
+            raise ValueError(f"{self.id} has no parameter {', '.join(unknown)}")
+        return replace(self, values=first | values)
+
+    def variants(self) -> Iterator[Mistake]:
+        """The mistake with every combination of the values of its parameters."""
+        for values in product(*self.parameters.values()):
+            yield replace(self, values=dict(zip(self.parameters, values, strict=True)))
+
+    def predict(self, call: Call, solve: Callable[[Case], Results] | None = None) -> list[Prediction]:
+        """Predict the results of an implementation with the mistake.
+
+        Args:
+            call: the case.
+            solve: computes the results of another case that is answered in its place; the oracle unless given.
+
+        Returns:
+            One prediction for each way to make the mistake; none where it makes no difference to the case.
+        """
+        case = call.case
+        if case.operation not in self.operations or not self.condition.holds(case):
+            return []
+        with np.errstate(all="ignore"):
+            changed = self.change(call, **self.values)
+            ways = changed if isinstance(changed, list) else [changed]
+            found = [one for way in ways for one in predictions_of(call, way, self.condition.passes, solve)]
+        return [one for one in (keep_pass(call, one, self.condition.passes) for one in found) if one.results]
+
+
+def predictions_of(
+    call: Call, changed: Any, passes: str, solve: Callable[[Case], Results] | None
+) -> Iterator[Prediction]:
+    if changed is None:
+        return
+    if isinstance(changed, Prediction):
+        yield changed
+    elif isinstance(changed, Case):
+        try:
+            yield Prediction(solve_exactly(changed) if solve is None else solve(changed), bound(changed))
+        except ValueError:  # the definition refuses the other case
+            return
+    elif isinstance(changed, AttentionSteps):
+        for results in results_of_steps(call, changed, passes):
+            yield with_bounds(call, results)
+    else:
+        yield with_bounds(call, changed)
+
+
+def solve_exactly(case: Case) -> Results:
+    return {name: exact.high for name, exact in oracle(case).items()}
+
+
+def keep_pass(call: Call, prediction: Prediction, passes: str) -> Prediction:
+    """Drop what the other pass computes: it is right."""
+    if passes == "both":
+        return prediction
+    kept = {n: a for n, a in prediction.results.items() if n.startswith("gradient of ") == (passes == "backward")}
+    return prediction._replace(results=kept)
+
+
+def results_of_steps(call: Call, steps: AttentionSteps, passes: str) -> Iterator[Results]:
+    """Results and gradients of attention by other steps, in each way in which they may be computed.
+
+    Steps may leave a row no key that has one: it holds zeros, the mean of the values or NaN. A backward pass that alone
+    is wrong has its weights from these steps or from the forward pass's log-sum-exp, and the mean that it subtracts
+    from the weights' gradient or from the output. Steps with another `score` or `weigh` predict no gradients, and
+    neither do calls with NaN or infinity, where these may stand behind a mask.
+    """
+    fillings: tuple[str, ...] = (steps.empty_rows,)
+    if steps.sinks is None and steps.operation != "attention_logsumexp":
+        emptied = call.steps.allowed.any(axis=-1) & ~steps.allowed.any(axis=-1)
+        if emptied.any() and steps.empty_rows in ("zero", "any"):
+            fillings = ("zero", "mean", "nan")
+    graded = call.case.cotangents and not call.case.special and steps.score is None and steps.weigh is None
+    for filling in fillings:
+        filled = steps.changed(empty_rows=filling)
+        forward = filled.forward()
+        found = filled.results(forward)
+        if not graded:
+            yield found
+            continue
+        weights, means = [forward.weights], [None]
+        if passes == "backward" and steps.operation == "attention":
+            saved = np.where(steps.allowed, np.exp(filled.all_scores() - call.forward.logsumexp), 0)
+            weights.append(saved)
+            means.append(np.sum(call.cotangent() * call.forward.output, axis=-1, keepdims=True))
+        for one, mean in product(weights, means):
+            gradients = filled.pull_back(call.case.cotangents, one, mean=mean)
+            yield found | filled.sum_gradients(gradients, call.case.inputs)
+
+
+def with_bounds(call: Call, results: Results) -> Prediction:
+    """Results with the bounds that the right computation would have on numbers as large as theirs.
+
+    A computation with a mistake rounds as often as the right one, in other elements: so the bound of every element is
+    the largest one of the result, as many times larger as its largest number is. It counts twice, and so does the
+    rounding of the result: once for the implementation, once for the definition's own steps.
+    """
+    bounds = {}
+    for name, array in results.items():
+        right, limits = call.right.get(name), call.bounds.get(name)
+        if right is None or limits is None:
+            continue
+        largest_right, largest, limit = (
+            np.max(np.abs(a), initial=0, where=np.isfinite(a)) for a in (right, array, limits)
+        )
+        growth = max(1.0, largest / largest_right) if largest_right else 1.0
+        rounding = 2.0 ** -PRECISION[expected_dtype(name, call.case)][0] * np.abs(array)
+        bounds[name] = np.asarray(2 * (limit * growth + np.where(np.isfinite(rounding), rounding, 0)))
+    return Prediction({name: np.asarray(results[name], float) for name in bounds}, bounds)

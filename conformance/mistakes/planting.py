@@ -1,0 +1,71 @@
+"""A mistake as a subject: the definition, whose results are those of the mistake where it shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.case import Case
+from conformance.mistakes.call import Call, Results
+from conformance.mistakes.mistake import Mistake
+from conformance.oracle.reference import widened
+from conformance.subjects.subject import Answers, NumpySubject
+
+
+class PlantedSubject(NumpySubject):
+    """An implementation that makes a known mistake, and is right otherwise."""
+
+    def __init__(self, mistake: Mistake) -> None:
+        super().__init__()
+        self.name, self.mistake = str(mistake), mistake
+
+    def __call__(self, case: Case) -> Answers:
+        answers = super().__call__(case)  # raises what the definition raises
+        predictions = self.mistake.predict(Call(case), solve_by_definition)
+        results: Results = predictions[0].results if predictions else {}
+        with np.errstate(all="ignore"):
+            wrong = {name: np.asarray(results[name]).astype(answers[name].dtype) for name in results if name in answers}
+        return answers | wrong
+
+
+def solve_by_definition(case: Case) -> Results:
+    """The definition in float64, which is exact enough to be wrong by."""
+    return {name: array.astype(float) for name, array in NumpySubject()(widened(case)).items()}
+
+
+@dataclass(frozen=True)
+class PlantedMistake:
+    """A mistake to be caught by its rule. It has the form of a `Fault`."""
+
+    mistake: Mistake
+    arrays: str = "numpy"
+
+    @property
+    def rule(self) -> str:
+        return self.mistake.rule
+
+    @property
+    def operation(self) -> str:
+        return self.mistake.operations[0]
+
+    @property
+    def name(self) -> str:
+        condition = self.mistake.condition
+        return str(self.mistake) if condition.clauses == 0 else f"{self.mistake} {condition_text(condition)}"
+
+    @property
+    def title(self) -> str:
+        return f"{self.rule} {self.name}"
+
+    def make(self) -> Any:
+        subject = PlantedSubject(self.mistake)
+        subject.name = self.title
+        return subject
+
+
+def condition_text(condition: Any) -> str:
+    """The fields of a condition that ask for something, for a title."""
+    shown = {name: value for name, value in vars(condition).items() if value not in ("", 0, None, (), "both")}
+    return ", ".join(f"{name}={value}" for name, value in shown.items())
