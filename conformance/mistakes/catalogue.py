@@ -1,14 +1,31 @@
-"""All known mistakes."""
+"""All known mistakes, by topic."""
 
 from __future__ import annotations
 
 import importlib
 from functools import cache
+from types import ModuleType
 
 from conformance.mistakes.mistake import Mistake
 
-TOPICS = ("masks",)
-"""The files of this folder, each with `MISTAKES` and `PLANTED`."""
+ATTENTION = ("attention", "attention_weights", "attention_logsumexp")
+TOPICS: dict[str, tuple[str, ...]] = {
+    "masks": ATTENTION,
+    "losses": ("cross_entropy", "nll_loss"),
+    "optimizers": ("adam_step", "sgd_step", "clip_by_global_norm"),
+}
+"""The files of this folder, each with `MISTAKES` and `PLANTED`, and the operations that they are about."""
+
+
+def load_topic(topic: str) -> ModuleType:
+    return importlib.import_module(f"conformance.mistakes.{topic}")
+
+
+@cache
+def mistakes_of(operation: str) -> tuple[Mistake, ...]:
+    """Return the entries about an operation; only the files about it are loaded."""
+    topics = [topic for topic, operations in TOPICS.items() if operation in operations]
+    return tuple(one for topic in topics for one in load_topic(topic).MISTAKES if operation in one.operations)
 
 
 @cache
@@ -19,9 +36,5 @@ def known_mistakes() -> tuple[Mistake, ...]:
 
 @cache
 def planted_mistakes() -> tuple[Mistake, ...]:
-    """Return what is planted: entries with chosen values, some under a condition."""
+    """Return what is planted: entries with chosen values, some of them under a condition."""
     return tuple(mistake for topic in TOPICS for mistake in load_topic(topic).PLANTED)
-
-
-def load_topic(topic: str):  # type: ignore[no-untyped-def]
-    return importlib.import_module(f"conformance.mistakes.{topic}")

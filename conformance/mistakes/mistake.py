@@ -72,6 +72,7 @@ class Mistake:
         operations: those that it is a mistake of; it is planted in the first.
         parameters: the values of each parameter that implementations have; the first is planted.
         equivalent: ids of mistakes that no case tells apart from this one.
+        lacks: the feature that an implementation with the mistake may declare that it does not support.
         values: the chosen value of each parameter.
         condition: when it shows.
     """
@@ -83,6 +84,7 @@ class Mistake:
     operations: tuple[str, ...] = ("attention",)
     parameters: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     equivalent: tuple[str, ...] = ()
+    lacks: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
     condition: Condition = ALWAYS
 
@@ -206,6 +208,7 @@ def with_bounds(call: Call, results: Results) -> Prediction:
             np.max(np.abs(a), initial=0, where=np.isfinite(a)) for a in (right, array, limits)
         )
         growth = max(1.0, largest / largest_right) if largest_right else 1.0
-        rounding = 2.0 ** -PRECISION[expected_dtype(name, call.case)][0] * np.abs(array)
+        digits = PRECISION.get(expected_dtype(name, call.case), (np.inf, 0))[0]  # whole numbers are not rounded
+        rounding = 2.0**-digits * np.abs(array)
         bounds[name] = np.asarray(2 * (limit * growth + np.where(np.isfinite(rounding), rounding, 0)))
     return Prediction({name: np.asarray(results[name], float) for name in bounds}, bounds)

@@ -1,0 +1,60 @@
+"""Cases of a run that are kept, right and wrong ones alike, so that a diagnosis can ask them once more."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from conformance.cases.case import Case
+from conformance.checks.check import Check
+
+LARGEST = 2**20
+"""Bytes of the arrays of one case at most; a mistake is told apart on small cases."""
+FAILING, PASSING = 3, 2
+"""Cases that are kept for each probe: the smallest that fail and that pass."""
+EXACT = "float64"
+"""The dtype whose exact results are slow to compute: one failing and one passing case for each probe."""
+
+
+@dataclass(frozen=True)
+class KeptCase:
+    """A case as a check asked it. failed: whether the subject was wrong."""
+
+    probe: str
+    check: Check[Any, Any]
+    example: Any
+    failed: bool
+
+    @property
+    def size(self) -> int:
+        return bytes_of(self.check.case_of(self.example))
+
+
+def bytes_of(case: Case) -> int:
+    return sum(array.nbytes for array in (*case.inputs.values(), *case.cotangents.values()))
+
+
+@dataclass
+class KeptCases:
+    """Of one subject, by probe, whether they failed, and whether they are in float64."""
+
+    cases: dict[tuple[str, bool, bool], list[KeptCase]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, kept: KeptCase) -> None:
+        case = kept.check.case_of(kept.example)
+        if case is None or kept.size > LARGEST:
+            return
+        exact = case.dtype == EXACT
+        several = self.cases[kept.probe, kept.failed, exact]
+        several.append(kept)
+        several.sort(key=lambda one: one.size)
+        del several[1 if exact else FAILING if kept.failed else PASSING :]
+
+    def include(self, other: KeptCases) -> None:
+        for kept in other:
+            self.add(kept)
+
+    def __iter__(self) -> Iterator[KeptCase]:
+        return (kept for several in self.cases.values() for kept in several)

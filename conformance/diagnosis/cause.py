@@ -1,0 +1,81 @@
+"""What is behind violations: a known mistake, or a pattern where no mistake explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from conformance.checks.levels import rank
+from conformance.checks.results import Violation
+from conformance.diagnosis.pattern import Pattern
+from conformance.mistakes.condition import Condition
+from conformance.mistakes.mistake import Mistake
+
+CauseKind = Literal["mistake", "digits", "numbers", "error", "state", "memory", "refusal"]
+"""A known mistake; lost digits, wrong numbers that no mistake explains; the same error; a dependence on earlier calls;
+a dependence on memory layouts; a call that is answered and should be refused."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A known mistake that explains failing cases.
+
+    mistake: with the values of its parameters and the condition under which it shows. explained: how many failing
+    cases, of how many `failing` that were asked; `passing` cases speak for it, as it does not show in them.
+    alternatives: other mistakes that no case told apart from it.
+    """
+
+    mistake: Mistake
+    explained: int
+    failing: int
+    passing: int
+    alternatives: tuple[Mistake, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return self.mistake.id
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        return self.mistake.values
+
+    @property
+    def condition(self) -> Condition:
+        return self.mistake.condition
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One thing that is wrong, and the violations that follow from it.
+
+    Attributes:
+        kind: what sort of cause it is.
+        violations: those that it explains, the one that shows it best first, with the smallest case.
+        diagnosis: the known mistake, for a cause of kind "mistake".
+        condition: when it shows, as far as the cases tell; None where they do not.
+        pattern: where the first wrong result is wrong.
+        conventions: options under which all its cases conform: it may be meant so.
+        lacks: features or dtypes without which nothing of it shows; the subject may declare that it lacks them.
+    """
+
+    kind: CauseKind
+    violations: tuple[Violation, ...]
+    diagnosis: Diagnosis | None = None
+    condition: Condition | None = None
+    pattern: Pattern | None = None
+    conventions: Mapping[str, str] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def lead(self) -> Violation:
+        return self.violations[0]
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(violation.rule for violation in self.violations))
+
+    @property
+    def level(self) -> str:
+        """The lowest level at which it is a violation."""
+        return min((violation.level for violation in self.violations), key=rank)

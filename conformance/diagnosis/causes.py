@@ -1,0 +1,193 @@
+"""From violations and evidence to causes: once, after a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from conformance.bounds import bound
+from conformance.cases.declaration import CONVENTIONS, Declaration
+from conformance.checks.comparison import ratio
+from conformance.checks.kept_cases import KeptCase
+from conformance.checks.levels import rank
+from conformance.checks.results import Results, Violation
+from conformance.diagnosis.cause import Cause, CauseKind, Diagnosis
+from conformance.diagnosis.choice import Chooser
+from conformance.diagnosis.evidence import Evidence, ask_fresh, collect_evidence
+from conformance.diagnosis.experiments import draw_like
+from conformance.diagnosis.explanation import Explanation, judge_mistake, learn_condition
+from conformance.diagnosis.memory import because_of_memory
+from conformance.diagnosis.pattern import find_pattern
+from conformance.mistakes.catalogue import mistakes_of
+from conformance.runner.in_process import Runner
+from conformance.sampling.strategies import roundings
+
+PRECISIONS = ("weights", "products", "shared_heads", "normalized", "saved", "merging", "angles", "rotation")
+"""Conventions that say in which precision something is computed."""
+
+
+def find_causes(results: Results, runner: Runner) -> list[Cause]:
+    """Return the causes of all violations, those of the lowest level first."""
+    violations = [violation for (_, subject), violation in results.violations.items() if subject == runner.name]
+    if not violations:
+        return []
+    numeric = {id(one): one for one in violations if is_numeric(one)}
+    found = [*group_others([one for one in violations if id(one) not in numeric])]
+    memory = [one for one in numeric.values() if because_of_memory(runner, one.check, one.example, one.level)]
+    if memory:
+        found.append(Cause("memory", in_order(memory)))
+    asked = {id(one): keep_violation(one) for one in numeric.values() if one not in memory}
+    evidence = collect_evidence(runner, [*results.kept[runner.name]], asked.values())
+    own = {key: one for key, kept in asked.items() for one in evidence if one.kept is kept}
+    found += explain_numbers(runner, evidence, {key: numeric[key] for key in asked}, own)
+    return sorted(found, key=lambda cause: (rank(cause.level), cause.kind != "mistake", -len(cause.violations)))
+
+
+def is_numeric(violation: Violation) -> bool:
+    """Whether numbers are wrong, in an answer to one call."""
+    return violation.finding.kind == "value" and not violation.of_state and violation.case is not None
+
+
+def keep_violation(violation: Violation) -> KeptCase:
+    return KeptCase(violation.probe, violation.check, violation.example, failed=True)
+
+
+def explain_numbers(
+    runner: Runner, evidence: Sequence[Evidence], violations: dict[int, Violation], own: dict[int, Evidence]
+) -> Iterator[Cause]:
+    """Causes of wrong numbers. own: the evidence that is a violation's own case, where it could be asked again."""
+    failing = [one for one in evidence if one.wrong]
+    passing = [one for one in evidence if not one.wrong]
+    mistakes = mistakes_of(runner_operation(violations))
+    chooser = Chooser(
+        failing,
+        passing,
+        mistakes,
+        partial(draw_like, declaration=runner.declaration),
+        partial(ask_fresh, runner),
+    )
+    left = dict(violations)
+    chosen = chooser.choose() if failing else []
+    for explanation in chosen:
+        explained = {id(one) for one in explanation.explained}
+        follow = [left.pop(key) for key in [*left] if key in own and id(own[key]) in explained]
+        if follow:
+            yield explain_by_mistake(chooser, explanation, follow)
+    if left:
+        yield from group_numbers(left, own, chooser.passing)
+
+
+def runner_operation(violations: dict[int, Violation]) -> str:
+    return next((one.case.operation for one in violations.values()), "")
+
+
+def explain_by_mistake(chooser: Chooser, explanation: Explanation, violations: Sequence[Violation]) -> Cause:
+    mistake = explanation.mistake
+    silent = sum(judge_mistake(mistake, one) == "silent" for one in chooser.passing)
+    diagnosis = Diagnosis(
+        mistake, len(explanation.explained), len(chooser.failing), silent, tuple(explanation.alternatives)
+    )
+    smallest = min(explanation.explained, key=lambda one: one.size)
+    ordered = in_order(violations, first=lambda one: one.rule != mistake.rule)
+    return Cause(
+        "mistake",
+        ordered,
+        diagnosis,
+        mistake.condition,
+        find_pattern(smallest),
+        find_conventions(explanation.explained),
+        (mistake.lacks,) if mistake.lacks else (),
+    )
+
+
+def in_order(
+    violations: Sequence[Violation], first: Callable[[Violation], bool] = lambda one: False
+) -> tuple[Violation, ...]:
+    """The lowest level first, then those for which `first` is False, then the smallest cases."""
+
+    def order(violation: Violation) -> tuple[Any, ...]:
+        inputs = {} if violation.case is None else violation.case.inputs
+        return rank(violation.level), first(violation), sum(array.size for array in inputs.values())
+
+    return tuple(sorted(violations, key=order))
+
+
+# --- without a known mistake ------------------------------------------------------------------------------------------
+
+
+def group_numbers(
+    violations: dict[int, Violation], own: dict[int, Evidence], passing: Sequence[Evidence]
+) -> Iterator[Cause]:
+    """One cause for violations that are alike: lost digits in one dtype, wrong outputs, or wrong gradients alone."""
+    groups: dict[Any, list[int]] = {}
+    for key, violation in violations.items():
+        groups.setdefault(kind_of_numbers(violation, own.get(key)), []).append(key)
+    for (kind, *_), keys in groups.items():
+        evidence = [own[key] for key in keys if key in own and own[key].wrong]
+        smallest = min(evidence, key=lambda one: one.size, default=None)
+        condition = learn_condition(evidence, [one for one in passing if not one.case.special]) if evidence else None
+        pattern = None if smallest is None else find_pattern(smallest)
+        conventions = find_conventions(evidence)
+        yield Cause(kind, in_order([violations[key] for key in keys]), None, condition, pattern, conventions)
+
+
+def kind_of_numbers(violation: Violation, evidence: Evidence | None) -> tuple[CauseKind, Any, Any]:
+    if violation.loses_digits:
+        return "digits", violation.case.dtype, None
+    gradient = violation.finding.name.startswith("gradient of ")
+    return "numbers", gradient, violation.of_numbers
+
+
+def find_conventions(evidence: Sequence[Evidence]) -> dict[str, str]:
+    """The conventions of precision, as few as may be, under which all the cases conform; empty where none do.
+
+    Of the values of a convention those that excuse least come first, and one convention before two.
+    """
+    if not evidence or any(one.case.special for one in evidence):
+        return {}
+    choices = [(name, value) for name in PRECISIONS for value in CONVENTIONS[name][1:]]
+    declared = [dict([one]) for one in choices]
+    declared += [dict(pair) for pair in product(choices, choices) if pair[0][0] < pair[1][0]]
+    for conventions in declared:
+        if all(conforms_under(conventions, one) for one in evidence):
+            return conventions
+    return {}
+
+
+def conforms_under(conventions: dict[str, str], evidence: Evidence) -> bool:
+    """Whether the answers to a case are within the bounds of a subject that declares these conventions."""
+    case = evidence.case
+    rounding = roundings(Declaration().promising(**conventions), case.dtype)
+    if not rounding or rounding == case.rounding:
+        return False
+    with np.errstate(all="ignore"):
+        bounds = bound(replace(case, rounding=case.rounding | rounding))
+        return all(
+            bool((ratio(evidence.answers[name].astype(float), evidence.call.exact[name], bounds[name],
+                        str(evidence.answers[name].dtype)) <= 1).all())
+            for name in evidence.wrong
+        )  # fmt: skip
+
+
+def group_others(violations: Sequence[Violation]) -> Iterator[Cause]:
+    """Causes of violations without numbers: one for each error, state, and each call that should be refused."""
+    groups: dict[Any, list[Violation]] = {}
+    for violation in violations:
+        groups.setdefault(kind_of_other(violation), []).append(violation)
+    for (kind, *_), several in groups.items():
+        lacks = tuple(dict.fromkeys(name for one in several for name in one.lacks))
+        yield Cause(kind, in_order(several), lacks=lacks)
+
+
+def kind_of_other(violation: Violation) -> tuple[CauseKind, Any]:
+    finding = violation.finding
+    if violation.of_state:
+        return "state", None
+    if violation.is_refusal:
+        return "refusal", violation.rule
+    return "error", finding.same_error_key

@@ -1,0 +1,160 @@
+"""Choosing the fewest known mistakes that explain all failing cases, by asking cases that tell them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from conformance.cases.case import Case
+from conformance.diagnosis.evidence import Evidence
+from conformance.diagnosis.explanation import Explanation, learn_condition, screen
+from conformance.mistakes.call import Call
+from conformance.mistakes.mistake import Mistake, Prediction
+
+ASKED = 8
+"""Experiments for one choice: each halves what is left, and no more than some dozens of mistakes ever fit."""
+TRIED = 60
+"""Cases that are drawn for them; on most, two mistakes that fit so far differ as little as on those before."""
+CONTENDERS = 12
+"""Mistakes that experiments tell apart; more only fit where few cases fail."""
+
+AskFresh = Callable[[Case], "Evidence | None"]
+Draw = Callable[[Evidence], Iterator[Case]]
+"""Draws cases like one that fails, whose features it has, in other sizes and with other numbers."""
+
+
+class Chooser:
+    """The evidence, and the search for mistakes in it.
+
+    failing, passing: evidence, the smallest first; experiments add to it. draw, ask_fresh: for experiments.
+    """
+
+    def __init__(
+        self,
+        failing: Sequence[Evidence],
+        passing: Sequence[Evidence],
+        mistakes: Iterable[Mistake],
+        draw: Draw,
+        ask_fresh: AskFresh,
+    ) -> None:
+        self.failing, self.passing = [*failing], [*passing]
+        self.mistakes, self.draw, self.ask_fresh = [*mistakes], draw, ask_fresh
+
+    def choose(self) -> list[Explanation]:
+        """Return explanations in the order of what they explain, each with its condition."""
+        chosen: list[Explanation] = []
+        uncovered = [*self.failing]
+        while uncovered:
+            found = self.choose_one(uncovered)
+            if found is None:
+                break
+            chosen.append(found)
+            explained = {id(one) for one in found.explained}
+            uncovered = [one for one in uncovered if id(one) not in explained]
+        return chosen
+
+    def choose_one(self, uncovered: Sequence[Evidence]) -> Explanation | None:
+        """The mistake that explains most of the uncovered cases, with nothing against it."""
+        explanations = screen(self.mistakes, uncovered)
+        for explanation in explanations:
+            for evidence in (*self.failing, *self.passing):
+                explanation.weigh(evidence)
+        rejected: set[int] = set()
+        while True:
+            fitting = [one for one in map(self.with_condition, explanations) if one is not None]
+            fitting = [one for one in fitting if id(one.mistake) not in rejected and covers(one, uncovered)]
+            if not fitting:
+                return None
+            fitting.sort(key=lambda one: (-covers(one, uncovered), one.mistake.condition.clauses))
+            most = covers(fitting[0], uncovered)
+            contenders = [one for one in fitting if covers(one, uncovered) == most][:CONTENDERS]
+            left = self.experiment(contenders)
+            if left:
+                best = min(left, key=lambda one: (one.mistake.condition.clauses, contenders.index(one)))
+                best.alternatives = [one.mistake for one in left if one is not best]
+                return best
+            # What was asked speaks against all of them: their conditions are learned anew, from more evidence.
+            if not any(one.against for one in contenders):
+                return None
+            explanations = [one for one in explanations if not self.is_refuted(one)]
+            rejected |= {id(one.mistake) for one in contenders}
+
+    def with_condition(self, explanation: Explanation) -> Explanation | None:
+        """The explanation under the simplest condition that leaves nothing against it; None if there is none."""
+        if not explanation.explained:
+            return None
+        if not explanation.against:
+            return explanation
+        condition = learn_condition(explanation.explained, explanation.against)
+        if condition is None:
+            return None
+        mistake = explanation.mistake
+        narrowed = mistake.under(replace(condition, passes=mistake.condition.passes))
+        return Explanation(narrowed, [*explanation.explained])
+
+    def is_refuted(self, explanation: Explanation) -> bool:
+        return self.with_condition(explanation) is None
+
+    def experiment(self, contenders: Sequence[Explanation]) -> list[Explanation]:
+        """Ask cases on which the contenders differ from one another, or from what is right; keep those that fit."""
+        left, confirmed, asked = [*contenders], set[int](), 0
+        for case in self.cases_like(contenders[0].explained):
+            if asked == ASKED or (len(left) == 1 and len(confirmed) >= 1 and asked >= 2):
+                break
+            if not worth_asking(case, left, confirmed):
+                continue
+            evidence, asked = self.ask_fresh(case), asked + 1
+            if evidence is None:
+                continue
+            (self.failing if evidence.wrong else self.passing).append(evidence)
+            verdicts = {id(one): one.weigh(evidence) for one in left}
+            confirmed |= {one for one, verdict in verdicts.items() if verdict == "explains"}
+            left = [one for one in left if verdicts[id(one)] != "against"]
+            if not left:
+                return []
+        # Where no case could be asked, one that was explained may be chance; two are not.
+        sure = [one for one in left if id(one) in confirmed]
+        return sure if asked else [one for one in left if len(one.explained) > 1]
+
+    def cases_like(self, explained: Sequence[Evidence]) -> Iterator[Case]:
+        """Cases in turn like each of those explained; `TRIED` at most."""
+        sources = [self.draw(one) for one in explained[:4]]
+        count = 0
+        while sources and count < TRIED:
+            for source in [*sources]:
+                case = next(source, None)
+                if case is None:
+                    sources.remove(source)
+                else:
+                    count += 1
+                    yield case
+
+
+def covers(explanation: Explanation, uncovered: Sequence[Evidence]) -> int:
+    explained = {id(one) for one in explanation.explained}
+    return sum(id(one) in explained for one in uncovered)
+
+
+def worth_asking(case: Case, left: Sequence[Explanation], confirmed: set[int]) -> bool:
+    """Whether two predictions differ on the case, or that of an unconfirmed mistake from what is right."""
+    call = Call(case)
+    predictions = [one.mistake.predict(call)[:1] for one in left]
+    shows = [bool(some) and is_wrong(some[0], call) for some in predictions]
+    if any(shown and id(one) not in confirmed for one, shown in zip(left, shows, strict=True)):
+        return True
+    return any(
+        shows[i] != shows[j] or (shows[i] and are_apart(predictions[i][0], predictions[j][0]))
+        for i in range(len(left))
+        for j in range(i)
+    )
+
+
+def is_wrong(prediction: Prediction, call: Call) -> bool:
+    names = [name for name in prediction.results if name in call.right]
+    return any(prediction.differs(name, call.right[name], call.bounds[name]) for name in names)
+
+
+def are_apart(one: Prediction, other: Prediction) -> bool:
+    """Whether one predicts a result otherwise than the other, beyond both bounds."""
+    names = one.results.keys() & other.results.keys()
+    return any(one.differs(name, other.results[name], other.bounds[name]) for name in names)

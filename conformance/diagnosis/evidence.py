@@ -1,0 +1,125 @@
+"""Evidence: cases that a subject was asked, with its answers and what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from conformance.cases.case import Case
+from conformance.cases.expectations import Planted
+from conformance.checks.catalogue import (
+    AGREEMENT,
+    DESCRIPTION,
+    EMPTY_ROWS,
+    MEMORY,
+    PLANTED,
+    SHAPES,
+    SPOILED_ROWS,
+    TOWERING,
+    TWIN,
+)
+from conformance.checks.check import Check, nothing
+from conformance.checks.comparison import Finding, judge, no_others, promised
+from conformance.checks.kept_cases import KeptCase
+from conformance.mistakes.call import Call
+from conformance.runner.in_process import JudgeError, Runner
+from conformance.subjects.subject import Answers, Subject
+
+MOST = 40
+"""Failing and passing cases that are asked again, of each. The sketch of this method told mistakes apart with fewer."""
+SEVERAL = (AGREEMENT, EMPTY_ROWS, MEMORY, DESCRIPTION, SHAPES, PLANTED, TWIN, TOWERING)
+"""Checks that compare the answers to one call with exact results."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A call with a subject's answers.
+
+    wrong: results beyond their bounds. probe: what drew the case. kept: how it was asked. findings: of each result.
+    """
+
+    call: Call
+    answers: Answers
+    wrong: frozenset[str]
+    probe: str = ""
+    kept: KeptCase | None = None
+    findings: tuple[Finding, ...] = field(default=(), compare=False)
+
+    @property
+    def case(self) -> Case:
+        return self.call.case
+
+    @property
+    def size(self) -> int:
+        return sum(array.size for array in self.case.inputs.values())
+
+
+@dataclass(frozen=True)
+class Answered(Finding):
+    """No finding: a subject's answers to one case."""
+
+    answers: Answers = field(default_factory=dict)
+
+
+def answer_case(subject: Subject, case: Case, shared: None) -> list[Finding]:
+    return [Answered("answers", 0.0, answers=subject(case))]
+
+
+ANSWERS_TO_CASE = Check("answers to a case", nothing, answer_case, tells_size=False)
+
+
+def ask(runner: Runner, case: Case) -> Answers | None:
+    """Return the subject's answers; None where it gives none."""
+    try:
+        found = runner.run_check(ANSWERS_TO_CASE, case, None)
+    except JudgeError:
+        return None
+    return found[0].answers if found and isinstance(found[0], Answered) else None
+
+
+def collect_evidence(runner: Runner, kept: Iterable[KeptCase], always: Iterable[KeptCase] = ()) -> list[Evidence]:
+    """Ask the subject some of the kept cases once more, and all of `always`, the smallest first."""
+    chosen = [*always]
+    for failed in (True, False):
+        sorted_cases = sorted((one for one in kept if one.failed == failed and one.check in SEVERAL), key=by_turns(kept))
+        chosen += sorted_cases[:MOST]
+    found = (ask_kept(runner, one) for one in chosen)
+    return sorted((evidence for evidence in found if evidence is not None), key=lambda evidence: evidence.size)
+
+
+def by_turns(kept: Iterable[KeptCase]) -> Callable[[KeptCase], tuple[int, int]]:
+    """Order the smallest case of each probe before the second of any."""
+    place: dict[int, int] = {}
+    count: dict[tuple[str, bool], int] = {}
+    for one in sorted(kept, key=lambda one: one.size):
+        count[one.probe, one.failed] = place[id(one)] = count.get((one.probe, one.failed), -1) + 1
+    return lambda one: (place[id(one)], one.size)
+
+
+def ask_kept(runner: Runner, kept: KeptCase) -> Evidence | None:
+    """Ask one case again as its check did; None where the subject does not answer, or the check compares otherwise."""
+    if kept.check not in SEVERAL and kept.check != SPOILED_ROWS:
+        return None
+    example = kept.example
+    case = example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
+    answers = ask(runner, case)
+    if answers is None:
+        return None
+    *_, exact, bounds = kept.check.prepare(example)
+    return weigh(Call.judged_by(case, exact, bounds), answers, kept.probe, kept)
+
+
+def ask_fresh(runner: Runner, case: Case) -> Evidence | None:
+    """Ask a case that the run did not have; None where the subject does not answer."""
+    answers = ask(runner, case)
+    return None if answers is None else weigh(Call(case), answers)
+
+
+def weigh(call: Call, answers: Answers, probe: str = "", kept: KeptCase | None = None) -> Evidence | None:
+    """Compare answers with what is right; None where one is no array of the right shape and dtype."""
+    findings = judge(call.case, answers, call.exact, call.bounds, no_others)
+    if any(finding.is_no_number for finding in findings):
+        return None
+    wrong = frozenset(finding.name for finding in findings if finding.ratio > 1)
+    return Evidence(call, promised(call.case, answers, call.exact), wrong, probe, kept, tuple(findings))

@@ -1,0 +1,90 @@
+"""Cases for experiments: like one that fails, in other sizes and with other numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.axes import OFFSET
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.cases.features import within
+from conformance.cases.operation import operation_named
+from conformance.diagnosis.evidence import Evidence
+from conformance.runner.dimensions import Part, cast, sizes_of, taken
+from conformance.runner.shrinking import aligned
+from specification.dtypes import FLOATING
+
+NUMBERS, EXACT_NUMBERS = 2**18, 2**12
+"""Numbers in the inputs of a case that is drawn, at most; the second in float64, whose exact results are slow."""
+LEAST = 5
+"""A size from which on heads, rows and columns are told apart."""
+FAR = 4
+"""Standard deviations by which numbers are far from 0, as those of rows with a large mean are."""
+
+
+def draw_like(evidence: Evidence, declaration: Declaration) -> Iterator[Case]:
+    """Draw cases like one that fails: other numbers in its sizes, then each size grown alone, then all of them."""
+    case = evidence.case
+    if case.special:
+        return
+    rng = np.random.default_rng(len(evidence.probe))
+    for sizes in grow_sizes(case):
+        for _ in range(2):
+            drawn = redraw(case, sizes, rng)
+            drawn = aligned(drawn, declaration)
+            if drawn is not None and affordable(drawn) and within(drawn, declaration):
+                yield drawn
+
+
+def grow_sizes(case: Case) -> Iterator[dict[str, int]]:
+    """The sizes of the case; then larger ones, of which one less or more than a power of two leaves tiles a rest."""
+    sizes = {name: size for name, size in sizes_of(case).items() if name != OFFSET and size}
+    unit = operation_named(case.operation).width_unit
+    yield sizes
+    wide = {name: max(size, LEAST + unit - 1 if name == "E" else LEAST) for name, size in sizes.items() if name != "B"}
+    yield sizes | {name: size - size % unit if name == "E" else size for name, size in wide.items()}
+    for name, size in sizes.items():
+        grown = 2 * size + (unit if name == "E" else 1)
+        yield sizes | {name: max(grown, 3)}
+    yield {name: 2 * size + (unit if name == "E" else 1) for name, size in sizes.items()}
+
+
+def redraw(case: Case, sizes: dict[str, int], rng: np.random.Generator) -> Case | None:
+    """The call in these sizes on other numbers, as large as its own and as far from 0."""
+    larger = taken(case, {name: Part(0, size) for name, size in sizes.items()}, rng)
+    if larger is None:
+        return None
+    inputs = {name: redraw_array(case.inputs.get(name, array), array, rng) for name, array in larger.inputs.items()}
+    inputs |= {n: np.abs(inputs[n]) for n in operation_named(case.operation).positive if n in inputs}
+    cotangents = {
+        name: redraw_array(case.cotangents.get(name, array), array, rng) for name, array in larger.cotangents.items()
+    }
+    return replace(larger, inputs=inputs, cotangents=cotangents, memory={})
+
+
+def redraw_array(array: np.ndarray, grown: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Normal numbers of the array's size and mean; ids, -inf and other values that mean something stay."""
+    if str(array.dtype) not in FLOATING:
+        return grown
+    wide = array.astype(float)
+    finite = wide[np.isfinite(wide)]
+    size, mean, spread = (float(f(finite)) if finite.size else 1.0 for f in (root_mean_square, np.mean, np.std))
+    far = abs(mean) > FAR * spread > 0
+    numbers = rng.normal(size=grown.shape) * ((spread if far else size) or 1.0) + mean * far
+    return np.where(np.isfinite(grown.astype(float)), cast(numbers, array.dtype), grown).astype(array.dtype)
+
+
+def root_mean_square(array: np.ndarray) -> Any:
+    return np.sqrt(np.mean(array**2))
+
+
+def affordable(case: Case) -> bool:
+    count = sum(array.size for array in case.inputs.values())
+    if "query" in case.inputs and case.inputs["query"].ndim == 4:
+        (B, H, Q, _), K = case.inputs["query"].shape, case.inputs["key"].shape[2]
+        count += B * H * Q * K
+    return count <= (EXACT_NUMBERS if case.dtype == "float64" else NUMBERS)

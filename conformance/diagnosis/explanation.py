@@ -1,0 +1,141 @@
+"""How far known mistakes explain evidence, and under which condition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from conformance.cases.features import features_of
+from conformance.diagnosis.evidence import Evidence
+from conformance.mistakes.condition import ALWAYS, Condition
+from conformance.mistakes.mistake import Mistake
+from conformance.runner.dimensions import sizes_of
+
+TILES = (2, 4, 8, 16, 32, 64, 128, 256)
+SCREENED = 10
+"""Failing cases on which every mistake is tried first, the smallest of each kind; most mistakes explain none of them."""
+
+Verdict = Literal["explains", "against", "silent"]
+
+
+@dataclass
+class Explanation:
+    """A mistake with the evidence that it explains, and that speaks against it.
+
+    alternatives: mistakes that explain the same cases, and that no experiment told apart.
+    """
+
+    mistake: Mistake
+    explained: list[Evidence] = field(default_factory=list)
+    against: list[Evidence] = field(default_factory=list)
+    alternatives: list[Mistake] = field(default_factory=list)
+
+    def weigh(self, evidence: Evidence) -> Verdict:
+        """Add a piece of evidence."""
+        verdict = judge_mistake(self.mistake, evidence)
+        if verdict != "silent":
+            (self.explained if verdict == "explains" else self.against).append(evidence)
+        return verdict
+
+
+def judge_mistake(mistake: Mistake, evidence: Evidence) -> Verdict:
+    """Say what a case's answers tell of a mistake.
+
+    It explains them if every predicted result agrees with them, one is predicted to be wrong, and all that is wrong is
+    predicted, or follows from a wrong output. They speak against it if they differ from a prediction of something wrong.
+    """
+    verdict: Verdict = "silent"
+    right, bounds = evidence.call.right, evidence.call.bounds
+    for prediction in mistake.predict(evidence.call):
+        names = [name for name in prediction.results if name in evidence.answers and name in right]
+        if not any(prediction.differs(name, right[name], bounds[name]) for name in names):
+            continue
+        if not all(prediction.agrees(name, evidence.answers[name]) for name in names):
+            verdict = "against"
+            continue
+        unpredicted = evidence.wrong.difference(names)
+        if evidence.wrong and (not unpredicted or ("output" in names and "output" in evidence.wrong)):
+            return "explains"
+        return "silent"  # too near to what is right, or something else is wrong as well
+    return verdict
+
+
+def variants_for(mistake: Mistake, evidence: Evidence) -> Iterator[Mistake]:
+    """A mistake's variants that may explain a case: of the backward pass alone where the output is right."""
+    forward = any(not name.startswith("gradient of ") for name in evidence.wrong)
+    for variant in mistake.variants():
+        if forward:
+            yield variant
+        else:
+            yield variant
+            yield variant.under(Condition(passes="backward"))
+
+
+def screen(mistakes: Iterable[Mistake], failing: Sequence[Evidence]) -> list[Explanation]:
+    """Keep the mistakes that explain one of the first failing cases."""
+    first = smallest_of_each_kind(failing)
+    found: dict[str, Mistake] = {}
+    for mistake in mistakes:
+        for evidence in first:
+            for variant in variants_for(mistake, evidence):
+                key = f"{variant}{variant.condition.passes}"
+                if key not in found and judge_mistake(variant, evidence) == "explains":
+                    found[key] = variant
+    return [Explanation(mistake) for mistake in found.values()]
+
+
+def smallest_of_each_kind(failing: Sequence[Evidence]) -> list[Evidence]:
+    """The smallest case for each set of features and wrong results, then others; `SCREENED` at most."""
+    kinds: dict[object, Evidence] = {}
+    for evidence in failing:
+        kinds.setdefault((frozenset(features_of(evidence.case)), evidence.wrong, evidence.case.dtype), evidence)
+    return [*kinds.values()][:SCREENED]
+
+
+def learn_condition(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Condition | None:
+    """The simplest condition that holds for all explained cases, and for none of the others; None if there is none."""
+    if not others:
+        return ALWAYS
+    for condition in conditions(explained, others):
+        if all(condition.holds(one.case) for one in explained) and not any(condition.holds(o.case) for o in others):
+            return condition
+    return None
+
+
+def conditions(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Iterator[Condition]:
+    """Conditions of one clause, a feature, a dtype or a size, the likelier first; then pairs of these."""
+    features = [features_of(one.case) for one in explained]
+    other_features = [features_of(one.case) for one in others]
+    common, anywhere = set.intersection(*features), set.union(*features)
+    present = [Condition(features=(name,)) for name in sorted(common - set.intersection(*other_features))]
+    absent = [Condition(lacks=(name,)) for name in sorted(set.union(*other_features) - anywhere)]
+    dtypes = tuple(sorted({one.case.dtype for one in explained}))
+    of_dtype = [Condition(dtypes=dtypes)]
+    sizes = [*size_conditions(explained, others)]
+    yield from (*present, *of_dtype, *sizes, *absent)
+    for one in (*present, *sizes, *absent):
+        yield Condition(**{**vars(one), "dtypes": dtypes})
+    for one in (*present, *absent):
+        for size in sizes:
+            yield Condition(**{**vars(size), "features": one.features, "lacks": one.lacks})
+
+
+def size_conditions(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Iterator[Condition]:
+    """Past a size, up to a size, partial and whole tiles, along each axis that all cases have."""
+    rows = [sizes_of(one.case) for one in explained]
+    other_rows = [sizes_of(one.case) for one in others]
+    axes = [axis for axis in rows[0] if all(axis in row for row in (*rows, *other_rows))]
+    for axis in axes:
+        wrong, right = [row[axis] for row in rows], [row[axis] for row in other_rows]
+        below = [size for size in right if size < min(wrong)]
+        past = max(below, default=0)
+        if past:
+            yield Condition(axis, past=past)
+        if max(wrong) < max(right):
+            yield Condition(axis, up_to=max(wrong))
+        for tile in TILES:
+            if all(size % tile for size in wrong):
+                yield Condition(axis, past=tile if min(wrong) > tile else 0, partial=tile)
+            elif not any(size % tile for size in wrong):
+                yield Condition(axis, whole=tile)

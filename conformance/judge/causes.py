@@ -1,0 +1,77 @@
+"""The causes of a run's violations, each with one smallest case and the sizes at which it shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from conformance.checks.kept_cases import KeptCase
+from conformance.checks.results import Results, Violation
+from conformance.diagnosis.cause import Cause
+from conformance.diagnosis.causes import find_causes
+from conformance.diagnosis.evidence import ask_kept
+from conformance.diagnosis.explanation import judge_mistake
+from conformance.judge.run import Settle, cut_down, keep_as_found
+from conformance.judge.thresholds import threshold
+from conformance.mistakes.mistake import Mistake
+from conformance.runner.in_process import Runner
+from conformance.runner.shrinking import Example
+
+MANY = 4
+"""Causes that get a smallest case and sizes within the whole time; later ones get less, as the first say most."""
+SIZES = 0.6
+"""The part of a cause's time that its sizes get, as each size is one call and a smaller case takes several."""
+
+
+def explain_results(
+    results: Results, runner: Runner, seconds: float, settle: Settle = keep_as_found
+) -> list[Cause]:
+    """Find the causes of all violations, and make the case of each cause small.
+
+    Args:
+        results: of a run; the violations in it that lead a cause get their smallest case and sizes.
+        runner: of the subject.
+        seconds: for the smaller case of one cause; 0 to make none.
+        settle: says whether a smaller case shows the same violation alone; see `run_probe`.
+
+    Returns:
+        The causes, those of the lowest level first.
+    """
+    causes = find_causes(results, runner)
+    if not seconds:
+        return causes
+    end = time.monotonic() + MANY * seconds
+    found = []
+    for number, cause in enumerate(causes):
+        room = min(seconds, max(end - time.monotonic(), seconds / MANY))
+        if number >= MANY:
+            room = seconds / MANY
+        found.append(make_small(cause, runner, room, settle, sized=number < MANY))
+    for cause in found:
+        results.violations[cause.lead.rule, cause.lead.subject] = cause.lead
+    return found
+
+
+def make_small(cause: Cause, runner: Runner, seconds: float, settle: Settle, sized: bool) -> Cause:
+    """The cause with the smallest case that still shows it, and the sizes at which it shows."""
+    lead = cause.lead
+    if lead.is_numeric_or_call and not runner.overrun:
+        mistake = None if cause.diagnosis is None else cause.diagnosis.mistake
+        smaller = cut_down(lead, runner, seconds, explains_case(runner, mistake))
+        lead = smaller if settle(smaller) is smaller else lead
+    if sized:
+        lead = replace(lead, thresholds=threshold(lead, runner, SIZES * seconds))
+    return replace(cause, violations=(lead, *cause.violations[1:]))
+
+
+def explains_case(runner: Runner, mistake: Mistake | None) -> Callable[[Violation, Example], bool]:
+    """Whether a smaller case that fails is wrong by the same mistake, where one is known."""
+
+    def explains(violation: Violation, example: Example) -> bool:
+        if mistake is None:
+            return True
+        evidence = ask_kept(runner, KeptCase("", violation.check, example, failed=True))
+        return evidence is not None and judge_mistake(mistake, evidence) == "explains"
+
+    return explains

@@ -1,0 +1,181 @@
+"""Causes as plain data for a report, and the sentences about them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from conformance.cases.declaration import FEATURES
+from conformance.runner.dimensions import WORDS
+
+if TYPE_CHECKING:
+    from conformance.diagnosis.cause import Cause, Diagnosis
+    from conformance.diagnosis.pattern import Pattern
+    from conformance.mistakes.condition import Condition
+    from conformance.mistakes.mistake import Mistake
+
+Content = dict[str, Any]
+
+TITLES = {
+    "digits": "digits are lost, and no known mistake explains it",
+    "numbers": "numbers are wrong, and no known mistake explains them",
+    "error": "calls fail",
+    "state": "results depend on earlier calls, or on chance",
+    "memory": "results depend on how arrays lie in memory: in contiguous arrays the same numbers are right",
+    "refusal": "calls are answered that must be refused",
+}
+"""What is said of a cause without a known mistake, by its kind."""
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def cause_content(cause: Cause) -> Content:
+    """Return a cause with all its fields. Its violations stand among the subject's, by rule; the first shows it best."""
+    diagnosis, condition = cause.diagnosis, cause.condition
+    return {
+        "kind": cause.kind,
+        "level": cause.level,
+        "rules": list(cause.rules),
+        "mistake": None if diagnosis is None else diagnosis_content(diagnosis),
+        "condition": None if condition is None or condition.clauses == 0 else condition_content(condition),
+        "pattern": None if cause.pattern is None else pattern_content(cause.pattern),
+        "conventions": dict(cause.conventions),
+        "lacks": list(cause.lacks),
+    }
+
+
+def diagnosis_content(diagnosis: Diagnosis) -> Content:
+    return mistake_content(diagnosis.mistake) | {
+        "explained": diagnosis.explained,
+        "failing": diagnosis.failing,
+        "passing": diagnosis.passing,
+        "alternatives": [mistake_content(one) for one in diagnosis.alternatives],
+    }
+
+
+def mistake_content(mistake: Mistake) -> Content:
+    values = {name: plain_value(value) for name, value in mistake.values.items()}
+    return {"id": mistake.id, "rule": mistake.rule, "says": mistake.says.format(**values), "parameters": values}
+
+
+def plain_value(value: Any) -> Any:
+    return value if isinstance(value, int | float | str) else getattr(value, "__name__", str(value))
+
+
+def condition_content(condition: Condition) -> Content:
+    """Return the fields that ask for something."""
+    fields = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(condition).items()}
+    asked = {name: value for name, value in fields.items() if value not in ("", 0, None, [], "both")}
+    return asked if any(name != "axis" for name in asked) else {}
+
+
+def pattern_content(pattern: Pattern) -> Content:
+    places = [vars(one) | {"axis": list(one.axis)} for one in pattern.places]
+    return {"result": pattern.result, "share": pattern.share, "places": places}
+
+
+# --- sentences --------------------------------------------------------------------------------------------------------
+
+
+def describe_cause(cause: Content) -> str:
+    """Say in one line what is wrong."""
+    if cause["mistake"] is None:
+        return TITLES[cause["kind"]]
+    backward = (cause["condition"] or {}).get("passes") == "backward"
+    return f"{cause['mistake']['says']}{', in the backward pass only' if backward else ''}"
+
+
+def describe_evidence(cause: Content) -> str | None:
+    """Say which cases speak for a known mistake."""
+    mistake = cause["mistake"]
+    if mistake is None:
+        return None
+    passing = f"; nothing speaks against it in {mistake['passing']} that pass" if mistake["passing"] else ""
+    return f"explains {mistake['explained']} of {mistake['failing']} failing cases{passing}"
+
+
+def describe_alternatives(cause: Content) -> str | None:
+    """Name the mistakes that no case told apart from it."""
+    others = [] if cause["mistake"] is None else list(dict.fromkeys(o["says"] for o in cause["mistake"]["alternatives"]))
+    return f"or: {'; '.join(others[:3])}" if others else None
+
+
+def describe_condition(condition: Content | None) -> str | None:
+    """Say when a cause shows; None where it always does, or in one of the passes alone."""
+    if not condition:
+        return None
+    axis, parts = condition.get("axis", ""), []
+    if condition.get("past"):
+        parts.append(f"past {count_words(axis, condition['past'])}")
+    if "up_to" in condition:
+        parts.append(f"up to {count_words(axis, condition['up_to'])}")
+    if "partial" in condition:
+        parts.append(f"where the number of {axis_words(axis)} is no multiple of {condition['partial']}")
+    if "whole" in condition:
+        parts.append(f"where the number of {axis_words(axis)} is a multiple of {condition['whole']}")
+    if "features" in condition:
+        parts.append(f"with {join_words([feature_words(name) for name in condition['features']])}")
+    if "lacks" in condition:
+        parts.append(f"without {join_words([feature_words(name) for name in condition['lacks']])}")
+    if "dtypes" in condition:
+        parts.append(f"in {join_words(condition['dtypes'])}")
+    return f"only {', '.join(parts)}" if parts else None
+
+
+def feature_words(name: str) -> str:
+    return FEATURE_WORDS.get(name, name.replace("_", " "))
+
+
+FEATURE_WORDS = {
+    **{name: name.replace("_", " ") for name in FEATURES},
+    "cross": "other numbers of queries than of keys",
+    "gqa": "grouped heads",
+    "value_width": "values of another width than keys",
+    "causal": "a causal mask",
+    "window": "a window",
+    "dense": "a mask as an array",
+    "lengths": "key lengths",
+    "padding": "key padding",
+    "empty": "lengths of 0",
+    "empty_rows": "a convention for empty rows",
+    "bias": "a bias",
+    "sinks": "sinks",
+    "offset": "an offset",
+}
+
+
+def describe_pattern(pattern: Content | None) -> str | None:
+    """Say where the first wrong result is wrong; None where it is so everywhere."""
+    if pattern is None:
+        return None
+    parts = [part for part in map(describe_places, pattern["places"]) if part]
+    return f"{pattern['result']} is wrong {', '.join(parts)}" if parts else None
+
+
+def describe_places(places: Content) -> str | None:
+    """Say which places along an axis are wrong, counted from 0; None for all of them."""
+    name, start = axis_words("".join(places["axis"][-1:])) if places["axis"] else "places", places["start"]
+    match places["kind"]:
+        case "from":
+            return f"in {name} from {start} on (of {places['size']})"
+        case "up to":
+            return f"in {name} up to {start} (of {places['size']})"
+        case "one":
+            return f"in one of {places['size']} {name}: {start}"
+        case "every":
+            return f"in {name} {start}, {start + places['stride']}, ... (every {places['stride']}th)"
+        case "some":
+            return f"in {places['count']} of {places['size']} {name}"
+    return None
+
+
+def axis_words(axis: str) -> str:
+    return {"H": "heads", "BH": "heads of all batch elements"}.get(axis) or WORDS.get(axis, (axis, axis))[1]
+
+
+def count_words(axis: str, count: int) -> str:
+    return f"{count:,} {axis_words(axis)}"
+
+
+def join_words(words: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
