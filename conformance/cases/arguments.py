@@ -20,6 +20,10 @@ def gradient_name(name: str) -> str:
     return f"gradient of {name}"
 
 
+def is_gradient(name: str) -> bool:
+    return name.startswith("gradient of ")
+
+
 def result_names(operation: str) -> tuple[str, ...]:
     return operation_named(operation).results
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
@@ -32,7 +31,7 @@ SEVERAL = (AGREEMENT, EMPTY_ROWS, MEMORY, DESCRIPTION, SHAPES, PLANTED, TWIN, TO
 """Checks that compare the answers to one call with exact results."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """A call with a subject's answers.
 
@@ -82,13 +81,13 @@ def collect_evidence(runner: Runner, kept: Iterable[KeptCase], always: Iterable[
     """Ask the subject some of the kept cases once more, and all of `always`, the smallest first."""
     chosen = [*always]
     for failed in (True, False):
-        sorted_cases = sorted((one for one in kept if one.failed == failed and one.check in SEVERAL), key=by_turns(kept))
-        chosen += sorted_cases[:MOST]
-    found = (ask_kept(runner, one) for one in chosen)
-    return sorted((evidence for evidence in found if evidence is not None), key=lambda evidence: evidence.size)
+        found = [one for one in kept if one.failed == failed and one.check in SEVERAL]
+        chosen += sorted(found, key=order_by_turns(found))[:MOST]
+    asked = (ask_kept(runner, one) for one in chosen)
+    return sorted((evidence for evidence in asked if evidence is not None), key=lambda evidence: evidence.size)
 
 
-def by_turns(kept: Iterable[KeptCase]) -> Callable[[KeptCase], tuple[int, int]]:
+def order_by_turns(kept: Iterable[KeptCase]) -> Callable[[KeptCase], tuple[int, int]]:
     """Order the smallest case of each probe before the second of any."""
     place: dict[int, int] = {}
     count: dict[tuple[str, bool], int] = {}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from conformance.cases.arguments import is_gradient
 from conformance.cases.features import features_of
 from conformance.diagnosis.evidence import Evidence
 from conformance.mistakes.condition import ALWAYS, Condition
@@ -14,7 +15,7 @@ from conformance.runner.dimensions import sizes_of
 
 TILES = (2, 4, 8, 16, 32, 64, 128, 256)
 SCREENED = 10
-"""Failing cases on which every mistake is tried first, the smallest of each kind; most mistakes explain none of them."""
+"""Failing cases on which every mistake is tried first, the smallest of each kind; most explain none of them."""
 
 Verdict = Literal["explains", "against", "silent"]
 
@@ -43,7 +44,7 @@ def judge_mistake(mistake: Mistake, evidence: Evidence) -> Verdict:
     """Say what a case's answers tell of a mistake.
 
     It explains them if every predicted result agrees with them, one is predicted to be wrong, and all that is wrong is
-    predicted, or follows from a wrong output. They speak against it if they differ from a prediction of something wrong.
+    predicted, or follows from a wrong output. They speak against it if it predicts a wrong result, and not theirs.
     """
     verdict: Verdict = "silent"
     right, bounds = evidence.call.right, evidence.call.bounds
@@ -61,28 +62,20 @@ def judge_mistake(mistake: Mistake, evidence: Evidence) -> Verdict:
     return verdict
 
 
-def variants_for(mistake: Mistake, evidence: Evidence) -> Iterator[Mistake]:
-    """A mistake's variants that may explain a case: of the backward pass alone where the output is right."""
-    forward = any(not name.startswith("gradient of ") for name in evidence.wrong)
-    for variant in mistake.variants():
-        if forward:
-            yield variant
-        else:
-            yield variant
-            yield variant.under(Condition(passes="backward"))
-
-
 def screen(mistakes: Iterable[Mistake], failing: Sequence[Evidence]) -> list[Explanation]:
     """Keep the mistakes that explain one of the first failing cases."""
     first = smallest_of_each_kind(failing)
-    found: dict[str, Mistake] = {}
-    for mistake in mistakes:
-        for evidence in first:
-            for variant in variants_for(mistake, evidence):
-                key = f"{variant}{variant.condition.passes}"
-                if key not in found and judge_mistake(variant, evidence) == "explains":
-                    found[key] = variant
-    return [Explanation(mistake) for mistake in found.values()]
+    forward = [one for one in first if not all(map(is_gradient, one.wrong))]
+    backward = [one for one in first if one not in forward]
+    found = []
+    for variant in (variant for mistake in mistakes for variant in mistake.variants()):
+        if any(judge_mistake(variant, one) == "explains" for one in (*forward, *backward)):
+            found.append(Explanation(variant))
+            continue
+        alone = variant.under(Condition(passes="backward"))
+        if any(judge_mistake(alone, one) == "explains" for one in backward):
+            found.append(Explanation(alone))
+    return found
 
 
 def smallest_of_each_kind(failing: Sequence[Evidence]) -> list[Evidence]:

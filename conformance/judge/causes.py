@@ -24,9 +24,7 @@ SIZES = 0.6
 """The part of a cause's time that its sizes get, as each size is one call and a smaller case takes several."""
 
 
-def explain_results(
-    results: Results, runner: Runner, seconds: float, settle: Settle = keep_as_found
-) -> list[Cause]:
+def explain_results(results: Results, runner: Runner, seconds: float, settle: Settle = keep_as_found) -> list[Cause]:
     """Find the causes of all violations, and make the case of each cause small.
 
     Args:

@@ -238,7 +238,7 @@ def take_logs(log: Callable[..., Array]) -> Callable[..., Loss]:
 
 def normalize_whole_blocks(loss: Loss, block: int) -> Loss | None:
     V = loss.x.shape[1]
-    return loss._replace(classes=V // block * block) if V > block and V % block else None
+    return loss._replace(classes=V // block * block) if block < V and V % block else None
 
 
 def normalize_first(loss: Loss, first: int) -> Loss | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -175,7 +176,8 @@ def sgd(id: str, says: str, **parts: Any) -> Mistake:
 
 
 SGD = (
-    sgd("dampened", "the velocity takes 1 - momentum of the gradient", velocity=lambda old, g, m: m * old + (1 - m) * g),
+    sgd("dampened", "the velocity takes 1 - momentum of the gradient",
+        velocity=lambda old, g, m: m * old + (1 - m) * g),
     sgd("velocity-forgotten", "the velocity is replaced by the gradient", velocity=lambda old, g, m: g),
     sgd("rate-inside-velocity", "the learning rate multiplies the gradient inside the velocity", rate_inside=True),
     sgd("nesterov-from-old-velocity", "nesterov looks ahead by the old velocity",
@@ -233,18 +235,20 @@ def clip_by_value(call: Call) -> Results:
     return {name: np.clip(array.astype(float), -limit, limit) for name, array in call.case.inputs.items()}
 
 
-def round_norms_of_parts(call: Call) -> Results | None:
-    """The norm of each array is rounded to its own 16 bits before they are put together."""
+def round_norms_of_parts(call: Call) -> list[Results]:
+    """The norm of each array is rounded to its own 16 bits before they are put together, and its square may be, too."""
     arrays = listed(call.case.inputs, "gradients")
-    if all(array.dtype.itemsize > 2 for array in arrays):
-        return None
+    if any(array.dtype.itemsize > 2 for array in arrays):
+        return []
 
-    def norm(parts: list[Array]) -> float:
-        each = [np.sqrt(np.sum(part * part)) for part in parts]
-        rounded = [one.astype(array.dtype).astype(float) for one, array in zip(each, arrays, strict=True)]
-        return float(np.sqrt(sum(one * one for one in rounded)))
+    def square(part: Array, array: Array, again: bool) -> float:
+        norm = np.sqrt(np.sum(part * part)).astype(array.dtype)
+        return float(norm * norm) if again else float(norm) ** 2
 
-    return Clipping(norm=norm).clip(call.case)
+    def add_up(parts: list[Array], again: bool) -> float:
+        return float(np.sqrt(sum(square(part, array, again) for part, array in zip(parts, arrays, strict=True))))
+
+    return [Clipping(norm=partial(add_up, again=again)).clip(call.case) for again in (False, True)]
 
 
 def square_in_compute_dtype(call: Call) -> Results:
@@ -258,7 +262,8 @@ def square_in_compute_dtype(call: Call) -> Results:
 
 
 CLIPPING = (
-    clipping("1e-6-added-to-norm", "1e-6 is added to the norm", factor=lambda norm, limit: min(1.0, limit / (norm + 1e-6))),
+    clipping("1e-6-added-to-norm", "1e-6 is added to the norm",
+             factor=lambda norm, limit: min(1.0, limit / (norm + 1e-6))),
     clipping("each-array-alone", "every array is clipped by its own norm", by_array=True),
     clipping("scaled-up-to-limit", "gradients below the limit are scaled up to it",
              factor=lambda norm, limit: 1.0 if np.isinf(limit) else limit / norm),
@@ -272,8 +277,10 @@ CLIPPING = (
     clipping("norm-without-root", "the root of the sum of squares is not taken", norm=sum_squares),
     clipping("sum-of-norms", "the norms of the arrays are added up",
              norm=lambda arrays: float(sum(np.sqrt(np.sum(a * a)) for a in arrays))),
-    clipping("norm-of-first", "the norm is that of the first array", norm=lambda arrays: sum_squares(arrays[:1]) ** 0.5),
-    clipping("norm-of-last", "the norm is that of the last array", norm=lambda arrays: sum_squares(arrays[-1:]) ** 0.5),
+    clipping("norm-of-first", "the norm is that of the first array",
+             norm=lambda arrays: sum_squares(arrays[:1]) ** 0.5),
+    clipping("norm-of-last", "the norm is that of the last array",
+             norm=lambda arrays: sum_squares(arrays[-1:]) ** 0.5),
     clipping("norm-after-clipping", "the norm that is returned is that after clipping", returned=min),
     Mistake("clipping.by-value", "OPT-3", "gradients are clipped by value", clip_by_value, ("clip_by_global_norm",)),
     Mistake("clipping.parts-in-16-bits", "OPT-3", "the norm of each array is rounded to 16 bits",
