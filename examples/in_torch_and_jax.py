@@ -35,7 +35,7 @@ def check(function, operation, arrays, rules, dtypes=("float32",), **claims):
     verdict = f"conforms, worst {report.worst:.2f} bounds" if report.conforms else "violates"
     print(f"  {report.subject}: {verdict}, {report.cases} cases")
     for violation in report.violations:
-        print("    " + "; ".join([f"{violation.rule}: {violation.message}", *violation.diagnosis]))
+        print("    " + "; ".join([f"{violation.rule}: {describe_finding(violation.finding)}", *violation.diagnosis]))
     return report
 
 

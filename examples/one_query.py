@@ -127,7 +127,7 @@ def check(function, operation, rules=None, **claims):
     verdict = f"conforms, worst {report.worst:.2f} bounds" if report.conforms else "violates"
     print(f"  {report.subject} as {operation}: {verdict}, {report.cases} cases")
     for violation in report.violations:
-        print(f"    {violation.rule}: {violation.message}")
+        print(f"    {violation.rule}: {describe_finding(violation.finding)}")
     return report
 
 

@@ -31,7 +31,10 @@ def check(function, operation, right=True):
     for violation in report.violations:
         # Core is the lowest level: what has another one is beyond what is asked here.
         beyond = "" if violation.level == PROFILE else f" ({violation.level}, not asked by the profile {PROFILE})"
-        print("    " + "; ".join([f"{violation.rule}{beyond}: {violation.message}", *violation.diagnosis]))
+        print(
+            "    "
+            + "; ".join([f"{violation.rule}{beyond}: {describe_finding(violation.finding)}", *violation.diagnosis])
+        )
     assert report.conforms is right, f"{report.subject} {verdict}"
 
 

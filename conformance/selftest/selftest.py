@@ -105,7 +105,9 @@ def judged(faults: Collection[Fault], effort: str, seed: int) -> Outcome:
     caught = tuple(title for title in suspects if (first.rule, title) in results.violations)
     missed = tuple(title for title in suspects if title not in caught)
     violations = [results.violations[first.rule, e.name] for e in right if (first.rule, e.name) in results.violations]
-    return Outcome(caught, missed, tuple(f"{v.subject}: {v.rule} {v.title}: {v.message}" for v in violations))
+    return Outcome(
+        caught, missed, tuple(f"{v.subject}: {v.rule} {v.title}: {describe_finding(v.finding)}" for v in violations)
+    )
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from conformance.checks.results import Results, Violation
 from conformance.cli import app
 from conformance.judge import replaying
 from conformance.judge.checking import rules_of
-from conformance.judge.judged_rules import JUDGED
+from conformance.checks.judged_rules import JUDGED
 from conformance.models.real import RealFinding, RealResult
 from conformance.operations import OPERATIONS
 from conformance.runner import in_subprocess

@@ -24,7 +24,7 @@ from conformance.cases.declaration import Declaration, declaration_of, declare, 
 from conformance.cases.features import features_of, has_or, within
 from conformance.cases.signatures import needed, signature_of
 from conformance.checks.catalogue import DESCRIPTION
-from conformance.judge.judged_rules import JUDGED
+from conformance.checks.judged_rules import JUDGED
 from conformance.judge.judgement import Question
 from conformance.judge.session import JudgeSession, NotAsked
 from conformance.models.agreement import compared

@@ -14,7 +14,7 @@ import conformance
 from conformance.judge import (
     session as session_module,  # loaded here, since what a run in this process loads is unloaded after it
 )
-from conformance.judge.judged_rules import JUDGED
+from conformance.checks.judged_rules import JUDGED
 from conformance.subjects.targets import Target
 from tests.support.helpers import SMALL
 
