@@ -20,6 +20,7 @@ import torch
 
 import conformance
 from conformance.reports.replays import save
+from conformance.reports.sentences import describe_violation
 from reference_numpy import attention as definition
 from specification import Causal
 

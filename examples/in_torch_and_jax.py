@@ -19,6 +19,7 @@ from conformance.models.agreement import agreement
 from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from conformance.oracle.reference import Exact
+from conformance.reports.sentences import describe_finding
 from specification import Causal, Configuration
 from specification import parameters as structures
 

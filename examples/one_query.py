@@ -108,6 +108,7 @@ for row in causal[0, 0]:
 
 # %%
 import conformance
+from conformance.reports.sentences import describe_finding
 
 SEED = 20260107
 

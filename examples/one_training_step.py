@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import conformance
+from conformance.reports.sentences import describe_finding
 from reference_numpy import adam_step, cross_entropy, cross_entropy_vjp
 from specification.optimizers import AdamState
 from training import drawing, review_data, reviews

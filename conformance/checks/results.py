@@ -83,9 +83,10 @@ def of_wide(ratio: float, dtype: str) -> float:
 class Violation:
     """A rule that a subject breaks, and the smallest case found that shows it.
 
-    probe: the identity of the probe that found it, and title: what it is called. check: by which it was found, and example: what it was done on;
-    with these two the violation can be seen again, on the target, where it is known. uncut: the example before its
-    case was cut down, where it was; a larger case tells mistakes apart that look alike on a small one. diagnosis: known
+    probe: the identity of the probe that found it, and title: what it is called. check: by which it was found, and
+    example: what it was done on; with these two the violation can be seen again, on the target, where it is known.
+    uncut: the example before its case was cut down, where it was; a larger case tells mistakes apart that look alike on
+    a small one. diagnosis: known
     mistakes that give the same answers. threshold: at which sizes it fails, and at which not, in a sentence.
     time_limit: seconds that the subject had for one case, where there was a limit. steady: the case failed each time
     it was asked; False where a smaller one, or the case itself, then passed. before:

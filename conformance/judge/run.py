@@ -250,7 +250,7 @@ def before_last(runner: Runner) -> tuple[Any, ...]:
 
 
 def by_probe(found: Violation, probe: Probe | Entry) -> Violation:
-    """The violation with the identity of the probe that drew its case, and with its level where the rule is the same."""
+    """The violation with the identity of the probe that drew its case, and its level where the rule is the same."""
     of_probe = probe.level if found.rule == probe.rule else CORE
     return replace(found, probe=probe.id, least=least_level(found.rule, of_probe))
 

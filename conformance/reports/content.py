@@ -232,7 +232,7 @@ def called_with(violation: Violation) -> str | None:
 
 
 def told_of_arrays(finding: Finding) -> str:
-    """Return the words in which a failed call may speak of arrays: the subject's own, or the type of what it returned."""
+    """Return the words of a failed call that may speak of arrays: an error's, or the type of what was returned."""
     match finding.detail:
         case Raised(error, text) if error not in UNCALLED:
             return f"{error}: {text}"

@@ -162,9 +162,9 @@ def describe_gradients(detail: wrong_answers.ReturnedGradients) -> str:
         return f"{told} as the gradient of {detail.of}, expected {detail.array}"
     if detail.count is not None:
         return f"{told} for {detail.of}, expected {detail.count} gradients"
-    return (
-        f"{told} for {detail.of}, without {detail.lacks}" if detail.lacks else f"{told} for the projection {detail.of}"
-    )
+    if detail.lacks:
+        return f"{told} for {detail.of}, without {detail.lacks}"
+    return f"{told} for the projection {detail.of}"
 
 
 def describe_array(detail: wrong_answers.DtypeOrShape) -> str:
@@ -186,7 +186,7 @@ def describe_phase(phase: Phase) -> str:
 
 
 def describe_size(size: kinds.Size | None) -> str:
-    return "" if size is None else f" at {size.count:,} {DIMENSIONS[size.dimension]}"
+    return "" if size is None else f" at {size.extent:,} {DIMENSIONS[size.dimension]}"
 
 
 def describe_source(source: kinds.Source) -> str:

@@ -23,6 +23,7 @@ from conformance.judge.checking import EFFORTS
 from conformance.judge.run import STUCK, run_probe, run_refusals, silent
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import balls_available
+from conformance.reports.sentences import describe_finding
 from conformance.runner.cores import kind, start, together
 from conformance.runner.in_process import TIME_LIMIT, Runner
 from conformance.selftest.faults import Fault, absent, planted
