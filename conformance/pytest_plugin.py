@@ -200,6 +200,7 @@ def put(judge: JudgeSession, question: Question, item: pytest.Item) -> None:
     from conformance.reports.blocks import block
     from conformance.reports.content import violation_content
     from conformance.reports.replays import write_replay
+    from conformance.reports.sentences import describe_finding
 
     title, target = judge.target.title, judge.target
     if target.guessed:
@@ -214,7 +215,7 @@ def put(judge: JudgeSession, question: Question, item: pytest.Item) -> None:
     except NotAsked as reason:
         pytest.skip(str(reason))
     if found is not None and not within(found.level, judge.profile):
-        told = f"{found.rule} is violated at the level {found.level}: {found.message}"
+        told = f"{found.rule} is violated at the level {found.level}: {describe_finding(found.finding)}"
         item.user_properties.append((BEYOND, f"{judge.target.title}: {told}"))
     elif found is not None:
         path = write_replay(found, replays_folder(item.config), titled=True)

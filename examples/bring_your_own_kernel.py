@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 
 import conformance
-from conformance.judge.replaying import save
+from conformance.reports.replays import save
+from conformance.reports.sentences import describe_violation
 from reference_numpy import attention as definition
 from specification import Causal
 
@@ -114,7 +115,7 @@ def judged(attention, title, rules=None, **claims):
     print(f"{title}: {'conforms' if report.conforms else 'violates'}, {report.cases} cases")
     for violation in report.violations:
         if violation not in report.following:
-            print(f"  {violation}")
+            print(f"  {describe_violation(violation)}")
     if report.following:
         print(f"  these follow: {', '.join(violation.rule for violation in report.following)}")
     return report
@@ -216,7 +217,9 @@ def in_bfloat16(exponentials, value, dtype):
 
 third = judged(kernel(multiply=in_bfloat16), "weights in bfloat16", ["ATT-5"], dtypes=["bfloat16"], shrink=False)
 assert not third.conforms
-assert any("weights or their sum rounded to bfloat16" in str(violation) for violation in third.violations)
+assert any(
+    "weights or their sum rounded to bfloat16" in describe_violation(violation) for violation in third.violations
+)
 
 # %% [markdown]
 # This mistake is told by its size, and a case that has been made as small as possible has little of it, so here the

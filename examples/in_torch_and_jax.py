@@ -19,6 +19,7 @@ from conformance.models.agreement import agreement
 from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from conformance.oracle.reference import Exact
+from conformance.reports.sentences import describe_finding
 from specification import Causal, Configuration
 from specification import parameters as structures
 
@@ -35,7 +36,7 @@ def check(function, operation, arrays, rules, dtypes=("float32",), **claims):
     verdict = f"conforms, worst {report.worst:.2f} bounds" if report.conforms else "violates"
     print(f"  {report.subject}: {verdict}, {report.cases} cases")
     for violation in report.violations:
-        print("    " + "; ".join([f"{violation.rule}: {violation.message}", *violation.diagnosis]))
+        print("    " + "; ".join([f"{violation.rule}: {describe_finding(violation.finding)}", *violation.diagnosis]))
     return report
 
 

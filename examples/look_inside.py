@@ -173,7 +173,7 @@ framework, own = real.own("reference_numpy")
 steps = real.judged_steps("reference_numpy", framework, own, batch, oracle)
 worst = max(steps, key=lambda step: step.ratio)
 print(f"float32: {len(steps)} steps, the worst is {worst.step} with {worst.ratio:.2f} bounds")
-assert worst.ratio <= 1, worst.message
+assert worst.ratio <= 1, worst
 
 # %% [markdown]
 # ## Change one thing

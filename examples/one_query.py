@@ -108,6 +108,7 @@ for row in causal[0, 0]:
 
 # %%
 import conformance
+from conformance.reports.sentences import describe_finding
 
 SEED = 20260107
 
@@ -127,7 +128,7 @@ def check(function, operation, rules=None, **claims):
     verdict = f"conforms, worst {report.worst:.2f} bounds" if report.conforms else "violates"
     print(f"  {report.subject} as {operation}: {verdict}, {report.cases} cases")
     for violation in report.violations:
-        print(f"    {violation.rule}: {violation.message}")
+        print(f"    {violation.rule}: {describe_finding(violation.finding)}")
     return report
 
 

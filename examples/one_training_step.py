@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import conformance
+from conformance.reports.sentences import describe_finding
 from reference_numpy import adam_step, cross_entropy, cross_entropy_vjp
 from specification.optimizers import AdamState
 from training import drawing, review_data, reviews
@@ -31,7 +32,10 @@ def check(function, operation, right=True):
     for violation in report.violations:
         # Core is the lowest level: what has another one is beyond what is asked here.
         beyond = "" if violation.level == PROFILE else f" ({violation.level}, not asked by the profile {PROFILE})"
-        print("    " + "; ".join([f"{violation.rule}{beyond}: {violation.message}", *violation.diagnosis]))
+        print(
+            "    "
+            + "; ".join([f"{violation.rule}{beyond}: {describe_finding(violation.finding)}", *violation.diagnosis])
+        )
     assert report.conforms is right, f"{report.subject} {verdict}"
 
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results.result import read as read_benchmark
+from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import LEVELS, kept, within
-from conformance.judge.judged_rules import JUDGED
 from conformance.reports.comparison import circumstances, declared, read_report
 from study.results import BENCHMARKS, CONFORMANCE, TRAINING
 from study.training import SCHEMA

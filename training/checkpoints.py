@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.judge.report import versions
+from conformance.reports.versions import versions
 from specification.checkpoints import flatten, read_model, read_safetensors, unflatten, write_model, write_safetensors
 from specification.optimizers import AdamState
 from specification.parameters import Classifier, Embedding

@@ -25,8 +25,10 @@ from benchmarks.verify.row_sampling import BY_ROW, Place, Sample, as_answers, co
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import Precision
 from conformance.cases.expectations import Exact
-from conformance.checks.comparison import Finding, compare, judge
+from conformance.checks.comparison import compare, judge
+from conformance.checks.findings import Finding
 from conformance.oracle.reference import oracle
+from conformance.reports.sentences import describe_finding
 
 BLOCK = 256
 """Rows that are judged together where all rows count."""
@@ -50,7 +52,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 def verdict_of(findings: Iterable[Finding], where: str) -> Verdict:
     found = max(findings, key=lambda finding: finding.ratio)
-    return Verdict(found.ratio, f"{where}: {found}" if found.ratio > 1 else "")
+    return Verdict(found.ratio, f"{where}: {describe_finding(found)}" if found.ratio > 1 else "")
 
 
 def all_rows_judged(case: Case) -> bool:

@@ -15,9 +15,20 @@ from conformance.cases.operation import operation_named
 from specification import Linear
 from specification.dtypes import compute_dtype_name
 
+GRADIENT = "gradient of "
+
 
 def gradient_name(name: str) -> str:
-    return f"gradient of {name}"
+    return f"{GRADIENT}{name}"
+
+
+def gradient_input(name: str) -> str | None:
+    """The input of whose gradient this is the name; None for the name of a result."""
+    return name.removeprefix(GRADIENT) if name.startswith(GRADIENT) else None
+
+
+def is_gradient(name: str) -> bool:
+    return gradient_input(name) is not None
 
 
 def is_gradient(name: str) -> bool:
@@ -45,7 +56,7 @@ def expected_dtype(name: str, case: Case) -> str:
 
     A list's have that of the array in the same place; whole numbers are int32.
     """
-    given = name.removeprefix("gradient of ")
+    given = gradient_input(name) or name
     if given in case.inputs:
         return str(case.inputs[given].dtype)
     if isinstance(case.options.get(name), int):

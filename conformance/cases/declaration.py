@@ -118,6 +118,10 @@ the dtype of the inputs; "inputs": their products with x are, too.
 """
 
 
+OTHER_LAYOUT = "--layout BTHD is for arrays [batch, length, heads, width]"
+"""A hint for who has these arrays and has not said so."""
+
+
 @dataclass(frozen=True)
 class Declaration:
     """features: names of `FEATURES`. width_multiple: what D and V must be multiples of. vjp: gives the gradients.

@@ -23,10 +23,11 @@ from conformance.cases.features import within
 from conformance.cases.mask_predicate import dense_meaning
 from conformance.cases.with_logsumexp import logsumexp_alone
 from conformance.checks.check import Check, Findings, first, nothing
-from conformance.checks.comparison import Finding, breaks, judge, no_others, worst
+from conformance.checks.comparison import breaks, judge, no_others, worst
+from conformance.checks.findings import Finding, MaskDiffers, NotANumber, NotSpoiled, NotZero, Unrefused
 from conformance.checks.independence import check_determinism, check_memory
 from conformance.checks.levels import CORE, ROBUST, STRICT
-from conformance.checks.refusals import Refusal, refused
+from conformance.checks.refusals import Refusal, instead_of_refusal
 from conformance.checks.state import (
     check_history,
     check_interleaved,
@@ -35,7 +36,8 @@ from conformance.checks.state import (
     prepare_all,
 )
 from conformance.oracle.reference import oracle
-from conformance.subjects.subject import Subject, WrongAnswer
+from conformance.subjects.subject import Subject
+from conformance.subjects.wrong_answers import WrongAnswer
 from specification import Dense
 
 Bounds = dict[str, np.ndarray]
@@ -66,7 +68,7 @@ def check_description(subject: Subject, case: Case, shared: tuple[Any, Any, Any]
     if array is None:
         array = meaning
     elif not stands_for(array, meaning):
-        return [Finding("materialize", np.inf, message="differs from the predicate")]
+        return [Finding("materialize", np.inf, detail=MaskDiffers())]
     return judge(case, subject(replace(case, options=case.options | {"mask": Dense(array)})), truth, bounds)
 
 
@@ -110,9 +112,8 @@ def check_empty_rows(subject: Subject, case: Case, shared: tuple[Any, Any]) -> F
     findings = judge(case, answers, *shared)
     if case.options.get("empty_rows", "zero") == "zero" and case.operation != "attention_logsumexp":
         names = ["output", *(n for n in (gradient_name("query"),) if n in answers)]
-        names = [
-            name for name in names if not any(one.name == name and one.message for one in findings)
-        ]  # a wrong shape
+        shapeless = {finding.name for finding in findings if finding.kind != "value"}
+        names = [name for name in names if name not in shapeless]
         findings += [zero(name, np.where(empty_rows(case)[..., None], answers[name], 0)) for name in names]
     return findings
 
@@ -171,7 +172,7 @@ def check_towering(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any
     findings = judge(twins[0], answers, {name: truth[name] for name in names if name in truth}, bounds, relaxed)
     for name in (gradient_name(n) for n in ("query", "key", "value") if gradient_name(n) in truth):
         wrong = np.isnan(answers[name].astype(float)).any()
-        findings.append(Finding(name, np.inf if wrong else 0.0, message="is NaN" if wrong else ""))
+        findings.append(Finding(name, np.inf, detail=NotANumber()) if wrong else Finding(name, 0.0))
     return findings
 
 
@@ -218,7 +219,7 @@ def check_constant_rows(subject: Subject, case: Case, shared: Any) -> Findings:
     finding = zero("output - bias", difference)
     if finding.ratio <= 1:
         return [finding]
-    finding = replace(finding, message=f"holds {finding.got}, expected 0")  # a difference: the index is not enough
+    finding = replace(finding, detail=NotZero(finding.got))  # a difference: the index is not enough
     near = not breaks(judge(case, answers, *truth_and_bounds(case)))
     return [replace(finding, level=STRICT if near else CORE)]
 
@@ -229,7 +230,8 @@ def check_spoiled_rows(subject: Subject, example: Any, shared: tuple[Any, Any]) 
     truth, bounds = shared
     got = subject(dirty)["output"]
     wrong = got[reached & np.isfinite(got.astype(float))]
-    finding = Finding("output of spoiled rows", np.inf if wrong.size else 0.0, message=f"holds {wrong[:1]}")
+    first_number = NotSpoiled(tuple(map(float, wrong[:1])), str(got.dtype))
+    finding = Finding("output of spoiled rows", np.inf if wrong.size else 0.0, detail=first_number)
     rest = {"output": np.where(rows, truth["output"].high, got.astype(float)).astype(got.dtype)}
     return [finding, *judge(clean, rest, truth, {"output": np.where(rows, np.inf, bounds["output"])})]
 
@@ -240,20 +242,16 @@ def check_spoiled_rows(subject: Subject, example: Any, shared: tuple[Any, Any]) 
 def check_answers(subject: Subject, case: Case, truth: dict[str, Any]) -> Findings:
     """Every result and gradient in its shape and dtype, whatever it holds."""
     anything = {name: np.full(exact.high.shape, np.inf) for name, exact in truth.items()}
-    return [
-        replace(f, ratio=0.0) if not f.message else f for f in judge(case, subject(case), truth, anything, no_others)
-    ]
+    findings = judge(case, subject(case), truth, anything, no_others)
+    return [replace(f, ratio=0.0) if f.kind == "value" else f for f in findings]
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def check_refusal(subject: Subject, refusal: Refusal, shared: None) -> Findings:
-    message = refused(subject, refusal)
-    return [Finding(refusal.title, np.inf if message else 0.0, message=message)]
-
-
-UNREFUSED = "neither supported nor refused, and wrong: "
+    detail = instead_of_refusal(subject, refusal)
+    return [Finding(refusal.title, 0.0 if detail is None else np.inf, detail=detail)]
 
 
 def check_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
@@ -266,12 +264,12 @@ def check_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> 
     try:
         found = worst(judge(case, subject(case), *shared))
     except WrongAnswer as error:
-        found = Finding(error.name, np.inf, message=str(error))
+        found = Finding(error.name, np.inf, detail=error.detail)
     except Exception as error:  # any error of the subject's is a refusal
         if error is not subject.answering.raised:
             raise
         return []
-    return [replace(found, message=f"{UNREFUSED}{found}") if found.ratio > 1 else found]
+    return [replace(found, detail=Unrefused(found)) if found.ratio > 1 else found]
 
 
 # --- calls in order ---------------------------------------------------------------------------------------------------

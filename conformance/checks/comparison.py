@@ -2,74 +2,31 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from conformance.bounds import relaxed_bound
-from conformance.cases.arguments import dtype_beside, expected_dtype, gradient_name
+from conformance.cases.arguments import dtype_beside, expected_dtype, gradient_name, is_gradient
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, empty_rows
 from conformance.cases.kernel_arguments import padded_queries
+from conformance.checks.findings import Finding, Raised
 from conformance.checks.levels import CORE, LEVELS, ROBUST, STRICT, higher, rank, within
 from conformance.subjects.raised import raised_at
 from conformance.subjects.subject import Answers, Subject, first_line
+from conformance.subjects.wrong_answers import DtypeOrShape, Missing
 
 PRECISION = {"float16": (11, -13), "bfloat16": (8, -125), "float32": (24, -125), "float64": (53, -1021)}
 """Binary digits of every dtype, and the exponent (as `frexp` gives it) of its smallest normal number."""
-RAISED = "raised "
-"""How the message begins about an error that the subject raised."""
-DTYPE_AND_SHAPE = re.compile(r"has dtype and shape (\S+) (\[[^]]*\]), expected (\S+(?: or \S+)*) (\[[^]]*\])")
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The worst element of one result. `ratio` is |got - exact| / bound; infinity for what no bound can excuse.
-
-    level: the lowest profile that asks for what is broken here, where something is. raised_at: the line of the
-    subject's code that raised the error of which the message speaks; empty where there is none.
-    """
-
-    name: str
-    ratio: float
-    index: tuple[int, ...] = ()
-    got: float = 0.0
-    expected: float = 0.0
-    bound: float = 0.0
-    message: str = ""
-    level: str = CORE
-    raised_at: str = ""
-
-    def __str__(self) -> str:
-        if self.message:
-            return f"{self.name}: {self.message}"
-        off = f"{self.ratio:.3g} bounds of {self.bound:.3g}" if np.isfinite(self.ratio) else "which no bound allows"
-        return f"{self.name}{list(self.index)}: got {self.got!r}, expected {self.expected!r}, {off}"
-
-
-def raised(error: BaseException, subject: Subject, when: str = "") -> Finding:
-    """What an error of the subject's says of it. when: in words that follow those on the error."""
-    message = f"{RAISED}{type(error).__name__}{when}: {first_line(error)}"
-    return Finding("call", np.inf, message=message, raised_at=raised_at(error, subject.code))
-
-
-def same_error(one: Finding, other: Finding) -> bool:
-    """Whether two calls raised the same error in one line; without a line, with the same message."""
-    if not one.message.startswith(RAISED) or not other.message.startswith(RAISED):
-        return False
-    if not one.raised_at or not other.raised_at:
-        return one.message == other.message
-    kinds = {finding.message.partition(":")[0] for finding in (one, other)}
-    return one.raised_at == other.raised_at and len(kinds) == 1
-
-
-def wrong_dtype(finding: Finding) -> str | None:
-    """The dtype of a result that has the right shape and another dtype; None where that is not its fault."""
-    found = DTYPE_AND_SHAPE.search(finding.message)
-    return found[1] if found and found[1] != found[3] and found[2] == found[4] else None
+def raised(error: BaseException, subject: Subject, threads: int = 0) -> Finding:
+    """What an error of the subject's says of it. threads: that called at the same time."""
+    detail = Raised(type(error).__name__, first_line(error), threads)
+    return Finding("call", np.inf, detail=detail, raised_at=raised_at(error, subject.code))
 
 
 def breaks(findings: Iterable[Finding], profile: str = STRICT) -> bool:
@@ -120,7 +77,7 @@ def judge(
         return compare(name, got, truth[name], bounds[name], dtype_beside(got, name, case), looser, where)
 
     findings = {name: compared(name) for name in truth}
-    broken = [name for name, finding in findings.items() if finding.ratio > 1 and not finding.message]
+    broken = [name for name, finding in findings.items() if finding.ratio > 1 and finding.kind == "value"]
     looser = (relaxed_bound(case) if relaxed is None else relaxed()) if broken else None
     if looser is not None:
         findings |= {name: compared(name, looser[name]) for name in broken}
@@ -171,7 +128,7 @@ def without_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact]) ->
         return answers
     free = {name: over_last_axes(rows, answers[name]) for name in names}
     if not all(np.isfinite(answers[name][rows].astype(float)).all() for name in names):
-        free |= {name: np.ones((1,) * answers[name].ndim, bool) for name in answers if name.startswith("gradient of ")}
+        free |= {name: np.ones((1,) * answers[name].ndim, bool) for name in answers if is_gradient(name)}
     right = {
         name: np.where(where, truth[name].high.astype(answers[name].dtype), answers[name])
         for name, where in free.items()
@@ -212,10 +169,9 @@ def compare(
     elements that are compared; None for all.
     """
     if got is None:
-        return Finding(name, np.inf, message="no such result")
+        return Finding(name, np.inf, detail=Missing())
     if str(got.dtype) != dtype or got.shape != exact.high.shape:
-        found = f"{got.dtype} {list(got.shape)}, expected {dtype} {list(exact.high.shape)}"
-        return Finding(name, np.inf, message=f"has dtype and shape {found}")
+        return Finding(name, np.inf, detail=DtypeOrShape(str(got.dtype), got.shape, (dtype,), exact.high.shape))
     if got.size == 0:
         return Finding(name, 0.0)
     with np.errstate(invalid="ignore"):  # widening a NaN of 16 bits
@@ -255,7 +211,7 @@ def ratio(got: np.ndarray, exact: Exact, bound: np.ndarray, dtype: str) -> np.nd
 
 def units_in_the_last_place(finding: Finding, case: Case) -> float:
     """|got - expected| in units in the last place of the expected number; infinity where either is no number."""
-    if finding.message or not np.isfinite(finding.got) or not np.isfinite(finding.expected):
+    if finding.kind != "value" or not np.isfinite(finding.got) or not np.isfinite(finding.expected):
         return float("inf")
     dtype = expected_dtype(finding.name, case)
     digits, smallest = PRECISION[dtype]

@@ -16,11 +16,23 @@ from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.layouts import REFUSABLE
-from conformance.checks.comparison import Finding, breaks, judge
+from conformance.checks.comparison import breaks, judge
+from conformance.checks.findings import (
+    Detail,
+    Finding,
+    InputChanged,
+    NoGradientsAgain,
+    NotDeterministic,
+    ResultChanged,
+    Role,
+    SharedMemory,
+    Unreadable,
+)
 from conformance.checks.levels import CORE, ROBUST, STRICT
 from conformance.oracle.reference import oracle
 from conformance.subjects.frameworks import Arrays, Framework, NoGradients
-from conformance.subjects.subject import Answers, Subject, WrongAnswer, differentiable
+from conformance.subjects.subject import Answers, Subject, differentiable
+from conformance.subjects.wrong_answers import Missing, WrongAnswer
 from specification.masks import map_arrays
 
 Findings = list[Finding]
@@ -55,7 +67,7 @@ def results_and_gradients(subject: Subject, case: Case, inputs: Arrays, options:
     found, gradients = subject.differentiated(case, inputs, options)
     for name in differentiable(case):
         if gradients.get(name) is None:
-            raise WrongAnswer("no such result", gradient_name(name))
+            raise WrongAnswer(Missing(), gradient_name(name))
     return found | {gradient_name(name): gradients[name] for name in differentiable(case)}
 
 
@@ -73,7 +85,7 @@ def asked_twice(subject: Subject, case: Case, ask: Ask, level_of: Callable[..., 
         try:
             second = ask(subject, case, inputs, options)
         except NoGradients:
-            return [Finding("call", np.inf, message="has no gradients when the same is asked again")]
+            return [Finding("call", np.inf, detail=NoGradientsAgain())]
         again = copied(subject, case, second)
     findings = [
         untouched(name, array, framework, now)
@@ -85,8 +97,8 @@ def asked_twice(subject: Subject, case: Case, ask: Ask, level_of: Callable[..., 
     if framework.mutable:
         findings += shared_memory(framework, second, {"input": inputs, "earlier": earlier, "other": between})
         if subject.differentiates_by_hand:  # autograd itself hands a cotangent on where that is the gradient
-            findings += shared_memory(framework, second, {"the": cotangents.arrays})
-    return findings + [identical(n, array, after[n], "was changed by a later call") for n, array in kept.items()]
+            findings += shared_memory(framework, second, {"cotangent": cotangents.arrays})
+    return findings + [identical(n, array, after[n], ResultChanged()) for n, array in kept.items()]
 
 
 def level_of_meanings(subject: Subject, case: Case, *answers: Answers) -> str:
@@ -144,8 +156,8 @@ def untouched(name: str, given: np.ndarray, framework: Framework, now: Any) -> F
     try:
         same = np.array_equal(given, framework.numpy(now), equal_nan=given.dtype.kind not in "ib")
     except Exception:  # as of an array whose memory JAX was told to reuse
-        return Finding(name, np.inf, message="cannot be read any more after the call")
-    return Finding(name, 0.0 if same else np.inf, message="" if same else "was changed by the call")
+        return Finding(name, np.inf, detail=Unreadable())
+    return Finding(name, 0.0) if same else Finding(name, np.inf, detail=InputChanged())
 
 
 def copied(subject: Subject, case: Case, results: Arrays) -> Answers:
@@ -153,11 +165,12 @@ def copied(subject: Subject, case: Case, results: Arrays) -> Answers:
     return {name: np.array(subject.answer(name, case, results)) for name in results}
 
 
-def identical(
-    name: str, left: np.ndarray, right: np.ndarray, otherwise: str = "differs between two equal calls"
-) -> Finding:
+TWO_DIFFER = NotDeterministic()
+
+
+def identical(name: str, left: np.ndarray, right: np.ndarray, otherwise: Detail = TWO_DIFFER) -> Finding:
     same = left.dtype == right.dtype and np.array_equal(left, right, equal_nan=True)
-    return Finding(name, 0.0 if same else np.inf, message="" if same else otherwise)
+    return Finding(name, 0.0) if same else Finding(name, np.inf, detail=otherwise)
 
 
 def reversed_last(array: np.ndarray) -> np.ndarray:
@@ -165,12 +178,12 @@ def reversed_last(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.kind in "iu" else np.ascontiguousarray(array[..., ::-1])
 
 
-def shared_memory(framework: Framework, results: Arrays, others: dict[str, Arrays]) -> Findings:
+def shared_memory(framework: Framework, results: Arrays, others: dict[Role, Arrays]) -> Findings:
     """One finding for every result that lies in memory of something else."""
     return [
-        Finding(name, np.inf, message=f"shares memory with {kind} {other}")
+        Finding(name, np.inf, detail=SharedMemory(role, other))
         for name, result in results.items()
-        for kind, arrays in others.items()
+        for role, arrays in others.items()
         for other, array in arrays.items()
         if overlap(framework.memory(result), framework.memory(array))
     ]

@@ -1,7 +1,8 @@
 """Levels of the rules, and the profiles that they make.
 
 A finding has a level. A profile asks for everything at its level and below: `robust` asks for what is `core` or
-`robust`. `WHOLE` and `PARTS` are the one table of levels: the judge reads them, and SPEC.md is written from them.
+`robust`. `WHOLE` and the levels of probes and checks are what the judge reads; SPEC.md is written from `WHOLE` and
+`PARTS`.
 """
 
 from __future__ import annotations
@@ -16,64 +17,45 @@ DEFAULT = ROBUST
 
 
 class Part(NamedTuple):
-    """A part of a rule that has another level than the rest.
+    """A part of a rule that has another level than the rest, in words.
 
-    what: in words. probes: titles of the probes whose cases it is about; where there are none, checks or error bounds
-    tell the part from the rest.
+    The level of a probe tells it from the rest where it is about that probe's cases; elsewhere checks or error bounds
+    do.
     """
 
     rule: str
     level: str
     what: str
-    probes: tuple[str, ...] = ()
 
 
 WHOLE = dict.fromkeys(("MASK-7", "ATT-4", "ATT-6", "ATT-10", "NORM-5"), ROBUST)
 """Rules that have no part in the core. Every other rule is core, but for `PARTS`, and for the calls that it refuses."""
 
 PARTS = (
-    Part(
-        "ATT-5", ROBUST, "sinks of -inf, or far from the scores",
-        ("sinks of -inf", "sinks far from the scores", "log-sum-exp beside sinks of -inf"),
-    ),
+    Part("ATT-5", ROBUST, "sinks of -inf, or far from the scores"),
     Part("ATT-8", ROBUST, "lengths of 0"),
     Part("ATT-9", STRICT, "weights of 16-bit inputs in float32"),
     Part("ATT-13", STRICT, "the same bits twice"),
-    Part(
-        "ATT-14", ROBUST, "log-sum-exps far from 0",
-        ("log-sum-exp far from 0", "log-sum-exp of sinks far from 0", "merge of far parts"),
-    ),
+    Part("ATT-14", ROBUST, "log-sum-exps far from 0"),
     Part("NORM-3", STRICT, "the bias exactly, not just within the bound of any other row"),
     Part("NORM-7", STRICT, "constant rows as in NORM-3"),
-    Part(
-        "NORM-7", ROBUST, "gradients in constant rows",
-        ("gradients in constant rows of standard_deviation_norm",),
-    ),
-    Part(
-        "POS-6", STRICT, "edges of buckets where logarithms in floating point err",
-        ("edges of buckets where logarithms err",),
-    ),
+    Part("NORM-7", ROBUST, "gradients in constant rows"),
+    Part("POS-6", STRICT, "edges of buckets where logarithms in floating point err"),
     Part("FFN-2", STRICT, "the activation not rounded to 16 bits before the product"),
     Part("ACT-1", ROBUST, "NaN and infinity"),
     Part("ACT-1", STRICT, "results whose sigmoid is below the normal numbers"),
-    Part("POS-3", ROBUST, "NaN and infinity", ("NaN and infinity in rotary embeddings",)),
+    Part("POS-3", ROBUST, "NaN and infinity"),
     Part("POS-3", STRICT, "angles to more digits than float64 has at long positions"),
-    Part("LOSS-1", ROBUST, "no target that counts", ("cross-entropy where no target counts",)),
+    Part("LOSS-1", ROBUST, "no target that counts"),
     Part("LOSS-1", ROBUST, "NaN and infinity"),
     Part("LOSS-1", STRICT, "logits far from 0, whose log-sum-exp as one number loses digits"),
-    Part("LOSS-2", ROBUST, "no target that counts", ("nll where no target counts",)),
+    Part("LOSS-2", ROBUST, "no target that counts"),
     Part("LOSS-2", ROBUST, "NaN and infinity"),
-    Part(
-        "OPT-1", ROBUST, "NaN, infinity, squares near the ends of the range",
-        ("NaN and infinity in gradients of adam_step", "huge and vanishing squares"),
-    ),
+    Part("OPT-1", ROBUST, "NaN, infinity, squares near the ends of the range"),
     Part("OPT-1", STRICT, "1 - beta and 1 - beta^t to their last digits"),
-    Part("OPT-2", ROBUST, "NaN and infinity", ("NaN and infinity in gradients of sgd_step",)),
-    Part(
-        "OPT-3", ROBUST, "NaN, infinity, squares that leave the range",
-        ("NaN and infinity in gradients to clip", "huge and tiny gradients", "limits far below the norm"),
-    ),
-)  # fmt: skip
+    Part("OPT-2", ROBUST, "NaN and infinity"),
+    Part("OPT-3", ROBUST, "NaN, infinity, squares that leave the range"),
+)
 
 
 def rank(level: str) -> int:
@@ -89,10 +71,9 @@ def within(level: str, profile: str) -> bool:
     return rank(level) <= rank(profile)
 
 
-def least_level(rule: str, probe: str = "") -> str:
-    """The lowest level that a violation of the rule can have, found by the probe of this title."""
-    parts = [part.level for part in PARTS if part.rule == rule and probe in part.probes]
-    return max([WHOLE.get(rule, CORE), *parts], key=rank)
+def least_level(rule: str, of_probe: str = CORE) -> str:
+    """The lowest level that a violation of the rule can have. of_probe: the level of the rule's probe that found it."""
+    return higher(WHOLE.get(rule, CORE), of_probe)
 
 
 def kept(broken: Iterable[str]) -> str | None:

@@ -12,7 +12,9 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.features import features_of, masked_as_declared
 from conformance.cases.signatures import needed
-from conformance.subjects.subject import Subject, WrongAnswer, first_line
+from conformance.checks.findings import Accepted, ErrorWithoutText, WrongError
+from conformance.subjects.subject import Subject, first_line
+from conformance.subjects.wrong_answers import WrongAnswer
 from specification.masks import Mask
 
 SHAPES = frozenset({"gqa", "cross", "value_width"})
@@ -29,22 +31,22 @@ class Refusal(NamedTuple):
     case: Case
 
 
-def refused(subject: Subject, refusal: Refusal) -> str:
-    """Empty if the subject refuses as it should; else what it did instead."""
+def instead_of_refusal(subject: Subject, refusal: Refusal) -> Accepted | WrongError | ErrorWithoutText | None:
+    """What the subject did in place of refusing as it should; None if it did that."""
     case = subject.asked(refusal.case)
-    due = "an error" if refusal.error is Exception else refusal.error.__name__
+    due = "" if refusal.error is Exception else refusal.error.__name__
     with subject.framework.context():
         inputs, options = subject.arrays(case)
         try:
             with subject.answering:
                 subject.results(case, inputs, options)
         except WrongAnswer as error:
-            return f"accepted, expected {due}: {error}"
+            return Accepted(due, error.detail)
         except refusal.error as error:
-            return "" if first_line(error) else f"raised {type(error).__name__} without a message"
+            return None if first_line(error) else ErrorWithoutText(type(error).__name__)
         except Exception as error:
-            return f"raised {type(error).__name__}, expected {due}: {first_line(error)}"
-    return f"accepted, expected {due}"
+            return WrongError(type(error).__name__, due, first_line(error))
+    return Accepted(due)
 
 
 def concerns(case: Case, declaration: Declaration) -> bool:

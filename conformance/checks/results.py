@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
 from conformance.cases.declaration import SIMPLEST_FIRST
 from conformance.cases.expectations import Exact, allowed_pairs
 from conformance.checks.catalogue import REFUSAL
 from conformance.checks.check import Check
-from conformance.checks.comparison import Finding, same_error, units_in_the_last_place
+from conformance.checks.comparison import units_in_the_last_place
+from conformance.checks.findings import Finding, same_error
 from conformance.checks.levels import CORE, higher, rank, within
 from conformance.subjects.targets import Target
 from reference_numpy import attention_weights
@@ -26,9 +28,6 @@ WIDE = ("float32", "float64")
 """Dtypes where no rounding to 16 bits outweighs the rest."""
 FEW = 64
 """An error of so few bounds, or of less than that part of the number, is one of rounding, as far as order goes."""
-
-DEPENDS, CHANGES = "depends on earlier calls", "is not reproducible"
-"""How messages about state and chance begin."""
 
 WRONG_IN = "wrong in: "
 """How the line of a diagnosis begins that says which results are wrong, and names no mistake."""
@@ -84,9 +83,10 @@ def of_wide(ratio: float, dtype: str) -> float:
 class Violation:
     """A rule that a subject breaks, and the smallest case found that shows it.
 
-    title: of the probe that found it. check: by which it was found, and example: what it was done on;
-    with these two the violation can be seen again, on the target, where it is known. uncut: the example before its
-    case was cut down, where it was; a larger case tells mistakes apart that look alike on a small one. diagnosis: known
+    probe: the identity of the probe that found it, and title: what it is called. check: by which it was found, and
+    example: what it was done on; with these two the violation can be seen again, on the target, where it is known.
+    uncut: the example before its case was cut down, where it was; a larger case tells mistakes apart that look alike on
+    a small one. diagnosis: known
     mistakes that give the same answers. threshold: at which sizes it fails, and at which not, in a sentence.
     time_limit: seconds that the subject had for one case, where there was a limit. steady: the case failed each time
     it was asked; False where a smaller one, or the case itself, then passed. before:
@@ -113,6 +113,7 @@ class Violation:
     lacks: tuple[str, ...] = ()
     declare: str = ""
     worst: Mapping[str, Worst] = field(default_factory=dict, compare=False)
+    probe: str = ""
 
     @property
     def level(self) -> str:
@@ -124,19 +125,15 @@ class Violation:
         return self.finding.ratio
 
     @property
-    def message(self) -> str:
-        return str(self.finding)
-
-    @property
     def of_state(self) -> bool:
         """Whether its case alone is answered rightly."""
-        return self.finding.message.startswith((DEPENDS, CHANGES))
+        return self.finding.kind in ("depends_on_calls", "not_reproducible")
 
     @property
     def of_numbers(self) -> bool:
         """Whether a number came where another was expected."""
         finding = self.finding
-        return not finding.message and math.isfinite(finding.got) and math.isfinite(finding.expected)
+        return finding.kind == "value" and math.isfinite(finding.got) and math.isfinite(finding.expected)
 
     @property
     def loses_digits(self) -> bool:
@@ -190,14 +187,6 @@ class Violation:
         found = next(filter(None, map(GRADIENTS, self.diagnosis)), None)
         return "" if found is None else found[1]
 
-    def __str__(self) -> str:
-        """Rule, numbers, where it was raised, smallest case, sizes, diagnosis and largest errors, a line each."""
-        raised = [f"raised at {self.finding.raised_at}"] if self.finding.raised_at else []
-        case = [] if self.case is None else [f"smallest case: {self.case}"]
-        sizes = [self.threshold] if self.threshold else []
-        told = [f"{self.rule}: {self.message}", *raised, *case, *sizes, *self.diagnosis]
-        return "\n  ".join([*told, *map(str, self.larger)])
-
     @property
     def ulp(self) -> float:
         """The error in units in the last place of the expected number, in the dtype that the result must have."""
@@ -214,12 +203,6 @@ def mistakes(diagnosis: Iterable[str]) -> tuple[str, ...]:
     return tuple(line for line in diagnosis if not line.startswith((WRONG_IN, NO_DIAGNOSIS, LOOK_BEYOND)))
 
 
-def title_of_another(diagnosis: Iterable[str]) -> str:
-    """What a mistake is called that seems to be another one: without a name of its own it may be the same after all."""
-    named = any(not line.startswith("perhaps") for line in mistakes(diagnosis))
-    return "another mistake" if named else "perhaps another mistake"
-
-
 @dataclass(frozen=True)
 class Worst:
     """The largest error in one dtype by which a rule is violated.
@@ -231,14 +214,6 @@ class Worst:
     ratio: float
     found: Violation
     another: bool = False
-
-    def __str__(self) -> str:
-        """The largest error in one line; of another mistake its smallest case and its names too."""
-        found, dtype = self.found, self.found.case.dtype
-        if not self.another:
-            return f"worst in {dtype}: {found.message}"
-        title = title_of_another(found.diagnosis)
-        return "; ".join([f"{title} in {dtype}: {found.message}", f"{found.case}", *found.diagnosis])
 
 
 SAMPLE = 2**16
@@ -319,7 +294,7 @@ class Results:
         if not agreement:
             return
         for kind in ("output", "gradient"):
-            ratios = [f.ratio for f in findings if f.name.startswith("gradient of") == (kind == "gradient")]
+            ratios = [f.ratio for f in findings if is_gradient(f.name) == (kind == "gradient")]
             if ratios:
                 self.by_dtype[f"{case.operation}, {kind}", case.dtype, subject].add(max(ratios), case.dtype)
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from conformance.cases.case import Case
-from conformance.cases.declaration import DIMENSIONS
 from conformance.cases.features import dimensions
-from conformance.checks.comparison import RAISED, Finding
+from conformance.checks.findings import Finding, NoAnswer, Size
 
 LARGE = 128
 """Sizes up to this one are ordinary: a call that fails there fails for another reason."""
-FAILURES = (RAISED, "took longer than ", "its process ")
-"""How the message of a call begins that gave no answer."""
 
 
 class SizeLimits:
@@ -30,7 +27,7 @@ class SizeLimits:
     def learned(self, case: Case, findings: list[Finding]) -> list[Finding]:
         """The findings; a failure names the size, where none as large was answered before."""
         sizes = dimensions(case)
-        if not any(failed(finding) for finding in findings):
+        if not any(finding.name == "call" and isinstance(finding.detail, NoAnswer) for finding in findings):
             self.answered = {name: max(size, self.answered.get(name, 0)) for name, size in sizes.items()}
             return findings
         growth = {n: size / max(self.answered.get(n, 1), 1) for n, size in sizes.items() if size > LARGE}
@@ -38,8 +35,7 @@ class SizeLimits:
         if growth.get(name, 0) <= 1:
             return findings
         self.limits[name] = min(sizes[name] - 1, self.limits.get(name, sizes[name]))
-        where = f" at {sizes[name]:,} {DIMENSIONS[name]}"
-        return [replace(f, message=f.message + where) if failed(f) and not dimension(f) else f for f in findings]
+        return [of_size(finding, Size(name, sizes[name])) for finding in findings]
 
     def known(self, finding: Finding) -> bool:
         """Whether a failure for the size of the same dimension has been reported."""
@@ -55,10 +51,13 @@ class SizeLimits:
 
 def dimension(finding: Finding) -> str:
     """The one of whose size the failure speaks; empty where it speaks of none."""
-    return next(
-        (name for name, what in DIMENSIONS.items() if failed(finding) and finding.message.endswith(f" {what}")), ""
-    )
+    detail = finding.detail
+    return detail.size.dimension if isinstance(detail, NoAnswer) and detail.size is not None else ""
 
 
-def failed(finding: Finding) -> bool:
-    return finding.name == "call" and finding.message.startswith(FAILURES)
+def of_size(finding: Finding, size: Size) -> Finding:
+    """A failed call with the size at which it failed; any other finding as it is."""
+    detail = finding.detail
+    if finding.name != "call" or not isinstance(detail, NoAnswer) or detail.size is not None:
+        return finding
+    return replace(finding, detail=replace(detail, size=size))

@@ -16,11 +16,13 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
-from conformance.checks.comparison import Finding, judge, raised, worst
+from conformance.checks.comparison import judge, raised, worst
+from conformance.checks.findings import Finding, NotDeterministic, Phase, WrongInPhase
 from conformance.checks.independence import level_of_difference
 from conformance.oracle.reference import oracle
 from conformance.subjects.frameworks import NoGradients
-from conformance.subjects.subject import Answering, Answers, Subject, WrongAnswer, differentiable
+from conformance.subjects.subject import Answering, Answers, Subject, differentiable
+from conformance.subjects.wrong_answers import WrongAnswer
 
 Cases = tuple[Case, ...]
 Findings = list[Finding]
@@ -43,7 +45,7 @@ def answered(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Finding:
     try:
         return worst(judge(case, subject(case), *shared))
     except WrongAnswer as error:
-        return Finding(error.name, np.inf, message=str(error))
+        return Finding(error.name, np.inf, detail=error.detail)
     except Exception as error:
         if error is not subject.answering.raised:
             raise
@@ -61,10 +63,7 @@ def check_history(subject: Subject, cases: Cases, shared: Shared) -> Findings:
     """Every answer is judged by its own exact values. Whether state is to blame, a fresh process tells."""
     findings = []
     for number, (case, own) in enumerate(zip(cases, shared, strict=True), 1):
-        found = answered(subject, case, own)
-        if found.ratio > 1:
-            found = replace(found, message=f"wrong in call {number} of {len(cases)}: {found}")
-        findings.append(found)
+        findings += in_phase([answered(subject, case, own)], Phase("in_a_row", number, len(cases)))
     return findings
 
 
@@ -82,7 +81,7 @@ def check_repetitions(subject: Subject, case: Case, shared: Any) -> Findings:
         for name, data in first.items():
             if again[name] != data:
                 level = level_of_difference(case, answers, others)
-                return [Finding(name, np.inf, message=f"differs in call {calls} of equal calls", level=level)]
+                return [Finding(name, np.inf, detail=NotDeterministic(calls), level=level)]
     return [Finding(f"{name} of {calls} equal calls", 0.0) for name in first]
 
 
@@ -107,10 +106,11 @@ def check_interleaved(subject: Subject, cases: Cases, shared: Shared) -> Finding
     with framework.context(), contextlib.suppress(NoGradients):
         started = [Forward(subject, case) for case, _ in asked]
         for forward, (case, own) in zip(started, asked, strict=True):
-            findings += told(judge(case, forward.answers(), *own), "after other forward passes")
+            findings += in_phase(judge(case, forward.answers(), *own), Phase("after_forward_passes"))
         for case, own in asked:
             again = second_backward(Forward(subject, case))
-            findings += [] if again is None else told(judge(case, again, *own), "in the second backward pass")
+            if again is not None:
+                findings += in_phase(judge(case, again, *own), Phase("second_backward_pass"))
     return findings or [Finding("call", 0.0)]
 
 
@@ -149,8 +149,8 @@ def second_backward(forward: Forward) -> Answers | None:
         return None
 
 
-def told(findings: Findings, when: str) -> Findings:
-    return [replace(f, message=f"wrong {when}: {f}") if f.ratio > 1 else f for f in findings]
+def in_phase(findings: Findings, phase: Phase) -> Findings:
+    return [replace(f, detail=WrongInPhase(phase, f)) if f.ratio > 1 else f for f in findings]
 
 
 # --- several threads --------------------------------------------------------------------------------------------------
@@ -199,24 +199,24 @@ def check_threads(subject: Subject, cases: Cases, shared: Shared) -> Findings:
         finally:  # the time limit may have passed in here
             end.set()
             start.abort()
-    when = f"while {len(asked)} threads call at the same time"
+    phase = Phase("threads", count=len(asked))
     findings: Findings = []
     for caller, (case, own) in zip(callers, asked, strict=True):
         if caller.raised is not None:
-            findings.append(raised_in(caller, when))
+            findings.append(raised_in(caller, phase))
         for answers in caller.answers.values():
-            findings += told(judge(case, answers, *own), when)
+            findings += in_phase(judge(case, answers, *own), phase)
     return findings
 
 
-def raised_in(caller: Caller, when: str) -> Finding:
+def raised_in(caller: Caller, phase: Phase) -> Finding:
     """What a thread's call raised; an error of the judge's own is raised here."""
     error = caller.raised
     if isinstance(error, WrongAnswer):
-        return Finding(error.name, np.inf, message=f"wrong {when}: {error}")
+        return Finding(error.name, np.inf, detail=WrongInPhase(phase, error.detail))
     if error is None or error is not caller.subject.answering.raised:
         raise error or RuntimeError("no error")
-    return raised(error, caller.subject, f" {when}")
+    return raised(error, caller.subject, phase.count)
 
 
 @contextlib.contextmanager

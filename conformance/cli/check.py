@@ -155,7 +155,7 @@ def known_usage(operation: str, given: dict[str, Any]) -> None:
     """Raise ValueError for wrong arguments that `check` itself does not refuse."""
     from conformance.cases.declaration import known
     from conformance.cases.operation import operations
-    from conformance.judge.judged_rules import JUDGED
+    from conformance.checks.judged_rules import JUDGED
     from conformance.subjects.frameworks import FRAMEWORKS
 
     known("operation", [operation], operations())

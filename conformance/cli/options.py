@@ -46,7 +46,7 @@ def effort_names() -> Iterable[str]:
 
 
 def rule_names() -> Iterable[str]:
-    from conformance.judge.judged_rules import JUDGED
+    from conformance.checks.judged_rules import JUDGED
 
     return JUDGED
 

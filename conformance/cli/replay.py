@@ -65,7 +65,7 @@ def contents_of(file: Path) -> list[dict[str, Any]]:
 
 def seen_again(content: Any, given: Given) -> bool:
     """Print the earlier result and the new one; return whether the new one violates the rule."""
-    from conformance.judge.judged_rules import JUDGED
+    from conformance.checks.judged_rules import JUDGED
     from conformance.reports.content import clean
 
     with TemporaryDirectory() as folder:
@@ -86,13 +86,14 @@ def seen_again(content: Any, given: Given) -> bool:
 
 
 def asked(path: Path, given: Given) -> tuple[float, str]:
-    """Return the largest error ratio and its message."""
+    """Return the largest error ratio, and what is wrong."""
     from conformance.checks.comparison import worst
     from conformance.judge.replaying import replay
+    from conformance.reports.sentences import describe_finding
 
     findings = replay(path, given.target, vjp=given.vjp, time_limit=given.time_limit, isolate=given.isolate)
     shown = worst(findings) if findings else None
     if shown is None or shown.ratio <= 1:
         ratio = 0.0 if shown is None else shown.ratio
         return ratio, f"conforms, worst error {ratio:.3g} of its bound"
-    return shown.ratio, f"{shown}{shown.raised_at and f' (raised at {shown.raised_at})'}"
+    return shown.ratio, f"{describe_finding(shown)}{shown.raised_at and f' (raised at {shown.raised_at})'}"

@@ -25,8 +25,8 @@ def rules(
     names: Annotated[list[str] | None, typer.Argument(help=NAMES, autocompletion=among(names_of_both))] = None,
 ) -> None:
     """List rules with their text: every rule, or those of operations."""
+    from conformance.checks.judged_rules import JUDGED
     from conformance.judge.checking import rules_of
-    from conformance.judge.judged_rules import JUDGED
 
     every, known = JUDGED | MODEL_RULES, [*names_of_both()]
     for name in names or []:

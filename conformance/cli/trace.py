@@ -194,6 +194,7 @@ def arrays_in(path: Path) -> dict[str, np.ndarray]:
 
 def tell_departures(compared: Departures, found: Agreement, path: Path) -> None:
     """Print whether a file departs from the definition, and where first."""
+    from conformance.reports.sentences import describe_finding
     from specification.loading.reader import first_few
 
     steps, every = sum(name in found.oracle.taken for name in compared.findings), len(found.oracle.taken)
@@ -204,13 +205,13 @@ def tell_departures(compared: Departures, found: Agreement, path: Path) -> None:
             console.print(Text("values computed and saved in float64 show smaller departures"))
     else:
         departing = compared.findings[compared.first]
-        console.print(Text(f"{path}: the first that departs is {departing}", style="bold red"))
+        console.print(Text(f"{path}: the first that departs is {describe_finding(departing)}", style="bold red"))
         more = compared.departing[1:]
         for name in more[:NEXT]:
-            console.print(Text(f"then {compared.findings[name]}"))
+            console.print(Text(f"then {describe_finding(compared.findings[name])}"))
         if len(more) > NEXT:
             console.print(Text(f"and {len(more) - NEXT} more"))
-        narrower = () if departing.message else names_before(compared, found)
+        narrower = () if departing.kind != "value" else names_before(compared, found)
         if narrower:
             console.print(Text("to narrow it down, save these too:"))
             for name in narrower:

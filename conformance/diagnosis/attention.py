@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from conformance.cases.case import Case
+from conformance.cases.declaration import OTHER_LAYOUT
 from conformance.checks.comparison import LARGEST, PRECISION
 from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, in_worst_row, resulting, told_from
 from conformance.diagnosis.steps import (
@@ -30,7 +31,6 @@ from conformance.diagnosis.steps import (
     scores_of,
     steps_of,
 )
-from conformance.subjects.subject import OTHER_LAYOUT
 from specification import Causal, Dense, KeyLengths, Segments, SlidingWindow
 from specification.dtypes import compute_dtype_name
 from specification.masks import And, Or

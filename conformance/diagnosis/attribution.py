@@ -81,10 +81,10 @@ def as_wrong(runner: Runner, clean: Case, findings: list[Finding]) -> bool:
     It is no number, or stands in a row that allows nothing.
     """
     found = worst(findings)
-    if found.message:
+    if found.kind != "value":
         return False
     (there,) = runner(ELEMENT, (clean, found), None)
-    if there.message or not np.isfinite(there.expected) or there.got == there.expected:
+    if there.kind != "value" or not np.isfinite(there.expected) or there.got == there.expected:
         return False
     return not np.isfinite(there.got) or in_empty_row(clean, found)
 
@@ -100,7 +100,7 @@ def beside(failure: Failure) -> Case | None:
 def of_numbers(findings: list[Finding]) -> bool:
     """Whether the worst finding is a number where another one was due."""
     found = worst(findings)
-    return not found.message and bool(np.isfinite(found.got) and np.isfinite(found.expected))
+    return found.kind == "value" and bool(np.isfinite(found.got) and np.isfinite(found.expected))
 
 
 def asked(runner: Runner, case: Case) -> list[Finding]:

@@ -121,7 +121,7 @@ def gives_worst_query(
     """
     name = "gradient of query"
     wrong = next((one for one in failing.findings if one.ratio > 1 and one.name == name), None)
-    if wrong is None or wrong.message:
+    if wrong is None or wrong.kind != "value":
         return True
     b, h, q = row = wrong.index[0], wrong.index[1], wrong.index[2]
     here = np.s_[b : b + 1, h : h + 1, q : q + 1]

@@ -58,7 +58,7 @@ def meant_by(line: str) -> Iterator[dict[str, str]]:
 def accepted(violation: Violation, declaration: Declaration) -> bool:
     """Whether the worst element of the violation is within the bound of a subject with this declaration."""
     case, finding = violation.case, violation.finding
-    if not isinstance(case, Case) or finding.message or not np.isfinite(finding.got - finding.expected):
+    if not isinstance(case, Case) or finding.kind != "value" or not np.isfinite(finding.got - finding.expected):
         return False
     bounds = bound(replace(case, rounding=roundings(declaration, case.dtype)))
     return finding.name in bounds and bool(

@@ -35,7 +35,7 @@ ELEMENT = Check("element", nothing, check_element, first, tells_size=False)
 
 def is_gone(violation: Violation, dtype: str, runner: Runner) -> bool:
     """Whether the error of a violation would show in the same numbers in another dtype, and does not."""
-    if not isinstance(violation.example, Case) or violation.finding.message:
+    if not isinstance(violation.example, Case) or violation.finding.kind != "value":
         return False
     same = in_dtype(dtype, runner.declaration)(violation.example)
     if same is None:  # the dtype is one of the call's own arguments
@@ -44,7 +44,7 @@ def is_gone(violation: Violation, dtype: str, runner: Runner) -> bool:
     if not found:  # a library's path does not take the dtype
         return False
     (there,) = found
-    if there.message or not math.isfinite(there.expected):
+    if there.kind != "value" or not math.isfinite(there.expected):
         return False
     if max(error_of(there), there.bound) * LESS >= error_of(violation.finding):
         return False

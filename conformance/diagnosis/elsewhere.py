@@ -49,7 +49,7 @@ def with_hints(results: Results, runner: Runner) -> None:
 def hint_for(violation: Violation, runner: Runner) -> str:
     """Why to look elsewhere; empty where there is no reason, or a known mistake is one of its rule."""
     case = violation.case
-    if case is None or violation.finding.message:
+    if case is None or violation.finding.kind != "value":
         return ""
     shown, named = shows_its_rule(violation), rule_named(violation)
     if named and named != violation.rule and (not shown or violation.rule in WIDER):

@@ -19,7 +19,8 @@ from conformance.cases.expectations import empty_rows
 from conformance.cases.features import FEATURE_RULES, features_of, rule_of
 from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import NOTHING, PLANTED, REFUSAL, UNSUPPORTED
-from conformance.checks.comparison import OF_QUERIES, OF_ROWS, RAISED, Finding, same_error, wrong_dtype
+from conformance.checks.comparison import OF_QUERIES, OF_ROWS
+from conformance.checks.findings import Finding, is_error, same_error, wrong_dtype
 from conformance.checks.levels import rank, within
 from conformance.checks.results import ALSO_WITHOUT, LOOK_BEYOND, Violation
 from conformance.diagnosis.memory import STRIDES
@@ -83,7 +84,7 @@ def shows_its_rule(violation: Violation) -> bool:
     """Whether its smallest case has what its rule is about."""
     if violation.rule == "CALL" or violation.case is None or violation.check in ASKED_BEYOND:
         return True
-    if violation.rule == OF_CALLS and violation.case.memory and not violation.finding.message:
+    if violation.rule == OF_CALLS and violation.case.memory and violation.finding.kind == "value":
         return STRIDES in violation.diagnosis
     if violation.check == PLANTED and violation.loses_digits:  # NaN and infinity have no part in that
         return False
@@ -137,7 +138,7 @@ def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
         gradient = violation.case is not None and of_plain_gradient(violation)
         elsewhere = rule_named(violation) not in ("", violation.rule)
         plain = len(used(violation)), gradient, elsewhere, size, general
-        fails = violation.rule == OF_CALLS and violation.finding.message.startswith(RAISED)
+        fails = violation.rule == OF_CALLS and is_error(violation.finding)
         return *first, of_another, beyond, fails, violation.loses_digits, *plain
 
     return sorted(violations, key=complexity)
@@ -191,7 +192,7 @@ def in_empty_rows(violation: Violation) -> bool:
 
 def in_empty_row(case: Case, finding: Finding) -> bool:
     """Whether the element that is farthest off stands in a row of attention that allows nothing."""
-    if case.operation not in OF_QUERIES or finding.name not in OF_ROWS or finding.message:
+    if case.operation not in OF_QUERIES or finding.name not in OF_ROWS or finding.kind != "value":
         return False
     return bool(empty_rows(case)[finding.index[:3]])
 
@@ -235,7 +236,11 @@ def both_without_a_name(other: Violation, violation: Violation) -> bool:
         return False
     if in_empty_rows(violation) and not in_empty_rows(other):
         return False
-    if other.finding.message or other.wrong_gradients != violation.wrong_gradients or ours.dtype != theirs.dtype:
+    if (
+        other.finding.kind != "value"
+        or other.wrong_gradients != violation.wrong_gradients
+        or ours.dtype != theirs.dtype
+    ):
         return False
     if ours.inputs.keys() != theirs.inputs.keys() or theirs.memory:
         return False
@@ -258,7 +263,7 @@ def explains(other: Violation, violation: Violation) -> bool:
         return False
     if not within(other.level, violation.level):  # it may be repaired, or not asked for, and leave the other one
         return False
-    if violation.finding.message and not other.finding.message:  # no wrong number makes a call fail
+    if violation.finding.kind != "value" and other.finding.kind == "value":  # no wrong number makes a call fail
         return False
     return used(other) <= used(violation) and violation.loses_digits >= other.loses_digits
 
@@ -271,7 +276,7 @@ def same_mistake(one: Violation, other: Violation) -> bool:
         return one.case.dtype == other.case.dtype or not all(name.startswith(AT_MOST) for name in common)
     if one.wrong_gradients and one.wrong_gradients == other.wrong_gradients:
         return not (one.mistakes and other.mistakes)
-    if one.finding.message or OF_CALLS in (one.rule, other.rule):
+    if one.finding.kind != "value" or OF_CALLS in (one.rule, other.rule):
         return False
     return repr(one.finding) == repr(other.finding) and call(one) == call(other)
 

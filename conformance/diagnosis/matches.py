@@ -21,7 +21,8 @@ from conformance.cases.operation import operation_named
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from conformance.checks.catalogue import AGREEMENT, SPOILED_ROWS, TOWERING, TWIN
 from conformance.checks.check import Check, nothing
-from conformance.checks.comparison import Finding, with_truth_in_padding
+from conformance.checks.comparison import with_truth_in_padding
+from conformance.checks.findings import Finding, KnownMistake
 from conformance.checks.results import WRONG_IN
 from conformance.diagnosis import alibi, attention, backward, blocks, extents, multi_head
 from conformance.diagnosis.larger import (
@@ -88,7 +89,7 @@ def check_diagnosis(
     if not given.wrong:
         return []
     name = "output" if "output" in given.wrong else finding.name if finding.name in given.wrong else given.wrong[0]
-    if any(found.message for found in given.findings):
+    if any(found.kind != "value" for found in given.findings):
         return []
     until = time.thread_time() + SECONDS
     if asked.special and multiplied(given, name):
@@ -153,7 +154,8 @@ def of_other(subject: Subject, case: Case, name: str = "output") -> list[str]:
     if answered(subject, case) is None:
         return []
     lines = check_diagnosis(subject, (AGREEMENT, case, Finding(name, np.inf)), None)
-    return [line.message for line in lines if not line.message.startswith((WRONG_IN, AT_MOST))]
+    names = (line.detail.name for line in lines if isinstance(line.detail, KnownMistake))
+    return [name for name in names if not name.startswith((WRONG_IN, AT_MOST))]
 
 
 def of_either(subject: Subject, failing: Failing, name: str, until: float) -> Iterator[str]:
@@ -405,7 +407,7 @@ def answered(subject: Subject, case: Case | None) -> Failing | None:
         failing = failing_of(subject, case, case)
     except Exception:  # whatever it raises: it was not asked to take this one
         return None
-    return None if any(found.message for found in failing.findings) else failing
+    return None if any(found.kind != "value" for found in failing.findings) else failing
 
 
 def shown(failing: Failing, name: str, names: list[str]) -> set[str]:
@@ -432,7 +434,7 @@ def gradients(case: Case) -> list[str]:
 
 
 def named(name: str) -> Finding:
-    return Finding("diagnosis", 0.0, message=name)
+    return Finding("diagnosis", 0.0, detail=KnownMistake(name))
 
 
 def wrong_in(failing: Failing) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from conformance.cases.case import Case
 from conformance.cases.expectations import allowed_pairs
 from conformance.checks.check import Check
-from conformance.checks.comparison import Finding
+from conformance.checks.findings import Finding, KnownMistake
 from conformance.checks.results import NO_DIAGNOSIS, WRONG_IN, Results, Violation
 from conformance.diagnosis.matches import BY_NAN, DIAGNOSIS, DOUBTING, EXTENT
 from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, PROJECTIONS, kind
@@ -78,7 +78,7 @@ def names_of(violation: Violation, runner: Runner) -> tuple[str, ...]:
     reached from one whose gradients alone are wrong (an exponential that is nearly lost makes NaN there): then its name
     counts if it is the only one.
     """
-    if violation.finding.message or violation.example is None:  # no numbers that could be compared
+    if violation.finding.kind != "value" or violation.example is None:  # no numbers that could be compared
         return ()
     if because_of_memory(runner, violation.check, violation.example, violation.finding.level):
         return (STRIDES,)
@@ -246,4 +246,4 @@ def in_families(names: Iterable[str]) -> tuple[str, ...]:
 
 def asked(violation: Violation, example: Any, runner: Runner, how: Check[Any, Any] = DIAGNOSIS) -> tuple[str, ...]:
     found = runner(how, (violation.check, example, violation.finding), None)
-    return tuple(finding.message for finding in found if finding.name == "diagnosis")
+    return tuple(finding.detail.name for finding in found if isinstance(finding.detail, KnownMistake))

@@ -15,8 +15,8 @@ from typing import Any
 
 from conformance.cases.declaration import EVERYTHING, Window, known
 from conformance.cases.operation import operations
+from conformance.checks.judged_rules import CONTRACT, JUDGED
 from conformance.checks.levels import DEFAULT, LEVELS
-from conformance.judge.judged_rules import CONTRACT, JUDGED
 from conformance.judge.judgement import Judgement, claims
 from conformance.judge.report import Report, report_of
 from conformance.judge.run import Progress, silent

@@ -19,7 +19,7 @@ from conformance.cases.features import features_of, has_masks, is_norm, masked_a
 from conformance.cases.operation import operation_named
 from conformance.cases.sizes import Sizes, adapted
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, ANSWERS, CALLS_IN_ORDER, NOTHING, UNSUPPORTED
-from conformance.checks.comparison import RAISED, Finding, wrong_dtype
+from conformance.checks.findings import Finding, Printed, Raised, wrong_dtype
 from conformance.checks.levels import ROBUST, within
 from conformance.checks.probe import Probe
 from conformance.checks.refusals import Refusal
@@ -251,7 +251,7 @@ class Judgement:
     def ask_what_is_printed(self) -> None:
         """Standard output is the judge's: a function that prints to it is in violation."""
         if self.runner.printed:
-            findings = broken(f"prints to standard output: {self.runner.printed[:80]!r}")
+            findings = broken(Printed(self.runner.printed[:80]))
             self.results.violate(violation("CALL", PRINTS, NOTHING, self.runner, None, findings))
 
     # --- what it takes at all ---
@@ -341,12 +341,12 @@ def lacking(found: Violation, claim: Claim) -> Violation:
 
 
 def raises(found: Violation) -> bool:
-    return found.finding.message.startswith(RAISED)
+    return found.finding.kind == "raised"
 
 
 def says_no(finding: Finding) -> bool:
     """Whether the subject raised what is raised for a keyword that it does not know, or does not support."""
-    return finding.message.startswith((f"{RAISED}TypeError", f"{RAISED}NotImplementedError"))
+    return isinstance(finding.detail, Raised) and finding.detail.error in ("TypeError", "NotImplementedError")
 
 
 def narrowed(declaration: Declaration, refused: Collection[str]) -> Declaration:

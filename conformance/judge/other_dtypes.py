@@ -27,7 +27,7 @@ def with_other_dtypes(results: Results, runner: Runner, seconds: float) -> None:
     """
     told = set[str]()
     for violation in first_alone(results):
-        if violation.case is None or violation.finding.message or not cuttable(violation.example):
+        if violation.case is None or violation.finding.kind != "value" or not cuttable(violation.example):
             continue
         told.add(violation.case.dtype)
         new = {dtype: one for dtype, one in violation.worst.items() if dtype not in told}
@@ -39,7 +39,7 @@ def with_other_dtypes(results: Results, runner: Runner, seconds: float) -> None:
 def examined(violation: Violation, largest: Worst, runner: Runner, seconds: float) -> Worst:
     """The largest error of a dtype; of another mistake than the violation's with its smallest case and names."""
     found = largest.found
-    if found.finding.message or runner.overrun:
+    if found.finding.kind != "value" or runner.overrun:
         return largest
     if not is_another(violation, found, runner):
         return largest

@@ -1,4 +1,4 @@
-"""Replay files: one violation, with all that is needed to see it again; nothing is drawn anew."""
+"""One violation seen again, from its replay file; nothing is drawn anew."""
 
 from __future__ import annotations
 
@@ -10,46 +10,13 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.checks.catalogue import CHECKS
-from conformance.checks.comparison import Finding
-from conformance.checks.encoding import decode, encode
-from conformance.checks.results import Violation
+from conformance.checks.encoding import decode
+from conformance.checks.findings import Finding
 from conformance.oracle.reference import balls_available
+from conformance.reports.replays import FORMAT, VERSION
 from conformance.runner.in_process import TIME_LIMIT, judging
 from conformance.runner.in_subprocess import runner_for
 from conformance.subjects.targets import Target
-
-FORMAT, VERSION = "transformer-conformance replay", 1
-
-
-def save(violation: Violation, path: str | Path) -> None:
-    """Write the violation's replay file."""
-    target = violation.target or Target(violation.subject, violation.case.operation)
-    content = {
-        "format": FORMAT,
-        "version": VERSION,
-        "rule": violation.rule,
-        "level": violation.level,
-        "title": violation.title,
-        "subject": violation.subject,
-        "message": violation.message,
-        "threshold": violation.threshold,
-        "diagnosis": list(violation.diagnosis),
-        "target": encode_target(target),
-        "own_gradients": "vjp" in target.given,
-        "time_limit": violation.time_limit,
-        "examined_by": violation.check.name,
-        "material": encode(violation.example),
-    }
-    Path(path).write_text(json.dumps(content, indent=1) + "\n")
-
-
-def encode_target(target: Target) -> dict[str, Any]:
-    """A callable that has no name to be found by must be given anew when the file is replayed."""
-    given = {name: value for name, value in target.given.items() if not callable(value)}
-    given = {name: sorted(v) if isinstance(v, set | frozenset) else v for name, v in given.items()}
-    subject = target.subject if isinstance(target.subject, str) else None
-    fields = {"subject": subject, "operation": target.operation, "arrays": target.arrays, "device": target.device}
-    return fields | {"name": target.title, "given": encode(given)}
 
 
 def replay(

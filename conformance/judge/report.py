@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from conformance.cases.declaration import FEATURES, Declaration
-from conformance.checks.comparison import same_error
+from conformance.checks.findings import heads_swapped, same_error
+from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import DEFAULT, LEVELS, kept, within
 from conformance.checks.results import Cell, Results, Violation
+from conformance.diagnosis.attention import LAYOUT
 from conformance.diagnosis.departures import LACKING, departures
 from conformance.diagnosis.following import in_order, separated
 from conformance.diagnosis.matching import BACKWARD_ONLY
 from conformance.diagnosis.naming import causes
-from conformance.judge.judged_rules import JUDGED
 from conformance.oracle.reference import balls_available
-from conformance.subjects.subject import OTHER_LAYOUT
+from conformance.reports.sentences import CONVENTION, LAYOUT_FIRST, describe_violation, levels_line
+from conformance.reports.versions import versions
 from conformance.subjects.targets import Target
 
 if TYPE_CHECKING:
     from conformance.judge.judgement import Judgement
 
 NO_ORACLE = "float64 is skipped: its oracle needs python-flint, which is not installed"
-CONVENTION = "--convention"
-LAYOUT_FIRST = "--layout BTHD"
-PACKAGES = ("numpy", "torch", "jax", "hypothesis", "transformer-conformance")
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Report:
     def __str__(self) -> str:
         """What it violates, those that stand for themselves in full; for an assertion's message."""
         following = [violation.rule for violation in self.following]
-        alone = [str(violation) for violation in self.violations if violation.rule not in following]
+        alone = [describe_violation(violation) for violation in self.violations if violation.rule not in following]
         left = [f"these follow: {', '.join(following)}"] if following else []
         untried = [f"not everything was tried: {self.untried}"] if self.untried else []
         count = sum(within(violation.level, self.profile) for violation in self.violations)
@@ -100,7 +97,7 @@ class Report:
             return ""
         (cause, count), total = known.most_common(1)[0], len(self.violations)
         name = next(name for violation in self.violations for name in violation.mistakes if cause in causes([name]))
-        of_numbers = sum(not violation.finding.message for violation in self.violations)
+        of_numbers = sum(violation.finding.kind == "value" for violation in self.violations)
         if 2 * count <= of_numbers:
             return ""
         if name.startswith(BACKWARD_ONLY):
@@ -142,18 +139,6 @@ class Report:
         return not self.untried and not any(within(violation.level, self.profile) for violation in self.violations)
 
 
-def levels_line(levels: Mapping[str, Sequence[str]]) -> str:
-    """By level what is violated: "Violated at core: nothing; at robust: MASK-7; at strict: nothing more".
-
-    A level above one that is violated may have nothing more to show, and is not kept for that.
-    """
-    told, nothing = [], "nothing"
-    for level, rules in levels.items():
-        told.append(f"at {level}: {', '.join(rules) or nothing}")
-        nothing = "nothing more" if rules else nothing
-    return f"Violated {'; '.join(told)}"
-
-
 def report_of(target: Target, judgement: Judgement, effort: str, seconds: float, profile: str = DEFAULT) -> Report:
     results: Results = judgement.results
     rules = {rule: results.rules[rule, target.title] for rule in JUDGED if (rule, target.title) in results.rules}
@@ -192,8 +177,10 @@ def declaring(
 
 def other_layout_seen(violations: Sequence[Violation], declaration: Declaration) -> bool:
     """Whether a wrong result is that of a function whose heads and positions have changed places."""
-    told = (line for one in violations for line in (one.finding.message, *one.diagnosis))
-    return declaration.layout == "BHTD" and any(OTHER_LAYOUT in line for line in told)
+    swapped = any(
+        heads_swapped(one.finding) or any(LAYOUT.name in line for line in one.diagnosis) for one in violations
+    )
+    return declaration.layout == "BHTD" and swapped
 
 
 def declared_without(
@@ -222,14 +209,3 @@ def judged_here(declaration: Declaration) -> tuple[str, Declaration]:
         return "", declaration
     others = tuple(dtype for dtype in declaration.dtypes if dtype != "float64")
     return NO_ORACLE, replace(declaration, dtypes=others)
-
-
-def versions(*more: str) -> dict[str, str]:
-    """Of Python and of the packages that count, and of more, as installed."""
-    found = {"python": platform.python_version()}
-    for package in (*PACKAGES, *more):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

@@ -26,8 +26,9 @@ from conformance.checks.catalogue import (
     UNSUPPORTED,
 )
 from conformance.checks.check import Check
-from conformance.checks.comparison import Finding, breaks, worst
-from conformance.checks.results import CHANGES, DEPENDS, Violation
+from conformance.checks.comparison import breaks, worst
+from conformance.checks.findings import DependsOnCalls, Finding, NotReproducible
+from conformance.checks.results import Violation
 from conformance.runner.fresh import FreshProcesses
 from conformance.runner.in_process import Logged, Runner, Step
 from conformance.subjects.targets import Target
@@ -40,9 +41,6 @@ BY_ITSELF = (
     *(DETERMINISM, REPETITIONS, INTERLEAVED, THREADS),
 )
 """Checks whose findings stand: they are about no numbers, or compare calls of their own."""
-TOOK_TOO_LONG = "took longer than"
-NOT_ALONE = f"{DEPENDS}, or is not reproducible: right in a fresh process"
-NOT_AGAIN = f"{CHANGES}: right when the same is asked again"
 
 
 class Reproduction:
@@ -55,22 +53,22 @@ class Reproduction:
 
     def settle(self, found: Violation) -> Violation | None:
         """The violation itself, one of ATT-13 if its case is not wrong alone, or None if other rules speak of it."""
-        if found.check in BY_ITSELF or found.finding.message.startswith(TOOK_TOO_LONG):
+        if found.check in BY_ITSELF or found.finding.kind == "took_too_long":
             return found
         if found.check == AFTER_OTHER_CALLS:
             return self.of_history(found)
         last = step(found.check, found.example)
-        answers, where = self.alone(last)
+        answers, fresh = self.alone(last)
         if all(breaks(answer, found.finding.level) for answer in answers):
             return found
-        return self.after(found.before, last, found) or of_state(found, f"{where}; it was {found.message}")
+        return self.after(found.before, last, found) or of_state(found, NotReproducible(fresh, found.finding))
 
-    def alone(self, asked: Step) -> tuple[list[list[Finding]], str]:
-        """(findings of several calls, what it means if some are right); in this process if there is no other."""
+    def alone(self, asked: Step) -> tuple[list[list[Finding]], bool]:
+        """(findings of several calls, whether in a fresh process); in this process if there is no other."""
         answers = self.fresh.ask([asked] * TIMES)
         if answers is not None:
-            return answers, NOT_ALONE
-        return [self.runner(*asked) for _ in range(TIMES)], NOT_AGAIN
+            return answers, True
+        return [self.runner(*asked) for _ in range(TIMES)], False
 
     def after(self, logged: Sequence[Logged], last: Step, found: Violation) -> Violation | None:
         """The violation of the last call after the fewest of those before it; None where no fresh process shows it."""
@@ -103,14 +101,13 @@ class Reproduction:
         level = found.finding.level
         broken = [number for number, findings in enumerate(answers) if breaks(findings, level)]
         if not broken:
-            why = NOT_ALONE if self.fresh.target else NOT_AGAIN
-            return of_state(found, f"{why}; it was {found.message}")
+            return of_state(found, NotReproducible(self.fresh.target is not None, found.finding))
         for number in broken:
-            alone, where = self.alone(steps[number])
+            alone, fresh = self.alone(steps[number])
             if not all(breaks(answer, level) for answer in alone):
                 shown = self.after([one[:2] for one in steps[:number]], steps[number], found)
-                was = worst(answers[number])
-                return shown or of_state(replaced(found, steps[number]), f"{where}; it was {was}")
+                unsteady = NotReproducible(fresh, worst(answers[number]))
+                return shown or of_state(replaced(found, steps[number]), unsteady)
         first = broken[0]
         finding = worst(self.runner.sizes.learned(cases[first], answers[first]))
         new = replace(replaced(found, steps[first]), finding=finding)
@@ -125,16 +122,15 @@ def replaced(found: Violation, last: Step) -> Violation:
     return replace(found, check=last[0], example=last[1], uncut=None)
 
 
-def of_state(found: Violation, message: str) -> Violation:
+def of_state(found: Violation, detail: NotReproducible | DependsOnCalls) -> Violation:
     """Under the rule of state; its case stays."""
     title = found.title if found.rule == RULE else f"{found.title} ({found.rule})"
-    return replace(found, rule=RULE, title=title, uncut=None, finding=replace(found.finding, message=message))
+    return replace(found, rule=RULE, title=title, uncut=None, finding=replace(found.finding, detail=detail))
 
 
 def in_order(found: Violation, steps: list[Step], finding: Finding) -> Violation:
     """A violation whose example is the calls that show it, in order."""
     check, example, _ = steps[-2]
-    more = f" and {len(steps) - 2} calls before that" if len(steps) > 2 else ""
-    message = f"{DEPENDS}: right in a fresh process, wrong after {check.case_of(example)}"
-    shown = of_state(replace(found, finding=finding), f"{message}{more}: {finding}")
+    detail = DependsOnCalls(check.case_of(example), len(steps) - 2, finding)
+    shown = of_state(replace(found, finding=finding), detail)
     return replace(shown, check=CALLS_IN_ORDER, example=tuple((check.name, example) for check, example, _ in steps))

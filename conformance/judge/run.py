@@ -17,9 +17,10 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import AGREEMENT, CALLS_IN_ORDER, DESCRIPTION, REFUSAL, SHAPES
 from conformance.checks.check import Check
-from conformance.checks.comparison import Finding, breaks, worst
-from conformance.checks.levels import least_level
-from conformance.checks.probe import Probe
+from conformance.checks.comparison import breaks, worst
+from conformance.checks.findings import Finding
+from conformance.checks.levels import CORE, least_level
+from conformance.checks.probe import Probe, probe_id
 from conformance.checks.refusals import Refusal
 from conformance.checks.results import WIDE, Results, Violation
 from conformance.diagnosis.attribution import Failure, attributed
@@ -157,7 +158,7 @@ def run_refusal(refusal: Refusal, runner: Runner, results: Results) -> None:
 
 def seed_of(probe: Probe, seed: int) -> int:
     """A seed of its own for every probe, so that leaving one out changes no other's cases."""
-    return seed ^ zlib.crc32(f"{probe.rule} {probe.title}".encode())
+    return seed ^ zlib.crc32(probe.id.encode())
 
 
 def run_corpus(
@@ -215,7 +216,7 @@ def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int,
                 failure = attributed(runner, Failure(rule, probe.check, example, findings))
                 rule, findings = failure.rule, failure.findings
                 runner.violates(rule)
-                found = violation_of(failure, probe.title, runner, before)
+                found = violation_of(failure, probe, runner, before)
                 if not runner.sizes.known(found.finding):
                     results.violate(found)
                 if results.violations.get((rule, runner.name)) is found:
@@ -236,9 +237,11 @@ def narrowest(example: Any, case: Case) -> Case:
 def violation(
     rule: str, title: str, check: Check[Any, Any], runner: Runner, example: Any, findings: list[Finding]
 ) -> Violation:
-    """The violation that the findings show. title: of its probe."""
-    found, least = worst(findings), least_level(rule, title)
-    return Violation(rule, runner.name, found, title, check, example, before=before_last(runner), least=least)
+    """The violation that the findings show, of what no probe has asked. title: of what has."""
+    found, least, asked = worst(findings), least_level(rule), probe_id(rule, title)
+    return Violation(
+        rule, runner.name, found, title, check, example, before=before_last(runner), least=least, probe=asked
+    )
 
 
 def before_last(runner: Runner) -> tuple[Any, ...]:
@@ -246,15 +249,24 @@ def before_last(runner: Runner) -> tuple[Any, ...]:
     return tuple(runner.log)[:-1]
 
 
-def violation_of(failure: Failure, title: str, runner: Runner, before: tuple[Any, ...]) -> Violation:
-    _, check, example, findings = failure
-    return replace(violation(failure.rule, title, check, runner, example, findings), before=before)
+def by_probe(found: Violation, probe: Probe | Entry) -> Violation:
+    """The violation with the identity of the probe that drew its case, and its level where the rule is the same."""
+    of_probe = probe.level if found.rule == probe.rule else CORE
+    return replace(found, probe=probe.id, least=least_level(found.rule, of_probe))
+
+
+def violation_of(failure: Failure, probe: Probe, runner: Runner, before: tuple[Any, ...]) -> Violation:
+    rule, check, example, findings = failure
+    found = violation(rule, probe.title, check, runner, example, findings)
+    return by_probe(replace(found, before=before), probe)
 
 
 def frozen_violation(failure: Failure, entry: Entry, runner: Runner, before: tuple[Any, ...]) -> Violation:
     """A violation that a frozen case shows, with the level of the probe that drew it."""
-    found = violation_of(failure, f'a frozen case; its own name, and no diagnosis: "{entry.shows}"', runner, before)
-    return replace(found, least=least_level(found.rule, entry.title))
+    rule, check, example, findings = failure
+    title = f'a frozen case; its own name, and no diagnosis: "{entry.shows}"'
+    found = violation(rule, title, check, runner, example, findings)
+    return by_probe(replace(found, before=before), entry)
 
 
 class Broken(Exception):
@@ -294,7 +306,7 @@ def smallest(
             raise Enough
         findings = runner(probe.check, example, probe.check.prepare(example))
         if breaks(findings):
-            new = violation(first.rule, probe.title, probe.check, runner, example, findings)
+            new = by_probe(violation(first.rule, probe.title, probe.check, runner, example, findings), probe)
             if not first.stands_before(new):
                 found.append(new)
                 raise Broken
@@ -324,7 +336,7 @@ def cut_down(least: Violation, runner: Runner, seconds: float, keeps_dtype: bool
         if findings is None:
             return False
         new = violation(least.rule, least.title, least.check, runner, example, findings)
-        new = replace(new, least=least.least)
+        new = replace(new, least=least.least, probe=least.probe)
         if new.case is not None and in_empty_row(new.case, new.finding) and not empty:
             return False
         failures.setdefault(id(example), new)

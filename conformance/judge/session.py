@@ -14,11 +14,11 @@ from functools import cache, cached_property
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, known
 from conformance.cases.signatures import parameters_never_given
+from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import DEFAULT, LEVELS, ROBUST, STRICT, rank, within
 from conformance.checks.results import Results, Violation
 from conformance.diagnosis.elsewhere import explained
 from conformance.judge.checking import EFFORTS, SHRINKING
-from conformance.judge.judged_rules import JUDGED
 from conformance.judge.judgement import (
     NOTHING_ELSE,
     PLAIN_CALL,

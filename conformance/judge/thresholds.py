@@ -23,9 +23,9 @@ from conformance.cases.features import within
 from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import DESCRIPTION
 from conformance.checks.comparison import worst
+from conformance.checks.judged_rules import JUDGED
 from conformance.checks.results import Results, Violation
 from conformance.diagnosis.following import separated
-from conformance.judge.judged_rules import JUDGED
 from conformance.judge.run import asking
 from conformance.runner.dimensions import PRODUCTS, WORDS, Dimension, Part, dimensions, sizes_of, taken
 from conformance.runner.in_process import Runner

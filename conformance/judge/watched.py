@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases.arguments import gradient_name
+from conformance.cases.arguments import gradient_name, is_gradient
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, known_conventions
 from conformance.cases.expectations import empty_rows
 from conformance.cases.features import features_of, heads_and_keys, widths_of
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.check import Check, beyond_numbers
-from conformance.checks.comparison import Finding, breaks, judge, no_others, promised, ratio, worst
+from conformance.checks.comparison import breaks, judge, no_others, promised, ratio, worst
+from conformance.checks.findings import Finding, GradientLost, InputChanged
 from conformance.checks.levels import CORE, ROBUST, STRICT, higher, rank
 from conformance.checks.results import Violation
 from conformance.diagnosis.attention import EVERY_CALL
@@ -41,7 +42,8 @@ CONVENTIONS = ("empty_rows", "products", "shared_heads", "weights")
 """Those of `check` that a call may be judged under."""
 PATIENCE = 100
 """By how much more work than a generated case a call may be, where its oracle is ball arithmetic: about a minute."""
-CHANGED, LOST = "was changed by the call", "is missing: the output has no gradient"
+BESIDE_NUMBERS = {"input_changed": "ATT-13", "gradient_lost": "ATT-12"}
+"""Kinds of what is wrong beside the numbers of a call, and the rules that speak of it."""
 SCALE = "the scale is"
 FIRST = "the same call, made again, is right"
 UNSTEADY = "the same call, made again, gives another number, as by dropout or random numbers"
@@ -144,7 +146,7 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     found = violation(rule, TITLE, AGREEMENT, runner, case, shown)
     if unsteady:
         found = replace(found, diagnosis=(unsteady,))
-    elif not remarks and found.finding.message not in (CHANGED, LOST):
+    elif not remarks and found.finding.kind not in BESIDE_NUMBERS:
         found = explained(found, alike, explanations)
     found = replace(found, before=())
     counts = rows, rows_of(case), nans
@@ -177,7 +179,7 @@ class AlikeRunner(Runner):
         if not self.needs <= given_names(example):
             return []
         findings = super().__call__(check, example, shared)
-        return [] if has_message(findings) and not has_message(self.findings) else findings
+        return findings if of_numbers_alone(findings) or not of_numbers_alone(self.findings) else []
 
     def look_for_needs(self) -> frozenset[str]:
         """Add what the function takes for granted to `needs`, and return what of it is not to blame.
@@ -186,7 +188,7 @@ class AlikeRunner(Runner):
         """
         again, own = replace(self.case), Runner(self.subject)
         output = output_of(self.subject, again)
-        if output is None or has_message(self.findings) or np.isnan(output).all():
+        if output is None or not of_numbers_alone(self.findings) or np.isnan(output).all():
             return frozenset()
         names: tuple[str, ...] | None = None
         found: set[str] = set()
@@ -195,7 +197,7 @@ class AlikeRunner(Runner):
             findings, left_out = agreement(own, plain), given_names(again) - given_names(plain)
             if not left_out or not breaks(findings):
                 continue
-            if not has_message(findings):
+            if of_numbers_alone(findings):
                 if not np.array_equal(output, output_of(self.subject, plain), equal_nan=True):
                     continue
                 names = self.mistakes(again, self.findings) if names is None else names
@@ -227,8 +229,8 @@ def given_names(case: Case) -> frozenset[str]:
     return frozenset({*case.inputs, *case.options})
 
 
-def has_message(findings: Iterable[Finding]) -> bool:
-    return any(finding.message for finding in findings)
+def of_numbers_alone(findings: Iterable[Finding]) -> bool:
+    return all(finding.kind == "value" for finding in findings)
 
 
 def output_of(subject: Subject, case: Case) -> Any:
@@ -248,7 +250,7 @@ def explained(found: Violation, runner: Runner, explanations: Explanations) -> V
         found.rule,
         found.level,
         found.finding.name,
-        found.finding.message,
+        found.finding.detail,
         case.dtype,
         features,
     )
@@ -306,13 +308,11 @@ def of_empty_rows(runner: Runner, case: Case, findings: list[Finding]) -> list[F
     cotangents = {name: np.where(rows[..., None], 0, array) for name, array in case.cotangents.items()}
     elsewhere = {f.name for f in agreement(runner, replace(case, cotangents=cotangents)) if f.ratio > 1}
     return [
-        replace(f, level=higher(f.level, ROBUST)) if is_gradient(f) and elsewhere.isdisjoint((f.name, "call")) else f
+        replace(f, level=higher(f.level, ROBUST))
+        if is_gradient(f.name) and elsewhere.isdisjoint((f.name, "call"))
+        else f
         for f in findings
     ]
-
-
-def is_gradient(finding: Finding) -> bool:
-    return finding.name.startswith("gradient of ")
 
 
 def without_gradients(call: AttentionCall) -> str:
@@ -329,14 +329,14 @@ def beside_numbers(call: AttentionCall) -> list[Finding]:
     """Inputs that the function changed, and gradients that it lost."""
     lost = [gradient_name(name) for name in GIVEN] if call.detached else []
     return [
-        *(Finding(name, np.inf, message=CHANGED) for name in call.changed),
-        *(Finding(name, np.inf, message=LOST) for name in lost),
+        *(Finding(name, np.inf, detail=InputChanged()) for name in call.changed),
+        *(Finding(name, np.inf, detail=GradientLost()) for name in lost),
     ]
 
 
 def no_number(found: Finding) -> bool:
     """Whether NaN or an infinity stands where a number is due."""
-    return not found.message and bool(np.isfinite(found.expected) and not np.isfinite(found.got))
+    return found.kind == "value" and bool(np.isfinite(found.expected) and not np.isfinite(found.got))
 
 
 def rows_of(case: Case) -> int:
@@ -358,14 +358,14 @@ def wrong_in_output(
 
 
 def rule_told(runner: Runner, case: Case, findings: list[Finding]) -> str:
-    """The rule that the worst finding alone tells, by its message, its row or its digits; empty if it does not."""
+    """The rule that the worst finding alone tells, by its kind, its row or its digits; empty if it does not."""
     found = worst(findings)
-    if found.message:
-        return {CHANGED: "ATT-13", LOST: "ATT-12"}.get(found.message, "ATT-8")
+    if found.kind != "value":
+        return BESIDE_NUMBERS.get(found.kind, "ATT-8")
     rows = empty_rows(case)
     if found.name == "output" and found.level != STRICT and rows[found.index[:3]]:
         return "ATT-6"
-    if is_gradient(found) and found.level == ROBUST and rows.any():
+    if is_gradient(found.name) and found.level == ROBUST and rows.any():
         return "ATT-6"
     beyond = any(beyond_numbers(name, array) for name, array in case.inputs.items())
     if beyond and np.isnan(found.got) != np.isnan(found.expected):
@@ -386,7 +386,7 @@ def unlike_itself(runner: Runner, case: Case, findings: list[Finding]) -> str:
         lying = replace(case, memory=dict.fromkeys(GIVEN, "transposed"))
         return STRIDES if breaks(agreement(runner, lying), level) else FIRST
     found = worst(again)
-    if found.message:
+    if found.kind != "value":
         return ""
     numbers = [float(runner.subject(replace(case))[found.name][found.index]) for _ in range(2)]
     apart = any(abs(number - found.got) > abs(number - found.expected) for number in numbers)
@@ -408,7 +408,7 @@ ROUNDED: tuple[dict[str, str], ...] = (
 def remark(subject: CallSubject, findings: list[Finding]) -> str:
     """The conventions under which 16-bit arithmetic conforms after all; empty where none of them do."""
     case = subject.case
-    if case.dtype not in HALF or any(finding.message for finding in findings):
+    if case.dtype not in HALF or not of_numbers_alone(findings):
         return ""
     answers, truth = subject(case), oracle(case)
     for conventions in ROUNDED:

@@ -25,6 +25,7 @@ import numpy as np
 
 from conformance.bounds.arithmetic import Precision
 from conformance.checks.comparison import compare
+from conformance.checks.findings import Finding
 from conformance.models.error_propagation import carried_bound
 from conformance.models.local import cast, local_bound
 from conformance.models.naming import EMBEDDINGS, WIDE
@@ -54,12 +55,15 @@ class Batch(NamedTuple):
 
 
 class RealFinding(NamedTuple):
-    """One step of one package on one batch, and its largest error in bounds."""
+    """One step of one package on one batch, and what was found of it."""
 
     package: str
     step: str
-    ratio: float
-    message: str
+    finding: Finding
+
+    @property
+    def ratio(self) -> float:
+        return self.finding.ratio
 
 
 class RealResult(NamedTuple):
@@ -168,7 +172,7 @@ def judged_in_float64(batch: Batch, packages: Sequence[str]) -> list[RealFinding
         findings += [step._replace(step=step.step + WIDE) for step in steps]
         got = own_embeddings(package, framework, arrays, batch)
         found = compare(EMBEDDINGS + WIDE, got, Exact(exact, 0 * exact), bound, "float64")
-        findings.append(RealFinding(package, EMBEDDINGS + WIDE, found.ratio, str(found)))
+        findings.append(RealFinding(package, EMBEDDINGS + WIDE, found))
     return findings
 
 
@@ -178,20 +182,20 @@ def oracle_of(batch: Batch, dtype: str) -> Oracle:
 
 def last_states(oracle: Oracle) -> np.ndarray:
     """The definition's hidden states, in float64."""
-    assert oracle.returned is not None
+    assert isinstance(oracle.returned, str)
     return np.asarray(oracle.taken[oracle.returned].result)
 
 
 def judged_steps(package: str, framework: Framework, arrays: Any, batch: Batch, oracle: Oracle) -> list[RealFinding]:
     """Every step of the model, and the mean of the last states, each on the definition's own activations."""
     steps = forced_steps(package, framework, arrays, oracle)
-    found = [RealFinding(package, step.name, step.finding.ratio, str(step.finding)) for step in steps]
+    found = [RealFinding(package, step.name, step.finding) for step in steps]
     states = cast(last_states(oracle), oracle.dtype)
     given = (states.astype(np.float64), "mean", batch.keep)
     truth = pool(*given)
     bound = local_bound("pool", oracle.dtype, given, {}) * (2 if oracle.dtype == "float64" else 1)
     mean = compare(MEAN, own_mean(package, framework, states, batch), Exact(truth, 0 * truth), bound, oracle.dtype)
-    return [*found, RealFinding(package, MEAN, mean.ratio, str(mean))]
+    return [*found, RealFinding(package, MEAN, mean)]
 
 
 def hidden(package: str, framework: Framework, arrays: Any, batch: Batch) -> np.ndarray:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.checks.comparison import Finding, compare
+from conformance.checks.comparison import compare
+from conformance.checks.findings import ChangedLater, Finding, OtherSource, Source, SurplusStep, TimesTaken
 from conformance.models.instrumentation import visited
 from conformance.models.local import cast, local_bound
 from conformance.models.naming import Namer
@@ -34,8 +35,8 @@ def framework_of(package: str) -> Framework:
 
 
 class Taken(NamedTuple):
-    """One step of the definition, in float64. function: the definition's own. sources: the names of the steps whose
-    results its arguments are; None for what is no step's result.
+    """One step of the definition, in float64. function: the definition's own. sources: the steps whose results its
+    arguments are, or the inputs that they are.
     """
 
     step: str
@@ -43,7 +44,7 @@ class Taken(NamedTuple):
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     result: Any
-    sources: tuple[str | None, ...]
+    sources: tuple[Source, ...]
 
 
 class StepFinding(NamedTuple):
@@ -56,7 +57,7 @@ class StepFinding(NamedTuple):
 
 
 def taken_steps(
-    model: Any, inputs: tuple[Any, ...], options: dict[str, Any], returned: list[str | None] | None = None
+    model: Any, inputs: tuple[Any, ...], options: dict[str, Any], returned: list[Source] | None = None
 ) -> dict[str, Taken]:
     """Every step of the definition on these inputs, by name and in order; the model's parameters are float64.
 
@@ -79,13 +80,13 @@ def taken_steps(
     return found
 
 
-def named_inputs(inputs: Any) -> dict[int, str]:
-    """Names of what a model is called with, by identity."""
-    return {id(array): f"input {number}" for number, array in enumerate(inputs)}
+def named_inputs(inputs: Any) -> dict[int, Source]:
+    """Numbers of what a model is called with, by identity."""
+    return {id(array): number for number, array in enumerate(inputs)}
 
 
-def sources_of(arguments: tuple[Any, ...], made: dict[int, str]) -> tuple[str | None, ...]:
-    """made: names of steps by the identity of their results, all of which are still there."""
+def sources_of(arguments: tuple[Any, ...], made: dict[int, Source]) -> tuple[Source, ...]:
+    """made: steps and inputs by the identity of arrays, all of which are still there."""
     return tuple(made.get(id(argument)) for argument in arguments)
 
 
@@ -125,7 +126,7 @@ class Oracle:
 
     def __init__(self, model: Any, inputs: tuple[Any, ...], options: dict[str, Any], dtype: str) -> None:
         self.model, self.inputs, self.options, self.dtype = model, inputs, options, dtype
-        returned: list[str | None] = []
+        returned: list[Source] = []
         self.taken, self.own = taken_steps(model, inputs, options, returned), Namer(model.parameters)
         self.returned = returned[0]
         self.judged: dict[str, Judged] = {}
@@ -154,19 +155,16 @@ class Oracle:
         return cast(argument, self.dtype).astype(np.float64) if self.is_activation(argument) else argument
 
 
-CHANGED = "is changed after it was given"
-
-
 def forced_steps(package: str, framework: Framework, parameters: Any, oracle: Oracle) -> list[StepFinding]:
     """A finding for every step of the package's model, in order. parameters: the framework's own arrays."""
     found: list[StepFinding] = []
-    made: dict[int, str] = {}
+    made: dict[int, Source] = {}
     results: list[Any] = []  # kept, so that no identity is given away
     dtype = oracle.dtype
 
     def forced(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
         if name not in oracle.taken:
-            surplus = Finding(name, np.inf, message="is a step that the definition does not take")
+            surplus = Finding(name, np.inf, detail=SurplusStep())
             found.append(StepFinding(name, step, surplus, np.empty(0)))
             return function(*arguments, **keywords)
         exactly, truth, bound = oracle[name]
@@ -191,36 +189,29 @@ def forced_steps(package: str, framework: Framework, parameters: Any, oracle: Or
         returned = called(parameters, *arrays, configuration=oracle.model.configuration, **keywords)
     source = made.get(id(returned))
     if source != oracle.returned:
-        message = f"is {described(source)}, where the definition has {described(oracle.returned)}"
-        found.append(StepFinding("result", "result", Finding("result", np.inf, message=message), np.empty(0)))
+        other = OtherSource(source, oracle.returned, returned=True)
+        found.append(StepFinding("result", "result", Finding("result", np.inf, detail=other), np.empty(0)))
     for result, index in results:
         name, step, _, answer = found[index]
         if not np.array_equal(framework.numpy(result), answer, equal_nan=answer.dtype.kind == "f"):
-            changed = Finding(name, np.inf, message=CHANGED)
+            changed = Finding(name, np.inf, detail=ChangedLater())
             found.append(StepFinding(name, step, changed, answer))
-    return found + left_out([step.name for step in found if step.finding.message != CHANGED], oracle)
+    return found + left_out([step.name for step in found if step.finding.kind != "changed_later"], oracle)
 
 
-def misled(name: str, oracle: Oracle, exactly: tuple[Any, ...], sources: tuple[str | None, ...]) -> Finding | None:
+def misled(name: str, oracle: Oracle, exactly: tuple[Any, ...], sources: tuple[Source, ...]) -> Finding | None:
     """Where an activation comes from another step than in the definition."""
     for argument, own, right in zip(exactly, sources, oracle.taken[name].sources, strict=True):
         if oracle.is_activation(argument) and own != right:
-            message = f"is given {described(own)}, where the definition has {described(right)}"
-            return Finding(name, np.inf, message=message)
+            return Finding(name, np.inf, detail=OtherSource(own, right))
     return None
-
-
-def described(source: str | None) -> str:
-    if source is None:
-        return "what is no step's result"
-    return source if source.startswith("input ") else f"the result of {source}"
 
 
 def left_out(names: list[str], oracle: Oracle) -> list[StepFinding]:
     """Steps of the definition that were not taken, or taken more than once."""
     counts = {name: names.count(name) for name in oracle.taken}
     return [
-        StepFinding(name, oracle.taken[name].step, Finding(name, np.inf, message=f"is taken {n} times"), np.empty(0))
+        StepFinding(name, oracle.taken[name].step, Finding(name, np.inf, detail=TimesTaken(n)), np.empty(0))
         for name, n in counts.items()
         if n != 1
     ]

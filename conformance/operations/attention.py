@@ -30,6 +30,7 @@ from conformance.checks.catalogue import (
 )
 from conformance.checks.check import Check
 from conformance.checks.histories import attention_histories
+from conformance.checks.levels import CORE, ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal, ones
 from conformance.operations.common import OFTEN, planned
@@ -160,12 +161,14 @@ def probes_with_logsumexp(declaration: Declaration) -> list[Probe]:
 ALONE = ("attention",)
 
 
-def agree(rule: str, title: str, cases: CaseStrategy, weight: float = 1.0) -> Probe:
-    return agreement(rule, title, "attention", cases, weight)
+def agree(rule: str, name: str, cases: CaseStrategy, weight: float = 1.0, level: str = CORE) -> Probe:
+    return agreement(rule, name, "attention", cases, weight, level)
 
 
-def twin(rule: str, title: str, cases: CaseStrategy, by: Check[Any, Any] = TWIN, weight: float = 1.0) -> Probe:
-    return Probe(rule, title, ALONE, cases, by, weight)
+def twin(
+    rule: str, name: str, cases: CaseStrategy, by: Check[Any, Any] = TWIN, weight: float = 1.0, level: str = CORE
+) -> Probe:
+    return Probe(rule, name, ALONE, cases, by, weight, level=level)
 
 
 def probes_of_the_output(declaration: Declaration) -> list[Probe]:
@@ -244,9 +247,9 @@ def probes_of_softmax(declaration: Declaration) -> list[Probe]:
         twin("ATT-4", "allowed products far below 0", special.deep_cases(declaration), weight=0.8),
         agree("ATT-5", "softmax", alone(mask="none"), weight=1.5),
         agree("ATT-5", "sinks", alone(focus=("sinks",))),
-        agree("ATT-5", "sinks far from the scores", far(("sinks",)), weight=0.3),
+        agree("ATT-5", "sinks far from the scores", far(("sinks",)), weight=0.3, level=ROBUST),
         *(agree("ATT-5", f"sinks beside {f}", alone(focus=(f, "sinks")), weight=0.6) for f in ("scale", "softcap")),
-        twin("ATT-5", "sinks of -inf", special.absent_sinks("attention", declaration)),
+        twin("ATT-5", "sinks of -inf", special.absent_sinks("attention", declaration), level=ROBUST),
         Probe("ATT-6", "empty rows", ALONE, empty(), EMPTY_ROWS),
         *(
             Probe("ATT-6", f"empty rows beside {feature}", ALONE, empty(focus=(feature,)), EMPTY_ROWS, weight=0.5)

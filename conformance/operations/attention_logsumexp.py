@@ -12,6 +12,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.operation import Shape
 from conformance.checks.catalogue import EMPTY_ROWS, TWIN
+from conformance.checks.levels import CORE, ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.operations import attention_weights
 from conformance.operations.attention import axes, featured_in
@@ -31,8 +32,8 @@ def probes(declaration: Declaration) -> list[Probe]:
     empty = partial(special.empty_row_cases, NAME, declaration=declaration)
     featured = featured_in(declaration)
 
-    def agree(rule: str, title: str, cases: st.SearchStrategy[Case], weight: float = 1.0) -> Probe:
-        return agreement(rule, title, NAME, cases, weight)
+    def agree(rule: str, name: str, cases: st.SearchStrategy[Case], weight: float = 1.0, level: str = CORE) -> Probe:
+        return agreement(rule, name, NAME, cases, weight, level)
 
     return [
         Probe("MASK-7", f"hidden in {NAME}", (NAME,), special.hidden_cases(NAME, declaration), TWIN, weight=0.8),
@@ -43,14 +44,15 @@ def probes(declaration: Declaration) -> list[Probe]:
             special.absent_sinks(NAME, declaration),
             TWIN,
             weight=0.5,
+            level=ROBUST,
         ),
         Probe("ATT-6", "empty rows of log-sum-exp", (NAME,), empty(), EMPTY_ROWS),
         Probe("ATT-6", "empty rows with a sink", (NAME,), empty(focus=("sinks",)), EMPTY_ROWS, 0.5),
         agree("ATT-14", "log-sum-exp", cases(), weight=1.5),
         agree("ATT-14", "log-sum-exp, every feature", cases(focus=featured, mask="any"), weight=0.5),
         *(
-            agree("ATT-14", title, special.far_cases(NAME, focus, declaration), weight=0.4)
-            for title, focus in (("log-sum-exp far from 0", ()), ("log-sum-exp of sinks far from 0", ("sinks",)))
+            agree("ATT-14", name, special.far_cases(NAME, focus, declaration), weight=0.4, level=ROBUST)
+            for name, focus in (("log-sum-exp far from 0", ()), ("log-sum-exp of sinks far from 0", ("sinks",)))
         ),
         planned("ATT-14", "log-sum-exp, features", "features", NAME, declaration, mask="none"),
         planned("ATT-14", "log-sum-exp, lengths", "lengths", NAME, declaration, others=True, rate=OFTEN),

@@ -18,6 +18,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.operation import Operation, Shape
 from conformance.checks.histories import plain_histories
+from conformance.checks.levels import ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
 from conformance.diagnosis import stepping
@@ -121,11 +122,11 @@ def probes(declaration: Declaration) -> list[Probe]:
         agreement("OPT-3", "small norms", NAME, drawn(("small",), (0.1, 0.5), dtypes=("float32", "float64"))),
         agreement("OPT-3", "several arrays", NAME, drawn(("uneven",), (0.1, 0.5, 0.9), plans=SHAPES[:3])),
         agreement("OPT-3", "no gradient", NAME, drawn(("zeros",)), weight=0.5),
-        agreement("OPT-3", "huge and tiny gradients", NAME, drawn(("huge", "tiny"))),
+        agreement("OPT-3", "huge and tiny gradients", NAME, drawn(("huge", "tiny")), level=ROBUST),
         agreement(
-            "OPT-3", "limits far below the norm", NAME, drawn(("huge",), FAR_BELOW, dtypes=("float32",)), weight=0.5
+            "OPT-3", "limits far below the norm", NAME, drawn(("huge",), FAR_BELOW, dtypes=("float32",)), 0.5, ROBUST
         ),
-        agreement("OPT-3", "NaN and infinity in gradients to clip", NAME, drawn(usual, special=True), weight=0.5),
+        agreement("OPT-3", "NaN and infinity in gradients to clip", NAME, drawn(usual, special=True), 0.5, ROBUST),
         agreement("OPT-3", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
     ]
 

@@ -132,7 +132,7 @@ Cases = Callable[..., st.SearchStrategy[Case]]
 
 def planned(
     rule: str,
-    title: str,
+    name: str,
     plan: str,
     operation: str,
     declaration: Declaration,
@@ -146,9 +146,9 @@ def planned(
     takes = generation.possible(given.get("mask", "maybe"), declaration)
     takes = takes and not set(dtypes).isdisjoint(declaration.dtypes)
     if not takes or not set(given.get("focus", ())) <= declaration.features:
-        return agreement(rule, title, operation, Rows(tuple), weight)
+        return agreement(rule, name, operation, Rows(tuple), weight)
     wanted = (lambda s: s.H > s.G) if given.get("grouped") else everything
-    return agreement(rule, title, operation, rows_of(cases, plan, title, declaration, wanted, dtypes), weight)
+    return agreement(rule, name, operation, rows_of(cases, plan, name, declaration, wanted, dtypes), weight)
 
 
 def everything(sizes: Sizes) -> bool:
@@ -158,12 +158,12 @@ def everything(sizes: Sizes) -> bool:
 def rows_of(
     cases: Cases,
     plan: str,
-    title: str,
+    name: str,
     declaration: Declaration,
     wanted: Callable[[Sizes], bool] = everything,
     dtypes: tuple[str, ...] = DTYPES,
 ) -> Rows:
-    """One strategy for each row of a plan. By the title, each probe has other sizes of the same ranges.
+    """One strategy for each row of a plan. By its name, each probe has other sizes of the same ranges.
 
     Where shapes are compiled, each row has one dtype too.
     """
@@ -176,10 +176,10 @@ def rows_of(
     def later() -> tuple[st.SearchStrategy[Case], ...]:
         return of(attention_plan.thorough_plan(declaration)) if plan == "everything" else ()
 
-    return Rows(lambda: of(attention_plan.plan_of(plan, declaration, zlib.crc32(title.encode()))), later)
+    return Rows(lambda: of(attention_plan.plan_of(plan, declaration, zlib.crc32(name.encode()))), later)
 
 
 def rows_of_layers(
-    plan: Plan, cases: Callable[[Row], st.SearchStrategy[Case]], declaration: Declaration, title: str = ""
+    plan: Plan, cases: Callable[[Row], st.SearchStrategy[Case]], declaration: Declaration, name: str = ""
 ) -> Rows:
-    return Rows(lambda: tuple(map(cases, layer_plan.plan_of(plan, declaration, zlib.crc32(title.encode())))))
+    return Rows(lambda: tuple(map(cases, layer_plan.plan_of(plan, declaration, zlib.crc32(name.encode())))))

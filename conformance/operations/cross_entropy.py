@@ -17,6 +17,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.operation import Operation, Rows, Shape
 from conformance.checks.histories import plain_histories
+from conformance.checks.levels import CORE, ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.diagnosis import losses as mistakes
@@ -64,8 +65,8 @@ def probes(declaration: Declaration) -> list[Probe]:
     def at_size(row: Row) -> st.SearchStrategy[Case]:
         return cases(("usual", "trained"), plans=(((row["rows"],), row["classes"]),))
 
-    def agree(title: str, cases: CaseStrategy, weight: float = 1.0) -> Probe:
-        return agreement("LOSS-1", title, NAME, cases, weight)
+    def agree(name: str, cases: CaseStrategy, weight: float = 1.0, level: str = CORE) -> Probe:
+        return agreement("LOSS-1", name, NAME, cases, weight, level)
 
     return [
         agree("cross-entropy", cases(), 2.0),
@@ -74,7 +75,7 @@ def probes(declaration: Declaration) -> list[Probe]:
         agree("16-bit logits", cases(dtypes=HALF), 0.5),
         agree("saturated logits", cases(("saturated",))),
         agree("logits far from 0", cases(("far",))),
-        agree("cross-entropy where no target counts", cases(ignored=(-100, 0), none_counts=True), 0.5),
+        agree("cross-entropy where no target counts", cases(ignored=(-100, 0), none_counts=True), 0.5, ROBUST),
         agree("logits of -inf", cases(spoiled="classes"), 0.75),
         agree("NaN and infinity in rows that do not count", uncounted(NAME, declaration), 0.75),
         agree("NaN and infinity in logits", cases(spoiled="anywhere"), 0.5),

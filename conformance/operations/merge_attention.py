@@ -13,6 +13,7 @@ from conformance.cases.declaration import Declaration
 from conformance.cases.operation import Operation, Shape
 from conformance.checks.catalogue import TWIN
 from conformance.checks.histories import plain_histories
+from conformance.checks.levels import ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
 from conformance.diagnosis import merging
@@ -50,7 +51,7 @@ def probes(declaration: Declaration) -> list[Probe]:
     return [
         Probe("MASK-7", f"hidden in {NAME}", (NAME,), special.hidden_cases(NAME, declaration), TWIN, weight=0.8),
         agreement("ATT-14", "merge", NAME, merges(), weight=1.5),
-        agreement("ATT-14", "merge of far parts", NAME, merges(("float32", *HALF), (2, 3, 4), 100.0), weight=0.5),
+        agreement("ATT-14", "merge of far parts", NAME, merges(("float32", *HALF), (2, 3, 4), 100.0), 0.5, ROBUST),
         agreement("ATT-14", "merge in 16 bits", NAME, merges(HALF, (3, 4)), weight=0.5),
         agreement("ATT-14", "merge, sizes", NAME, rows_of(merges, "merges", "merge", declaration)),
         agreement("ATT-14", "merge of many parts", NAME, of_many_parts(merges, declaration)),

@@ -12,6 +12,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.operation import Operation, Rows
 from conformance.checks.histories import plain_histories
+from conformance.checks.levels import CORE, ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
 from conformance.diagnosis import losses as mistakes
@@ -34,13 +35,13 @@ def probes(declaration: Declaration) -> list[Probe]:
     def at_size(row: Row) -> st.SearchStrategy[Case]:
         return cases(("usual", "trained"), plans=(((row["rows"],), row["classes"]),))
 
-    def agree(title: str, cases: CaseStrategy, weight: float = 1.0) -> Probe:
-        return agreement("LOSS-2", title, NAME, cases, weight)
+    def agree(name: str, cases: CaseStrategy, weight: float = 1.0, level: str = CORE) -> Probe:
+        return agreement("LOSS-2", name, NAME, cases, weight, level)
 
     return [
         agree("nll", cases(), 2.0),
         agree("log-probabilities of targets that do not count", cases(ignored=(-100, 0, "class", "past"))),
-        agree("nll where no target counts", cases(ignored=(-100, 0), none_counts=True), 0.5),
+        agree("nll where no target counts", cases(ignored=(-100, 0), none_counts=True), 0.5, ROBUST),
         agree("NaN and infinity in log-probabilities that do not count", uncounted(NAME, declaration), 0.75),
         agree("NaN and infinity beside the targets", cases(spoiled="beside"), 0.5),
         agree("NaN and infinity in log-probabilities", cases(spoiled="anywhere"), 0.5),

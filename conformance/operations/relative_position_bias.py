@@ -19,6 +19,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.operation import Operation, Shape
 from conformance.checks.histories import plain_histories
+from conformance.checks.levels import STRICT
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.diagnosis import lookups
@@ -131,7 +132,7 @@ def probes(declaration: Declaration) -> list[Probe]:
 
     return [
         agreement("POS-6", "relative buckets", NAME, drawn(), weight=2.0),
-        agreement("POS-6", "edges of buckets where logarithms err", NAME, drawn(hard=True), weight=1.5),
+        agreement("POS-6", "edges of buckets where logarithms err", NAME, drawn(hard=True), weight=1.5, level=STRICT),
         agreement("POS-6", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
     ]
 

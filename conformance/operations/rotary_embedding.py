@@ -18,6 +18,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.operation import Operation, Shape
 from conformance.checks.histories import plain_histories
+from conformance.checks.levels import CORE, ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.diagnosis import rotary as mistakes
@@ -66,11 +67,11 @@ def probes(declaration: Declaration) -> list[Probe]:
         plan = (1, row["heads"], row["length"], row["model_width"])
         return cases(("in a row",), partial=False, scalings=("none",), plans=(plan,))
 
-    def agree(title: str, cases: CaseStrategy, weight: float = 1.0) -> Probe:
-        return agreement("POS-3", title, NAME, cases, weight)
+    def agree(name: str, cases: CaseStrategy, weight: float = 1.0, level: str = CORE) -> Probe:
+        return agreement("POS-3", name, NAME, cases, weight, level)
 
-    def scaled(title: str, kinds: tuple[str, ...], weight: float = 1.0, **given: Any) -> Probe:
-        return agreement("POS-4", title, NAME, cases(scalings=kinds, plans=(*WIDE, *PLANS), **given), weight)
+    def scaled(name: str, kinds: tuple[str, ...], weight: float = 1.0, **given: Any) -> Probe:
+        return agreement("POS-4", name, NAME, cases(scalings=kinds, plans=(*WIDE, *PLANS), **given), weight)
 
     plain = partial(cases, scalings=("none",), partial=False)
     return [
@@ -84,7 +85,7 @@ def probes(declaration: Declaration) -> list[Probe]:
         scaled("frequencies on a ramp", ("yarn", "llama3"), 1.5),
         scaled("lengths past the original one", ("longrope", "dynamic")),
         scaled("scaled rotary embeddings at long positions", SCALED, far=FAR),
-        agree("NaN and infinity in rotary embeddings", cases(special=True), 0.5),
+        agree("NaN and infinity in rotary embeddings", cases(special=True), 0.5, ROBUST),
         agree("rotary embeddings, sizes", rows_of_layers(PLAN, at_size, declaration)),
     ]
 

@@ -16,6 +16,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.operation import Operation, Shape, State
 from conformance.checks.histories import plain_histories
+from conformance.checks.levels import ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.diagnosis import stepping
@@ -106,7 +107,7 @@ def probes(declaration: Declaration) -> list[Probe]:
         agreement("OPT-2", "the first step", NAME, drawn(("zeros",), options=momentum)),
         agreement("OPT-2", "weight decay", NAME, drawn(("usual",), options={"weight_decay": (0.3, 0.1)})),
         agreement(
-            "OPT-2", "NaN and infinity in gradients of sgd_step", NAME, drawn(("usual",), special=True), weight=0.5
+            "OPT-2", "NaN and infinity in gradients of sgd_step", NAME, drawn(("usual",), special=True), 0.5, ROBUST
         ),
         agreement("OPT-2", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
     ]

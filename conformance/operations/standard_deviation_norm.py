@@ -8,6 +8,7 @@ from functools import partial
 
 from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import CONSTANT_ROWS
+from conformance.checks.levels import ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
 from conformance.operations import layer_norm
@@ -24,7 +25,7 @@ def probes(declaration: Declaration) -> list[Probe]:
     return [
         agreement("NORM-7", NAME, NAME, generation.norm_cases(NAME, declaration=declaration), weight=2.0),
         Probe("NORM-7", f"constant rows of {NAME}", (NAME,), constant(), CONSTANT_ROWS, 1.5),
-        agreement("NORM-7", f"gradients in constant rows of {NAME}", NAME, gradients, weight=0.5),
+        agreement("NORM-7", f"gradients in constant rows of {NAME}", NAME, gradients, weight=0.5, level=ROBUST),
         agreement("NORM-7", f"{NAME}, sizes", NAME, at_sizes(NAME, NAME, declaration)),
     ]
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from conformance.checks.catalogue import REFUSAL
+from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import LEVELS, STRICT, kept, least_level
 from conformance.checks.results import Violation
-from conformance.judge.judged_rules import JUDGED
 from conformance.peers.judging import GRADIENTS_IN
 from conformance.peers.matrix import PeerReport
 from conformance.reports.blocks import error
 from conformance.reports.content import real, violation_content
+from conformance.reports.sentences import describe_finding
 
 if TYPE_CHECKING:
     from conformance.peers.rows import Row
@@ -76,7 +77,7 @@ def seen(violation: Violation) -> str:
     """What came of it, and what should have."""
     content = violation_content(violation)
     if content["dtype"] is None:
-        return str(violation.message)
+        return describe_finding(violation.finding)
     got, expected = (f"{real(content[name]):.9g}" for name in ("got", "expected"))
     return f"{content['result']}{content['index']} is {got}, expected {expected}: {error(content)}"
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.operation import operation_named
@@ -30,7 +31,7 @@ from conformance.checks.catalogue import (
     UNSUPPORTED,
 )
 from conformance.checks.check import Check
-from conformance.checks.comparison import Finding
+from conformance.checks.findings import Finding, is_error
 from conformance.checks.probe import Probe
 from conformance.checks.results import Results, Violation
 from conformance.diagnosis.matches import DIAGNOSIS, DOUBTING
@@ -155,7 +156,7 @@ class PeerJudgement(Judgement):
         The small cases of that rule may all conform: with thousands of rows, one is more likely to be rounded too far.
         """
         own_rules = own.dtype_rule(self.operation), own.gradient_rule(self.operation)
-        gradient, cell = found.finding.name.startswith("gradient"), self.results.rules[found.rule, found.subject]
+        gradient, cell = is_gradient(found.finding.name), self.results.rules[found.rule, found.subject]
         rounded = found.mistakes != () and all(name.startswith(AT_MOST) for name in found.mistakes)
         if found.rule in own_rules or not rounded or not 0 <= cell.wide <= 1:
             return found
@@ -261,7 +262,7 @@ class PeerJudgement(Judgement):
 
     def within(self, probe: Probe) -> Probe:
         cases = probe.cases.map(self.fitted)
-        if self.operation == "layer_norm" and probe.title != own.EPS_LEFT_OUT:
+        if self.operation == "layer_norm" and probe.name != own.EPS_LEFT_OUT:
             cases = cases.map(self.with_eps)
 
         cases = cases.filter(lambda m: all(map(self.asks, cases_in(probe.check, m))))
@@ -317,7 +318,7 @@ class PeerJudgement(Judgement):
             wanted = self.rules is None or refusal.rule in self.rules
             if wanted and refusal.title not in self.peer.documented:
                 asked = refusal._replace(case=self.sized(refusal.case))
-                findings = [f for f in self.runner(REFUSAL, asked, None) if not f.message.startswith("raised")]
+                findings = [f for f in self.runner(REFUSAL, asked, None) if not is_error(f)]
                 self.results.add(refusal.rule, self.runner.name, findings, refusal.case)
                 if any(finding.ratio > 1 for finding in findings):
                     found = violation(refusal.rule, refusal.title, REFUSAL, self.runner, asked, findings)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from conformance.checks.catalogue import REFUSAL
-from conformance.judge.judged_rules import JUDGED
+from conformance.checks.judged_rules import JUDGED
 from conformance.peers import PEERS, cells
 from conformance.peers.matrix import PeerReport
 from conformance.peers.peer import installed, version

@@ -9,13 +9,11 @@ import ml_dtypes
 import numpy as np
 
 from conformance.cases.signatures import MASK_REQUIRED, parameters_never_given
-from conformance.checks.catalogue import UNREFUSED
+from conformance.checks.judged_rules import CONTRACT
 from conformance.checks.levels import within
-from conformance.checks.results import title_of_another
 from conformance.diagnosis.departures import LACKING
-from conformance.judge.judged_rules import CONTRACT
-from conformance.judge.report import CONVENTION, LAYOUT_FIRST, levels_line
 from conformance.reports.content import Content, real
+from conformance.reports.sentences import CONVENTION, LAYOUT_FIRST, levels_line, title_of_another
 from conformance.reports.subjects import rules_listed
 
 DECLARE = "if it is not meant to support this, say so:"
@@ -52,7 +50,7 @@ def rows(violation: Content) -> list[tuple[str, str]]:
     found += under("worst", [line for one in violation.get("worst", ()) for line in worst_lines(one, violation)])
     if violation.get("declare") is not None:
         found += under("declare", [advice(violation), violation["declare"]])
-    if UNREFUSED in violation["message"]:
+    if violation.get("kind") == "unrefused":  # which older reports lack
         found.append(("mend", MEND))
     if violation["replay_command"] is not None:
         found.append(("replay", violation["replay_command"]))

@@ -17,13 +17,15 @@ from typing import Any
 from conformance.cases.arguments import expected_dtype
 from conformance.cases.declaration import CONVENTIONS, Declaration
 from conformance.checks.catalogue import UNSUPPORTED
-from conformance.checks.comparison import Finding
+from conformance.checks.findings import Finding, Raised
+from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import LEVELS, STRICT, kept, within
 from conformance.checks.results import Cell, Violation, Worst
-from conformance.judge.judged_rules import JUDGED
-from conformance.judge.report import versions
-from conformance.reports.replays import askable, replay_command
+from conformance.reports.replays import askable, replay_command, save
+from conformance.reports.sentences import describe_finding
+from conformance.reports.versions import versions
 from conformance.subjects.targets import Target
+from conformance.subjects.wrong_answers import OtherType, Returned, ReturnedGradients
 
 SCHEMA = {"name": "transformer-conformance report", "version": 3}
 PROJECT = "transformer-conformance"
@@ -178,7 +180,8 @@ def violation_content(violation: Violation, replay_file: str | None = None, foll
         "statement": TO_BE_REFUSED if unrefused else rule.statement,
         "level": violation.level,
         "probe": violation.title,
-        "message": clean(violation.message),
+        "kind": finding.kind,
+        "message": clean(describe_finding(finding)),
         **numbers_content(violation, finding),
         "raised_at": clean(finding.raised_at) or None,
         "case": None if violation.case is None else clean(repr(violation.case)),
@@ -204,7 +207,7 @@ def worst_content(largest: Worst) -> Content:
         "dtype": found.case.dtype,
         "ratio": number(largest.ratio),
         "level": found.level,
-        "message": clean(found.message),
+        "message": clean(describe_finding(found.finding)),
         "case": clean(repr(found.case)),
         "another_mistake": largest.another,
         "diagnosis": [clean(line) for line in found.diagnosis],
@@ -212,42 +215,49 @@ def worst_content(largest: Worst) -> Content:
 
 
 OF_ARRAYS = re.compile(r"ndarray|tensor|\bjax|\bnumpy\b|\btorch\b", re.IGNORECASE)
-"""Words in the message of an error that arrays of the wrong kind cause."""
-UNCALLED = ("took longer", "its process", "raised SystemExit", "raised ModuleNotFoundError", "raised ImportError")
-"""Parts of messages about failures that other arrays would not prevent."""
+"""Words in the text of an error that arrays of the wrong kind cause."""
+UNCALLED = ("SystemExit", "ModuleNotFoundError", "ImportError")
+"""Errors that other arrays would not prevent."""
 
 
 def called_with(violation: Violation) -> str | None:
     """Return which arrays the judge passed, if the plainest call fails and its error speaks of arrays of some kind."""
     if violation.rule != "CALL" or violation.case is None or violation.target is None:
         return None
-    got = violation.message.partition(", expected ")[0]
-    if any(words in got for words in UNCALLED) or not OF_ARRAYS.search(got):
+    if not OF_ARRAYS.search(told_of_arrays(violation.finding)):
         return None
     own = violation.target.arrays or "numpy"
     others = [arrays for arrays in ARRAYS if arrays != own]
     return f"the judge called it with {ARRAYS.get(own, own)}; --arrays {' or '.join(others)} for others"
 
 
+def told_of_arrays(finding: Finding) -> str:
+    """Return the words of a failed call that may speak of arrays: an error's, or the type of what was returned."""
+    match finding.detail:
+        case Raised(error, text) if error not in UNCALLED:
+            return f"{error}: {text}"
+        case Returned(got) | OtherType(got) | ReturnedGradients(got):
+            return got
+    return ""
+
+
 def numbers_content(violation: Violation, finding: Finding) -> Content:
     """Return the index and numbers of the worst element; for a violation without numbers, all but the ratio is null."""
     content = {"ratio": number(finding.ratio), "result": clean(finding.name)}
-    if finding.message and not finding.index:
+    if finding.kind != "value" and not finding.index:
         return content | dict.fromkeys(("dtype", "index", "got", "expected", "bound", "ulp"))
     return content | {
-        "dtype": None if finding.message else expected_dtype(finding.name, violation.case),
+        "dtype": None if finding.kind != "value" else expected_dtype(finding.name, violation.case),
         "index": list(finding.index),
         "got": number(finding.got),
         "expected": number(finding.expected),
         "bound": number(finding.bound),
-        "ulp": None if finding.message else number(violation.ulp),
+        "ulp": None if finding.kind != "value" else number(violation.ulp),
     }
 
 
 def replay_content(violation: Violation) -> Content | None:
     """Return the content of its replay file; None if the violation cannot be replayed."""
-    from conformance.judge.replaying import save
-
     if not askable(violation):
         return None
     with TemporaryDirectory() as folder:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.arguments import gradient_input, is_gradient
 from conformance.cases.case import Case
 from conformance.reports.content import Content
 from reference_numpy import materialize
@@ -58,7 +59,7 @@ def pictures(violation: Content) -> list[Picture]:
 def case_pictures(case: Case, result: str, index: list[int]) -> list[Picture]:
     arrays: dict[str, np.ndarray | None] = {**case.inputs, "mask": mask_of(case)}
     arrays["dropout_keep"] = case.options.get("dropout_keep")
-    if result.startswith("gradient"):
+    if is_gradient(result):
         arrays |= {f"cotangent of {name}": array for name, array in case.cotangents.items()}
     heads = result_heads(case, result)
     marks = MARKED if case.operation == "attention" and result == "output" and len(index) == 4 else {}
@@ -85,7 +86,7 @@ def mask_of(case: Case) -> np.ndarray | None:
 
 def result_heads(case: Case, result: str) -> int:
     """The length of the result's axis of heads."""
-    name = result.removeprefix("gradient of ")
+    name = gradient_input(result) or result
     array = case.inputs.get(name, case.inputs.get("query"))
     return array.shape[1] if array is not None and array.ndim == 4 else 1
 

@@ -12,6 +12,7 @@ from conformance.models.naming import EMBEDDINGS as EMBEDDINGS
 from conformance.models.naming import WIDE
 from conformance.reports.content import Content, clean, number
 from conformance.reports.content import real as real_number
+from conformance.reports.sentences import describe_finding
 
 if TYPE_CHECKING:
     from conformance.models.real import RealFinding, RealResult
@@ -66,7 +67,7 @@ def step_content(name: str, findings: Sequence[RealFinding]) -> Content:
     here = [finding for finding in findings if finding.step == name]
     worst = here[int(np.argmax([finding.ratio for finding in here]))]  # a NaN is larger than every number
     within = worst.ratio <= 1
-    status, message = ("conforms", None) if within else ("violated", clean(worst.message))
+    status, message = ("conforms", None) if within else ("violated", clean(describe_finding(worst.finding)))
     return {"step": name, "status": status, "worst": number(worst.ratio), "message": message}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import shlex
 from collections.abc import Callable
@@ -10,8 +11,43 @@ from pathlib import Path
 from typing import Any
 
 from conformance.checks.catalogue import NOTHING
+from conformance.checks.encoding import encode
 from conformance.checks.results import Violation
-from conformance.judge.replaying import save
+from conformance.reports.sentences import describe_finding
+from conformance.subjects.targets import Target
+
+FORMAT, VERSION = "transformer-conformance replay", 1
+
+
+def save(violation: Violation, path: str | Path) -> None:
+    """Write the violation's replay file: all that is needed to see it again."""
+    target = violation.target or Target(violation.subject, violation.case.operation)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "rule": violation.rule,
+        "level": violation.level,
+        "title": violation.title,
+        "subject": violation.subject,
+        "message": describe_finding(violation.finding),
+        "threshold": violation.threshold,
+        "diagnosis": list(violation.diagnosis),
+        "target": encode_target(target),
+        "own_gradients": "vjp" in target.given,
+        "time_limit": violation.time_limit,
+        "examined_by": violation.check.name,
+        "material": encode(violation.example),
+    }
+    Path(path).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def encode_target(target: Target) -> dict[str, Any]:
+    """A callable that has no name to be found by must be given anew when the file is replayed."""
+    given = {name: value for name, value in target.given.items() if not callable(value)}
+    given = {name: sorted(v) if isinstance(v, set | frozenset) else v for name, v in given.items()}
+    subject = target.subject if isinstance(target.subject, str) else None
+    fields = {"subject": subject, "operation": target.operation, "arrays": target.arrays, "device": target.device}
+    return fields | {"name": target.title, "given": encode(given)}
 
 
 def write_replay(violation: Violation, folder: Path, *, titled: bool = False) -> str | None:

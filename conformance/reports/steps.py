@@ -10,6 +10,7 @@ from conformance.cases.declaration import listed
 from conformance.models.agreement import Agreement, StepAgreement
 from conformance.models.departures import Departures
 from conformance.reports.content import Content, number
+from conformance.reports.sentences import describe_finding
 from conformance.reports.writing import as_json
 
 SCHEMA = {"name": "transformer-conformance steps", "version": 1}
@@ -60,7 +61,9 @@ def step_content(step: StepAgreement) -> Content:
 
 def departures_content(found: Departures, file: Path) -> Content:
     ratios = {name: number(finding.ratio) for name, finding in found.findings.items()}
-    first = None if found.first is None else {"step": found.first, "message": str(found.findings[found.first])}
+    first = (
+        None if found.first is None else {"step": found.first, "message": describe_finding(found.findings[found.first])}
+    )
     return {"file": str(file), "dtype": found.dtype, "ratios": ratios, "unknown": found.unknown, "first": first}
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conformance.cases.declaration import EVERYTHING
 from conformance.cases.operation import operations
 from conformance.checks.levels import STRICT
 from conformance.checks.results import Results, Violation
-from conformance.judge.report import Report
 from conformance.reports.content import Content, subject_content, violation_content
 from conformance.reports.replays import write_replay
 from conformance.subjects.targets import Target
 from specification import RULES
+
+if TYPE_CHECKING:
+    from conformance.judge.report import Report
 
 
 def checked(report: Report, replays: Path | None, *, peer: bool = False) -> Content:

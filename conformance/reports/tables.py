@@ -21,6 +21,7 @@ from conformance.reports.blocks import (
     rules_not_tried,
 )
 from conformance.reports.content import Content, real
+from conformance.reports.sentences import describe_finding, describe_worst
 from specification import RULES
 from specification.dtypes import FLOATING, HALF
 
@@ -96,10 +97,9 @@ def violation_lines(violation: Violation) -> Text:
     rule = RULES[violation.rule]
     text = Text(f"{violation.subject} breaks {rule.id} ({rule.title}): ", style="bold red")
     text.append(f"{rule.statement}\n", style="default")
-    text.append(
-        f"  level {violation.level}\n  {violation.message}\n  smallest case found: {violation.case}", style="default"
-    )
-    for line in (*filter(None, [violation.threshold]), *violation.diagnosis, *map(str, violation.larger)):
+    found = describe_finding(violation.finding)
+    text.append(f"  level {violation.level}\n  {found}\n  smallest case found: {violation.case}", style="default")
+    for line in (*filter(None, [violation.threshold]), *violation.diagnosis, *map(describe_worst, violation.larger)):
         text.append(f"\n  {line}", style="default")
     return text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
@@ -11,16 +11,19 @@ from rich.text import Text
 
 from conformance.cases.case import Case
 from conformance.cases.features import heads_and_keys
-from conformance.checks.comparison import Finding
+from conformance.checks.findings import Finding
+from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import within
 from conformance.checks.results import Violation
-from conformance.judge.judged_rules import JUDGED
-from conformance.judge.report import versions
-from conformance.judge.watched import JudgedCall
 from conformance.reports.content import Content, clean, number
 from conformance.reports.models import in_bounds
+from conformance.reports.sentences import describe_finding
+from conformance.reports.versions import versions
 from reference_numpy import materialize
 from specification import Causal, SlidingWindow
+
+if TYPE_CHECKING:
+    from conformance.judge.watched import JudgedCall
 
 SCHEMA = {"name": "transformer-conformance watch", "version": 1}
 
@@ -115,7 +118,11 @@ def block(found: Violation, same: list[JudgedCall]) -> str:
     call = same[0]
     rule = JUDGED[found.rule]
     more = f" and {len(same) - 1} more" if len(same) > 1 else ""
-    rows = [("layer", f"{call.layer}{more}"), ("level", found.level), ("found", str(call.worst))]
+    rows = [
+        ("layer", f"{call.layer}{more}"),
+        ("level", found.level),
+        ("found", "" if call.worst is None else describe_finding(call.worst)),
+    ]
     if call.wrong_rows:
         first = "batch element {}, head {}, query {}".format(*call.wrong_rows[0])
         levels = {finding.level for finding in call.findings if finding.name == "output" and finding.ratio > 1}
@@ -186,6 +193,6 @@ def finding_content(finding: Finding) -> Content:
         "ratio": number(finding.ratio),
         "level": finding.level,
         "index": list(finding.index),
-        **(dict.fromkeys(numbers) if finding.message else numbers),
-        "message": clean(str(finding)),
+        **(dict.fromkeys(numbers) if finding.kind != "value" else numbers),
+        "message": clean(describe_finding(finding)),
     }

@@ -14,9 +14,8 @@ from multiprocessing.connection import Connection
 from types import FunctionType
 from typing import Any
 
-from conformance.checks.comparison import Finding
+from conformance.checks.findings import Finding, ProcessEnded
 from conformance.runner.in_process import Step, broken
-from conformance.runner.in_subprocess import died
 from conformance.runner.own_time import ready_in_time
 from conformance.runner.process_lifetime import begun, ended
 from conformance.runner.template import Reply, Request
@@ -105,7 +104,7 @@ class FreshProcesses:
             return found.answers
         if found.code == 0:  # the target was not loaded, or the judge failed
             return None
-        return found.answers + [broken(died(found.code))] * (len(steps) - len(found.answers))
+        return found.answers + [broken(ProcessEnded(found.code))] * (len(steps) - len(found.answers))
 
 
 def loadable(target: Target) -> Target | None:

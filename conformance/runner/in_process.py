@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 
 from conformance.checks.check import Check
-from conformance.checks.comparison import Finding, raised
+from conformance.checks.comparison import raised
+from conformance.checks.findings import Detail, Finding, TookTooLong
 from conformance.checks.size_limits import SizeLimits
 from conformance.runner.compiled_code import forget_compiled_code
 from conformance.runner.limits import TooSlow, limited, valid_limit
-from conformance.subjects.subject import Subject, WrongAnswer, first_line
+from conformance.subjects.subject import Subject, first_line
 from conformance.subjects.targets import Target
+from conformance.subjects.wrong_answers import WrongAnswer
 
 TIME_LIMIT = 30.0
 """Seconds of own time (see `own_time.py`) for one check (one case, a few calls), compilation included."""
@@ -59,8 +61,8 @@ def judging() -> Iterator[None]:
             raise RuntimeError(str(error)) from error
 
 
-def broken(message: str) -> list[Finding]:
-    return [Finding("call", float("inf"), message=message)]
+def broken(detail: Detail) -> list[Finding]:
+    return [Finding("call", float("inf"), detail=detail)]
 
 
 def new_log() -> deque[Logged]:
@@ -117,9 +119,9 @@ class Runner:
         """What an exception says of the subject; JudgeError where it is not the subject's."""
         if isinstance(error, TooSlow):
             self.overrun += 1
-            return broken(f"took longer than {self.time_limit:g} s")
+            return broken(TookTooLong(self.time_limit or 0.0))
         if isinstance(error, WrongAnswer):
-            return [Finding(error.name, float("inf"), message=str(error))]
+            return [Finding(error.name, float("inf"), detail=error.detail)]
         if error is self.subject.answering.raised:
             return [raised(error, self.subject)]
         if isinstance(error, Exception):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import weakref
@@ -15,14 +14,14 @@ from typing import Any
 
 from conformance.cases.declaration import Declaration
 from conformance.checks.check import Check
-from conformance.checks.comparison import Finding
+from conformance.checks.findings import Finding, ProcessEnded, TookTooLong
 from conformance.checks.size_limits import SizeLimits
 from conformance.runner.array_guess import made
 from conformance.runner.compiled_code import keep_compiled_code
 from conformance.runner.in_process import JudgeError, Runner, broken, ignore_warnings_of_numbers, judging, new_log
 from conformance.runner.limits import valid_limit
 from conformance.runner.own_time import LOOKING, ready_in_time
-from conformance.runner.process_lifetime import POSIX, begun, end_with_input, ended
+from conformance.runner.process_lifetime import POSIX, begun, describe_end, end_with_input, ended
 from conformance.subjects.subject import first_line
 from conformance.subjects.targets import Target
 
@@ -96,7 +95,11 @@ class SubprocessRunner(Runner):
             self.target = replace(self.target, **arrays)
             return declaration
         if loaded is None:
-            loaded = f"while it was loaded {self.fate()}" if in_time else f"not loaded after {STARTING:g} s"
+            loaded = (
+                f"while it was loaded {describe_end(self.exit_code())}"
+                if in_time
+                else f"not loaded after {STARTING:g} s"
+            )
         self.close()
         if answered is None and self.target.arrays is None:  # perhaps by the trial call
             self.target = replace(self.target, arrays="numpy", guessed=UNTRIED)
@@ -117,9 +120,9 @@ class SubprocessRunner(Runner):
         answer, in_time = self.received(self.time_limit + ENDING, question)
         if answer is None:
             self.overrun += not in_time
-            message = self.fate() if in_time else f"took longer than {self.time_limit:g} s, and its process was ended"
+            detail = ProcessEnded(self.exit_code()) if in_time else TookTooLong(self.time_limit, ended=True)
             self.close()
-            return broken(message)
+            return broken(detail)
         if isinstance(answer, JudgeError):
             if not self.answered:
                 raise answer
@@ -159,12 +162,12 @@ class SubprocessRunner(Runner):
         except Exception:  # the end of the socket, or what a function that writes to any descriptor has left in it
             return None, True
 
-    def fate(self) -> str:
-        """What became of a process that answers no more."""
+    def exit_code(self) -> int | None:
+        """Of a process that answers no more; None where it does not end by itself."""
         try:
-            return died(self.process.wait(ENDING)) if self.process is not None else ""
+            return self.process.wait(ENDING) if self.process is not None else None
         except subprocess.TimeoutExpired:
-            return "its process lost its connection to the judge, and was ended"
+            return None
 
     def close(self) -> None:
         if self.process is not None:
@@ -187,14 +190,6 @@ def sendable(target: Target, time_limit: float) -> bytes:
 
 def apart(*arguments: Any, **keywords: Any) -> None:
     """Stands for a function for gradients that is in the child."""
-
-
-def died(code: int) -> str:
-    if code >= 0:
-        return f"its process ended with exit code {code}"
-    with contextlib.suppress(ValueError):
-        return f"its process died of {signal.Signals(-code).name}"
-    return f"its process died of signal {-code}"
 
 
 def serve(descriptor: int) -> None:

@@ -54,6 +54,17 @@ def ended(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
+def describe_end(code: int | None) -> str:
+    """How a process ended, in words. code: its exit code, or minus its signal; None where it had to be ended."""
+    if code is None:
+        return "its process lost its connection to the judge, and was ended"
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"its process died of {signal.Signals(-code).name}"
+    return f"its process died of signal {-code}"
+
+
 def end_with_input() -> None:
     """End this process with the one that has started it by `begun`, and holds its standard input open."""
     threading.Thread(target=end_after, args=(STANDARD_INPUT,), daemon=True).start()

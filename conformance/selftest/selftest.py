@@ -23,6 +23,7 @@ from conformance.judge.checking import EFFORTS
 from conformance.judge.run import STUCK, run_probe, run_refusals, silent
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import balls_available
+from conformance.reports.sentences import describe_finding
 from conformance.runner.cores import kind, start, together
 from conformance.runner.in_process import TIME_LIMIT, Runner
 from conformance.selftest.faults import Fault, absent, planted
@@ -105,7 +106,9 @@ def judged(faults: Collection[Fault], effort: str, seed: int) -> Outcome:
     caught = tuple(title for title in suspects if (first.rule, title) in results.violations)
     missed = tuple(title for title in suspects if title not in caught)
     violations = [results.violations[first.rule, e.name] for e in right if (first.rule, e.name) in results.violations]
-    return Outcome(caught, missed, tuple(f"{v.subject}: {v.rule} {v.title}: {v.message}" for v in violations))
+    return Outcome(
+        caught, missed, tuple(f"{v.subject}: {v.rule} {v.title}: {describe_finding(v.finding)}" for v in violations)
+    )
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.mask_descriptions import described, described_for
-from conformance.subjects.subject import Answers, Subject, WrongAnswer
+from conformance.subjects.subject import Answers, Subject
 from conformance.subjects.torch_masks import additive, block_mask
+from conformance.subjects.wrong_answers import DtypeOrShape, WrongAnswer
 from specification import Causal, SlidingWindow
 from specification.dtypes import dtype_name
 from specification.masks import And, Or
@@ -134,11 +135,10 @@ def refuse_other_form(call: AttentionCall) -> None:
     layout = "BTHD" if declared is None else declared.layout  # BTHD is that of the interface
     heads_first = layout == "BHTD"
     got = in_order(call.output) if heads_first and call.output.ndim == 4 else call.output
-    expected = [B, H, Q, V] if heads_first else [B, Q, H, V]
-    changed = "; heads and queries have changed places" if call.output.shape == (B, H, Q, V) != (B, Q, H, V) else ""
-    dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (got, call.query)]
-    told = f"is {dtypes[0]} {list(got.shape)}, expected {dtypes[1]} {expected} {AXES[layout]}{changed}"
-    raise WrongAnswer(told, "output")
+    expected = (B, H, Q, V) if heads_first else (B, Q, H, V)
+    swapped = call.output.shape == (B, H, Q, V) != (B, Q, H, V)
+    dtype, due = (str(tensor.dtype).removeprefix("torch.") for tensor in (got, call.query))
+    raise WrongAnswer(DtypeOrShape(dtype, tuple(got.shape), (due,), expected, swapped, layout), "output")
 
 
 def in_order(output: Any) -> Any:

@@ -10,7 +10,8 @@ from conformance.cases.arguments import listed
 from conformance.cases.case import Case
 from conformance.cases.operation import operation_named
 from conformance.cases.signatures import definition
-from conformance.subjects.subject import WrongAnswer, described
+from conformance.subjects.subject import described, type_name
+from conformance.subjects.wrong_answers import ReturnedGradients, WrongAnswer
 from specification import Linear
 
 
@@ -25,15 +26,14 @@ def gradients_by_name(case: Case, returned: Any, kind: type, lacking: Collection
     record = operation_named(case.operation)
     names = [name for name in definition(case.operation) if name in record.differentiated and name not in lacking]
     present = [name for name in names if name in ("parameters", *record.lists) or name in case.inputs]
-    expected = f"gradients of {', '.join(present)}"
     if hasattr(returned, "_asdict"):
         returned = returned._asdict()
     elif isinstance(returned, kind) and len(present) == 1:
         returned = {present[0]: returned}
     elif isinstance(returned, tuple | list):
-        returned = dict(in_order(returned, names, present, expected))
+        returned = dict(in_order(returned, names, present))
     if not isinstance(returned, dict):
-        raise WrongAnswer(f"vjp returned {described(returned)}, expected {expected}")
+        raise WrongAnswer(ReturnedGradients(described(returned), names=tuple(present)))
     flat: dict[str, Any] = {}
     for name, gradient in returned.items():
         if gradient is not None:
@@ -41,14 +41,11 @@ def gradients_by_name(case: Case, returned: Any, kind: type, lacking: Collection
     found = {name: gradient for name, gradient in flat.items() if name in case.inputs and gradient is not None}
     for name, gradient in found.items():
         if not isinstance(gradient, kind):
-            array = f"{kind.__module__}.{kind.__qualname__}"
-            raise WrongAnswer(f"vjp returned {described(gradient)} as the gradient of {name}, expected {array}")
+            raise WrongAnswer(ReturnedGradients(described(gradient), of=name, array=type_name(kind)))
     return found
 
 
-def in_order(
-    returned: tuple[Any, ...] | list[Any], names: list[str], present: list[str], expected: str
-) -> Iterator[tuple[str, Any]]:
+def in_order(returned: tuple[Any, ...] | list[Any], names: list[str], present: list[str]) -> Iterator[tuple[str, Any]]:
     """One for each argument, or for each that is present."""
     given = [gradient for gradient in returned if gradient is not None]
     if len(returned) == len(names):
@@ -57,7 +54,7 @@ def in_order(
         return zip(present, given, strict=True)
     if len(returned) == len(present):
         return zip(present, returned, strict=True)
-    raise WrongAnswer(f"vjp returned {described(returned)}, expected {expected}")
+    raise WrongAnswer(ReturnedGradients(described(returned), names=tuple(present)))
 
 
 def spread(case: Case, name: str, gradient: Any) -> dict[str, Any]:
@@ -66,7 +63,7 @@ def spread(case: Case, name: str, gradient: Any) -> dict[str, Any]:
     if name in record.lists:
         parts = listed(case.inputs, name)
         if not isinstance(gradient, tuple | list) or len(gradient) != len(parts):
-            raise WrongAnswer(f"vjp returned {described(gradient)} for {name}, expected {len(parts)} gradients")
+            raise WrongAnswer(ReturnedGradients(described(gradient), of=name, count=len(parts)))
         return {f"{name}[{i}]": part for i, part in enumerate(gradient)}
     if name != "parameters":
         return {name: gradient}
@@ -75,7 +72,7 @@ def spread(case: Case, name: str, gradient: Any) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for field in record.structure.fields if record.structure is not None else ():
         if not hasattr(gradient, field):
-            raise WrongAnswer(f"vjp returned {described(gradient)} for parameters, without {field}")
+            raise WrongAnswer(ReturnedGradients(described(gradient), of=name, lacks=field))
         flat |= of_projection(case, field, getattr(gradient, field))
     return flat
 
@@ -84,7 +81,7 @@ def of_projection(case: Case, name: str, gradient: Any) -> dict[str, Any]:
     """Of a projection, or of those of all heads, which may come side by side."""
     heads = listed(case.inputs, name, ".weight")
     if not hasattr(gradient, "weight") and not (isinstance(gradient, tuple | list) and len(gradient) == len(heads)):
-        raise WrongAnswer(f"vjp returned {described(gradient)} for the projection {name}")
+        raise WrongAnswer(ReturnedGradients(described(gradient), of=name))
     if not heads:
         return of_linear(name, gradient)
     if hasattr(gradient, "weight"):

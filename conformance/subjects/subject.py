@@ -18,6 +18,7 @@ import numpy as np
 from conformance.cases.arguments import (
     accepted_dtypes,
     arguments,
+    gradient_input,
     gradient_name,
     listed,
     named_gradients,
@@ -30,18 +31,19 @@ from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
 from conformance.cases.layouts import placed
 from conformance.cases.operation import operation_named
 from conformance.subjects.frameworks import Arrays, Framework, JaxArrays, NumpyArrays, TorchArrays
+from conformance.subjects.wrong_answers import (
+    DtypeOrShape,
+    Materialized,
+    Missing,
+    OtherDevice,
+    OtherType,
+    Returned,
+    WrongAnswer,
+)
 from specification.dtypes import FLOATING
 from specification.masks import map_arrays
 
 Answers = dict[str, np.ndarray]
-
-
-class WrongAnswer(Exception):
-    """The subject returned something that is no answer. name: of the result or gradient, or "call" for all of them."""
-
-    def __init__(self, message: str, name: str = "call") -> None:
-        super().__init__(message)
-        self.name = name
 
 
 class Answering:
@@ -86,7 +88,11 @@ def as_it_is(role: str, array: Any) -> Any:
 def described(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    return type_name(type(value))
+
+
+def type_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def head_axis(operation: str, name: str, layout: str) -> int:
@@ -108,7 +114,7 @@ def returned_by_name(case: Case, names: Sequence[str], returned: Any, framework:
     """
     parts = returned if len(names) > 1 else (returned,)
     if len(names) > 1 and (not isinstance(returned, tuple | list) or len(returned) != len(names)):
-        raise WrongAnswer(f"returned {described(returned)}, expected {' and '.join(names)}")
+        raise WrongAnswer(Returned(described(returned), names=tuple(names)))
     found = Arrays()
     for name, part in zip(names, parts, strict=True):
         found |= parts_by_name(case, name, part, framework)
@@ -117,8 +123,7 @@ def returned_by_name(case: Case, names: Sequence[str], returned: Any, framework:
     found |= {name: framework.array(np.asarray(float(found[name]))) for name in plain}
     for part in found.values():
         if not isinstance(part, framework.kind):
-            kind = f"{framework.kind.__module__}.{framework.kind.__qualname__}"
-            raise WrongAnswer(f"returned {described(part)}, expected {kind}")
+            raise WrongAnswer(Returned(described(part), array=type_name(framework.kind)))
     return found
 
 
@@ -133,7 +138,7 @@ def parts_by_name(case: Case, name: str, part: Any, framework: Framework) -> Arr
     if name in record.lists:
         count = len(listed(case.inputs, name))
         if not isinstance(part, tuple | list) or len(part) != count:
-            raise WrongAnswer(f"is {described(part)}, expected {count} arrays", name)
+            raise WrongAnswer(OtherType(described(part), count=count), name)
         return {f"{name}[{i}]": array for i, array in enumerate(part)}
     if record.state is None or name != "state":
         return {name: part}
@@ -223,7 +228,7 @@ class Subject:
             with self.answering:
                 array = self.module.materialize(mask, Q, K, batch=B, heads=H)
                 if not isinstance(array, self.framework.kind):
-                    raise WrongAnswer(f"materialize gave {type(array).__module__}.{type(array).__qualname__}")
+                    raise WrongAnswer(Materialized(type_name(type(array))))
                 return self.framework.numpy(array)
 
     def __call__(self, case: Case) -> Answers:
@@ -250,29 +255,23 @@ class Subject:
         """One result or gradient: of the framework's kind, on its device, and of the shape and dtype it has to have."""
         got = results.get(name)
         if got is None:
-            raise WrongAnswer("no such result", name)
+            raise WrongAnswer(Missing(), name)
         if not isinstance(got, self.framework.kind):
-            kinds = [f"{kind.__module__}.{kind.__qualname__}" for kind in (type(got), self.framework.kind)]
-            raise WrongAnswer(f"is {kinds[0]}, expected {kinds[1]}", name)
+            raise WrongAnswer(OtherType(type_name(type(got)), array=type_name(self.framework.kind)), name)
         place = self.framework.elsewhere(got) if case.inputs else ""
         if place:
-            raise WrongAnswer(f"lies on {place}, and the inputs do not", name)
+            raise WrongAnswer(OtherDevice(place), name)
         array = self.framework.numpy(got)
         dtypes, shape = accepted_dtypes(name, case), expected_shape(name, case, self.declaration.layout)
         if str(array.dtype) not in dtypes or array.shape != shape:
-            found = f"{array.dtype} {list(array.shape)}, expected {' or '.join(dtypes)} {list(shape)}"
-            raise WrongAnswer(f"has dtype and shape {found}{other_layout(array.shape, shape)}", name)
+            swapped = heads_and_lengths_swapped(array.shape, shape)
+            raise WrongAnswer(DtypeOrShape(str(array.dtype), array.shape, tuple(dtypes), tuple(shape), swapped), name)
         return array
 
 
-OTHER_LAYOUT = "--layout BTHD is for arrays [batch, length, heads, width]"
-
-
-def other_layout(got: Sequence[int], expected: Sequence[int]) -> str:
-    """What to declare where heads and lengths have changed places."""
-    if len(got) != 4 or tuple(got) != (expected[0], expected[2], expected[1], expected[3]):
-        return ""
-    return f" ({OTHER_LAYOUT})"
+def heads_and_lengths_swapped(got: Sequence[int], expected: Sequence[int]) -> bool:
+    """Whether the second and third of four axes have changed places, as in another layout."""
+    return len(got) == 4 and tuple(got) == (expected[0], expected[2], expected[1], expected[3])
 
 
 def without_promise(case: Case) -> Case:
@@ -284,8 +283,9 @@ def without_promise(case: Case) -> Case:
 
 def expected_shape(name: str, case: Case, layout: str = "BHTD") -> tuple[int, ...]:
     """Of a result or gradient of a case that is written in that layout."""
-    if name.startswith("gradient of "):
-        return case.inputs[name.removeprefix("gradient of ")].shape
+    of = gradient_input(name)
+    if of is not None:
+        return case.inputs[of].shape
     return operation_named(case.operation).shape(case, name, layout)
 
 

@@ -87,7 +87,7 @@ def test_one_query_at_a_time_where_scores_are_many(name: str) -> None:
 @pytest.mark.parametrize("engine", [BLOCKED, FUSED], ids=lambda engine: engine.name)
 def test_the_judge_finds_nothing(engine: Engine) -> None:
     report = judge(engine, effort="quick", seed=2026, shrink=False)
-    assert report.conforms, [violation.message for violation in report.violations]
+    assert report.conforms, report.violations
 
 
 def test_pieces_reach_back_and_are_several() -> None:

@@ -339,4 +339,4 @@ def test_the_judge_finds_nothing_on_a_gpu(seed: int) -> None:
         pytest.skip("no GPU that PyTorch can use")
     needs_triton()
     report = judge(TRITON, device="cuda", effort="quick", seed=seed, shrink=False)
-    assert report.conforms, [violation.message for violation in report.violations]
+    assert report.conforms, report.violations

@@ -252,7 +252,8 @@ def test_windows_on_the_command_line() -> None:
 @pytest.mark.slow
 def test_a_replay_remembers_the_windows(tmp_path: Path) -> None:
     from conformance import replay
-    from conformance.judge.replaying import save, target_of
+    from conformance.judge.replaying import target_of
+    from conformance.reports.replays import save
 
     wrong = example(FIXED_WINDOW, windowed_kernel=partial(kernels.windowed_kernel, before=30))
     wrong.conformance.pop("windows")

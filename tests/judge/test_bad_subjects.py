@@ -31,6 +31,7 @@ from conformance.judge.report import NO_ORACLE
 from conformance.judge.run import run_probe, silent
 from conformance.operations.probes import probes_of
 from conformance.reports.content import document
+from conformance.reports.sentences import describe_detail, describe_finding
 from conformance.reports.subjects import checked
 from conformance.reports.writing import as_json
 from conformance.runner import in_subprocess
@@ -217,7 +218,7 @@ def check(function: Callable[..., Any], *rules: str, operation: str = "attention
 
 
 def messages(report: Any) -> dict[str, str]:
-    return {violation.rule: violation.message for violation in report.violations}
+    return {violation.rule: describe_finding(violation.finding) for violation in report.violations}
 
 
 # --- errors of any kind -----------------------------------------------------------------------------------------------
@@ -589,7 +590,7 @@ def test_what_is_no_number_is_not_lost_by_shrinking() -> None:
     known = Violation("ATT-1", runner.name, digits, "scale", AGREEMENT, ATTENTION)
     results = run_probe(probe, [runner], 20, 1, silent, 4.0, {(known.rule, known.subject): known})
     (violation,) = results.violations.values()
-    assert "got nan" in violation.message
+    assert np.isnan(violation.finding.got)
 
 
 @pytest.mark.slow
@@ -626,7 +627,9 @@ def test_gradient_that_is_not_there_again() -> None:
 
     cotangents = {"output": np.ones((2, 3, 4, 5), np.float32)}
     runner = Runner(Target(attend, "attention", given={"vjp": leaves_out}).make())
-    found = [str(finding) for finding in runner(DETERMINISM, replace(ATTENTION, cotangents=cotangents), None)]
+    found = [
+        describe_finding(finding) for finding in runner(DETERMINISM, replace(ATTENTION, cotangents=cotangents), None)
+    ]
     assert found == ["gradient of key: no such result"]
 
 
@@ -642,10 +645,10 @@ def test_cotangent_that_is_given_away() -> None:
 
     cotangents = {"output": np.ones((2, 3, 4, 5), np.float32)}
     case = replace(ATTENTION, cotangents=cotangents)
-    for given, found in ({}, set()), ({"donate_argnums": 3}, {"cannot be read any more after the call"}):
+    for given, found in ({}, set()), ({"donate_argnums": 3}, {"unreadable"}):
         target = Target(jax_impl.attention, "attention", "jax", given={"vjp": jax.jit(backward, **given)})
         findings = Runner(target.make())(DETERMINISM, case, None)
-        assert {finding.message for finding in findings if finding.ratio > 1} == found
+        assert {finding.kind for finding in findings if finding.ratio > 1} == found
 
 
 @pytest.mark.rule("ATT-13")
@@ -671,7 +674,7 @@ def test_gradients_by_hand_are_no_cotangents(monkeypatch: pytest.MonkeyPatch) ->
     assert all(found.ratio <= 1 for found in Runner(NumpySubject())(DETERMINISM, case, None))
     monkeypatch.setattr(reference_numpy, "learned_positions_vjp", lambda table, length, cotangent, **_: cotangent)
     findings = Runner(NumpySubject())(DETERMINISM, case, None)
-    found = [str(finding) for finding in findings if finding.ratio > 1]
+    found = [describe_finding(finding) for finding in findings if finding.ratio > 1]
     assert found == ["gradient of table: shares memory with the cotangent of output, call 3"]
 
 
@@ -695,7 +698,7 @@ def test_a_wrong_array_of_a_mask_is_a_verdict(answer: Callable[..., Any], monkey
     assert all(found.ratio <= 1 for found in Runner(NumpySubject())(DESCRIPTION, case, shared))
     monkeypatch.setattr(reference_numpy, "materialize", lambda *a, **k: answer(right(*a, **k)))
     (found,) = Runner(NumpySubject())(DESCRIPTION, case, shared)
-    assert (found.name, found.message) == ("materialize", "differs from the predicate")
+    assert describe_finding(found) == "materialize: differs from the predicate"
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -714,7 +717,7 @@ def ratio(function: Callable[..., Any], check: Check[Any, Any], case: Case, arra
     """The worst of a check, and what it says."""
     runner = Runner(Target(function, case.operation, arrays).make(), 10)
     worst = max(runner(check, case, check.prepare(case)), key=lambda found: found.ratio)
-    return worst.ratio, worst.message
+    return worst.ratio, "" if worst.detail is None else describe_detail(worst.detail)
 
 
 @pytest.fixture
@@ -910,7 +913,10 @@ def test_process_that_does_not_read_the_question(folder: Path) -> None:
     os.kill(runner.process.pid, signal.SIGSTOP)
     case = Case("attention", "float32", dict.fromkeys(("query", "key", "value"), wide), {})
     (finding,) = runner(DETERMINISM, case, None)
-    assert finding.message == "took longer than 1 s, and its process was ended at 1,000,000 columns of keys"
+    assert (
+        describe_finding(finding)
+        == "call: took longer than 1 s, and its process was ended at 1,000,000 columns of keys"
+    )
     assert runner.overrun == 1
 
 

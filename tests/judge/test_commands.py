@@ -20,13 +20,14 @@ import conformance
 from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import Finding
+from conformance.checks.judged_rules import JUDGED
 from conformance.checks.results import Results, Violation
 from conformance.cli import app
 from conformance.judge import replaying
 from conformance.judge.checking import rules_of
-from conformance.judge.judged_rules import JUDGED
 from conformance.models.real import RealFinding, RealResult
 from conformance.operations import OPERATIONS
+from conformance.reports.sentences import describe_finding
 from conformance.runner import in_subprocess
 from conformance.runner.in_process import JudgeError
 from specification import MODEL_RULES, RULES
@@ -459,7 +460,7 @@ print("torch" in sys.modules, "jax" in sys.modules)
 def test_replay_finds_what_the_module_finds(check: Command) -> None:
     file = check("unscaled", "--rule", "ATT-1").violations["ATT-1"]["replay_file"]
     worst = max(replaying.replay(file), key=lambda finding: finding.ratio)
-    assert str(worst) in command("replay", file)[1]
+    assert describe_finding(worst) in command("replay", file)[1]
 
 
 # --- compare, and the rest --------------------------------------------------------------------------------------------
@@ -538,11 +539,15 @@ class Pool:
     def run_real(self, progress: Any) -> list[RealResult]:
         if isinstance(self.real, BaseException):
             raise self.real
-        findings = [RealFinding(name, "blocks.0.attention", self.real, "off by that") for name in self.names]
+        findings = [RealFinding(name, "blocks.0.attention", off_by(self.real)) for name in self.names]
         return [RealResult(findings, {name: np.ones(2) for name in self.names})]
 
     def close(self) -> None:
         Pool.closed = True
+
+
+def off_by(ratio: float) -> Finding:
+    return Finding("a step", ratio, (0,), 1.0, 0.5, 0.5 / ratio)
 
 
 MASKED = Case("attention", "float32", {n: np.ones((1, 1, 1, 1), "float32") for n in ("query", "key", "value")})
@@ -592,7 +597,7 @@ def test_worse_trained_model_conforms_in_no_report(judged_by: Callable[..., Run]
     assert found.report["subjects"][0]["conforms"]
     assert found.junit.get("failures") == "1"
     assert "1 violation in all-MiniLM-L6-v2" in found.page
-    assert "torch_impl, blocks.0.attention: off by that" in found.output
+    assert "torch_impl, blocks.0.attention: a step[0]: got 1.0, expected 0.5" in found.output
     assert "all-MiniLM-L6-v2: 1 violation on real sentences." in found.output
     assert "1 run of 10 cases for each probe, 0 with violations" in found.output  # the runs have none
     code, output = command("compare", "before.json", "run.json")

@@ -24,13 +24,14 @@ from conformance.cases.declaration import Declaration, declaration_of, declare, 
 from conformance.cases.features import features_of, has_or, within
 from conformance.cases.signatures import needed, signature_of
 from conformance.checks.catalogue import DESCRIPTION
-from conformance.judge.judged_rules import JUDGED
+from conformance.checks.judged_rules import JUDGED
 from conformance.judge.judgement import Question
 from conformance.judge.session import JudgeSession, NotAsked
 from conformance.models.agreement import compared
 from conformance.operations.corpus import entries_for
 from conformance.operations.probes import catalogue
 from conformance.operations.refusals import REFUSALS, refusals_of
+from conformance.reports.sentences import describe_detail, describe_finding
 from conformance.sampling.draws import drawing
 from conformance.sampling.special import planted_cases
 from conformance.sampling.strategies import multi_head_cases
@@ -39,8 +40,9 @@ from conformance.subjects.callables import CallableSubject, load
 from conformance.subjects.conventions import inputs_moved, tiled_order
 from conformance.subjects.frameworks import NumpyArrays
 from conformance.subjects.gradients import gradients_by_name
-from conformance.subjects.subject import NumpySubject, WrongAnswer
+from conformance.subjects.subject import NumpySubject
 from conformance.subjects.targets import Target
+from conformance.subjects.wrong_answers import WrongAnswer
 from specification import And, Causal, Dense, KeyLengths, Linear, MultiHeadAttention, Or
 from specification.masks import Mask
 from tests.support.helpers import SMALL
@@ -135,8 +137,9 @@ def test_gradients_in_the_order_of_the_arguments() -> None:
     ],
 )
 def test_what_is_no_gradients_is_told(returned: Any, message: str) -> None:
-    with pytest.raises(WrongAnswer, match=message):
+    with pytest.raises(WrongAnswer) as wrong:
         gradients_by_name(attention_case(), returned, np.ndarray)
+    assert describe_detail(wrong.value.detail) == message
 
 
 def test_nothing_stands_for_absent_arguments() -> None:
@@ -173,10 +176,11 @@ def test_gradients_of_parameters_are_structured_as_they_are(separate: bool) -> N
         found = gradients_by_name(case, returned, np.ndarray)
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[name], expected[name]) for name in expected)
-    with pytest.raises(WrongAnswer, match="for parameters, without query"):
-        gradients_by_name(case, (3, *arrays.values()), np.ndarray)
-    with pytest.raises(WrongAnswer, match="for the projection output"):
-        gradients_by_name(case, (parameters._replace(output=3), *arrays.values()), np.ndarray)
+    told = "vjp returned builtins.int for {}".format
+    for wrong, which in ((3, "parameters, without query"), (parameters._replace(output=3), "the projection output")):
+        with pytest.raises(WrongAnswer) as error:
+            gradients_by_name(case, (wrong, *arrays.values()), np.ndarray)
+        assert describe_detail(error.value.detail) == told(which)
 
 
 def test_gradients_are_claimed_where_there_are_any() -> None:
@@ -336,7 +340,7 @@ def test_documented_feed_forward_conforms() -> None:
 def test_arguments_that_every_call_has_are_asked_for() -> None:
     report = check(lambda x, weight: reference_numpy.rms_norm(x, weight, eps=1e-6), "rms_norm", effort="quick", seed=1)
     assert [violation.rule for violation in report.violations] == ["CALL"]
-    assert "unexpected keyword argument 'eps'" in report.violations[0].message
+    assert "unexpected keyword argument 'eps'" in describe_finding(report.violations[0].finding)
 
 
 @pytest.mark.slow
@@ -606,7 +610,7 @@ def test_what_multi_head_attention_does_not_support_is_refused() -> None:
     assert [(violation.rule, violation.title) for violation in report.violations] == [
         ("MHA-1", "softcap is not supported")
     ]
-    assert report.violations[0].message.startswith("output: neither supported nor refused")
+    assert describe_finding(report.violations[0].finding).startswith("output: neither supported nor refused")
     report = check(ungrouped, supports="no-softcap", **given)
     assert ("MHA-1", "takes gqa") in [(violation.rule, violation.title) for violation in report.violations]
 

@@ -9,7 +9,7 @@ import pytest
 from conformance.cases.declaration import EVERYTHING
 from conformance.cases.features import dimensions
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT
-from conformance.judge.judged_rules import JUDGED
+from conformance.checks.judged_rules import JUDGED
 from conformance.operations.corpus import Entry, entries, entries_for, manifest
 from conformance.selftest import corpus_cases
 from conformance.selftest.faults import Fault, absent, planted

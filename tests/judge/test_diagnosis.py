@@ -19,6 +19,7 @@ from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT, DETERMINISM, TWIN
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding, judge
+from conformance.checks.findings import Raised
 from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis import blocks, matches, naming
 from conformance.diagnosis.attention import BY_INFINITY, with_axes_exchanged
@@ -143,7 +144,7 @@ def test_results_of_one_wrong_dtype_are_one_violation() -> None:
 
 def test_an_error_is_not_charged_to_repetition() -> None:
     """Where other calls raise it too, however small the case is that was asked twice."""
-    error = Finding("call", np.inf, message="raised TypeError: no bias", raised_at="mine.py:5")
+    error = Finding("call", np.inf, detail=Raised("TypeError", "no bias"), raised_at="mine.py:5")
     plain, twice = (
         replace(violated(rule, case(1, 1, n, 1)), finding=error) for rule, n in (("ATT-5", 3), ("ATT-13", 1))
     )

@@ -608,4 +608,4 @@ def test_what_an_empty_row_holds_has_a_place() -> None:
     answers["gradient of query"][0, 0, 3] = 7
     *_, output, finding = check_empty_rows(lambda given: answers, case, (oracle(case), bound(case)))
     assert (finding.name, finding.index[:3], finding.got, finding.expected) == ("gradient of query", (0, 0, 3), 7, 0)
-    assert (output.name, output.ratio, output.message, finding.message) == ("output", 0, "", "")
+    assert (output.name, output.ratio, output.kind, finding.kind) == ("output", 0, "value", "value")

@@ -16,8 +16,9 @@ import reference_numpy
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING
 from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.comparison import RAISED, Finding, same_error, worst
-from conformance.checks.results import DEPENDS, WRONG_IN, Results, Violation, Worst, title_of_another
+from conformance.checks.comparison import worst
+from conformance.checks.findings import Detail, Finding, NotReproducible, ProcessEnded, Raised, same_error
+from conformance.checks.results import WRONG_IN, Results, Violation, Worst
 from conformance.diagnosis.dtypes import is_gone
 from conformance.diagnosis.following import separated
 from conformance.diagnosis.matching import BACKWARD_ONLY
@@ -31,6 +32,7 @@ from conformance.judge.run import narrowest, settled
 from conformance.peers.judging import PathRunner
 from conformance.reports.blocks import block
 from conformance.reports.content import real
+from conformance.reports.sentences import describe_violation, title_of_another
 from conformance.reports.subjects import checked
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import in_dtype
@@ -64,7 +66,7 @@ def test_of_each_dtype_the_largest_error_is_kept() -> None:
         "float32": 50.0, "float16": 80.0, "float64": 60.0,
     }  # fmt: skip
     assert [worst.ratio for worst in told.larger] == [60.0, 80.0]  # in wide dtypes, and in 16 bits
-    assert "worst in float64: output[0, 0, 0, 0]: got 1.5, expected 1.0, 60 bounds of" in str(told)
+    assert "worst in float64: output[0, 0, 0, 0]: got 1.5, expected 1.0, 60 bounds of" in describe_violation(told)
     another = replace(told.worst["float16"], another=True)
     said = "perhaps another mistake in float16: output[0, 0, 0, 0]: got 1.5, expected 1.0, 80 bounds"
     assert str(another).startswith(said)
@@ -92,7 +94,9 @@ def test_what_is_no_violation_after_all_has_no_largest_error() -> None:
     settled(results, lambda found: None)
     assert (results.violations, dict(results.worst)) == ({}, {})
     of_state = violated(3.0)
-    results.violate(replace(of_state, finding=replace(of_state.finding, message=f"{DEPENDS}: so")))
+    results.violate(
+        replace(of_state, finding=replace(of_state.finding, detail=NotReproducible(True, of_state.finding)))
+    )
     assert dict(results.worst) == {}
 
 
@@ -349,21 +353,24 @@ def test_errors_of_two_lines_are_told_apart() -> None:
 
 
 def test_which_errors_are_the_same() -> None:
-    def found(message: str, line: str = "kernel.py:3 in f") -> Finding:
-        return Finding("call", np.inf, message=message, raised_at=line)
+    def found(detail: Detail, line: str = "kernel.py:3 in f") -> Finding:
+        return Finding("call", np.inf, detail=detail, raised_at=line)
 
-    one = found(f"{RAISED}ValueError: 3 and 4")
-    assert same_error(one, found(f"{RAISED}ValueError: 5 and 6"))
-    assert not same_error(one, found(f"{RAISED}TypeError: 3 and 4"))
-    assert not same_error(one, found(f"{RAISED}ValueError: 3 and 4", "kernel.py:4 in f"))
-    assert not same_error(one, found(f"{RAISED}ValueError: 5 and 6", ""))
-    assert not same_error(found("its process died of SIGABRT"), found("its process died of SIGABRT"))
+    one, other = Raised("ValueError", "3 and 4"), Raised("ValueError", "5 and 6")
+    assert same_error(found(one), found(other))
+    assert not same_error(found(one), found(Raised("TypeError", "3 and 4")))
+    assert not same_error(found(one), found(Raised("ValueError", "3 and 4", threads=2)))
+    assert not same_error(found(one), found(one, "kernel.py:4 in f"))
+    assert not same_error(found(one), found(other, ""))
+    assert same_error(found(one), found(one, ""))
+    assert not same_error(found(ProcessEnded(-6)), found(ProcessEnded(-6)))
 
 
 def test_a_wrong_call_has_no_line() -> None:
     report = conformance.check(lambda query: query, "attention", arrays="numpy", shrink=False, **QUICK)
     (found,) = report.violations
-    assert found.finding.message.startswith(f"{RAISED}TypeError")
+    assert isinstance(found.finding.detail, Raised)
+    assert found.finding.detail.error == "TypeError"
     assert (found.finding.raised_at, found.declare) == ("", "")
 
 

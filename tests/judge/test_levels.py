@@ -136,17 +136,19 @@ def test_check_tells_of_empty_rows_beside_rounded_weights() -> None:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def test_table_names_rules_and_probes_that_exist() -> None:
-    titles = {(probe.rule, probe.title) for probe in PROBES}
-    assert {(part.rule, title) for part in PARTS for title in part.probes} <= titles
+def test_table_names_rules_that_exist_and_levels_of_probes() -> None:
+    levels = {(part.rule, part.level) for part in PARTS}
+    assert {(probe.rule, probe.level) for probe in PROBES if probe.level != CORE} <= levels
     assert {*WHOLE, *(part.rule for part in PARTS)} <= set(RULES)
     assert {*WHOLE.values(), *(part.level for part in PARTS)} <= set(LEVELS)
 
 
 def test_levels_of_rules_and_probes() -> None:
     assert (least_level("MASK-7"), least_level("ATT-1"), least_level("NORM-3")) == (ROBUST, CORE, CORE)
-    assert least_level("ATT-14", "merge") == CORE
-    assert least_level("ATT-14", "merge of far parts") == ROBUST
+    levels = {probe.id: probe.level for probe in PROBES}
+    assert (levels["ATT-14 merge"], levels["ATT-14 merge of far parts"]) == (CORE, ROBUST)
+    assert [least_level("ATT-14", level) for level in LEVELS] == [*LEVELS]
+    assert least_level("MASK-7", CORE) == ROBUST
     assert described("ATT-13", refuses=False) == "core; strict: the same bits twice"
     assert described("ATT-8", refuses=True) == "core; robust: lengths of 0, refused calls"
     assert described("ATT-4", refuses=True) == "robust"

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import conformance
+from conformance.checks.judged_rules import JUDGED
 from conformance.judge import (
     session as session_module,  # loaded here, since what a run in this process loads is unloaded after it
 )
-from conformance.judge.judged_rules import JUDGED
+from conformance.reports.sentences import describe_finding
 from conformance.subjects.targets import Target
 from tests.support.helpers import SMALL
 
@@ -319,9 +320,9 @@ def test_questions_find_what_a_check_finds(tmp_path: Path, monkeypatch: pytest.M
             except session_module.NotAsked:
                 continue
             if violation is not None:
-                found.setdefault(violation.rule, violation.message)
+                found.setdefault(violation.rule, describe_finding(violation.finding))
         order = list(JUDGED)
-        assert found == {violation.rule: violation.message for violation in report.violations}
+        assert found == {violation.rule: describe_finding(violation.finding) for violation in report.violations}
         assert sorted(found, key=order.index) == [violation.rule for violation in report.violations]
 
 

@@ -21,7 +21,7 @@ import reference_numpy
 from conformance.cases.case import Case, shortest
 from conformance.cases.declaration import EVERYTHING
 from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.comparison import Finding
+from conformance.checks.findings import Finding, Raised
 from conformance.checks.results import Cell, Violation
 from conformance.models.real import RealFinding, RealResult
 from conformance.reports.blocks import block, expected, got
@@ -60,7 +60,7 @@ def violation(finding: Finding, target: Target, rule: str = "ATT-1") -> Violatio
 
 OFF = Finding("output", 12.5, (0, 2, 1, 1), 0.75, 0.5, 0.02)
 NAN = Finding("output", np.inf, (0, 0, 0, 0), np.nan, -np.inf, 0.02)
-BROKEN = Finding("call", np.inf, message=f"raised ValueError: {NASTY}")
+BROKEN = Finding("call", np.inf, detail=Raised("ValueError", NASTY))
 
 
 def report(*findings: Finding, name: str = "kernels.py:attention", worst: float = 0.5, **told: Any) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def model(cosine: float = 1 - 1e-13, packages: list[str] = MODEL_PACKAGES, **wor
     results = []
     for share in (1.0, 0.5):
         findings = [
-            RealFinding(package, step, share * ratio, f"{step}: {share * ratio} {NASTY}")
+            RealFinding(package, step, Finding(step, share * ratio, detail=Raised("ValueError", NASTY)))
             for package in packages
             for step, ratio in ratios[package].items()
         ]
@@ -276,7 +276,7 @@ def test_model_counts_in_the_verdict(found: dict[str, Any], conforms: bool) -> N
 
 
 def test_what_one_package_was_not_asked_does_not_conform() -> None:
-    found = model_content([RealResult([RealFinding("torch_impl", "word", 0.5, "")], {"torch_impl": np.ones(2)})],
+    found = model_content([RealResult([RealFinding("torch_impl", "word", Finding("word", 0.5))], {"torch_impl": np.ones(2)})],
                           MODEL_PACKAGES, 16)  # fmt: skip
     assert [one["conforms"] for one in found["implementations"]] == [False, True]
     assert not found["conforms"]

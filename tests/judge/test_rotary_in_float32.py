@@ -24,6 +24,7 @@ from conformance.diagnosis.rotary import IN_SINGLE, NARROW, NARROW_PRODUCTS
 from conformance.judge.report import declaring
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import oracle
+from conformance.reports.sentences import describe_finding
 from conformance.runner.in_process import Runner
 from conformance.sampling.draws import of_seed
 from conformance.sampling.rotary import FAR, FARTHEST, SCALED, rotary_cases
@@ -344,5 +345,7 @@ def test_dtypes_of_frequencies_beside_angles_in_float32(dtype: str, message: str
         runner = runner_of(function, "rotary_frequencies", **ANGLES)
         return runner(AGREEMENT, case, AGREEMENT.prepare(case))
 
-    assert [message in finding.message for finding in found(1.0) if finding.ratio > 1] == [True] * bool(message)
+    assert [message in describe_finding(finding) for finding in found(1.0) if finding.ratio > 1] == [True] * bool(
+        message
+    )
     assert breaks(found(0.5))

@@ -18,6 +18,7 @@ from conformance.bounds.arithmetic import Precision
 from conformance.cases.case import Case
 from conformance.checks.catalogue import TWIN, twin_bound
 from conformance.checks.comparison import Finding
+from conformance.checks.findings import KnownMistake
 from conformance.diagnosis.matches import DIAGNOSIS
 from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
@@ -196,7 +197,7 @@ def test_the_diagnosis_names_it() -> None:
     runner, twins, (wrong, *others) = beside_a_low_bias(kernel())
     assert [found.name for found in (wrong, *others)] == ["gradient of value", "gradient of bias"]
     assert {found.level for found in (wrong, *others)} == {"robust"}
-    assert next(line.message for line in runner(DIAGNOSIS, (TWIN, twins, wrong), None)) == ONE_NUMBER
+    assert runner(DIAGNOSIS, (TWIN, twins, wrong), None)[0].detail == KnownMistake(ONE_NUMBER)
 
 
 def test_beside_large_scores_it_is_allowed_as_declared_and_no_further() -> None:

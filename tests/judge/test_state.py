@@ -12,10 +12,11 @@ import reference_numpy
 from conformance import check, replay
 from conformance.cases.case import Case
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT
-from conformance.judge.replaying import save
 from conformance.judge.report import Report
 from conformance.judge.reproduction import Reproduction
 from conformance.judge.run import violation
+from conformance.reports.replays import save
+from conformance.reports.sentences import describe_finding
 from conformance.runner.fresh import FreshProcesses, name_of
 from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
@@ -153,7 +154,7 @@ def judged(folder: Path, name: str, operation: str, text: str = SUBJECTS, **opti
 
 
 def messages(report: Report) -> dict[str, str]:
-    return {violation.rule: violation.message for violation in report.violations}
+    return {violation.rule: describe_finding(violation.finding) for violation in report.violations}
 
 
 @pytest.mark.rule("ATT-13")
@@ -163,7 +164,7 @@ def test_kept_eps_is_told_as_state_by_the_call_before(tmp_path: Path, isolate: b
     report = judged(tmp_path, "eps_kept", "rms_norm", isolate=isolate)
     (violation,) = report.violations
     assert violation.rule == "ATT-13"
-    assert violation.message.startswith(f"output: {ALONE}rms_norm(")
+    assert describe_finding(violation.finding).startswith(f"output: {ALONE}rms_norm(")
     assert report.rules["NORM-7"].worst <= 1
     save(violation, tmp_path / "kept.json")
     assert any(finding.ratio > 1 for finding in replay(tmp_path / "kept.json", isolate=isolate))
@@ -267,7 +268,7 @@ def test_digits_lost_in_every_call_are_no_matter_of_the_calls_before() -> None:
     runner = Runner(Target(three_bits_lost, "attention").make())
     findings = runner(AFTER_OTHER_CALLS, example, AFTER_OTHER_CALLS.prepare(example))
     found = violation("ATT-13", "after other calls", AFTER_OTHER_CALLS, runner, example, findings)
-    assert "wrong in call 2 of 2" in found.message
+    assert "wrong in call 2 of 2" in describe_finding(found)
     settled = Reproduction(runner, None).settle(found)
     assert settled is not None
     assert (settled.rule, settled.check, settled.example) == ("ATT-9", AGREEMENT, cases[1])

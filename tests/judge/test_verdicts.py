@@ -19,7 +19,7 @@ from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted
 from conformance.cases.signatures import signature_of
 from conformance.checks.catalogue import PLANTED
-from conformance.checks.comparison import Finding
+from conformance.checks.findings import Finding, NotANumber
 from conformance.checks.results import Violation
 from conformance.judge.pool import ONLY_THERE, asked_again
 from conformance.judge.session import JudgeSession, NotAsked
@@ -222,7 +222,7 @@ def test_a_violation_is_asked_for_again_in_a_new_process(hidden: bool) -> None:
     clean = Case("attention", "float32", {"query": query, "key": key, "value": value}, {"mask": mask})
     planted = replace(clean, inputs=clean.inputs | {"value": np.where(marks["value"], np.nan, value)}, special=True)
     example = Planted(clean, planted, np.array([[[[True, False]]]]), marks)
-    finding = Finding("output", float("inf"), message="a NaN where none belongs")
+    finding = Finding("output", float("inf"), detail=NotANumber())
     seen = Violation("MASK-7", "reference_numpy", finding, "hidden NaN", PLANTED, example)
     assert asked_again(seen).diagnosis == ((ONLY_THERE,) if hidden else ())
     assert ONLY_THERE not in violation_lines(seen).plain

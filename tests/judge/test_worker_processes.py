@@ -18,6 +18,7 @@ from conformance.judge.judgement import Judgement
 from conformance.judge.report import Report
 from conformance.judge.run import silent
 from conformance.judge.worker_processes import Order, Start, WorkerProcesses, claimed, started
+from conformance.reports.sentences import describe_finding
 from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
 from reference_numpy import silu as reference_silu
@@ -182,7 +183,9 @@ def test_a_worker_that_hangs_in_native_code_leaves_its_probes_to_this_process(
 @pytest.mark.slow
 def test_a_crash_in_workers_is_a_violation_as_in_one_isolated_process(subject: Path) -> None:
     alone = checked(subject, "dies_on_masks", 1, isolate=True, supports=["causal"])
-    assert [violation.message for violation in alone.violations] == ["call: its process died of SIGABRT"]
+    assert [describe_finding(violation.finding) for violation in alone.violations] == [
+        "call: its process died of SIGABRT"
+    ]
     assert found(checked(subject, "dies_on_masks", isolate=None, supports=["causal"])) == found(alone)
 
 
@@ -190,14 +193,14 @@ def test_what_only_a_worker_sees_counts(subject: Path, monkeypatch: pytest.Monke
     worker_takes_everything(monkeypatch)
     assert {violation.rule for violation in checked(subject, "wrong_in_a_worker", shrink=True).violations} == set(RULES)
     report = checked(subject, "prints_in_a_worker")
-    assert "prints to standard output: 'a worker" in str(report.violations[0])
+    assert "prints to standard output: 'a worker" in describe_finding(report.violations[0].finding)
 
 
 @pytest.mark.slow
 def test_what_takes_too_long_in_a_worker_counts(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both_take_a_share(monkeypatch)
     report = checked(subject, "slow_in_a_worker", time_limit=1.0, rules=["MASK-3"])
-    assert "took longer than 1 s" in str(report.violations[0])
+    assert "took longer than 1 s" in describe_finding(report.violations[0].finding)
 
 
 def test_an_early_end_tells_what_workers_have_found(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import jax_impl
 import reference_numpy
 import torch_impl
 import torch_impl.models as torch_models
+from conformance.checks.findings import OtherSource
 from conformance.models.error_propagation import carried_bound
 from conformance.models.stepwise import Oracle, StepFinding, forced_steps, framework_of
 from conformance.models.structures import as_float64
@@ -459,13 +460,13 @@ def test_inputs_that_are_mixed_up_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     definition = reference_numpy.Model(as_float64(parameters), replace(POST, source_padding=None))
     oracle = Oracle(definition, tuple(x.astype(float)), {}, "float32")
     (found,) = forced_steps("torch_impl", TorchArrays(), own_parameters("torch_impl", parameters), oracle)
-    assert found.finding.message == "is given input 2, where the definition has input 1"
+    assert found.finding.detail == OtherSource(2, 1)
 
 
 def test_a_step_that_is_changed_afterwards_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     replaced(monkeypatch, "blocks", "x = add(x, drop(function(x), dropout.output))", CHANGES)
     found = steps("torch_impl", maker().language_model(), POST)
-    assert any(step.finding.message == "is changed after it was given" for step in found)
+    assert any(step.finding.kind == "changed_later" for step in found)
 
 
 CHANGES = "x = add(x, drop(function(x), dropout.output)).mul_(2)"

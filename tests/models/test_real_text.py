@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from conformance.checks.findings import Finding
 from conformance.models import real
 from conformance.operations.corpus import entries
 from conformance.reports.content import document
@@ -20,6 +21,7 @@ from conformance.reports.page import page
 from conformance.reports.real import layers_of, model_content, violations_of
 from conformance.reports.real_comparison import model_changes
 from conformance.reports.real_tables import real_report
+from conformance.reports.sentences import describe_finding
 
 needs_model = pytest.mark.skipif(bool(real.missing()), reason=f"not installed: {', '.join(real.missing())}")
 
@@ -181,10 +183,11 @@ def printed(found: dict[str, Any]) -> str:
 
 
 def test_what_is_beyond_its_bound_is_printed() -> None:
-    beyond = real.RealFinding("torch_impl", "blocks.4.attention", 1.5, "off by half")
+    off = Finding("blocks.4.attention", 1.5, (0,), 2.0, 1.0, 0.5)
+    beyond = real.RealFinding("torch_impl", "blocks.4.attention", off)
     far = real.RealResult([beyond], {"torch_impl": np.array([1, 0.999])})
     text = printed(model_content([far], ["torch_impl"], 2))
-    assert "torch_impl, blocks.4.attention: off by half" in text
+    assert f"torch_impl, blocks.4.attention: {describe_finding(off)}" in text
     assert "definition's 1 - 1.0e-03" in text
     assert "all-MiniLM-L6-v2: 2 violations on real sentences." in text
 
@@ -196,7 +199,7 @@ def test_float64_is_told_apart() -> None:
         "blocks.0.attention in float64": 0.25,
         "sentence embeddings in float64": 2e-6,
     }
-    findings = [real.RealFinding("torch_impl", step, ratio, "") for step, ratio in ratios.items()]
+    findings = [real.RealFinding("torch_impl", step, Finding(step, ratio)) for step, ratio in ratios.items()]
     found = model_content([real.RealResult(findings, {"torch_impl": np.ones(2)})], ["torch_impl"], 2)
     assert layers_of(found) == ["layer 0", "sentence embeddings"]
     text = printed(found)
@@ -210,7 +213,7 @@ def test_steps_that_are_judged_for_the_first_time_are_one_change() -> None:
     """Where they conform; one that does not is told by itself."""
 
     def content(**ratios: float) -> dict[str, Any]:
-        findings = [real.RealFinding("torch_impl", step, ratio, "") for step, ratio in ratios.items()]
+        findings = [real.RealFinding("torch_impl", step, Finding(step, ratio)) for step, ratio in ratios.items()]
         found = model_content([real.RealResult(findings, {"torch_impl": np.ones(2)})], ["torch_impl"], 2)
         return document("run", [], models=[found])
 

@@ -28,6 +28,7 @@ from conformance.models import watching
 from conformance.models.named_attention import adapted, implementation
 from conformance.models.watching import read_tokens, refuse_absent, refuse_unknown, watch
 from conformance.reports.narrow import fitting
+from conformance.reports.sentences import describe_finding
 from conformance.reports.watched import blocks, call_cells, calls_table, mask_name, watch_content
 from conformance.subjects.attention_calls import case_of
 from conformance.subjects.mask_descriptions import described
@@ -302,7 +303,7 @@ def test_inputs_are_judged_as_they_were(fault: Callable[..., Any], rule: str, ch
     for call in calls:
         assert call.violation is not None
         assert call.violation.rule == rule
-        assert f"{changed}: was changed by the call" in map(str, call.findings)
+        assert f"{changed}: was changed by the call" in map(describe_finding, call.findings)
         assert (call.findings[0].ratio > 1) == (rule == "ATT-1")
 
 

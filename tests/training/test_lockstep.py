@@ -20,6 +20,7 @@ import reference_numpy
 from conformance.bounds.arithmetic import Approx, Precision
 from conformance.models.error_propagation import walked
 from conformance.models.structures import as_float64
+from conformance.reports.sentences import describe_finding
 from conformance.subjects.callables import load
 from specification.checkpoints import flatten
 from specification.dropout import TransformerDropout
@@ -403,7 +404,9 @@ def test_results_without_a_known_name_are_refused(answer: Answer) -> None:
     plan = prepared("translation", "float64").plan
     course = course_of(FunctionTrainer("mine", lambda *_: answer, plan.task, plan.recipe))
     assert course.departures[0].quantity == "call"
-    assert "the results of a step are among arguments, loss, gradients" in course.departures[0].finding.message
+    assert "the results of a step are among arguments, loss, gradients" in describe_finding(
+        course.departures[0].finding
+    )
 
 
 def test_a_missing_and_a_surplus_tensor_depart() -> None:

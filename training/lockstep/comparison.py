@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.cases.expectations import Exact
-from conformance.checks.comparison import Finding, compare
+from conformance.checks.comparison import compare
+from conformance.checks.findings import Finding, SurplusTensor
 from training.lockstep.expected import QUANTITIES, Bounded, paths_of
 
 SCALARS = ("loss", "norm", "learning rate")
@@ -34,7 +35,7 @@ def compared(answer: Mapping[str, Any], expected: Mapping[str, Bounded], dtype: 
         arrays, exact = paths_of(answer[quantity]), expected[quantity]
         for path in [*exact, *(path for path in arrays if path not in exact)]:
             if path not in exact:
-                finding = Finding(path, np.inf, message="the definition has no such tensor")
+                finding = Finding(path, np.inf, detail=SurplusTensor())
             else:
                 value, error = exact[path]
                 got = None if arrays.get(path) is None else np.asarray(arrays[path])

@@ -12,9 +12,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from conformance.judge.report import versions
 from conformance.reports import page
 from conformance.reports.content import clean, number, real
+from conformance.reports.sentences import describe_detail
+from conformance.reports.versions import versions
 from training.lockstep.expected import QUANTITIES
 from training.lockstep.pictures import picture
 from training.lockstep.running import Course, Departure, Lockstep
@@ -62,11 +63,13 @@ def course_content(course: Course) -> Content:
 def departure_content(departure: Departure) -> Content:
     finding = departure.finding
     found: Content = {"step": departure.step, "quantity": departure.quantity, "tensor": clean(finding.name)}
-    found |= {"ratio": number(finding.ratio), "message": clean(finding.message) or None}
+    told = None if finding.detail is None else describe_detail(finding.detail)
+    told = f"{told} (raised at {finding.raised_at})" if finding.raised_at else told
+    found |= {"ratio": number(finding.ratio), "message": told and clean(told)}
     numbers = {"got": finding.got, "expected": finding.expected, "bound": finding.bound}
     numbers["error"] = abs(finding.got - finding.expected)
-    found["index"] = None if finding.message else list(finding.index)
-    return found | {name: None if finding.message else number(value) for name, value in numbers.items()}
+    found["index"] = None if finding.kind != "value" else list(finding.index)
+    return found | {name: None if finding.kind != "value" else number(value) for name, value in numbers.items()}
 
 
 def passed(drift: list[float], limit: float) -> int | None:

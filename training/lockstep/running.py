@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.checks.comparison import Finding
+from conformance.checks.findings import Finding, Raised
 from conformance.subjects.raised import raised_at
 from specification.checkpoints import flatten
 from specification.parameters import mapped
@@ -146,8 +146,8 @@ def comparisons(trainer: Trainer, plan: Plan, given: Given, model: Model, dtype:
         answer = trainer.step(given) | trainer.predict(given)
     except Exception as error:
         place = raised_at(error, trainer.step)
-        where = f" (raised at {place})" if place else ""
-        return [Compared("call", Finding("", np.inf, message=f"raised {type(error).__name__}: {error}{where}"))]
+        detail = Raised(type(error).__name__, str(error))
+        return [Compared("call", Finding("", np.inf, detail=detail, raised_at=place))]
     truth = expected(plan.task, plan.recipe, given, model.quantities, answer, dtype)
     return [*compared(answer, truth, dtype)]
 

@@ -23,6 +23,8 @@ from conformance.cases.features import within
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, taken_as_array
 from conformance.checks.check import Check
 from conformance.checks.encoding import decode
+from conformance.checks.levels import CORE
+from conformance.checks.probe import probe_id
 from conformance.oracle.reference import balls_available
 from conformance.sampling.strategies import roundings
 
@@ -30,14 +32,27 @@ HERE = files("conformance.operations.corpus")
 
 
 class Entry(NamedTuple):
-    """What a probe once drew, or a model computed. `shows`: the mistake that it showed, or where it comes from."""
+    """What a probe once drew, or a model computed. `shows`: the mistake that it showed, or where it comes from.
+
+    name: of the probe; with the rule its identity.
+    """
 
     rule: str
-    title: str
+    name: str
     operations: tuple[str, ...]
     check: Check[Any, Any]
     shows: str
     example: Any
+
+    @property
+    def id(self) -> str:
+        """The identity of the probe."""
+        return probe_id(self.rule, self.name)
+
+    @property
+    def level(self) -> str:
+        """The level of the probe, where it is one of the catalogue."""
+        return levels_of_probes().get(self.id, CORE)
 
     @property
     def case(self) -> Case:
@@ -47,6 +62,14 @@ class Entry(NamedTuple):
     def cases(self) -> tuple[Case, ...]:
         """All that the subject is asked, one after the other."""
         return self.example if self.check == AFTER_OTHER_CALLS else (self.case,)
+
+
+@cache
+def levels_of_probes() -> dict[str, str]:
+    """By their identities."""
+    from conformance.operations.probes import PROBES
+
+    return {probe.id: probe.level for probe in PROBES}
 
 
 def manifest() -> dict[str, Any]:

@@ -1,0 +1,387 @@
+"""What checks and runners find: facts. `conformance.reports.sentences` has the words for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from conformance.cases.case import Case
+from conformance.checks.levels import CORE
+from conformance.subjects.wrong_answers import DtypeOrShape, FindingKind, WrongPart
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The worst element of one result. `ratio` is |got - exact| / bound; infinity for what no bound can excuse.
+
+    detail: what is wrong, where it is not that number. level: the lowest profile that asks for what is broken here,
+    where something is. raised_at: the line of the subject's code that raised the error of which the detail tells; empty
+    where there is none.
+    """
+
+    name: str
+    ratio: float
+    index: tuple[int, ...] = ()
+    got: float = 0.0
+    expected: float = 0.0
+    bound: float = 0.0
+    detail: Detail | None = None
+    level: str = CORE
+    raised_at: str = ""
+
+    @property
+    def kind(self) -> FindingKind:
+        return "value" if self.detail is None else self.detail.kind
+
+
+# --- no answer --------------------------------------------------------------------------------------------------------
+
+
+class Size(NamedTuple):
+    """A size that a call failed at, and none before it had. dimension: a name in `DIMENSIONS`."""
+
+    dimension: str
+    extent: int
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The subject raised an error. error: its type. text: its first line. threads: that called at the same time."""
+
+    kind: ClassVar[FindingKind] = "raised"
+    error: str
+    text: str
+    threads: int = 0
+    size: Size | None = None
+
+
+@dataclass(frozen=True)
+class TookTooLong:
+    """A check took longer than its time limit. ended: whether its process had to be ended."""
+
+    kind: ClassVar[FindingKind] = "took_too_long"
+    seconds: float
+    ended: bool = False
+    size: Size | None = None
+
+
+@dataclass(frozen=True)
+class ProcessEnded:
+    """The subject's process ended. code: its exit code, or minus its signal; None where it had to be ended."""
+
+    kind: ClassVar[FindingKind] = "process_ended"
+    code: int | None
+    size: Size | None = None
+
+
+NoAnswer = Raised | TookTooLong | ProcessEnded
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The subject wrote to standard output. text: the beginning of it."""
+
+    kind: ClassVar[FindingKind] = "printed"
+    text: str
+
+
+# --- numbers of another kind ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MaskDiffers:
+    """The array of a mask is not what the mask's predicate says."""
+
+    kind: ClassVar[FindingKind] = "mask_differs"
+
+
+@dataclass(frozen=True)
+class NotANumber:
+    """A result has NaN somewhere, where none is due."""
+
+    kind: ClassVar[FindingKind] = "nan"
+
+
+@dataclass(frozen=True)
+class NotZero:
+    """A difference is not 0."""
+
+    kind: ClassVar[FindingKind] = "not_zero"
+    got: float
+
+
+@dataclass(frozen=True)
+class NotSpoiled:
+    """The first number, if there is one, where NaN or infinity is due."""
+
+    kind: ClassVar[FindingKind] = "not_spoiled"
+    numbers: tuple[float, ...]
+    dtype: str
+
+
+# --- calls that should be refused -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A call that should be refused was not. due: the type of the error; empty for any. answer: what came is none."""
+
+    kind: ClassVar[FindingKind] = "accepted"
+    due: str
+    answer: WrongPart | None = None
+
+
+@dataclass(frozen=True)
+class WrongError:
+    """A call was refused by another error than that which is due; empty for any."""
+
+    kind: ClassVar[FindingKind] = "wrong_error"
+    error: str
+    due: str
+    text: str
+
+
+@dataclass(frozen=True)
+class ErrorWithoutText:
+    """A call was refused by an error that says nothing."""
+
+    kind: ClassVar[FindingKind] = "error_without_text"
+    error: str
+
+
+@dataclass(frozen=True)
+class Unrefused:
+    """A call beyond what is supported was answered wrongly."""
+
+    kind: ClassVar[FindingKind] = "unrefused"
+    found: Finding
+
+
+Error = Raised | WrongError | ErrorWithoutText
+
+# --- several calls ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Phase:
+    """When a call was wrong: as one of several calls in a row, or by passes or threads beside others.
+
+    number: of the call, from 1. count: of the calls in a row, or of the threads.
+    """
+
+    name: Literal["in_a_row", "after_forward_passes", "second_backward_pass", "threads"]
+    number: int = 0
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class WrongInPhase:
+    """An answer was wrong there. found: the finding, or what the answer was in place of one."""
+
+    kind: ClassVar[FindingKind] = "wrong_in_phase"
+    phase: Phase
+    found: Finding | WrongPart
+
+
+@dataclass(frozen=True)
+class NotDeterministic:
+    """Equal calls gave different bits. call: the number of the first that differs; None of two."""
+
+    kind: ClassVar[FindingKind] = "not_deterministic"
+    call: int | None = None
+
+
+@dataclass(frozen=True)
+class NoGradientsAgain:
+    """The same call has gradients once only."""
+
+    kind: ClassVar[FindingKind] = "no_gradients_again"
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """An input cannot be read any more after the call."""
+
+    kind: ClassVar[FindingKind] = "unreadable"
+
+
+@dataclass(frozen=True)
+class InputChanged:
+    """The call changed an input."""
+
+    kind: ClassVar[FindingKind] = "input_changed"
+
+
+@dataclass(frozen=True)
+class ResultChanged:
+    """A later call changed a result."""
+
+    kind: ClassVar[FindingKind] = "result_changed"
+
+
+Role = Literal["input", "earlier", "other", "cotangent"]
+"""Of what a result shares memory with: a result of an earlier call or of another one, an input or a cotangent."""
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """A result lies in the memory of something else. other: its name."""
+
+    kind: ClassVar[FindingKind] = "shared_memory"
+    role: Role
+    other: str
+
+
+@dataclass(frozen=True)
+class GradientLost:
+    """The output of a model's own function has no gradient."""
+
+    kind: ClassVar[FindingKind] = "gradient_lost"
+
+
+@dataclass(frozen=True)
+class NotReproducible:
+    """A call that was wrong is right when it is asked again. fresh: in a process that has called nothing."""
+
+    kind: ClassVar[FindingKind] = "not_reproducible"
+    fresh: bool
+    found: Finding
+
+
+@dataclass(frozen=True)
+class DependsOnCalls:
+    """A call is wrong after others only. before: the case of the last of these. more: the calls before that."""
+
+    kind: ClassVar[FindingKind] = "depends_on_calls"
+    before: Case = field(compare=False)
+    more: int
+    found: Finding
+
+
+# --- steps of models --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SurplusStep:
+    """The definition takes no such step."""
+
+    kind: ClassVar[FindingKind] = "surplus_step"
+
+
+Source = str | int | None
+"""Where an array comes from: the name of the step whose result it is, or the number of an input; None for neither."""
+
+
+@dataclass(frozen=True)
+class OtherSource:
+    """A step is given, or a model returns, an array from elsewhere than in the definition."""
+
+    kind: ClassVar[FindingKind] = "other_source"
+    got: Source
+    due: Source
+    returned: bool = False
+
+
+@dataclass(frozen=True)
+class ChangedLater:
+    """The result of a step is changed after it was given."""
+
+    kind: ClassVar[FindingKind] = "changed_later"
+
+
+@dataclass(frozen=True)
+class TimesTaken:
+    """A step is not taken once."""
+
+    kind: ClassVar[FindingKind] = "times_taken"
+    count: int
+
+
+@dataclass(frozen=True)
+class SurplusTensor:
+    """The definition has no such tensor."""
+
+    kind: ClassVar[FindingKind] = "surplus_tensor"
+
+
+# --- diagnoses --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KnownMistake:
+    """The name of a known mistake that gives the same answers."""
+
+    kind: ClassVar[FindingKind] = "mistake"
+    name: str
+
+
+Detail = (
+    WrongPart
+    | NoAnswer
+    | Printed
+    | MaskDiffers
+    | NotANumber
+    | NotZero
+    | NotSpoiled
+    | Accepted
+    | WrongError
+    | ErrorWithoutText
+    | Unrefused
+    | WrongInPhase
+    | NotDeterministic
+    | NoGradientsAgain
+    | Unreadable
+    | InputChanged
+    | ResultChanged
+    | SharedMemory
+    | GradientLost
+    | NotReproducible
+    | DependsOnCalls
+    | SurplusStep
+    | OtherSource
+    | ChangedLater
+    | TimesTaken
+    | SurplusTensor
+    | KnownMistake
+)
+
+
+def details(finding: Finding) -> Iterator[Detail]:
+    """The detail of a finding, and those of the findings that it is about, from the outside."""
+    inner: Any = finding
+    while inner is not None:
+        detail: Any = inner.detail if isinstance(inner, Finding) else inner
+        if detail is not None:
+            yield detail
+        inner = getattr(detail, "found", None) or getattr(detail, "answer", None)
+
+
+def is_error(finding: Finding) -> bool:
+    """Whether the subject raised an error, be it one that is due or not."""
+    return isinstance(finding.detail, Error)
+
+
+def same_error(one: Finding, other: Finding) -> bool:
+    """Whether two calls raised the same error in one line; without a line, with the same text."""
+    if not isinstance(one.detail, Error) or not isinstance(other.detail, Error):
+        return False
+    if not one.raised_at or not other.raised_at:
+        return one.detail == other.detail
+    return one.raised_at == other.raised_at and source(one.detail) == source(other.detail)
+
+
+def source(error: Error) -> tuple[str, int]:
+    """The type of an error, and the threads that called when it was raised."""
+    return error.error, error.threads if isinstance(error, Raised) else 0
+
+
+def wrong_dtype(finding: Finding) -> str | None:
+    """The dtype of a result that has the right shape and another dtype; None where that is not its fault."""
+    arrays = (detail for detail in details(finding) if isinstance(detail, DtypeOrShape))
+    return next((array.dtype if array.of_dtype else None for array in arrays), None)
+
+
+def heads_swapped(finding: Finding) -> bool:
+    """Whether a result is wrong in that heads and lengths have changed places."""
+    return any(isinstance(detail, DtypeOrShape) and detail.swapped for detail in details(finding))

@@ -1,0 +1,196 @@
+"""Sentences about findings and violations. They are written here alone, and no part of the judge reads one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from conformance.cases.declaration import DIMENSIONS, OTHER_LAYOUT
+from conformance.checks import findings as kinds
+from conformance.checks.findings import Detail, Finding, Phase
+from conformance.checks.results import Violation, Worst, mistakes
+from conformance.runner.process_lifetime import describe_end
+from conformance.subjects import wrong_answers
+from conformance.subjects.attention_calls import AXES
+
+CONVENTION = "--convention"
+LAYOUT_FIRST = "--layout BTHD"
+"""Options that declare a departure, and another layout."""
+
+
+def describe_finding(finding: Finding) -> str:
+    """Return what was found of one result, in one line."""
+    if finding.detail is not None:
+        return f"{finding.name}: {describe_detail(finding.detail)}"
+    off = (
+        f"{finding.ratio:.3g} bounds of {finding.bound:.3g}" if np.isfinite(finding.ratio) else "which no bound allows"
+    )
+    return f"{finding.name}{list(finding.index)}: got {finding.got!r}, expected {finding.expected!r}, {off}"
+
+
+def describe_violation(violation: Violation) -> str:
+    """Return rule, numbers, where it was raised, smallest case, sizes, diagnosis and largest errors, a line each."""
+    finding = violation.finding
+    raised = [f"raised at {finding.raised_at}"] if finding.raised_at else []
+    case = [] if violation.case is None else [f"smallest case: {violation.case}"]
+    sizes = [violation.threshold] if violation.threshold else []
+    told = [f"{violation.rule}: {describe_finding(finding)}", *raised, *case, *sizes, *violation.diagnosis]
+    return "\n  ".join([*told, *map(describe_worst, violation.larger)])
+
+
+def describe_worst(worst: Worst) -> str:
+    """Return the largest error in a dtype in one line; of another mistake its smallest case and its names too."""
+    found, dtype = worst.found, worst.found.case.dtype
+    if not worst.another:
+        return f"worst in {dtype}: {describe_finding(found.finding)}"
+    title = title_of_another(found.diagnosis)
+    return "; ".join([f"{title} in {dtype}: {describe_finding(found.finding)}", f"{found.case}", *found.diagnosis])
+
+
+def title_of_another(diagnosis: Iterable[str]) -> str:
+    """Name a mistake that seems to be another one: without a name of its own it may be the same after all."""
+    named = any(not line.startswith("perhaps") for line in mistakes(diagnosis))
+    return "another mistake" if named else "perhaps another mistake"
+
+
+def levels_line(levels: Mapping[str, Sequence[str]]) -> str:
+    """Name by level what is violated: "Violated at core: nothing; at robust: MASK-7; at strict: nothing more".
+
+    A level above one that is violated may have nothing more to show, and is not kept for that.
+    """
+    told, nothing = [], "nothing"
+    for level, rules in levels.items():
+        told.append(f"at {level}: {', '.join(rules) or nothing}")
+        nothing = "nothing more" if rules else nothing
+    return f"Violated {'; '.join(told)}"
+
+
+# --- what is wrong that is no number ----------------------------------------------------------------------------------
+
+
+def describe_detail(detail: Detail) -> str:
+    """Return what is wrong, without the name of the result."""
+    match detail:
+        case wrong_answers.Missing():
+            return "no such result"
+        case wrong_answers.Returned(got, names, array):
+            return f"returned {got}, expected {array or ' and '.join(names)}"
+        case wrong_answers.OtherType(got, array, count):
+            return f"is {got}, expected {array or f'{count} arrays'}"
+        case wrong_answers.ReturnedGradients():
+            return describe_gradients(detail)
+        case wrong_answers.Materialized(got):
+            return f"materialize gave {got}"
+        case wrong_answers.OtherDevice(device):
+            return f"lies on {device}, and the inputs do not"
+        case wrong_answers.DtypeOrShape():
+            return describe_array(detail)
+        case kinds.Raised(error, text, threads, size):
+            when = f" {describe_phase(Phase('threads', count=threads))}" if threads else ""
+            return f"raised {error}{when}: {text}{describe_size(size)}"
+        case kinds.TookTooLong(seconds, ended, size):
+            return f"took longer than {seconds:g} s{', and its process was ended' * ended}{describe_size(size)}"
+        case kinds.ProcessEnded(code, size):
+            return describe_end(code) + describe_size(size)
+        case kinds.Printed(text):
+            return f"prints to standard output: {text!r}"
+        case kinds.MaskDiffers():
+            return "differs from the predicate"
+        case kinds.NotANumber():
+            return "is NaN"
+        case kinds.NotZero(got_number):
+            return f"holds {got_number}, expected 0"
+        case kinds.NotSpoiled(numbers, dtype):
+            kind: Any = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+            return f"holds {np.array(numbers).astype(kind)}"
+        case kinds.Accepted(due, answer):
+            return f"accepted, expected {due or 'an error'}" + (f": {describe_detail(answer)}" if answer else "")
+        case kinds.WrongError(error, due, text):
+            return f"raised {error}, expected {due or 'an error'}: {text}"
+        case kinds.ErrorWithoutText(error):
+            return f"raised {error} without a message"
+        case kinds.Unrefused(found):
+            return f"neither supported nor refused, and wrong: {describe_finding(found)}"
+        case kinds.WrongInPhase(phase, wrong):
+            told = describe_finding(wrong) if isinstance(wrong, Finding) else describe_detail(wrong)
+            return f"wrong {describe_phase(phase)}: {told}"
+        case kinds.NotDeterministic(call):
+            return "differs between two equal calls" if call is None else f"differs in call {call} of equal calls"
+        case kinds.NoGradientsAgain():
+            return "has no gradients when the same is asked again"
+        case kinds.Unreadable():
+            return "cannot be read any more after the call"
+        case kinds.InputChanged():
+            return "was changed by the call"
+        case kinds.ResultChanged():
+            return "was changed by a later call"
+        case kinds.SharedMemory(role, other):
+            return f"shares memory with {'the' if role == 'cotangent' else role} {other}"
+        case kinds.GradientLost():
+            return "is missing: the output has no gradient"
+        case kinds.NotReproducible(fresh, found):
+            alone = "depends on earlier calls, or is not reproducible: right in a fresh process"
+            again = "is not reproducible: right when the same is asked again"
+            return f"{alone if fresh else again}; it was {describe_finding(found)}"
+        case kinds.DependsOnCalls(before, more, found):
+            others = f" and {more} calls before that" if more else ""
+            alone = f"right in a fresh process, wrong after {before}{others}"
+            return f"depends on earlier calls: {alone}: {describe_finding(found)}"
+        case kinds.SurplusStep():
+            return "is a step that the definition does not take"
+        case kinds.OtherSource(own, right, returned):
+            verb = "is" if returned else "is given"
+            return f"{verb} {describe_source(own)}, where the definition has {describe_source(right)}"
+        case kinds.ChangedLater():
+            return "is changed after it was given"
+        case kinds.TimesTaken(count):
+            return f"is taken {count} times"
+        case kinds.SurplusTensor():
+            return "the definition has no such tensor"
+        case kinds.KnownMistake(name):
+            return name
+
+
+def describe_gradients(detail: wrong_answers.ReturnedGradients) -> str:
+    told = f"vjp returned {detail.got}"
+    if detail.names:
+        return f"{told}, expected gradients of {', '.join(detail.names)}"
+    if detail.array:
+        return f"{told} as the gradient of {detail.of}, expected {detail.array}"
+    if detail.count is not None:
+        return f"{told} for {detail.of}, expected {detail.count} gradients"
+    if detail.lacks:
+        return f"{told} for {detail.of}, without {detail.lacks}"
+    return f"{told} for the projection {detail.of}"
+
+
+def describe_array(detail: wrong_answers.DtypeOrShape) -> str:
+    got, due = f"{detail.dtype} {list(detail.shape)}", f"{' or '.join(detail.dtypes)} {list(detail.due)}"
+    if detail.layout:
+        swapped = "; heads and queries have changed places" if detail.swapped else ""
+        return f"is {got}, expected {due} {AXES[detail.layout]}{swapped}"
+    return f"has dtype and shape {got}, expected {due}" + (f" ({OTHER_LAYOUT})" if detail.swapped else "")
+
+
+def describe_phase(phase: Phase) -> str:
+    told = {
+        "in_a_row": f"in call {phase.number} of {phase.count}",
+        "after_forward_passes": "after other forward passes",
+        "second_backward_pass": "in the second backward pass",
+        "threads": f"while {phase.count} threads call at the same time",
+    }
+    return told[phase.name]
+
+
+def describe_size(size: kinds.Size | None) -> str:
+    return "" if size is None else f" at {size.extent:,} {DIMENSIONS[size.dimension]}"
+
+
+def describe_source(source: kinds.Source) -> str:
+    """Return the words for a step by its name, or for an input by its number."""
+    if source is None:
+        return "what is no step's result"
+    return f"input {source}" if isinstance(source, int) else f"the result of {source}"
