@@ -60,7 +60,7 @@ def questions() -> list[Question]:
         if probe is None:
             run_refusals(None, [recorder])
         else:
-            run_probe(probe, [recorder], CASES, SEED, silent, 0)
+            run_probe(probe, [recorder], CASES, SEED, silent)
         title = "refusals" if probe is None else f"{probe.rule} {probe.title}"
         titles += [title] * (len(recorder.asked) - len(titles))
     runner, result = Runner(NumpySubject()), []

@@ -31,10 +31,6 @@ def is_gradient(name: str) -> bool:
     return gradient_input(name) is not None
 
 
-def is_gradient(name: str) -> bool:
-    return name.startswith("gradient of ")
-
-
 def result_names(operation: str) -> tuple[str, ...]:
     return operation_named(operation).results
 

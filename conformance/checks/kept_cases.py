@@ -9,6 +9,7 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.checks.check import Check
+from conformance.checks.levels import CORE
 
 LARGEST = 2**20
 """Bytes of the arrays of one case at most; a mistake is told apart on small cases."""
@@ -20,12 +21,18 @@ EXACT = "float64"
 
 @dataclass(frozen=True)
 class KeptCase:
-    """A case as a check asked it. failed: whether the subject was wrong."""
+    """A case as a check asked it.
 
+    rule, probe, title, least: of the probe that drew it, as in `Violation`. failed: whether the subject was wrong.
+    """
+
+    rule: str
     probe: str
+    title: str
     check: Check[Any, Any]
     example: Any
     failed: bool
+    least: str = CORE
 
     @property
     def size(self) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from conformance.checks.catalogue import REFUSAL
 from conformance.checks.check import Check
 from conformance.checks.comparison import units_in_the_last_place
 from conformance.checks.findings import Finding, same_error
+from conformance.checks.kept_cases import KeptCases
 from conformance.checks.levels import CORE, higher, rank, within
 from conformance.subjects.targets import Target
 from reference_numpy import attention_weights
@@ -28,17 +28,6 @@ WIDE = ("float32", "float64")
 """Dtypes where no rounding to 16 bits outweighs the rest."""
 FEW = 64
 """An error of so few bounds, or of less than that part of the number, is one of rounding, as far as order goes."""
-
-WRONG_IN = "wrong in: "
-"""How the line of a diagnosis begins that says which results are wrong, and names no mistake."""
-NO_DIAGNOSIS = "no diagnosis: "
-"""How the line begins that says why none could be made."""
-LOOK_BEYOND = "look beyond "
-"""How the line begins that says why a mistake without a name need not be one of the rule that it breaks."""
-ALSO_WITHOUT = " the call is wrong, too"
-"""How that line ends where the case fails without what its rule is about."""
-GRADIENTS = re.compile(rf"{WRONG_IN}((?:every gradient|(?:the )?gradients? of [^;]+?))(?: only)?(?:; |$)").match
-
 
 FLAT = {"rms_norm": 1, "layer_norm": 2, "standard_deviation_norm": 2}
 """The widths up to which the rows that a norm makes do not depend on how large its numbers are."""
@@ -85,15 +74,12 @@ class Violation:
 
     probe: the identity of the probe that found it, and title: what it is called. check: by which it was found, and
     example: what it was done on; with these two the violation can be seen again, on the target, where it is known.
-    uncut: the example before its case was cut down, where it was; a larger case tells mistakes apart that look alike on
-    a small one. diagnosis: known
-    mistakes that give the same answers. threshold: at which sizes it fails, and at which not, in a sentence.
+    uncut: the example before its case was cut down, where it was. threshold: at which sizes it fails, and at which not.
     time_limit: seconds that the subject had for one case, where there was a limit. steady: the case failed each time
-    it was asked; False where a smaller one, or the case itself, then passed. before:
-    the checks before it, as far as they are remembered. least: the lowest level that its rule and probe allow.
-    lacks: the features and dtypes that the subject claims, and for whose plainest call it raises this error. declare:
-    the options of the command line that say that it does not support them, or that it departs on purpose. worst: by
-    dtype, the violation with the largest error among all cases.
+    it was asked; False where a smaller one, or the case itself, then passed. before: the checks before it, as far as
+    they are remembered. least: the lowest level that its rule and probe allow. lacks: the features and dtypes that the
+    subject claims, and for whose plainest call it raises this error. worst: by dtype, the violation with the largest
+    error among all cases.
     """
 
     rule: str
@@ -103,7 +89,6 @@ class Violation:
     check: Check[Any, Any]
     example: Any
     uncut: Any = None
-    diagnosis: tuple[str, ...] = ()
     target: Target | None = None
     time_limit: float | None = None
     threshold: str = ""
@@ -111,8 +96,7 @@ class Violation:
     before: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     least: str = CORE
     lacks: tuple[str, ...] = ()
-    declare: str = ""
-    worst: Mapping[str, Worst] = field(default_factory=dict, compare=False)
+    worst: Mapping[str, Violation] = field(default_factory=dict, compare=False)
     probe: str = ""
 
     @property
@@ -168,24 +152,11 @@ class Violation:
         return other.loses_digits and not self.of_numbers and self.check != REFUSAL
 
     @property
-    def mistakes(self) -> tuple[str, ...]:
-        """The diagnosis without the lines that name no mistake."""
-        return mistakes(self.diagnosis)
-
-    @property
-    def larger(self) -> list[Worst]:
-        """What its smallest case does not show: larger errors, by class of dtypes, and other mistakes."""
-        others = [one for one in self.worst.values() if one.another]
-        same = [(dtype in WIDE, one) for dtype, one in self.worst.items() if not one.another]
-        classes = [[one for kind, one in same if kind is wide] for wide in (True, False)]
+    def larger(self) -> list[Violation]:
+        """Larger errors than that of its smallest case, the largest of wide dtypes and of those of 16 bits."""
+        classes = [[one for dtype, one in self.worst.items() if (dtype in WIDE) is wide] for wide in (True, False)]
         largest = [max(found, key=lambda one: one.ratio) for found in classes if found]
-        return [one for one in largest if one.ratio > self.ratio] + others
-
-    @property
-    def wrong_gradients(self) -> str:
-        """The gradients that are wrong while the output is right; empty where there are none."""
-        found = next(filter(None, map(GRADIENTS, self.diagnosis)), None)
-        return "" if found is None else found[1]
+        return [one for one in largest if one.ratio > self.ratio]
 
     @property
     def ulp(self) -> float:
@@ -196,24 +167,6 @@ class Violation:
     def case(self) -> Case:
         """The call in question; None for what is no matter of one call."""
         return self.check.case_of(self.example)
-
-
-def mistakes(diagnosis: Iterable[str]) -> tuple[str, ...]:
-    """The lines of a diagnosis that name a mistake."""
-    return tuple(line for line in diagnosis if not line.startswith((WRONG_IN, NO_DIAGNOSIS, LOOK_BEYOND)))
-
-
-@dataclass(frozen=True)
-class Worst:
-    """The largest error in one dtype by which a rule is violated.
-
-    ratio: of the error. found: the violation with it. another: it is another mistake than that of the rule's violation,
-    and `found` has its smallest case in this dtype.
-    """
-
-    ratio: float
-    found: Violation
-    another: bool = False
 
 
 SAMPLE = 2**16
@@ -284,6 +237,8 @@ class Results:
         self.worst: dict[tuple[str, str], dict[str, Violation]] = defaultdict(dict)
         """By rule and subject, and then by dtype: the violation with the largest error."""
         self.substance = Substance()
+        self.kept: dict[str, KeptCases] = defaultdict(KeptCases)
+        """By subject: cases that a diagnosis may ask again."""
 
     def add(self, rule: str, subject: str, findings: list[Finding], case: Case, agreement: bool = False) -> None:
         """`agreement`: the findings compare the case's results with its truth, one by one."""
@@ -327,7 +282,7 @@ class Results:
             self.remember(violation)
             if violation.case is not None:
                 self.rules[key].reaches(violation.ratio, violation.case.dtype)
-            found = {dtype: Worst(one.ratio, one) for dtype, one in self.worst[key].items()}
+            found = self.worst[key]
             self.violations[key] = replace(violation, worst={d: found[d] for d in SIMPLEST_FIRST if d in found})
 
     def include(self, other: Results) -> None:
@@ -343,6 +298,8 @@ class Results:
         for violation in other.violations.values():
             self.violate(violation)
         self.substance.include(other.substance)
+        for subject, kept in other.kept.items():
+            self.kept[subject].include(kept)
 
     @property
     def conforms(self) -> bool:

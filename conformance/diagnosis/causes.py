@@ -12,7 +12,10 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.cases.declaration import CONVENTIONS, Declaration
-from conformance.checks.comparison import ratio
+from conformance.cases.arguments import is_gradient
+from conformance.checks.catalogue import REFUSAL, UNSUPPORTED
+from conformance.checks.comparison import ratio, worst
+from conformance.checks.findings import same_error
 from conformance.checks.kept_cases import KeptCase
 from conformance.checks.levels import rank
 from conformance.checks.results import Results, Violation
@@ -21,10 +24,10 @@ from conformance.diagnosis.choice import Chooser
 from conformance.diagnosis.evidence import Evidence, ask_fresh, collect_evidence
 from conformance.diagnosis.experiments import draw_like
 from conformance.diagnosis.explanation import Explanation, judge_mistake, learn_condition
-from conformance.diagnosis.memory import because_of_memory
 from conformance.diagnosis.pattern import find_pattern
 from conformance.mistakes.catalogue import mistakes_of
 from conformance.runner.in_process import Runner
+from conformance.runner.memory_layouts import depends_on_layout
 from conformance.sampling.strategies import roundings
 
 PRECISIONS = ("weights", "products", "shared_heads", "normalized", "saved", "merging", "angles", "rotation")
@@ -38,7 +41,7 @@ def find_causes(results: Results, runner: Runner) -> list[Cause]:
         return []
     numeric = {id(one): one for one in violations if is_numeric(one)}
     found = [*group_others([one for one in violations if id(one) not in numeric])]
-    memory = [one for one in numeric.values() if because_of_memory(runner, one.check, one.example, one.level)]
+    memory = [one for one in numeric.values() if depends_on_layout(runner, one.check, one.example, one.level)]
     if memory:
         found.append(Cause("memory", in_order(memory)))
     asked = {id(one): keep_violation(one) for one in numeric.values() if one not in memory}
@@ -54,7 +57,8 @@ def is_numeric(violation: Violation) -> bool:
 
 
 def keep_violation(violation: Violation) -> KeptCase:
-    return KeptCase(violation.probe, violation.check, violation.example, failed=True)
+    least = violation.least
+    return KeptCase(violation.rule, violation.probe, violation.title, violation.check, violation.example, True, least)
 
 
 def explain_numbers(
@@ -76,6 +80,8 @@ def explain_numbers(
     for explanation in chosen:
         explained = {id(one) for one in explanation.explained}
         follow = [left.pop(key) for key in [*left] if key in own and id(own[key]) in explained]
+        if not follow and len(explanation.explained) > 1:  # behind rules whose own violation has another cause
+            follow = make_violation(explanation.explained, runner.name)
         if follow:
             yield explain_by_mistake(chooser, explanation, follow)
     if left:
@@ -103,6 +109,15 @@ def explain_by_mistake(chooser: Chooser, explanation: Explanation, violations: S
         find_conventions(explanation.explained),
         (mistake.lacks,) if mistake.lacks else (),
     )
+
+
+def make_violation(explained: Sequence[Evidence], subject: str) -> list[Violation]:
+    """The violation that the smallest of the run's own cases shows; none where only experiments do."""
+    smallest = min((one for one in explained if one.kept is not None), key=lambda one: one.size, default=None)
+    if smallest is None or smallest.kept is None:
+        return []
+    kept, finding = smallest.kept, worst(smallest.findings)
+    return [Violation(kept.rule, subject, finding, kept.title, kept.check, kept.example, least=kept.least, probe=kept.probe)]
 
 
 def in_order(
@@ -139,7 +154,7 @@ def group_numbers(
 def kind_of_numbers(violation: Violation, evidence: Evidence | None) -> tuple[CauseKind, Any, Any]:
     if violation.loses_digits:
         return "digits", violation.case.dtype, None
-    gradient = violation.finding.name.startswith("gradient of ")
+    gradient = is_gradient(violation.finding.name)
     return "numbers", gradient, violation.of_numbers
 
 
@@ -176,18 +191,32 @@ def conforms_under(conventions: dict[str, str], evidence: Evidence) -> bool:
 
 def group_others(violations: Sequence[Violation]) -> Iterator[Cause]:
     """Causes of violations without numbers: one for each error, state, and each call that should be refused."""
-    groups: dict[Any, list[Violation]] = {}
+    groups: list[tuple[CauseKind, list[Violation]]] = []
     for violation in violations:
-        groups.setdefault(kind_of_other(violation), []).append(violation)
-    for (kind, *_), several in groups.items():
+        kind = kind_of_other(violation)
+        alike = (some for other, some in groups if other == kind and are_alike(kind, some[0], violation))
+        several = next(alike, None)
+        if several is None:
+            groups.append((kind, [violation]))
+        else:
+            several.append(violation)
+    for kind, several in groups:
         lacks = tuple(dict.fromkeys(name for one in several for name in one.lacks))
         yield Cause(kind, in_order(several), lacks=lacks)
 
 
-def kind_of_other(violation: Violation) -> tuple[CauseKind, Any]:
-    finding = violation.finding
+def kind_of_other(violation: Violation) -> CauseKind:
     if violation.of_state:
-        return "state", None
-    if violation.is_refusal:
-        return "refusal", violation.rule
-    return "error", finding.same_error_key
+        return "state"
+    return "refusal" if violation.check in (REFUSAL, UNSUPPORTED) else "error"
+
+
+def are_alike(kind: CauseKind, one: Violation, other: Violation) -> bool:
+    """Whether two violations of a kind have one cause: the same state, rule of refusals, error, or wrong dtype."""
+    if kind == "state":
+        return True
+    if kind == "refusal":
+        return one.rule == other.rule
+    if one.finding.kind == "raised":
+        return same_error(one.finding, other.finding)
+    return one.finding.detail == other.finding.detail

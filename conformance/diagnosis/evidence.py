@@ -19,7 +19,8 @@ from conformance.checks.catalogue import (
     TWIN,
 )
 from conformance.checks.check import Check, nothing
-from conformance.checks.comparison import Finding, judge, no_others, promised
+from conformance.checks.comparison import judge, no_others, promised
+from conformance.checks.findings import Finding
 from conformance.checks.kept_cases import KeptCase
 from conformance.mistakes.call import Call
 from conformance.runner.in_process import JudgeError, Runner
@@ -118,7 +119,7 @@ def ask_fresh(runner: Runner, case: Case) -> Evidence | None:
 def weigh(call: Call, answers: Answers, probe: str = "", kept: KeptCase | None = None) -> Evidence | None:
     """Compare answers with what is right; None where one is no array of the right shape and dtype."""
     findings = judge(call.case, answers, call.exact, call.bounds, no_others)
-    if any(finding.is_no_number for finding in findings):
+    if any(finding.kind != "value" for finding in findings):
         return None
     wrong = frozenset(finding.name for finding in findings if finding.ratio > 1)
     return Evidence(call, promised(call.case, answers, call.exact), wrong, probe, kept, tuple(findings))

@@ -46,20 +46,22 @@ def explain_results(results: Results, runner: Runner, seconds: float, settle: Se
         if number >= MANY:
             room = seconds / MANY
         found.append(make_small(cause, runner, room, settle, sized=number < MANY))
-    for cause in found:
-        results.violations[cause.lead.rule, cause.lead.subject] = cause.lead
+    for before, cause in zip(causes, found, strict=True):
+        key = cause.lead.rule, cause.lead.subject
+        if results.violations.get(key) is before.lead:
+            results.violations[key] = cause.lead
     return found
 
 
 def make_small(cause: Cause, runner: Runner, seconds: float, settle: Settle, sized: bool) -> Cause:
     """The cause with the smallest case that still shows it, and the sizes at which it shows."""
     lead = cause.lead
-    if lead.is_numeric_or_call and not runner.overrun:
+    if not lead.of_state and not runner.overrun:
         mistake = None if cause.diagnosis is None else cause.diagnosis.mistake
         smaller = cut_down(lead, runner, seconds, explains_case(runner, mistake))
         lead = smaller if settle(smaller) is smaller else lead
     if sized:
-        lead = replace(lead, thresholds=threshold(lead, runner, SIZES * seconds))
+        lead = replace(lead, threshold=threshold(lead, runner, SIZES * seconds))
     return replace(cause, violations=(lead, *cause.violations[1:]))
 
 
@@ -69,7 +71,8 @@ def explains_case(runner: Runner, mistake: Mistake | None) -> Callable[[Violatio
     def explains(violation: Violation, example: Example) -> bool:
         if mistake is None:
             return True
-        evidence = ask_kept(runner, KeptCase("", violation.check, example, failed=True))
+        kept = KeptCase(violation.rule, violation.probe, violation.title, violation.check, example, failed=True)
+        evidence = ask_kept(runner, kept)
         return evidence is not None and judge_mistake(mistake, evidence) == "explains"
 
     return explains

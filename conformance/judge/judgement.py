@@ -24,11 +24,10 @@ from conformance.checks.levels import ROBUST, within
 from conformance.checks.probe import Probe
 from conformance.checks.refusals import Refusal
 from conformance.checks.results import Results, Violation
-from conformance.diagnosis.elsewhere import explained
-from conformance.judge.other_dtypes import with_other_dtypes
+from conformance.diagnosis.cause import Cause
+from conformance.judge.causes import explain_results
 from conformance.judge.reproduction import Reproduction
-from conformance.judge.run import STUCK, Progress, Tried, run_corpus, run_probe, run_refusal, violation
-from conformance.judge.thresholds import with_thresholds
+from conformance.judge.run import STUCK, Progress, run_corpus, run_probe, run_refusal, violation
 from conformance.judge.worker_processes import Order, WorkerProcesses
 from conformance.operations.corpus import Entry, entries_for
 from conformance.operations.probes import catalogue
@@ -46,8 +45,6 @@ EMPTY_ROWS = "ATT-6"
 WIDE_WEIGHTS = "wide_weights"
 UNMASKED = "unmasked"
 NOTHING_ELSE = "the plainest call fails, and nothing else was tried"
-MANY = 4
-"""Violations from which on less and less time is spent on making their cases smaller, and the least part of it."""
 WITH_DROPOUT = ("attention", "multi_head_attention")
 
 
@@ -108,6 +105,7 @@ class Judgement:
     workers: WorkerProcesses | None = None
     target: Target | None = None
     ordered: Declaration | None = None
+    causes: list[Cause] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.reproduction = Reproduction(self.runner, self.target)
@@ -124,11 +122,8 @@ class Judgement:
             limit = f"{self.runner.time_limit:g} s"
             self.untried = f"after {STUCK} cases that took longer than {limit} nothing else was tried"
         self.ask_what_is_printed()
-        explained(self.results, self.runner)
         self.results.with_worst()
-        if self.shrinking:
-            with_thresholds(self.results, self.runner)
-            with_other_dtypes(self.results, self.runner, self.shrinking)
+        self.causes = explain_results(self.results, self.runner, self.shrinking, self.settle)
 
     def judge(self, declaration: Declaration) -> None:
         """Empty rows first: who gets them wrong is asked for no more of them, so that each rule is seen by itself."""
@@ -162,7 +157,7 @@ class Judgement:
     def answer(self, question: Question) -> None:
         """Ask a question, and keep its results."""
         if question.kind == "frozen":
-            self.include(run_corpus(question.about, [self.runner], self.time_to_shrink(), self.settle))
+            self.include(run_corpus(question.about, [self.runner], self.settle))
         elif question.kind == "probe":
             self.ask_one(question.about)
         elif self.runner.overrun < STUCK:
@@ -174,10 +169,6 @@ class Judgement:
             return []
         found = refusals_of(self.operation, declaration)
         return [refusal for refusal in found if self.rules is None or refusal.rule in self.rules]
-
-    def time_to_shrink(self) -> float:
-        """Less for each violation once there are many: the first ones say what is wrong. A part is left for each."""
-        return self.shrinking / min(max(1, len(self.results.violations) - MANY), MANY)
 
     def order(self, declaration: Declaration) -> None:
         """Have workers run the probes for what it takes; what they found with others is dropped."""
@@ -197,9 +188,9 @@ class Judgement:
             for probe in probes:
                 self.ask_one(probe)
 
-    def ask_one(self, probe: Probe, tried: Tried | None = None) -> None:
+    def ask_one(self, probe: Probe, tried: Results | None = None) -> None:
         """tried: what a worker has found with the probe; then only a smaller failing case is looked for."""
-        given = (probe, [self.runner], self.examples, self.seed, self.told, self.time_to_shrink())
+        given = (probe, [self.runner], self.examples, self.seed, self.told)
         self.include(run_probe(*given, self.results.violations, tried, self.settle))
 
     def ask_with_workers(self, probes: Sequence[Probe], workers: WorkerProcesses) -> None:
@@ -209,10 +200,10 @@ class Judgement:
                 self.ask_one(probe, self.tried_by(workers, index))
             except BaseException:
                 for found in map(workers.found, range(index, len(probes))):
-                    self.results.include(Results() if found is None else found.tried.results)
+                    self.results.include(Results() if found is None else found.tried)
                 raise
 
-    def tried_by(self, workers: WorkerProcesses, index: int) -> Tried | None:
+    def tried_by(self, workers: WorkerProcesses, index: int) -> Results | None:
         """What a worker has found with the probe; None where this process is to run it."""
         outcome = None if self.runner.overrun >= STUCK else workers.outcome(index, self.listen)
         self.listen()
@@ -276,7 +267,7 @@ class Judgement:
     def answers(self, claim: Claim) -> Results:
         """Whether the subject answers the claim's plainest case at all."""
         probe = Probe(claim.rule, claim.title, (self.operation,), claim.cases, ANSWERS)
-        return run_probe(probe, [self.runner], 1, self.seed, self.progress, 0)
+        return run_probe(probe, [self.runner], 1, self.seed, self.progress)
 
     def takes(self, claim: Claim) -> bool:
         """Whether the subject answers a case; how well is asked later."""

@@ -16,7 +16,7 @@ from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
 from conformance.checks.probe import agreement
 from conformance.checks.results import Results, Violation
-from conformance.judge.run import SHRINKING, Progress, breaks, cases_of, run_corpus, run_probe, run_refusals, silent
+from conformance.judge.run import SHRINKING, Progress, breaks, cases_of, run_corpus, run_probe, run_refusals, shrink_violations, silent
 from conformance.models.real import RealResult, batches, judge_batch
 from conformance.operations import OPERATIONS
 from conformance.operations.corpus import entries_for
@@ -62,13 +62,20 @@ def work(index: int | None, rules: Collection[str], examples: int, seed: int) ->
     if index < 0:
         frozen = entries_for(set(OPERATIONS), EVERYTHING)[-1 - index :: SHARES]
         return run_corpus((entry for entry in frozen if entry.rule in rules), runners)
-    return run_probe(PROBES[index], runners, examples, seed, silent, SHRINKING)
+    return shrink(run_probe(PROBES[index], runners, examples, seed, silent))
 
 
 def work_definition(operation: str, examples: int, seed: int) -> Results:
     """The definition in float64 against ball arithmetic, on cases of one operation."""
     probe = agreement("ATT-9", operation, operation, operation_cases(operation, ("float64",)))
-    return run_probe(probe, runners, examples, seed, silent, SHRINKING)
+    return shrink(run_probe(probe, runners, examples, seed, silent))
+
+
+def shrink(results: Results) -> Results:
+    """The results with smaller cases, and without those that nobody asks again."""
+    shrink_violations(results, runners, SHRINKING)
+    results.kept.clear()
+    return results
 
 
 def ask_again(check: Check[Any, Any], example: Any) -> list[Finding]:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
-
-import hypothesis
-import hypothesis.errors
-from hypothesis import Phase
+from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
@@ -19,17 +14,17 @@ from conformance.checks.catalogue import AGREEMENT, CALLS_IN_ORDER, DESCRIPTION,
 from conformance.checks.check import Check
 from conformance.checks.comparison import breaks, worst
 from conformance.checks.findings import Finding
+from conformance.checks.kept_cases import KeptCase
 from conformance.checks.levels import CORE, least_level
 from conformance.checks.probe import Probe, probe_id
 from conformance.checks.refusals import Refusal
 from conformance.checks.results import WIDE, Results, Violation
-from conformance.diagnosis.attribution import Failure, attributed
-from conformance.diagnosis.following import in_empty_row
+from conformance.judge.attribution import Failure, attribute, is_in_empty_row
 from conformance.operations.corpus import Entry
 from conformance.operations.refusals import refusals_of
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Example, cuttable, reduced
-from conformance.sampling.draws import EACH, Rows, drawing, drawn, own_seed, strategy_of, with_lot
+from conformance.sampling.draws import Rows, drawn
 from conformance.subjects.subject import NumpySubject, Subject
 
 Progress = Callable[[str, str], None]
@@ -47,7 +42,7 @@ Settle = Callable[[Violation], Violation | None]
 """What becomes of a violation: itself, one of another rule, or None."""
 
 
-def as_found(found: Violation) -> Violation:
+def keep_as_found(found: Violation) -> Violation:
     """Every violation stands."""
     return found
 
@@ -57,19 +52,13 @@ def silent(rule: str, title: str) -> None:
 
 
 def run(
-    probes: Sequence[Probe],
-    subjects: Sequence[Subject],
-    *,
-    examples: int,
-    seed: int,
-    progress: Progress = silent,
-    shrink: bool = True,
+    probes: Sequence[Probe], subjects: Sequence[Subject], *, examples: int, seed: int, progress: Progress = silent
 ) -> Results:
     """Draw `examples` cases for each probe (times its weight), the same for every subject, and return the results."""
     runners = [Runner(subject) for subject in subjects]
     results = run_refusals({probe.rule for probe in probes}, runners)
     for probe in probes:
-        results.include(run_probe(probe, runners, examples, seed, progress, SHRINKING if shrink else 0))
+        results.include(run_probe(probe, runners, examples, seed, progress))
     return results
 
 
@@ -79,37 +68,25 @@ def run_probe(
     examples: int,
     seed: int,
     progress: Progress,
-    shrinking: float,
     known: Mapping[tuple[str, str], Violation] = NOTHING_KNOWN,
-    tried: Tried | None = None,
-    settle: Settle = as_found,
+    tried: Results | None = None,
+    settle: Settle = keep_as_found,
 ) -> Results:
-    """One probe's cases; a subject that breaks a rule has its smallest failing case looked for.
+    """Run one probe's cases, and settle what they show.
 
-    known: what was found before; no smaller case is looked for of what does not stand before it. tried: what another
-    process has found with the probe's cases. settle: comes before that.
+    known: what was found before; what does not stand before it is not settled. tried: what another process has found
+    with the probe's cases.
     """
-    results, failing = tried or try_probe(probe, runners, examples, seed, progress)
-    of_probe, by_name = seed_of(probe, seed), {runner.name: runner for runner in runners}
+    results = tried or try_probe(probe, runners, examples, seed, progress)
 
-    def first_found(found: Violation) -> Violation | None:
+    def settle_new(found: Violation) -> Violation | None:
         return settle(found) if found.stands_before(known.get((found.rule, found.subject))) else found
 
-    settled(results, first_found)
-    for key, number in failing.items():
-        found, before, runner = results.violations.get(key), known.get(key), by_name[key[1]]
-        if found is None or found.of_state:
-            continue
-        if shrinking and found.stands_before(before) and not runner.overrun:
-            smaller = smaller_case(probe, runner, of_probe, number, shrinking, found)
-            # What stood before the one that is known by being no number may have shrunk to a number.
-            # What is right alone has shrunk to a case that is not to blame.
-            better = smaller is not None and smaller.stands_before(before) and settle(smaller) is smaller
-            results.violations[key] = smaller if smaller is not None and better else found
+    settle_all(results, settle_new)
     return results
 
 
-def settled(results: Results, settle: Settle) -> None:
+def settle_all(results: Results, settle: Settle) -> None:
     """Put in place of every violation what becomes of it."""
     found, results.violations = results.violations, {}
     for violation in found.values():
@@ -161,11 +138,9 @@ def seed_of(probe: Probe, seed: int) -> int:
     return seed ^ zlib.crc32(probe.id.encode())
 
 
-def run_corpus(
-    frozen: Iterable[Entry], runners: Sequence[Runner], shrinking: float = 0, settle: Settle = as_found
-) -> Results:
+def run_corpus(frozen: Iterable[Entry], runners: Sequence[Runner], settle: Settle = keep_as_found) -> Results:
     """Cases that are written out; see `conformance.operations.corpus`."""
-    results, by_name = Results(), {runner.name: runner for runner in runners}
+    results = Results()
     for entry in frozen:
         asked = [runner for runner in runners if runner.overrun < STUCK]
         if entry.case.memory:
@@ -173,33 +148,22 @@ def run_corpus(
         shared = entry.check.prepare(entry.example)
         for runner in asked:
             findings, rule = runner(entry.check, entry.example, shared), entry.rule
+            results.kept[runner.name].add(keep_case(entry, entry.shows, entry.check, entry.example, findings))
             if breaks(findings):
                 before = before_last(runner)
-                failure = attributed(runner, Failure(rule, entry.check, entry.example, findings))
+                failure = attribute(runner, Failure(rule, entry.check, entry.example, findings))
                 rule, findings = failure.rule, failure.findings
                 results.violate(frozen_violation(failure, entry, runner, before))
             results.add(rule, runner.name, findings, entry.case)
-    settled(results, settle)
-    for key, found in results.violations.items():
-        if shrinking and found.check != CALLS_IN_ORDER and not by_name[found.subject].overrun:
-            smaller = cut_down(found, by_name[found.subject], shrinking)
-            results.violations[key] = smaller if settle(smaller) is smaller else found
+    settle_all(results, settle)
     return results
 
 
-class Tried(NamedTuple):
-    """What a probe's cases gave. failing: by rule and subject, the number of the case whose violation is kept."""
-
-    results: Results
-    failing: dict[tuple[str, str], int]
-
-
-def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int, progress: Progress) -> Tried:
+def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int, progress: Progress) -> Results:
     """Run a probe's cases and return the results."""
-    agreement = probe.check == AGREEMENT
-    results, failing = Results(), dict[tuple[str, str], int]()
+    agreement, results = probe.check == AGREEMENT, Results()
     runners = [runner for runner in runners if runner.declaration.strides or not probe.of_memory]
-    for number, example in drawn(probe.cases, cases_of(probe, examples), seed_of(probe, seed)):
+    for _, example in drawn(probe.cases, cases_of(probe, examples), seed_of(probe, seed)):
         asked = [runner for runner in runners if runner.overrun < STUCK]
         if not asked:
             break
@@ -211,21 +175,27 @@ def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int,
         results.generated[probe.rule] += 1
         for runner in asked:
             findings, rule = runner(probe.check, example, shared), probe.rule
+            results.kept[runner.name].add(keep_case(probe, probe.title, probe.check, example, findings))
             if breaks(findings):
                 before = before_last(runner)
-                failure = attributed(runner, Failure(rule, probe.check, example, findings))
+                failure = attribute(runner, Failure(rule, probe.check, example, findings))
                 rule, findings = failure.rule, failure.findings
                 runner.violates(rule)
                 found = violation_of(failure, probe, runner, before)
                 if not runner.sizes.known(found.finding):
                     results.violate(found)
-                if results.violations.get((rule, runner.name)) is found:
-                    failing[rule, runner.name] = number
             results.add(rule, runner.name, findings, narrowest(example, case), agreement)
         if agreement and case.operation == "attention":
             results.substance.add(case, *shared)
         progress(probe.rule, probe.title)
-    return Tried(results, failing)
+    return results
+
+
+def keep_case(
+    probe: Probe | Entry, title: str, check: Check[Any, Any], example: Any, findings: list[Finding]
+) -> KeptCase:
+    least = least_level(probe.rule, probe.level)
+    return KeptCase(probe.rule, probe.id, title, check, example, breaks(findings), least)
 
 
 def narrowest(example: Any, case: Case) -> Case:
@@ -269,67 +239,30 @@ def frozen_violation(failure: Failure, entry: Entry, runner: Runner, before: tup
     return by_probe(replace(found, before=before), entry)
 
 
-class Broken(Exception):
-    """Raised for Hypothesis to shrink."""
+def shrink_violations(results: Results, runners: Iterable[Runner], seconds: float) -> None:
+    """Make the case of every violation smaller, where nobody looks for its cause."""
+    by_name = {runner.name: runner for runner in runners}
+    for key, found in results.violations.items():
+        if not by_name[found.subject].overrun and not found.of_state:
+            results.violations[key] = cut_down(found, by_name[found.subject], seconds)
 
 
-class Enough(BaseException):
-    """Raised to end shrinking at once; no `Exception`, which Hypothesis would take for a failure of the test."""
+Accepts = Callable[[Violation, Example], bool]
+"""Whether a smaller example still shows what the first one does."""
 
 
-def smaller_case(
-    probe: Probe, runner: Runner, of_probe: int, number: int, seconds: float, found: Violation
-) -> Violation | None:
-    """The violation on a smaller case; None if the subject now passes. number: of the case on which it was found."""
-    if cuttable(found.example):
-        return cut_down(found, runner, seconds)
-    return smallest(probe, runner, of_probe, number, seconds, found)
+def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts | None = None) -> Violation:
+    """The violation on a smaller case, where the example is a case, or several that can be cut alike.
 
-
-def smallest(
-    probe: Probe, runner: Runner, of_probe: int, number: int, seconds: float, first: Violation
-) -> Violation | None:
-    """The smallest failing case that Hypothesis finds from the seed of `first`; None if the subject now passes.
-
-    It is for examples that cannot be cut. What failed altogether does not shrink to what loses digits, nor to what
-    fewer profiles ask for.
-    """
-    found: list[Violation] = []
-    end = time.monotonic() + seconds
-
-    @hypothesis.seed(own_seed(of_probe, number))
-    @drawing(EACH, Phase.generate, Phase.shrink)
-    @hypothesis.given(with_lot(strategy_of(probe.cases, number, of_probe)))
-    def each(drawn: tuple[int, Any]) -> None:
-        example = drawn[1]
-        if found and time.monotonic() > end:
-            raise Enough
-        findings = runner(probe.check, example, probe.check.prepare(example))
-        if breaks(findings):
-            new = by_probe(violation(first.rule, probe.title, probe.check, runner, example, findings), probe)
-            if not first.stands_before(new):
-                found.append(new)
-                raise Broken
-
-    try:
-        each()
-    except (Broken, Enough, hypothesis.errors.Flaky):
-        return found[-1]
-    return None
-
-
-def cut_down(least: Violation, runner: Runner, seconds: float, keeps_dtype: bool = False) -> Violation:
-    """The violation on an even smaller case, where the example is a case, or several that can be cut alike.
-
-    What failed altogether does not shrink to what loses digits, nor to what fewer profiles ask for, nor to a row that
-    allows nothing, which is of another rule. `steady` is False if the smallest case then passed. keeps_dtype: the case
-    stays in its dtype, as those of rules of dtypes do.
+    A wrong result does not shrink to another kind of finding, to lost digits, to what fewer profiles ask for, or to a
+    row that allows nothing, which is of another rule. `steady` is False if the smallest case then passed. The case of a
+    rule of dtypes stays in its dtype, and so does one that loses digits in 16 bits.
     """
     if not cuttable(least.example):
         return least
     wrong = asking(least, runner)
     failures = {id(least.example): least}
-    empty = least.case is not None and in_empty_row(least.case, least.finding)
+    empty = least.case is not None and is_in_empty_row(least.case, least.finding)
 
     def fails(example: Example) -> bool:
         findings = wrong(example)
@@ -337,13 +270,17 @@ def cut_down(least: Violation, runner: Runner, seconds: float, keeps_dtype: bool
             return False
         new = violation(least.rule, least.title, least.check, runner, example, findings)
         new = replace(new, least=least.least, probe=least.probe)
-        if new.case is not None and in_empty_row(new.case, new.finding) and not empty:
+        if new.finding.kind != least.finding.kind or least.stands_before(new):
+            return False
+        if new.case is not None and is_in_empty_row(new.case, new.finding) and not empty:
+            return False
+        if accepts is not None and not accepts(new, example):
             return False
         failures.setdefault(id(example), new)
-        return not least.stands_before(new)
+        return True
 
     masked = least.check in (DESCRIPTION, SHAPES) or least.rule == "MASK-7"
-    keeps_dtype = keeps_dtype or least.rule in OF_DTYPES
+    keeps_dtype = least.rule in OF_DTYPES or least.rounds_16_bits
     found = reduced(least.example, runner.declaration, fails, seconds, masked, keeps_dtype, least.loses_digits)
     return replace(failures[id(found.example)], uncut=least.example, steady=found.steady)
 

@@ -15,9 +15,10 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, known
 from conformance.cases.signatures import parameters_never_given
 from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import DEFAULT, LEVELS, ROBUST, STRICT, rank, within
-from conformance.checks.results import Results, Violation
-from conformance.diagnosis.elsewhere import explained
+from conformance.checks.levels import DEFAULT, LEVELS, ROBUST, STRICT, within
+from conformance.checks.results import Results
+from conformance.diagnosis.cause import Cause
+from conformance.judge.causes import MANY, explain_results
 from conformance.judge.checking import EFFORTS, SHRINKING
 from conformance.judge.judgement import (
     NOTHING_ELSE,
@@ -30,10 +31,8 @@ from conformance.judge.judgement import (
     narrowed,
     plain_claim,
 )
-from conformance.judge.other_dtypes import with_other_dtypes
 from conformance.judge.run import STUCK, silent
 from conformance.judge.skipped import missing, some_cases
-from conformance.judge.thresholds import FIRST, with_thresholds
 from conformance.runner.in_process import TIME_LIMIT, judging
 from conformance.runner.in_subprocess import runner_for
 from conformance.subjects.targets import Target
@@ -77,7 +76,7 @@ class JudgeSession:
         self.judgement = Judgement(*asked, target=target)
         self.tried = cache(self.try_one)
         self.refused: set[str] = set()
-        self.violated = 0
+        self.explained = 0
 
     @property
     def never_given(self) -> str:
@@ -104,21 +103,20 @@ class JudgeSession:
 
     # --- asking ---
 
-    def ask(self, question: Question) -> Violation | None:
-        """The violation that is found; NotAsked where nothing can be asked."""
+    def ask(self, question: Question) -> Cause | None:
+        """The cause of the lowest level behind what is found, with its smallest case; NotAsked where nothing can be."""
         # Warnings are for whoever runs this to see, and nothing that a subject is judged by.
         with warnings.catch_warnings(), judging():
             warnings.simplefilter("default")
             results = self.tried(question)
-            if results.violations:
-                explained(results, self.runner)
-                results.with_worst()
-                self.violated += 1
-                if self.judgement.shrinking and self.violated <= FIRST:
-                    with_thresholds(results, self.runner)
-                    with_other_dtypes(results, self.runner, self.judgement.shrinking)
-        found = min(results.violations.values(), key=lambda violation: rank(violation.level), default=None)
-        return None if found is None else replace(found, target=self.target, time_limit=self.runner.time_limit)
+            if not results.violations:
+                return None
+            results.with_worst()
+            self.explained += 1
+            seconds = self.judgement.shrinking if self.explained <= MANY else 0.0
+            found = explain_results(results, self.runner, seconds, self.judgement.settle)[0]
+        lead = replace(found.lead, target=self.target, time_limit=self.runner.time_limit)
+        return replace(found, violations=(lead, *found.violations[1:]))
 
     def try_one(self, question: Question) -> Results:
         if question.kind == "claim":

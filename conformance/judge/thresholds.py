@@ -23,18 +23,16 @@ from conformance.cases.features import within
 from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import DESCRIPTION
 from conformance.checks.comparison import worst
-from conformance.checks.judged_rules import JUDGED
-from conformance.checks.results import Results, Violation
-from conformance.diagnosis.following import separated
+from conformance.checks.results import Violation
 from conformance.judge.run import asking
 from conformance.runner.dimensions import PRODUCTS, WORDS, Dimension, Part, dimensions, sizes_of, taken
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Example, aligned, call, cuttable, mapped, plain_numbers
 
-FIRST = 4
-"""Violations whose sizes are looked for: the first of those that stand for themselves."""
+FEW = 4
+"""Large dimensions up to which pairs of them are tried."""
 SECONDS = 2.5
-"""For each of them, at most."""
+"""For one violation, at most."""
 TRIVIAL = 2
 """A dimension of this size or less is not what the violation is about, unless a larger one is right."""
 TINIEST = 4
@@ -58,21 +56,6 @@ Wrong = Callable[[Sizes], bool | None]
 """Whether the subject is wrong on a case of these sizes; None where it was not asked."""
 Seen = dict[int, bool]
 """Whether it is wrong, by the size of one dimension."""
-
-
-def with_thresholds(results: Results, runner: Runner, seconds: float = SECONDS) -> None:
-    """Say of the first violations that stand for themselves at which sizes they show."""
-    for violation in first_alone(results):
-        if violation.threshold:
-            continue
-        found = replace(violation, threshold=threshold(violation, runner, seconds))
-        results.violations[violation.rule, violation.subject] = found
-
-
-def first_alone(results: Results) -> list[Violation]:
-    """The first violations that stand for themselves."""
-    in_order = sorted(results.violations.values(), key=lambda violation: list(JUDGED).index(violation.rule))
-    return separated(in_order)[0][:FIRST]
 
 
 def threshold(violation: Violation, runner: Runner, seconds: float = SECONDS) -> str:
@@ -105,7 +88,7 @@ class Probing:
             yield worded(passed, lambda count, axis=axis: PRODUCTS[axis][count != 1])  # type: ignore[misc]
             large = [dimension for dimension in large if dimension.names[0] not in axis]
         for one, other in combinations(large, 2):
-            sentence = product(one.names[0], other.names[0], self.sizes, self.wrong) if len(large) < FIRST else ""
+            sentence = product(one.names[0], other.names[0], self.sizes, self.wrong) if len(large) < FEW else ""
             if sentence:
                 yield sentence
                 large = [dimension for dimension in large if dimension not in (one, other)]

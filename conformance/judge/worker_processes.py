@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from conformance.cases.declaration import Declaration
-from conformance.judge.run import Tried
+from conformance.checks.results import Results
 from conformance.runner.compiled_code import LEAST, memory
 from conformance.runner.process_lifetime import POSIX, begun, ended
 from conformance.subjects.targets import Target
@@ -53,7 +53,7 @@ class Order(NamedTuple):
 class Outcome(NamedTuple):
     """What a worker found with one probe. overrun: cases that took too long. printed: on standard output."""
 
-    tried: Tried
+    tried: Results
     overrun: int
     printed: str
 

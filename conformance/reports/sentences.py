@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -11,10 +11,15 @@ import numpy as np
 from conformance.cases.declaration import DIMENSIONS, OTHER_LAYOUT
 from conformance.checks import findings as kinds
 from conformance.checks.findings import Detail, Finding, Phase
-from conformance.checks.results import Violation, Worst, mistakes
+from conformance.checks.levels import within
+from conformance.checks.results import Violation
+from conformance.reports.causes import cause_content, describe_cause
 from conformance.runner.process_lifetime import describe_end
 from conformance.subjects import wrong_answers
 from conformance.subjects.attention_calls import AXES
+
+if TYPE_CHECKING:
+    from conformance.judge.report import Report
 
 CONVENTION = "--convention"
 LAYOUT_FIRST = "--layout BTHD"
@@ -32,28 +37,30 @@ def describe_finding(finding: Finding) -> str:
 
 
 def describe_violation(violation: Violation) -> str:
-    """Return rule, numbers, where it was raised, smallest case, sizes, diagnosis and largest errors, a line each."""
+    """Return rule, numbers, where it was raised, smallest case, sizes and largest errors, a line each."""
     finding = violation.finding
     raised = [f"raised at {finding.raised_at}"] if finding.raised_at else []
     case = [] if violation.case is None else [f"smallest case: {violation.case}"]
     sizes = [violation.threshold] if violation.threshold else []
-    told = [f"{violation.rule}: {describe_finding(finding)}", *raised, *case, *sizes, *violation.diagnosis]
+    told = [f"{violation.rule}: {describe_finding(finding)}", *raised, *case, *sizes]
     return "\n  ".join([*told, *map(describe_worst, violation.larger)])
 
 
-def describe_worst(worst: Worst) -> str:
-    """Return the largest error in a dtype in one line; of another mistake its smallest case and its names too."""
-    found, dtype = worst.found, worst.found.case.dtype
-    if not worst.another:
-        return f"worst in {dtype}: {describe_finding(found.finding)}"
-    title = title_of_another(found.diagnosis)
-    return "; ".join([f"{title} in {dtype}: {describe_finding(found.finding)}", f"{found.case}", *found.diagnosis])
+def describe_worst(worst: Violation) -> str:
+    """Return the largest error in a dtype in one line."""
+    return f"worst in {worst.case.dtype}: {describe_finding(worst.finding)}"
 
 
-def title_of_another(diagnosis: Iterable[str]) -> str:
-    """Name a mistake that seems to be another one: without a name of its own it may be the same after all."""
-    named = any(not line.startswith("perhaps") for line in mistakes(diagnosis))
-    return "another mistake" if named else "perhaps another mistake"
+def describe_report(report: Report) -> str:
+    """Return verdict, levels and causes, each with its smallest case; for an assertion's message."""
+    count = sum(within(violation.level, report.profile) for violation in report.violations)
+    verdict = f"{report.subject} " + ("conforms" if report.conforms else f"violates {count} rule{'s' * (count != 1)}")
+    verdict += f" ({report.profile}); {report.cases} cases, seed {report.seed}"
+    target = report.target
+    guess = [f"arrays: {target.arrays}, a guess: {target.guessed}"] if target.guessed else []
+    causes = [f"{describe_cause(cause_content(one))}\n  {describe_violation(one.lead)}" for one in report.causes]
+    untried = [f"not everything was tried: {report.untried}"] if report.untried else []
+    return "\n".join([verdict, levels_line(report.levels), *guess, *causes, *untried])
 
 
 def levels_line(levels: Mapping[str, Sequence[str]]) -> str:

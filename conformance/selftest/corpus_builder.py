@@ -20,7 +20,7 @@ from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.encoding import encode
 from conformance.checks.results import Violation
-from conformance.judge.run import run_probe, silent
+from conformance.judge.run import SHRINKING, run_probe, shrink_violations, silent
 from conformance.models import real
 from conformance.models.stepwise import taken_steps
 from conformance.operations.corpus import HERE
@@ -49,7 +49,9 @@ def failing() -> Iterator[tuple[str, tuple[str, ...], Violation]]:
 def shown(fault: Fault) -> Iterator[tuple[str, tuple[str, ...], Violation]]:
     subject = fault.target().make()
     for probe in probes_of(fault.rule, fault.operation, subject.declaration):
-        results = run_probe(probe, [Runner(subject)], EXAMPLES, SEED, silent, SHRINKING)
+        runner = Runner(subject)
+        results = run_probe(probe, [runner], EXAMPLES, SEED, silent)
+        shrink_violations(results, [runner], SHRINKING)
         yield from ((fault.name, probe.operations, violation) for violation in results.violations.values())
 
 

@@ -101,7 +101,7 @@ def judged(faults: Collection[Fault], effort: str, seed: int) -> Outcome:
         warnings.simplefilter("ignore")  # what faults make of their numbers
         for probe in probes_of(first.rule, first.operation, suspects[first.title].declaration):
             asked = [suspect for suspect in suspects.values() if suspect.overrun < STUCK]
-            results.include(run_probe(probe, [*asked, *right], EFFORTS[effort], seed, silent, 0))
+            results.include(run_probe(probe, [*asked, *right], EFFORTS[effort], seed, silent))
         results.include(run_refusals({first.rule}, [*suspects.values(), *right], first.operation))
     caught = tuple(title for title in suspects if (first.rule, title) in results.violations)
     missed = tuple(title for title in suspects if title not in caught)

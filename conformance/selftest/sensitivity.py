@@ -64,7 +64,7 @@ def caught(fault: Fault, seed: int) -> bool:
     """By a default run of its rule."""
     runner = Runner(fault.target().make())
     probes = probes_of(fault.rule, fault.operation, runner.declaration)
-    every_result = (run_probe(probe, [runner], EFFORTS["default"], seed, silent, 0) for probe in probes)
+    every_result = (run_probe(probe, [runner], EFFORTS["default"], seed, silent) for probe in probes)
     return any(results.violations for results in every_result)
 
 

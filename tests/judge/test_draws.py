@@ -80,7 +80,7 @@ def test_the_smallest_case_comes_from_the_one_that_failed() -> None:
     """And not from the first, which passes."""
     probe: Probe = next(probe for probe in PROBES if probe.title == "causal, many keys")
     runner = Runner(Target(wrong_when_long, "attention").make())
-    results = run_probe(probe, [runner], 10, 1, silent, 60)
+    results = run_probe(probe, [runner], 10, 1, silent)
     (violation,) = results.violations.values()
     case: Case = violation.case
     assert case.inputs["key"].shape[2] == 10
@@ -104,7 +104,7 @@ def test_cases_that_tests_keep_are_those_that_are_drawn() -> None:
     probe = Probe("NORM-1", "kept", ("layer_norm",), norm_cases("layer_norm", dtypes=("float32",)))
     seed = seed_of(probe, 1)
     before = list(drawn_once(probe.cases, 3, seed))
-    results = run_probe(probe, [Runner(Target(overwrites, "layer_norm").make())], 3, 1, silent, 0)
+    results = run_probe(probe, [Runner(Target(overwrites, "layer_norm").make())], 3, 1, silent)
     assert results.violations
     for number, kept in drawn_once(probe.cases, 3, seed):
         assert kept is before[number][1]

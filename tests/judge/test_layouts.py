@@ -317,7 +317,7 @@ def first_violation(
     for probe in probes_within(runner.declaration):
         of_memory = probe.title.startswith("memory of") and probe.title.partition(": ")[2] in layouts
         if probe.operations == (operation,) and of_memory:
-            results = run_probe(probe, [runner], 10, seed, silent, 0)
+            results = run_probe(probe, [runner], 10, seed, silent)
             for violation in results.violations.values():
                 assert because_of_memory(runner, violation.check, violation.example)
                 assert violation.finding.kind != "value" or diagnosis(violation, runner) == (STRIDES,)

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from conformance.cases.declaration import listed
 from conformance.checks.results import Results
 from conformance.judge.checking import EFFORTS
-from conformance.judge.run import SHRINKING, run_corpus, run_probe, run_refusals, silent
+from conformance.judge.run import SHRINKING, run_corpus, run_probe, run_refusals, shrink_violations, silent
 from conformance.operations.corpus import entries_for
 from conformance.operations.probes import catalogue
 from conformance.runner.cores import kind, start, together
@@ -48,8 +48,9 @@ def judged(group: Group, examples: int, seed: int) -> Results:
     results.include(run_corpus(entries_for({operation}, declaration), asked))
     for probe in catalogue(declaration):
         if probe.operations == (operation,):
-            results.include(run_probe(probe, asked, examples, seed, silent, SHRINKING))
+            results.include(run_probe(probe, asked, examples, seed, silent))
     results.include(run_refusals(None, asked, operation))
+    shrink_violations(results, asked, SHRINKING)
     return results
 
 

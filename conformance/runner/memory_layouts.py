@@ -12,11 +12,8 @@ from conformance.checks.comparison import breaks
 from conformance.checks.levels import STRICT
 from conformance.runner.in_process import Runner
 
-STRIDES = "strides are ignored: in contiguous arrays the same numbers are answered rightly"
-
-
-def because_of_memory(runner: Runner, check: Check[Any, Any], example: Any, level: str = STRICT) -> bool:
-    """Ask once more, and with contiguous arrays: whether the violation, of whatever rule, is one of ATT-13.
+def depends_on_layout(runner: Runner, check: Check[Any, Any], example: Any, level: str = STRICT) -> bool:
+    """Ask once more, and with contiguous arrays: whether only the latter is right, which is a matter of ATT-13.
 
     Args:
         runner: of the subject.
@@ -31,29 +28,29 @@ def because_of_memory(runner: Runner, check: Check[Any, Any], example: Any, leve
     if not has_layouts(example):
         return False
 
-    def right(example: Any) -> bool:
+    def is_right(example: Any) -> bool:
         findings = runner(check, example, check.prepare(example))
         return not breaks(findings, level)
 
-    return right(contiguous(example)) and not right(example)
+    return is_right(lay_contiguous(example)) and not is_right(example)
 
 
 def has_layouts(example: Any) -> bool:
     """Whether a case in the example has arrays that do not lie contiguous."""
     if isinstance(example, Planted):
         return has_layouts(example.planted)
-    return bool(example.memory) if isinstance(example, Case) else any(map(has_layouts, parts(example)))
+    return bool(example.memory) if isinstance(example, Case) else any(map(has_layouts, list_parts(example)))
 
 
-def contiguous(example: Any) -> Any:
+def lay_contiguous(example: Any) -> Any:
     """The example with all its cases in contiguous arrays."""
     if isinstance(example, Case):
         return replace(example, memory={})
     if isinstance(example, Planted):
-        return replace(example, clean=contiguous(example.clean), planted=contiguous(example.planted))
-    return tuple(map(contiguous, example)) if parts(example) else example
+        return replace(example, clean=lay_contiguous(example.clean), planted=lay_contiguous(example.planted))
+    return tuple(map(lay_contiguous, example)) if list_parts(example) else example
 
 
-def parts(example: Any) -> tuple[Any, ...]:
+def list_parts(example: Any) -> tuple[Any, ...]:
     """What a plain tuple holds, as of twins; nothing for all else."""
     return example if type(example) is tuple else ()

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from conformance.bounds import bound
+from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
-from conformance.cases.expectations import Planted
+from conformance.cases.expectations import Planted, empty_rows
 from conformance.cases.features import (
     FEATURE_RULES,
     features_of,
@@ -26,12 +28,17 @@ from conformance.cases.features import (
 from conformance.cases.operation import operation_named
 from conformance.cases.with_logsumexp import output_alone
 from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
-from conformance.checks.check import Check
-from conformance.checks.comparison import Finding, breaks, worst
-from conformance.diagnosis.dtypes import ELEMENT
-from conformance.diagnosis.following import OF_EMPTY_ROWS, in_empty_row
-from conformance.diagnosis.memory import because_of_memory, contiguous
+from conformance.checks.check import Check, first, nothing
+from conformance.checks.comparison import OF_QUERIES, OF_ROWS, breaks, worst
+from conformance.checks.findings import Finding
+from conformance.oracle.reference import oracle
 from conformance.runner.in_process import Runner
+from conformance.runner.memory_layouts import depends_on_layout, lay_contiguous
+from conformance.subjects.subject import Subject
+
+
+OF_EMPTY_ROWS = "ATT-6"
+"""The rule of rows that allow nothing."""
 
 
 class Failure(NamedTuple):
@@ -43,39 +50,39 @@ class Failure(NamedTuple):
     findings: list[Finding]
 
 
-def attributed(runner: Runner, failure: Failure) -> Failure:
+def attribute(runner: Runner, failure: Failure) -> Failure:
     """The failure under the rule that it speaks of, with the case that shows it."""
     level = worst(failure.findings).level
-    if because_of_memory(runner, failure.check, failure.example, level):
+    if depends_on_layout(runner, failure.check, failure.example, level):
         return failure._replace(rule="ATT-13")
     if failure.rule == "ATT-13" and failure.check in (AGREEMENT, MEMORY):
-        plain = contiguous(failure.example)
-        findings = asked(runner, plain)
+        plain = lay_contiguous(failure.example)
+        findings = check_agreement(runner, plain)
         if breaks(findings, level):
-            return Failure(rule_shown(runner, plain, findings), AGREEMENT, plain, findings)
-    clean = beside(failure)
+            return Failure(find_rule(runner, plain, findings), AGREEMENT, plain, findings)
+    clean = clean_twin(failure)
     if clean is not None:
-        findings = asked(runner, clean)
-        if breaks(findings, level) and (of_numbers(failure.findings) or as_wrong(runner, clean, failure.findings)):
-            empty = in_empty_row(clean, worst(findings))
-            rule = OF_EMPTY_ROWS if empty else rule_shown(runner, clean, findings)
+        findings = check_agreement(runner, clean)
+        if breaks(findings, level) and (is_of_numbers(failure.findings) or is_as_wrong(runner, clean, failure.findings)):
+            empty = is_in_empty_row(clean, worst(findings))
+            rule = OF_EMPTY_ROWS if empty else find_rule(runner, clean, findings)
             return Failure(rule, AGREEMENT, clean, findings)
-    return failure._replace(rule="NORM-6") if of_gradient_of_norm(failure) else failure
+    return failure._replace(rule="NORM-6") if breaks_gradients_alone(failure) else failure
 
 
-def of_gradient_of_norm(failure: Failure) -> bool:
+def breaks_gradients_alone(failure: Failure) -> bool:
     """Whether the general rule of a norm is not violated, but that of its gradients: its output is right."""
     if failure.check != AGREEMENT or not is_norm(failure.example.operation):
         return False
     wrong, rules = [one for one in failure.findings if one.ratio > 1], operation_named(failure.example.operation).rules
     return (
-        all(one.name.startswith("gradient of ") for one in wrong)
+        all(is_gradient(one.name) for one in wrong)
         and failure.rule == rules[""]
         and rules.get("gradients") == "NORM-6"
     )
 
 
-def as_wrong(runner: Runner, clean: Case, findings: list[Finding]) -> bool:
+def is_as_wrong(runner: Runner, clean: Case, findings: list[Finding]) -> bool:
     """Whether the element of the worst finding is as wrong without NaN and infinity.
 
     It is no number, or stands in a row that allows nothing.
@@ -86,10 +93,10 @@ def as_wrong(runner: Runner, clean: Case, findings: list[Finding]) -> bool:
     (there,) = runner(ELEMENT, (clean, found), None)
     if there.kind != "value" or not np.isfinite(there.expected) or there.got == there.expected:
         return False
-    return not np.isfinite(there.got) or in_empty_row(clean, found)
+    return not np.isfinite(there.got) or is_in_empty_row(clean, found)
 
 
-def beside(failure: Failure) -> Case | None:
+def clean_twin(failure: Failure) -> Case | None:
     """The same call without NaN and infinity, where the example has it."""
     if isinstance(failure.example, Planted):
         return failure.example.clean
@@ -97,17 +104,36 @@ def beside(failure: Failure) -> Case | None:
     return twins[1] if twins and twins[0].special and not twins[1].special else None
 
 
-def of_numbers(findings: list[Finding]) -> bool:
+def check_element(subject: Subject, example: tuple[Case, Finding], shared: None) -> list[Finding]:
+    """The element of which a finding speaks, in the answers to another case."""
+    case, finding = example
+    where, name = finding.index, finding.name
+    got, exact = subject(case)[name], oracle(case)[name].high
+    one = replace(finding, got=float(got[where]), expected=float(exact[where]), bound=float(bound(case)[name][where]))
+    return [replace(one, ratio=0.0)]
+
+
+ELEMENT = Check("element", nothing, check_element, first, tells_size=False)
+
+
+def is_in_empty_row(case: Case, finding: Finding) -> bool:
+    """Whether the element that is farthest off stands in a row of attention that allows nothing."""
+    if case.operation not in OF_QUERIES or finding.name not in OF_ROWS or finding.kind != "value":
+        return False
+    return bool(empty_rows(case)[finding.index[:3]])
+
+
+def is_of_numbers(findings: list[Finding]) -> bool:
     """Whether the worst finding is a number where another one was due."""
     found = worst(findings)
     return found.kind == "value" and bool(np.isfinite(found.got) and np.isfinite(found.expected))
 
 
-def asked(runner: Runner, case: Case) -> list[Finding]:
+def check_agreement(runner: Runner, case: Case) -> list[Finding]:
     return runner(AGREEMENT, case, AGREEMENT.prepare(case))
 
 
-def rule_shown(
+def find_rule(
     runner: Runner,
     case: Case,
     findings: list[Finding],
@@ -120,16 +146,16 @@ def rule_shown(
     do without, though the case fails for another reason.
     """
     if case.operation != "attention":
-        feature = "gradients" if worst(findings).name.startswith("gradient of ") else "cross"
+        feature = "gradients" if is_gradient(worst(findings).name) else "cross"
         return "ATT-14" if case.operation.startswith("attention") else rule_of(feature, case.operation)
     if "unmasked" not in runner.declaration:
         not_to_blame = {*not_to_blame, "mask"}
-    for plainer in without_each(case):
-        if not masked_as_declared(plainer(case), runner.declaration):
+    for take_away in take_away_each(case):
+        if not masked_as_declared(take_away(case), runner.declaration):
             continue
-        found = asked(alike or runner, plainer(case))
+        found = check_agreement(alike or runner, take_away(case))
         if breaks(found, worst(findings).level):
-            case, findings = plainer(case), found
+            case, findings = take_away(case), found
     if case.with_logsumexp:
         return "ATT-14"
     kinds = set() if "mask" in not_to_blame else mask_kinds(case.options.get("mask"))
@@ -139,12 +165,12 @@ def rule_shown(
     if needed:
         return FEATURE_RULES[min(needed, key=list(FEATURE_RULES).index)]
     H, G, _, _ = heads_and_keys(case)
-    if G and H != G and not breaks(asked(runner, with_every_head(case)), worst(findings).level):
+    if G and H != G and not breaks(check_agreement(runner, repeat_key_heads(case)), worst(findings).level):
         return "ATT-7"
-    return "ATT-12" if worst(findings).name.startswith("gradient of ") else "ATT-8"
+    return "ATT-12" if is_gradient(worst(findings).name) else "ATT-8"
 
 
-def without_each(case: Case) -> Iterator[Any]:
+def take_away_each(case: Case) -> Iterator[Any]:
     """Changes that each take one thing away from a case."""
     if case.with_logsumexp:
         yield output_alone
@@ -158,7 +184,7 @@ def without_each(case: Case) -> Iterator[Any]:
         yield lambda c: replace(c, cotangents={})
 
 
-def with_every_head(case: Case) -> Case:
+def repeat_key_heads(case: Case) -> Case:
     """The same with a key head for every query head."""
     H, G, _, _ = heads_and_keys(case)
     inputs = {n: np.repeat(a, H // G, axis=1) if n in ("key", "value") else a for n, a in case.inputs.items()}
