@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from conformance.cases.arrays import heads_and_keys
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
+from conformance.cases.facts import operation_facts
+from conformance.cases.facts.attention import FEATURE_RULES
 from conformance.cases.features import (
-    FEATURE_RULES,
     features_of,
-    heads_and_keys,
     is_norm,
     mask_kinds,
     masked_as_declared,
     rule_of,
 )
-from conformance.cases.operation import operation_named
 from conformance.cases.with_logsumexp import output_alone
 from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
 from conformance.checks.check import Check
@@ -67,7 +67,7 @@ def of_gradient_of_norm(failure: Failure) -> bool:
     """Whether the general rule of a norm is not violated, but that of its gradients: its output is right."""
     if failure.check != AGREEMENT or not is_norm(failure.example.operation):
         return False
-    wrong, rules = [one for one in failure.findings if one.ratio > 1], operation_named(failure.example.operation).rules
+    wrong, rules = [one for one in failure.findings if one.ratio > 1], operation_facts(failure.example.operation).rules
     return (
         all(one.name.startswith("gradient of ") for one in wrong)
         and failure.rule == rules[""]

@@ -12,7 +12,6 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.arguments import expected_dtype
 from conformance.cases.case import Case
-from conformance.cases.operation import operation_named
 from conformance.checks.comparison import PRECISION, with_truth_in_padding
 from conformance.diagnosis.attention import CHANGES, Change
 from conformance.diagnosis.blocks import TAILS_LEFT_OUT, TILES_SEEN
@@ -32,6 +31,7 @@ from conformance.diagnosis.matching import (
     same,
     told_from,
 )
+from conformance.diagnosis.operation_row_sums import ROW_SUMS
 from conformance.diagnosis.row_sums import to_dtype
 from conformance.diagnosis.steps import (
     Forward,
@@ -749,7 +749,7 @@ def numbers_of(failing: Failing) -> Iterator[tuple[str, float]]:
             yield "the query heads of a group are averaged", G / H
         if inputs["query"].shape[0] > 1:
             yield "divided by the batch size", 1 / inputs["query"].shape[0]
-    elif operation_named(failing.case.operation).row_sums is not None and failing.case.cotangents:
+    elif failing.case.operation in ROW_SUMS and failing.case.cotangents:
         yield "the rows are averaged", 1 / max(math.prod(failing.bar.shape[:-1]), 1)
     if failing.case.options.get("scaled"):
         width = failing.case.inputs["table"].shape[1]

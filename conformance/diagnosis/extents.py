@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.cases.operation import operation_named
+from conformance.cases.facts import operation_facts
 from conformance.checks.comparison import LARGEST
 from conformance.diagnosis.attention import EMPTY, power_of_two, stepped
 from conformance.diagnosis.matching import SEVERAL, Failing, Mistake, giving, loose, worst_row
@@ -314,7 +314,7 @@ def axes_of(name: str, ndim: int) -> tuple[str, ...]:
 def laid_out(failing: Failing, name: str) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
     """Shapes in which a result is looked at, and what each axis holds; nothing for an axis that tells nothing."""
     case, shape = failing.case, failing.right(name).shape
-    record = operation_named(case.operation)
+    record = operation_facts(case.operation)
     if case.operation == "attention" and name in AXES:
         yield shape, axes_of(name, len(shape))
         if name == "output" and min(shape[:2]) > 1:

@@ -16,8 +16,9 @@ from conformance.cases.arguments import gradient_name, results_of
 from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, MASK_KINDS
 from conformance.cases.expectations import empty_rows
-from conformance.cases.features import FEATURE_RULES, features_of, rule_of
-from conformance.cases.operation import operation_named
+from conformance.cases.facts import operation_facts
+from conformance.cases.facts.attention import FEATURE_RULES
+from conformance.cases.features import features_of, rule_of
 from conformance.checks.catalogue import NOTHING, PLANTED, REFUSAL, UNSUPPORTED
 from conformance.checks.comparison import OF_QUERIES, OF_ROWS, RAISED, Finding, same_error, wrong_dtype
 from conformance.checks.levels import rank, within
@@ -65,7 +66,7 @@ OF_CALLS = "ATT-13"
 def about(rule: str, operation: str) -> frozenset[str]:
     """Features of which a case must have one for the rule to speak of it; empty for rules of every case."""
     named = {feature for feature in FEATURES if rule_of(feature, operation) == rule and feature not in OF_MANY}
-    rules = operation_named(operation).rules
+    rules = operation_facts(operation).rules
     if rules is not FEATURE_RULES:
         return frozenset(named & rules.keys())
     return frozenset() if rule in WIDER else OF_MASKS.get(rule, frozenset(named))
@@ -105,7 +106,7 @@ def forbidding(violation: Violation) -> set[str]:
 
 def of_plain_gradient(violation: Violation) -> bool:
     """Whether a gradient is wrong in a case with nothing but gradients, and the rule is one of results alone."""
-    operation, rules = violation.case.operation, operation_named(violation.case.operation).rules
+    operation, rules = violation.case.operation, operation_facts(violation.case.operation).rules
     own = {rule_of("gradients", operation), *(rules[name] for name in ("dtype", "cross") if name in rules)}
     own |= {rules[""]} if rules is FEATURE_RULES else set()  # the rule of every dtype
     plain = used(violation) - OF_SIZES == {"gradients"} and not violation.case.special  # NaN has rules of its own

@@ -11,8 +11,9 @@ import numpy as np
 
 from conformance.cases.axes import HEADS, OFFSET, Sizes
 from conformance.cases.case import Case
-from conformance.cases.operation import operation_named
+from conformance.cases.facts import operation_facts
 from conformance.diagnosis.attention import power_of_two
+from conformance.diagnosis.operation_mistakes import MEASURED
 from conformance.diagnosis.steps import masked_scores, steps_of
 from conformance.runner.dimensions import Part, cast, layout_of, sizes_of, taken
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
@@ -64,10 +65,9 @@ def larger_cases(case: Case) -> Iterator[Case]:
 
     With wider rows.
     """
-    record = operation_named(case.operation)
-    if record.norm:
+    if operation_facts(case.operation).norm:
         yield more_rows(case)
-    if record.measured is not None:
+    if case.operation in MEASURED:
         yield from wider(case)
     elif case.operation != "attention":
         yield from grown(case)
@@ -122,7 +122,7 @@ def wider_heads(case: Case) -> Case:
 def grown(case: Case) -> Iterator[Case]:
     """With more of everything but heads, which stay as many, and with more of each thing alone."""
     every = [name for name in sizes_of(case) if name not in (OFFSET, "vocabulary")]
-    unit = operation_named(case.operation).width_unit
+    unit = operation_facts(case.operation).width_unit
     for names in ([name for name in every if name not in HEADS], *([name] for name in every)):
         parts = {name: Part(0, 2 * sizes_of(case)[name] + (unit if name == "E" else 1)) for name in names}
         larger = taken(case, parts, np.random.default_rng(0))

@@ -17,7 +17,6 @@ from conformance.cases.arguments import gradient_name, results_of
 from conformance.cases.case import ORDER, Case
 from conformance.cases.expectations import Planted, empty_rows
 from conformance.cases.features import within
-from conformance.cases.operation import operation_named
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from conformance.checks.catalogue import AGREEMENT, SPOILED_ROWS, TOWERING, TWIN
 from conformance.checks.check import Check, nothing
@@ -37,6 +36,8 @@ from conformance.diagnosis.larger import (
     wider_heads,
 )
 from conformance.diagnosis.matching import BACKWARD_ONLY, Failing, Mistake, backwards, kind, matching, told_from
+from conformance.diagnosis.operation_mistakes import MEASURED, MISTAKES
+from conformance.diagnosis.operation_row_sums import ROW_SUMS
 from conformance.diagnosis.precision import AT_MOST, excused, scale_off, variance_off
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
 from conformance.diagnosis.row_sums import added_in_16_bits
@@ -104,7 +105,7 @@ def check_diagnosis(
     if asked is not judged:  # a mistake need not be the same for both: a score of 0 stands apart only from far ones
         names = list(names_of(subject, Failing(asked, given.got, given.truth, given.bounds), name, until))
     names += [other for other in names_of(subject, given, name, until) if other not in names]
-    if operation_named(asked.operation).measured is not None:
+    if asked.operation in MEASURED:
         names = confirmed(subject, asked, name, names)
     names = of_twins(subject, asked, of_wider_heads(subject, asked, name, names))
     unsure = set(names) if doubted else doubtful(given, name, names)
@@ -252,13 +253,14 @@ def gradient_mistakes(failing: Failing, name: str) -> Iterator[Mistake]:
 
 
 def recorded(failing: Failing, name: str) -> Iterator[Mistake]:
-    """Those in the record of the operation. Of a gradient first those with numbers, which are found sooner."""
-    record = operation_named(failing.case.operation)
-    measured = iter(()) if record.measured is None else record.measured(failing, name)
+    """Those of the operation. Of a gradient first those with numbers, which are found sooner."""
+    operation = failing.case.operation
+    mistakes = MISTAKES.get(operation, ())
+    measured = MEASURED[operation](failing, name) if operation in MEASURED else iter(())
     if name.startswith(GRADIENT):
-        yield from chain(measured, record.mistakes, map(backwards, record.mistakes))
+        yield from chain(measured, mistakes, map(backwards, mistakes))
     else:
-        yield from chain(record.mistakes, measured)
+        yield from chain(mistakes, measured)
 
 
 def vague(failing: Failing, name: str) -> Iterator[str]:
@@ -270,7 +272,7 @@ def vague(failing: Failing, name: str) -> Iterator[str]:
 
 def hints(subject: Subject, failing: Failing, name: str) -> Iterator[str]:
     """What the errors may come from. Whether float32 is right costs a call: it is asked last."""
-    case, row_sums = failing.case, operation_named(failing.case.operation).row_sums
+    case, row_sums = failing.case, ROW_SUMS.get(failing.case.operation)
     yield from variance_off(failing)
     found = [line for line in excused(failing) if possible(line, subject, case)][:1]
     if found and (case.dtype != "float64" or right_in_float32(subject, case)):

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases.arguments import gradient_name, listed
+from conformance.cases.arguments import gradient_name
+from conformance.cases.arrays import listed
 from conformance.cases.case import Case
 from conformance.diagnosis.matching import Failing, Mistake, resulting
 from conformance.diagnosis.steps import divided

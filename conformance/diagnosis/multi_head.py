@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.arguments import gradient_name, joined
+from conformance.cases.arguments import gradient_name
+from conformance.cases.arrays import heads_and_keys, joined
 from conformance.cases.case import Case
-from conformance.cases.features import heads_and_keys
 from conformance.diagnosis.backward import is_answer, some_of
 from conformance.diagnosis.matching import Failing, Mistake, resulting
 from conformance.diagnosis.steps import added_up, forward, pulled_back, steps_of

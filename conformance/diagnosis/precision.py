@@ -11,10 +11,11 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import Precision
-from conformance.bounds.operations import finished
+from conformance.bounds.operations import BOUNDS, finished
+from conformance.bounds.relaxed import RELAXED
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
-from conformance.cases.operation import operation_named
+from conformance.cases.facts import operation_facts
 from conformance.checks.comparison import PRECISION
 from conformance.diagnosis.extents import in_row
 from conformance.diagnosis.matching import SEVERAL, Bounds, Failing, Mistake, agrees, loose, resulting, worst_row
@@ -223,13 +224,12 @@ def excused(failing: Failing) -> Iterator[str]:
 def losses(failing: Failing) -> Iterator[tuple[str, Bounds]]:
     """Names and bounds, from the smallest loss to the largest: float32 for float64, sums over heads, 16 bits."""
     case = failing.case
-    attends = operation_named(case.operation).masked
+    attends = operation_facts(case.operation).masked
     if case.dtype == "float64":
         through = ", all through or in the softmax," if attends and "output" in failing.wrong else ""
         yield f"float32 arithmetic{through}", bound(replace(case, dtype="float32"))
-    own = operation_named(case.operation).relaxed
-    if case.operation == "cross_entropy" and own is not None:
-        yield "a log-sum-exp kept as one number", own(case)
+    if case.operation == "cross_entropy":
+        yield "a log-sum-exp kept as one number", RELAXED[case.operation](case)
         if case.dtype in HALF:
             yield all_in(case.dtype), in_its_dtype(case)
     if case.operation == "attention" and (shared := inputs_of_several_heads(case)):
@@ -257,7 +257,7 @@ def in_its_dtype(case: Case) -> Bounds:
     p = Precision.of(case.dtype)
     narrow = replace(p, inner=p.output, inner_tiny=p.output_tiny)
     with np.errstate(all="ignore"):
-        found = operation_named(case.operation).bounds(case, narrow)
+        found = BOUNDS[case.operation](case, narrow)
         return {name: np.abs(finished(name, approx, case, p)) for name, approx in found.items()}
 
 

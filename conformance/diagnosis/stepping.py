@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases.arguments import listed
+from conformance.cases.arrays import listed
 from conformance.cases.case import Case
 from conformance.diagnosis.matching import Failing, Mistake, instead, resulting
 from conformance.diagnosis.options import options

@@ -25,7 +25,7 @@ from conformance.oracle.reference import balls_available
 from conformance.runner.compiled_code import forget_compiled_code, keep_compiled_code, share_of_memory
 from conformance.runner.in_process import Runner
 from conformance.runner.process_lifetime import end_with_parent
-from conformance.sampling.strategies import operation_cases
+from conformance.sampling.operations import operation_cases
 from conformance.subjects.subject import IMPLEMENTATIONS
 
 runners: list[Runner] = []

@@ -19,8 +19,8 @@ import numpy as np
 
 from conformance.cases.axes import HEADS, OFFSET, Axis, Sizes
 from conformance.cases.case import Case
+from conformance.cases.facts import operation_facts
 from conformance.cases.features import within
-from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import DESCRIPTION
 from conformance.checks.comparison import worst
 from conformance.checks.results import Results, Violation
@@ -124,7 +124,7 @@ class Probing:
 
     def trivial(self, dimension: Dimension) -> bool:
         """Whether a violation is not about its size. A single pair of columns hides which ones are paired."""
-        unit = operation_named(self.case.operation).width_unit if "E" in dimension.names else 1
+        unit = operation_facts(self.case.operation).width_unit if "E" in dimension.names else 1
         return self.size(dimension) <= max(TRIVIAL * unit, dimension.least)
 
     def size(self, dimension: Dimension) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conformance.cases.declaration import EVERYTHING
-from conformance.cases.operation import operations
+from conformance.cases.facts import operations
 from conformance.checks.levels import STRICT
 from conformance.checks.results import Results, Violation
 from conformance.judge.report import Report

@@ -13,7 +13,7 @@ import numpy as np
 from conformance.cases.axes import HEADS, OFFSET, PAIRS, Axis, Sizes
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.operation import operation_named
+from conformance.cases.facts import operation_facts
 from conformance.checks.comparison import LARGEST
 from conformance.sampling.layouts import in_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
@@ -51,7 +51,7 @@ def sizes_of(case: Case) -> Sizes:
 
 
 def layout_of(case: Case) -> Layout:
-    sizes, arrays, lists = operation_named(case.operation).axes(case)
+    sizes, arrays, lists = operation_facts(case.operation).axes(case)
     found = {}
     for name, array in arrays_of(case).items():
         element = name.partition("[")[0] + name.partition("]")[2] if "[" in name else name
@@ -122,7 +122,7 @@ def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> C
     if any(name != OFFSET and (part.size > 0) != (sizes[name] > 0) for name, part in parts.items()):
         return None
     cut = {n: resized(array, arrays[n], sizes, parts, rng) for n, array in arrays_of(case).items()}
-    cut |= {name: np.abs(cut[name]) for name in operation_named(case.operation).positive if name in cut}
+    cut |= {name: np.abs(cut[name]) for name in operation_facts(case.operation).positive if name in cut}
     inputs = {name: cut[name] for name in case.inputs}
     for name, axis in lists.items():
         inputs = relisted(inputs, name, places(axis, sizes, parts)[0])
@@ -297,7 +297,7 @@ class Dimension(NamedTuple):
 def dimensions(case: Case, declaration: Declaration) -> list[Dimension]:
     """Those of the case that the subject lets change: some only together, or in steps."""
     names = [name for name in sizes_of(case) if not (declaration.head_widths and name in ("D", "V"))]
-    record = operation_named(case.operation)
+    record = operation_facts(case.operation)
     if record.norm:
         return [Dimension((name,), least=record.least_width if name == "W" else 1) for name in names]
     if not record.masked:

@@ -13,6 +13,7 @@ import reference_numpy
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, declare
 from conformance.cases.expectations import Planted, allowed_pairs
+from conformance.cases.facts import operation_facts
 from conformance.cases.features import features_of
 from conformance.checks.catalogue import AGREEMENT, PLANTED, TWIN
 from conformance.checks.check import Check
@@ -24,6 +25,7 @@ from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import Part, sizes_of, taken
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Example, cuttable
+from conformance.sampling.operations import operation_cases
 from conformance.subjects.targets import Target
 from specification import Causal, Dense
 
@@ -336,10 +338,10 @@ def test_cases_of_other_sizes_are_cases(operation: str) -> None:
     """The definition takes them, and gives results of their sizes."""
     from conformance.sampling.draws import drawn
 
-    for _, case in drawn(OPERATIONS[operation].cases(dtypes=("float32", "bfloat16"), declaration=EVERYTHING), 5, 3):
+    for _, case in drawn(operation_cases(operation, dtypes=("float32", "bfloat16"), declaration=EVERYTHING), 5, 3):
         sizes = sizes_of(case)
         for name, size in sizes.items():
-            unit = OPERATIONS[operation].width_unit if name == "E" else 1
+            unit = operation_facts(operation).width_unit if name == "E" else 1
             for part in (Part(0, unit), Part(size - unit, unit), Part(0, size + 3 * unit)):
                 other = (
                     taken(case, {name: part}, np.random.default_rng(0)) if size and case.dtype != "float64" else None
