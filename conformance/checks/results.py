@@ -18,6 +18,7 @@ from conformance.checks.catalogue import REFUSAL
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding, same_error, units_in_the_last_place
 from conformance.checks.levels import CORE, higher, rank, within
+from conformance.checks.threshold import Threshold
 from conformance.subjects.targets import Target
 from reference_numpy import attention_weights
 from specification import Dense
@@ -87,7 +88,7 @@ class Violation:
     title: of the probe that found it. check: by which it was found, and example: what it was done on;
     with these two the violation can be seen again, on the target, where it is known. uncut: the example before its
     case was cut down, where it was; a larger case tells mistakes apart that look alike on a small one. diagnosis: known
-    mistakes that give the same answers. threshold: at which sizes it fails, and at which not, in a sentence.
+    mistakes that give the same answers. threshold: at which sizes it fails, and at which not.
     time_limit: seconds that the subject had for one case, where there was a limit. steady: the case failed each time
     it was asked; False where a smaller one, or the case itself, then passed. before:
     the checks before it, as far as they are remembered. least: the lowest level that its rule and probe allow.
@@ -106,7 +107,7 @@ class Violation:
     diagnosis: tuple[str, ...] = ()
     target: Target | None = None
     time_limit: float | None = None
-    threshold: str = ""
+    threshold: tuple[Threshold, ...] = ()
     steady: bool = True
     before: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     least: str = CORE
@@ -194,7 +195,9 @@ class Violation:
         """Rule, numbers, where it was raised, smallest case, sizes, diagnosis and largest errors, a line each."""
         raised = [f"raised at {self.finding.raised_at}"] if self.finding.raised_at else []
         case = [] if self.case is None else [f"smallest case: {self.case}"]
-        sizes = [self.threshold] if self.threshold else []
+        from conformance.reports.threshold_sentences import describe_thresholds
+
+        sizes = [describe_thresholds(self.threshold)] if self.threshold else []
         told = [f"{self.rule}: {self.message}", *raised, *case, *sizes, *self.diagnosis]
         return "\n  ".join([*told, *map(str, self.larger)])
 

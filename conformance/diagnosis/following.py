@@ -210,8 +210,9 @@ def in_order(violation: Violation) -> list[str]:
 
 def same_threshold(other: Violation, violation: Violation) -> bool:
     """Whether both are first wrong at one size, and no known mistake explains the one that may follow."""
-    first, also = (one.threshold.partition(", and wrong at ")[0] for one in (other, violation))
-    return first.startswith("first wrong at ") and first == also and not violation.mistakes
+    if violation.mistakes or not other.threshold or not violation.threshold:
+        return False
+    return other.threshold[0].begins_as(violation.threshold[0])
 
 
 def is_plain(violation: Violation) -> bool:

@@ -14,6 +14,7 @@ from conformance.checks.comparison import Finding
 from conformance.checks.encoding import decode, encode
 from conformance.checks.results import Violation
 from conformance.oracle.reference import balls_available
+from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.runner.in_process import TIME_LIMIT, judging
 from conformance.runner.in_subprocess import runner_for
 from conformance.subjects.targets import Target
@@ -32,7 +33,7 @@ def save(violation: Violation, path: str | Path) -> None:
         "title": violation.title,
         "subject": violation.subject,
         "message": violation.message,
-        "threshold": violation.threshold,
+        "threshold": describe_thresholds(violation.threshold),
         "diagnosis": list(violation.diagnosis),
         "target": encode_target(target),
         "own_gradients": "vjp" in target.given,

@@ -20,9 +20,11 @@ from conformance.checks.catalogue import UNSUPPORTED
 from conformance.checks.comparison import Finding
 from conformance.checks.levels import LEVELS, STRICT, kept, within
 from conformance.checks.results import Cell, Violation, Worst
+from conformance.checks.threshold import Threshold
 from conformance.judge.judged_rules import JUDGED
 from conformance.judge.report import versions
 from conformance.reports.replays import askable, replay_command
+from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.subjects.targets import Target
 
 SCHEMA = {"name": "transformer-conformance report", "version": 3}
@@ -183,7 +185,8 @@ def violation_content(violation: Violation, replay_file: str | None = None, foll
         "raised_at": clean(finding.raised_at) or None,
         "case": None if violation.case is None else clean(repr(violation.case)),
         "worst": [worst_content(one) for one in violation.larger],
-        "threshold": clean(violation.threshold) or None,
+        "threshold": clean(describe_thresholds(violation.threshold)) or None,
+        "thresholds": [threshold_content(one) for one in violation.threshold],
         "diagnosis": [clean(line) for line in violation.diagnosis],
         "replay": replay_content(violation),
         "replay_file": replay_file,
@@ -192,6 +195,10 @@ def violation_content(violation: Violation, replay_file: str | None = None, foll
         "declare": violation.declare or None,
         "follows": follows,
     }
+
+
+def threshold_content(threshold: Threshold) -> Content:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(threshold).items()}
 
 
 TO_BE_REFUSED = "A call beyond what is supported must raise an error, or be answered rightly."

@@ -21,6 +21,7 @@ from conformance.reports.blocks import (
     rules_not_tried,
 )
 from conformance.reports.content import Content, real
+from conformance.reports.threshold_sentences import describe_thresholds
 from specification import RULES
 from specification.dtypes import FLOATING, HALF
 
@@ -99,7 +100,8 @@ def violation_lines(violation: Violation) -> Text:
     text.append(
         f"  level {violation.level}\n  {violation.message}\n  smallest case found: {violation.case}", style="default"
     )
-    for line in (*filter(None, [violation.threshold]), *violation.diagnosis, *map(str, violation.larger)):
+    sizes = describe_thresholds(violation.threshold)
+    for line in (*filter(None, [sizes]), *violation.diagnosis, *map(str, violation.larger)):
         text.append(f"\n  {line}", style="default")
     return text
 

@@ -15,6 +15,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.facts import operation_facts
 from conformance.checks.comparison import LARGEST
+from conformance.checks.threshold import AxisName
 from conformance.sampling.layouts import in_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
@@ -73,37 +74,12 @@ def arrays_of(case: Case) -> dict[str, np.ndarray]:
     return found if keep is None else found | {"option dropout_keep": keep}
 
 
-WORDS = {
-    "B": ("batch element", "batch elements"),
-    "G": ("key head", "key heads"),
-    "S": ("query head to a key head", "query heads to a key head"),
-    "H": ("head", "heads"),
-    "Q": ("query", "queries"),
-    "K": ("key", "keys"),
-    "D": ("column of query and key", "columns of query and key"),
-    "V": ("column of value", "columns of value"),
-    "parts": ("part", "parts"),
-    "rows": ("row", "rows"),
-    "W": ("column of a row", "columns of a row"),
-    "E": ("column", "columns"),
-    "E of key": ("column of the key's input", "columns of the key's input"),
-    "E of value": ("column of the value's input", "columns of the value's input"),
-    "inner": ("column inside", "columns inside"),
-    "output": ("column of the output", "columns of the output"),
-    "vocabulary": ("row of the table", "rows of the table"),
-    "classes": ("class", "classes"),
-    "length": ("position", "positions"),
-    "T": ("position", "positions"),
-    OFFSET: ("position of offset", "positions of offset"),
-}
-"""One and several of each dimension."""
-
-PRODUCTS: dict[Axis, tuple[str, str]] = {
-    HEADS: WORDS["H"],
-    (*HEADS, "D"): ("column of the query's projection", "columns of the query's projection"),
-    ("G", "D"): ("column of the key's projection", "columns of the key's projection"),
-    ("G", "V"): ("column of the value's projection", "columns of the value's projection"),
-    (*HEADS, "V"): ("column of all heads' outputs", "columns of all heads' outputs"),
+PRODUCTS: dict[Axis, AxisName] = {
+    HEADS: "H",
+    (*HEADS, "D"): "H D",
+    ("G", "D"): "G D",
+    ("G", "V"): "G V",
+    (*HEADS, "V"): "H V",
 }
 """What multi-head attention has of products of dimensions: heads, and axes of its arrays."""
 
