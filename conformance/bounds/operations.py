@@ -10,18 +10,19 @@ import numpy as np
 
 from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norm
-from conformance.bounds import layers
+from conformance.bounds import layers, losses, optimizers, positions, rotary
 from conformance.bounds.arithmetic import Approx, Precision, add, exact, stored
 from conformance.bounds.reading import allowed_of, bias_of, dropout_factor, joined_heads, separated, split_heads
-from conformance.cases.arguments import expected_dtype, gradient_name, heads_of, joined
+from conformance.bounds.silu import silu
+from conformance.cases.arguments import expected_dtype, gradient_name
+from conformance.cases.arrays import heads_and_keys, heads_of, joined
 from conformance.cases.case import Case
-from conformance.cases.features import has_masks, heads_and_keys
+from conformance.cases.facts import operation_facts
+from conformance.cases.features import has_masks
 from conformance.cases.kernel_arguments import without_kernel_arguments
-from conformance.cases.operation import operation_named
 from conformance.cases.signatures import default
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from specification.dtypes import FLOATING
-from specification.positions import angular_frequencies
 
 Bounds = dict[str, np.ndarray]
 
@@ -31,13 +32,13 @@ def bound(case: Case) -> Bounds:
     p = Precision.of(case.dtype, case.rounding)
     case = replace(case, cotangents=without_kernel_arguments(case).cotangents)
     with np.errstate(all="ignore"):
-        approximations = operation_named(case.operation).bounds(case, p)
+        approximations = BOUNDS[case.operation](case, p)
         return {name: finished(name, approx, case, p) for name, approx in approximations.items()}
 
 
 def finished(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
     """Rounded to the dtype of the result, which for log-sum-exps is the wider one and for gradients the argument's."""
-    record = operation_named(case.operation)
+    record = operation_facts(case.operation)
     if record.copies and not np.any(approx.error):
         return approx.error  # copied, not computed
     dtype = expected_dtype(name, case)
@@ -247,42 +248,30 @@ def feed_forward(case: Case, p: Precision, **steps: Callable[[Approx], Approx]) 
     }
 
 
-def sinusoidal_positions(case: Case, p: Precision) -> dict[str, Approx]:
-    options = case.options
-    positions = np.arange(options["length"]) + options.get("offset", 0)
-    exponent = options.get("exponent", "shared")
-    angles = positions[:, None] * angular_frequencies(options["width"], exponent)
-    value = np.where(np.arange(options["width"]) % 2 == 0, np.sin(angles), np.cos(angles))
-    return {"output": Approx(value, layers.sinusoid(positions, angular_frequencies(options["width"], exponent), p))}
-
-
-def lookup(case: Case, p: Precision) -> dict[str, Approx]:
-    """Rows of a table are copied, not computed: no error, unless they are multiplied by sqrt(E)."""
-    table = np.asarray(case.inputs["table"], float)
-    if case.operation == "embedding":
-        rows = case.inputs["ids"].astype(int)
-    else:
-        rows = np.arange(case.options["length"]) + case.options.get("offset", 0)
-    root = np.sqrt(table.shape[1]) if case.options.get("scaled") else 1.0
-    value = table[rows] * root
-    unit = 3 * p.inner if case.options.get("scaled") else 0.0
-    results = {"output": Approx(value, unit * np.abs(value))}
-    if case.cotangents:
-        cotangent = np.asarray(case.cotangents["output"], float) * root
-        results[gradient_name("table")] = gathered_gradient(table, rows, cotangent, p, unit)
-    return results
-
-
-def gathered_gradient(
-    table: np.ndarray, rows: np.ndarray, cotangent: np.ndarray, p: Precision, unit: float = 0.0
-) -> Approx:
-    """The gradient of a table [N, E] whose `rows` [...] are taken: their cotangents [..., E] added up.
-
-    unit: the relative error of each of them.
-    """
-    bars, places = cotangent.reshape(-1, table.shape[1]), rows.reshape(-1)
-    value, size, count = np.zeros_like(table), np.zeros_like(table), np.zeros(len(table))
-    np.add.at(value, places, bars)
-    np.add.at(size, places, np.abs(bars))
-    np.add.at(count, places, 1)
-    return Approx(value, (p.gamma(np.maximum(count - 1, 0))[:, None] + unit) * size)
+BOUNDS: dict[str, Callable[[Case, Precision], dict[str, Approx]]] = {
+    "attention": attention,
+    "attention_weights": attention,
+    "attention_logsumexp": attention,
+    "merge_attention": merge_attention,
+    "multi_head_attention": multi_head_attention,
+    "layer_norm": layer_norm,
+    "rms_norm": layer_norm,
+    "standard_deviation_norm": layer_norm,
+    "feed_forward": feed_forward,
+    "gated_feed_forward": feed_forward,
+    "embedding": positions.lookup,
+    "learned_positions": positions.lookup,
+    "sinusoidal_positions": positions.sinusoidal_positions,
+    "alibi_bias": positions.alibi_bias,
+    "relative_position_bias": positions.relative_position_bias,
+    "adam_step": optimizers.adam_step,
+    "clip_by_global_norm": optimizers.clip_by_global_norm,
+    "cross_entropy": losses.cross_entropy,
+    "nll_loss": losses.nll_loss,
+    "rotary_embedding": rotary.rotary_embedding,
+    "rotary_frequencies": rotary.rotary_frequencies,
+    "sgd_step": optimizers.sgd_step,
+    "silu": silu,
+}
+"""The value and the error bound of every result and every gradient that a case asks for, before results are rounded to
+the dtype of the case, which `bound` adds."""

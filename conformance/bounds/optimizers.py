@@ -30,6 +30,8 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds.arithmetic import EXP, TANH, Approx, Precision, add, exact, multiply
+from conformance.cases.arrays import listed
+from conformance.cases.case import Case
 
 SCHEDULES = {"linear_warmup": 3.0, "inverse_square_root": 9.0, "cosine_decay": 2 * (TANH + 3) + 1}
 """Relative errors of schedules in units of u: a quotient of rounded numbers; two roots and three quotients of rounded
@@ -84,9 +86,9 @@ def moved(parameter: Approx, update: Approx, learning_rate: float, weight_decay:
     return add(Approx(kept.value, kept.error + 4 * p.inner * taken * parameter.size), step, p)
 
 
-def adam(inputs: dict[str, Any], options: dict[str, Any], p: Precision, naive: bool) -> dict[str, Approx]:
+def adam_step(case: Case, p: Precision, naive: bool = False) -> dict[str, Approx]:
     """The new parameters, mean, square and step. naive: 1 - beta^step may cancel."""
-    return adam_from({name: exact(array) for name, array in inputs.items()}, options, p, naive)
+    return adam_from({name: exact(array) for name, array in case.inputs.items()}, case.options, p, naive)
 
 
 def adam_from(inputs: dict[str, Approx], options: dict[str, Any], p: Precision, naive: bool) -> dict[str, Approx]:
@@ -106,12 +108,13 @@ def adam_from(inputs: dict[str, Approx], options: dict[str, Any], p: Precision, 
     return {"parameters": new, "step": Approx(np.asarray(step), np.asarray(0.0)), "mean": mean, "square": square}
 
 
-def sgd(inputs: dict[str, Any], options: dict[str, Any], p: Precision) -> dict[str, Approx]:
+def sgd_step(case: Case, p: Precision) -> dict[str, Approx]:
     """The new parameters and velocity.
 
     What nesterov adds may be written out as gradient (1 + momentum) + momentum^2 velocity: either term of either form
     is rounded 5 times at most.
     """
+    inputs, options = case.inputs, case.options
     parameters, old = exact(inputs["parameters"]), exact(inputs["velocity"])
     momentum = exact(np.asarray(options.get("momentum", 0.0)))
     gradient = decayed(exact(inputs["gradients"]), parameters, options.get("weight_decay", 0.0), p)
@@ -133,19 +136,20 @@ def global_norm(arrays: list[np.ndarray]) -> float:
     return largest * float(np.sqrt(np.sum((sizes / largest) ** 2)))
 
 
-def clip(gradients: list[np.ndarray], limit: float, p: Precision) -> tuple[list[Approx], Approx]:
+def clip_by_global_norm(case: Case, p: Precision) -> dict[str, Approx]:
     """The gradients after clipping, and their norm before."""
-    wide = [np.asarray(array, np.float64) for array in gradients]
+    limit = case.options["limit"]
+    wide = [np.asarray(array, np.float64) for array in listed(case.inputs, "gradients")]
     norm = global_norm(wide)
     if not np.isfinite(norm):
-        return [exact(array) for array in wide], Approx(np.asarray(norm), np.asarray(0.0))
-    relative = p.gamma((sum(array.size for array in wide) + 3) / 2 + 4)
-    error = np.asarray(relative * norm + p.inner_tiny)
-    room = error + 2 * p.inner * limit if np.isfinite(limit) else 0.0
-    factor = limit / norm if norm > limit else 1.0
-    near = abs(norm - limit) <= room
-    unsure = (2 * relative + 6 * p.inner if near else relative + 4 * p.inner) if near or norm > limit else 0.0
-    lost = 2 * p.inner_tiny if unsure else 0.0
-    return [Approx(array * factor, unsure * np.abs(array) * factor + lost) for array in wide], Approx(
-        np.asarray(norm), error
-    )
+        clipped, error = [exact(array) for array in wide], np.asarray(0.0)
+    else:
+        relative = p.gamma((sum(array.size for array in wide) + 3) / 2 + 4)
+        error = np.asarray(relative * norm + p.inner_tiny)
+        room = error + 2 * p.inner * limit if np.isfinite(limit) else 0.0
+        factor = limit / norm if norm > limit else 1.0
+        near = abs(norm - limit) <= room
+        unsure = (2 * relative + 6 * p.inner if near else relative + 4 * p.inner) if near or norm > limit else 0.0
+        lost = 2 * p.inner_tiny if unsure else 0.0
+        clipped = [Approx(array * factor, unsure * np.abs(array) * factor + lost) for array in wide]
+    return {f"gradients[{i}]": one for i, one in enumerate(clipped)} | {"norm": Approx(np.asarray(norm), error)}

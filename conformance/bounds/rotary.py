@@ -37,6 +37,7 @@ import numpy as np
 
 from conformance.bounds.arithmetic import EXP, LOG, POW, TANH, UNIT_ROUNDOFF, Approx, Precision
 from conformance.bounds.rounding import rounded
+from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from specification.frequencies import CONTEXT, attention_factor, exact_frequencies, yarn_ramp
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Scaling, YarnScaling
@@ -184,3 +185,23 @@ def rotation(
             rounding += p.rotation.unit * (terms + carried) + 2 * p.rotation.tiny
         error[..., columns] = carried + rounding
     return Approx(value, error)
+
+
+def rotary_embedding(case: Case, p: Precision, angle_error: Any = 0.0) -> dict[str, Approx]:
+    """angle_error: of the angles, beside what is derived here."""
+    turns, size = angles(case)
+    angle_error = np.maximum(angle_error, single_angle_error(case)) if p.single_angles else angle_error
+    pairing = case.options.get("pairing") or "halves"
+    results = {"output": rotation(case.inputs["x"], turns, size, pairing, 1, p, angle_error)}
+    if case.cotangents:
+        bar = case.cotangents["output"]
+        results[gradient_name("x")] = rotation(bar, turns, size, pairing, -1, p, angle_error)
+    return results
+
+
+def rotary_frequencies(case: Case, p: Precision) -> dict[str, Approx]:
+    call, unit = call_of(case), SINGLE if p.single_angles else p.inner
+    return {
+        "frequencies": frequencies(call, unit, p.single_angles),
+        "attention_factor": factor(call.scaling, p.inner),
+    }

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.arrays import listed
 from conformance.cases.case import Case
-from conformance.cases.operation import operation_named
+from conformance.cases.facts import operation_facts
 from specification import Linear
 from specification.dtypes import compute_dtype_name
 
@@ -32,12 +33,12 @@ def is_gradient(name: str) -> bool:
 
 
 def result_names(operation: str) -> tuple[str, ...]:
-    return operation_named(operation).results
+    return operation_facts(operation).results
 
 
 def results_of(case: Case) -> tuple[str, ...]:
     """Names of the results that the case asks for: those of a list and of a state one by one."""
-    record = operation_named(case.operation)
+    record = operation_facts(case.operation)
     found: list[str] = []
     for name in record.results:
         if name in record.lists:
@@ -57,7 +58,7 @@ def expected_dtype(name: str, case: Case) -> str:
         return str(case.inputs[given].dtype)
     if isinstance(case.options.get(name), int):
         return "int32"
-    record = operation_named(case.operation)
+    record = operation_facts(case.operation)
     if "angles" in case.rounding and name in record.single:
         return "float32"
     return compute_dtype_name(case.dtype) if record.is_wide(name) else case.dtype
@@ -65,7 +66,7 @@ def expected_dtype(name: str, case: Case) -> str:
 
 def accepted_dtypes(name: str, case: Case) -> tuple[str, ...]:
     """The expected dtype first; then others that say no less, as of frequencies in float64 beside angles in float32."""
-    record, expected = operation_named(case.operation), expected_dtype(name, case)
+    record, expected = operation_facts(case.operation), expected_dtype(name, case)
     return (expected, case.dtype) if name in record.single and expected != case.dtype else (expected,)
 
 
@@ -79,7 +80,7 @@ def arguments(operation: str, inputs: dict[str, Any], options: dict[str, Any]) -
     """(positional, keyword) arguments of the operation."""
     available: dict[str, Any] = {name: array for name, array in inputs.items() if "." not in name and "[" not in name}
     available |= options
-    record = operation_named(operation)
+    record = operation_facts(operation)
     if record.structure is not None:
         fields = [projection(inputs, name) for name in record.structure.fields]
         available["parameters"] = record.structure.kind(*fields)
@@ -98,34 +99,9 @@ def projection(inputs: dict[str, Any], name: str) -> Linear | list[Linear]:
     return [Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
-def listed(inputs: dict[str, Any], name: str, field: str = "") -> list[Any]:
-    found: list[Any] = []
-    while f"{name}[{len(found)}]{field}" in inputs:
-        found.append(inputs[f"{name}[{len(found)}]{field}"])
-    return found
-
-
-def joined(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Multi-head attention's inputs with per-head projections set side by side."""
-    result = {name: array for name, array in inputs.items() if "[" not in name}
-    for name in ("query", "key", "value"):
-        for field in ("weight", "bias"):
-            heads = listed(inputs, name, f".{field}")
-            if heads:
-                result[f"{name}.{field}"] = np.concatenate(heads, axis=-1)
-    return result
-
-
-def heads_of(case: Case) -> dict[str, int]:
-    """Heads of multi-head attention's three inputs, read off the shapes (MHA-1)."""
-    inputs, heads = joined(case.inputs), case.options["num_heads"]
-    key_heads = inputs["key.weight"].shape[1] // (inputs["query.weight"].shape[1] // heads)
-    return {"query": heads, "key": key_heads, "value": key_heads}
-
-
 def named_gradients(case: Case, gradients: Any) -> dict[str, np.ndarray]:
     """The reference's gradients, which are structured like the arguments, under the case's names."""
-    record, flat = operation_named(case.operation), dict[str, np.ndarray]()
+    record, flat = operation_facts(case.operation), dict[str, np.ndarray]()
     if record.lists:
         for name, parts in zip(record.lists, gradients, strict=True):
             flat |= {f"{name}[{i}]": part for i, part in enumerate(parts)}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.cases.arguments import listed
+from conformance.cases.arrays import heads_and_keys, widths_of
 from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, Declaration, Window
+from conformance.cases.facts import operation_facts
 from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
-from conformance.cases.operation import operation_named
 from conformance.cases.signatures import needed
 from specification import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
@@ -22,38 +22,10 @@ KINDS = {
     Segments: "segments",
 }
 
-FEATURE_RULES = {
-    "causal": "MASK-3",
-    "window": "MASK-4",
-    "offset": "MASK-3",
-    "lengths": "MASK-2",
-    "padding": "MASK-2",
-    "segments": "MASK-2",
-    "dense": "MASK-1",
-    "combined": "MASK-6",
-    "or": "MASK-6",
-    "scale": "ATT-1",
-    "softcap": "ATT-2",
-    "bias": "ATT-3",
-    "sinks": "ATT-5",
-    "alibi_slopes": "ATT-3",
-    "query_lengths": "MASK-2",
-    "dropout": "ATT-11",
-    "empty_rows": "ATT-6",
-    "gqa": "ATT-7",
-    "cross": "ATT-8",
-    "value_width": "ATT-8",
-    "empty": "ATT-8",
-    "gradients": "ATT-12",
-    "logsumexp": "ATT-14",
-    "": "ATT-9",
-}
-"""The rule that says how each feature of attention works."""
-
 
 def rule_of(feature: str, operation: str) -> str:
     """The rule that a subject breaks which claims the feature and lacks it."""
-    rules = operation_named(operation).rules
+    rules = operation_facts(operation).rules
     return rules.get(feature, rules[""])
 
 
@@ -97,50 +69,17 @@ def rotary_features(case: Case) -> set[str]:
 
 
 def is_norm(operation: str) -> bool:
-    return operation_named(operation).norm
+    return operation_facts(operation).norm
 
 
 def has_masks(operation: str) -> bool:
     """Attention, its companions that have a mask, and multi-head attention."""
-    return operation_named(operation).masked
-
-
-def heads_and_keys(case: Case) -> tuple[int, int, int, int]:
-    """H query heads, G key heads, Q queries and K keys, of an operation that has masks."""
-    query, key = case.inputs["query"], case.inputs["key"]
-    if "num_heads" not in case.options:
-        return query.shape[1], key.shape[1], query.shape[2], key.shape[2]
-    H = case.options["num_heads"]
-    return H, projected(case, "key") // max(widths_of(case)[0], 1), query.shape[1], key.shape[1]
-
-
-def widths_of(case: Case) -> tuple[int, ...]:
-    """(D, V), or (D,) without values, of an operation that has masks."""
-    if "num_heads" not in case.options:
-        return tuple(case.inputs[name].shape[-1] for name in ("key", "value") if name in case.inputs)
-    D = projected(case, "query") // case.options["num_heads"]
-    G = max(projected(case, "key") // max(D, 1), 1)
-    return D, projected(case, "value") // G
-
-
-def projected(case: Case, name: str) -> int:
-    """Columns of one of multi-head attention's projections, of all heads together."""
-    fused = case.inputs.get(f"{name}.weight")
-    weights = listed(case.inputs, name, ".weight") if fused is None else [fused]
-    return sum(weight.shape[-1] for weight in weights)
+    return operation_facts(operation).masked
 
 
 def dimensions(case: Case) -> dict[str, int]:
     """The sizes of the case, by names of `declaration.DIMENSIONS`."""
-    return operation_named(case.operation).dimensions(case)
-
-
-def masked_dimensions(case: Case) -> dict[str, int]:
-    """Of an operation that has masks."""
-    (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
-    found = {"batch": case.inputs["query"].shape[0], "heads": H, "group_ratio": H // max(G, 1)}
-    found |= {"queries": Q, "keys": K, "key_width": widths[0], "value_width": widths[-1]}
-    return found
+    return operation_facts(case.operation).dimensions(case)
 
 
 def mask_kinds(mask: Any) -> set[str]:

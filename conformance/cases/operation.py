@@ -1,31 +1,21 @@
-"""The record of an operation: all that the judge knows of it, in one place.
+"""The record of what an operation is: its arguments, its results, and what their names and shapes mean.
 
-`conformance/operations/NAME.py` makes one for each operation. Everything else looks it up here, by name.
+`conformance/cases/facts/` has one for each operation, and looks them up by name. What is right is in `bounds/` and
+`oracle/`, how cases are drawn in `sampling/`, and how implementations are judged in `operations/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from conformance.cases.axes import Described
 from conformance.cases.case import Case
 
-if TYPE_CHECKING:
-    import numpy as np
-    from hypothesis import strategies as st
-
-    from conformance.bounds.arithmetic import Approx, Precision
-    from conformance.cases.declaration import Declaration
-    from conformance.checks.probe import Probe
-    from conformance.checks.refusals import Numbers, Refusal
-    from conformance.checks.state import Cases
-    from conformance.diagnosis.matching import Failing, Mistake
-    from conformance.diagnosis.row_sums import RowSum
-
 Shape = tuple[int, ...]
-Histories = dict[str, "st.SearchStrategy[Cases]"]
 
 
 @dataclass(frozen=True)
@@ -56,10 +46,8 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Operation:
-    """All that the judge knows of one operation.
-
-    What it is:
+class OperationFacts:
+    """What one operation is.
 
     name: of the function in `reference_numpy`, `torch_impl` and `jax_impl`; with `_vjp`, of its gradients. The function
         of the same name in `oracle/ball` evaluates it exactly.
@@ -87,24 +75,6 @@ class Operation:
     shape: of a result, from the case, the name of the result, and the layout of attention's arrays ("BHTD", "BTHD").
     dimensions: the sizes of a case, by names of `declaration.DIMENSIONS`.
     axes: of all arrays of a case, as `cases/axes.py` describes them.
-
-    What is right:
-
-    bounds: the value and the error bound of every result and every gradient that a case asks for, before results are
-        rounded to the dtype of the case, which `bounds.operations.bound` adds.
-    relaxed: the bounds below the profile `strict`, where the operation has some of its own.
-    work: an estimate of the work of ball arithmetic, in multiplications of two balls, from how often each product of
-        matrices is taken, whether there are gradients, and the sizes as keywords.
-
-    How it is judged:
-
-    cases: the strategy that draws all its features; keywords: dtypes, declaration.
-    probes: all that tests its rules, but for what every operation has (`operations/common.py`).
-    refusals: calls that must be refused.
-    histories: several calls in a row, by what differs in them; `count`: so many of each at most.
-    mistakes: those that implementations are known to make, beside those of every masked operation.
-    measured: more of them in one result, by its name, with numbers that the answers tell.
-    row_sums: the gradients that are sums over rows, by name, for mistakes in which rows count and how they are added.
     """
 
     name: str
@@ -114,12 +84,6 @@ class Operation:
     shape: Callable[[Case, str, str], Shape]
     dimensions: Callable[[Case], dict[str, int]]
     axes: Callable[[Case], Described]
-    bounds: Callable[[Case, Precision], dict[str, Approx]]
-    work: Callable[..., float]
-    cases: Callable[..., st.SearchStrategy[Case]]
-    probes: Callable[[Declaration], list[Probe]]
-    refusals: Callable[[Declaration, Numbers], Iterator[Refusal]]
-    histories: Callable[[str, Declaration, int | None], Histories]
     results: tuple[str, ...] = ("output",)
     structure: Structure | None = None
     state: State | None = None
@@ -135,10 +99,6 @@ class Operation:
     rows: Rows | None = None
     least_width: int = 1
     width_unit: int = 1
-    relaxed: Callable[[Case], dict[str, np.ndarray]] | None = None
-    mistakes: tuple[Mistake, ...] = field(default=())
-    measured: Callable[[Failing, str], Iterator[Mistake]] | None = None
-    row_sums: Callable[[Failing], dict[str, RowSum]] | None = None
 
     @property
     def takes_arrays(self) -> bool:
@@ -148,15 +108,3 @@ class Operation:
     def is_wide(self, name: str) -> bool:
         """Whether the input or result of this name is in the compute dtype."""
         return name.partition("[")[0] in self.wide
-
-
-def operations() -> dict[str, Operation]:
-    """Return every operation by name, in the order in which they are studied."""
-    # The only import upwards: records name functions of every room above, and every room looks records up.
-    from conformance.operations import OPERATIONS
-
-    return OPERATIONS
-
-
-def operation_named(name: str) -> Operation:
-    return operations()[name]

@@ -11,8 +11,8 @@ from typing import Any
 import reference_numpy
 from conformance.cases.arguments import arguments
 from conformance.cases.case import Case
+from conformance.cases.facts import operation_facts
 from conformance.cases.kernel_arguments import kernel_arguments
-from conformance.cases.operation import operation_named
 
 OPTIONAL = ("bias",)
 """Positional arguments that a call may leave out, by None."""
@@ -43,7 +43,7 @@ def left_out(operation: str, name: str, value: Any) -> bool:
 def needed(case: Case) -> set[str]:
     """Names of the arguments that the case cannot do without."""
     positional, keywords = arguments(case.operation, case.inputs, case.options)
-    given = dict(zip(operation_named(case.operation).arguments, positional, strict=True)) | keywords
+    given = dict(zip(operation_facts(case.operation).arguments, positional, strict=True)) | keywords
     return {name for name, value in given.items() if not left_out(case.operation, name, value)}
 
 
@@ -103,14 +103,14 @@ class Signature:
     @property
     def lacking(self) -> frozenset[str]:
         """The operation's optional arguments for which there is no parameter."""
-        own, empty = operation_named(self.operation).arguments, inspect.Parameter.empty
+        own, empty = operation_facts(self.operation).arguments, inspect.Parameter.empty
         optional = {n for n, value in definition(self.operation).items() if n in OPTIONAL or value is not empty}
         taken = {*own[: self.slots], *self.keywords, *(p.name for p in self.extras)}
         return frozenset() if self.open else frozenset(optional - taken)
 
     def bound(self, positional: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The operation's arguments as those of the function; an absent one is given only where it insists."""
-        own, extra_names = operation_named(self.operation).arguments, {p.name for p in self.extras}
+        own, extra_names = operation_facts(self.operation).arguments, {p.name for p in self.extras}
         by_place, given = positional[: self.slots], {n: v for n, v in keywords.items() if v is not None}
         for name, value in zip(own[self.slots :], positional[self.slots :], strict=True):
             if name in self.keywords or self.open:
@@ -129,7 +129,7 @@ class Signature:
 
 def signature_of(function: Callable[..., Any], operation: str) -> Signature:
     """Positional parameters may have any name but that of one of the operation's keywords."""
-    own, found = operation_named(operation).arguments, parameters(function)
+    own, found = operation_facts(operation).arguments, parameters(function)
     if found is None:
         return Signature(operation, len(own), (), frozenset(), frozenset(), True)
     places = [p for p in found if p.kind in BY_PLACE]

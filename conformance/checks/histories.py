@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.operation import Histories, operation_named
 from conformance.cases.sizes import Sizes
 from conformance.checks.state import Cases
 from conformance.sampling import strategies as generation
+from conformance.sampling.operations import operation_cases
 from conformance.sampling.strategies import LONG, SHORT, judged, some
 
 WIDTHS = (24, 40, 48, 56, 72, 80, 88, 104)
@@ -33,14 +33,8 @@ ROWS = (1, 2, 5, 130)
 SWITCHED = ("scale", "softcap", "bias", "sinks", "dropout")
 CALLS = 6
 """In a history that is drawn at random."""
-
-
-def histories(operation: str, declaration: Declaration, count: int | None = None) -> Histories:
-    """Cases of one operation, one after another, never the same numbers twice; by what differs in them.
-
-    count: so many of each at most.
-    """
-    return operation_named(operation).histories(operation, declaration, count)
+Histories = dict[str, st.SearchStrategy[Cases]]
+"""Cases of one operation, one after another, never the same numbers twice; by what differs in them."""
 
 
 def attention_histories(operation: str, declaration: Declaration, count: int | None) -> Histories:
@@ -161,7 +155,7 @@ def plain_history(draw: st.DrawFn, operation: str, declaration: Declaration, cou
     dtypes = judged(generation.DTYPES, declaration)
     if draw(st.booleans()):
         dtypes = (draw(st.sampled_from(some(dtypes))),)
-    cases = generation.operation_cases(operation, dtypes, declaration)
+    cases = operation_cases(operation, dtypes, declaration)
     return tuple(draw(cases) for _ in range(count))
 
 
@@ -192,7 +186,7 @@ def repeatable(operation: str, declaration: Declaration) -> st.SearchStrategy[Ca
             operation, "maybe", others=False, dtypes=dtypes, plans=plans, declaration=declaration
         )
     else:
-        cases = generation.operation_cases(operation, dtypes, declaration)
+        cases = operation_cases(operation, dtypes, declaration)
     told = st.tuples(st.integers(0, 4), cases.filter(lambda case: not has_infinities(case)))
     return told.map(lambda drawn: drawn[1] if drawn[0] == 4 else replace(drawn[1], cotangents={}))
 

@@ -20,6 +20,7 @@ from conformance.checks.comparison import units_in_the_last_place
 from conformance.checks.findings import Finding, same_error
 from conformance.checks.kept_cases import KeptCases
 from conformance.checks.levels import CORE, higher, rank, within
+from conformance.checks.threshold import Threshold
 from conformance.subjects.targets import Target
 from reference_numpy import attention_weights
 from specification import Dense
@@ -91,7 +92,7 @@ class Violation:
     uncut: Any = None
     target: Target | None = None
     time_limit: float | None = None
-    threshold: str = ""
+    threshold: tuple[Threshold, ...] = ()
     steady: bool = True
     before: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     least: str = CORE

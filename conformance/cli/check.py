@@ -154,7 +154,7 @@ def with_replays(report: Report, replays: Path) -> tuple[dict[str, Any], str | N
 def known_usage(operation: str, given: dict[str, Any]) -> None:
     """Raise ValueError for wrong arguments that `check` itself does not refuse."""
     from conformance.cases.declaration import known
-    from conformance.cases.operation import operations
+    from conformance.cases.facts import operations
     from conformance.checks.judged_rules import JUDGED
     from conformance.subjects.frameworks import FRAMEWORKS
 

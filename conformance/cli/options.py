@@ -28,7 +28,7 @@ def among(names: Callable[[], Iterable[str]]) -> Completion:
 
 
 def operation_names() -> Iterable[str]:
-    from conformance.cases.operation import operations
+    from conformance.cases.facts import operations
 
     return operations()
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases.declaration import CONVENTIONS, Declaration
 from conformance.cases.arguments import is_gradient
+from conformance.cases.declaration import CONVENTIONS, Declaration
 from conformance.checks.catalogue import REFUSAL, UNSUPPORTED
 from conformance.checks.comparison import ratio, worst
 from conformance.checks.findings import same_error

@@ -11,8 +11,8 @@ import numpy as np
 from conformance.cases.axes import OFFSET
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
+from conformance.cases.facts import operation_facts
 from conformance.cases.features import within
-from conformance.cases.operation import operation_named
 from conformance.diagnosis.evidence import Evidence
 from conformance.runner.dimensions import Part, cast, sizes_of, taken
 from conformance.runner.shrinking import aligned
@@ -43,7 +43,7 @@ def draw_like(evidence: Evidence, declaration: Declaration) -> Iterator[Case]:
 def grow_sizes(case: Case) -> Iterator[dict[str, int]]:
     """The sizes of the case; then larger ones, of which one less or more than a power of two leaves tiles a rest."""
     sizes = {name: size for name, size in sizes_of(case).items() if name != OFFSET and size}
-    unit = operation_named(case.operation).width_unit
+    unit = operation_facts(case.operation).width_unit
     yield sizes
     wide = {name: max(size, LEAST + unit - 1 if name == "E" else LEAST) for name, size in sizes.items() if name != "B"}
     yield sizes | {name: size - size % unit if name == "E" else size for name, size in wide.items()}
@@ -59,7 +59,7 @@ def redraw(case: Case, sizes: dict[str, int], rng: np.random.Generator) -> Case 
     if larger is None:
         return None
     inputs = {name: redraw_array(case.inputs.get(name, array), array, rng) for name, array in larger.inputs.items()}
-    inputs |= {n: np.abs(inputs[n]) for n in operation_named(case.operation).positive if n in inputs}
+    inputs |= {n: np.abs(inputs[n]) for n in operation_facts(case.operation).positive if n in inputs}
     cotangents = {
         name: redraw_array(case.cotangents.get(name, array), array, rng) for name, array in larger.cotangents.items()
     }

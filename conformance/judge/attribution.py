@@ -14,18 +14,18 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.cases.arguments import is_gradient
+from conformance.cases.arrays import heads_and_keys
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted, empty_rows
+from conformance.cases.facts import operation_facts
+from conformance.cases.facts.attention import FEATURE_RULES
 from conformance.cases.features import (
-    FEATURE_RULES,
     features_of,
-    heads_and_keys,
     is_norm,
     mask_kinds,
     masked_as_declared,
     rule_of,
 )
-from conformance.cases.operation import operation_named
 from conformance.cases.with_logsumexp import output_alone
 from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
 from conformance.checks.check import Check, first, nothing
@@ -35,7 +35,6 @@ from conformance.oracle.reference import oracle
 from conformance.runner.in_process import Runner
 from conformance.runner.memory_layouts import depends_on_layout, lay_contiguous
 from conformance.subjects.subject import Subject
-
 
 OF_EMPTY_ROWS = "ATT-6"
 """The rule of rows that allow nothing."""
@@ -74,7 +73,7 @@ def breaks_gradients_alone(failure: Failure) -> bool:
     """Whether the general rule of a norm is not violated, but that of its gradients: its output is right."""
     if failure.check != AGREEMENT or not is_norm(failure.example.operation):
         return False
-    wrong, rules = [one for one in failure.findings if one.ratio > 1], operation_named(failure.example.operation).rules
+    wrong, rules = [one for one in failure.findings if one.ratio > 1], operation_facts(failure.example.operation).rules
     return (
         all(is_gradient(one.name) for one in wrong)
         and failure.rule == rules[""]

@@ -13,7 +13,7 @@ from conformance.diagnosis.causes import find_causes
 from conformance.diagnosis.evidence import ask_kept
 from conformance.diagnosis.explanation import judge_mistake
 from conformance.judge.run import Settle, cut_down, keep_as_found
-from conformance.judge.thresholds import threshold
+from conformance.judge.thresholds import find_thresholds
 from conformance.mistakes.mistake import Mistake
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Example
@@ -61,7 +61,7 @@ def make_small(cause: Cause, runner: Runner, seconds: float, settle: Settle, siz
         smaller = cut_down(lead, runner, seconds, explains_case(runner, mistake))
         lead = smaller if settle(smaller) is smaller else lead
     if sized:
-        lead = replace(lead, threshold=threshold(lead, runner, SIZES * seconds))
+        lead = replace(lead, threshold=find_thresholds(lead, runner, SIZES * seconds))
     return replace(cause, violations=(lead, *cause.violations[1:]))
 
 

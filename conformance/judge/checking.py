@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from conformance.cases.declaration import EVERYTHING, Window, known
-from conformance.cases.operation import operations
+from conformance.cases.facts import operations
 from conformance.checks.judged_rules import CONTRACT, JUDGED
 from conformance.checks.levels import DEFAULT, LEVELS
 from conformance.judge.judgement import Judgement, claims

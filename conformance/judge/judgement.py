@@ -13,10 +13,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from conformance.cases.arrays import widths_of
 from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, PARAMETERS, UNCLAIMED, Declaration
-from conformance.cases.features import features_of, has_masks, is_norm, masked_as_declared, rule_of, widths_of
-from conformance.cases.operation import operation_named
+from conformance.cases.facts import operation_facts
+from conformance.cases.features import features_of, has_masks, is_norm, masked_as_declared, rule_of
 from conformance.cases.sizes import Sizes, adapted
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, ANSWERS, CALLS_IN_ORDER, NOTHING, UNSUPPORTED
 from conformance.checks.findings import Finding, Printed, Raised, wrong_dtype
@@ -35,6 +36,7 @@ from conformance.operations.refusals import refusals_of
 from conformance.oracle.reference import balls_available
 from conformance.runner.in_process import Runner, broken
 from conformance.sampling import strategies as generation
+from conformance.sampling.operations import operation_cases
 from conformance.sampling.special import narrow
 from conformance.sampling.strategies import EMPTY, SHORT, past_windows
 from conformance.subjects.targets import Target
@@ -355,8 +357,8 @@ def of_any_kind(operation: str, declaration: Declaration, dtype: str) -> st.Sear
     """Any cases of the operation; where shapes are compiled, those of attention have the sizes of other claims."""
     if declaration.compiled and operation.startswith("attention"):
         plans = telling("", declaration)
-        return operation_named(operation).cases(dtypes=(dtype,), plans=plans, declaration=declaration)
-    return generation.operation_cases(operation, (dtype,), declaration)
+        return operation_cases(operation, (dtype,), declaration, plans=plans)
+    return operation_cases(operation, (dtype,), declaration)
 
 
 def showing(feature: str, operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case] | None:
@@ -382,10 +384,10 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
             return None
         norms = generation.norm_cases(operation, gradients=False, dtypes=dtypes[:1], declaration=alone)
         return norms.filter(lambda case: feature in features_of(case))
-    if feature in operation_named(operation).rules and not has_masks(operation):
-        every = generation.operation_cases(operation, (dtype,), alone)
+    if feature in operation_facts(operation).rules and not has_masks(operation):
+        every = operation_cases(operation, (dtype,), alone)
         return every.filter(lambda case: feature in features_of(case))
-    if not has_masks(operation) or feature not in operation_named("attention").rules:
+    if not has_masks(operation) or feature not in operation_facts("attention").rules:
         return None
     if feature in ("dropout", "empty_rows") and operation not in WITH_DROPOUT:
         return None

@@ -16,7 +16,17 @@ from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
 from conformance.checks.probe import agreement
 from conformance.checks.results import Results, Violation
-from conformance.judge.run import SHRINKING, Progress, breaks, cases_of, run_corpus, run_probe, run_refusals, shrink_violations, silent
+from conformance.judge.run import (
+    SHRINKING,
+    Progress,
+    breaks,
+    cases_of,
+    run_corpus,
+    run_probe,
+    run_refusals,
+    shrink_violations,
+    silent,
+)
 from conformance.models.real import RealResult, batches, judge_batch
 from conformance.operations import OPERATIONS
 from conformance.operations.corpus import entries_for
@@ -25,7 +35,7 @@ from conformance.oracle.reference import balls_available
 from conformance.runner.compiled_code import forget_compiled_code, keep_compiled_code, share_of_memory
 from conformance.runner.in_process import Runner
 from conformance.runner.process_lifetime import end_with_parent
-from conformance.sampling.strategies import operation_cases
+from conformance.sampling.operations import operation_cases
 from conformance.subjects.subject import IMPLEMENTATIONS
 
 runners: list[Runner] = []

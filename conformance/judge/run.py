@@ -10,7 +10,7 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.checks.catalogue import AGREEMENT, CALLS_IN_ORDER, DESCRIPTION, REFUSAL, SHAPES
+from conformance.checks.catalogue import AGREEMENT, DESCRIPTION, REFUSAL, SHAPES
 from conformance.checks.check import Check
 from conformance.checks.comparison import breaks, worst
 from conformance.checks.findings import Finding

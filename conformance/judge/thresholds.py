@@ -1,8 +1,8 @@
-"""At which sizes a violation shows, in a sentence: "first wrong at 257 keys (256 are right), and wrong at 258, 512".
+"""At which sizes a violation shows: where it begins, past which size, or at which multiples.
 
 The smallest case is asked again at a fixed set of sizes along each of its dimensions, with the others as they are. What
-is larger than the case is made of its own arrays, repeated, times normal numbers. The sentence is the simplest rule of
-a small family that agrees with all that was seen; where none does, it lists what was seen.
+is larger than the case is made of its own arrays, repeated, times normal numbers. A threshold is the simplest rule of a
+small family that agrees with all that was seen; where none does, it lists what was seen.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import combinations
-from typing import NamedTuple
+from typing import cast
 
 import numpy as np
 
 from conformance.cases.axes import HEADS, OFFSET, Axis, Sizes
 from conformance.cases.case import Case
+from conformance.cases.facts import operation_facts
 from conformance.cases.features import within
-from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import DESCRIPTION
 from conformance.checks.comparison import worst
 from conformance.checks.results import Violation
+from conformance.checks.threshold import AxisName, Kind, Threshold
 from conformance.judge.run import asking
-from conformance.runner.dimensions import PRODUCTS, WORDS, Dimension, Part, dimensions, sizes_of, taken
+from conformance.runner.dimensions import PRODUCTS, Dimension, Part, dimensions, sizes_of, taken
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Example, aligned, call, cuttable, mapped, plain_numbers
 
@@ -47,8 +47,6 @@ HARDLY = 30.0
 """An error of so few bounds may be lost in the wider bounds of a larger case."""
 MANY = 4
 """Right sizes, and wrong ones, by which a rule about multiples is no chance."""
-SHOWN = 6
-"""Sizes that are given as examples."""
 ONE_HEAD = {"G": 1, "S": 1}
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -58,12 +56,12 @@ Seen = dict[int, bool]
 """Whether it is wrong, by the size of one dimension."""
 
 
-def threshold(violation: Violation, runner: Runner, seconds: float = SECONDS) -> str:
+def find_thresholds(violation: Violation, runner: Runner, seconds: float = SECONDS) -> tuple[Threshold, ...]:
     """At which sizes the violation shows and at which not; empty where that depends on no size, or cannot be told."""
     if not violation.steady or violation.of_state or not cuttable(violation.example) or runner.overrun:
-        return ""
+        return ()
     probing = Probing(violation, runner, time.monotonic() + seconds)
-    return "; ".join(probing.sentences())
+    return tuple(probing.thresholds())
 
 
 class Probing:
@@ -81,39 +79,43 @@ class Probing:
         self.before = sizes_of(call(violation.example if violation.uncut is None else violation.uncut))
         self.seen: dict[tuple[int, ...], float | None] = {}
 
-    def sentences(self) -> Iterator[str]:
+    def thresholds(self) -> Iterator[Threshold]:
         large = [dimension for dimension in self.dimensions if not self.trivial(dimension)]
         large.sort(key=self.size, reverse=True)
         for axis, passed in self.products({dimension.names[0] for dimension in large}):
-            yield worded(passed, lambda count, axis=axis: PRODUCTS[axis][count != 1])  # type: ignore[misc]
+            yield passed
             large = [dimension for dimension in large if dimension.names[0] not in axis]
         for one, other in combinations(large, 2):
-            sentence = product(one.names[0], other.names[0], self.sizes, self.wrong) if len(large) < FEW else ""
-            if sentence:
-                yield sentence
+            together = product(one.names[0], other.names[0], self.sizes, self.wrong) if len(large) < FEW else None
+            if together is not None:
+                yield together
                 large = [dimension for dimension in large if dimension not in (one, other)]
                 break
         for dimension in large:
-            near = around(self.size(dimension), self.before.get(dimension.names[0], 0))
-            found = multiples(self.every(dimension, near)) or rule(self.along(dimension, near))
-            if found is not None and not (self.rounds and found.by_chance):
-                yield worded(found, partial(words_of, dimension, self.sizes))
+            near, axes = around(self.size(dimension), self.before.get(dimension.names[0], 0)), self.axes(dimension)
+            found = multiples(self.every(dimension, near), axes) or rule(self.along(dimension, near), axes)
+            if found is not None and not (self.rounds and by_chance(found)):
+                yield found
         small = [dimension for dimension in self.dimensions if self.trivial(dimension)]
         for dimension in small if not self.rounds else ():
             if dimension.names != (OFFSET,) and self.along(dimension, [LARGE]).get(LARGE) is False:
-                found = rule(self.along(dimension, [*range(1, 10), *around(16, 65), LARGE]))
-                if found is not None and not found.listed and (found.which != "up to" or found.seen.get(TINIEST)):
-                    yield worded(found, partial(words_of, dimension, self.sizes))
+                found = rule(self.along(dimension, [*range(1, 10), *around(16, 65), LARGE]), self.axes(dimension))
+                if found is not None and not found.is_listed and (found.kind != "up to" or TINIEST in found.wrong):
+                    yield found
+
+    def axes(self, dimension: Dimension) -> tuple[AxisName, ...]:
+        """Of dimensions that change together, all of them."""
+        return tuple(axis_name(name, self.sizes) for name in dimension.names)
 
     def trivial(self, dimension: Dimension) -> bool:
         """Whether a violation is not about its size. A single pair of columns hides which ones are paired."""
-        unit = operation_named(self.case.operation).width_unit if "E" in dimension.names else 1
+        unit = operation_facts(self.case.operation).width_unit if "E" in dimension.names else 1
         return self.size(dimension) <= max(TRIVIAL * unit, dimension.least)
 
     def size(self, dimension: Dimension) -> int:
         return self.sizes[dimension.names[0]]
 
-    def products(self, large: set[str]) -> Iterator[tuple[Axis, Rule]]:
+    def products(self, large: set[str]) -> Iterator[tuple[Axis, Threshold]]:
         """Axes of an argument, made of several large dimensions, that must not pass a size.
 
         All of the axis is tried in its last dimension, with one head. Then two query heads to a key head must fail at
@@ -127,25 +129,25 @@ class Probing:
             found = self.of_product(last, math.prod(self.sizes[name] for name in axis))
             if found is not None and self.decides(axis, last, found):
                 named.add(axis[-1])
-                yield axis, found
+                yield axis, replace(found, axes=(PRODUCTS[axis],))
 
-    def decides(self, axis: Axis, last: Dimension, found: Rule) -> bool:
+    def decides(self, axis: Axis, last: Dimension, found: Threshold) -> bool:
         """Whether it is wrong at other factors as well, of which each by itself is right."""
         if axis == HEADS:
             return bool(self.wrong({"G": 3, "S": 1 << max(found.above, 1).bit_length() - 1}))
         pairs = self.wrong(ONE_HEAD | {"S": 2} | dict.fromkeys(last.names, found.above))
         return pairs is None or pairs is ("S" in axis)
 
-    def of_product(self, last: Dimension, count: int) -> Rule | None:
+    def of_product(self, last: Dimension, count: int) -> Threshold | None:
         """Where it begins to be wrong with one head; None where that is no matter of a size to be passed.
 
         Heads may also be wrong where their number is no power of two.
         """
         seen = self.along(last, [count, *around(count, 0)], ONE_HEAD)
         found = rule(seen) if seen.get(count) else None
-        if found is not None and found.which == "no power of two" and "S" in last.names:
+        if found is not None and found.kind == "no power of two" and "S" in last.names:
             return found
-        while found is not None and found.which == "first":
+        while found is not None and found.kind == "first":
             passing = max(n for n, bad in seen.items() if not bad and n <= found.above)
             if passing == found.above:
                 return found
@@ -249,15 +251,15 @@ def around(size: int, largest: int) -> list[int]:
 # --- two dimensions together ------------------------------------------------------------------------------------------
 
 
-def product(one: str, other: str, sizes: Sizes, wrong: Wrong) -> str:
-    """Whether it is the product of two sizes that must not pass a number: in a sentence, or empty.
+def product(one: str, other: str, sizes: Sizes, wrong: Wrong) -> Threshold | None:
+    """Whether it is the product of two sizes that must not pass a number: where it passes it, or None.
 
     The product must decide at another ratio of the two as well. Where a power of two lies between what passes and what
     fails, it is told at that.
     """
     a, b = sizes[one], sizes[other]
     if wrong({one: a - 1, other: b}) is not False or wrong({one: a, other: b - 1}) is not False:
-        return ""
+        return None
     for less_one, less_other in ((0, 0), (1, 0), (0, 1)):  # the first number of the last row counts, for one
 
         def much(x: int, y: int) -> int:
@@ -270,11 +272,12 @@ def product(one: str, other: str, sizes: Sizes, wrong: Wrong) -> str:
             y = -(-failing // (x - less_one)) + less_other
             if wrong({one: x, other: y}) and wrong({one: x, other: passing // (x - less_one) + less_other}) is False:
                 return simplest_product(one, other, sizes, wrong, range(passing, failing + 1))
-    return ""
+    return None
 
 
-def simplest_product(one: str, other: str, sizes: Sizes, wrong: Wrong, between: range) -> str:
+def simplest_product(one: str, other: str, sizes: Sizes, wrong: Wrong, between: range) -> Threshold:
     """between: from a product that passes to one that fails."""
+    found = (one, sizes[one], other, sizes[other])
     power = 1 << between[-1].bit_length() - 1  # the largest one that is not above
     if power in between:
         side = 1 << power.bit_length() // 2
@@ -286,43 +289,33 @@ def simplest_product(one: str, other: str, sizes: Sizes, wrong: Wrong, between: 
         ):
             size = power // fixed
             if wrong({x: size + 1, y: fixed}) and wrong({x: size, y: fixed}) is False:
-                return together(x, size + 1, y, fixed, sizes)
-    return together(one, sizes[one], other, sizes[other], sizes)
-
-
-def together(x: str, more: int, y: str, fixed: int, sizes: Sizes) -> str:
-    are = f"{number(more - 1)} {word(x, more - 1, sizes)}"
-    at = f"{number(more)} {word(x, more, sizes)} and {number(fixed)} {word(y, fixed, sizes)} together"
-    return f"first wrong at {at} (their product is {number(more * fixed)}; with {are} it is right)"
+                found = (x, size + 1, y, fixed)
+                break
+    x, more, y, fixed = found
+    axes = axis_name(x, sizes), axis_name(y, sizes)
+    return Threshold(axes, "product", (more,), (more - 1,), beside=fixed)
 
 
 # --- one dimension ----------------------------------------------------------------------------------------------------
 
 
-class Rule(NamedTuple):
-    """which: at which sizes it is wrong, in words. above: it is wrong at sizes above this one only; 0 for none.
+def axis_name(name: str, sizes: Sizes) -> AxisName:
+    """Without groups the heads of query and key are the same."""
+    return cast(AxisName, "H" if name == "G" and sizes.get("S") == 1 else name.rstrip(" 0123456789"))
 
-    listed: no simple rule agrees, and the sizes are listed.
-    """
 
-    which: str
-    above: int
-    seen: Seen
-    listed: bool = False
-
-    @property
-    def by_chance(self) -> bool:
-        """Whether rounding errors that grow with the size may come to it: they pass their bounds anywhere."""
-        return self.listed or self.above % 8 not in (0, 7)
+def by_chance(found: Threshold) -> bool:
+    """Whether rounding errors that grow with the size may come to it: they pass their bounds anywhere."""
+    return found.is_listed or found.above % 8 not in (0, 7)
 
 
 def is_power(n: int) -> bool:
     return n & (n - 1) == 0
 
 
-def rule(seen: Seen) -> Rule | None:
+def rule(seen: Seen, axes: tuple[AxisName, ...] = ()) -> Threshold | None:
     """The simplest rule that agrees with what was seen; None where all sizes are wrong, or all right."""
-    wrong, right = ([n for n, bad in sorted(seen.items()) if bad is kind] for kind in (True, False))
+    wrong, right = (tuple(n for n, bad in sorted(seen.items()) if bad is kind) for kind in (True, False))
     if not right or not wrong:
         return None
     least, most = wrong[0], wrong[-1]
@@ -330,79 +323,33 @@ def rule(seen: Seen) -> Rule | None:
     def agrees(predicate: Callable[[int], bool], above: int = 0) -> bool:
         return all((n > above and predicate(n)) is bad for n, bad in seen.items())
 
+    def of(kind: Kind, above: int = 0, multiple: int = 0) -> Threshold:
+        return Threshold(axes, kind, wrong, right, above, multiple)
+
     if agrees(lambda n: True, least - 1):
-        return Rule("first", least - 1, seen)
+        return of("first", least - 1)
     for above in (0, least - 1):
         if agrees(lambda n: not is_power(n), above):
-            return Rule("no power of two", above, seen)
+            return of("no power of two", above)
         for multiple in MULTIPLES:
             if agrees(lambda n, m=multiple: n % m != 0, above):  # type: ignore[misc]
-                return Rule("odd" if multiple == 2 else f"no multiple of {multiple}", above, seen)
+                return of("no multiple", above, multiple)
         for multiple in reversed(MULTIPLES):
             if agrees(lambda n, m=multiple: n % m == 0, above):  # type: ignore[misc]
-                return Rule("even" if multiple == 2 else f"a multiple of {multiple}", above, seen)
+                return of("multiple", above, multiple)
         if agrees(is_power, above) and len(wrong) > 2:
-            return Rule("a power of two", above, seen)
+            return of("power of two", above)
     if agrees(lambda n: n <= most) and most + 1 in seen:
-        return Rule("up to", 0, seen)
+        return of("up to")
     if agrees(lambda n: n <= most, least - 1) and least - 1 in seen and len(wrong) > 2:
-        return Rule("from", least - 1, seen)
+        return of("from", least - 1)
     if least - 1 in seen and right[0] < least and len(wrong) > sum(n > least for n in right):
-        return Rule("first", least - 1, seen, listed=True)
-    return Rule("", 0, seen, listed=True)
+        return of("first", least - 1)
+    return of("listed")
 
 
-def multiples(seen: Seen) -> Rule | None:
+def multiples(seen: Seen, axes: tuple[AxisName, ...] = ()) -> Threshold | None:
     """A rule about multiples, past some size, that agrees with all that was seen; no error hides in just such sizes."""
-    found = rule(seen)
-    sure = found is not None and found.which.startswith(("odd", "no multiple of "))
+    found = rule(seen, axes)
+    sure = found is not None and found.kind == "no multiple"
     return found if sure and min(sum(seen.values()), sum(not bad for bad in seen.values())) >= MANY else None
-
-
-def worded(found: Rule, words: Callable[[int], str]) -> str:
-    """words: for so many."""
-    seen, above = found.seen, found.above
-    wrong, right = ([n for n, bad in sorted(seen.items()) if bad is kind] for kind in (True, False))
-    many = words(2)
-    examples = f"({listing(wrong, wrong[0])} wrong; {listing(right, wrong[0])} right)"
-    if found.which == "first":
-        before = max(n for n in right if n < wrong[0])
-        again = [n for n in right if n > wrong[0]]
-        at = f"first wrong at {number(wrong[0])} {words(wrong[0])}"
-        are = "is" if before == 1 else "are"
-        also = f", and wrong at {listing(wrong[1:], wrong[0])}" if wrong[1:] else ""
-        also += f"; right again at {listing(again, wrong[0])}" if again else ""
-        return f"{at} ({number(before)} {are} right){also}"
-    if found.which == "up to":
-        return f"wrong up to {number(wrong[-1])} {words(wrong[-1])} {examples}"
-    if found.which == "from":
-        return f"wrong from {number(wrong[0])} to {number(wrong[-1])} {many} {examples}"
-    if found.listed:
-        return f"wrong for {listing(wrong, wrong[0])} {many}; right for {listing(right, wrong[0])}"
-    past = f", past {number(above)}," if above else ""
-    count = "length" if many == WORDS["length"][1] else f"number of {many}"
-    return f"wrong where the {count}{past} is {found.which} {examples}"
-
-
-def words_of(dimension: Dimension, sizes: Sizes, count: int) -> str:
-    """Of dimensions that change together, all of them."""
-    return " and ".join(word(name, count, sizes) for name in dimension.names)
-
-
-def word(name: str, count: int, sizes: Sizes) -> str:
-    """Without groups the heads of query and key are the same."""
-    kind = "H" if name == "G" and sizes.get("S") == 1 else name.rstrip(" 0123456789")
-    one, several = WORDS[kind]
-    return one if count == 1 else several
-
-
-def number(n: int) -> str:
-    return f"{n:,}"
-
-
-def listing(sizes: list[int], near: int) -> str:
-    """Some of the sizes, in order: those nearest to one, and some farther ones."""
-    ordered = sorted(sizes, key=lambda n: abs(n - near))
-    nearest, others = ordered[: SHOWN // 2], ordered[SHOWN // 2 :]
-    step = max(1, -(-len(others) // (SHOWN - SHOWN // 2)))
-    return ", ".join(map(number, sorted([*nearest, *others[::-1][::step]])))

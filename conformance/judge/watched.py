@@ -14,10 +14,11 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name, is_gradient
+from conformance.cases.arrays import heads_and_keys, widths_of
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, known_conventions
 from conformance.cases.expectations import empty_rows
-from conformance.cases.features import features_of, heads_and_keys, widths_of
+from conformance.cases.features import features_of
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.check import Check, beyond_numbers
 from conformance.checks.comparison import breaks, judge, no_others, promised, ratio, worst
@@ -29,7 +30,8 @@ from conformance.diagnosis.attribution import rule_shown, without_each
 from conformance.diagnosis.memory import STRIDES
 from conformance.diagnosis.naming import diagnosis, several_there
 from conformance.judge.run import cut_down, violation
-from conformance.oracle.reference import AFFORDABLE, ball_work, balls_available, oracle
+from conformance.oracle.reference import balls_available, oracle
+from conformance.oracle.work import AFFORDABLE, ball_work
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import in_dtype
 from conformance.sampling.strategies import roundings

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.arguments import arguments
+from conformance.cases.arrays import heads_and_keys
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, declaration_of
-from conformance.cases.features import beyond, heads_and_keys
+from conformance.cases.features import beyond
 from conformance.cases.signatures import Signature, names_taken, signature_of
 from conformance.subjects.attention_calls import AXES, in_words
 from conformance.subjects.callables import load

@@ -10,12 +10,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.bounds import operations as bounds
-from conformance.cases.axes import HEADS, PAIRS, Axis, B, D, Described, K, Q, V
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.features import FEATURE_RULES, masked_dimensions
-from conformance.cases.operation import Operation, Shape
 from conformance.cases.sizes import Sizes, adapted
 from conformance.checks.catalogue import (
     AGREEMENT,
@@ -34,7 +30,7 @@ from conformance.checks.levels import CORE, ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal, ones
 from conformance.operations.common import OFTEN, planned
-from conformance.oracle.reference import attention_work
+from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
 from conformance.sampling.draws import CaseStrategy
@@ -48,24 +44,6 @@ LOWEST = -3.4028234663852886e38
 """The lowest float32, with which some fill what is forbidden."""
 SPLITTING = ("attention", "attention_logsumexp", "merge_attention")
 """What attention over parts of the keys needs."""
-
-
-def shape(case: Case, name: str, layout: str) -> Shape:
-    query = case.inputs["query"].shape
-    if name == "logsumexp":
-        return query[:3] if layout == "BHTD" else (query[0], query[2], query[1])
-    return (*query[:-1], case.inputs["value"].shape[-1])
-
-
-def axes(case: Case, output: tuple[Axis, ...] = (B, HEADS, Q, V)) -> Described:
-    (batch, H, queries, width), (_, G, keys, _) = case.inputs["query"].shape, case.inputs["key"].shape
-    sizes = {"B": batch, "G": G, "S": H // max(G, 1), "Q": queries, "K": keys, "D": width}
-    if "value" in case.inputs:
-        sizes["V"] = case.inputs["value"].shape[-1]
-    arrays = {"query": (B, HEADS, Q, D), "key": (B, ("G",), K, D), "value": (B, ("G",), K, V), "sinks": (HEADS,)}
-    arrays |= {"alibi_slopes": (B, HEADS), "query_lengths": (B,)}
-    arrays |= {"bias": PAIRS, "option dropout_keep": PAIRS, "-> output": output, "-> logsumexp": PAIRS[:3]}
-    return sizes, arrays, {}
 
 
 def featured_in(declaration: Declaration) -> tuple[str, ...]:
@@ -431,21 +409,4 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     yield refused("ATT-11", "a keep mask of another shape", ValueError, **another)
 
 
-OPERATION = Operation(
-    name="attention",
-    rules=FEATURE_RULES,
-    arguments=("query", "key", "value"),
-    differentiated=("query", "key", "value", "bias", "sinks"),
-    masked=True,
-    wide=("logsumexp", "alibi_slopes"),
-    positive=("alibi_slopes",),
-    shape=shape,
-    dimensions=masked_dimensions,
-    axes=axes,
-    bounds=bounds.attention,
-    work=attention_work,
-    cases=partial(generation.attention_cases, empty_rows=("zero", "zero", "mean")),
-    probes=probes,
-    refusals=refusals,
-    histories=attention_histories,
-)
+OPERATION = JudgedOperation("attention", probes, refusals, attention_histories)

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from hypothesis import strategies as st
 
-from conformance.cases.axes import PAIRS
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.operation import Shape
 from conformance.checks.catalogue import EMPTY_ROWS, TWIN
+from conformance.checks.histories import attention_histories
 from conformance.checks.levels import CORE, ROBUST
 from conformance.checks.probe import Probe, agreement
-from conformance.operations import attention_weights
-from conformance.operations.attention import axes, featured_in
+from conformance.checks.refusals import no_refusals
+from conformance.operations.attention import featured_in
 from conformance.operations.common import OFTEN, planned
+from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
 
 NAME = "attention_logsumexp"
-
-
-def shape(case: Case, name: str, layout: str) -> Shape:
-    return attention_weights.shape(case, name, layout)[:3]
 
 
 def probes(declaration: Declaration) -> list[Probe]:
@@ -59,12 +54,4 @@ def probes(declaration: Declaration) -> list[Probe]:
     ]
 
 
-OPERATION = replace(
-    attention_weights.OPERATION,
-    name=NAME,
-    wide=("output", "alibi_slopes"),
-    shape=shape,
-    axes=partial(axes, output=PAIRS[:3]),
-    cases=partial(generation.attention_cases, NAME),
-    probes=probes,
-)
+OPERATION = JudgedOperation(NAME, probes, no_refusals, attention_histories)

@@ -6,29 +6,19 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from conformance.bounds import operations as bounds
-from conformance.cases.axes import PAIRS
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.features import FEATURE_RULES, masked_dimensions
-from conformance.cases.operation import Operation, Shape
 from conformance.checks.catalogue import EMPTY_ROWS, TWIN
 from conformance.checks.histories import attention_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import no_refusals
-from conformance.operations.attention import axes, featured_in
+from conformance.operations.attention import featured_in
 from conformance.operations.common import OFTEN, planned
-from conformance.oracle.reference import attention_work
+from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
 
 NAME = "attention_weights"
-
-
-def shape(case: Case, name: str, layout: str) -> Shape:
-    query, key = case.inputs["query"].shape, case.inputs["key"].shape
-    heads, length = (1, 2) if layout == "BHTD" else (2, 1)
-    return query[0], query[heads], query[length], key[length]
 
 
 def probes(declaration: Declaration) -> list[Probe]:
@@ -56,21 +46,4 @@ def probes(declaration: Declaration) -> list[Probe]:
     ]
 
 
-OPERATION = Operation(
-    name=NAME,
-    rules=FEATURE_RULES,
-    arguments=("query", "key"),
-    differentiated=("query", "key", "bias", "sinks"),
-    masked=True,
-    wide=("alibi_slopes",),
-    positive=("alibi_slopes",),
-    shape=shape,
-    dimensions=masked_dimensions,
-    axes=partial(axes, output=PAIRS),
-    bounds=bounds.attention,
-    work=attention_work,
-    cases=partial(generation.attention_cases, NAME),
-    probes=probes,
-    refusals=no_refusals,
-    histories=attention_histories,
-)
+OPERATION = JudgedOperation(NAME, probes, no_refusals, attention_histories)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.layouts import LAYOUTS, OF_HEADS, REFUSABLE
-from conformance.cases.operation import Operation
 from conformance.cases.sizes import Sizes
 from conformance.checks.catalogue import (
     AFTER_OTHER_CALLS,
@@ -25,11 +24,13 @@ from conformance.checks.catalogue import (
     THREADS,
 )
 from conformance.checks.check import Check
-from conformance.checks.histories import asking_gradients, histories, repeatable
+from conformance.checks.histories import asking_gradients, repeatable
 from conformance.checks.probe import Probe, agreement
+from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling import strategies as generation
 from conformance.sampling.draws import Rows
 from conformance.sampling.layouts import memory_cases
+from conformance.sampling.operations import operation_cases
 from conformance.sampling.plan import attention as attention_plan
 from conformance.sampling.plan import layers as layer_plan
 from conformance.sampling.plan.covering import Row
@@ -42,17 +43,17 @@ WIDE = ("float32", "float64")
 # --- the same call again, in other memory, after other calls ----------------------------------------------------------
 
 
-def determinism_probe(operation: Operation, declaration: Declaration) -> Probe:
-    cases = operation.cases(dtypes=DTYPES, declaration=declaration)
+def determinism_probe(operation: JudgedOperation, declaration: Declaration) -> Probe:
+    cases = operation_cases(operation.name, DTYPES, declaration)
     return Probe("ATT-13", operation.name, (operation.name,), cases, DETERMINISM, weight=0.4)
 
 
-def some_gradients_probe(operation: Operation, declaration: Declaration) -> list[Probe]:
+def some_gradients_probe(operation: JudgedOperation, declaration: Declaration) -> list[Probe]:
     """Gradients of some inputs, with the others constant, as where weights are frozen."""
-    if "gradients" not in declaration or len(operation.differentiated) < 2:
+    if "gradients" not in declaration or len(operation.facts.differentiated) < 2:
         return []
-    name, rule = operation.name, operation.rules.get("gradients", operation.rules[""])
-    cases = operation.cases(dtypes=DTYPES, declaration=declaration).flatmap(with_constants)
+    name, rule = operation.name, operation.facts.rules.get("gradients", operation.facts.rules[""])
+    cases = operation_cases(operation.name, DTYPES, declaration).flatmap(with_constants)
     weight = 0.5 if declaration.compiled else 2.0
     return [Probe(rule, f"gradients of some inputs of {name}", (name,), cases, weight=weight)]
 
@@ -67,9 +68,9 @@ def with_constants(case: Case) -> st.SearchStrategy[Case]:
     return st.one_of(one.map(lambda name: (name,)), alone).map(lambda names: replace(case, constants=names))
 
 
-def memory_probes(operation: Operation, declaration: Declaration) -> list[Probe]:
+def memory_probes(operation: JudgedOperation, declaration: Declaration) -> list[Probe]:
     """One for each way in which arrays may lie in memory; none without arrays, or where arrays have no strides."""
-    if not operation.takes_arrays or not declaration.strides:
+    if not operation.facts.takes_arrays or not declaration.strides:
         return []
     layouts = [layout for layout in LAYOUTS if layout not in OF_HEADS or "attention" in operation.name]
     found = []
@@ -92,13 +93,13 @@ KERNEL_TILES = (
 """Widths for which kernels are made, and more than one tile of keys."""
 
 
-def memory_plans(operation: Operation, declaration: Declaration) -> st.SearchStrategy[Case]:
+def memory_plans(operation: JudgedOperation, declaration: Declaration) -> st.SearchStrategy[Case]:
     """Cases of an operation in the sizes for which kernels read arrays in their own way, mostly with all arrays."""
     name = operation.name
-    if operation.norm:
+    if operation.facts.norm:
         return generation.norm_cases(name, plans=(*NORM_SHAPES, *VECTOR_WIDTHS), declaration=declaration)
     if not name.startswith("attention"):
-        return operation.cases(dtypes=DTYPES, declaration=declaration)
+        return operation_cases(operation.name, DTYPES, declaration)
     plans = (*SHORT[:2], *KERNEL_WIDTHS, *KERNEL_TILES)
     cases = partial(generation.attention_cases, name, plans=plans, declaration=declaration)
     if not {"bias", "dense"} & declaration.features:
@@ -107,17 +108,17 @@ def memory_plans(operation: Operation, declaration: Declaration) -> st.SearchStr
     return st.integers(0, 2).flatmap(lambda which: every if which < 2 else cases())
 
 
-def state_probes(operation: Operation, declaration: Declaration) -> list[Probe]:
+def state_probes(operation: JudgedOperation, declaration: Declaration) -> list[Probe]:
     """What an operation keeps between calls, or shares among them."""
     name = operation.name
-    few = st.one_of(*histories(name, declaration, 3).values())
+    few = st.one_of(*operation.histories(name, declaration, 3).values())
     few_shapes = 0.1 if declaration.compiled else 1.0
     found: list[tuple[str, st.SearchStrategy[Any], Check[Any, Any], float]] = [
-        (f"after other {kind} in {name}", calls, AFTER_OTHER_CALLS, (0.4 if operation.norm else 0.2) * few_shapes)
-        for kind, calls in histories(name, declaration).items()
+        (f"after other {kind} in {name}", calls, AFTER_OTHER_CALLS, (0.4 if operation.facts.norm else 0.2) * few_shapes)
+        for kind, calls in operation.histories(name, declaration, None).items()
     ]
     found.append((f"many equal calls of {name}", repeatable(name, declaration), REPETITIONS, 1.0 * few_shapes))
-    if "gradients" in declaration and operation.differentiated:
+    if "gradients" in declaration and operation.facts.differentiated:
         found.append((f"alternating passes of {name}", asking_gradients(few, 2), INTERLEAVED, 0.3))
     found.append((f"several threads in {name}", few, THREADS, 0.3 if declaration.compiled else 0.8))
     return [Probe("ATT-13", title, (name,), cases, by, weight) for title, cases, by, weight in found]

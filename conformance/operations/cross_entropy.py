@@ -9,19 +9,13 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.bounds import losses
-from conformance.bounds.arithmetic import Precision
-from conformance.bounds.operations import finished
-from conformance.cases.axes import Described, leading
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.operation import Operation, Rows, Shape
-from conformance.checks.histories import plain_histories
 from conformance.checks.levels import CORE, ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
-from conformance.diagnosis import losses as mistakes
 from conformance.operations.common import rows_of_layers
+from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling.draws import CaseStrategy
 from conformance.sampling.losses import MANY_CLASSES, SEVERAL, loss_cases
 from conformance.sampling.plan.covering import Row
@@ -36,27 +30,6 @@ PLAN = Plan(
     typical={"rows": (3, 130, 65537), "classes": (5, 1000, 65537)},
 )
 """Of every loss."""
-
-
-def work(passes: int, gradients: bool, *, rows: int, classes: int) -> int:
-    return rows * classes * (120 if gradients else 50)
-
-
-def shape(case: Case, name: str, layout: str) -> Shape:
-    return case.inputs["targets"].shape if case.options.get("reduction") == "none" else ()
-
-
-def dimensions(case: Case) -> dict[str, int]:
-    rows = case.inputs.get("logits", case.inputs.get("log_probabilities"))
-    return {"rows": case.inputs["targets"].size, "classes": 0 if rows is None else rows.shape[-1]}
-
-
-def axes(case: Case) -> Described:
-    rows, sizes = leading(case.inputs["targets"], 0)
-    whole = (*rows, ("classes",))
-    arrays = {"targets": rows, OF: whole, "log_probabilities": whole}
-    arrays["-> output"] = rows if case.options.get("reduction") == "none" else ()
-    return sizes | {"classes": dimensions(case)["classes"]}, arrays, {}
 
 
 def probes(declaration: Declaration) -> list[Probe]:
@@ -112,30 +85,4 @@ def refused_targets(rule: str, name: str, of: str, declaration: Declaration, arr
     yield refused("an unknown reduction", ValueError, [0, 2], reduction="batchmean")
 
 
-def relaxed(case: Case) -> dict[str, np.ndarray]:
-    """Bounds that allow a log-sum-exp kept as one number."""
-    p = Precision.of(case.dtype)
-    with np.errstate(all="ignore"):
-        found = losses.cross_entropy(case, p, kept=True)
-        return {name: finished(name, approx, case, p) for name, approx in found.items()}
-
-
-OPERATION = Operation(
-    name=NAME,
-    rules={"": "LOSS-1"},
-    arguments=(OF, "targets"),
-    differentiated=(OF,),
-    rows=Rows(OF, lambda case: 1),
-    shape=shape,
-    dimensions=dimensions,
-    axes=axes,
-    bounds=losses.cross_entropy,
-    relaxed=relaxed,
-    work=work,
-    cases=partial(loss_cases, NAME),
-    probes=probes,
-    refusals=refusals,
-    histories=plain_histories,
-    measured=mistakes.measured,
-    mistakes=mistakes.CROSS_ENTROPY,
-)
+OPERATION = JudgedOperation(NAME, probes, refusals)

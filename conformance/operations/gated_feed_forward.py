@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
-import numpy as np
 from hypothesis import strategies as st
 
-from conformance.bounds import operations as bounds
-from conformance.bounds.arithmetic import Precision, stored
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.operation import Structure
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
-from conformance.diagnosis import gated_feed_forward
-from conformance.operations import feed_forward
 from conformance.operations.common import rows_of_layers
 from conformance.operations.feed_forward import PLAN
-from conformance.oracle.reference import gated_feed_forward_work
+from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling import strategies as generation
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.strategies import ACTIVATIONS
-from specification import GatedFeedForward
 
 NAME = "gated_feed_forward"
 
@@ -52,25 +44,4 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     yield array.refusal("FFN-2", "a gate of another width", ValueError, NAME, apart)
 
 
-def relaxed(case: Case) -> dict[str, np.ndarray]:
-    """Bounds that allow 16 bits for the activation, for the product before dropout, and for their gradients."""
-    p = Precision.of(case.dtype)
-    with np.errstate(all="ignore"):
-        found = bounds.feed_forward(case, p, between=lambda x: stored(x, p))
-        return {name: bounds.finished(name, approx, case, p) for name, approx in found.items()}
-
-
-OPERATION = replace(
-    feed_forward.OPERATION,
-    name=NAME,
-    rules={"": "FFN-2"},
-    structure=Structure(GatedFeedForward, ("gate", "inner", "outer")),
-    relaxed=relaxed,
-    work=gated_feed_forward_work,
-    cases=partial(generation.feed_forward_cases, NAME),
-    probes=probes,
-    refusals=refusals,
-    mistakes=gated_feed_forward.MISTAKES,
-    measured=None,
-    row_sums=gated_feed_forward.row_sums,
-)
+OPERATION = JudgedOperation(NAME, probes, refusals)

@@ -8,18 +8,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from conformance.bounds import operations as bounds
-from conformance.cases.axes import Described, leading
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.operation import Operation, Rows, Shape
 from conformance.checks.catalogue import CONSTANT_ROWS, SPOILED_ROWS
 from conformance.checks.histories import norm_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
-from conformance.diagnosis import norm_gradients, norms
 from conformance.operations.common import WIDE, rows_of_layers
-from conformance.oracle.reference import norm_work
+from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling import draws, special
 from conformance.sampling import strategies as generation
 from conformance.sampling.plan.covering import Row
@@ -34,24 +30,6 @@ PLAN = Plan(
     typical={"rows": (3, 40, 129, 1025, 65537), "norm_width": (5, 40, 257, 1025, 3000, 20480, 65537)},
 )
 """Of every norm."""
-
-
-def shape(case: Case, name: str, layout: str) -> Shape:
-    return case.inputs["x"].shape
-
-
-def dimensions(case: Case) -> dict[str, int]:
-    x, width = case.inputs["x"], case.inputs["weight"].size
-    return {"rows": x.size // max(width, 1), "norm_width": width}
-
-
-def axes(case: Case) -> Described:
-    x, weight = case.inputs["x"], case.inputs["weight"]
-    rows, sizes = leading(x, weight.ndim)
-    widths = ["W", *(f"W {i}" for i in range(1, weight.ndim))][::-1]
-    inner = tuple((name,) for name in widths)
-    sizes |= dict(zip(widths, weight.shape, strict=True))
-    return sizes, {"x": (*rows, *inner), "weight": inner, "bias": inner, "-> output": (*rows, *inner)}, {}
 
 
 def at_sizes(operation: str, title: str, declaration: Declaration, **given: Any) -> draws.Rows:
@@ -109,23 +87,4 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     yield refused("NORM-2", "mixed dtypes", TypeError, weight=array(6, dtype=array.another))
 
 
-OPERATION = Operation(
-    name=NAME,
-    rules={"": "NORM-1", "dtype": "NORM-2", "gradients": "NORM-6"},
-    arguments=("x", "weight", "bias"),
-    differentiated=("x", "weight", "bias"),
-    norm=True,
-    rows=Rows("x", lambda case: case.inputs["weight"].ndim),
-    shape=shape,
-    dimensions=dimensions,
-    axes=axes,
-    bounds=bounds.layer_norm,
-    work=norm_work,
-    cases=partial(generation.norm_cases, NAME),
-    probes=probes,
-    refusals=refusals,
-    histories=norm_histories,
-    mistakes=tuple(norms.NORM_MISTAKES),
-    measured=norm_gradients.measured,
-    row_sums=norm_gradients.row_sums,
-)
+OPERATION = JudgedOperation(NAME, probes, refusals, norm_histories)

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
-from hypothesis import strategies as st
-
-from conformance.bounds import operations as bounds
-from conformance.cases.axes import HEADS, PAIRS, Arrays, Axis, B, Described, K, Q
-from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.features import heads_and_keys, masked_dimensions, widths_of
-from conformance.cases.operation import Operation, Shape, Structure
 from conformance.cases.sizes import Sizes, adapted
-from conformance.checks.histories import plain_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
-from conformance.diagnosis import multi_head
 from conformance.operations.common import rows_of
-from conformance.oracle.reference import multi_head_work
+from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling import strategies as generation
 from conformance.sampling.draws import Rows
 from conformance.sampling.strategies import SHORT
-from specification import MultiHeadAttention
 
 NAME = "multi_head_attention"
 SIZES = Sizes(B=2, H=2, G=2, Q=3, K=5, D=4, V=4)
@@ -36,38 +25,6 @@ MODELS = (
     *((1025, 40, 24, 1025), (300, 70, 6, 5), (2000, 7, 300, 40)),
 )
 """Widths of query, key, value and output."""
-
-
-def shape(case: Case, name: str, layout: str) -> Shape:
-    return (*case.inputs["query"].shape[:-1], case.inputs["output.weight"].shape[-1])
-
-
-def dimensions(case: Case) -> dict[str, int]:
-    return masked_dimensions(case) | {"model_width": case.inputs["query"].shape[-1]}
-
-
-def axes(case: Case) -> Described:
-    (H, G, queries, keys), (width, value_width) = heads_and_keys(case), widths_of(case)
-    inputs, outer = case.inputs, case.inputs["output.weight"].shape[-1]
-    sizes = {"B": inputs["query"].shape[0], "G": G, "S": H // max(G, 1), "Q": queries, "K": keys}
-    sizes |= {"D": width, "V": value_width, "E": inputs["query"].shape[-1], "output": outer}
-    sizes |= {"E of key": inputs["key"].shape[-1], "E of value": inputs["value"].shape[-1]}
-    columns = {"query": (("E",), Q, (*HEADS, "D")), "key": (("E of key",), K, ("G", "D"))}
-    columns |= {"value": (("E of value",), K, ("G", "V"))}
-    arrays: Arrays = {"sinks": (HEADS,), "bias": PAIRS, "option dropout_keep": PAIRS}
-    lists: dict[str, Axis] = {}
-    for name, (model, length, heads) in columns.items():
-        separate = f"{name}.weight" not in inputs
-        lists |= {name: heads[:-1]} if separate else {}
-        outside = heads[-1:] if separate else heads
-        arrays |= {name: (B, length, model), f"{name}.weight": (model, outside), f"{name}.bias": (outside,)}
-    arrays |= {"output.weight": ((*HEADS, "V"), ("output",)), "output.bias": (("output",),)}
-    return sizes, arrays | {"-> output": (B, Q, ("output",))}, lists
-
-
-def either(**given: Any) -> st.SearchStrategy[Case]:
-    """Cases with projections that are fused or, as often, one for every head."""
-    return st.booleans().flatmap(lambda separate: generation.multi_head_cases(separate=separate, **given))
 
 
 def probes(declaration: Declaration) -> list[Probe]:
@@ -117,21 +74,4 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     yield array.refusal("MHA-2", "an output for other widths", ValueError, NAME, wider, num_heads=H)
 
 
-OPERATION = Operation(
-    name=NAME,
-    rules={"": "MHA-1"},
-    arguments=("parameters", "query", "key", "value"),
-    differentiated=("parameters", "query", "key", "value", "bias", "sinks"),
-    structure=Structure(MultiHeadAttention, ("query", "key", "value", "output")),
-    masked=True,
-    shape=shape,
-    dimensions=dimensions,
-    axes=axes,
-    bounds=bounds.multi_head_attention,
-    work=multi_head_work,
-    cases=either,
-    probes=probes,
-    refusals=refusals,
-    histories=plain_histories,
-    mistakes=multi_head.MISTAKES,
-)
+OPERATION = JudgedOperation(NAME, probes, refusals)

@@ -7,26 +7,19 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from conformance.bounds import losses
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.operation import Operation, Rows
-from conformance.checks.histories import plain_histories
 from conformance.checks.levels import CORE, ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
-from conformance.diagnosis import losses as mistakes
 from conformance.operations.common import rows_of_layers
-from conformance.operations.cross_entropy import NARROW, PLAN, axes, dimensions, refused_targets, shape, uncounted
+from conformance.operations.cross_entropy import NARROW, PLAN, refused_targets, uncounted
+from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling.draws import CaseStrategy
 from conformance.sampling.losses import MANY_CLASSES, loss_cases
 from conformance.sampling.plan.covering import Row
 
 NAME, OF = "nll_loss", "log_probabilities"
-
-
-def work(passes: int, gradients: bool, *, rows: int, classes: int) -> int:
-    return rows * classes * (40 if gradients else 15)
 
 
 def probes(declaration: Declaration) -> list[Probe]:
@@ -54,22 +47,4 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     return refused_targets("LOSS-2", NAME, OF, declaration, array)
 
 
-OPERATION = Operation(
-    name=NAME,
-    rules={"": "LOSS-2"},
-    arguments=(OF, "targets"),
-    differentiated=(OF,),
-    copies=True,
-    rows=Rows(OF, lambda case: 1),
-    shape=shape,
-    dimensions=dimensions,
-    axes=axes,
-    bounds=losses.nll_loss,
-    work=work,
-    cases=partial(loss_cases, NAME),
-    probes=probes,
-    refusals=refusals,
-    histories=plain_histories,
-    measured=mistakes.measured,
-    mistakes=mistakes.NLL,
-)
+OPERATION = JudgedOperation(NAME, probes, refusals)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from conformance.cases.declaration import EVERYTHING, Declaration
-from conformance.cases.operation import Operation
 from conformance.checks.catalogue import taken_as_array
 from conformance.checks.probe import Probe
 from conformance.operations import OPERATIONS
 from conformance.operations.common import determinism_probe, memory_probes, some_gradients_probe, state_probes
+from conformance.operations.judged_operation import JudgedOperation
 
 
 def catalogue(declaration: Declaration = EVERYTHING) -> list[Probe]:
@@ -19,7 +19,7 @@ def catalogue(declaration: Declaration = EVERYTHING) -> list[Probe]:
     return [probe for probe in probes if taken_as_array(probe.check, declaration)]
 
 
-def probes_for(operation: Operation, declaration: Declaration) -> Iterator[Probe]:
+def probes_for(operation: JudgedOperation, declaration: Declaration) -> Iterator[Probe]:
     yield from operation.probes(declaration)
     yield determinism_probe(operation, declaration)
     yield from some_gradients_probe(operation, declaration)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 from conformance.cases.declaration import Declaration
+from conformance.checks.histories import norm_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
-from conformance.operations import layer_norm
+from conformance.operations.judged_operation import JudgedOperation
 from conformance.operations.layer_norm import at_sizes, spoiled
 from conformance.sampling import strategies as generation
 from specification.dtypes import HALF
@@ -48,13 +48,4 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     yield array.refusal("NORM-8", "plus_one that is no truth value", TypeError, NAME, given, eps=1e-5, plus_one=1)
 
 
-OPERATION = replace(
-    layer_norm.OPERATION,
-    name=NAME,
-    rules={"": "NORM-7", "gradients": "NORM-6"},
-    arguments=("x", "weight"),
-    differentiated=("x", "weight"),
-    cases=partial(generation.norm_cases, NAME),
-    probes=probes,
-    refusals=refusals,
-)
+OPERATION = JudgedOperation(NAME, probes, refusals, norm_histories)

@@ -9,20 +9,13 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.bounds import rotary as bounds_of
-from conformance.bounds.arithmetic import Approx, Precision
-from conformance.bounds.operations import finished
-from conformance.cases.arguments import gradient_name
-from conformance.cases.axes import Arrays, Axis, Described
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.operation import Operation, Shape
-from conformance.checks.histories import plain_histories
 from conformance.checks.levels import CORE, ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
-from conformance.diagnosis import rotary as mistakes
 from conformance.operations.common import rows_of_layers
+from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling.draws import CaseStrategy
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
@@ -39,25 +32,6 @@ PLAN = Plan(
     },
     typical={"heads": (3, 32), "length": (5, 129, 1025), "model_width": (6, 64, 320)},
 )
-
-
-def work(passes: int, gradients: bool, *, numbers: int, angles: int) -> int:
-    return numbers * (30 if gradients else 14) + angles * 60
-
-
-def shape(case: Case, name: str, layout: str) -> Shape:
-    return case.inputs["x"].shape
-
-
-def dimensions(case: Case) -> dict[str, int]:
-    return dict(zip(("batch", "heads", "length", "model_width"), case.inputs["x"].shape, strict=True))
-
-
-def axes(case: Case) -> Described:
-    B, H, T, D = case.inputs["x"].shape
-    whole: tuple[Axis, ...] = (("B",), ("H",), ("T",), ("E",))
-    arrays: Arrays = {"x": whole, "positions": (("B",), ("T",)), "-> output": whole}
-    return {"B": B, "H": H, "T": T, "E": D}, arrays, {}
 
 
 def probes(declaration: Declaration) -> list[Probe]:
@@ -117,61 +91,4 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     yield refused("a ramp that ends before it starts", ValueError, base=2.0, scaling=late)
 
 
-def turning(case: Case) -> int:
-    """The number of columns that turn."""
-    width = case.options.get("rotary_width")
-    return int(case.inputs["x"].shape[-1] if width is None else width)
-
-
-def copied(case: Case, name: str) -> np.ndarray:
-    """Columns past the rotary width."""
-    columns = np.arange(case.inputs["x"].shape[-1]) >= turning(case)
-    return np.broadcast_to(columns, case.inputs["x"].shape)
-
-
-def bounds(case: Case, p: Precision, angle_error: Any = 0.0) -> dict[str, Approx]:
-    """As `bounds/rotary.py` derives them. angle_error: of the angles, beside what is derived there."""
-    angles, size = bounds_of.angles(case)
-    angle_error = np.maximum(angle_error, bounds_of.single_angle_error(case)) if p.single_angles else angle_error
-    pairing = case.options.get("pairing") or "halves"
-    results = {"output": bounds_of.rotation(case.inputs["x"], angles, size, pairing, 1, p, angle_error)}
-    if case.cotangents:
-        bar = case.cotangents["output"]
-        results[gradient_name("x")] = bounds_of.rotation(bar, angles, size, pairing, -1, p, angle_error)
-    return results
-
-
-def relaxed(case: Case) -> dict[str, np.ndarray]:
-    """Bounds that allow angles computed in float64, which has no digits for all of them.
-
-    The frequency is then off as `bounds.rotary.frequencies` derives it, and its product with the position rounds once
-    more; taking whole turns off is exact for the product, and 2 pi is off by half a unit for each of them.
-    """
-    p, double = Precision.of(case.dtype, case.rounding), Precision.of("float64")
-    angles, _ = bounds_of.angles(case)
-    call = bounds_of.call_of(case)
-    value, error = bounds_of.frequencies(call, double.inner)
-    angle_error = np.abs(angles) * (error / value + 2 * double.inner)
-    with np.errstate(all="ignore"):
-        return {name: finished(name, approx, case, p) for name, approx in bounds(case, p, angle_error).items()}
-
-
-OPERATION = Operation(
-    name=NAME,
-    rules=dict.fromkeys(("", "interleaved", "rotary_width", "batch_positions"), "POS-3") | {"rotary_scaling": "POS-4"},
-    arguments=("x", "positions"),
-    differentiated=("x",),
-    copied=copied,
-    width_unit=2,
-    shape=shape,
-    dimensions=dimensions,
-    axes=axes,
-    bounds=bounds,
-    relaxed=relaxed,
-    work=work,
-    cases=rotary_cases,
-    probes=probes,
-    refusals=refusals,
-    histories=plain_histories,
-    mistakes=mistakes.MISTAKES,
-)
+OPERATION = JudgedOperation(NAME, probes, refusals)

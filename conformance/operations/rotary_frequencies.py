@@ -8,17 +8,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from conformance.bounds import rotary as bounds_of
-from conformance.bounds.arithmetic import Approx, Precision
-from conformance.cases.axes import Described
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.operation import Operation, Shape
-from conformance.checks.histories import plain_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
-from conformance.diagnosis import rotary as mistakes
 from conformance.operations.common import rows_of_layers
+from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
 from conformance.sampling.plan.values import MODEL_WIDTHS
@@ -30,22 +25,6 @@ PLAN = Plan(
     values={"model_width": tuple(width for width in MODEL_WIDTHS if width % 2 == 0)},
     typical={"model_width": (8, 128, 1000)},
 )
-
-
-def work(passes: int, gradients: bool, *, width: int) -> int:
-    return width * 100
-
-
-def shape(case: Case, name: str, layout: str) -> Shape:
-    return () if name == "attention_factor" else (case.options["width"] // 2,)
-
-
-def dimensions(case: Case) -> dict[str, int]:
-    return {"model_width": case.options["width"]}
-
-
-def axes(case: Case) -> Described:
-    return {"E": case.options["width"]}, {}, {}
 
 
 def probes(declaration: Declaration) -> list[Probe]:
@@ -76,32 +55,4 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     yield refused("a dynamic scaling of one pair", ValueError, width=2, scaling=narrow)
 
 
-def bounds(case: Case, p: Precision) -> dict[str, Approx]:
-    """As `bounds/rotary.py` derives them."""
-    call, unit = bounds_of.call_of(case), bounds_of.SINGLE if p.single_angles else p.inner
-    return {
-        "frequencies": bounds_of.frequencies(call, unit, p.single_angles),
-        "attention_factor": bounds_of.factor(call.scaling, p.inner),
-    }
-
-
-OPERATION = Operation(
-    name=NAME,
-    rules=dict.fromkeys(("", "rotary_scaling"), "POS-4"),
-    arguments=("width",),
-    differentiated=(),
-    results=("frequencies", "attention_factor"),
-    numbers=("attention_factor",),
-    single=("frequencies",),
-    width_unit=2,
-    shape=shape,
-    dimensions=dimensions,
-    axes=axes,
-    bounds=bounds,
-    work=work,
-    cases=frequency_cases,
-    probes=probes,
-    refusals=refusals,
-    histories=plain_histories,
-    mistakes=mistakes.OF_FREQUENCIES,
-)
+OPERATION = JudgedOperation(NAME, probes, refusals)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import CONSTANT_ROWS
+from conformance.checks.histories import norm_histories
 from conformance.checks.levels import ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
-from conformance.operations import layer_norm
+from conformance.operations.judged_operation import JudgedOperation
 from conformance.operations.layer_norm import at_sizes
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
@@ -35,12 +35,4 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     yield array.refusal("NORM-7", "the unbiased deviation of one element", ValueError, NAME, row, eps=1e-6)
 
 
-OPERATION = replace(
-    layer_norm.OPERATION,
-    name=NAME,
-    rules={"": "NORM-7"},
-    least_width=2,
-    cases=partial(generation.norm_cases, NAME),
-    probes=probes,
-    refusals=refusals,
-)
+OPERATION = JudgedOperation(NAME, probes, refusals, norm_histories)

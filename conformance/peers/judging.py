@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.operation import operation_named
+from conformance.cases.facts import operation_facts
 from conformance.checks.catalogue import (
     AFTER_OTHER_CALLS,
     CALLS_IN_ORDER,
@@ -206,7 +206,7 @@ class PeerJudgement(Judgement):
 
     def differentiated(self, declaration: Declaration) -> list[Declaration]:
         """The same with gradients in those dtypes in which they are right, and without in the others."""
-        if "gradients" not in declaration or not operation_named(self.operation).differentiated:
+        if "gradients" not in declaration or not operation_facts(self.operation).differentiated:
             return [declaration]
         rule, plain = own.gradient_rule(self.operation), declaration.promising(empty_rows="any")
         probe = partial(own.gradient_probe, self.operation, rule, declaration=plain)

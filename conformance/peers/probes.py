@@ -17,6 +17,7 @@ from conformance.cases.features import is_norm, rule_of
 from conformance.checks.catalogue import TWIN
 from conformance.checks.probe import Probe
 from conformance.sampling import strategies as generation
+from conformance.sampling.operations import operation_cases
 from reference_numpy import materialize
 
 HEADS = "multi_head_attention"
@@ -41,7 +42,7 @@ def dtype_probe(operation: str, rule: str, dtype: str, declaration: Declaration)
     if operation == "attention":
         cases = generation.attention_cases(others=False, dtypes=(dtype,), declaration=declaration)
     else:
-        cases = generation.operation_cases(operation, (dtype,), declaration).filter(level)
+        cases = operation_cases(operation, (dtype,), declaration).filter(level)
     return Probe(rule, f"{dtype} inputs", (operation,), cases, weight=3.0)
 
 
@@ -52,7 +53,7 @@ def gradient_probe(operation: str, rule: str, dtype: str, declaration: Declarati
         cases = draw[operation] if operation in draw else partial(generation.norm_cases, operation)
         drawn = cases(focus=("gradients",), dtypes=(dtype,), declaration=declaration)
     else:
-        drawn = generation.operation_cases(operation, (dtype,), declaration)
+        drawn = operation_cases(operation, (dtype,), declaration)
     return Probe(rule, f"gradients in {dtype}", (operation,), drawn)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from conformance.cases.declaration import FEATURES
-from conformance.runner.dimensions import WORDS
+from conformance.reports.threshold_sentences import WORDS
 
 if TYPE_CHECKING:
     from conformance.diagnosis.cause import Cause, Diagnosis

@@ -21,8 +21,10 @@ from conformance.checks.findings import Finding, Raised
 from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import LEVELS, STRICT, kept, within
 from conformance.checks.results import Cell, Violation, Worst
+from conformance.checks.threshold import Threshold
 from conformance.reports.replays import askable, replay_command, save
 from conformance.reports.sentences import describe_finding
+from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.reports.versions import versions
 from conformance.subjects.targets import Target
 from conformance.subjects.wrong_answers import OtherType, Returned, ReturnedGradients
@@ -186,7 +188,8 @@ def violation_content(violation: Violation, replay_file: str | None = None, foll
         "raised_at": clean(finding.raised_at) or None,
         "case": None if violation.case is None else clean(repr(violation.case)),
         "worst": [worst_content(one) for one in violation.larger],
-        "threshold": clean(violation.threshold) or None,
+        "threshold": clean(describe_thresholds(violation.threshold)) or None,
+        "thresholds": [threshold_content(one) for one in violation.threshold],
         "diagnosis": [clean(line) for line in violation.diagnosis],
         "replay": replay_content(violation),
         "replay_file": replay_file,
@@ -195,6 +198,10 @@ def violation_content(violation: Violation, replay_file: str | None = None, foll
         "declare": violation.declare or None,
         "follows": follows,
     }
+
+
+def threshold_content(threshold: Threshold) -> Content:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(threshold).items()}
 
 
 TO_BE_REFUSED = "A call beyond what is supported must raise an error, or be answered rightly."

@@ -14,6 +14,7 @@ from conformance.checks.findings import Detail, Finding, Phase
 from conformance.checks.levels import within
 from conformance.checks.results import Violation
 from conformance.reports.causes import cause_content, describe_cause
+from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.runner.process_lifetime import describe_end
 from conformance.subjects import wrong_answers
 from conformance.subjects.attention_calls import AXES
@@ -41,7 +42,7 @@ def describe_violation(violation: Violation) -> str:
     finding = violation.finding
     raised = [f"raised at {finding.raised_at}"] if finding.raised_at else []
     case = [] if violation.case is None else [f"smallest case: {violation.case}"]
-    sizes = [violation.threshold] if violation.threshold else []
+    sizes = [describe_thresholds(violation.threshold)] if violation.threshold else []
     told = [f"{violation.rule}: {describe_finding(finding)}", *raised, *case, *sizes]
     return "\n  ".join([*told, *map(describe_worst, violation.larger)])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformance.cases.declaration import EVERYTHING
-from conformance.cases.operation import operations
+from conformance.cases.facts import operations
 from conformance.checks.levels import STRICT
 from conformance.checks.results import Results, Violation
 from conformance.reports.content import Content, subject_content, violation_content

@@ -22,6 +22,7 @@ from conformance.reports.blocks import (
 )
 from conformance.reports.content import Content, real
 from conformance.reports.sentences import describe_finding, describe_worst
+from conformance.reports.threshold_sentences import describe_thresholds
 from specification import RULES
 from specification.dtypes import FLOATING, HALF
 
@@ -97,9 +98,9 @@ def violation_lines(violation: Violation) -> Text:
     rule = RULES[violation.rule]
     text = Text(f"{violation.subject} breaks {rule.id} ({rule.title}): ", style="bold red")
     text.append(f"{rule.statement}\n", style="default")
-    found = describe_finding(violation.finding)
+    found, sizes = describe_finding(violation.finding), describe_thresholds(violation.threshold)
     text.append(f"  level {violation.level}\n  {found}\n  smallest case found: {violation.case}", style="default")
-    for line in (*filter(None, [violation.threshold]), *violation.diagnosis, *map(describe_worst, violation.larger)):
+    for line in (*filter(None, [sizes]), *map(describe_worst, violation.larger)):
         text.append(f"\n  {line}", style="default")
     return text
 

@@ -167,7 +167,7 @@ def tried(target: Target, function: Callable[..., Any], time_limit: float | None
 def called(target: Target, function: Callable[..., Any], time_limit: float | None) -> Any:
     """Return what the function returns for a tiny case; None if it raises an error or takes too long."""
     from conformance.sampling.draws import drawn
-    from conformance.sampling.strategies import operation_cases
+    from conformance.sampling.operations import operation_cases
 
     subject = target.make(function)
     assert isinstance(subject, CallableSubject)

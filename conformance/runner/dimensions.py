@@ -13,8 +13,9 @@ import numpy as np
 from conformance.cases.axes import HEADS, OFFSET, PAIRS, Axis, Sizes
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.operation import operation_named
+from conformance.cases.facts import operation_facts
 from conformance.checks.comparison import LARGEST
+from conformance.checks.threshold import AxisName
 from conformance.sampling.layouts import in_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
@@ -51,7 +52,7 @@ def sizes_of(case: Case) -> Sizes:
 
 
 def layout_of(case: Case) -> Layout:
-    sizes, arrays, lists = operation_named(case.operation).axes(case)
+    sizes, arrays, lists = operation_facts(case.operation).axes(case)
     found = {}
     for name, array in arrays_of(case).items():
         element = name.partition("[")[0] + name.partition("]")[2] if "[" in name else name
@@ -73,37 +74,12 @@ def arrays_of(case: Case) -> dict[str, np.ndarray]:
     return found if keep is None else found | {"option dropout_keep": keep}
 
 
-WORDS = {
-    "B": ("batch element", "batch elements"),
-    "G": ("key head", "key heads"),
-    "S": ("query head to a key head", "query heads to a key head"),
-    "H": ("head", "heads"),
-    "Q": ("query", "queries"),
-    "K": ("key", "keys"),
-    "D": ("column of query and key", "columns of query and key"),
-    "V": ("column of value", "columns of value"),
-    "parts": ("part", "parts"),
-    "rows": ("row", "rows"),
-    "W": ("column of a row", "columns of a row"),
-    "E": ("column", "columns"),
-    "E of key": ("column of the key's input", "columns of the key's input"),
-    "E of value": ("column of the value's input", "columns of the value's input"),
-    "inner": ("column inside", "columns inside"),
-    "output": ("column of the output", "columns of the output"),
-    "vocabulary": ("row of the table", "rows of the table"),
-    "classes": ("class", "classes"),
-    "length": ("position", "positions"),
-    "T": ("position", "positions"),
-    OFFSET: ("position of offset", "positions of offset"),
-}
-"""One and several of each dimension."""
-
-PRODUCTS: dict[Axis, tuple[str, str]] = {
-    HEADS: WORDS["H"],
-    (*HEADS, "D"): ("column of the query's projection", "columns of the query's projection"),
-    ("G", "D"): ("column of the key's projection", "columns of the key's projection"),
-    ("G", "V"): ("column of the value's projection", "columns of the value's projection"),
-    (*HEADS, "V"): ("column of all heads' outputs", "columns of all heads' outputs"),
+PRODUCTS: dict[Axis, AxisName] = {
+    HEADS: "H",
+    (*HEADS, "D"): "H D",
+    ("G", "D"): "G D",
+    ("G", "V"): "G V",
+    (*HEADS, "V"): "H V",
 }
 """What multi-head attention has of products of dimensions: heads, and axes of its arrays."""
 
@@ -122,7 +98,7 @@ def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> C
     if any(name != OFFSET and (part.size > 0) != (sizes[name] > 0) for name, part in parts.items()):
         return None
     cut = {n: resized(array, arrays[n], sizes, parts, rng) for n, array in arrays_of(case).items()}
-    cut |= {name: np.abs(cut[name]) for name in operation_named(case.operation).positive if name in cut}
+    cut |= {name: np.abs(cut[name]) for name in operation_facts(case.operation).positive if name in cut}
     inputs = {name: cut[name] for name in case.inputs}
     for name, axis in lists.items():
         inputs = relisted(inputs, name, places(axis, sizes, parts)[0])
@@ -297,7 +273,7 @@ class Dimension(NamedTuple):
 def dimensions(case: Case, declaration: Declaration) -> list[Dimension]:
     """Those of the case that the subject lets change: some only together, or in steps."""
     names = [name for name in sizes_of(case) if not (declaration.head_widths and name in ("D", "V"))]
-    record = operation_named(case.operation)
+    record = operation_facts(case.operation)
     if record.norm:
         return [Dimension((name,), least=record.least_width if name == "W" else 1) for name in names]
     if not record.masked:

@@ -12,6 +12,7 @@ from conformance.checks.comparison import breaks
 from conformance.checks.levels import STRICT
 from conformance.runner.in_process import Runner
 
+
 def depends_on_layout(runner: Runner, check: Check[Any, Any], example: Any, level: str = STRICT) -> bool:
     """Ask once more, and with contiguous arrays: whether only the latter is right, which is a matter of ATT-13.
 

@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.arguments import expected_dtype, joined
+from conformance.cases.arguments import expected_dtype
+from conformance.cases.arrays import heads_and_keys, joined
 from conformance.cases.axes import OFFSET
 from conformance.cases.case import Case
 from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
 from conformance.cases.expectations import Planted, allowed_pairs, empty_rows
-from conformance.cases.features import alignment, has_masks, heads_and_keys, within
+from conformance.cases.facts import operation_facts
+from conformance.cases.features import alignment, has_masks, within
 from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
-from conformance.cases.operation import operation_named
 from conformance.cases.signatures import definition, left_out
 from conformance.cases.with_logsumexp import output_alone
 from conformance.runner.dimensions import Dimension, Part, Parts, dimensions, sizes_of, taken
@@ -301,7 +302,7 @@ def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> 
         yield lambda case: replace(case, constants=())
     if case.with_logsumexp:
         yield output_alone
-    if operation_named(case.operation).rows is not None:
+    if operation_facts(case.operation).rows is not None:
         yield collapsed
     beside = ("bias", "sinks", *KERNEL_ARGUMENTS)
     biases = [name for name in case.inputs if name in beside or name.endswith(".bias")]
@@ -386,7 +387,7 @@ def half(side: str) -> Change:
 
 def collapsed(case: Case) -> Case | None:
     """With one axis of rows, and one that is normalised."""
-    kind = operation_named(case.operation).rows
+    kind = operation_facts(case.operation).rows
     if kind is None:
         return None
     name, trailing = kind.name, kind.trailing(case)
@@ -426,7 +427,7 @@ def in_dtype(dtype: str, declaration: Declaration) -> Change:
         if case.dtype == dtype or "dtype" in case.options:
             return None
         other = replace(case, dtype=dtype, rounding=roundings(declaration, dtype))
-        record = operation_named(case.operation)
+        record = operation_facts(case.operation)
         wide = {name: compute_dtype_name(dtype) for name in case.inputs if record.is_wide(name)}
         with np.errstate(over="ignore", invalid="ignore"):
             floating = {n: a for n, a in case.inputs.items() if str(a.dtype) in FLOATING}
@@ -456,6 +457,6 @@ def plain_numbers(case: Case, seed: int = 0) -> Case | None:
     for name, array in inputs.items():
         if str(array.dtype) in FLOATING:
             finite, numbers = np.isfinite(array.astype(float)), rng.normal(size=array.shape)
-            numbers = np.abs(numbers) if name in operation_named(case.operation).positive else numbers
+            numbers = np.abs(numbers) if name in operation_facts(case.operation).positive else numbers
             inputs[name] = np.where(finite, numbers.astype(array.dtype), array)
     return in_memory(replace(case, inputs=inputs), case.memory)

@@ -27,11 +27,11 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, SIMPLEST_FIRST, Declaration, Window
 from conformance.cases.expectations import empty_rows as rows_without_keys
 from conformance.cases.features import alignment
-from conformance.cases.operation import operation_named
 from conformance.cases.signatures import default
 from conformance.cases.sizes import Sizes, adapted
 from conformance.cases.with_logsumexp import returns_both
-from conformance.oracle.reference import ball_work, balls_available
+from conformance.oracle.reference import balls_available
+from conformance.oracle.work import ball_work
 from conformance.sampling.layouts import with_memory
 from reference_numpy import materialize
 from reference_numpy.feed_forward import ACTIVATIONS as ACTIVATION_FUNCTIONS
@@ -932,10 +932,3 @@ def lookup_cases(
     options = without_lacking(operation, options, declaration)
     cotangents = wanted({result_names(operation)[0]: cotangent(draw, d, (*shape, width), 0)}, declaration)
     return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
-
-
-def operation_cases(
-    operation: str, dtypes: tuple[str, ...] = DTYPES, declaration: Declaration = EVERYTHING
-) -> st.SearchStrategy[Case]:
-    """Cases of any operation with all its features."""
-    return operation_named(operation).cases(dtypes=dtypes, declaration=declaration)

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from conformance.checks.encoding import encode
 from conformance.checks.probe import Probe
-from conformance.diagnosis.attribution import Failure, attributed
+from conformance.judge.attribution import Failure, attribute
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import breaks, cases_of, run_refusals, seed_of
 from conformance.operations.probes import probes_of
@@ -180,7 +180,7 @@ def shown_by(probe: Probe, runner: Runner, example: Any, shared: Any) -> bool:
     """Whether a case is a violation of the probe's own rule."""
     findings = runner(probe.check, example, shared)
     failure = Failure(probe.rule, probe.check, example, findings)
-    return breaks(findings) and attributed(runner, failure).rule == probe.rule
+    return breaks(findings) and attribute(runner, failure).rule == probe.rule
 
 
 def starts_the_same(strategy: SearchStrategy[Any], seed: int) -> bool:

@@ -37,7 +37,8 @@ from conformance.operations.common import WIDE
 from conformance.oracle.reference import oracle
 from conformance.reports.markdown import as_markdown
 from conformance.sampling.draws import drawing
-from conformance.sampling.strategies import DTYPES, norm_cases, operation_cases
+from conformance.sampling.operations import operation_cases
+from conformance.sampling.strategies import DTYPES, norm_cases
 from conformance.selftest import sensitivity
 from conformance.selftest.variants import VARIANTS, Variant
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.arguments import arguments, expected_dtype, gradient_name, result_names, results_of
+from conformance.cases.arrays import heads_and_keys
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.features import heads_and_keys
 from conformance.cases.signatures import signature_of
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone, returns_both
 from conformance.subjects.conventions import (

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
-from conformance.cases.arguments import listed
+from conformance.cases.arrays import listed
 from conformance.cases.case import Case
-from conformance.cases.operation import operation_named
+from conformance.cases.facts import operation_facts
 from conformance.cases.signatures import definition
 from conformance.subjects.subject import described, type_name
 from conformance.subjects.wrong_answers import ReturnedGradients, WrongAnswer
@@ -23,7 +23,7 @@ def gradients_by_name(case: Case, returned: Any, kind: type, lacking: Collection
     `parameters` are structured as they are given; so are the parts of a merge. kind: of the framework's arrays.
     lacking: arguments for which the function has no parameter.
     """
-    record = operation_named(case.operation)
+    record = operation_facts(case.operation)
     names = [name for name in definition(case.operation) if name in record.differentiated and name not in lacking]
     present = [name for name in names if name in ("parameters", *record.lists) or name in case.inputs]
     if hasattr(returned, "_asdict"):
@@ -59,7 +59,7 @@ def in_order(returned: tuple[Any, ...] | list[Any], names: list[str], present: l
 
 def spread(case: Case, name: str, gradient: Any) -> dict[str, Any]:
     """Of one argument, by the names of the inputs of which it consists."""
-    record = operation_named(case.operation)
+    record = operation_facts(case.operation)
     if name in record.lists:
         parts = listed(case.inputs, name)
         if not isinstance(gradient, tuple | list) or len(gradient) != len(parts):

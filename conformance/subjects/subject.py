@@ -27,9 +27,9 @@ from conformance.cases.arguments import (
 )
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.facts import operation_facts
 from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
 from conformance.cases.layouts import placed
-from conformance.cases.operation import operation_named
 from conformance.subjects.frameworks import Arrays, Framework, JaxArrays, NumpyArrays, TorchArrays
 from conformance.subjects.wrong_answers import (
     DtypeOrShape,
@@ -118,7 +118,7 @@ def returned_by_name(case: Case, names: Sequence[str], returned: Any, framework:
     found = Arrays()
     for name, part in zip(names, parts, strict=True):
         found |= parts_by_name(case, name, part, framework)
-    record = operation_named(case.operation)
+    record = operation_facts(case.operation)
     plain = [name for name in record.numbers if is_number(found.get(name))]
     found |= {name: framework.array(np.asarray(float(found[name]))) for name in plain}
     for part in found.values():
@@ -134,7 +134,7 @@ def is_number(value: Any) -> bool:
 
 def parts_by_name(case: Case, name: str, part: Any, framework: Framework) -> Arrays:
     """One result by name: an array, the elements of a list, or the fields of a state."""
-    record = operation_named(case.operation)
+    record = operation_facts(case.operation)
     if name in record.lists:
         count = len(listed(case.inputs, name))
         if not isinstance(part, tuple | list) or len(part) != count:
@@ -286,7 +286,7 @@ def expected_shape(name: str, case: Case, layout: str = "BHTD") -> tuple[int, ..
     of = gradient_input(name)
     if of is not None:
         return case.inputs[of].shape
-    return operation_named(case.operation).shape(case, name, layout)
+    return operation_facts(case.operation).shape(case, name, layout)
 
 
 class NumpySubject(Subject):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conformance.cases.declaration import declaration_of
-from conformance.cases.operation import operations
+from conformance.cases.facts import operations
 from conformance.subjects.callables import CallableSubject, load
 from conformance.subjects.frameworks import FRAMEWORKS
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.operations.relative_position_bias import EDGES
+from conformance.sampling.positions import EDGES
 from specification import Causal
 from specification.positions import alibi_slopes, bucket_edges
 from tests.support.helpers import Implementation

@@ -15,14 +15,14 @@ pytest.importorskip("flint")
 
 from flint import arb, ctx
 
-from conformance.cases.arguments import joined
+from conformance.cases.arrays import joined
 from conformance.cases.case import Case
 from conformance.cases.mask_predicate import visible_pairs
 from conformance.oracle import ball
 from conformance.oracle.ball import Exact, evaluate, evaluate_balls
 from conformance.oracle.ball.inputs import Leaves
 from conformance.oracle.ball.tape import Variable, balls, product
-from conformance.oracle.reference import AFFORDABLE, affordable, ball_work
+from conformance.oracle.work import AFFORDABLE, affordable, ball_work
 from specification.masks import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 
 INTEGERS = ("ids", "targets")

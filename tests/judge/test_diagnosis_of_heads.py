@@ -20,8 +20,9 @@ from conformance.checks.results import Violation
 from conformance.diagnosis.backward import is_answer, sink_sums
 from conformance.diagnosis.matches import known
 from conformance.diagnosis.naming import diagnosis, explaining
-from conformance.judge.thresholds import threshold
+from conformance.judge.thresholds import thresholds_of
 from conformance.oracle.reference import oracle
+from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.runner.dimensions import Part, taken
 from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
@@ -228,7 +229,7 @@ def test_a_product_of_sizes_is_told_as_what_it_is(
 ) -> None:
     case = heads_case(separate=separate, **{"B": 1, "Q": 1, "K": 2, "E": 2, "output": 1} | sizes)
     found, runner = smallest(function, case, supports=["no-gradients"])
-    assert sentence in threshold(found, runner, 60)
+    assert sentence in describe_thresholds(thresholds_of(found, runner, 60))
 
 
 def test_gradients_of_projections_from_some_rows_have_names() -> None:

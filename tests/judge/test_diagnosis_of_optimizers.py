@@ -12,9 +12,10 @@ from conformance.cases.arguments import results_of
 from conformance.diagnosis import extents
 from conformance.diagnosis.matches import known
 from conformance.diagnosis.matching import Failing
-from conformance.operations import OPERATIONS
+from conformance.diagnosis.operation_mistakes import MISTAKES
 from conformance.oracle.reference import oracle
 from conformance.sampling.draws import drawn
+from conformance.sampling.operations import operation_cases
 from conformance.selftest.faults.optimizers import FAULTS
 
 MANY = 12
@@ -51,7 +52,7 @@ def failures(fault: Any) -> list[Failing]:
     """The fault's wrong answers to usual cases; small norms for what is added to them."""
     wrong, found = fault.target().make(), []
     kinds = {"kinds": ("small",)} if fault.name.startswith("1e-6") else {}
-    for _, case in drawn(OPERATIONS[fault.operation].cases(dtypes=("float32",), **kinds), 60, 0):
+    for _, case in drawn(operation_cases(fault.operation, dtypes=("float32",), **kinds), 60, 0):
         if not case.special and not case.memory:
             failing = Failing(case, wrong(case), oracle(case), bound(case))
             found += [failing] if failing.wrong else []
@@ -73,10 +74,10 @@ def test_planted_faults_have_names(name: str) -> None:
 @pytest.mark.parametrize("operation", ["adam_step", "sgd_step", "clip_by_global_norm"])
 def test_every_name_is_of_a_mistake(operation: str) -> None:
     """Each gives, on some case, what is no right answer."""
-    mistakes = OPERATIONS[operation].mistakes
+    mistakes = MISTAKES[operation]
     left = {mistake.name for mistake in mistakes}
     kinds = {"kinds": ("usual", "small")}
-    for _, case in drawn(OPERATIONS[operation].cases(dtypes=("float32",), **kinds), 60, 1):
+    for _, case in drawn(operation_cases(operation, dtypes=("float32",), **kinds), 60, 1):
         truth, allowed = oracle(case), bound(case)
         right = Failing(case, {name: exact.high for name, exact in truth.items()}, truth, allowed)
         for mistake in mistakes:
@@ -89,7 +90,7 @@ def test_every_name_is_of_a_mistake(operation: str) -> None:
 
 
 def test_what_is_only_just_wrong_stands_in_no_other_place() -> None:
-    _, case = next(iter(drawn(OPERATIONS["adam_step"].cases(dtypes=("float32",), plans=((40,),)), 2, 0)))
+    _, case = next(iter(drawn(operation_cases("adam_step", dtypes=("float32",), plans=((40,),)), 2, 0)))
     truth, allowed = oracle(case), bound(case)
     got = {name: exact.high + 1.5 * allowed[name] for name, exact in truth.items()}
     failing = Failing(case, got, truth, allowed)

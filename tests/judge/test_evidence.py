@@ -19,6 +19,7 @@ from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import worst
 from conformance.checks.findings import Detail, Finding, NotReproducible, ProcessEnded, Raised, same_error
 from conformance.checks.results import WRONG_IN, Results, Violation, Worst
+from conformance.checks.threshold import Threshold
 from conformance.diagnosis.dtypes import is_gone
 from conformance.diagnosis.following import separated
 from conformance.diagnosis.matching import BACKWARD_ONLY
@@ -440,13 +441,14 @@ def test_one_wrong_gradient_is_told_once() -> None:
 
 
 def test_one_threshold_or_one_definite_name_is_told_once() -> None:
-    first, also = ("first wrong at 65 keys (64 are right)" + more for more in ("", ", and wrong at 96, 192"))
+    first, also = ((Threshold(("K",), "first", wrong, (63, 64), 64),) for wrong in ((65,), (65, 96, 192)))
+    later = (replace(also[0], wrong=(66, 96, 192)),)
     one, other = violated(9.0, rule="ATT-1", threshold=first), violated(5.0, "bfloat16", rule="ATT-9", threshold=also)
     assert rules_of(separated([one, other])[1]) == ["ATT-9"]
-    assert separated([one, replace(other, threshold=also.replace("65", "66"))])[1] == []
+    assert separated([one, replace(other, threshold=later)])[1] == []
     assert separated([one, replace(other, diagnosis=("keys past the first 64 count twice",))])[1] == []
     scaled, masked = (
-        replace(violation, example=replace(violation.case, options=options), rule=rule, threshold="")
+        replace(violation, example=replace(violation.case, options=options), rule=rule, threshold=())
         for violation, options, rule in (
             (one, {"scale": 2.0}, "ATT-1"),
             (other, {"mask": np.ones((1, 1), bool)}, "MASK-1"),

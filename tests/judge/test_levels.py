@@ -36,6 +36,7 @@ from conformance.reports.junit import junit
 from conformance.reports.page import page
 from conformance.reports.subjects import checked, rules_listed, run_subject
 from conformance.reports.tables import subject_report
+from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.sampling.draws import drawn
 from conformance.sampling.strategies import attention_cases
 from specification import RULES, Dense
@@ -417,7 +418,7 @@ def test_making_a_case_smaller_keeps_its_level() -> None:
     (found,) = report.violations
     assert (found.level, kept_of(report)) == (CORE, None)
     assert found.case.inputs["key"].shape[2] == 21
-    assert "first wrong at 21 keys" in found.threshold
+    assert "first wrong at 21 keys" in describe_thresholds(found.threshold)
 
 
 # --- exit codes and reports -------------------------------------------------------------------------------------------

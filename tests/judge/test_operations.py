@@ -15,20 +15,22 @@ from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name, results_of
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, FEATURES
-from conformance.cases.operation import Operation
+from conformance.cases.facts import operation_facts
+from conformance.cases.operation import OperationFacts
 from conformance.cases.signatures import definition
 from conformance.operations import OPERATIONS
 from conformance.operations.probes import catalogue
 from conformance.oracle.reference import by_definition
 from conformance.runner.dimensions import layout_of
 from conformance.sampling.draws import drawn
+from conformance.sampling.operations import operation_cases
 from conformance.selftest.faults import planted
 from specification.rules import RULES
 
 ball = pytest.importorskip("conformance.oracle.ball", reason="needs python-flint")
 
 
-def complete(operation: Operation) -> list[str]:
+def complete(operation: OperationFacts) -> list[str]:
     """What the record lacks, as text; empty where it lacks nothing."""
     name, found = operation.name, list[str]()
     for package in (reference_numpy, torch_impl, jax_impl):
@@ -52,16 +54,18 @@ def complete(operation: Operation) -> list[str]:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_nothing_is_missing(name: str) -> None:
-    assert complete(OPERATIONS[name]) == []
+    assert complete(operation_facts(name)) == []
 
 
 def test_what_is_missing_is_told() -> None:
-    record = OPERATIONS["embedding"]
+    record = operation_facts("embedding")
     values: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(record)}
-    lacking = Operation(**values | {"name": "nothing_like_it", "rules": {"width": "EMB-9"}} | {"arguments": ("rows",)})
+    lacking = OperationFacts(
+        **values | {"name": "nothing_like_it", "rules": {"width": "EMB-9"}} | {"arguments": ("rows",)}
+    )
     with pytest.raises(AttributeError, match="nothing_like_it"):
         complete(lacking)
-    wrong = Operation(**values | {"rules": {"width": "EMB-9"}, "arguments": ("rows",)})
+    wrong = OperationFacts(**values | {"rules": {"width": "EMB-9"}, "arguments": ("rows",)})
     assert complete(wrong) == [
         "no rule EMB-9 for 'width'",
         "no feature 'width'",
@@ -73,8 +77,8 @@ def test_what_is_missing_is_told() -> None:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_record_fits_its_cases(name: str) -> None:
     """Shapes, bounds, axes and exact values have the names and shapes that the definition's results have."""
-    operation = OPERATIONS[name]
-    example = operation.cases(dtypes=("float32",), declaration=EVERYTHING)
+    operation = operation_facts(name)
+    example = operation_cases(name, ("float32",), EVERYTHING)
     for _, case in drawn(example, 6, 0):
         truth = by_definition(case)
         assert set(truth) == {*results_of(case), *(gradient_name(n) for n in differentiated(case, operation))}
@@ -86,7 +90,7 @@ def test_a_record_fits_its_cases(name: str) -> None:
         assert callable(ball.formula(name))
 
 
-def differentiated(case: Case, operation: Operation) -> list[str]:
+def differentiated(case: Case, operation: OperationFacts) -> list[str]:
     """The case's inputs that have gradients, where it asks for any."""
     names = [n for n, array in case.inputs.items() if np.issubdtype(array.dtype, np.floating)]
     return names if case.cotangents and operation.differentiated else []

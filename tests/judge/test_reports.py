@@ -23,6 +23,7 @@ from conformance.cases.declaration import EVERYTHING
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.findings import Finding, Raised
 from conformance.checks.results import Cell, Violation
+from conformance.checks.threshold import Threshold
 from conformance.models.real import RealFinding, RealResult
 from conformance.reports.blocks import block, expected, got
 from conformance.reports.comparison import changes, circumstances, read_report
@@ -54,7 +55,7 @@ SIZES = "first wrong at 17 keys (16 are right)"
 
 def violation(finding: Finding, target: Target, rule: str = "ATT-1") -> Violation:
     told: dict[str, Any] = {"title": "a probe", "diagnosis": ("scale is left out",), "target": target}
-    told |= {"threshold": SIZES}
+    told |= {"threshold": (Threshold(("K",), "first", (17,), (16,), 16),)}
     return Violation(rule, target.title, finding, check=AGREEMENT, example=case(), **told)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,17 +13,21 @@ import reference_numpy
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, declare
 from conformance.cases.expectations import Planted, allowed_pairs
+from conformance.cases.facts import operation_facts
 from conformance.cases.features import features_of
 from conformance.checks.catalogue import AGREEMENT, PLANTED, TWIN
 from conformance.checks.check import Check
 from conformance.checks.results import Violation
+from conformance.checks.threshold import AxisName, Threshold
 from conformance.judge.run import asking, breaks, cut_down, violation
-from conformance.judge.thresholds import Rule, multiples, rule, threshold
+from conformance.judge.thresholds import by_chance, multiples, rule, thresholds_of
 from conformance.operations import OPERATIONS
 from conformance.oracle.reference import oracle
+from conformance.reports.threshold_sentences import WORDS, describe_threshold, describe_thresholds
 from conformance.runner.dimensions import Part, sizes_of, taken
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Example, cuttable
+from conformance.sampling.operations import operation_cases
 from conformance.subjects.targets import Target
 from specification import Causal, Dense
 
@@ -154,7 +158,7 @@ def test_the_smallest_sizes_and_what_is_said_of_them(
 ) -> None:
     found, runner = smallest(function, case)
     assert sizes_of(found.case) == dict.fromkeys(sizes_of(case), 1) | sizes
-    assert sentence in threshold(found, runner, 60)
+    assert sentence in describe_thresholds(thresholds_of(found, runner, 60))
 
 
 def neighbours(x: Any, positions: Any) -> Any:
@@ -166,7 +170,7 @@ def test_a_single_pair_that_hides_the_mistake_is_no_right_size() -> None:
     case = Case("rotary_embedding", "float32", {"x": numbers(2, 1, 3, 8), "positions": np.arange(1, 4)}, {})
     found, runner = smallest(neighbours, case, supports=[])
     assert found.case.inputs["x"].shape == (1, 1, 1, 4)
-    assert threshold(found, runner, 60) == ""
+    assert thresholds_of(found, runner, 60) == ()
 
 
 def blocks_of_4(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -211,7 +215,7 @@ def tails_of_4(x: Any, weight: Any, bias: Any = None) -> Any:
 def test_norms(function: Function, case: Case, sizes: dict[str, int], sentence: str) -> None:
     found, runner = smallest(function, case, supports=["no-gradients"])
     assert sizes_of(found.case).items() >= sizes.items()
-    assert sentence in threshold(found, runner, 60)
+    assert sentence in describe_thresholds(thresholds_of(found, runner, 60))
 
 
 def other_cases() -> dict[str, tuple[Function, Case, dict[str, int], str]]:
@@ -325,7 +329,7 @@ def test_every_operation_is_cut(operation: str) -> None:
     least = dict.fromkeys(sizes_of(case), 1) | ({"offset": 0} if "offset" in sizes_of(case) else {})
     least = {name: size for name, size in least.items() if not name.startswith("rows ")}
     assert sizes_of(found.case) == least | sizes
-    assert sentence in threshold(found, runner, 60)
+    assert sentence in describe_thresholds(thresholds_of(found, runner, 60))
 
 
 # --- what is cut, and how ---------------------------------------------------------------------------------------------
@@ -336,10 +340,10 @@ def test_cases_of_other_sizes_are_cases(operation: str) -> None:
     """The definition takes them, and gives results of their sizes."""
     from conformance.sampling.draws import drawn
 
-    for _, case in drawn(OPERATIONS[operation].cases(dtypes=("float32", "bfloat16"), declaration=EVERYTHING), 5, 3):
+    for _, case in drawn(operation_cases(operation, dtypes=("float32", "bfloat16"), declaration=EVERYTHING), 5, 3):
         sizes = sizes_of(case)
         for name, size in sizes.items():
-            unit = OPERATIONS[operation].width_unit if name == "E" else 1
+            unit = operation_facts(operation).width_unit if name == "E" else 1
             for part in (Part(0, unit), Part(size - unit, unit), Part(0, size + 3 * unit)):
                 other = (
                     taken(case, {name: part}, np.random.default_rng(0)) if size and case.dtype != "float64" else None
@@ -470,7 +474,7 @@ def test_what_passes_when_asked_again_is_not_the_smallest_case() -> None:
     found, runner = smallest(now_and_then, attention_case(K=40))
     assert sizes_of(found.case)["K"] > 9
     assert not found.steady
-    assert threshold(found, runner) == ""
+    assert thresholds_of(found, runner) == ()
 
 
 def test_what_never_fails_again_stays_as_it_was() -> None:
@@ -499,7 +503,7 @@ def test_few_calls_are_enough() -> None:
     _, runner = found = smallest(counted, case)
     assert calls <= 40
     calls = 0
-    assert threshold(*found, 60)
+    assert thresholds_of(*found, 60)
     assert calls <= 80
     assert runner.overrun == 0
 
@@ -512,23 +516,23 @@ def seen(wrong: Callable[[int], bool], sizes: list[int]) -> dict[int, bool]:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "which", "above"),
+    ("wrong", "kind", "above", "multiple"),
     [
-        (lambda n: n > 64, "first", 64),
-        (lambda n: n & (n - 1) > 0, "no power of two", 0),
-        (lambda n: n > 128 and n & (n - 1) > 0, "no power of two", 128),
-        (lambda n: n % 4 > 0, "no multiple of 4", 0),
-        (lambda n: n % 2 == 1, "odd", 0),
-        (lambda n: n % 2 == 0, "even", 0),
-        (lambda n: n % 64 == 0, "a multiple of 64", 0),
-        (lambda n: n <= 31, "up to", 0),
-        (lambda n: 33 <= n <= 130, "from", 32),
+        (lambda n: n > 64, "first", 64, 0),
+        (lambda n: n & (n - 1) > 0, "no power of two", 0, 0),
+        (lambda n: n > 128 and n & (n - 1) > 0, "no power of two", 128, 0),
+        (lambda n: n % 4 > 0, "no multiple", 0, 4),
+        (lambda n: n % 2 == 1, "no multiple", 0, 2),
+        (lambda n: n % 2 == 0, "multiple", 0, 2),
+        (lambda n: n % 64 == 0, "multiple", 0, 64),
+        (lambda n: n <= 31, "up to", 0, 0),
+        (lambda n: 33 <= n <= 130, "from", 32, 0),
     ],
 )
-def test_the_simplest_rule_that_agrees(wrong: Callable[[int], bool], which: str, above: int) -> None:
+def test_the_simplest_rule_that_agrees(wrong: Callable[[int], bool], kind: str, above: int, multiple: int) -> None:
     found = rule(seen(wrong, [*range(1, 34), 48, 63, 64, 65, 96, 127, 128, 129, 130, 131, 160, 192, 200, 256, 257]))
     assert found is not None
-    assert (found.which, found.above, found.listed) == (which, above, False)
+    assert (found.kind, found.above, found.multiple, found.is_listed) == (kind, above, multiple, False)
 
 
 def test_many_sizes_tell_multiples() -> None:
@@ -537,12 +541,35 @@ def test_many_sizes_tell_multiples() -> None:
     assert multiples(seen(lambda n: n > 18, many)) is None
     found = multiples(seen(lambda n: n % 4 > 0, many))
     assert found is not None
-    assert found.which == "no multiple of 4"
+    assert (found.kind, found.multiple) == ("no multiple", 4)
 
 
-@pytest.mark.parametrize(("above", "by_chance"), [(3849, True), (1024, False), (255, False)])
-def test_a_rule_past_no_round_size_may_be_chance(above: int, by_chance: bool) -> None:
-    assert Rule("no power of two", above, {}).by_chance is by_chance
+@pytest.mark.parametrize(("above", "chance"), [(3849, True), (1024, False), (255, False)])
+def test_a_rule_past_no_round_size_may_be_chance(above: int, chance: bool) -> None:
+    assert by_chance(Threshold(("K",), "no power of two", (above + 1,), (above,), above)) is chance
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({3, 5, 7, 9}, "wrong where the number of keys is odd (3, 5, 7, 9 wrong; 2, 4, 6, 8 right)"),
+        ({2, 4, 6, 8}, "wrong where the number of keys is even (2, 4, 6, 8 wrong; 3, 5, 7, 9 right)"),
+        ({2, 4, 8}, "wrong where the number of keys is a power of two (2, 4, 8 wrong; 3, 5, 6, 7, 9 right)"),
+        ({8, 9}, "first wrong at 8 keys (7 are right), and wrong at 9"),
+        ({3, 4, 5, 7}, "first wrong at 3 keys (2 are right), and wrong at 4, 5, 7; right again at 6, 8, 9"),
+        ({2, 3, 4}, "wrong up to 4 keys (2, 3, 4 wrong; 5, 6, 7, 8, 9 right)"),
+        ({4, 5, 6}, "wrong from 4 to 6 keys (4, 5, 6 wrong; 2, 3, 7, 8, 9 right)"),
+        ({2, 9}, "wrong for 2, 9 keys; right for 3, 4, 5, 6, 7, 8"),
+    ],
+)
+def test_every_kind_of_threshold_has_a_sentence(wrong: set[int], sentence: str) -> None:
+    found = rule({size: size in wrong for size in range(2, 10)}, ("K",))
+    assert found is not None
+    assert describe_threshold(found) == sentence
+
+
+def test_every_axis_has_words() -> None:
+    assert WORDS.keys() == {*get_args(AxisName)}
 
 
 def test_no_rule_where_all_sizes_are_wrong() -> None:

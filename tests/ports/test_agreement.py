@@ -8,7 +8,7 @@ from conformance.checks.probe import agreement
 from conformance.judge.run import run
 from conformance.operations import OPERATIONS
 from conformance.operations.probes import PROBES
-from conformance.sampling.strategies import operation_cases
+from conformance.sampling.operations import operation_cases
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
 from specification import RULES
 
