@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from conformance.peers import cells, rows
+from conformance.peers import rows
 from conformance.peers.rows import Row, Run
 from study.sources import ROOT
 
@@ -15,7 +15,7 @@ MATRIX = ROOT / "docs/divergences.json"
 HOW = "make peers"
 TAKES = "takes what should be refused"
 AT_STRICT = "differs at strict"
-MARKS = {cells.CONFORMS: "conforms", cells.VIOLATED: "differs", cells.AT_STRICT: AT_STRICT, cells.ACCEPTS: TAKES}
+MARKS = {rows.CONFORMS: "conforms", rows.VIOLATED: "differs", rows.AT_STRICT: AT_STRICT, rows.ACCEPTS: TAKES}
 
 
 class Divergence(NamedTuple):
@@ -125,13 +125,13 @@ def made_of(found: Sequence[Row]) -> Matrix:
     """ValueError where there are no rows."""
     if not found:
         raise ValueError("no path through a library is in it")
-    alike = {title: [row for row in found if row.operation == name] for name, title in cells.OPERATIONS.items()}
-    groups = [Group(title, tuple(cells.rules_asked(some)), tuple(row.path for row in some))
+    alike = {title: [row for row in found if row.operation == name] for name, title in rows.OPERATION_TITLES.items()}
+    groups = [Group(title, tuple(rows.rules_asked(some)), tuple(row.path for row in some))
               for title, some in alike.items() if some]  # fmt: skip
     shown = {path: group.rules for group in groups for path in group.paths}
     marks = {(row.path, rule): MARKS[row.marks[rule]] for row in found for rule in shown[row.path] if rule in row.marks}
     divergences = [Divergence(row.path, one.rule, one.message, one.call) for row in found for one in row.divergences]
     taken = {(row.path, rule): ", ".join(calls) for row in found for rule, calls in row.accepted.items()}
     run_of = {row.path: row.run for row in found}
-    return Matrix(tuple(rows.runs(found)), run_of, marks, tuple(divergences), taken, tuple(groups), cells.legend(()),
+    return Matrix(tuple(rows.runs(found)), run_of, marks, tuple(divergences), taken, tuple(groups), rows.legend(()),
                   frozenset(row.path for row in found if row.broken is None))  # fmt: skip

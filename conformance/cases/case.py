@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
-
-from specification import Mask
 
 ORDER = ("x", "query", "key", "value", "weight")
 """Inputs that are printed first, whatever order a file has them in."""
@@ -45,18 +44,20 @@ class Case:
     with_logsumexp: bool = False
 
     def __repr__(self) -> str:
-        """One line, as a call; large arrays by dtype and shape only."""
+        return self.as_call()
+
+    def as_call(self, number: Callable[[float], str] = repr) -> str:
+        """One line, as a call; large arrays by dtype and shape only. number: how a floating number is written."""
         inputs = {name: self.inputs[name] for name in ORDER if name in self.inputs} | self.inputs
-        named = {name: brief(value) for name, value in (inputs | self.options).items() if value is not None}
+        named = {name: brief(value, number) for name, value in (inputs | self.options).items() if value is not None}
         shown = ", ".join(f"{name}={value}{self.lies(name)}" for name, value in named.items())
         frozen = f", no gradient of {', '.join(self.constants)}" if self.constants else ""
         both = " with its log-sum-exp" if self.with_logsumexp else ""
-        return f"{self.operation}({shown}){both}{self.beside}{frozen}"
+        return f"{self.operation}({shown}){both}{self.cotangents_text(number)}{frozen}"
 
-    @property
-    def beside(self) -> str:
+    def cotangents_text(self, number: Callable[[float], str] = repr) -> str:
         """The cotangents, to be printed after the call; those of several results by name."""
-        shown = [f"{name}={brief(array)}{self.lies('cotangent')}" for name, array in self.cotangents.items()]
+        shown = [f"{name}={brief(array, number)}{self.lies('cotangent')}" for name, array in self.cotangents.items()]
         if len(shown) == 1:
             return f" with cotangent {shown[0].partition('=')[2]}"
         return f" with cotangents {', '.join(shown)}" if shown else ""
@@ -70,14 +71,31 @@ class Case:
         printer.text(repr(self))
 
 
-def brief(value: Any) -> str:
-    if isinstance(value, Mask) and is_dataclass(value):
-        inside = (f"{field.name}={brief(getattr(value, field.name))}" for field in fields(value))
+def brief(value: Any, number: Callable[[float], str] = repr) -> str:
+    """As Python writes it, but large arrays by dtype and shape only. number: how a floating number is written."""
+    if isinstance(value, np.ndarray):
+        shown = 0 < value.size <= (36 if value.dtype == bool else 8)
+        return (
+            f"{value.dtype}({brief(shortest(value).tolist(), number)})"
+            if shown
+            else f"{value.dtype}{list(value.shape)}"
+        )
+    if isinstance(value, float):
+        return number(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        inside = (f"{field.name}={brief(getattr(value, field.name), number)}" for field in fields(value))
         return f"{type(value).__name__}({', '.join(inside)})"
-    if not isinstance(value, np.ndarray):
-        return repr(value)
-    shown = 0 < value.size <= (36 if value.dtype == bool else 8)
-    return f"{value.dtype}({shortest(value).tolist()})" if shown else f"{value.dtype}{list(value.shape)}"
+    if type(value) in (list, tuple):
+        inside = ", ".join(brief(one, number) for one in value)
+        return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"
+    return repr(value)
+
+
+def six_digits(number: float) -> str:
+    """As Python writes it; a number with six decimals or more with six digits."""
+    written = repr(float(number))
+    decimals = written.partition("e")[0].partition(".")[2]
+    return f"{number:.6g}" if len(decimals) >= 6 else written
 
 
 def shortest(array: np.ndarray) -> np.ndarray:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -71,8 +71,19 @@ EXCUSES: dict[str, tuple[dict[str, str], ...]] = {
 FEATURES = {"ATT-2": "softcap", "ATT-3": "bias"}
 """Features that are not asked for in other rules' cases by who breaks their own."""
 
-GRADIENTS_IN = "gradients in"
-"""How a remark on dtypes of gradients begins where results have dtypes of their own."""
+
+class WrongDtype(NamedTuple):
+    """A dtype in which a path breaks a rule. conventions: of its precision, under which it keeps the rule."""
+
+    name: str
+    conventions: dict[str, str]
+
+
+class DtypeRemark(NamedTuple):
+    """The dtypes in which a path breaks a rule. gradients: of gradients alone, where results have their own."""
+
+    wrong: tuple[WrongDtype, ...]
+    gradients: bool = False
 
 
 def cases_in(check: Check[Any, Any], example: Any) -> tuple[Case, ...]:
@@ -124,11 +135,11 @@ def runner_of(peer: Peer) -> Runner:
 class PeerJudgement(Judgement):
     """As `Judgement`, within what the peer's path has parameters for, and in the order told above.
 
-    remarks: by rule, what is to be said beside the violation. accepted: by rule, titles of calls that it should refuse.
+    remarks: by rule, the dtypes in which it is broken. accepted: by rule, titles of calls that it should refuse.
     """
 
     peer: Peer = field(kw_only=True)
-    remarks: dict[str, str] = field(default_factory=dict, kw_only=True)
+    remarks: dict[str, list[DtypeRemark]] = field(default_factory=dict, kw_only=True)
     accepted: dict[str, list[str]] = field(default_factory=dict, kw_only=True)
     level_rows: bool = field(default=False, kw_only=True)
     positive_scales: bool = field(default=False, kw_only=True)
@@ -160,13 +171,8 @@ class PeerJudgement(Judgement):
         rounded = found.mistakes != () and all(name.startswith(AT_MOST) for name in found.mistakes)
         if found.rule in own_rules or not rounded or not 0 <= cell.wide <= 1:
             return found
-        self.remark(own_rules[gradient], f"{self.which(gradient)} {found.case.dtype}")
+        self.remark(own_rules[gradient], [WrongDtype(found.case.dtype, {})], gradient)
         return replace(found, rule=own_rules[gradient])
-
-    def which(self, gradients: bool) -> str:
-        """How a remark on dtypes begins; where one rule has both, gradients are told from results."""
-        one_rule = own.gradient_rule(self.operation) == own.dtype_rule(self.operation)
-        return GRADIENTS_IN if gradients and one_rule else "in"
 
     def judge(self, declaration: Declaration) -> None:
         declaration = self.precise(declaration)
@@ -200,8 +206,7 @@ class PeerJudgement(Judgement):
         rule, (first, *others) = own.dtype_rule(self.operation), declaration.dtypes
         plain = declaration.without("gradients", "scale", "softcap", "bias").promising(empty_rows="any")
         wrong = self.wrong(others, rule, lambda dtype: own.dtype_probe(self.operation, rule, dtype, plain))
-        excused = [dtype + self.excuse(rule, dtype, plain) for dtype in wrong]
-        self.remark(rule, f"in {', '.join(excused)}" if excused else "")
+        self.remark(rule, [WrongDtype(dtype, self.excuse(rule, dtype, plain)) for dtype in wrong])
         return replace(declaration, dtypes=(first, *(dtype for dtype in others if dtype not in wrong)))
 
     def differentiated(self, declaration: Declaration) -> list[Declaration]:
@@ -211,8 +216,7 @@ class PeerJudgement(Judgement):
         rule, plain = own.gradient_rule(self.operation), declaration.promising(empty_rows="any")
         probe = partial(own.gradient_probe, self.operation, rule, declaration=plain)
         wrong = self.wrong(declaration.dtypes, rule, probe)
-        which = self.which(gradients=True)
-        self.remark(rule, f"{which} {', '.join(wrong)}" if wrong else "")
+        self.remark(rule, [WrongDtype(dtype, {}) for dtype in wrong], gradients=True)
         right = tuple(dtype for dtype in declaration.dtypes if dtype not in wrong)
         parts = [replace(declaration, dtypes=right), replace(declaration.without("gradients"), dtypes=tuple(wrong))]
         return [part for part in parts if part.dtypes]
@@ -227,19 +231,21 @@ class PeerJudgement(Judgement):
             found += [dtype] if results.violations else []
         return found
 
-    def excuse(self, rule: str, dtype: str, declaration: Declaration) -> str:
+    def excuse(self, rule: str, dtype: str, declaration: Declaration) -> dict[str, str]:
         """The conventions of its precision under which it is right after all, where there are any."""
         for conventions in EXCUSES.get(self.operation, ()):
             declared = declaration.promising(**conventions)
             probe = own.dtype_probe(self.operation, rule, dtype, declared)
             if roundings(declared, dtype) and not self.tried(probe, 0).violations:
-                told = ", ".join(f"{name}={value}" for name, value in conventions.items())
-                return f" (conforms under {told})"
-        return ""
+                return conventions
+        return {}
 
-    def remark(self, rule: str, text: str) -> None:
-        told = filter(None, [*self.remarks.get(rule, "").split("; "), text])
-        self.remarks[rule] = "; ".join(dict.fromkeys(told))
+    def remark(self, rule: str, wrong: Sequence[WrongDtype], gradients: bool = False) -> None:
+        """Keep in which dtypes the rule is broken. Where one rule has both, gradients are told from results."""
+        one_rule = own.gradient_rule(self.operation) == own.dtype_rule(self.operation)
+        remark = DtypeRemark(tuple(wrong), gradients and one_rule)
+        if wrong and remark not in self.remarks.get(rule, ()):
+            self.remarks.setdefault(rule, []).append(remark)
 
     def tried(self, probe: Probe, shrinking: float) -> Results:
         plan = self.examples, self.seed, self.progress, shrinking

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from conformance.checks.levels import LEVELS
-from conformance.peers import PEERS, cells
-from conformance.peers.rows import Divergence, Row, Run, runs
+from conformance.peers import PEERS
+from conformance.peers.rows import (
+    OPERATION_TITLES,
+    Divergence,
+    Row,
+    Run,
+    accepted,
+    columns,
+    kept_by,
+    legend,
+    runs,
+    sign,
+)
 from conformance.reports.markdown import row
 
 RUN, KEEPS = "run", "keeps"
@@ -74,8 +85,8 @@ def lines(rows: Sequence[Row], heading: str, cases: bool = True) -> Iterator[str
     every = runs(rows)
     yield from (f"{number}. {run.told}" for number, run in enumerate(every, 1))
     yield ""
-    yield f"{cells.legend(rows)}."
-    for operation, title in cells.OPERATIONS.items():
+    yield f"{legend(rows)}."
+    for operation, title in OPERATION_TITLES.items():
         chosen = [one for one in rows if one.operation == operation]
         if chosen:
             yield from ["", f"{heading} {title}", "", *table(chosen, every)]
@@ -85,12 +96,12 @@ def lines(rows: Sequence[Row], heading: str, cases: bool = True) -> Iterator[str
 
 def table(rows: Sequence[Row], numbers: Sequence[Run]) -> Iterator[str]:
     """Rows are peers. Columns are the run, the profile that a peer keeps, and every level with its rules."""
-    columns = cells.columns(rows)
-    yield row("", RUN, KEEPS, *(f"**{name}**" if name in LEVELS else name for name in columns))
-    yield row("---", *[":-:"] * (len(columns) + 2))
+    headings = columns(rows)
+    yield row("", RUN, KEEPS, *(f"**{name}**" if name in LEVELS else name for name in headings))
+    yield row("---", *[":-:"] * (len(headings) + 2))
     for one in rows:
         number = numbers.index(one.run) + 1
-        yield row(escaped(one.path), str(number), cells.kept_by(one), *(cells.sign(one, name) for name in columns))
+        yield row(escaped(one.path), str(number), kept_by(one), *(sign(one, name) for name in headings))
 
 
 def divergences(rows: Sequence[Row], heading: str) -> Iterator[str]:
@@ -99,7 +110,7 @@ def divergences(rows: Sequence[Row], heading: str) -> Iterator[str]:
             yield from ["", f"{heading}# {one.path}", ""]
             yield from (line for divergence in one.divergences for line in told(divergence))
             if one.accepted:
-                yield f"- Takes what should be refused: {cells.accepted(one)}."
+                yield f"- Takes what should be refused: {accepted(one)}."
             if one.untried:
                 yield f"- Not everything was tried: {one.untried}."
 
@@ -113,6 +124,6 @@ def told(divergence: Divergence) -> Iterator[str]:
 
 def escaped(text: str) -> str:
     """As it stands, where Markdown would read signs into it."""
-    for sign in "\\|*_<":
-        text = text.replace(sign, f"\\{sign}")
+    for character in "\\|*_<":
+        text = text.replace(character, f"\\{character}")
     return text

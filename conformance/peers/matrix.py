@@ -11,7 +11,7 @@ from conformance.judge.checking import EFFORTS
 from conformance.judge.report import Report, report_of
 from conformance.judge.run import Progress, silent
 from conformance.peers import PEERS
-from conformance.peers.judging import PeerJudgement, runner_of
+from conformance.peers.judging import DtypeRemark, PeerJudgement, runner_of
 from conformance.peers.peer import Peer, version
 
 
@@ -19,12 +19,12 @@ from conformance.peers.peer import Peer, version
 class PeerReport(Report):
     """A report with the peer it is about.
 
-    remarks: by rule, what is to be said beside a violation. accepted: by rule, titles of the calls that it should
+    remarks: by rule, the dtypes in which it is broken. accepted: by rule, titles of the calls that it should
     refuse and does not.
     """
 
     peer: Peer
-    remarks: dict[str, str] = field(default_factory=dict)
+    remarks: dict[str, list[DtypeRemark]] = field(default_factory=dict)
     accepted: dict[str, list[str]] = field(default_factory=dict)
 
 

@@ -1,4 +1,4 @@
-"""Rows of the divergence matrix: what a report says of one path, as a file keeps it.
+"""Rows of the divergence matrix: what a report says of one path through a library, as a file keeps it.
 
 A row names the run that it is from. So a run of some peers renews their rows in the file, and all others stay.
 """
@@ -10,16 +10,61 @@ import platform
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from conformance.cases.case import six_digits
 from conformance.checks.catalogue import REFUSAL
 from conformance.checks.judged_rules import JUDGED
-from conformance.peers import PEERS, cells
+from conformance.checks.levels import LEVELS, STRICT, kept, least_level
+from conformance.checks.results import Violation
+from conformance.peers import PEERS
+from conformance.peers.judging import DtypeRemark
 from conformance.peers.matrix import PeerReport
 from conformance.peers.peer import installed, version
+from conformance.reports.blocks import error
+from conformance.reports.content import real, violation_content
+from conformance.reports.sentences import describe_finding
+from conformance.reports.threshold_sentences import summarize_threshold
 
 SCHEMA = {"name": "transformer-conformance divergences", "version": 1}
 PLACES = {peer.name: number for number, peer in enumerate(PEERS)}
+State = Literal["conforms", "violated", "at strict", "accepts", "not asked"]
+"""What a path does with a rule."""
+CONFORMS: State = "conforms"
+VIOLATED: State = "violated"
+AT_STRICT: State = "at strict"
+ACCEPTS: State = "accepts"
+NOT_ASKED: State = "not asked"
+SIGNS: dict[State, str] = {CONFORMS: "✓", VIOLATED: "✗", AT_STRICT: "△", ACCEPTS: "○", NOT_ASKED: "·"}
+LEGEND: dict[State, str] = {
+    CONFORMS: "conforms on every case",
+    VIOLATED: "a case shows otherwise",
+    AT_STRICT: "a case shows otherwise, but only the profile strict asks for that",
+    ACCEPTS: "right wherever it returns, but accepts a call that the rule refuses",
+    NOT_ASKED: "the path has no parameter for it, or documents no result",
+}
+UNKNOWN = "?"
+"""Of levels, where a run told none."""
+PRECISION = ("ATT-9", "NORM-2")
+"""Rules whose remark says in which dtypes they are broken, and under which convention they are not."""
+LEAST_TOLD = 10
+"""The least first wrong size that is told: a smaller one is no kernel's."""
+OPERATION_TITLES = {
+    "attention": "Attention",
+    "multi_head_attention": "Multi-head attention",
+    "layer_norm": "Layer norm",
+    "rms_norm": "RMS norm",
+    "feed_forward": "Feed-forward network",
+    "gated_feed_forward": "Gated feed-forward network",
+    "silu": "SiLU",
+    "relative_position_bias": "Relative positions",
+    "rotary_embedding": "Rotary embeddings",
+    "cross_entropy": "Cross-entropy",
+    "nll_loss": "Negative log-likelihood",
+    "adam_step": "Adam",
+    "sgd_step": "Gradient descent",
+    "clip_by_global_norm": "Gradient clipping",
+}
 
 
 class Run(NamedTuple):
@@ -51,18 +96,21 @@ class Divergence(NamedTuple):
 class Row(NamedTuple):
     """One path through a library.
 
-    marks: by rule, its state in `cells`. broken: the levels that it does not keep; None where the run told none.
+    marks: by rule, what the path does with it. broken: the levels that it does not keep; None where the run told none.
     accepted: by rule, titles of calls that it should refuse. untried: why not everything was tried.
     """
 
     path: str
     operation: str
-    marks: dict[str, str]
+    marks: dict[str, State]
     broken: list[str] | None
     divergences: tuple[Divergence, ...]
     accepted: dict[str, list[str]]
     untried: str
     run: Run
+
+
+# --- from a report ----------------------------------------------------------------------------------------------------
 
 
 def rows_of(reports: Sequence[PeerReport]) -> list[Row]:
@@ -72,14 +120,15 @@ def rows_of(reports: Sequence[PeerReport]) -> list[Row]:
 
 
 def row_of(report: PeerReport, run: Run) -> Row:
-    states = {rule: cells.state(report, rule) for rule in JUDGED}
+    states = {rule: state_of(report, rule) for rule in JUDGED}
     wrong = [violation for violation in report.violations if violation.check != REFUSAL]
-    found = [Divergence(one.rule, JUDGED[one.rule].title, one.level, cells.message(report, one), cells.asked(one))
-             for one in wrong]  # fmt: skip
+    found = [
+        Divergence(one.rule, JUDGED[one.rule].title, one.level, message_of(report, one), call_of(one)) for one in wrong
+    ]
     return Row(
         report.subject,
         report.operation,
-        {rule: state for rule, state in states.items() if state != cells.NOT_ASKED},
+        {rule: state for rule, state in states.items() if state != NOT_ASKED},
         sorted({violation.level for violation in wrong}),
         tuple(found),
         report.accepted,
@@ -92,6 +141,119 @@ def versions() -> dict[str, str]:
     """Of everything here that peers need. It is the same for all rows of a run, whichever peers are judged."""
     packages = dict.fromkeys(["numpy", *(package for peer in PEERS for package in peer.packages)])
     return {"python": platform.python_version()} | {name: version(name) for name in packages if installed(name)}
+
+
+def violation_of(report: PeerReport, rule: str) -> Violation | None:
+    return next((violation for violation in report.violations if violation.rule == rule), None)
+
+
+def state_of(report: PeerReport, rule: str) -> State:
+    violation = violation_of(report, rule)
+    if violation is not None and violation.check != REFUSAL:
+        return AT_STRICT if violation.level == STRICT else VIOLATED
+    if violation is not None:
+        return ACCEPTS
+    return CONFORMS if rule in report.rules else NOT_ASKED
+
+
+def call_of(violation: Violation) -> str:
+    """The call, in one line; numbers with six digits."""
+    return str(violation.case) if violation.case is None else violation.case.as_call(six_digits)
+
+
+def message_of(report: PeerReport, violation: Violation) -> str:
+    """What came of it and what should have, and what else is known: in which dtypes, at which sizes, which mistake."""
+    content = violation_content(violation)
+    if content["dtype"] is None:
+        message = describe_finding(violation.finding)
+    else:
+        got, expected = (f"{real(content[name]):.9g}" for name in ("got", "expected"))
+        message = f"{content['result']}{content['index']} is {got}, expected {expected}: {error(content)}"
+    dtypes = describe_dtypes(report.remarks.get(violation.rule, []), violation)
+    parts = [dtypes, describe_sizes(violation)]
+    parts += [] if violation.rule in PRECISION else violation.mistakes[:1]
+    wide = report.rules[violation.rule].wide
+    parts += ["float32 and float64 conform"] if 0 <= wide <= 1 and not dtypes else []
+    known = "; ".join(part for part in parts if part)
+    return f"{message}. ({known})" if known else f"{message}."
+
+
+def describe_sizes(violation: Violation) -> str:
+    """At which sizes it is seen, in one phrase; empty where no simple rule says so."""
+    thresholds = [
+        one for one in violation.threshold if one.kind not in ("first", "product") or one.wrong[0] >= LEAST_TOLD
+    ]
+    return " and ".join(filter(None, map(summarize_threshold, thresholds)))
+
+
+def describe_dtypes(remarks: Sequence[DtypeRemark], violation: Violation) -> str:
+    """The dtypes in which the rule is broken; beside a call in a dtype that is none of them, in these, too."""
+    gradients = violation.finding.name.startswith("gradient") and any(remark.gradients for remark in remarks)
+    named = {dtype.name for remark in remarks if remark.gradients == gradients for dtype in remark.wrong}
+    also = "also " if remarks and violation.case is not None and violation.case.dtype not in named else ""
+    return also + "; ".join(map(describe_remark, remarks))
+
+
+def describe_remark(remark: DtypeRemark) -> str:
+    names = []
+    for dtype in remark.wrong:
+        conventions = ", ".join(f"{name}={value}" for name, value in dtype.conventions.items())
+        names.append(f"{dtype.name} (conforms under {conventions})" if conventions else dtype.name)
+    return f"{'gradients in' if remark.gradients else 'in'} {', '.join(names)}"
+
+
+# --- what a table shows of it -----------------------------------------------------------------------------------------
+
+
+def rules_asked(rows: Sequence[Row]) -> list[str]:
+    """In the specification's order; the plain call itself only where it fails."""
+    return [
+        rule
+        for rule in JUDGED
+        if any(rule in row.marks and (rule != "CALL" or row.marks[rule] == VIOLATED) for row in rows)
+    ]
+
+
+def columns(rows: Sequence[Row]) -> list[str]:
+    """Every level, and after it the rules that have it as a whole, or but for some part."""
+    rules = rules_asked(rows)
+    return [name for level in LEVELS for name in (level, *(rule for rule in rules if least_level(rule) == level))]
+
+
+def kept_by(row: Row) -> str:
+    """The highest profile that a path keeps; a dash where it keeps none, or not everything was tried.
+
+    It claims to refuse nothing, so what it accepts counts for none.
+    """
+    if row.broken is None:
+        return UNKNOWN
+    return "-" if row.untried else kept(set(row.broken)) or "-"
+
+
+def sign(row: Row, column: str) -> str:
+    """For the state of a rule, or of a level as a whole."""
+    return UNKNOWN if column in LEVELS and row.broken is None else SIGNS[state_in(row, column)]
+
+
+def state_in(row: Row, column: str) -> State:
+    """The state of a rule, or of a level as a whole."""
+    if column not in LEVELS:
+        return row.marks.get(column, NOT_ASKED)
+    return VIOLATED if column in (row.broken or ()) else CONFORMS
+
+
+def accepted(row: Row) -> str:
+    """Every call that it should refuse and takes, by rule; empty if there is none."""
+    return "; ".join(f"{rule} {', '.join(titles)}" for rule, titles in row.accepted.items())
+
+
+def legend(rows: Sequence[Row]) -> str:
+    """What the signs of these rows mean."""
+    unknown = [f"{UNKNOWN} the run told no levels"] if any(row.broken is None for row in rows) else []
+    return "; ".join([*(f"{SIGNS[state]} {meaning}" for state, meaning in LEGEND.items()), *unknown])
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def runs(rows: Iterable[Row]) -> list[Run]:

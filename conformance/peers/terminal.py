@@ -8,39 +8,54 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from conformance.peers import cells
-from conformance.peers.rows import Row, runs
+from conformance.peers.rows import (
+    ACCEPTS,
+    AT_STRICT,
+    CONFORMS,
+    LEGEND,
+    NOT_ASKED,
+    OPERATION_TITLES,
+    SIGNS,
+    VIOLATED,
+    Row,
+    State,
+    accepted,
+    columns,
+    kept_by,
+    runs,
+    state_in,
+)
 
-STYLES = {cells.CONFORMS: "green", cells.VIOLATED: "bold red", cells.NOT_ASKED: "dim"}
-STYLES |= {cells.AT_STRICT: "yellow", cells.ACCEPTS: "yellow"}
+STYLES: dict[State, str] = {CONFORMS: "green", VIOLATED: "bold red", NOT_ASKED: "dim"}
+STYLES |= {AT_STRICT: "yellow", ACCEPTS: "yellow"}
 
 
 def as_table(rows: Sequence[Row]) -> RenderableType:
     """One table for each operation, and below it every divergence with its smallest case."""
     parts: list[RenderableType] = []
-    for operation, title in cells.OPERATIONS.items():
+    for operation, title in OPERATION_TITLES.items():
         chosen = [row for row in rows if row.operation == operation]
         if chosen:
             parts += [table(chosen, title), *(divergences(row) for row in chosen)]
-    legend = [Text.assemble(sign(state), f" {meaning}") for state, meaning in cells.LEGEND.items()]
+    legend = [Text.assemble(sign(state), f" {meaning}") for state, meaning in LEGEND.items()]
     return Group(*parts, *legend, *(Text(run.told, style="dim") for run in runs(rows)))
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
     """Rows are peers, columns levels and their rules, with names of rules written downwards in two lines."""
-    columns = cells.columns(rows)
+    headings = columns(rows)
     made = Table(title=title, title_justify="left", padding=(0, 0), collapse_padding=True)
     for heading in ("", "keeps "):
         made.add_column(heading)
-    for column in columns:
+    for column in headings:
         made.add_column(column.replace("-", "\n"), justify="center")
     for row in rows:
-        made.add_row(Text(row.path), Text(cells.kept_by(row)), *(sign(cells.cell(row, column)) for column in columns))
+        made.add_row(Text(row.path), Text(kept_by(row)), *(sign(state_in(row, column)) for column in headings))
     return made
 
 
-def sign(state: str) -> Text:
-    return Text(cells.SIGNS[state], style=STYLES[state])
+def sign(state: State) -> Text:
+    return Text(SIGNS[state], style=STYLES[state])
 
 
 def divergences(row: Row) -> RenderableType:
@@ -51,7 +66,7 @@ def divergences(row: Row) -> RenderableType:
         found.append(f"  {call}\n", style="dim")
     if row.accepted:
         found.append(f"{row.path} takes what should be refused: ", style="yellow")
-        found.append(cells.accepted(row) + "\n")
+        found.append(accepted(row) + "\n")
     if row.untried:
         found.append(f"{row.path}: {row.untried}\n", style="red")
     return found

@@ -29,7 +29,6 @@ from conformance.diagnosis.following import separated
 from conformance.judge.report import Report
 from conformance.operations.probes import PROBES
 from conformance.oracle.reference import oracle
-from conformance.peers import cells
 from conformance.reports import blocks
 from conformance.reports.content import document
 from conformance.reports.junit import junit
@@ -487,13 +486,13 @@ def test_matrix_of_libraries_stands_by_level() -> None:
     from conformance.peers.markdown import as_tables
     from conformance.peers.matrix import PeerReport
     from conformance.peers.peer import Peer
-    from conformance.peers.rows import Run, row_of
+    from conformance.peers.rows import Run, columns, row_of
 
     plain = judged(plain_norm, "layer_norm", "NORM-1", "NORM-3", "NORM-5")
     given = {name: getattr(plain, name) for name in Report.__dataclass_fields__}
     report = PeerReport(**given, peer=Peer("plain", "here:plain_norm", "layer_norm", "numpy", ("numpy",)))
     row = row_of(report, Run("2026-01-02", 0, "quick", {}))
-    assert cells.columns([row]) == ["core", "NORM-1", "NORM-3", "robust", "NORM-5", "strict"]
+    assert columns([row]) == ["core", "NORM-1", "NORM-3", "robust", "NORM-5", "strict"]
     for one, keeps in ((row, "robust ✓ ✓ △ ✓ ✓ ✗"), (row._replace(broken=None), "? ? ✓ △ ? ✓ ?")):
         text = as_tables([one])
         header, line = (found for found in text.splitlines() if found.startswith("|") and "---" not in found)

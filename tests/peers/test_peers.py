@@ -30,17 +30,18 @@ from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import Finding
 from conformance.checks.findings import Raised
 from conformance.checks.results import Cell, Violation
+from conformance.checks.threshold import Threshold
 from conformance.cli import app
 from conformance.judge import run
 from conformance.judge.run import settled, silent
 from conformance.oracle.reference import oracle
 from conformance.peers import PEERS, heads, rows, torch_attention, torch_multi_head
-from conformance.peers.cells import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, at_sizes, beside, state
-from conformance.peers.judging import PeerJudgement, runner_of
+from conformance.peers.judging import DtypeRemark, PeerJudgement, WrongDtype, runner_of
 from conformance.peers.markdown import as_markdown, as_page, as_tables, escaped
 from conformance.peers.matrix import chosen, matrix
 from conformance.peers.peer import Peer
 from conformance.peers.probes import hidden_tokens, level
+from conformance.peers.rows import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, describe_dtypes, describe_sizes, state_of
 from conformance.peers.terminal import as_table
 from conformance.runner.in_process import Runner
 from conformance.sampling.draws import Rows
@@ -334,6 +335,10 @@ def last_axis(case: Case) -> bool:
     return "weight" not in case.inputs or case.inputs["weight"].ndim == 1
 
 
+def in_dtypes(*names: str, gradients: bool = False) -> DtypeRemark:
+    return DtypeRemark(tuple(WrongDtype(name, {}) for name in names), gradients)
+
+
 @pytest.mark.parametrize(
     ("names", "wide", "rule"),
     [
@@ -355,27 +360,30 @@ def test_roundings_of_16_bits_are_told_by_the_rule_of_dtypes(names: tuple[str, .
     settled(judgement.results, judgement.of_its_dtype)
     assert [one.rule for one in judgement.results.violations.values()] == [rule]
     assert judgement.results.rules["MHA-2", runner.name].worst == (0.9 if rule == "ATT-9" else 47.3)
-    assert judgement.remarks == ({"ATT-9": "in bfloat16"} if rule == "ATT-9" else {})
+    assert judgement.remarks == ({"ATT-9": [in_dtypes("bfloat16")]} if rule == "ATT-9" else {})
+
+
+WEIGHTS = WrongDtype("bfloat16", {"weights": "inputs", "products": "float64"})
 
 
 @pytest.mark.parametrize(
-    ("said", "dtype", "name", "told"),
+    ("remarks", "said", "dtype", "name", "told"),
     [
-        ("in bfloat16, float64; gradients in float32", "float32", "output", True),
-        ("in bfloat16, float64; gradients in float32", "float32", "gradient of x", False),
-        ("in bfloat16, float64; gradients in float32", "bfloat16", "output", False),
-        ("in bfloat16 (conforms under weights=inputs, products=float64)", "float64", "output", True),
-        ("in bfloat16, float16", "float16", "gradient of x", False),
-        ("under jax.jit", "float32", "output", False),
-        ("", "float32", "output", False),
+        ("several", "in bfloat16, float64; gradients in float32", "float32", "output", True),
+        ("several", "in bfloat16, float64; gradients in float32", "float32", "gradient of x", False),
+        ("several", "in bfloat16, float64; gradients in float32", "bfloat16", "output", False),
+        ("excused", "in bfloat16 (conforms under weights=inputs, products=float64)", "float64", "output", True),
+        ("halves", "in bfloat16, float16", "float16", "gradient of x", False),
+        ("none", "", "float32", "output", False),
     ],
 )
-def test_dtypes_that_a_remark_lacks_are_wrong_too(said: str, dtype: str, name: str, told: bool) -> None:
+def test_dtypes_that_a_remark_lacks_are_wrong_too(remarks: str, said: str, dtype: str, name: str, told: bool) -> None:
     """The call beside it is in such a dtype: the remark must not say that it is right there."""
+    kinds = {"several": [in_dtypes("bfloat16", "float64"), in_dtypes("float32", gradients=True)], "none": []}
+    kinds |= {"excused": [DtypeRemark((WEIGHTS,))], "halves": [in_dtypes("bfloat16", "float16")]}
     case = replace(attention(), dtype=dtype)
     found = Violation("ACT-1", "a path", Finding(name, 9.0, (0,), 1.5, 1.0), "a probe", AGREEMENT, case)
-    assert beside(said, found) == (f"also {said}" if told else said)
-    assert beside(said, None) == said
+    assert describe_dtypes(kinds[remarks], found) == (f"also {said}" if told else said)
 
 
 @pytest.mark.parametrize(("name", "rule"), [("output", "ATT-9"), ("gradient of key", "ATT-12")])
@@ -390,8 +398,8 @@ def test_several_rules_with_such_roundings_are_one_remark(name: str, rule: str) 
         found = Violation(broken, peer.name, finding, "heads", AGREEMENT, case, diagnosis=names)
         judgement.results.rules[broken, peer.name] = Cell(9, 47.3, 0.5, kept=(0.9, 0.5))
         assert judgement.of_its_dtype(found).rule == rule
-    judgement.remark(rule, "")
-    assert judgement.remarks == {rule: "in bfloat16"}
+    judgement.remark(rule, [])
+    assert judgement.remarks == {rule: [in_dtypes("bfloat16")]}
 
 
 @pytest.mark.slow
@@ -403,7 +411,7 @@ def test_a_divergence_stands_under_its_own_rule(monkeypatch: pytest.MonkeyPatch)
     (report,) = matrix("default", 1, say=lines.append)
     judged_line = f"one pass: {len(report.violations)} divergences in {report.seconds:.0f} s"
     assert lines == ["slow is skipped: it is slow", judged_line]
-    states = {rule: state(report, rule) for rule in ("NORM-1", "NORM-2", "NORM-4", "NORM-5", "NORM-6", "NORM-7")}
+    states = {rule: state_of(report, rule) for rule in ("NORM-1", "NORM-2", "NORM-4", "NORM-5", "NORM-6", "NORM-7")}
     expected = {"NORM-1": VIOLATED, "NORM-2": ACCEPTS, "NORM-4": VIOLATED}
     expected |= {"NORM-5": CONFORMS, "NORM-6": NOT_ASKED, "NORM-7": NOT_ASKED}
     assert states == expected
@@ -473,9 +481,11 @@ def test_what_is_wrong_past_a_size_is_told_as_that(monkeypatch: pytest.MonkeyPat
     (report,) = matrix("quick", 1, say=lambda line: None)
     assert [violation.rule for violation in report.violations] == ["NORM-7"]
     assert "(first wrong at 257 columns of a row (256 are right)" in as_markdown(rows.rows_of([report]))
-    assert at_sizes(replace(report.violations[0], threshold="")) == ""
-    odd = "wrong where the number of keys is odd (3, 5 wrong; 4 right)"
-    assert at_sizes(replace(report.violations[0], threshold=odd)) == "wrong where the number of keys is odd"
+    assert describe_sizes(replace(report.violations[0], threshold=())) == ""
+    odd = Threshold(("K",), "no multiple", (3, 5), (4,), multiple=2)
+    small = Threshold(("Q",), "first", (3, 4), (2,), 2)
+    found = replace(report.violations[0], threshold=(odd, small))
+    assert describe_sizes(found) == "wrong where the number of keys is odd"
 
 
 def test_what_is_slow_gets_a_share_of_the_planned_sizes() -> None:

@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 
 from conformance.cases.arguments import results_of
 from conformance.cli.show import show
-from conformance.peers.cells import ACCEPTS, CONFORMS, VIOLATED
-from conformance.peers.rows import Divergence, Row, Run
+from conformance.peers.rows import ACCEPTS, CONFORMS, VIOLATED, Divergence, Row, Run
 from specification import MODEL_RULES, RULES
 from specification.dialects import DIALECTS
 from study import __main__ as study_command
