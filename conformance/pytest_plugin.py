@@ -198,9 +198,8 @@ def put(judge: JudgeSession, question: Question, item: pytest.Item) -> None:
     from conformance.checks.levels import within
     from conformance.judge.session import NotAsked
     from conformance.reports.blocks import block
-    from conformance.reports.content import violation_content
-    from conformance.reports.replays import write_replay
     from conformance.reports.sentences import describe_finding
+    from conformance.reports.subjects import cause_with_violation
 
     title, target = judge.target.title, judge.target
     if target.guessed:
@@ -215,11 +214,11 @@ def put(judge: JudgeSession, question: Question, item: pytest.Item) -> None:
     except NotAsked as reason:
         pytest.skip(str(reason))
     if found is not None and not within(found.level, judge.profile):
-        told = f"{found.rule} is violated at the level {found.level}: {describe_finding(found.finding)}"
+        told = f"{question.rule} is violated at the level {found.level}: {describe_finding(found.lead.finding)}"
         item.user_properties.append((BEYOND, f"{judge.target.title}: {told}"))
     elif found is not None:
-        path = write_replay(found, replays_folder(item.config), titled=True)
-        pytest.fail(block(violation_content(found, path)), pytrace=False)
+        content = cause_with_violation(found, replays_folder(item.config), titled=True)
+        pytest.fail(block(content), pytrace=False)
 
 
 def replays_folder(config: pytest.Config) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from conformance.checks.findings import heads_swapped
 from conformance.checks.levels import rank
 from conformance.checks.results import Violation
 from conformance.diagnosis.pattern import Pattern
@@ -74,6 +75,12 @@ class Cause:
     @property
     def rules(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(violation.rule for violation in self.violations))
+
+    @property
+    def other_layout(self) -> bool:
+        """Whether heads and lengths seem to have changed places."""
+        named = self.diagnosis is not None and self.diagnosis.mistake.lacks == "BHTD"
+        return named or any(heads_swapped(violation.finding) for violation in self.violations)
 
     @property
     def level(self) -> str:

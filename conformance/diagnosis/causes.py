@@ -22,10 +22,11 @@ from conformance.checks.results import Results, Violation
 from conformance.diagnosis.cause import Cause, CauseKind, Diagnosis
 from conformance.diagnosis.choice import Chooser
 from conformance.diagnosis.evidence import Evidence, ask_fresh, collect_evidence
-from conformance.diagnosis.experiments import draw_like
+from conformance.diagnosis.experiments import draw_cases
 from conformance.diagnosis.explanation import Explanation, judge_mistake, learn_condition
 from conformance.diagnosis.pattern import find_pattern
 from conformance.mistakes.catalogue import mistakes_of
+from conformance.operations.probes import catalogue
 from conformance.runner.in_process import Runner
 from conformance.runner.memory_layouts import depends_on_layout
 from conformance.sampling.strategies import roundings
@@ -68,11 +69,12 @@ def explain_numbers(
     failing = [one for one in evidence if one.wrong]
     passing = [one for one in evidence if not one.wrong]
     mistakes = mistakes_of(runner_operation(violations))
+    probes = {probe.id: probe for probe in catalogue(runner.declaration)}
     chooser = Chooser(
         failing,
         passing,
         mistakes,
-        partial(draw_like, declaration=runner.declaration),
+        partial(draw_cases, declaration=runner.declaration, probes=probes),
         partial(ask_fresh, runner),
     )
     left = dict(violations)
@@ -117,7 +119,9 @@ def make_violation(explained: Sequence[Evidence], subject: str) -> list[Violatio
     if smallest is None or smallest.kept is None:
         return []
     kept, finding = smallest.kept, worst(smallest.findings)
-    return [Violation(kept.rule, subject, finding, kept.title, kept.check, kept.example, least=kept.least, probe=kept.probe)]
+    return [
+        Violation(kept.rule, subject, finding, kept.title, kept.check, kept.example, least=kept.least, probe=kept.probe)
+    ]
 
 
 def in_order(

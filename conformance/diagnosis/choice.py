@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from conformance.cases.case import Case
 from conformance.diagnosis.evidence import Evidence
-from conformance.diagnosis.explanation import Explanation, learn_condition, screen
+from conformance.diagnosis.explanation import Explanation, is_consistent, learn_condition, screen
 from conformance.mistakes.call import Call
 from conformance.mistakes.mistake import Mistake, Prediction
 
@@ -17,6 +17,9 @@ TRIED = 60
 """Cases that are drawn for them; on most, two mistakes that fit so far differ as little as on those before."""
 CONTENDERS = 12
 """Mistakes that experiments tell apart; more only fit where few cases fail."""
+
+SOURCES = 4
+"""Explained cases, from the smallest, that others are drawn like."""
 
 AskFresh = Callable[[Case], "Evidence | None"]
 Draw = Callable[[Evidence], Iterator[Case]]
@@ -48,6 +51,8 @@ class Chooser:
             found = self.choose_one(uncovered)
             if found is None:
                 break
+            known = {id(one) for one in found.explained}
+            found.explained += [one for one in uncovered if id(one) not in known and is_consistent(found.mistake, one)]
             chosen.append(found)
             explained = {id(one) for one in found.explained}
             uncovered = [one for one in uncovered if id(one) not in explained]
@@ -118,7 +123,7 @@ class Chooser:
 
     def cases_like(self, explained: Sequence[Evidence]) -> Iterator[Case]:
         """Cases in turn like each of those explained; `TRIED` at most."""
-        sources = [self.draw(one) for one in explained[:4]]
+        sources = [self.draw(one) for one in explained[:SOURCES]]
         count = 0
         while sources and count < TRIED:
             for source in [*sources]:

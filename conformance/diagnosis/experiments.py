@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +13,40 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import within
+from conformance.checks.probe import Probe
 from conformance.diagnosis.evidence import Evidence
 from conformance.runner.dimensions import Part, cast, sizes_of, taken
 from conformance.runner.shrinking import aligned
+from conformance.sampling.draws import drawn
 from specification.dtypes import FLOATING
 
 NUMBERS, EXACT_NUMBERS = 2**18, 2**12
 """Numbers in the inputs of a case that is drawn, at most; the second in float64, whose exact results are slow."""
 LEAST = 5
 """A size from which on heads, rows and columns are told apart."""
+PROBED, SEED = 12, 2**31
+"""Cases that are drawn from a probe anew, and their seed, which no run has by chance alone."""
 FAR = 4
 """Standard deviations by which numbers are far from 0, as those of rows with a large mean are."""
+
+
+def draw_cases(evidence: Evidence, declaration: Declaration, probes: Mapping[str, Probe]) -> Iterator[Case]:
+    """Draw cases by turns: like one that fails, and others of its probe, which have other options."""
+    sources = [draw_like(evidence, declaration), draw_from_probe(probes.get(evidence.probe))]
+    while sources:
+        for source in [*sources]:
+            case = next(source, None)
+            if case is None:
+                sources.remove(source)
+            elif affordable(case):
+                yield case
+
+
+def draw_from_probe(probe: Probe | None) -> Iterator[Case]:
+    """New cases of a probe that draws single ones."""
+    if probe is not None:
+        found = (example for _, example in drawn(probe.cases, PROBED, SEED))
+        yield from (example for example in found if isinstance(example, Case) and not example.special)
 
 
 def draw_like(evidence: Evidence, declaration: Declaration) -> Iterator[Case]:
@@ -34,10 +57,9 @@ def draw_like(evidence: Evidence, declaration: Declaration) -> Iterator[Case]:
     rng = np.random.default_rng(len(evidence.probe))
     for sizes in grow_sizes(case):
         for _ in range(2):
-            drawn = redraw(case, sizes, rng)
-            drawn = aligned(drawn, declaration)
-            if drawn is not None and affordable(drawn) and within(drawn, declaration):
-                yield drawn
+            other = aligned(redraw(case, sizes, rng), declaration)
+            if other is not None and within(other, declaration):
+                yield other
 
 
 def grow_sizes(case: Case) -> Iterator[dict[str, int]]:

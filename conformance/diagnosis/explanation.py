@@ -62,6 +62,20 @@ def judge_mistake(mistake: Mistake, evidence: Evidence) -> Verdict:
     return verdict
 
 
+def is_consistent(mistake: Mistake, evidence: Evidence) -> bool:
+    """Whether wrong answers agree with a mistake's prediction, however near that is to what is right.
+
+    Too little to choose a mistake by, where few digits are left; enough to leave the case to one that is chosen.
+    """
+    for prediction in mistake.predict(evidence.call):
+        names = [name for name in prediction.results if name in evidence.answers and name in evidence.call.right]
+        unpredicted = evidence.wrong.difference(names)
+        covered = not unpredicted or ("output" in names and "output" in evidence.wrong)
+        if covered and all(prediction.agrees(name, evidence.answers[name]) for name in names):
+            return True
+    return False
+
+
 def screen(mistakes: Iterable[Mistake], failing: Sequence[Evidence]) -> list[Explanation]:
     """Keep the mistakes that explain one of the first failing cases."""
     first = smallest_of_each_kind(failing)

@@ -62,7 +62,9 @@ def attribute(runner: Runner, failure: Failure) -> Failure:
     clean = clean_twin(failure)
     if clean is not None:
         findings = check_agreement(runner, clean)
-        if breaks(findings, level) and (is_of_numbers(failure.findings) or is_as_wrong(runner, clean, failure.findings)):
+        if breaks(findings, level) and (
+            is_of_numbers(failure.findings) or is_as_wrong(runner, clean, failure.findings)
+        ):
             empty = is_in_empty_row(clean, worst(findings))
             rule = OF_EMPTY_ROWS if empty else find_rule(runner, clean, findings)
             return Failure(rule, AGREEMENT, clean, findings)
@@ -75,9 +77,7 @@ def breaks_gradients_alone(failure: Failure) -> bool:
         return False
     wrong, rules = [one for one in failure.findings if one.ratio > 1], operation_facts(failure.example.operation).rules
     return (
-        all(is_gradient(one.name) for one in wrong)
-        and failure.rule == rules[""]
-        and rules.get("gradients") == "NORM-6"
+        all(is_gradient(one.name) for one in wrong) and failure.rule == rules[""] and rules.get("gradients") == "NORM-6"
     )
 
 

@@ -125,9 +125,7 @@ def report_of(target: Target, judgement: Judgement, effort: str, seconds: float,
 
 def name_target(cause: Cause, named: Mapping[int, Violation], target: Target, limit: float | None) -> Cause:
     """The cause with the report's own violations, which name the target."""
-    violations = (
-        named.get(id(one)) or replace(one, target=target, time_limit=limit) for one in cause.violations
-    )
+    violations = (named.get(id(one)) or replace(one, target=target, time_limit=limit) for one in cause.violations)
     return replace(cause, violations=tuple(violations))
 
 

@@ -1,4 +1,4 @@
-"""A violation as a readable block: rule, probe, smallest case, sizes, numbers, diagnosis, replay command."""
+"""A cause as a readable block: what is wrong, evidence, numbers, smallest case, sizes, replay command."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ import numpy as np
 from conformance.cases.signatures import MASK_REQUIRED, parameters_never_given
 from conformance.checks.judged_rules import CONTRACT
 from conformance.checks.levels import within
-from conformance.diagnosis.departures import LACKING
+from conformance.reports.causes import (
+    describe_alternatives,
+    describe_cause,
+    describe_condition,
+    describe_declaration,
+    describe_evidence,
+    describe_pattern,
+)
 from conformance.reports.content import Content, real
-from conformance.reports.sentences import CONVENTION, LAYOUT_FIRST, levels_line, title_of_another
+from conformance.reports.sentences import levels_line
 from conformance.reports.subjects import rules_listed
 
 DECLARE = "if it is not meant to support this, say so:"
@@ -21,16 +28,30 @@ REFUSE = "if it is not meant to support this, let it raise an error, and say so:
 INTENDED = "if this is meant to be so, say so:"
 MEND = "let it raise an error for such a call, or take the argument out of its signature, where it has one of its own"
 OTHER_LAYOUT = "its arrays seem to be [batch, length, heads, width]; if so, judge it again with:"
+ADVICE = {"supports": DECLARE, "lacks": REFUSE, "conventions": INTENDED, "layout": OTHER_LAYOUT}
+"""When the options that a cause may be declared by are right, by what they are."""
 
 
-def heading(violation: Content) -> str:
-    return f"{violation['rule']} {violation['title']}: {violation['statement']}"
+def heading(cause: Content) -> str:
+    """Return the level of a cause, the rules that it breaks, and what is wrong."""
+    shown = cause["violation"]
+    what = describe_cause(cause)
+    if cause["mistake"] is None and len(cause["rules"]) == 1:
+        what = f"{shown['title']}: {shown['statement']}"
+    return f"{', '.join(cause['rules'])}: {what}"
 
 
-def rows(violation: Content) -> list[tuple[str, str]]:
-    """Return (label, text) for every fact about a violation; further lines of one fact have an empty label."""
-    found = [("level", violation["level"])] if "level" in violation else []  # which older reports lack
-    found.append(("found by", violation["probe"]))
+def rows(cause: Content, subject: Content | None = None) -> list[tuple[str, str]]:
+    """Return (label, text) for every fact about a cause; further lines of one fact have an empty label."""
+    violation = cause["violation"]
+    found = [("level", cause["level"])]
+    facts = (
+        ("evidence", describe_evidence(cause)),
+        ("or", describe_alternatives(cause)),
+        ("when", describe_condition(cause["condition"])),
+        ("found by", f"{violation['rule']} {violation['probe']}"),
+    )
+    found += [(label, text) for label, text in facts if text]
     if violation["index"] is None:
         found.append(("found", violation["message"]))
     else:
@@ -38,55 +59,51 @@ def rows(violation: Content) -> list[tuple[str, str]]:
         found += [("expected", expected(violation)), ("error", error(violation))]
         if violation["dtype"] is None:  # a message of its own beside the numbers
             found.append(("found", violation["message"]))
-    if violation.get("called_with") is not None:
+    pattern = describe_pattern(cause["pattern"])
+    found += [("pattern", pattern)] if pattern else []
+    if violation["called_with"] is not None:
         found.append(("arrays", violation["called_with"]))
-    if violation.get("raised_at") is not None:  # which older reports lack
+    if violation["raised_at"] is not None:
         found.append(("raised at", violation["raised_at"]))
     if violation["case"] is not None:
         found.append(("smallest case", violation["case"]))
-    if violation.get("threshold") is not None:  # which older reports lack
+    if violation["threshold"] is not None:
         found.append(("sizes", violation["threshold"]))
-    found += under("diagnosis", violation["diagnosis"])
-    found += under("worst", [line for one in violation.get("worst", ()) for line in worst_lines(one, violation)])
-    if violation.get("declare") is not None:
-        found += under("declare", [advice(violation), violation["declare"]])
-    if violation.get("kind") == "unrefused":  # which older reports lack
+    found += under("worst", [worst_line(one, violation) for one in violation["worst"]])
+    declared = describe_declaration(cause, subject)
+    if declared is not None:
+        found += under("declare", [ADVICE[declared[0]], declared[1]])
+    if violation["kind"] == "unrefused":
         found.append(("mend", MEND))
     if violation["replay_command"] is not None:
         found.append(("replay", violation["replay_command"]))
     return found
 
 
-def advice(violation: Content) -> str:
-    """Say when the options of "declare" are right."""
-    options = violation["declare"]
-    if options == LAYOUT_FIRST:
-        return OTHER_LAYOUT
-    if options.startswith(CONVENTION):
-        return INTENDED
-    return REFUSE if any(name in LACKING for name in violation["diagnosis"]) else DECLARE
-
-
 def under(label: str, lines: list[str]) -> list[tuple[str, str]]:
     return [(label if number == 0 else "", line) for number, line in enumerate(lines)]
 
 
-def worst_lines(worst: Content, violation: Content) -> list[str]:
-    """Return the largest error in a dtype; of another mistake its smallest case and its names too."""
+def worst_line(worst: Content, violation: Content) -> str:
+    """Return the largest error in a dtype."""
     level = "" if worst["level"] == violation["level"] else f" (level {worst['level']})"
-    told = [worst["message"]]
-    if worst["another_mistake"]:
-        told = [f"{worst['message']}; {worst['case']}", *worst["diagnosis"]]
-        ratio = real(worst["ratio"])
-        up_to = f"up to {ratio:.3g} bounds" if math.isfinite(ratio) else "beyond any bound"
-        title = title_of_another(worst["diagnosis"])
-        told.insert(0, f"{up_to}, {title}: on the same numbers it gives other errors than the one above")
-    return [f"{worst['dtype']}{level}: {line}" for line in told]
+    return f"{worst['dtype']}{level}: {worst['message']}"
 
 
-def block(violation: Content) -> str:
+def block(cause: Content, subject: Content | None = None) -> str:
     """Return the block as plain text."""
-    return "\n".join([heading(violation), *(f"  {label:<15}{text}" for label, text in rows(violation))])
+    return "\n".join([heading(cause), *(f"  {label:<15}{text}" for label, text in rows(cause, subject))])
+
+
+def summary(subject: Content) -> str:
+    """Say how many causes explain how many violations; empty where each violation is a cause of its own."""
+    causes, count = subject.get("causes") or [], len(subject["violations"])
+    if not causes or len(causes) == count:
+        return ""
+    known = sum(cause["mistake"] is not None for cause in causes)
+    named = f", {known} of them known" if known and len(causes) > 1 else ""
+    one = len(causes) == 1
+    return f"{len(causes)} cause{'s' * (not one)}{named} explain{'s' * one} {count} violated rules"
 
 
 # --- limits of a subject's verdict ------------------------------------------------------------------------------------
@@ -138,14 +155,6 @@ def rules_not_tried(subject: Content) -> str:
     return f"{len(untried)} of {len(rules)} rules not tried: {', '.join(untried)}" if untried else ""
 
 
-def follow(subject: Content) -> str:
-    """Name the violations that may follow from the others; empty if there are none."""
-    rules = [violation["rule"] for violation in subject["violations"] if violation.get("follows")]
-    return (
-        f"{', '.join(rules)} may follow from the violations above: mend these first, and check again." if rules else ""
-    )
-
-
 class Note(NamedTuple):
     """A sentence below the violations. kind: what it is about."""
 
@@ -155,9 +164,9 @@ class Note(NamedTuple):
 
 def notes(subject: Content) -> list[Note]:
     """Return what a report says of a subject after its violations, in order."""
-    headline, untried = subject["headline"], subject["untried"]
+    untried = subject["untried"]
     told = {
-        "headline": headline and f"It looks as if {headline}",
+        "headline": summary(subject),
         "guess": guessed(subject),
         "skipped": never_given(subject),
         "masked": MASK_REQUIRED if (subject["declaration"] or {}).get("mask_required") else "",

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from conformance.mistakes.mistake import Mistake
 
 Content = dict[str, Any]
+CONVENTION = "--convention"
+LAYOUT_FIRST = "--layout BTHD"
+"""Options that declare a departure, and another layout."""
 
 TITLES = {
     "digits": "digits are lost, and no known mistake explains it",
@@ -30,7 +33,7 @@ TITLES = {
 
 
 def cause_content(cause: Cause) -> Content:
-    """Return a cause with all its fields. Its violations stand among the subject's, by rule; the first shows it best."""
+    """Return a cause with its own fields; `cause_with_violation` adds the violation that shows it."""
     diagnosis, condition = cause.diagnosis, cause.condition
     return {
         "kind": cause.kind,
@@ -41,6 +44,7 @@ def cause_content(cause: Cause) -> Content:
         "pattern": None if cause.pattern is None else pattern_content(cause.pattern),
         "conventions": dict(cause.conventions),
         "lacks": list(cause.lacks),
+        "layout": cause.other_layout,
     }
 
 
@@ -96,8 +100,9 @@ def describe_evidence(cause: Content) -> str | None:
 
 def describe_alternatives(cause: Content) -> str | None:
     """Name the mistakes that no case told apart from it."""
-    others = [] if cause["mistake"] is None else list(dict.fromkeys(o["says"] for o in cause["mistake"]["alternatives"]))
-    return f"or: {'; '.join(others[:3])}" if others else None
+    alternatives = [] if cause["mistake"] is None else cause["mistake"]["alternatives"]
+    others = [says for says in dict.fromkeys(one["says"] for one in alternatives) if says != cause["mistake"]["says"]]
+    return "; ".join(others[:3]) or None
 
 
 def describe_condition(condition: Content | None) -> str | None:
@@ -120,6 +125,26 @@ def describe_condition(condition: Content | None) -> str | None:
     if "dtypes" in condition:
         parts.append(f"in {join_words(condition['dtypes'])}")
     return f"only {', '.join(parts)}" if parts else None
+
+
+def describe_declaration(cause: Content, subject: Content | None) -> tuple[str, str] | None:
+    """Return what kind of options declare that a cause is meant, and the options; None where there are none.
+
+    The layout comes first: what a function does not support shows in its own layout only.
+    """
+    if cause["layout"]:
+        return "layout", LAYOUT_FIRST
+    features = ",".join(f"no-{name}" for name in FEATURES if name in cause["lacks"])
+    declared = (subject or {}).get("declaration") or {}
+    dtypes = [name for name in declared.get("dtypes", ()) if name not in cause["lacks"]]
+    options = [f"--supports {features}"] if features else []
+    if dtypes and len(dtypes) < len(declared["dtypes"]):
+        options.append(f"--dtypes {','.join(dtypes)}")
+    if options:
+        return "supports" if cause["mistake"] is None else "lacks", " ".join(options)
+    if cause["conventions"]:
+        return "conventions", f"{CONVENTION} {','.join(f'{n}={v}' for n, v in cause['conventions'].items())}"
+    return None
 
 
 def feature_words(name: str) -> str:

@@ -11,7 +11,7 @@ from conformance.reports.change import Change, rule_change
 from conformance.reports.content import SCHEMA, Content
 from conformance.reports.real_comparison import model_changes
 
-READ = (1, 2, 3)
+READ = (1, 2, 3, 4)
 """Versions of the schema that this file reads. The first has no models, the first two no levels."""
 CIRCUMSTANCES = ("project", "seed", "effort", "cases_per_probe", "runs")
 DRAWN_BY = ("numpy", "hypothesis")

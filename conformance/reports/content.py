@@ -20,7 +20,7 @@ from conformance.checks.catalogue import UNSUPPORTED
 from conformance.checks.findings import Finding, Raised
 from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import LEVELS, STRICT, kept, within
-from conformance.checks.results import Cell, Violation, Worst
+from conformance.checks.results import Cell, Violation
 from conformance.checks.threshold import Threshold
 from conformance.reports.replays import askable, replay_command, save
 from conformance.reports.sentences import describe_finding
@@ -29,7 +29,7 @@ from conformance.reports.versions import versions
 from conformance.subjects.targets import Target
 from conformance.subjects.wrong_answers import OtherType, Returned, ReturnedGradients
 
-SCHEMA = {"name": "transformer-conformance report", "version": 3}
+SCHEMA = {"name": "transformer-conformance report", "version": 4}
 PROJECT = "transformer-conformance"
 ARRAYS = {"numpy": "NumPy arrays", "torch": "PyTorch tensors", "jax": "JAX arrays"}
 UNPRINTABLE = re.compile("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -88,7 +88,7 @@ def subject_content(
     cells: Mapping[str, Cell],
     violations: list[Content],
     untried: str = "",
-    headline: str = "",
+    causes: Sequence[Content] = (),
     seconds: float | None = None,
     peer: bool = False,
     left_out: str = "",
@@ -102,7 +102,7 @@ def subject_content(
         rules: the rules of the operations.
         cells: results of the rules that were tried.
         untried: why the judge did not try everything.
-        headline: the explanation of most violations.
+        causes: what is behind the violations, by `cause_content`.
         peer: whether the subject stands there for comparison, and need not conform.
         left_out: what the judge skipped; it counts in no verdict.
         never_given: parameters of the function that the operation does not have.
@@ -127,10 +127,10 @@ def subject_content(
         "untried": clean(untried) or None,
         "left_out": clean(left_out) or None,
         "never_given": [clean(name) for name in never_given],
-        "headline": clean(headline) or None,
         "seconds": None if seconds is None else round(seconds, 3),
         "rules": [rule_content(rule, cells.get(rule), broken.get(rule)) for rule in listed],
         "violations": violations,
+        "causes": list(causes),
     }
 
 
@@ -169,10 +169,13 @@ def rule_content(rule: str, cell: Cell | None, broken: str | None) -> Content:
     }
 
 
-def violation_content(violation: Violation, replay_file: str | None = None, follows: bool = False) -> Content:
-    """Return a violation with all its evidence. replay_file: the path of its replay file.
+def violation_content(violation: Violation, replay_file: str | None = None, cause: int | None = None) -> Content:
+    """Return a violation with all its evidence.
 
-    follows: whether it follows from other violations, because its smallest case uses none of its rule's features.
+    Args:
+        violation: which.
+        replay_file: the path of its replay file.
+        cause: the number of its cause, if that shows another violation; it then needs no replay.
     """
     rule, finding = JUDGED[violation.rule], violation.finding
     unrefused = violation.check == UNSUPPORTED
@@ -189,36 +192,31 @@ def violation_content(violation: Violation, replay_file: str | None = None, foll
         "case": None if violation.case is None else clean(repr(violation.case)),
         "worst": [worst_content(one) for one in violation.larger],
         "threshold": clean(describe_thresholds(violation.threshold)) or None,
-        "thresholds": [threshold_content(one) for one in violation.threshold],
-        "diagnosis": [clean(line) for line in violation.diagnosis],
-        "replay": replay_content(violation),
+        "thresholds": [threshold_content(threshold) for threshold in violation.threshold],
+        "replay": None if cause is not None else replay_content(violation),
         "replay_file": replay_file,
         "replay_command": None if replay_file is None else replay_command(violation, replay_file),
         "called_with": called_with(violation),
-        "declare": violation.declare or None,
-        "follows": follows,
+        "cause": cause,
     }
-
-
-def threshold_content(threshold: Threshold) -> Content:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(threshold).items()}
 
 
 TO_BE_REFUSED = "A call beyond what is supported must raise an error, or be answered rightly."
 
 
-def worst_content(largest: Worst) -> Content:
+def worst_content(largest: Violation) -> Content:
     """Return the largest error of a dtype."""
-    found = largest.found
     return {
-        "dtype": found.case.dtype,
+        "dtype": largest.case.dtype,
         "ratio": number(largest.ratio),
-        "level": found.level,
-        "message": clean(describe_finding(found.finding)),
-        "case": clean(repr(found.case)),
-        "another_mistake": largest.another,
-        "diagnosis": [clean(line) for line in found.diagnosis],
+        "level": largest.level,
+        "message": clean(describe_finding(largest.finding)),
+        "case": clean(repr(largest.case)),
     }
+
+
+def threshold_content(threshold: Threshold) -> Content:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(threshold).items()}
 
 
 OF_ARRAYS = re.compile(r"ndarray|tensor|\bjax|\bnumpy\b|\btorch\b", re.IGNORECASE)

@@ -59,13 +59,14 @@ def test_case(rule: Content, subject: Content) -> Element:
     if rule["status"] == "untried":
         SubElement(case, "skipped", message=clean(subject["untried"] or "no case was tried"))
     violations = [violation for violation in subject["violations"] if violation["rule"] == rule["rule"]]
+    causes = [block(cause, subject) for cause in subject["causes"] if rule["rule"] in cause["rules"]]
     if above_profile(rule, subject):
         told = f"beyond the profile {subject['profile']}:"
-        SubElement(case, "system-out").text = clean("\n\n".join([told, *map(block, violations)]))
+        SubElement(case, "system-out").text = clean("\n\n".join([told, *causes]))
     elif rule["status"] == "violated":
         message = violations[0]["message"] if violations else "its largest error is beyond its bound"
         failure = SubElement(case, "failure", message=clean(message), type=rule["rule"])
-        failure.text = clean("\n\n".join(map(block, violations)))
+        failure.text = clean("\n\n".join(causes))
     elif rule["cases"]:
         worst = "all unsupported, and refused as they must be"
         worst = worst if only_refused(rule) else f"worst error {rule['worst']} of its bound"

@@ -2,8 +2,8 @@
 
 A trained model has a row for each of its layers, and a column for each implementation.
 
-The violations follow in the order of the terminal, and those that follow from others are folded. Every row of rules
-opens to its statement. Nothing needs JavaScript.
+The causes of violations follow in the order of the terminal. Every row of rules opens to its
+statement. Nothing needs JavaScript.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from markupsafe import Markup
 
 from conformance.reports.blocks import (
     above_profile,
-    advice,
     asked_for,
     error,
     expected,
-    follow,
     got,
+    heading,
     notes,
     only_refused,
     rules_not_tried,
     where,
-    worst_lines,
+    worst_line,
+)
+from conformance.reports.blocks import (
+    rows as cause_rows,
 )
 from conformance.reports.change import described
 from conformance.reports.content import Content, real
@@ -53,11 +55,25 @@ def page(report: Content) -> str:
     names = [subject["name"] for subject in report["subjects"] if not subject["peer"]]
     helpers: dict[str, Any] = {"pictures": pictures, "ratio": ratio, "real": real, "status": status}
     helpers |= {"where": where, "got": got, "expected": expected, "error": error}
-    helpers |= {"notes": notes, "not_tried": rules_not_tried, "follow": follow}
-    helpers |= {"worst_lines": worst_lines, "advice": advice}
+    helpers |= {"notes": notes, "not_tried": rules_not_tried, "heading": heading}
+    helpers |= {"worst_line": worst_line, "facts": facts}
     helpers |= {"described": described, "title": ", ".join(names) or f"conformance {report['command']}"}
     helpers |= {"layers": layer_rows, "parts": " / ".join(PARTS), "cosine": smallest_cosine, "step_ratio": step_ratio}
     return template.render(report=report, style=style, rows=matrix(report), verdict=verdict(report), **helpers)
+
+
+SHOWN = ("evidence", "or", "when", "pattern", "sizes", "declare", "replay")
+"""Facts about a cause that stand under its numbers, by the labels of `blocks.rows`."""
+
+
+def facts(cause: Content, subject: Content) -> list[tuple[str, str]]:
+    """Return the facts about a cause that its numbers and pictures do not show."""
+    label, found = "", []
+    for name, text in cause_rows(cause, subject):
+        label = name or label
+        if label in SHOWN:
+            found.append((name, text))
+    return found
 
 
 def matrix(report: Content) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from conformance.checks.catalogue import NOTHING
 from conformance.checks.encoding import encode
 from conformance.checks.results import Violation
 from conformance.reports.sentences import describe_finding
+from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.subjects.targets import Target
 
 FORMAT, VERSION = "transformer-conformance replay", 1
@@ -30,8 +31,7 @@ def save(violation: Violation, path: str | Path) -> None:
         "title": violation.title,
         "subject": violation.subject,
         "message": describe_finding(violation.finding),
-        "threshold": violation.threshold,
-        "diagnosis": list(violation.diagnosis),
+        "threshold": describe_thresholds(violation.threshold),
         "target": encode_target(target),
         "own_gradients": "vjp" in target.given,
         "time_limit": violation.time_limit,

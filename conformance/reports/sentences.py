@@ -22,10 +22,6 @@ from conformance.subjects.attention_calls import AXES
 if TYPE_CHECKING:
     from conformance.judge.report import Report
 
-CONVENTION = "--convention"
-LAYOUT_FIRST = "--layout BTHD"
-"""Options that declare a departure, and another layout."""
-
 
 def describe_finding(finding: Finding) -> str:
     """Return what was found of one result, in one line."""

@@ -9,22 +9,32 @@ from typing import TYPE_CHECKING
 
 from conformance.cases.declaration import EVERYTHING
 from conformance.cases.facts import operations
+from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import STRICT
 from conformance.checks.results import Results, Violation
+from conformance.reports.causes import cause_content
 from conformance.reports.content import Content, subject_content, violation_content
 from conformance.reports.replays import write_replay
 from conformance.subjects.targets import Target
 from specification import RULES
 
 if TYPE_CHECKING:
+    from conformance.diagnosis.cause import Cause
     from conformance.judge.report import Report
 
 
 def checked(report: Report, replays: Path | None, *, peer: bool = False) -> Content:
     """Return the part about a checked subject. replays: folder for replay files."""
-    files = (None if replays is None else write_replay(violation, replays) for violation in report.violations)
-    following = {violation.rule for violation in report.following}
-    violations = [violation_content(v, f, v.rule in following) for v, f in zip(report.violations, files, strict=True)]
+    shown = {id(cause.lead) for cause in report.causes}
+    numbers = {id(one): number for number, cause in enumerate(report.causes) for one in cause.violations}
+    violations = [
+        violation_content(one, cause=numbers.get(id(one))) for one in report.violations if id(one) not in shown
+    ]
+    causes = [cause_with_violation(cause, replays) for cause in report.causes]
+    listed = {id(one) for one in report.violations}
+    leads = zip(report.causes, causes, strict=True)
+    violations += [content["violation"] for cause, content in leads if id(cause.lead) in listed]
+    violations.sort(key=lambda content: list(JUDGED).index(content["rule"]))
     target, chosen = report.target, report.chosen
     rules = [rule for rule in ("CALL", *rules_listed(report.operation)) if not chosen or rule in chosen]
     operations = [target.operation]
@@ -36,7 +46,7 @@ def checked(report: Report, replays: Path | None, *, peer: bool = False) -> Cont
         report.rules,
         violations,
         untried=report.untried,
-        headline=report.headline,
+        causes=causes,
         seconds=report.seconds,
         peer=peer,
         left_out=report.left_out,
@@ -44,6 +54,12 @@ def checked(report: Report, replays: Path | None, *, peer: bool = False) -> Cont
         profile=report.profile,
         some=bool(chosen),
     )
+
+
+def cause_with_violation(cause: Cause, replays: Path | None, *, titled: bool = False) -> Content:
+    """Return a cause with the violation that shows it. replays: folder for its replay file."""
+    path = None if replays is None else write_replay(cause.lead, replays, titled=titled)
+    return cause_content(cause) | {"violation": violation_content(cause.lead, path)}
 
 
 def rules_listed(operation: str) -> list[str]:

@@ -14,7 +14,7 @@ from conformance.checks.results import Cell, Results, Substance, Violation
 from conformance.reports.blocks import (
     above_profile,
     asked_for,
-    follow,
+    heading,
     notes,
     only_refused,
     rows,
@@ -180,16 +180,17 @@ def dtypes_judged(dtypes: Sequence[str], wide: Sequence[str]) -> str:
     return every if len(wide) in (0, len(dtypes)) else f"in {' and '.join(wide)}, and {every}"
 
 
-def violation_block(violation: Content) -> RenderableType:
-    """Return the violation's rule, and below it every fact about it."""
+def cause_block(cause: Content, subject: Content) -> RenderableType:
+    """Return what is wrong, and below it every fact about it."""
     inside = Table.grid(padding=(0, 2))
     inside.add_column(style="dim", no_wrap=True, min_width=LABELS)
     inside.add_column(overflow="fold")
-    told = rows(violation)
+    told = rows(cause, subject)
     for label, text in told:
         if label != "replay":
             inside.add_row(Text(label), Text(text))
-    head = Text.assemble((f"{violation['rule']} {violation['title']}: ", "bold red"), violation["statement"])
+    rules, _, what = heading(cause).partition(": ")
+    head = Text.assemble((f"{rules}: ", "bold red"), what)
     commands = [unbroken(label, text) for label, text in told if label == "replay"]
     return Group(head, Padding(inside, (0, 0, 0, 2)), *commands, Text())
 
@@ -201,9 +202,8 @@ def unbroken(label: str, text: str) -> Text:
 
 def subject_report(subject: Content, seed: int | None) -> RenderableType:
     """Return the report about a subject. Print it with `crop=False`, so that lines to be copied stay whole."""
-    alone = [violation for violation in subject["violations"] if not violation.get("follows")]
-    parts: list[RenderableType] = [subject_table(subject), *map(violation_block, alone)]
-    parts += [Text(line) for line in (follow(subject),) if line]
+    parts: list[RenderableType] = [subject_table(subject)]
+    parts += [cause_block(cause, subject) for cause in subject["causes"]]
     parts += [Text(note.text, style=STYLES.get(note.kind, "")) for note in notes(subject)]
     cases = sum(rule["cases"] for rule in subject["rules"])
     count = sum(asked_for(violation, subject) for violation in subject["violations"])

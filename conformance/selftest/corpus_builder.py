@@ -20,7 +20,7 @@ from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.encoding import encode
 from conformance.checks.results import Violation
-from conformance.judge.run import SHRINKING, run_probe, shrink_violations, silent
+from conformance.judge.run import run_probe, shrink_violations, silent
 from conformance.models import real
 from conformance.models.stepwise import taken_steps
 from conformance.operations.corpus import HERE
@@ -32,7 +32,7 @@ from reference_numpy.multi_head_attention import linear, split_heads
 from specification import KeyPadding
 
 FOLDER = Path(str(HERE))
-EXAMPLES, SEED, SHRINKING = 10, 1, 1.0
+EXAMPLES, SEED, SECONDS = 10, 1, 1.0
 """Cases for each probe; seconds for making one smaller."""
 REAL = "real inputs"
 LARGEST = 100_000
@@ -51,7 +51,7 @@ def shown(fault: Fault) -> Iterator[tuple[str, tuple[str, ...], Violation]]:
     for probe in probes_of(fault.rule, fault.operation, subject.declaration):
         runner = Runner(subject)
         results = run_probe(probe, [runner], EXAMPLES, SEED, silent)
-        shrink_violations(results, [runner], SHRINKING)
+        shrink_violations(results, [runner], SECONDS)
         yield from ((fault.name, probe.operations, violation) for violation in results.violations.values())
 
 
