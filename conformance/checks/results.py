@@ -18,7 +18,7 @@ from conformance.checks.catalogue import REFUSAL
 from conformance.checks.check import Check
 from conformance.checks.comparison import units_in_the_last_place
 from conformance.checks.findings import Finding, same_error
-from conformance.checks.kept_cases import KeptCases
+from conformance.checks.kept_cases import KeptCase, KeptCases
 from conformance.checks.levels import CORE, higher, rank, within
 from conformance.checks.threshold import Threshold
 from conformance.subjects.targets import Target
@@ -168,6 +168,12 @@ class Violation:
     def case(self) -> Case:
         """The call in question; None for what is no matter of one call."""
         return self.check.case_of(self.example)
+
+
+def keep_violation(violation: Violation) -> KeptCase:
+    """The case of a violation, to be asked again."""
+    least = violation.least
+    return KeptCase(violation.rule, violation.probe, violation.title, violation.check, violation.example, True, least)
 
 
 SAMPLE = 2**16

@@ -16,9 +16,8 @@ from conformance.cases.declaration import CONVENTIONS, Declaration
 from conformance.checks.catalogue import REFUSAL, UNSUPPORTED
 from conformance.checks.comparison import ratio, worst
 from conformance.checks.findings import same_error
-from conformance.checks.kept_cases import KeptCase
 from conformance.checks.levels import rank
-from conformance.checks.results import Results, Violation
+from conformance.checks.results import Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause, CauseKind, Diagnosis
 from conformance.diagnosis.choice import Chooser
 from conformance.diagnosis.evidence import Evidence, ask_fresh, collect_evidence
@@ -55,11 +54,6 @@ def find_causes(results: Results, runner: Runner) -> list[Cause]:
 def is_numeric(violation: Violation) -> bool:
     """Whether numbers are wrong, in an answer to one call."""
     return violation.finding.kind == "value" and not violation.of_state and violation.case is not None
-
-
-def keep_violation(violation: Violation) -> KeptCase:
-    least = violation.least
-    return KeptCase(violation.rule, violation.probe, violation.title, violation.check, violation.example, True, least)
 
 
 def explain_numbers(

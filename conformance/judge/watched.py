@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,12 +24,15 @@ from conformance.checks.check import Check, beyond_numbers
 from conformance.checks.comparison import breaks, judge, no_others, promised, ratio, worst
 from conformance.checks.findings import Finding, GradientLost, InputChanged
 from conformance.checks.levels import CORE, ROBUST, STRICT, higher, rank
-from conformance.checks.results import Violation
-from conformance.diagnosis.attention import EVERY_CALL
-from conformance.diagnosis.attribution import rule_shown, without_each
-from conformance.diagnosis.memory import STRIDES
-from conformance.diagnosis.naming import diagnosis, several_there
+from conformance.checks.results import Results, Violation, keep_violation
+from conformance.diagnosis.cause import Cause
+from conformance.diagnosis.evidence import ask_fresh
+from conformance.diagnosis.explanation import screen
+from conformance.judge.attribution import find_rule, take_away_each
+from conformance.judge.causes import explain_results
 from conformance.judge.run import cut_down, violation
+from conformance.mistakes.catalogue import mistakes_of
+from conformance.mistakes.mistake import Mistake
 from conformance.oracle.reference import balls_available, oracle
 from conformance.oracle.work import AFFORDABLE, ball_work
 from conformance.runner.in_process import Runner
@@ -46,21 +49,21 @@ PATIENCE = 100
 """By how much more work than a generated case a call may be, where its oracle is ball arithmetic: about a minute."""
 BESIDE_NUMBERS = {"input_changed": "ATT-13", "gradient_lost": "ATT-12"}
 """Kinds of what is wrong beside the numbers of a call, and the rules that speak of it."""
-SCALE = "the scale is"
-FIRST = "the same call, made again, is right"
-UNSTEADY = "the same call, made again, gives another number, as by dropout or random numbers"
+Steadiness = Literal["memory", "right_again", "chance"]
+"""How a call, made again, differs: in contiguous arrays it is right, it is right, or it gives another number."""
 SECONDS = 5.0
 """Spent at most on making a failing call smaller."""
-Explanations = dict[tuple[Any, ...], Violation]
-"""Smallest cases with their diagnoses, by what failing calls are like: calls that fail alike have one in common."""
+Explanations = dict[tuple[Any, ...], Cause]
+"""Causes, by what failing calls are like: calls that fail alike have one in common."""
 
 
 @dataclass(frozen=True)
 class JudgedCall:
     """A call and what is found of it.
 
-    case: None where it cannot be judged. worst: the finding to tell of. violation: its rule and diagnosis, with the
-    smallest case like it that still fails. wrong_rows: those of the output with a number beyond its bound, as (batch
+    case: None where it cannot be judged. worst: the finding to tell of. violation: its rule, with the smallest case
+    like it that still fails. cause: what is behind it, where that was looked for. unsteady: how the same call, made
+    again, differs; empty if it does not. wrong_rows: those of the output with a number beyond its bound, as (batch
     element, head, query), and `rows` of all. nans: NaN in the output where a number is due.
     remark: under which conventions the call conforms. reason: why it is not judged, or not in full.
     given: the form in which the function got the mask.
@@ -80,6 +83,8 @@ class JudgedCall:
     reason: str = ""
     beside: JudgedCall | None = None
     given: str = ""
+    cause: Cause | None = None
+    unsteady: Steadiness | Literal[""] = ""
 
     @property
     def parts(self) -> tuple[JudgedCall, ...]:
@@ -142,17 +147,22 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     remarks = remark(subject, findings)
     alike = AlikeRunner(subject, case, shown)
     rule = rule_told(runner, case, shown)
-    unsteady = "" if rule else unlike_itself(runner, case, shown)
-    rule = rule or ("ATT-13" if unsteady else rule_shown(runner, replace(case), shown, alike, alike.look_for_needs()))
+    unsteady = "" if rule else compare_again(runner, case, shown)
+    rule = rule or ("ATT-13" if unsteady else find_rule(runner, replace(case), shown, alike, alike.look_for_needs()))
     rule = "ATT-10" if rule == "ATT-8" and no_number(worst(shown)) else rule
     found = violation(rule, TITLE, AGREEMENT, runner, case, shown)
-    if unsteady:
-        found = replace(found, diagnosis=(unsteady,))
-    elif not remarks and found.finding.kind not in BESIDE_NUMBERS:
-        found = explained(found, alike, explanations)
+    cause = None
+    if not unsteady and not remarks and found.finding.kind not in BESIDE_NUMBERS:
+        cause = explain(found, alike, explanations)
+        rule = found.rule
+        if rule == "ATT-8" and cause.diagnosis is not None and cause.diagnosis.mistake.rule == "ATT-1":
+            rule = "ATT-1"
+        found = replace(cause.lead, subject=found.subject, rule=rule)
     found = replace(found, before=())
     counts = rows, rows_of(case), nans
-    judged = JudgedCall(call.layer, case, findings, worst(shown), found, *counts, remarks, reason, beside, given)
+    judged = JudgedCall(
+        call.layer, case, findings, worst(shown), found, *counts, remarks, reason, beside, given, cause, unsteady
+    )
     if beside is not None and beside.violation is not None and rank(beside.violation.level) < rank(found.level):
         return replace(beside, case=case, findings=findings, beside=replace(judged, beside=None))
     return judged
@@ -192,38 +202,48 @@ class AlikeRunner(Runner):
         output = output_of(self.subject, again)
         if output is None or not of_numbers_alone(self.findings) or np.isnan(output).all():
             return frozenset()
-        names: tuple[str, ...] | None = None
+        own_mistakes = self.explain(again)
         found: set[str] = set()
-        for plainer in without_each(again):
-            plain = plainer(again)
+        for take_away in take_away_each(again):
+            plain = take_away(again)
             findings, left_out = agreement(own, plain), given_names(again) - given_names(plain)
             if not left_out or not breaks(findings):
                 continue
-            if of_numbers_alone(findings):
+            if not any(finding.kind != "value" for finding in findings):
                 if not np.array_equal(output, output_of(self.subject, plain), equal_nan=True):
                     continue
-                names = self.mistakes(again, self.findings) if names is None else names
-                others = self.mistakes(plain, findings)
-                same = {name for name in names if name in others and not name.startswith(EVERY_CALL)}
-                if same or (others and not names):
+                others = self.explain(plain)
+                shared = {name for name in own_mistakes if name in others and name not in SHOWN_WITHOUT_A_MASK}
+                if shared or (others and not own_mistakes):
                     continue
             found |= left_out
         if not found:
             return frozenset()
         self.needs |= found
-        names = self.mistakes(again, self.findings) if names is None else names
-        blamed = {name for name in found if any(word in line for word in WORDS.get(name, (name,)) for line in names)}
-        return frozenset(found - blamed) if names else frozenset()
+        rules = {mistake.rule for mistake in own_mistakes.values()}
+        blamed = {name for name in found if not rules.isdisjoint(RULES_OF.get(name, ()))}
+        return frozenset(found - blamed) if own_mistakes else frozenset()
 
-    def mistakes(self, case: Case, findings: list[Finding]) -> tuple[str, ...]:
-        """The names of mistakes by which the case fails."""
-        own = Runner(self.subject)
-        found = violation("ATT-8", TITLE, AGREEMENT, own, case, findings)
-        return replace(found, diagnosis=diagnosis(found, own)).mistakes
+    def explain(self, case: Case) -> dict[str, Mistake]:
+        """Known mistakes that explain the answers to one case, by id."""
+        evidence = ask_fresh(Runner(self.subject), case)
+        if evidence is None or not evidence.wrong:
+            return {}
+        return {one.mistake.id: one.mistake for one in screen(mistakes_of("attention"), [evidence])}
 
 
-WORDS = {"mask": ("mask", "window", "causal"), "sinks": ("sink",)}
-"""By which the names of mistakes speak of an input or option, where that is not its name."""
+SHOWN_WITHOUT_A_MASK = ("masks.always-causal",)
+"""Mistakes that a call shows without its mask, too: they do not tell whether the function needs one."""
+RULES_OF = {
+    "mask": ("MASK-1", "MASK-2", "MASK-3", "MASK-4", "MASK-5", "MASK-6"),
+    "bias": ("ATT-3",),
+    "sinks": ("ATT-5",),
+    "softcap": ("ATT-2",),
+    "scale": ("ATT-1",),
+    "dropout_keep": ("ATT-11",),
+    "dropout_rate": ("ATT-11",),
+}
+"""The rules whose mistakes are about an input or option."""
 
 
 def given_names(case: Case) -> frozenset[str]:
@@ -242,42 +262,20 @@ def output_of(subject: Subject, case: Case) -> Any:
         return None
 
 
-def explained(found: Violation, runner: Runner, explanations: Explanations) -> Violation:
-    """The violation with its smallest case and diagnosis, or those of one like it."""
+def explain(found: Violation, runner: Runner, explanations: Explanations) -> Cause:
+    """Return the cause of a violation with its smallest case, or that of one like it."""
     case = found.case
     options = {name: value for name, value in case.options.items() if name != "mask"}
     features = tuple(sorted(features_of(case))), tuple(options.items())
-    kind = (
-        runner.subject.code,
-        found.rule,
-        found.level,
-        found.finding.name,
-        found.finding.detail,
-        case.dtype,
-        features,
-    )
+    finding = found.finding
+    kind = (runner.subject.code, found.rule, found.level, finding.name, finding.detail, case.dtype, features)
     if kind not in explanations:
         smaller = cut_down(found, runner, SECONDS)
-        smaller = replace(smaller, diagnosis=diagnosis(smaller, runner))
-        if not smaller.mistakes:
-            plain = replace(found, example=plainest(runner, replace(case), found.level))
-            for larger in (plain, replace(found, example=replace(case))):
-                names = tuple(name for name in diagnosis(larger, runner) if several_there(name, smaller.case))
-                if names:
-                    smaller = replace(smaller, diagnosis=names)
-                    break
-        explanations[kind] = smaller
-    known = explanations[kind]
-    of_scale = found.rule == "ATT-8" and any(line.startswith(SCALE) for line in known.mistakes)
-    return replace(known, subject=found.subject, rule="ATT-1" if of_scale else found.rule)
-
-
-def plainest(runner: Runner, case: Case, level: str) -> Case:
-    """The case without each feature without which it still fails; sizes and numbers stay."""
-    for plainer in without_each(case):
-        if breaks(agreement(runner, plainer(case)), level):
-            case = plainer(case)
-    return case
+        results = Results()
+        results.violations[smaller.rule, smaller.subject] = smaller
+        results.kept[runner.name].add(keep_violation(found))
+        (explanations[kind], *_) = explain_results(results, runner, 0)
+    return explanations[kind]
 
 
 def unaffordable(case: Case) -> str:
@@ -376,7 +374,7 @@ def rule_told(runner: Runner, case: Case, findings: list[Finding]) -> str:
     return "ATT-9" if in_float32 is not None and not breaks(agreement(runner, in_float32)) else ""
 
 
-def unlike_itself(runner: Runner, case: Case, findings: list[Finding]) -> str:
+def compare_again(runner: Runner, case: Case, findings: list[Finding]) -> Steadiness | Literal[""]:
     """How the call, made again, gives another result than the first or than each other time; empty if it does not.
 
     Sums in another order differ too. The same mistake gives numbers that are nearer to each other than to the right
@@ -386,13 +384,13 @@ def unlike_itself(runner: Runner, case: Case, findings: list[Finding]) -> str:
     again = agreement(runner, replace(case))
     if not breaks(again, level):
         lying = replace(case, memory=dict.fromkeys(GIVEN, "transposed"))
-        return STRIDES if breaks(agreement(runner, lying), level) else FIRST
+        return "memory" if breaks(agreement(runner, lying), level) else "right_again"
     found = worst(again)
     if found.kind != "value":
         return ""
     numbers = [float(runner.subject(replace(case))[found.name][found.index]) for _ in range(2)]
     apart = any(abs(number - found.got) > abs(number - found.expected) for number in numbers)
-    return UNSTEADY if apart else ""
+    return "chance" if apart else ""
 
 
 def agreement(runner: Runner, case: Case) -> list[Finding]:

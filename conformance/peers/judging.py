@@ -34,12 +34,9 @@ from conformance.checks.check import Check
 from conformance.checks.findings import Finding, is_error
 from conformance.checks.probe import Probe
 from conformance.checks.results import Results, Violation
-from conformance.diagnosis.matches import DIAGNOSIS, DOUBTING
-from conformance.diagnosis.precision import AT_MOST
-from conformance.judge.checking import SHRINKING
+from conformance.diagnosis.evidence import ANSWERS_TO_CASE
 from conformance.judge.judgement import Claim, Judgement
-from conformance.judge.run import run_probe, settled, violation
-from conformance.judge.thresholds import with_thresholds
+from conformance.judge.run import cut_down, run_probe, settle_all, violation
 from conformance.operations.refusals import refusals_of
 from conformance.peers import probes as own
 from conformance.peers.peer import Peer, anything, as_it_is
@@ -54,7 +51,7 @@ DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
 
 OF_SEVERAL = (AFTER_OTHER_CALLS, THREADS, INTERLEAVED)
 """Checks of several cases, all of which are asked as they are."""
-BEYOND = (REFUSAL, UNSUPPORTED, NOTHING, DIAGNOSIS, DOUBTING, CALLS_IN_ORDER)
+BEYOND = (REFUSAL, UNSUPPORTED, NOTHING, ANSWERS_TO_CASE, CALLS_IN_ORDER)
 """Checks of what the path does not take, of no case of its own, and of calls that were all asked before."""
 SHARE_OF_PLAN = 1 / 3
 """Of the planned sizes, for what compiles for every shape or answers from a process of its own."""
@@ -157,19 +154,21 @@ class PeerJudgement(Judgement):
     def run(self) -> None:
         """What takes long to compile gets the time to find its sizes once more."""
         super().run()
-        if self.shrinking > SHRINKING:
-            with_thresholds(self.results, self.runner, self.shrinking)
-        settled(self.results, self.of_its_dtype)
+        shown = {id(cause.lead) for cause in self.causes}
+        for key, found in self.results.violations.items():  # a row shows every rule that is broken by a case of its own
+            if id(found) not in shown and self.shrinking and not found.of_state and not self.runner.overrun:
+                self.results.violations[key] = cut_down(found, self.runner, self.shrinking)
+        lost = {id(one) for cause in self.causes if cause.kind == "digits" for one in cause.violations}
+        settle_all(self.results, lambda found: self.charge_to_dtype(found) if id(found) in lost else found)
 
-    def of_its_dtype(self, found: Violation) -> Violation:
+    def charge_to_dtype(self, found: Violation) -> Violation:
         """What 16 bits round away, and float32 and float64 do not, is told by the rule of dtypes, or of gradients.
 
         The small cases of that rule may all conform: with thousands of rows, one is more likely to be rounded too far.
         """
         own_rules = own.dtype_rule(self.operation), own.gradient_rule(self.operation)
         gradient, cell = is_gradient(found.finding.name), self.results.rules[found.rule, found.subject]
-        rounded = found.mistakes != () and all(name.startswith(AT_MOST) for name in found.mistakes)
-        if found.rule in own_rules or not rounded or not 0 <= cell.wide <= 1:
+        if found.rule in own_rules or not found.rounds_16_bits or not 0 <= cell.wide <= 1:
             return found
         self.remark(own_rules[gradient], [WrongDtype(found.case.dtype, {})], gradient)
         return replace(found, rule=own_rules[gradient])
@@ -225,8 +224,7 @@ class PeerJudgement(Judgement):
         """The dtypes in which the probe fails."""
         found = []
         for dtype in dtypes:
-            known = (rule, self.runner.name) in self.results.violations
-            results = self.tried(probe(dtype), 0.0 if known else self.shrinking)
+            results = self.tried(probe(dtype))
             self.results.include(results)
             found += [dtype] if results.violations else []
         return found
@@ -236,7 +234,7 @@ class PeerJudgement(Judgement):
         for conventions in EXCUSES.get(self.operation, ()):
             declared = declaration.promising(**conventions)
             probe = own.dtype_probe(self.operation, rule, dtype, declared)
-            if roundings(declared, dtype) and not self.tried(probe, 0).violations:
+            if roundings(declared, dtype) and not self.tried(probe).violations:
                 return conventions
         return {}
 
@@ -247,8 +245,8 @@ class PeerJudgement(Judgement):
         if wrong and remark not in self.remarks.get(rule, ()):
             self.remarks.setdefault(rule, []).append(remark)
 
-    def tried(self, probe: Probe, shrinking: float) -> Results:
-        plan = self.examples, self.seed, self.progress, shrinking
+    def tried(self, probe: Probe) -> Results:
+        plan = self.examples, self.seed, self.progress
         return run_probe(self.within(probe), [self.runner], *plan, settle=self.settled)
 
     def settled(self, found: Violation) -> Violation | None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from conformance.cases.arguments import is_gradient
 from conformance.cases.case import six_digits
 from conformance.checks.catalogue import REFUSAL
 from conformance.checks.judged_rules import JUDGED
@@ -22,6 +23,7 @@ from conformance.peers.judging import DtypeRemark
 from conformance.peers.matrix import PeerReport
 from conformance.peers.peer import installed, version
 from conformance.reports.blocks import error
+from conformance.reports.causes import cause_content, describe_cause
 from conformance.reports.content import real, violation_content
 from conformance.reports.sentences import describe_finding
 from conformance.reports.threshold_sentences import summarize_threshold
@@ -171,11 +173,17 @@ def message_of(report: PeerReport, violation: Violation) -> str:
         message = f"{content['result']}{content['index']} is {got}, expected {expected}: {error(content)}"
     dtypes = describe_dtypes(report.remarks.get(violation.rule, []), violation)
     parts = [dtypes, describe_sizes(violation)]
-    parts += [] if violation.rule in PRECISION else violation.mistakes[:1]
+    parts += [] if violation.rule in PRECISION else list(known_mistakes(report, violation))
     wide = report.rules[violation.rule].wide
     parts += ["float32 and float64 conform"] if 0 <= wide <= 1 and not dtypes else []
     known = "; ".join(part for part in parts if part)
     return f"{message}. ({known})" if known else f"{message}."
+
+
+def known_mistakes(report: PeerReport, violation: Violation) -> Iterator[str]:
+    """The known mistake behind a violation, in one line, where there is one."""
+    causes = (cause for cause in report.causes if any(one.rule == violation.rule for one in cause.violations))
+    yield from (describe_cause(cause_content(cause)) for cause in causes if cause.diagnosis is not None)
 
 
 def describe_sizes(violation: Violation) -> str:
@@ -188,7 +196,7 @@ def describe_sizes(violation: Violation) -> str:
 
 def describe_dtypes(remarks: Sequence[DtypeRemark], violation: Violation) -> str:
     """The dtypes in which the rule is broken; beside a call in a dtype that is none of them, in these, too."""
-    gradients = violation.finding.name.startswith("gradient") and any(remark.gradients for remark in remarks)
+    gradients = is_gradient(violation.finding.name) and any(remark.gradients for remark in remarks)
     named = {dtype.name for remark in remarks if remark.gradients == gradients for dtype in remark.wrong}
     also = "also " if remarks and violation.case is not None and violation.case.dtype not in named else ""
     return also + "; ".join(map(describe_remark, remarks))

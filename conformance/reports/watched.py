@@ -15,6 +15,7 @@ from conformance.checks.findings import Finding
 from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import within
 from conformance.checks.results import Violation
+from conformance.reports.causes import cause_content, describe_cause
 from conformance.reports.content import Content, clean, number
 from conformance.reports.models import in_bounds
 from conformance.reports.sentences import describe_finding
@@ -25,7 +26,7 @@ from specification import Causal, SlidingWindow
 if TYPE_CHECKING:
     from conformance.judge.watched import JudgedCall
 
-SCHEMA = {"name": "transformer-conformance watch", "version": 1}
+SCHEMA = {"name": "transformer-conformance watch", "version": 2}
 
 
 def calls_table(calls: Sequence[JudgedCall], profile: str) -> Table:
@@ -108,7 +109,7 @@ def blocks(calls: Sequence[JudgedCall]) -> list[str]:
     kinds: dict[tuple[Any, ...], tuple[Violation, list[JudgedCall]]] = {}
     for part in (part for call in calls for part in call.parts):
         if (found := part.violation) is not None:
-            key = (found.rule, found.level, found.diagnosis, part.remark)
+            key = (found.rule, found.level, describe_part(part), part.remark)
             kinds.setdefault(key, (found, []))[1].append(part)
     return [block(found, same) for found, same in kinds.values()]
 
@@ -131,10 +132,27 @@ def block(found: Violation, same: list[JudgedCall]) -> str:
         rows.append(("rows", told))
     rows += [("NaN", f"{call.nans} where a number is due")] if call.nans else []
     rows += [("remark", call.remark)] if call.remark else []
-    rows += [("diagnosis", line) for line in found.diagnosis]
+    rows += [("diagnosis", line) for line in describe_part(call)]
     rows += [("smallest case", repr(found.case))] if found.uncut is not None else []
     lines = (f"  {label:<15}{clean(text)}" for label, text in rows)
     return "\n".join([f"{rule.id} {rule.title}: {rule.statement}", *lines])
+
+
+UNSTEADY = {
+    "memory": "strides are ignored: in contiguous arrays the same numbers are right",
+    "right_again": "the same call, made again, is right",
+    "chance": "the same call, made again, gives another number, as by dropout or random numbers",
+}
+"""What is said of a call that differs when it is made again."""
+
+
+def describe_part(call: JudgedCall) -> tuple[str, ...]:
+    """Say what is behind a wrong call, where that is known."""
+    if call.unsteady:
+        return (UNSTEADY[call.unsteady],)
+    if call.cause is None or call.cause.diagnosis is None:
+        return ()
+    return (describe_cause(cause_content(call.cause)),)
 
 
 def watch_content(calls: Sequence[JudgedCall], profile: str, **more: Any) -> Content:
@@ -181,7 +199,8 @@ def call_content(call: JudgedCall) -> Content:
         "first_wrong_row": list(call.wrong_rows[0]) if call.wrong_rows else None,
         "nans": call.nans,
         "remark": call.remark or None,
-        "diagnosis": [] if found is None else [clean(line) for line in found.diagnosis],
+        "unsteady": call.unsteady or None,
+        "cause": None if call.cause is None else cause_content(call.cause),
         "smallest_case": None if found is None or found.uncut is None else clean(repr(found.case)),
     }
 
