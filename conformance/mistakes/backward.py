@@ -25,7 +25,7 @@ from conformance.cases.arguments import expected_dtype, gradient_name
 from conformance.mistakes import masks
 from conformance.mistakes.attention_steps import AttentionSteps, Gradients, row_maximum
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.condition import Condition, past
+from conformance.mistakes.condition import ALWAYS, Condition, past
 from conformance.mistakes.mistake import Change, Mistake
 from specification.dtypes import HALF, compute_dtype_name
 
@@ -139,13 +139,7 @@ def pull_back_weights(call: Call, weights: np.ndarray, share: np.ndarray | None 
         found = call.steps.pull_back(call.case.cotangents, weights, mean=mean)
         yield found
         if found.sinks is not None and share is not None:
-            yield found._replace(sinks=found.sinks * share / sink_share(call))
-
-
-def sink_share(call: Call) -> np.ndarray:
-    """What goes to the sink of each row, exp(sink - L)."""
-    assert call.steps.sinks is not None
-    return np.asarray(np.exp(call.steps.sinks - call.forward.logsumexp))
+            yield found._replace(sinks=found.sinks * share / np.exp(call.steps.sinks - call.forward.logsumexp))
 
 
 READINGS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -255,17 +249,11 @@ def reach_empty_rows(call: Call) -> Iterator[Gradients]:
 def spread_nan(call: Call) -> Iterator[Gradients]:
     """NaN as automatic differentiation of a guarded softmax has it: in the row's query alone, or in what it meets."""
     empty, right = sum_row(call.steps.allowed) == 0, call.gradients
-    if call.steps.empty_rows not in ("zero", "any") or not empty.any():
-        return
-    query, scores = (np.where(empty, np.nan, array) for array in (right.query, right.scores))
-    everywhere = np.any(empty, axis=2, keepdims=True)
-    key = np.where(everywhere, np.nan, right.key)
-    yield right._replace(query=query)
-    yield right._replace(query=query, scores=scores)
-    yield right._replace(query=query, key=key, scores=scores)
-    if right.value is not None:
-        value = np.where(everywhere, np.nan, right.value)
-        yield right._replace(query=query, key=key, scores=scores, value=value)
+    if call.steps.empty_rows in ("zero", "any") and empty.any():
+        met = np.any(empty, axis=2, keepdims=True)
+        places = {"query": empty, "scores": empty, "key": met} | ({} if right.value is None else {"value": met})
+        nan = {name: np.where(place, np.nan, getattr(right, name)) for name, place in places.items()}
+        yield from (right._replace(**dict(list(nan.items())[:n])) for n in range(1, len(nan) + 1))
 
 
 def slope_of(call: Call) -> np.ndarray | float:
@@ -365,8 +353,11 @@ def count_padded_queries(call: Call) -> Results | None:
 # --- gradients as a whole ---------------------------------------------------------------------------------------------
 
 
-def names_in(of: str) -> tuple[str, ...]:
-    return INPUTS if of == "every input" else tuple(of.split(" and "))
+def take_gradients(call: Call, of: str) -> Results:
+    """The right ones of "key and value" or of "every input"; none where one of those named is missing."""
+    right = {name: call.right[gradient_name(name)] for name in INPUTS if gradient_name(name) in call.right}
+    names = right if of == "every input" else of.split(" and ")
+    return {name: right[name] for name in names} if right.keys() >= set(names) else {}
 
 
 def remaining_rate(call: Call) -> float:
@@ -396,16 +387,14 @@ FACTORS: dict[str, Callable[[Call], float]] = {
 def multiply_gradient(call: Call, of: str, factor: str) -> Iterator[Results]:
     number = FACTORS[factor](call)
     if np.isfinite(number) and number != 1:
-        right = {name: call.right.get(gradient_name(name)) for name in names_in(of)}
-        yield {name: number * array for name, array in right.items() if array is not None}
+        yield {name: number * array for name, array in take_gradients(call, of).items()}
 
 
 @predict_gradients
 def exchange_gradients(call: Call, pair: str) -> Iterator[Results]:
-    first, second = names_in(pair)
-    left, right = call.right.get(gradient_name(first)), call.right.get(gradient_name(second))
-    if left is not None and right is not None and left.shape == right.shape:
-        yield {first: right, second: left}
+    right = take_gradients(call, pair)
+    if len({array.shape for array in right.values()}) == 1:
+        yield dict(zip(right, reversed(right.values()), strict=True))
 
 
 AXES = {
@@ -426,7 +415,7 @@ def clear_from(call: Call, of: str, axis: str, first: int = 0, block: int = 0) -
         return
     size = right.shape[-behind]
     kept = np.arange(size) < (size // block * block if block else first)
-    if not kept.all():
+    if kept.any() and not kept.all():
         yield {of: np.where(kept.reshape(-1, *(1,) * (behind - 1)), right, 0)}
 
 
@@ -467,7 +456,7 @@ def count_heads(call: Call, of: str, heads: str) -> Iterator[Results]:
     if 0 < G < H:
         counted = COUNTED[heads](np.arange(H), np.arange(G)[:, None], G, H // G).astype(float)
         parts: Any = call.gradients._asdict()
-        yield {name: np.einsum("gh,bhkw->bgkw", counted, parts[name]) for name in names_in(of)}
+        yield {name: np.einsum("gh,bhkw->bgkw", counted, parts[name]) for name in of.split(" and ")}
 
 
 SUMS = (
@@ -507,8 +496,6 @@ TERMS: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {
     "all but the first block": lambda i, count, n: i >= n,
     "all but the last block": lambda i, count, n: i < (count - 1) // n * n,
     "whole blocks": lambda i, count, n: i < count // n * n,
-    "the first of every block": lambda i, count, n: i % n == 0,
-    "the last of every block": lambda i, count, n: i % n == n - 1,
 }
 
 
@@ -517,7 +504,7 @@ def take_terms(call: Call, sum: str, terms: str, block: int) -> Iterator[Results
     of, along = sum.split(" over ")
     count = count_terms(call, of, along)
     kept = TERMS[terms](np.arange(count), count, block)
-    if count and not kept.all():
+    if kept.any() and not kept.all():
         yield {of: sum_terms(call, of, along, kept)}
 
 
@@ -608,7 +595,6 @@ def entry(
 
 SIZES = (64, 16, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65535)
 MISTAKES = (
-    # The mean that is subtracted, and weights that are computed anew
     entry("mean", "the backward pass subtracts {mean}, not rowsum(P * P_bar)", subtract_mean, mean=tuple(MEANS)),
     entry("mean-of-blocks", "rowsum(P * P_bar) is taken over {keys}, not over the row (blocks of {block} keys)",
           take_mean_of_blocks, keys=("each block of keys", "the blocks of keys so far"), block=(8, *BLOCKS)),
@@ -621,7 +607,6 @@ MISTAKES = (
     entry("row-shared", "the {statistic} of the first row of every block of {block} stands for all of its rows in the "
           "backward pass", share_row, statistic=("log-sum-exp", "mean rowsum(P * P_bar)"), block=BLOCKS),
     entry("feature-forgotten", "the backward pass knows nothing of the {feature}", forget, feature=("sinks", "bias")),
-    # The gradient of the scores
     entry("scores", "the gradient of the scores is {scores}", take_scores, scores=tuple(SCORES)),
     entry("empty-rows-reach-values", "a row that allows no key passes its gradient on to the values, as if it were "
           "filled with their mean", reach_empty_rows, "ATT-6"),
@@ -633,14 +618,12 @@ MISTAKES = (
           "scores", use_weights, of=("query", "key")),
     entry("dropout-forgotten", "dropout is missing in the gradient of {of}", forget_dropout, "ATT-11",
           of=("values", "weights", "values and weights")),
-    # Cotangents
     entry("cotangent", "the cotangent in the backward pass is {cotangent}", take_cotangent,
           cotangent=tuple(COTANGENTS)),
     entry("logsumexp-cotangent", "the cotangent of the log-sum-exp beside the output is {how}",
           take_logsumexp_cotangent, "ATT-14", how=(*LOGSUMEXP_FACTORS, "added outside the bracket")),
     entry("padded-queries", "query_lengths are ignored: what follows the queries of a sequence counts in the gradients",
           count_padded_queries, "MASK-2"),
-    # Gradients as a whole
     entry("missing", "the gradient of {of} is missing: it is 0", partial(multiply_gradient, factor="0"),
           operations=DIFFERENTIATED, of=(*INPUTS, "query and key", "bias and sinks", "every input")),
     entry("factor", "the gradient of {of} is multiplied by {factor}", multiply_gradient, operations=DIFFERENTIATED,
@@ -652,7 +635,6 @@ MISTAKES = (
           first=SIZES),
     entry("tail-zero", "the gradient of {of} is 0 in a last tile of less than {block} along the {axis} axis",
           clear_from, of=("key", "query", "value", "bias"), axis=("key", "query", "column"), block=(32, *BLOCKS)),
-    # Sums over heads, rows and batch elements
     entry("heads", "the gradient of {of} counts {heads}", count_heads, "ATT-7", of=("key and value", "key", "value"),
           heads=tuple(COUNTED)),
     entry("terms", "the gradient of {sum} comes from {terms} only (blocks of {block})", take_terms, sum=SUMS,
@@ -661,7 +643,6 @@ MISTAKES = (
           sum=SUMS, dtype=HALF, block=(1, *BLOCKS)),
     entry("rounded", "{of} is rounded to {dtype} in the backward pass", round_part, dtype=HALF,
           of=("P", *(f"the gradient of {name}" for name in INPUTS))),
-    # Bias and sinks
     entry("bias", "the gradient of bias is {how}", take_bias, how=tuple(BIASES)),
     entry("sink-share", "the gradient of a sink takes {share} for its share of the weights", take_share,
           operations=DIFFERENTIATED, share=tuple(SHARES)),
@@ -670,14 +651,10 @@ BY_NAME = {mistake.id.removeprefix("backward."): mistake for mistake in MISTAKES
 BY_NAME["masks.ignored"] = next(mistake for mistake in masks.MISTAKES if mistake.id == "masks.ignored")
 
 
-def plant(name: str, **values: Sequence[Any]) -> list[Mistake]:
-    """Choose each combination of these values, and the first ones of other parameters."""
-    mistake = BY_NAME[name]
-    return [mistake.choose(**dict(zip(values, chosen, strict=True))) for chosen in product(*values.values())]
-
-
-def plant_under(name: str, *conditions: Condition, **values: Any) -> list[Mistake]:
-    return [BY_NAME[name].choose(**values).under(condition) for condition in conditions]
+def plant(name: str, *conditions: Condition, **values: Sequence[Any]) -> list[Mistake]:
+    """Choose each combination of these values, and the first ones of other parameters, under each condition."""
+    combinations = (dict(zip(values, chosen, strict=True)) for chosen in product(*values.values()))
+    return [BY_NAME[name].choose(**one).under(at) for one in combinations for at in conditions or (ALWAYS,)]
 
 
 PLANTED = (
@@ -685,30 +662,32 @@ PLANTED = (
     *(one.choose() for one in MISTAKES if one.change not in (take_logsumexp_cotangent, count_padded_queries)),
     *(one for name, parameter in {
         "mean": "mean", "logsumexp-misread": "reading", "scores": "scores", "weights-for-scores": "of",
-        "heads": "heads", "dropout-forgotten": "of", "cotangent": "cotangent", "missing": "of", "terms": "terms",
+        "heads": "heads", "dropout-forgotten": "of", "cotangent": "cotangent", "missing": "of",
         "sink-share": "share", "rounded": "of", "sum-in-16-bits": "sum", "feature-forgotten": "feature",
         "slope": "slope", "bias": "how"}.items()
       for one in plant(name, **{parameter: BY_NAME[name].parameters[parameter][1:]})),
-    *plant("terms", sum=SUMS[1:]), *plant("row-shared", statistic=("mean rowsum(P * P_bar)",), block=(16, 64)),
+    *plant("terms", sum=SUMS[1:]), *plant("terms", terms=tuple(TERMS)[1:-1]),
+    *plant("terms", sum=("key over queries",), terms=("whole blocks",), block=(32,)),
+    *plant("terms", sum=("bias over heads",), terms=("the last block",), block=(8, 32)),
+    *plant("terms", past("K", 32), past("K", 2048)),
+    *plant("row-shared", statistic=("mean rowsum(P * P_bar)",), block=(16, 64)),
     *plant("factor", of=("bias",), factor=("the scale", "1 / the pairs that share an element of the bias")),
-    *plant("factor", of=("sinks", "query and key", "every input"), factor=("-1", "ln 2", "1 / the batch size")),
+    *plant("factor", of=("sinks", "query and key", "every input"), factor=("-1", "ln 2")),
+    *plant("factor", past("K", 64), past("K", 4096), of=("query",), factor=("1/2",)),
     *(replace(one, rule="ATT-1") for one in plant("factor", of=("key",), factor=("1 / sqrt(D) / scale",))),
     *(replace(one, rule="ATT-3") for one in plant("bias", how=("NaN where the bias is -inf",))),
     *(replace(one, rule="ATT-14", operations=("attention_logsumexp",))
       for one in (*plant("slope"), *plant("missing", of=("sinks",)))),
-    *plant("zero-past", of=("value", "key"), axis=("key",), first=(128, 1024, 16384)),
+    *plant("missing", past("K", 64), past("K", 1024), past("K", 16384), of=("sinks",)),
+    *plant("zero-past", of=("value", "key"), first=(128, 1024, 16384)),
     *plant("zero-past", of=("query",), axis=("query",), first=(128, 1024, 16384)),
-    *plant("zero-past", of=("key", "value"), axis=("column",), first=(64, 128, 256)),
+    *plant("zero-past", of=("key", "value"), axis=("column",), first=(64, 256)),
     *plant("zero-past", of=("query", "sinks"), axis=("head",), first=(16, 64)),
     *plant("zero-past", of=("key",), axis=("batch element",), first=(64, 1024, 65535)),
-    *plant("zero-past", of=("bias",), axis=("key",), first=(64, 1024, 8192)),
-    *plant("terms", sum=("bias over heads",), terms=("the last block",), block=(8, 32)),
-    *plant_under("tail-zero", *(past("K", n, partial=True) for n in (32, 128))),
-    *plant_under("tail-zero", past("Q", 64, partial=True), of="query", axis="query", block=64),
-    *plant_under("factor", past("K", 64), past("K", 4096), of="query", factor="1/2"),
-    *plant_under("heads", Condition("S", 2, up_to=3), past("S", 7), of="value"),
-    *plant_under("terms", past("K", 32), past("K", 2048)),
-    *plant_under("missing", past("K", 64), past("K", 1024), past("K", 16384), of="sinks"),
-    *plant_under("masks.ignored", *(Condition("K", n, passes="backward") for n in (0, 64, 1024))),
+    *plant("zero-past", of=("bias",), first=(64, 1024, 8192)),
+    *plant("tail-zero", *(past("K", n, partial=True) for n in (32, 128))),
+    *plant("tail-zero", past("Q", 64, partial=True), of=("query",), axis=("query",), block=(64,)),
+    *plant("heads", Condition("S", 2, up_to=3), past("S", 7), of=("value",)),
+    *plant("masks.ignored", *(Condition("K", n, passes="backward") for n in (0, 64, 1024))),
 )  # fmt: skip
 """Every entry with the first values, every value of most parameters, and some past a size."""
