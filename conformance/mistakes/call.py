@@ -10,7 +10,7 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
-from conformance.mistakes.attention_steps import AttentionSteps, Forward
+from conformance.mistakes.attention_steps import AttentionSteps, Forward, Gradients
 from conformance.oracle.reference import oracle
 
 Results = dict[str, np.ndarray]
@@ -46,6 +46,11 @@ class Call:
     @cached_property
     def forward(self) -> Forward:
         return self.steps.forward()
+
+    @cached_property
+    def gradients(self) -> Gradients:
+        """The right gradients before their sums."""
+        return self.steps.pull_back(self.case.cotangents, self.forward.weights)
 
     @cached_property
     def right(self) -> Results:

@@ -1,0 +1,693 @@
+"""Mistakes of attention's backward pass beside a right output (ATT-12), or beside a right log-sum-exp (ATT-14).
+
+A bar marks the gradient with respect to a name, T the softcap's slope, F the factor of dropout, L the log-sum-exp:
+
+    V_bar = (F * P)^T O_bar             P_bar = F * (O_bar V^T)
+    S_bar = P * (P_bar - rowsum(P * P_bar) + L_bar)
+    Q_bar = scale * (S_bar * T) K       K_bar = scale * (S_bar * T)^T Q
+    sink_bar = sum of exp(sink - L) * (L_bar - rowsum(P * P_bar))
+
+Every entry predicts all gradients, also those that are right, and nothing of the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial, reduce
+from itertools import product
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from conformance.cases.arguments import expected_dtype, gradient_name
+from conformance.mistakes import masks
+from conformance.mistakes.attention_steps import AttentionSteps, Gradients, row_maximum
+from conformance.mistakes.call import Call, Results
+from conformance.mistakes.condition import ALWAYS, Condition, past
+from conformance.mistakes.mistake import Change, Mistake
+from specification.dtypes import HALF, compute_dtype_name
+
+DIFFERENTIATED = ("attention", "attention_weights", "attention_logsumexp")
+INPUTS = ("query", "key", "value", "bias", "sinks")
+BLOCKS = (64, 2, 4, 8, 16, 32, 48, 80, 96, 128, 160, 192, 256, 512)
+"""Rows or keys that a step of a kernel goes through."""
+LN2 = float(np.log(2))
+
+
+def predict_gradients(ways: Callable[..., Iterable[Gradients | Results]]) -> Change:
+    """Sum up each way's gradients, or put its sums, by names of inputs, in place of the right ones.
+
+    Nothing is predicted where no gradient is asked for, or NaN may stand behind a mask.
+    """
+
+    def change(call: Call, **values: Any) -> list[Results]:
+        if not call.case.cotangents or call.case.special:
+            return []
+        right = {name: array for name, array in call.right.items() if name.startswith("gradient of ")}
+        found = []
+        for way in ways(call, **values):
+            if isinstance(way, Gradients):
+                found.append(call.steps.sum_gradients(way, call.case.inputs))
+            else:
+                wrong = {gradient_name(name): array for name, array in way.items() if gradient_name(name) in right}
+                found += [right | wrong] if wrong else []
+        return found
+
+    return change
+
+
+def to_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Round to a dtype; to bfloat16 by way of float32."""
+    narrow = array.astype(np.float32).astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else array.astype(dtype)
+    return np.asarray(narrow, float)
+
+
+# --- the mean that is subtracted --------------------------------------------------------------------------------------
+
+
+def weights_bar(call: Call) -> np.ndarray:
+    """P_bar, the gradient of the weights before dropout."""
+    if call.steps.operation == "attention_weights":
+        return call.cotangent()
+    return np.asarray((call.cotangent() @ call.steps.values.swapaxes(-1, -2)) * call.steps.factor)
+
+
+def sum_row(array: np.ndarray) -> np.ndarray:
+    return np.asarray(np.sum(array, axis=-1, keepdims=True))
+
+
+def row_mean(call: Call) -> np.ndarray:
+    """rowsum(P * P_bar), [B, H, Q, 1]."""
+    return sum_row(call.forward.weights * weights_bar(call))
+
+
+def centre(call: Call) -> np.ndarray:
+    """rowsum(P * P_bar) - L_bar."""
+    if call.steps.operation == "attention_logsumexp":
+        return -call.cotangent()[..., None]
+    mean, bar = row_mean(call), call.case.cotangents.get("logsumexp")
+    return mean if bar is None else mean - bar[..., None]
+
+
+MEANS: dict[str, Callable[[Call], np.ndarray]] = {
+    "nothing": lambda call: np.zeros_like(call.forward.logsumexp),
+    "-rowsum(P * P_bar)": lambda call: -row_mean(call),
+    "scale * rowsum(P * P_bar)": lambda call: row_mean(call) * call.steps.scale,
+    "rowsum(P^2 * P_bar)": lambda call: sum_row(call.forward.weights**2 * weights_bar(call)),
+    "the plain mean of P_bar over the allowed keys": lambda call: (
+        sum_row(weights_bar(call) * call.steps.allowed) / np.maximum(sum_row(call.steps.allowed), 1)
+    ),
+    "rowsum(P * P_bar) with P_bar before dropout": lambda call: sum_row(
+        call.forward.weights * (call.cotangent() @ call.steps.values.swapaxes(-1, -2))
+    ),
+    "the mean of O_bar * O over the width": lambda call: row_mean(call) / max(call.steps.values.shape[-1], 1),
+    "rowsum(O_bar * O) before the output is divided by its sum": lambda call: (
+        row_mean(call) * call.steps.exponentials(call.forward.scores)[1]
+    ),
+    "rowsum(O_bar * O) of the output as it is returned": lambda call: sum_row(
+        call.cotangent() * to_dtype(call.forward.output, call.case.dtype)
+    ),
+}
+"""What is subtracted from P_bar in place of rowsum(P * P_bar)."""
+
+
+@predict_gradients
+def subtract_mean(call: Call, mean: str) -> Iterator[Gradients]:
+    yield call.steps.pull_back(call.case.cotangents, call.forward.weights, mean=MEANS[mean](call))
+
+
+@predict_gradients
+def take_mean_of_blocks(call: Call, keys: str, block: int) -> Iterator[Gradients]:
+    K = call.steps.sizes[3]
+    if block < K:
+        starts = np.arange(0, K, block)
+        means = np.add.reduceat(call.forward.weights * weights_bar(call), starts, axis=-1)
+        means = means if keys == "each block of keys" else np.cumsum(means, axis=-1)
+        mean = np.repeat(means, np.diff(starts, append=K), axis=-1)
+        found = call.steps.pull_back(call.case.cotangents, call.forward.weights, mean=mean)
+        yield found._replace(sinks=call.gradients.sinks)
+
+
+# --- the weights that are computed anew -------------------------------------------------------------------------------
+
+
+def pull_back_weights(call: Call, weights: np.ndarray, share: np.ndarray | None = None) -> Iterator[Gradients]:
+    """With the mean from the output or from these weights. share: of the sinks, instead of the right one."""
+    for mean in (sum_row(call.cotangent() * call.forward.output), None):
+        found = call.steps.pull_back(call.case.cotangents, weights, mean=mean)
+        yield found
+        if found.sinks is not None and share is not None:
+            yield found._replace(sinks=found.sinks * share / np.exp(call.steps.sinks - call.forward.logsumexp))
+
+
+READINGS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "lacks the row's maximum": lambda L, maximum: L - maximum,
+    "has the row's maximum twice": lambda L, maximum: L + maximum,
+    "is the row's maximum alone": lambda L, maximum: maximum,
+    "is in base 2, beside scores in base e": lambda L, maximum: L / LN2,
+    "is in base e, beside scores in base 2": lambda L, maximum: L * LN2,
+    "is rounded to bfloat16": lambda L, maximum: to_dtype(L, "bfloat16"),
+    "is rounded to float16": lambda L, maximum: to_dtype(L, "float16"),
+}
+
+
+def weigh_by_logsumexp(call: Call, logsumexp: np.ndarray) -> Iterator[Gradients]:
+    weights = np.where(call.steps.allowed, np.exp(call.forward.scores - logsumexp), 0)
+    share = None if call.steps.sinks is None else np.exp(call.steps.sinks - logsumexp)
+    yield from pull_back_weights(call, weights, share)
+
+
+@predict_gradients
+def misread_logsumexp(call: Call, reading: str) -> Iterator[Gradients]:
+    maximum = row_maximum(call.forward.scores, call.steps.sinks)
+    yield from weigh_by_logsumexp(call, READINGS[reading](call.forward.logsumexp, maximum))
+
+
+@predict_gradients
+def lose_digits(call: Call) -> Iterator[Gradients]:
+    """Scores and log-sum-exp, natural or in base 2, have the digits of the compute dtype and no more."""
+    form = compute_dtype_name(call.case.dtype)
+    for base in (1.0, LN2):
+        log = to_dtype(call.forward.logsumexp / base, form)
+        weights = np.exp((to_dtype(call.forward.scores / base, form) - log) * base)
+        sinks = call.steps.sinks
+        share = None if sinks is None else np.exp((to_dtype(sinks / base, form) - log) * base)
+        yield from pull_back_weights(call, np.where(call.steps.allowed, weights, 0), share)
+
+
+@predict_gradients
+def take_stale_maximum(call: Call, block: int) -> Iterator[Gradients]:
+    scores, sinks = call.forward.scores, call.steps.sinks
+    before = (scores.shape[-1] - 1) // block * block
+    if before > 0:
+        grown = np.exp(row_maximum(scores, sinks) - row_maximum(scores[..., :before]))
+        yield from pull_back_weights(call, call.forward.weights * grown)
+
+
+@predict_gradients
+def share_row(call: Call, statistic: str, block: int) -> Iterator[Gradients]:
+    first = np.arange(call.steps.sizes[2]) // block * block
+    if statistic == "log-sum-exp":
+        yield from weigh_by_logsumexp(call, call.forward.logsumexp[:, :, first])
+    else:
+        yield call.steps.pull_back(call.case.cotangents, call.forward.weights, mean=row_mean(call)[:, :, first])
+
+
+@predict_gradients
+def forget(call: Call, feature: str) -> Iterator[Gradients]:
+    """Forget sinks or bias, which have no gradient then; the mean is from the output or from the wrong weights."""
+    if feature not in call.case.inputs:
+        return
+    steps = call.steps.changed(sinks=None) if feature == "sinks" else call.steps.changed(bias=np.zeros((1, 1, 1, 1)))
+    scores = steps.masked_scores()
+    for weights in (steps.forward().weights, np.where(steps.allowed, np.exp(scores - call.forward.logsumexp), 0)):
+        for mean in (sum_row(call.cotangent() * call.forward.output), None):
+            found = steps.pull_back(call.case.cotangents, weights, mean=mean)
+            nothing = np.zeros_like(weights[..., :1] if feature == "sinks" else weights)
+            yield found._replace(**{"sinks" if feature == "sinks" else "scores": nothing})
+
+
+# --- the gradient of the scores ---------------------------------------------------------------------------------------
+
+
+def pull_back_from(call: Call, scores: np.ndarray) -> Gradients:
+    """The gradients that come of this one of the scores; those of values and sinks are right."""
+    found = call.steps.pull_back_scores(scores, call.gradients.value, np.zeros_like(call.forward.logsumexp))
+    return found._replace(sinks=call.gradients.sinks)
+
+
+SCORES: dict[str, Callable[[Call], np.ndarray]] = {
+    "P * P_bar - rowsum(P * P_bar), without a bracket after P": lambda call: (
+        call.forward.weights * weights_bar(call) - centre(call)
+    ),
+    "P_bar - rowsum(P * P_bar), not multiplied by P": lambda call: weights_bar(call) - centre(call),
+    "rounded to float16": lambda call: to_dtype(call.gradients.scores, "float16"),
+    "rounded to bfloat16": lambda call: to_dtype(call.gradients.scores, "bfloat16"),
+}
+
+
+@predict_gradients
+def take_scores(call: Call, scores: str) -> Iterator[Gradients]:
+    """Of the allowed pairs or of all of them."""
+    wrong = SCORES[scores](call)
+    for array in (np.where(call.steps.allowed, wrong, 0), wrong):
+        yield pull_back_from(call, array)
+    yield pull_back_from(call, np.where(call.steps.allowed, wrong, 0))._replace(scores=call.gradients.scores)
+
+
+@predict_gradients
+def reach_empty_rows(call: Call) -> Iterator[Gradients]:
+    steps = call.steps
+    if steps.empty_rows in ("zero", "any") and not steps.allowed.any(axis=-1).all():
+        filled = steps.changed(empty_rows="mean").pull_back(call.case.cotangents, call.forward.weights)
+        yield call.gradients._replace(value=filled.value)
+
+
+@predict_gradients
+def spread_nan(call: Call) -> Iterator[Gradients]:
+    """NaN as automatic differentiation of a guarded softmax has it: in the row's query alone, or in what it meets."""
+    empty, right = sum_row(call.steps.allowed) == 0, call.gradients
+    if call.steps.empty_rows in ("zero", "any") and empty.any():
+        met = np.any(empty, axis=2, keepdims=True)
+        places = {"query": empty, "scores": empty, "key": met} | ({} if right.value is None else {"value": met})
+        nan = {name: np.where(place, np.nan, getattr(right, name)) for name, place in places.items()}
+        yield from (right._replace(**dict(list(nan.items())[:n])) for n in range(1, len(nan) + 1))
+
+
+def slope_of(call: Call) -> np.ndarray | float:
+    cap = call.steps.softcap
+    return 1.0 if cap is None else np.asarray(1 - np.tanh(call.steps.products() / cap) ** 2)
+
+
+SLOPES: dict[str, Callable[[Call], Any]] = {
+    "missing": lambda call: 1.0,
+    "1 - s^2 of the capped scores s": lambda call: 1 - call.steps.cap(call.steps.products()) ** 2,
+    "divided by the softcap": lambda call: slope_of(call) / (call.steps.softcap or 1),
+    "multiplied by the softcap": lambda call: slope_of(call) * (call.steps.softcap or 1),
+}
+
+
+@predict_gradients
+def take_slope(call: Call, slope: str) -> Iterator[Gradients]:
+    if call.steps.softcap is not None:
+        scores, uncapped = call.gradients.scores * SLOPES[slope](call), call.steps.changed(softcap=None)
+        found = uncapped.pull_back_scores(scores, None, call.forward.logsumexp)
+        yield call.gradients._replace(query=found.query, key=found.key)
+
+
+@predict_gradients
+def forget_transpose(call: Call) -> Iterator[Gradients]:
+    steps, right, (_, _, Q, K) = call.steps, call.gradients, call.steps.sizes
+    if Q == K:
+        key = (right.scores * slope_of(call)) @ steps.query * steps.scale
+        value = (steps.fill_empty_rows(call.forward.weights) * steps.factor) @ call.cotangent()
+        yield from (right._replace(key=key), right._replace(value=value), right._replace(key=key, value=value))
+
+
+@predict_gradients
+def use_weights(call: Call, of: str) -> Iterator[Gradients]:
+    steps, weights = call.steps, call.forward.weights
+    found = weights @ steps.keys if of == "query" else weights.swapaxes(-1, -2) @ steps.query
+    for factor in (steps.scale, 1.0):
+        yield call.gradients._replace(**{of: factor * found})
+
+
+@predict_gradients
+def forget_dropout(call: Call, of: str) -> Iterator[Gradients]:
+    if call.case.options.get("dropout_keep") is None:
+        return
+    steps = call.steps if of == "values" else call.steps.changed(factor=1.0)
+    value_factor = call.steps.factor if of == "weights" else 1.0
+    for mean in (None, row_mean(call)):
+        yield steps.pull_back(call.case.cotangents, call.forward.weights, mean=mean, value_factor=value_factor)
+
+
+# --- the cotangents ---------------------------------------------------------------------------------------------------
+
+
+COTANGENTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "ones": np.ones_like,
+    "that of the first row, for all rows": lambda bar: np.broadcast_to(bar[:, :, :1], bar.shape),
+    "that of the first batch element, for all of them": lambda bar: np.broadcast_to(bar[:1], bar.shape),
+    "read as [B, H, Q, V] from memory that holds [B, Q, H, V]": lambda bar: bar.swapaxes(1, 2).reshape(bar.shape),
+}
+
+
+@predict_gradients
+def take_cotangent(call: Call, cotangent: str) -> Iterator[Gradients]:
+    changed = COTANGENTS[cotangent](call.case.cotangents["output"])
+    yield call.steps.pull_back(call.case.cotangents | {"output": changed}, call.forward.weights)
+
+
+LOGSUMEXP_FACTORS = {"left out": 0.0, "of the other sign": -1.0, "multiplied by ln 2": LN2, "divided by ln 2": 1 / LN2}
+
+
+@predict_gradients
+def take_logsumexp_cotangent(call: Call, how: str) -> Iterator[Gradients]:
+    bar = call.case.cotangents.get("logsumexp")
+    if bar is None:
+        return
+    outside = how == "added outside the bracket"
+    bars = call.case.cotangents | {"logsumexp": (0 if outside else LOGSUMEXP_FACTORS[how]) * bar}
+    found = call.steps.pull_back(bars, call.forward.weights)
+    if outside:
+        scores = np.where(call.steps.allowed, found.scores + bar[..., None], 0)
+        found = pull_back_from(call, scores)._replace(sinks=found.sinks)
+    yield found
+    yield found._replace(sinks=call.gradients.sinks)
+
+
+def count_padded_queries(call: Call) -> Results | None:
+    """Pull back what follows the queries of a sequence, too, whose own gradients are nothing that is compared."""
+    case = call.case
+    if "query_lengths" not in case.inputs or not case.cotangents or case.special:
+        return None
+    whole = {name: array for name, array in case.inputs.items() if name != "query_lengths"}
+    steps = AttentionSteps.of_case(replace(case, inputs=whole))
+    gradients = steps.pull_back(case.cotangents, steps.forward().weights)
+    return steps.sum_gradients(gradients, whole.keys() - {"query"})
+
+
+# --- gradients as a whole ---------------------------------------------------------------------------------------------
+
+
+def take_gradients(call: Call, of: str) -> Results:
+    """The right ones of "key and value" or of "every input"; none where one of those named is missing."""
+    right = {name: call.right[gradient_name(name)] for name in INPUTS if gradient_name(name) in call.right}
+    names = right if of == "every input" else of.split(" and ")
+    return {name: right[name] for name in names} if right.keys() >= set(names) else {}
+
+
+def remaining_rate(call: Call) -> float:
+    return 1 - float(call.case.options.get("dropout_rate") or 0)
+
+
+FACTORS: dict[str, Callable[[Call], float]] = {
+    "1 / scale": lambda call: np.divide(1, call.steps.scale),
+    "the scale": lambda call: call.steps.scale,
+    "1 / sqrt(D) / scale": lambda call: np.divide(call.steps.query.shape[-1] ** -0.5, call.steps.scale),
+    "-1": lambda call: -1.0,
+    "2": lambda call: 2.0,
+    "1/2": lambda call: 0.5,
+    "1 - rate": remaining_rate,
+    "1 / (1 - rate)": lambda call: 1 / remaining_rate(call),
+    "ln 2": lambda call: LN2,
+    "1 / ln 2": lambda call: 1 / LN2,
+    "1 / the batch size": lambda call: 1 / max(call.steps.sizes[0], 1),
+    "1 / the pairs that share an element of the bias": lambda call: np.divide(
+        call.steps.bias.size, call.steps.visible.size
+    ),
+    "0": lambda call: 0.0,
+}
+
+
+@predict_gradients
+def multiply_gradient(call: Call, of: str, factor: str) -> Iterator[Results]:
+    number = FACTORS[factor](call)
+    if np.isfinite(number) and number != 1:
+        yield {name: number * array for name, array in take_gradients(call, of).items()}
+
+
+@predict_gradients
+def exchange_gradients(call: Call, pair: str) -> Iterator[Results]:
+    right = take_gradients(call, pair)
+    if len({array.shape for array in right.values()}) == 1:
+        yield dict(zip(right, reversed(right.values()), strict=True))
+
+
+AXES = {
+    "query": ("batch element", "head", "query", "column"),
+    "key": ("batch element", "head", "key", "column"),
+    "value": ("batch element", "head", "key", "column"),
+    "bias": ("batch element", "head", "query", "key"),
+    "sinks": ("head",),
+}
+
+
+@predict_gradients
+def clear_from(call: Call, of: str, axis: str, first: int = 0, block: int = 0) -> Iterator[Results]:
+    """Leave 0 from an index on, or from the last whole block on."""
+    right = call.right.get(gradient_name(of))
+    behind = len(AXES[of]) - AXES[of].index(axis) if axis in AXES[of] else 0
+    if right is None or not 0 < behind <= right.ndim:
+        return
+    size = right.shape[-behind]
+    kept = np.arange(size) < (size // block * block if block else first)
+    if kept.any() and not kept.all():
+        yield {of: np.where(kept.reshape(-1, *(1,) * (behind - 1)), right, 0)}
+
+
+# --- sums over heads, rows and batch elements -------------------------------------------------------------------------
+
+
+def divide_interleaved_heads(h: np.ndarray, g: np.ndarray, G: int, S: int) -> np.ndarray:
+    """Write interleaved head h, which reads key head h % G, to place h % S * S + h // S, as if there were S key heads.
+
+    A later head overwrites an earlier one, and what lies past the last place is lost.
+    """
+    counted = np.zeros((G, G * S))
+    writers = {i % S * S + i // S: i % G * S + i // G for i in range(G * S)}
+    for place, head in writers.items():
+        if place < G * S:
+            counted[place // S, head] = 1
+    return counted
+
+
+COUNTED: dict[str, Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]] = {
+    "the last query head of each group only": lambda h, g, G, S: h == g * S + S - 1,
+    "the first query head of each group only": lambda h, g, G, S: h == g * S,
+    "the mean of each group's query heads": lambda h, g, G, S: (h // S == g) / S,
+    "the first query head of each group twice": lambda h, g, G, S: (h // S == g) + 1.0 * (h == g * S),
+    "the last query head of each group twice": lambda h, g, G, S: (h // S == g) + 1.0 * (h == g * S + S - 1),
+    "all but the last query head of each group": lambda h, g, G, S: (h // S == g) & (h != g * S + S - 1),
+    "query heads h, h + G, h + 2 G, ...": lambda h, g, G, S: h % G == g,
+    "the query heads h whose h // G is the key head": lambda h, g, G, S: h // G == g,
+    "the query heads h whose h % S is the key head": lambda h, g, G, S: h % S == g,
+    "interleaved query heads divided by their number in a group": divide_interleaved_heads,
+}
+"""How often query heads count for the gradients of key heads, [G, H]. S is the number of query heads in a group."""
+
+
+@predict_gradients
+def count_heads(call: Call, of: str, heads: str) -> Iterator[Results]:
+    (_, H, _, _), G = call.steps.sizes, call.steps.key.shape[1]
+    if 0 < G < H:
+        counted = COUNTED[heads](np.arange(H), np.arange(G)[:, None], G, H // G).astype(float)
+        parts: Any = call.gradients._asdict()
+        yield {name: np.einsum("gh,bhkw->bgkw", counted, parts[name]) for name in of.split(" and ")}
+
+
+SUMS = (
+    *("bias over batch elements", "bias over heads", "sinks over batch elements", "sinks over queries"),
+    *("key over queries", "value over queries", "query over keys"),
+)
+ALONG = {"batch elements": 0, "heads": 1, "queries": 2, "keys": 3}
+
+
+def count_terms(call: Call, of: str, along: str) -> int:
+    """Return how many terms the sum has; 0 where this gradient is no such sum."""
+    summed = gradient_name(of) in call.right and (of != "bias" or call.steps.bias.shape[ALONG[along]] == 1)
+    return call.steps.sizes[ALONG[along]] if summed else 0
+
+
+def sum_terms(call: Call, of: str, along: str, places: Any) -> np.ndarray:
+    """Return the part of a gradient that these batch elements, heads, queries or keys add to it."""
+    steps, right = call.steps, call.gradients
+    some = (*[slice(None)] * ALONG[along], places)
+    if of in ("bias", "sinks"):
+        terms: Any = right.scores if of == "bias" else right.sinks
+        sizes = steps.bias.shape if of == "bias" else (1, terms.shape[1], 1, 1)
+        axes = tuple(axis for axis in range(4) if sizes[axis] == 1)
+        return np.asarray(terms[some].sum(axis=axes)).reshape(call.right[gradient_name(of)].shape)
+    if of == "value":
+        weights = steps.fill_empty_rows(call.forward.weights) * steps.factor
+        return steps.sum_over_groups(weights[some].swapaxes(-1, -2) @ call.cotangent()[some])
+    products = (right.scores * slope_of(call))[some] * steps.scale
+    if of == "query":
+        return np.asarray(products @ steps.keys[:, :, places])
+    return steps.sum_over_groups(products.swapaxes(-1, -2) @ steps.query[some])
+
+
+TERMS: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {
+    "the first block": lambda i, count, n: i < n,
+    "the last block": lambda i, count, n: i >= (count - 1) // n * n,
+    "all but the first block": lambda i, count, n: i >= n,
+    "all but the last block": lambda i, count, n: i < (count - 1) // n * n,
+    "whole blocks": lambda i, count, n: i < count // n * n,
+}
+
+
+@predict_gradients
+def take_terms(call: Call, sum: str, terms: str, block: int) -> Iterator[Results]:
+    of, along = sum.split(" over ")
+    count = count_terms(call, of, along)
+    kept = TERMS[terms](np.arange(count), count, block)
+    if kept.any() and not kept.all():
+        yield {of: sum_terms(call, of, along, kept)}
+
+
+MOST = 2**22
+"""Numbers that are rounded for one sum in 16 bits, at most."""
+
+
+@predict_gradients
+def sum_in_16_bits(call: Call, sum: str, dtype: str, block: int) -> Iterator[Results]:
+    """Each block is rounded before it is added, or their sum alone."""
+    of, along = sum.split(" over ")
+    count = count_terms(call, of, along)
+    fits = 0 < -(-count // block) * call.right[gradient_name(of)].size <= MOST if block < count else False
+    if not fits or expected_dtype(gradient_name(of), call.case) not in ("float32", dtype):
+        return
+    parts = [sum_terms(call, of, along, slice(start, start + block)) for start in range(0, count, block)]
+    for addends in ([to_dtype(part, dtype) for part in parts], parts):
+        yield {of: reduce(lambda total, part: to_dtype(total + part, dtype), addends, np.zeros_like(parts[0]))}
+
+
+@predict_gradients
+def round_part(call: Call, of: str, dtype: str) -> Iterator[Gradients | Results]:
+    """Round the weights P, or a gradient: its sum, or each query head's part before these are added up."""
+    steps, right, parts = call.steps, call.right.get(of.removeprefix("the ")), call.gradients
+    if of == "P":
+        weights = to_dtype(steps.fill_empty_rows(call.forward.weights) * steps.factor, dtype)
+        yield parts._replace(value=weights.swapaxes(-1, -2) @ call.cotangent())
+    elif right is not None:
+        name = of.rpartition(" ")[2]
+        yield {name: to_dtype(right, dtype)}
+        if name in ("key", "value") and 0 < right.shape[1] < steps.sizes[1]:
+            yield parts._replace(**{name: to_dtype(getattr(parts, name), dtype)})
+
+
+# --- bias and sinks ---------------------------------------------------------------------------------------------------
+
+
+BIASES: dict[str, Callable[[Call], list[np.ndarray]]] = {
+    "multiplied by the slope of the softcap": lambda call: [call.gradients.scores * slope_of(call)],
+    "that of the weights": lambda call: [weights_bar(call), weights_bar(call) * call.steps.allowed],
+    "without the mean rowsum(P * P_bar)": lambda call: [call.forward.weights * weights_bar(call)],
+    "NaN where the bias is -inf": lambda call: [np.where(call.steps.open, call.gradients.scores, np.nan)],
+}
+
+
+@predict_gradients
+def take_bias(call: Call, how: str) -> Iterator[Gradients]:
+    yield from (call.gradients._replace(scores=scores) for scores in BIASES[how](call) if "bias" in call.case.inputs)
+
+
+SHARES: dict[str, Callable[[Call, np.ndarray, np.ndarray], np.ndarray]] = {
+    "exp2(sink - L / ln 2)": lambda call, sink, L: np.exp(sink * LN2 - L),
+    "exp(sink - L / ln 2)": lambda call, sink, L: np.exp(sink - L / LN2),
+    "exp(sink / ln 2 - L)": lambda call, sink, L: np.exp(sink / LN2 - L),
+    "exp2(sink - L)": lambda call, sink, L: np.exp2(sink - L),
+    "exp(sink - maximum)": lambda call, sink, L: np.exp(sink - row_maximum(call.forward.scores, sink)),
+    "exp(sink)": lambda call, sink, L: np.exp(sink + 0 * L),
+    "exp(sink - L) with L of the keys alone": lambda call, sink, L: np.exp(
+        sink - call.steps.changed(sinks=None).forward().logsumexp
+    ),
+    "1": lambda call, sink, L: np.ones_like(L),
+    "exp(scale * sink - L)": lambda call, sink, L: np.exp(call.steps.scale * sink - L),
+    "P (1 - P) with P = exp(sink - L)": lambda call, sink, L: np.exp(sink - L) * (1 - np.exp(sink - L)),
+    "exp(sink - L), without the mean that it is multiplied by,": lambda call, sink, L: np.exp(sink - L),
+}
+
+
+@predict_gradients
+def take_share(call: Call, share: str) -> Iterator[Gradients]:
+    if call.steps.sinks is not None:
+        mean = 1 if "without the mean" in share else centre(call)
+        yield call.gradients._replace(sinks=-mean * SHARES[share](call, call.steps.sinks, call.forward.logsumexp))
+
+
+# --- the entries ------------------------------------------------------------------------------------------------------
+
+
+def entry(
+    name: str,
+    says: str,
+    change: Change,
+    rule: str = "ATT-12",
+    operations: tuple[str, ...] = ("attention",),
+    **parameters: Sequence[Any],
+) -> Mistake:
+    return Mistake(f"backward.{name}", rule, says, change, operations, parameters)
+
+
+SIZES = (64, 16, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65535)
+MISTAKES = (
+    entry("mean", "the backward pass subtracts {mean}, not rowsum(P * P_bar)", subtract_mean, mean=tuple(MEANS)),
+    entry("mean-of-blocks", "rowsum(P * P_bar) is taken over {keys}, not over the row (blocks of {block} keys)",
+          take_mean_of_blocks, keys=("each block of keys", "the blocks of keys so far"), block=(8, *BLOCKS)),
+    entry("logsumexp-misread", "the log-sum-exp of the backward pass {reading}", misread_logsumexp,
+          reading=tuple(READINGS)),
+    entry("logsumexp-beside-large-scores", "the backward pass takes the weights from one log-sum-exp for each row, "
+          "which loses digits beside large scores", lose_digits, "ATT-4"),
+    entry("stale-maximum", "the backward pass rescales with the maximum before the last block (blocks of {block} keys)",
+          take_stale_maximum, block=(8, *BLOCKS)),
+    entry("row-shared", "the {statistic} of the first row of every block of {block} stands for all of its rows in the "
+          "backward pass", share_row, statistic=("log-sum-exp", "mean rowsum(P * P_bar)"), block=BLOCKS),
+    entry("feature-forgotten", "the backward pass knows nothing of the {feature}", forget, feature=("sinks", "bias")),
+    entry("scores", "the gradient of the scores is {scores}", take_scores, scores=tuple(SCORES)),
+    entry("empty-rows-reach-values", "a row that allows no key passes its gradient on to the values, as if it were "
+          "filled with their mean", reach_empty_rows, "ATT-6"),
+    entry("empty-rows-nan", "rows that allow no key give NaN in gradients", spread_nan, "ATT-6", DIFFERENTIATED),
+    entry("slope", "the slope of the softcap is {slope} in the backward pass", take_slope, "ATT-2", DIFFERENTIATED,
+          slope=tuple(SLOPES)),
+    entry("transpose-forgotten", "the gradient of key or value is computed without a transpose", forget_transpose),
+    entry("weights-for-scores", "the gradient of {of} is computed from the weights, not from the gradient of the "
+          "scores", use_weights, of=("query", "key")),
+    entry("dropout-forgotten", "dropout is missing in the gradient of {of}", forget_dropout, "ATT-11",
+          of=("values", "weights", "values and weights")),
+    entry("cotangent", "the cotangent in the backward pass is {cotangent}", take_cotangent,
+          cotangent=tuple(COTANGENTS)),
+    entry("logsumexp-cotangent", "the cotangent of the log-sum-exp beside the output is {how}",
+          take_logsumexp_cotangent, "ATT-14", how=(*LOGSUMEXP_FACTORS, "added outside the bracket")),
+    entry("padded-queries", "query_lengths are ignored: what follows the queries of a sequence counts in the gradients",
+          count_padded_queries, "MASK-2"),
+    entry("missing", "the gradient of {of} is missing: it is 0", partial(multiply_gradient, factor="0"),
+          operations=DIFFERENTIATED, of=(*INPUTS, "query and key", "bias and sinks", "every input")),
+    entry("factor", "the gradient of {of} is multiplied by {factor}", multiply_gradient, operations=DIFFERENTIATED,
+          of=(*INPUTS, "query and key", "every input"), factor=tuple(FACTORS)[:-1]),
+    entry("exchanged", "the gradients of {pair} are exchanged", exchange_gradients,
+          pair=("key and value", "query and key", "query and value")),
+    entry("zero-past", "the gradient of {of} is 0 from {axis} {first} on", clear_from, operations=DIFFERENTIATED,
+          of=("key", "query", "value", "bias", "sinks"), axis=("key", "query", "head", "column", "batch element"),
+          first=SIZES),
+    entry("tail-zero", "the gradient of {of} is 0 in a last tile of less than {block} along the {axis} axis",
+          clear_from, of=("key", "query", "value", "bias"), axis=("key", "query", "column"), block=(32, *BLOCKS)),
+    entry("heads", "the gradient of {of} counts {heads}", count_heads, "ATT-7", of=("key and value", "key", "value"),
+          heads=tuple(COUNTED)),
+    entry("terms", "the gradient of {sum} comes from {terms} only (blocks of {block})", take_terms, sum=SUMS,
+          terms=tuple(TERMS), block=(1, *BLOCKS)),
+    entry("sum-in-16-bits", "the gradient of {sum} is added up in {dtype} (blocks of {block})", sum_in_16_bits,
+          sum=SUMS, dtype=HALF, block=(1, *BLOCKS)),
+    entry("rounded", "{of} is rounded to {dtype} in the backward pass", round_part, dtype=HALF,
+          of=("P", *(f"the gradient of {name}" for name in INPUTS))),
+    entry("bias", "the gradient of bias is {how}", take_bias, how=tuple(BIASES)),
+    entry("sink-share", "the gradient of a sink takes {share} for its share of the weights", take_share,
+          operations=DIFFERENTIATED, share=tuple(SHARES)),
+)  # fmt: skip
+BY_NAME = {mistake.id.removeprefix("backward."): mistake for mistake in MISTAKES}
+BY_NAME["masks.ignored"] = next(mistake for mistake in masks.MISTAKES if mistake.id == "masks.ignored")
+
+
+def plant(name: str, *conditions: Condition, **values: Sequence[Any]) -> list[Mistake]:
+    """Choose each combination of these values, and the first ones of other parameters, under each condition."""
+    combinations = (dict(zip(values, chosen, strict=True)) for chosen in product(*values.values()))
+    return [BY_NAME[name].choose(**one).under(at) for one in combinations for at in conditions or (ALWAYS,)]
+
+
+PLANTED = (
+    # A subject that is planted returns no log-sum-exp beside the output and has no lengths of queries.
+    *(one.choose() for one in MISTAKES if one.change not in (take_logsumexp_cotangent, count_padded_queries)),
+    *(one for name, parameter in {
+        "mean": "mean", "logsumexp-misread": "reading", "scores": "scores", "weights-for-scores": "of",
+        "heads": "heads", "dropout-forgotten": "of", "cotangent": "cotangent", "missing": "of",
+        "sink-share": "share", "rounded": "of", "sum-in-16-bits": "sum", "feature-forgotten": "feature",
+        "slope": "slope", "bias": "how"}.items()
+      for one in plant(name, **{parameter: BY_NAME[name].parameters[parameter][1:]})),
+    *plant("terms", sum=SUMS[1:]), *plant("terms", terms=tuple(TERMS)[1:-1]),
+    *plant("terms", sum=("key over queries",), terms=("whole blocks",), block=(32,)),
+    *plant("terms", sum=("bias over heads",), terms=("the last block",), block=(8, 32)),
+    *plant("terms", past("K", 32), past("K", 2048)),
+    *plant("row-shared", statistic=("mean rowsum(P * P_bar)",), block=(16, 64)),
+    *plant("factor", of=("bias",), factor=("the scale", "1 / the pairs that share an element of the bias")),
+    *plant("factor", of=("sinks", "query and key", "every input"), factor=("-1", "ln 2")),
+    *plant("factor", past("K", 64), past("K", 4096), of=("query",), factor=("1/2",)),
+    *(replace(one, rule="ATT-1") for one in plant("factor", of=("key",), factor=("1 / sqrt(D) / scale",))),
+    *(replace(one, rule="ATT-3") for one in plant("bias", how=("NaN where the bias is -inf",))),
+    *(replace(one, rule="ATT-14", operations=("attention_logsumexp",))
+      for one in (*plant("slope"), *plant("missing", of=("sinks",)))),
+    *plant("missing", past("K", 64), past("K", 1024), past("K", 16384), of=("sinks",)),
+    *plant("zero-past", of=("value", "key"), first=(128, 1024, 16384)),
+    *plant("zero-past", of=("query",), axis=("query",), first=(128, 1024, 16384)),
+    *plant("zero-past", of=("key", "value"), axis=("column",), first=(64, 256)),
+    *plant("zero-past", of=("query", "sinks"), axis=("head",), first=(16, 64)),
+    *plant("zero-past", of=("key",), axis=("batch element",), first=(64, 1024, 65535)),
+    *plant("zero-past", of=("bias",), first=(64, 1024, 8192)),
+    *plant("tail-zero", *(past("K", n, partial=True) for n in (32, 128))),
+    *plant("tail-zero", past("Q", 64, partial=True), of=("query",), axis=("query",), block=(64,)),
+    *plant("heads", Condition("S", 2, up_to=3), past("S", 7), of=("value",)),
+    *plant("masks.ignored", *(Condition("K", n, passes="backward") for n in (0, 64, 1024))),
+)  # fmt: skip
+"""Every entry with the first values, every value of most parameters, and some past a size."""
