@@ -114,7 +114,8 @@ def conditions(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Ite
     """Conditions of one clause, a feature, a dtype or a size, the likelier first; then pairs of these."""
     features = [features_of(one.case) for one in explained]
     other_features = [features_of(one.case) for one in others]
-    common, anywhere = set.intersection(*features), set.union(*features)
+    common: set[str] = set.intersection(*features)
+    anywhere: set[str] = set.union(*features)
     present = [Condition(features=(name,)) for name in sorted(common - set.intersection(*other_features))]
     absent = [Condition(lacks=(name,)) for name in sorted(set.union(*other_features) - anywhere)]
     dtypes = tuple(sorted({one.case.dtype for one in explained}))

@@ -48,7 +48,7 @@ def find_pattern(evidence: Evidence) -> Pattern | None:
     call, got = evidence.call, evidence.answers[name]
     wrong = ratio(got.astype(float), call.exact[name], call.bounds[name], str(got.dtype)) > 1
     axes = axes_of_result(evidence, name, wrong.ndim)
-    places = (find_places(axis, wrong.any(axis=tuple(j for j in range(wrong.ndim) if j != i)))
+    places = (find_places(axis, np.asarray(wrong.any(axis=tuple(j for j in range(wrong.ndim) if j != i))))
               for i, axis in enumerate(axes))  # fmt: skip
     return Pattern(name, tuple(places), float(wrong.mean()) if wrong.size else 0.0)
 

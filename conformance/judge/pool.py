@@ -98,16 +98,13 @@ def work_real(batch: int) -> RealResult:
     return judge_batch(batches()[batch], [runner.name for runner in runners])
 
 
-ONLY_THERE = "a new process gives the right answer: what was compiled or loaded in that one computes something else"
-
-
 def asked_again(violation: Violation, device: str = "cpu") -> Violation:
-    """The violation, with a remark where a process that starts anew does not show it."""
+    """The violation; it is not steady where a process that starts anew does not show it."""
     context = multiprocessing.get_context("spawn")
     names = (violation.subject,)
     with ProcessPoolExecutor(1, mp_context=context, initializer=start, initargs=(names, device)) as pool:
         findings = pool.submit(ask_again, violation.check, violation.example).result()
-    return violation if breaks(findings) else replace(violation, diagnosis=(*violation.diagnosis, ONLY_THERE))
+    return violation if breaks(findings) else replace(violation, steady=False)
 
 
 class Workers:

@@ -195,7 +195,9 @@ def describe_places(places: Content) -> str | None:
 
 
 def axis_words(axis: str) -> str:
-    return {"H": "heads", "BH": "heads of all batch elements"}.get(axis) or WORDS.get(axis, (axis, axis))[1]
+    return {"H": "heads", "BH": "heads of all batch elements"}.get(axis) or dict[str, tuple[str, str]](WORDS).get(
+        axis, (axis, axis)
+    )[1]
 
 
 def count_words(axis: str, count: int) -> str:

@@ -94,13 +94,17 @@ def substance_lines(substance: Substance) -> Text:
     )
 
 
+ANOTHER_PROCESS = "a new process gives the right answer: what was compiled or loaded in that one computes otherwise"
+
+
 def violation_lines(violation: Violation) -> Text:
     rule = RULES[violation.rule]
     text = Text(f"{violation.subject} breaks {rule.id} ({rule.title}): ", style="bold red")
     text.append(f"{rule.statement}\n", style="default")
     found, sizes = describe_finding(violation.finding), describe_thresholds(violation.threshold)
     text.append(f"  level {violation.level}\n  {found}\n  smallest case found: {violation.case}", style="default")
-    for line in (*filter(None, [sizes]), *map(describe_worst, violation.larger)):
+    again = "" if violation.steady else ANOTHER_PROCESS
+    for line in (*filter(None, [sizes, again]), *map(describe_worst, violation.larger)):
         text.append(f"\n  {line}", style="default")
     return text
 

@@ -32,7 +32,6 @@ from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.features import within
 from conformance.checks.comparison import judge
-from conformance.judge.run import Enough
 from conformance.operations.common import WIDE
 from conformance.oracle.reference import oracle
 from conformance.reports.markdown import as_markdown
@@ -126,6 +125,10 @@ def ratios_of(case: Case, subjects: Sequence[Subject]) -> Ratios:
                 name = re.sub(r"\[\d+\]", "", finding.name)
                 found[name] = max(found[name], finding.ratio)
     return found
+
+
+class Enough(BaseException):
+    """Raised to end a search at once; no `Exception`, which Hypothesis would take for a failure of the test."""
 
 
 def climb(group: Group, seconds: float, cases: int = CASES, seed: int = SEED) -> Ratios:
