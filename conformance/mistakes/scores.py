@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (names bfloat16 to NumPy)
@@ -22,9 +23,9 @@ DROPPING = ("attention",)
 
 
 def entry(
-    name: str, rule: str, says: str, change: Change, operations: tuple[str, ...] = SCORED, **parameters: Sequence[Any]
+    id: str, rule: str, says: str, change: Change, operations: tuple[str, ...] = SCORED, **parameters: Sequence[Any]
 ) -> Mistake:
-    return Mistake(f"scores.{name}", rule, says, change, operations, parameters)
+    return Mistake(id, rule, says, change, operations, parameters)
 
 
 def change_options(case: Case, **options: Any) -> Case:
@@ -62,11 +63,11 @@ def change_default_scale(call: Call, scale: str) -> list[Changed]:
 
 
 def change_scale(change: Callable[..., float | None]) -> Change:
-    """`change(scale, given, **values)`: from the scale, and whether the call gives it; None for the same."""
+    """`change(scale, D, given, **values)`: from the scale, and whether the call gives it; None for the same."""
 
     def changed(call: Call, **values: Any) -> Case | None:
         own, given = call.steps.scale, call.case.options.get("scale") is not None
-        new = change(own, given, **values)
+        new = change(own, size_of(call.case, "D"), given, **values)
         return None if new is None or new == own else change_options(call.case, scale=float(new))
 
     return changed
@@ -74,10 +75,8 @@ def change_scale(change: Callable[..., float | None]) -> Change:
 
 def take_root_of_scale(call: Call) -> Results | None:
     """NaN of every row that has a key."""
-    if call.steps.scale >= 0:
-        return None
     rows = call.steps.allowed.any(axis=-1, keepdims=call.case.operation != "attention_logsumexp")
-    return {"output": np.where(rows, np.nan, call.right["output"])}
+    return {"output": np.where(rows, np.nan, call.right["output"])} if call.steps.scale < 0 else None
 
 
 def use_default_scale(call: Call, zero: bool) -> Case | None:
@@ -85,47 +84,28 @@ def use_default_scale(call: Call, zero: bool) -> Case | None:
     return None if given is None or (zero and given != 0) else change_options(call.case, scale=None)
 
 
-CHANGED_SCALES: tuple[tuple[str, str, Callable[..., float | None]], ...] = (
-    ("scale-twice", "the scale is applied twice", lambda s, given: s * s),
-    ("root-of-scale", "the root of the scale is used once", lambda s, given: abs(s) ** 0.5),
-    ("scale-sign-lost", "the scale's sign is lost, as by its root on query and on key", lambda s, given: abs(s)),
-    ("scale-divides", "the given scale divides the scores", lambda s, given: 1 / s if given and s else None),
-)
-
 SCALE = (
-    entry("default-scale", "ATT-1", "the default scale is {scale}", change_default_scale, scale=tuple(DEFAULT_SCALES)),
-    entry(
-        "scale-ignored",
-        "ATT-1",
-        "the given scale is ignored: 1 / sqrt(D) is used",
-        lambda call: use_default_scale(call, zero=False),
-    ),
-    entry(
-        "scale-of-zero-taken-for-none",
-        "ATT-1",
-        "a scale of 0 is taken for none: 1 / sqrt(D) is used",
-        lambda call: use_default_scale(call, zero=True),
-    ),
-    entry(
-        "scale-on-top-of-default",
-        "ATT-1",
-        "the given scale is multiplied by 1 / sqrt(D)",
-        lambda call: (
-            None
-            if call.case.options.get("scale") is None
-            else change_options(call.case, scale=call.steps.scale * size_of(call.case, "D") ** -0.5)
-        ),
-    ),
-    *(entry(id, "ATT-1", says, change_scale(to)) for id, says, to in CHANGED_SCALES),
-    entry(
-        "scale-rounded",
-        "ATT-1",
-        "the scale is rounded to {dtype}",
-        change_scale(lambda s, given, dtype: float(np.asarray(s).astype(dtype))),
-        dtype=("float16", "bfloat16", "float32"),
-    ),
-    entry("root-of-negative-scale", "ATT-1", "the root of a scale below 0 is taken: it is NaN", take_root_of_scale),
-)
+    entry("scores.default-scale", "ATT-1", "the default scale is {scale}", change_default_scale,
+          scale=tuple(DEFAULT_SCALES)),
+    entry("scores.scale-ignored", "ATT-1", "the given scale is ignored: 1 / sqrt(D) is used",
+          partial(use_default_scale, zero=False)),
+    entry("scores.scale-of-zero-taken-for-none", "ATT-1", "a scale of 0 is taken for none: 1 / sqrt(D) is used",
+          partial(use_default_scale, zero=True)),
+    entry("scores.scale-on-top-of-default", "ATT-1", "the given scale is multiplied by 1 / sqrt(D)",
+          change_scale(lambda s, D, given: s * D**-0.5 if given else None)),
+    entry("scores.scale-divides", "ATT-1", "the given scale divides the scores",
+          change_scale(lambda s, D, given: 1 / s if given and s else None)),
+    entry("scores.scale-twice", "ATT-1", "the scale is applied twice", change_scale(lambda s, D, given: s * s)),
+    entry("scores.root-of-scale", "ATT-1", "the root of the scale is used once",
+          change_scale(lambda s, D, given: abs(s) ** 0.5)),
+    entry("scores.scale-sign-lost", "ATT-1", "the scale's sign is lost, as by its root on query and on key",
+          change_scale(lambda s, D, given: abs(s))),
+    entry("scores.root-of-negative-scale", "ATT-1", "the root of a scale below 0 is taken: it is NaN",
+          take_root_of_scale),
+    entry("scores.scale-rounded", "ATT-1", "the scale is rounded to {dtype}",
+          change_scale(lambda s, D, given, dtype: float(np.asarray(s).astype(dtype))),
+          dtype=("float16", "bfloat16", "float32")),
+)  # fmt: skip
 
 # --- softcap and bias as formulas -------------------------------------------------------------------------------------
 
@@ -170,15 +150,6 @@ def cap_after_bias(call: Call) -> list[Changed]:
     ]
 
 
-def coarsen_tanh(call: Call, bits: int) -> Results | None:
-    s = call.steps
-    if s.softcap is None:
-        return None
-    c, unit = s.softcap, 2.0**bits
-    coarse = s.changed(score=lambda steps, p: c * np.round(np.tanh(p / c) * unit) / unit + steps.bias)
-    return coarse.results(coarse.forward())  # what a step has for a slope is another matter
-
-
 def add_mask_as_numbers(call: Call) -> AttentionSteps | None:
     s = call.steps
     if call.case.options.get("mask") is None:
@@ -202,53 +173,49 @@ def take_cosines(call: Call, scale: str) -> Results | None:
     return cosines.results(cosines.forward())
 
 
-FORMULAS: tuple[tuple[str, str, str, str, Score], ...] = (
-    ("softcap-before-scale", "ATT-2", "the softcap comes before the scale", "softcap",
-     lambda s, p: (s.scale * s.cap(p / s.scale) if s.scale else p) + s.bias),
-    ("clipped-at-softcap", "ATT-2", "scores are clipped at the softcap, without tanh", "softcap",
-     lambda s, p: np.clip(p, -s.softcap, s.softcap) + s.bias),
-    ("softcap-not-multiplied-back", "ATT-2", "the softcap is not multiplied back in", "softcap",
-     lambda s, p: np.tanh(p / s.softcap) + s.bias),
-    ("not-divided-by-softcap", "ATT-2", "scores are not divided by the softcap", "softcap",
-     lambda s, p: s.softcap * np.tanh(p) + s.bias),
-    ("bias-ignored", "ATT-3", "finite numbers in the bias are ignored", "bias", lambda s, p: s.cap(p)),
-    ("bias-twice", "ATT-3", "bias is added twice", "bias", lambda s, p: s.cap(p) + 2 * s.bias),
-    ("bias-subtracted", "ATT-3", "bias is subtracted", "bias", lambda s, p: s.cap(p) - s.bias),
-    ("bias-scaled", "ATT-3", "bias is multiplied by the scale", "bias", lambda s, p: s.cap(p) + s.bias * s.scale),
-    ("bias-divided-by-scale", "ATT-3", "bias is divided by the scale", "bias",
-     lambda s, p: s.cap(p) + (s.bias / s.scale if s.scale else 0)),
-)  # fmt: skip
+def keep_bits(array: Any, bits: int) -> Any:
+    """Rounded to so many bits after the point; with the slope of what is not rounded."""
+    return array + (np.round(array.real * 2.0**bits) / 2.0**bits - array.real)
 
-SOFTCAP = (
-    entry(
-        "softcap-ignored",
-        "ATT-2",
-        "softcap is ignored",
-        lambda call: None if call.steps.softcap is None else change_options(call.case, softcap=None),
-    ),
-    *(entry(id, rule, says, score_otherwise(uses, score)) for id, rule, says, uses, score in FORMULAS),
-    entry(
-        "softcap-after-mask", "ATT-2", "the softcap comes after the mask: forbidden scores are -softcap", cap_after_mask
-    ),
-    entry("softcap-after-bias", "ATT-3", "bias is added before the softcap", cap_after_bias),
-    entry("tanh-of-few-bits", "ATT-2", "the softcap's tanh has {bits} bits", coarsen_tanh, bits=(11, 10, 8)),
-    entry(
-        "clipped",
-        "ATT-10",
-        "scores are clipped to lie between -{limit} and {limit}",
-        score_otherwise("", lambda s, p, limit: np.clip(s.cap(p) + s.bias, -limit, limit)),
-        limit=(50.0, 5.0, 10.0, 20.0, 30.0, 80.0, 88.0, 100.0),
-    ),
-    entry("mask-added", "ATT-4", "the mask is added to the scores as 0 and 1", add_mask_as_numbers),
-    entry("zeros-forbidden", "ATT-4", "scores of exactly 0 are taken for forbidden", skip_zero_scores),
-    entry(
-        "cosines",
-        "ATT-1",
-        "scores are cosines of queries and keys, {scale}",
-        take_cosines,
-        scale=("not scaled", "times the scale"),
-    ),
-)
+
+FORMULAS = (
+    entry("scores.softcap-ignored", "ATT-2", "softcap is ignored",
+          score_otherwise("softcap", lambda s, p: p + s.bias)),
+    entry("scores.softcap-before-scale", "ATT-2", "the softcap comes before the scale",
+          score_otherwise("softcap", lambda s, p: (s.scale * s.cap(p / s.scale) if s.scale else p) + s.bias)),
+    entry("scores.clipped-at-softcap", "ATT-2", "scores are clipped at the softcap, without tanh",
+          score_otherwise("softcap", lambda s, p: np.clip(p, -s.softcap, s.softcap) + s.bias)),
+    entry("scores.softcap-not-multiplied-back", "ATT-2", "the softcap is not multiplied back in",
+          score_otherwise("softcap", lambda s, p: np.tanh(p / s.softcap) + s.bias)),
+    entry("scores.not-divided-by-softcap", "ATT-2", "scores are not divided by the softcap",
+          score_otherwise("softcap", lambda s, p: s.softcap * np.tanh(p) + s.bias)),
+    entry("scores.tanh-of-few-bits", "ATT-2", "the softcap's tanh has {bits} bits",
+          score_otherwise("softcap", lambda s, p, bits: s.softcap * keep_bits(np.tanh(p / s.softcap), bits) + s.bias),
+          bits=(11, 10, 8)),
+    entry("scores.softcap-after-mask", "ATT-2", "the softcap comes after the mask: forbidden scores are -softcap",
+          cap_after_mask),
+    entry("scores.softcap-after-bias", "ATT-3", "bias is added before the softcap", cap_after_bias),
+    entry("scores.bias-ignored", "ATT-3", "finite numbers in the bias are ignored",
+          score_otherwise("bias", lambda s, p: s.cap(p))),
+    entry("scores.bias-twice", "ATT-3", "bias is added twice",
+          score_otherwise("bias", lambda s, p: s.cap(p) + 2 * s.bias)),
+    entry("scores.bias-subtracted", "ATT-3", "bias is subtracted",
+          score_otherwise("bias", lambda s, p: s.cap(p) - s.bias)),
+    entry("scores.bias-scaled", "ATT-3", "bias is multiplied by the scale",
+          score_otherwise("bias", lambda s, p: s.cap(p) + s.bias * s.scale)),
+    entry("scores.bias-divided-by-scale", "ATT-3", "bias is divided by the scale",
+          score_otherwise("bias", lambda s, p: s.cap(p) + (s.bias / s.scale if s.scale else 0))),
+    entry("scores.bias-cut", "ATT-3", "the bias of keys past {first} is ignored",
+          score_otherwise("bias", lambda s, p, first: s.cap(p) + np.where(np.arange(p.shape[-1]) < first, s.bias, 0)),
+          first=(64, 128, 256, 512, 1024, 2048, 4096, 16384, 65535)),
+    entry("scores.clipped", "ATT-10", "scores are clipped to lie between -{limit} and {limit}",
+          score_otherwise("", lambda s, p, limit: np.clip(s.cap(p) + s.bias, -limit, limit)),
+          limit=(50, 5, 10, 20, 30, 80, 88, 100)),
+    entry("scores.mask-added", "ATT-4", "the mask is added to the scores as 0 and 1", add_mask_as_numbers),
+    entry("scores.zeros-forbidden", "ATT-1", "scores of exactly 0 are taken for forbidden", skip_zero_scores),
+    entry("scores.cosines", "ATT-1", "scores are cosines of queries and keys, {scale}", take_cosines,
+          scale=("not scaled", "times the scale")),
+)  # fmt: skip
 
 # --- inputs read at other places --------------------------------------------------------------------------------------
 
@@ -306,7 +273,7 @@ def transpose_bias(bias: np.ndarray) -> np.ndarray:
     return bias.swapaxes(2, 3) if bias.shape[2] == bias.shape[3] else bias
 
 
-def read_bias_by_columns(bias: np.ndarray) -> np.ndarray:
+def read_by_columns(bias: np.ndarray) -> np.ndarray:
     *lead, Q, K = bias.shape
     return bias.reshape(*lead, K, Q).swapaxes(2, 3)
 
@@ -320,14 +287,6 @@ def round_bias(call: Call) -> Case | None:
     return replace(case, inputs=case.inputs | {"bias": narrow})
 
 
-def cut_bias(call: Call, first: int) -> AttentionSteps | None:
-    """Without the bias of later keys, except where it forbids."""
-    K = call.steps.sizes[-1]
-    if first >= K or call.steps.bias_shape is None:
-        return None
-    return call.steps.changed(score=lambda s, p: s.cap(p) + np.where(np.arange(K) < first, s.bias, 0))
-
-
 def lose_rows_emptied_by_bias(call: Call) -> Results | None:
     s = call.steps
     rows = s.visible.any(axis=-1, keepdims=True) & ~s.allowed.any(axis=-1, keepdims=True)
@@ -336,45 +295,23 @@ def lose_rows_emptied_by_bias(call: Call) -> Results | None:
     return {"output": np.where(rows, np.nan, call.right["output"])}
 
 
-BIAS_READS: tuple[tuple[str, str, Callable[..., np.ndarray]], ...] = (
-    ("bias-of-batch-0", "bias of batch element 0 is used for all", lambda bias: bias[:1]),
-    ("bias-transposed", "the bias is transposed", transpose_bias),
-    ("bias-by-columns", "the bias is read column by column", read_bias_by_columns),
-    ("bias-of-first-row", "each row has the bias of the first row", lambda bias: bias[:, :, :1]),
-)
-
 BIAS = (
-    *(entry(id, "ATT-3", says, read_bias(read)) for id, says, read in BIAS_READS),
-    entry(
-        "bias-of-other-heads",
-        "ATT-3",
-        "head h has the bias of head {order}",
-        read_bias_of_other_heads,
-        order=tuple(HEAD_ORDERS),
-    ),
-    entry(
-        "bias-of-blocks-first-row",
-        "ATT-3",
-        "the bias of a block's first row is used for all its rows (blocks of {block} rows)",
-        read_bias(lambda bias, block: bias[:, :, np.arange(bias.shape[2]) // block * block]),
-        block=(32, 2, 4, 8, 16, 64, 128, 256),
-    ),
-    entry(
-        "bias-cut",
-        "ATT-3",
-        "the bias of keys past {first} is ignored",
-        cut_bias,
-        first=(64, 128, 256, 512, 1024, 2048, 4096, 16384, 65535),
-    ),
-    entry("bias-rounded", "ATT-3", "the bias is rounded to the inputs' dtype", round_bias),
-    entry(
-        "bias-emptied-rows-nan",
-        "ATT-6",
-        "rows that the bias has emptied are NaN: only the mask is looked at",
-        lose_rows_emptied_by_bias,
-        SCORED[:2],
-    ),
-)
+    entry("scores.bias-of-batch-0", "ATT-3", "bias of batch element 0 is used for all",
+          read_bias(lambda bias: bias[:1])),
+    entry("scores.bias-transposed", "ATT-3", "the bias is transposed", read_bias(transpose_bias)),
+    entry("scores.bias-by-columns", "ATT-3", "the bias is read column by column", read_bias(read_by_columns)),
+    entry("scores.bias-of-first-row", "ATT-3", "each row has the bias of the first row",
+          read_bias(lambda bias: bias[:, :, :1])),
+    entry("scores.bias-of-blocks-first-row", "ATT-3",
+          "the bias of a block's first row is used for all its rows (blocks of {block} rows)",
+          read_bias(lambda bias, block: bias[:, :, np.arange(bias.shape[2]) // block * block]),
+          block=(32, 2, 4, 8, 16, 64, 128, 256)),
+    entry("scores.bias-of-other-heads", "ATT-3", "head h has the bias of head {order}", read_bias_of_other_heads,
+          order=tuple(HEAD_ORDERS)),
+    entry("scores.bias-rounded", "ATT-3", "the bias is rounded to the inputs' dtype", round_bias),
+    entry("scores.bias-emptied-rows-nan", "ATT-6", "rows that the bias has emptied are NaN: only the mask is looked at",
+          lose_rows_emptied_by_bias, SCORED[:2]),
+)  # fmt: skip
 
 # --- ALiBi ------------------------------------------------------------------------------------------------------------
 
@@ -391,42 +328,31 @@ def bias_by_slopes(bias: Callable[..., Any], from_first: bool = False) -> Change
             return None
         places = np.arange(Q)[:, None] + (0 if from_first else K - Q) - np.arange(K)
         found = bias(np.atleast_2d(slopes.astype(float))[..., None, None], places, call, **values)
-        return call.steps.changed(bias=found + np.zeros((1, 1, 1, 1)), open=np.ones((1, 1, 1, 1), bool))
+        return call.steps.changed(bias=found, bias_shape=None)
 
     return change
 
 
-SLOPES: tuple[tuple[str, str, Callable[..., Any], bool], ...] = (
-    ("alibi-ignored", "ALiBi's slopes are ignored", lambda slopes, places, call: 0 * slopes, False),
-    ("alibi-from-first", "ALiBi's bias is |i - j|, from the first query and key",
-     lambda slopes, places, call: -slopes * np.abs(places), True),
-    ("alibi-sign", "ALiBi's bias is added with the wrong sign",
-     lambda slopes, places, call: slopes * np.abs(places), False),
-    ("alibi-raises-later-keys", "ALiBi's bias raises keys behind the query's place",
-     lambda slopes, places, call: -slopes * places, False),
-    ("alibi-scaled", "ALiBi's bias is multiplied by the scale",
-     lambda slopes, places, call: -slopes * np.abs(places) * call.steps.scale, False),
-    ("alibi-of-batch-0", "ALiBi's slopes of the first batch element are used for all",
-     lambda slopes, places, call: -slopes[:1] * np.abs(places), False),
-)  # fmt: skip
-
 ALIBI = (
-    *(entry(id, "ATT-3", says, bias_by_slopes(bias, from_first)) for id, says, bias, from_first in SLOPES),
-    entry(
-        "alibi-of-other-heads",
-        "ATT-3",
-        "head h has ALiBi's slope of head {order}",
-        bias_by_slopes(lambda slopes, places, call, order: -slopes[:, order_heads(call, order)] * np.abs(places)),
-        order=tuple(HEAD_ORDERS),
-    ),
-    entry(
-        "alibi-rounded",
-        "ATT-3",
-        "ALiBi's slopes are rounded to {dtype}",
-        bias_by_slopes(lambda slopes, places, call, dtype: -slopes.astype(dtype).astype(float) * np.abs(places)),
-        dtype=("bfloat16", "float16"),
-    ),
-)
+    entry("scores.alibi-ignored", "ATT-3", "ALiBi's slopes are ignored",
+          bias_by_slopes(lambda slopes, places, call: 0 * slopes)),
+    entry("scores.alibi-from-first", "ATT-3", "ALiBi's bias is |i - j|, from the first query and key",
+          bias_by_slopes(lambda slopes, places, call: -slopes * np.abs(places), from_first=True)),
+    entry("scores.alibi-sign", "ATT-3", "ALiBi's bias is added with the wrong sign",
+          bias_by_slopes(lambda slopes, places, call: slopes * np.abs(places))),
+    entry("scores.alibi-raises-later-keys", "ATT-3", "ALiBi's bias raises keys behind the query's place",
+          bias_by_slopes(lambda slopes, places, call: -slopes * places)),
+    entry("scores.alibi-scaled", "ATT-3", "ALiBi's bias is multiplied by the scale",
+          bias_by_slopes(lambda slopes, places, call: -slopes * np.abs(places) * call.steps.scale)),
+    entry("scores.alibi-of-batch-0", "ATT-3", "ALiBi's slopes of the first batch element are used for all",
+          bias_by_slopes(lambda slopes, places, call: -slopes[:1] * np.abs(places))),
+    entry("scores.alibi-of-other-heads", "ATT-3", "head h has ALiBi's slope of head {order}",
+          bias_by_slopes(lambda slopes, places, call, order: -slopes[:, order_heads(call, order)] * np.abs(places)),
+          order=tuple(HEAD_ORDERS)),
+    entry("scores.alibi-rounded", "ATT-3", "ALiBi's slopes are rounded to {dtype}",
+          bias_by_slopes(lambda slopes, places, call, dtype: -slopes.astype(dtype).astype(float) * np.abs(places)),
+          dtype=("bfloat16", "float16")),
+)  # fmt: skip
 
 # --- dropout ----------------------------------------------------------------------------------------------------------
 
@@ -464,55 +390,53 @@ def drop_pairs_before_softmax(call: Call) -> list[Changed]:
     return [masked] if s.sinks is None else [masked, masked.changed(sinks=None)]
 
 
-DROPPED: tuple[tuple[str, str, Callable[[np.ndarray, float], Any]], ...] = (
-    ("dropout-ignored", "dropout is ignored", lambda keep, rate: 1.0),
-    ("dropout-not-rescaled", "weights that dropout keeps are not divided by 1 - rate", lambda keep, rate: keep * 1.0),
-    ("dropout-by-rate", "weights that dropout keeps are divided by the rate", lambda keep, rate: keep / rate),
-    ("dropout-multiplies", "weights that dropout keeps are multiplied by 1 - rate",
-     lambda keep, rate: keep * (1 - rate)),
-    ("dropout-inverted", "what is to be kept is dropped", lambda keep, rate: ~keep / (1 - rate)),
-    ("dropout-of-head-0", "the keep mask of head 0 is used for all", lambda keep, rate: keep[:, :1] / (1 - rate)),
-    ("dropout-moved", "the keep mask is read one key too far",
-     lambda keep, rate: np.roll(keep, 1, axis=-1) / (1 - rate)),
-    ("dropout-row-wraps", "a row's place in the keep mask wraps around at 2^16",
-     lambda keep, rate: wrap_keep_rows(keep) / (1 - rate)),
+DROPOUT = (
+    entry("scores.dropout-ignored", "ATT-11", "dropout is ignored", drop_otherwise(lambda keep, rate: 1.0), DROPPING),
+    entry("scores.dropout-not-rescaled", "ATT-11", "weights that dropout keeps are not divided by 1 - rate",
+          drop_otherwise(lambda keep, rate: keep * 1.0), DROPPING),
+    entry("scores.dropout-by-rate", "ATT-11", "weights that dropout keeps are divided by the rate",
+          drop_otherwise(lambda keep, rate: keep / rate), DROPPING),
+    entry("scores.dropout-multiplies", "ATT-11", "weights that dropout keeps are multiplied by 1 - rate",
+          drop_otherwise(lambda keep, rate: keep * (1 - rate)), DROPPING),
+    entry("scores.dropout-inverted", "ATT-11", "what is to be kept is dropped",
+          drop_otherwise(lambda keep, rate: ~keep / (1 - rate)), DROPPING),
+    entry("scores.dropout-of-head-0", "ATT-11", "the keep mask of head 0 is used for all",
+          drop_otherwise(lambda keep, rate: keep[:, :1] / (1 - rate)), DROPPING),
+    entry("scores.dropout-moved", "ATT-11", "the keep mask is read one key too far",
+          drop_otherwise(lambda keep, rate: np.roll(keep, 1, axis=-1) / (1 - rate)), DROPPING),
+    entry("scores.dropout-row-wraps", "ATT-11", "a row's place in the keep mask wraps around at 2^16",
+          drop_otherwise(lambda keep, rate: wrap_keep_rows(keep) / (1 - rate)), DROPPING),
+    entry("scores.dropout-of-scores", "ATT-11", "dropout is applied to the scores, not to the weights", drop_scores,
+          DROPPING),
+    entry("scores.dropout-before-softmax", "ATT-11",
+          "dropout comes before the softmax, or weights are normalised again after it", drop_pairs_before_softmax,
+          DROPPING),
 )  # fmt: skip
 
-DROPOUT = (
-    *(entry(id, "ATT-11", says, drop_otherwise(factor), DROPPING) for id, says, factor in DROPPED),
-    entry("dropout-of-scores", "ATT-11", "dropout is applied to the scores, not to the weights", drop_scores, DROPPING),
-    entry(
-        "dropout-before-softmax",
-        "ATT-11",
-        "dropout comes before the softmax, or weights are normalised again after it",
-        drop_pairs_before_softmax,
-        DROPPING,
-    ),
-)
-
-MISTAKES = (*SCALE, *SOFTCAP, *BIAS, *ALIBI, *DROPOUT)
+MISTAKES = (*SCALE, *FORMULAS, *BIAS, *ALIBI, *DROPOUT)
 ENTRIES = {mistake.id.removeprefix("scores."): mistake for mistake in MISTAKES}
-PLANTED = (
-    *(mistake.choose() for mistake in MISTAKES),
-    *(
-        ENTRIES["default-scale"].choose(scale=scale)
-        for scale in (
-            "1 / sqrt(V), of the values' width",
-            "one over the whole part of sqrt(D)",
-            "that of D rounded up to a power of two",
-            "that of D rounded up to a multiple of 8",
-        )
-    ),
-    ENTRIES["default-scale"].choose(scale="that of D rounded up to a power of two").under(past("D", 128)),
-    ENTRIES["softcap-ignored"].under(Condition(features=("scale",))),
-    *(ENTRIES["softcap-ignored"].under(past(*where)) for where in (("K", 64), ("K", 1024), ("K", 32768), ("D", 128))),
-    ENTRIES["softcap-ignored"].under(past("Q", 1024)),
-    ENTRIES["bias-of-other-heads"].choose(order="h // 2 * 2"),
-    *(ENTRIES["bias-of-other-heads"].choose().under(past("H", n)) for n in (16, 64)),
-    ENTRIES["bias-of-blocks-first-row"].choose(block=128),
-    *(ENTRIES["bias-cut"].choose(first=n) for n in (1024, 65535)),
-    ENTRIES["alibi-ignored"].under(Condition("Q", up_to=1)),
-    *(ENTRIES["dropout-moved"].under(past(*where)) for where in (("K", 64), ("K", 1024), ("K", 32768), ("Q", 512))),
-    ENTRIES["dropout-of-head-0"].under(past("H", 64)),
+OTHER_VALUES: tuple[tuple[str, dict[str, Any]], ...] = (
+    *(("default-scale", {"scale": scale}) for scale in (
+        "1 / sqrt(V), of the values' width", "one over the whole part of sqrt(D)",
+        "that of D rounded up to a power of two", "that of D rounded up to a multiple of 8")),
+    ("bias-of-other-heads", {"order": "h // 2 * 2"}),
+    ("bias-of-blocks-first-row", {"block": 128}),
+    ("bias-cut", {"first": 1024}),
+    ("bias-cut", {"first": 65535}),
+)  # fmt: skip
+CONDITIONS = (
+    ("softcap-ignored", Condition(features=("scale",))),
+    *(("softcap-ignored", past(*w)) for w in (("K", 64), ("K", 1024), ("K", 32768), ("D", 128), ("Q", 1024))),
+    *(("bias-of-other-heads", past("H", n)) for n in (16, 64)),
+    *(("dropout-moved", past(*where)) for where in (("K", 64), ("K", 1024), ("K", 32768), ("Q", 512))),
+    ("dropout-of-head-0", past("H", 64)),
 )
-"""What is planted: every mistake with the first values of its parameters, and some with others or past a size."""
+PLANTED = (
+    *(mistake.choose() for mistake in MISTAKES if mistake not in ALIBI),
+    *(ENTRIES[name].choose(**values) for name, values in OTHER_VALUES),
+    *(ENTRIES[name].choose().under(condition) for name, condition in CONDITIONS),
+)
+"""What is planted: every mistake with the first values of its parameters, and some with others or past a size.
+
+The definition has no slopes: who makes mistakes of ALiBi cannot be planted.
+"""

@@ -9,22 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.cases.arguments import gradient_name
+from conformance.cases.case import Case
 from conformance.checks.comparison import PRECISION
 from conformance.mistakes.attention_steps import AttentionSteps, row_maximum
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.condition import past
-from conformance.mistakes.mistake import Change, Changed, Mistake, Prediction, results_of_steps, with_bounds
-from conformance.mistakes.scores import HEAD_ORDERS, SCORED, change_options, order_heads, read_at_other_places
+from conformance.mistakes.condition import Condition, past
+from conformance.mistakes.mistake import Change, Changed, Prediction, results_of_steps, with_bounds
+from conformance.mistakes.scores import HEAD_ORDERS, SCORED, change_options, entry, order_heads, read_at_other_places
 from specification.dtypes import compute_dtype_name
 
 WEIGHED, LOGSUMEXP = SCORED[:2], SCORED[2:]
-
-
-def entry(
-    name: str, rule: str, says: str, change: Change, operations: tuple[str, ...] = WEIGHED, **parameters: Sequence[Any]
-) -> Mistake:
-    return Mistake(f"softmax.{name}", rule, says, change, operations, parameters)
-
 
 # --- weights by another quotient --------------------------------------------------------------------------------------
 
@@ -33,17 +27,24 @@ class Weights(NamedTuple):
     """Weights before dropout, and what takes their gradient to those of the scores and of the sinks [B, H, Q, 1]."""
 
     weights: np.ndarray
-    pull_back: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]] | None
+    pull_back: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]] | None = None
 
 
 def weigh(weights: Callable[..., Weights | np.ndarray | None]) -> Change:
-    """Take `weights(steps, scores, **values)`, from masked scores; None where there is no place for the mistake."""
+    """Take `weights(steps, exponentials, total, sink, **values)`, from the sink's exponential or 0 [B, H, Q, 1].
+
+    None where there is no place for the mistake. Gradients are left out where a function returns the weights alone:
+    they depend on whether an implementation takes those of the maximum into account.
+    """
 
     def change(call: Call, **values: Any) -> Results | None:
-        found = weights(call.steps, call.forward.scores, **values)
+        s = call.steps
+        exponentials, total, maximum = s.exponentials(call.forward.scores)
+        sink = np.zeros_like(total) if s.sinks is None else np.exp(s.sinks - maximum)
+        found = weights(s, exponentials, total, sink, **values)
         if found is None:
             return None
-        return results_of_weights(call, found if isinstance(found, Weights) else Weights(found, None))
+        return results_of_weights(call, found if isinstance(found, Weights) else Weights(found))
 
     return change
 
@@ -59,8 +60,8 @@ def results_of_weights(call: Call, found: Weights) -> Results:
         value = (steps.fill_empty_rows(found.weights) * steps.factor).swapaxes(-1, -2) @ bar
         bar = bar @ steps.values.swapaxes(-1, -2) * steps.factor
     scores, sinks = found.pull_back(bar)
-    gradients = steps.changed(sinks=None).pull_back_scores(scores, value, scores)._replace(sinks=sinks)
-    return results | steps.sum_gradients(gradients, call.case.inputs)
+    gradients = steps.changed(sinks=None).pull_back_scores(scores, value, scores)
+    return results | steps.sum_gradients(gradients._replace(sinks=sinks), call.case.inputs)
 
 
 def divide(numerators: np.ndarray, total: np.ndarray) -> np.ndarray:
@@ -71,8 +72,7 @@ def divide_by_sums(
     numerators: np.ndarray,
     exponentials: np.ndarray,
     total: np.ndarray,
-    *,
-    sink: np.ndarray | None = None,
+    sink: np.ndarray,
     slopes: np.ndarray | None = None,
     spread: Callable[[np.ndarray], np.ndarray] = lambda bar: bar,
 ) -> Weights:
@@ -86,15 +86,9 @@ def divide_by_sums(
         axes = tuple(axis for axis in range(4) if total.shape[axis] == 1)
         total_bar = spread(-divide(np.sum(bar * weights, axis=axes, keepdims=True), total))
         own = divide(numerators if slopes is None else slopes, total)
-        return own * bar + exponentials * total_bar, None if sink is None else sink * total_bar
+        return own * bar + exponentials * total_bar, sink * total_bar if sink.any() else None
 
     return Weights(weights, pull_back)
-
-
-def exponentials_of(steps: AttentionSteps, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Exponentials, their sum, and the sink's."""
-    exponentials, total, maximum = steps.exponentials(scores)
-    return exponentials, total, None if steps.sinks is None else np.exp(steps.sinks - maximum)
 
 
 AXES = {"queries": (-2,), "heads": (1,), "the batch": (0,), "all pairs of queries and keys": (-2, -1)}
@@ -102,142 +96,93 @@ AXES = {"queries": (-2,), "heads": (1,), "the batch": (0,), "all pairs of querie
 
 def normalize_along(call: Call, axes: str) -> list[Changed]:
     """0 where nothing is allowed along these axes, or NaN."""
-    s, along = call.steps, AXES[axes]
-    scores = s.changed(bias=s.bias).masked_scores()
+    scores, along = call.forward.scores, AXES[axes]
     largest = scores.max(axis=along, keepdims=True, initial=-np.inf)
     exponentials = np.exp(scores - np.maximum(largest, -1e30))
     total = exponentials.sum(axis=along, keepdims=True)
-    found = divide_by_sums(exponentials, exponentials, total)
-    if s.sinks is not None:
-        found = found._replace(pull_back=None)
-    return [results_of_weights(call, found), results_of_weights(call, Weights(exponentials / total, None))]
+    found = divide_by_sums(exponentials, exponentials, total, np.zeros(1))
+    zeros = found if call.steps.sinks is None else Weights(found.weights)
+    return [results_of_weights(call, way) for way in (zeros, Weights(exponentials / total))]
 
 
-def divide_by_sums_over_queries(s: AttentionSteps, scores: np.ndarray) -> np.ndarray:
-    exponentials = np.exp(scores - row_maximum(scores))
-    return divide(exponentials, exponentials.sum(axis=-2, keepdims=True))
-
-
-def count_forbidden(s: AttentionSteps, scores: np.ndarray) -> Weights | None:
-    """Forbidden exponentials are 1 in the sum, as of shifted scores of 0."""
-    exponentials, total, sink = exponentials_of(s, scores)
-    forbidden = (~s.visible).sum(axis=-1, keepdims=True)
-    return divide_by_sums(exponentials, exponentials, total + forbidden, sink=sink) if forbidden.any() else None
-
-
-def mask_weights(s: AttentionSteps, scores: np.ndarray, number: float) -> Weights | None:
+def mask_weights(
+    s: AttentionSteps, exponentials: np.ndarray, total: np.ndarray, sink: np.ndarray, number: float
+) -> Weights | None:
     """The weights of all keys, and a number for those that the mask forbids."""
     if s.visible.all():
         return None
     seen = s.changed(visible=np.ones_like(s.visible))
-    exponentials, total, sink = exponentials_of(seen, seen.masked_scores())
-    kept = np.where(s.visible, exponentials, 0)
-    found = divide_by_sums(kept, exponentials, total, sink=sink)
+    exponentials, total, maximum = seen.exponentials(seen.masked_scores())
+    sink = np.zeros(1) if s.sinks is None else np.exp(s.sinks - maximum)
+    found = divide_by_sums(np.where(s.visible, exponentials, 0), exponentials, total, sink)
     return found if number == 0 else found._replace(weights=np.where(s.visible, found.weights, number))
 
 
-def divide_columns(s: AttentionSteps, scores: np.ndarray) -> Weights | None:
-    """Sums of rows, as a row themselves."""
-    exponentials, total, _ = exponentials_of(s, scores)
-    if total.shape[-2] != exponentials.shape[-1] or s.sinks is not None:
+def subtract_otherwise(call: Call, maximum: str) -> Results | None:
+    """Another number than the row's maximum, which is not the same for all keys; the sum is that of the row."""
+    s, scores = call.steps, call.forward.scores
+    if s.sinks is not None or s.sizes[2] < 2 or (maximum.startswith("row j") and s.sizes[2] != s.sizes[3]):
         return None
-    across = total.swapaxes(-1, -2)
-    return divide_by_sums(exponentials, exponentials, across, spread=lambda bar: bar.swapaxes(-1, -2))
+    largest = scores if maximum.startswith("row j") else scores.swapaxes(-1, -2)
+    across = row_maximum(largest).swapaxes(-1, -2)
+    exponentials = np.exp(scores - across)
+    return results_of_weights(call, Weights(divide(exponentials, exponentials.sum(axis=-1, keepdims=True))))
 
 
-def sum_on(s: AttentionSteps, scores: np.ndarray) -> np.ndarray:
-    exponentials, total, _ = exponentials_of(s, scores)
-    return divide(exponentials, np.cumsum(total, axis=-2))
-
-
-def subtract(maximum: Callable[[np.ndarray], np.ndarray | None]) -> Change:
-    """Another number than the row's maximum, where that is not the same for all keys; the row's own sum."""
-
-    def weights(s: AttentionSteps, scores: np.ndarray) -> np.ndarray | None:
-        subtracted = maximum(scores)
-        if subtracted is None or s.sinks is not None:
-            return None
-        exponentials = np.exp(scores - subtracted)
-        return divide(exponentials, exponentials.sum(axis=-1, keepdims=True))
-
-    return weigh(weights)
-
-
-def maximum_over_queries(scores: np.ndarray) -> np.ndarray | None:
-    return None if scores.shape[-2] < 2 else row_maximum(scores.swapaxes(-1, -2)).swapaxes(-1, -2)
-
-
-def maximum_as_row(scores: np.ndarray) -> np.ndarray | None:
-    return row_maximum(scores).swapaxes(-1, -2) if scores.shape[-2] == scores.shape[-1] else None
-
-
-def add_to_sum(s: AttentionSteps, scores: np.ndarray, number: float) -> Weights:
-    exponentials, total, sink = exponentials_of(s, scores)
-    return divide_by_sums(exponentials, exponentials, total + number, sink=sink)
-
-
-def add_sink_of_zero(call: Call) -> Any:
+def add_sink_of_zero(call: Call) -> Case | None:
     case = call.case
     if "sinks" in case.inputs:
         return None
     sinks = np.zeros(case.inputs["query"].shape[1], compute_dtype_name(case.dtype))
-    return replace(case, inputs=case.inputs | {"sinks": sinks}, options={**case.options, "empty_rows": "zero"})
+    changed = change_options(case, empty_rows="zero")
+    return replace(changed, inputs=case.inputs | {"sinks": sinks}, constants=(*case.constants, "sinks"))
 
 
-def drop_small(s: AttentionSteps, scores: np.ndarray, least: float) -> Weights:
-    exponentials, total, sink = exponentials_of(s, scores)
-    kept = np.where(divide(exponentials, total) < least, 0, exponentials)
-    return divide_by_sums(kept, exponentials, total, sink=sink)
-
-
-def cut_digits(s: AttentionSteps, scores: np.ndarray, bits: int) -> np.ndarray:
-    exponentials, _, sink = exponentials_of(s, scores)
+def cut_digits(exponentials: np.ndarray, bits: int) -> np.ndarray:
     fractions, exponents = np.frexp(exponentials)
-    short = np.ldexp(np.trunc(fractions * 2.0**bits), exponents - bits)
-    return divide(short, short.sum(axis=-1, keepdims=True) + (0 if sink is None else sink))
+    return np.asarray(np.ldexp(np.trunc(fractions * 2.0**bits), exponents - bits))
 
 
 def take_base_2(call: Call) -> list[Changed]:
     """exp2 of scores and sinks that log2(e) has not multiplied."""
-    s, ln2 = call.steps, np.log(2)
+    s, ln2, name = call.steps, np.log(2), gradient_name("sinks")
     sinks = None if s.sinks is None else s.sinks * ln2
     found = results_of_steps(call, s.changed(score=lambda t, p: (t.cap(p) + t.bias) * ln2, sinks=sinks), "both")
-    name = gradient_name("sinks")
     return [results | ({name: results[name] * ln2} if name in results else {}) for results in found]
 
 
-def sum_first_keys(s: AttentionSteps, scores: np.ndarray, first: int) -> Weights | None:
+def sum_first_keys(
+    s: AttentionSteps, exponentials: np.ndarray, total: np.ndarray, sink: np.ndarray, first: int
+) -> Weights | None:
     """All weights are divided by the sum of the first ones, where there is any."""
-    exponentials, total, sink = exponentials_of(s, scores)
-    if first >= scores.shape[-1]:
+    if first >= s.sizes[-1]:
         return None
-    summed = np.where(np.arange(scores.shape[-1]) < first, exponentials, 0)
-    some = summed.any(axis=-1, keepdims=True)
-    summed = np.where(some, summed, exponentials)
-    return divide_by_sums(exponentials, summed, summed.sum(-1, keepdims=True) + (0 if sink is None else sink), sink=sink)
+    summed = np.where(np.arange(s.sizes[-1]) < first, exponentials, 0)
+    summed = np.where(summed.any(axis=-1, keepdims=True), summed, exponentials)
+    return divide_by_sums(exponentials, summed, summed.sum(axis=-1, keepdims=True) + sink, sink)
 
 
-def normalize_tiles(s: AttentionSteps, scores: np.ndarray, block: int) -> Weights | None:
+def normalize_tiles(
+    s: AttentionSteps, exponentials: np.ndarray, total: np.ndarray, sink: np.ndarray, block: int
+) -> Weights | None:
     """Each tile of keys by itself."""
-    exponentials, _, sink = exponentials_of(s, scores)
-    K = scores.shape[-1]
-    if block >= K or sink is not None:
+    if block >= s.sizes[-1] or sink.any():
         return None
-    starts = np.arange(0, K, block)
-    total = np.repeat(np.add.reduceat(exponentials, starts, axis=-1), block, axis=-1)[..., :K]
 
-    def sum_tiles(bar: np.ndarray) -> np.ndarray:
-        return np.repeat(np.add.reduceat(bar, starts, axis=-1), block, axis=-1)[..., :K]
+    def sum_tiles(array: np.ndarray) -> np.ndarray:
+        sums = np.add.reduceat(array, np.arange(0, s.sizes[-1], block), axis=-1)
+        return np.repeat(sums, block, axis=-1)[..., : s.sizes[-1]]
 
-    return divide_by_sums(exponentials, exponentials, total, spread=sum_tiles)
+    return divide_by_sums(exponentials, exponentials, sum_tiles(exponentials), sink, spread=sum_tiles)
 
 
-def saturate(s: AttentionSteps, scores: np.ndarray, block: int, limit: float) -> Weights | None:
-    """Weights are exp2(score - maximum + 8), whose maximum lags by up to 4; past a limit they saturate, the sum does not."""
-    if s.sinks is not None:
-        return None
+def saturate(call: Call, block: int, limit: float) -> Results | None:
+    """Weights are exp2(score - maximum + 8), whose maximum lags by up to 4; they saturate, their sum does not."""
+    scores = call.forward.scores
     maximum = np.full((*scores.shape[:-1], 1), -np.inf)
     kept, exponentials = np.zeros_like(scores), np.zeros_like(scores)
+    if call.steps.sinks is not None:
+        return None
     for start in range(0, scores.shape[-1], block):
         keys = slice(start, start + block)
         larger = np.maximum(maximum, scores[..., keys].max(axis=-1, keepdims=True))
@@ -247,141 +192,120 @@ def saturate(s: AttentionSteps, scores: np.ndarray, block: int, limit: float) ->
         kept, exponentials, maximum = kept * factor, exponentials * factor, new
         exponentials[..., keys] = np.exp(scores[..., keys] - shift) * 2**8
         kept[..., keys] = np.minimum(exponentials[..., keys], limit)
-    total = exponentials.sum(axis=-1, keepdims=True)
-    slopes = np.where(kept < exponentials, 0, kept)
-    return divide_by_sums(kept, exponentials, total, slopes=slopes)
+    total, slopes = exponentials.sum(axis=-1, keepdims=True), np.where(kept < exponentials, 0, kept)
+    return results_of_weights(call, divide_by_sums(kept, exponentials, total, np.zeros(1), slopes))
 
 
 QUOTIENTS = (
-    entry("along-other-axes", "ATT-5", "the softmax runs over {axes}, not keys", normalize_along, axes=tuple(AXES)),
-    entry("sums-over-queries", "ATT-5", "the softmax divides by sums over queries, not keys",
-          weigh(divide_by_sums_over_queries)),
-    entry("forbidden-counted", "ATT-4", "forbidden keys stay in the softmax's denominator with a score of 0",
-          weigh(count_forbidden)),
-    entry("mask-after-softmax", "ATT-4", "the mask comes after the softmax: forbidden weights are {number:g}",
-          weigh(mask_weights), number=(0.0, -1e9, -1e4, -1e5, -65504.0)),
-    entry("columns-by-sums-of-rows", "ATT-5", "weights in column j are divided by the sum of row j",
-          weigh(divide_columns)),
-    entry("sum-not-set-back", "ATT-5", "the sum of the exponentials is not set back from row to row", weigh(sum_on)),
-    entry("maximum-over-queries", "ATT-5", "the maximum is taken over queries, not keys",
-          subtract(maximum_over_queries)),
-    entry("maximum-of-rows-from-columns", "ATT-5", "the maximum of row j is subtracted from column j",
-          subtract(maximum_as_row)),
-    entry("number-in-denominator", "ATT-5", "{number:g} is added to the sum of the exponentials",
-          weigh(add_to_sum), number=(1e-8, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-9, 1e-10, 1e-12, 1.0)),
-    entry("sink-of-zero", "ATT-5", "every head has a sink of 0: one more in the denominator", add_sink_of_zero, SCORED),
-    entry("small-weights-dropped", "ATT-5", "weights below {least:g} are dropped",
-          weigh(drop_small), least=(1e-4, 1e-3, 1e-5, 1e-6)),
-    entry("exponentials-of-few-digits", "ATT-5", "exponentials have {bits} bits", weigh(cut_digits), bits=(12, 11, 8)),
-    entry("base-2", "ATT-5", "exponentials are powers of 2, without log2(e)", take_base_2, SCORED),
-    entry("sum-of-first-keys", "ATT-5", "the denominator lacks the keys past {first}",
-          weigh(sum_first_keys), first=(256, 512, 1024, 32, 64, 128, 2048)),
-    entry("tiles-by-themselves", "ATT-14", "each tile of {block} keys is normalised by itself",
+    entry("softmax.along-other-axes", "ATT-5", "the softmax runs over {axes}, not keys", normalize_along, WEIGHED,
+          axes=tuple(AXES)),
+    entry("softmax.sums-over-queries", "ATT-5", "the softmax divides by sums over queries, not keys",
+          weigh(lambda s, e, total, sink: divide(e, e.sum(axis=-2, keepdims=True))), WEIGHED),
+    entry("softmax.columns-by-sums-of-rows", "ATT-5", "weights in column j are divided by the sum of row j",
+          weigh(lambda s, e, total, sink:
+                divide(e, total.swapaxes(-1, -2)) if s.sizes[2] == s.sizes[3] else None), WEIGHED),
+    entry("softmax.sum-not-set-back", "ATT-5", "the sum of the exponentials is not set back from row to row",
+          weigh(lambda s, e, total, sink: divide(e, np.cumsum(total, axis=-2))), WEIGHED),
+    entry("softmax.maximum-otherwise", "ATT-5", "the maximum of {maximum}", subtract_otherwise, WEIGHED,
+          maximum=("each column is subtracted, taken over queries", "row j is subtracted from column j")),
+    entry("softmax.forbidden-counted", "ATT-4", "forbidden keys stay in the softmax's denominator with a score of 0",
+          weigh(lambda s, e, total, sink: divide(e, total + (~s.visible).sum(axis=-1, keepdims=True))), WEIGHED),
+    entry("softmax.mask-after-softmax", "ATT-4", "the mask comes after the softmax: forbidden weights are {number:g}",
+          weigh(mask_weights), WEIGHED, number=(0.0, -1e9, -1e4, -1e5, -65504.0)),
+    entry("softmax.number-in-denominator", "ATT-5", "{number:g} is added to the sum of the exponentials",
+          weigh(lambda s, e, total, sink, number: divide(e, total + number)), WEIGHED,
+          number=(1e-8, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-9, 1e-10, 1e-12, 1.0)),
+    entry("softmax.sink-of-zero", "ATT-5", "every head has a sink of 0: one more in the denominator", add_sink_of_zero),
+    entry("softmax.small-weights-dropped", "ATT-5", "weights below {least:g} are dropped",
+          weigh(lambda s, e, total, sink, least: divide_by_sums(np.where(e < least * total, 0, e), e, total, sink)),
+          WEIGHED, least=(1e-4, 1e-3, 1e-5, 1e-6)),
+    entry("softmax.exponentials-of-few-digits", "ATT-5", "exponentials have {bits} bits",
+          weigh(lambda s, e, total, sink, bits:
+                divide(cut_digits(e, bits), cut_digits(e, bits).sum(axis=-1, keepdims=True) + sink)), WEIGHED,
+          bits=(12, 11, 8)),
+    entry("softmax.base-2", "ATT-5", "exponentials are powers of 2, without log2(e)", take_base_2),
+    entry("softmax.sum-of-first-keys", "ATT-5", "the denominator lacks the keys past {first}",
+          weigh(sum_first_keys), WEIGHED, first=(256, 512, 1024, 32, 64, 128, 2048)),
+    entry("softmax.tiles-by-themselves", "ATT-14", "each tile of {block} keys is normalised by itself",
           weigh(normalize_tiles), WEIGHED[::-1], block=(128, 2048, 32, 64, 256, 512, 1024)),
-    entry("saturates", "ATT-5", "weights beside a lagging maximum saturate at {limit:g}, their sum does not (blocks of "
-          "{block} keys)", weigh(saturate), block=(64, 16, 32, 128), limit=(448.0,)),
+    entry("softmax.saturates", "ATT-5", "weights beside a lagging maximum saturate at {limit:g}, their sum does not "
+          "(blocks of {block} keys)", saturate, WEIGHED, block=(64, 16, 32, 128), limit=(448.0,)),
 )  # fmt: skip
 
 # --- sinks ------------------------------------------------------------------------------------------------------------
 
 
 def change_sinks(change: Callable[..., np.ndarray | None]) -> Change:
-    """`change(steps, sinks)` in place of the sinks, with complex numbers too, which tell its slope."""
+    """`change(steps, sinks, **values)` in place of the sinks, with complex numbers too, which tell its slope."""
 
     def changed(call: Call, **values: Any) -> list[Changed]:
         s, name = call.steps, gradient_name("sinks")
-        new = None if s.sinks is None else change(s, s.sinks, **values)
-        if s.sinks is None or new is None:
+        new = None if s.sinks is None else change(s, s.sinks + 1e-200j, **values)
+        if new is None:
             return []
-        slope = np.imag(change(s, s.sinks + 1e-200j, **values)) / 1e-200  # type: ignore[arg-type]
-        found = results_of_steps(call, s.changed(sinks=new), "both")
-        slopes = np.broadcast_to(slope, s.sinks.shape)[:, 0, 0]
-        return [r | ({name: r[name] * slopes} if name in r else {}) for r in found]
+        found = results_of_steps(call, s.changed(sinks=new.real), "both")
+        return [r | ({name: r[name] * new.imag[:, 0, 0] / 1e-200} if name in r else {}) for r in found]
 
     return changed
 
 
-def count_sinks_by_part(s: AttentionSteps, sinks: np.ndarray, block: int) -> np.ndarray | None:
-    parts = -(-s.sizes[-1] // block)
-    return sinks + np.log(parts) if parts > 1 else None
-
-
-def ignore_sinks(call: Call) -> Any:
-    s = call.steps
-    return None if s.sinks is None else s.changed(sinks=None)
-
-
-def ignore_sinks_of_masked_rows(call: Call) -> Results | None:
-    """A row in which anything is forbidden loses its sink."""
-    s = call.steps
-    if s.sinks is None or s.visible.all():
-        return None
-    without = s.changed(sinks=None).forward().output
-    full = s.visible.all(axis=-1, keepdims=call.case.operation != "attention_logsumexp")
-    return {"output": np.where(full, call.right["output"], without)}
-
-
-def cut_beside_sink(s: AttentionSteps, scores: np.ndarray, end: str) -> np.ndarray | None:
+def cut_beside_sink(
+    s: AttentionSteps, exponentials: np.ndarray, total: np.ndarray, sink: np.ndarray, end: str
+) -> np.ndarray | None:
     """The sink's column stands at one end, and that at the other end is cut off."""
-    exponentials, total, sink = exponentials_of(s, scores)
-    if sink is None:
+    share, kept = sink / total, divide(exponentials, total)
+    if s.sinks is None:
         return None
-    share, kept = np.broadcast_to(sink / total, total.shape), divide(exponentials, total)
     return np.concatenate([share, kept[..., :-1]] if end == "first" else [kept[..., 1:], share], axis=-1)
 
 
-def give_sink_first_value(s: AttentionSteps, scores: np.ndarray) -> np.ndarray | None:
-    exponentials, total, sink = exponentials_of(s, scores)
-    if sink is None or s.operation != "attention":
+def give_sink_first_value(
+    s: AttentionSteps, exponentials: np.ndarray, total: np.ndarray, sink: np.ndarray
+) -> Weights | None:
+    if s.sinks is None or s.operation != "attention":
         return None
-    weights = divide(exponentials, total)
-    weights[..., :1] += 1 - weights.sum(axis=-1, keepdims=True)
-    return weights
+    first = np.arange(s.sizes[-1]) == 0
+    return divide_by_sums(exponentials + first * sink, exponentials, total, sink, exponentials)._replace(pull_back=None)
 
 
-def take_sink_unshifted(call: Call) -> list[Changed]:
+def shift_all_but_sink(call: Call) -> list[Changed]:
     """The maximum that the scores lack is that of the keys, or of the sink too."""
     s, scores = call.steps, call.forward.scores
     if s.sinks is None:
         return []
-    ways = (np.exp(scores - row_maximum(scores, sinks)) for sinks in (s.sinks, None))
-    sums = ((e, e.sum(axis=-1, keepdims=True) + np.exp(s.sinks)) for e in ways)
-    return [results_of_weights(call, Weights(divide(e, total), None)) for e, total in sums]
-
-
-def read_sinks_of_other_heads(call: Call, order: str) -> list[Changed]:
-    return read_at_other_places(call, "sinks", lambda sinks: sinks[order_heads(call, order)])
+    ways = [np.exp(scores - row_maximum(scores, sinks)) for sinks in (s.sinks, None)]
+    weights = [divide(e, e.sum(axis=-1, keepdims=True) + np.exp(s.sinks)) for e in ways]
+    return [results_of_weights(call, Weights(one)) for one in weights]
 
 
 SINKS = (
-    entry("sinks-ignored", "ATT-5", "sinks are ignored", ignore_sinks, SCORED),
-    entry("sinks-of-other-heads", "ATT-5", "head h has the sink of head {order}", read_sinks_of_other_heads, SCORED,
-          order=("0", "H - 1 - h", *(order for order in HEAD_ORDERS if order not in ("0", "H - 1 - h")))),
-    entry("sinks-scaled", "ATT-5", "sinks are multiplied by the scale",
-          change_sinks(lambda s, sinks: sinks * s.scale), SCORED),
-    entry("sinks-capped", "ATT-5", "sinks have the softcap",
-          change_sinks(lambda s, sinks: None if s.softcap is None else s.cap(sinks)), SCORED),
-    entry("sinks-by-part", "ATT-5", "the sink counts once for every part of {block} keys",
-          change_sinks(count_sinks_by_part), SCORED, block=(64, 4096, 16, 32, 128, 256, 512, 1024)),
-    entry("sinks-of-rows-without-mask", "ATT-5", "rows in which anything is forbidden have no sink",
-          ignore_sinks_of_masked_rows, SCORED),
-    entry("column-cut-beside-sink", "ATT-5", "the sink's column stands {end}, and that at the other end is cut off",
-          weigh(cut_beside_sink), end=("first", "last")),
-    entry("sink-with-a-value", "ATT-5", "the sink has the first value", weigh(give_sink_first_value)),
-    entry("sink-not-shifted", "ATT-5", "the sink's exponential is taken without subtracting the maximum",
-          take_sink_unshifted),
+    entry("softmax.sinks-ignored", "ATT-5", "sinks are ignored",
+          lambda call: None if call.steps.sinks is None else call.steps.changed(sinks=None)),
+    entry("softmax.sinks-of-other-heads", "ATT-5", "head h has the sink of head {order}",
+          lambda call, order: read_at_other_places(call, "sinks", lambda sinks: sinks[order_heads(call, order)]),
+          order=tuple(HEAD_ORDERS)),
+    entry("softmax.sinks-scaled", "ATT-5", "sinks are multiplied by the scale",
+          change_sinks(lambda s, sinks: sinks * s.scale)),
+    entry("softmax.sinks-capped", "ATT-5", "sinks have the softcap",
+          change_sinks(lambda s, sinks: None if s.softcap is None else s.cap(sinks))),
+    entry("softmax.sinks-by-part", "ATT-5", "the sink counts once for every part of {block} keys",
+          change_sinks(lambda s, sinks, block: sinks + np.log(max(-(-s.sizes[-1] // block), 1))),
+          block=(64, 4096, 16, 32, 128, 256, 512, 1024)),
+    entry("softmax.column-cut-beside-sink", "ATT-5", "the sink's column stands {end}, and that at the other end is cut",
+          weigh(cut_beside_sink), WEIGHED, end=("first", "last")),
+    entry("softmax.sink-with-a-value", "ATT-5", "the sink has the first value", weigh(give_sink_first_value), WEIGHED),
+    entry("softmax.sink-not-shifted", "ATT-5", "the sink's exponential is taken without subtracting the maximum",
+          shift_all_but_sink, WEIGHED),
 )  # fmt: skip
 
 # --- exponentials out of range ----------------------------------------------------------------------------------------
 
-Guard = float
-"""What a sum of exponentials is kept from falling below; 0 for none, so that 0 / 0 is NaN."""
 
-
-def subtract_from_scores(low: Callable[..., Any], guards: Sequence[Guard] = (0.0, 1e-30)) -> Change:
+def subtract_from_scores(low: Callable[..., Any], guards: Sequence[float] = (0.0, 1e-30)) -> Change:
     """Subtract `low(steps, scores, **values)` in place of each row's maximum, and exponentiate.
 
-    In the compute dtype, and in float64, which some use whatever the inputs have.
+    In the compute dtype, and in float64, which some use whatever the inputs have. guards: what the sum is kept from
+    falling below; with 0, 0 / 0 is NaN.
     """
 
     def change(call: Call, **values: Any) -> list[Changed]:
@@ -395,7 +319,7 @@ def subtract_from_scores(low: Callable[..., Any], guards: Sequence[Guard] = (0.0
     return change
 
 
-def exponentiate(call: Call, low: np.ndarray, guard: Guard, form: np.finfo[Any]) -> Prediction | None:
+def exponentiate(call: Call, low: np.ndarray, guard: float, form: np.finfo[Any]) -> Prediction | None:
     """What becomes of rows whose exponentials this format does not hold; None where there are none.
 
     Rows in which rounding decides are left open: largest exponents within 1 of the largest, or whose sum with the
@@ -471,28 +395,33 @@ def hold_one_logsumexp(call: Call) -> Prediction | None:
 
 def few_roundings(call: Call, total: Any = 1.0) -> np.ndarray:
     """A bound for an output of which each weight is off by a few roundings, beside a sum over the keys."""
-    s = call.steps
-    size = np.abs(s.value).max(initial=0) if s.operation == "attention" and s.value is not None else 1.0
-    return np.asarray((s.sizes[-1] + 8) * 2.0 ** -PRECISION[call.case.dtype][0] * size * total)
+    unit = 2.0 ** -PRECISION[call.case.dtype][0]
+    return np.asarray((call.steps.sizes[-1] + 8) * unit * size_of_values(call) * total)
+
+
+def size_of_values(call: Call) -> float:
+    """Of what is weighed."""
+    value = call.steps.value
+    return 1.0 if value is None else float(np.max(np.abs(value), initial=0, where=np.isfinite(value)))
 
 
 RANGES = (
-    entry("maximum-not-subtracted", "ATT-10", "the maximum is not subtracted: exponentials overflow or are all 0",
+    entry("softmax.maximum-not-subtracted", "ATT-10", "the maximum is not subtracted: exponentials overflow or are 0",
           subtract_from_scores(lambda s, scores: np.zeros((1, 1, 1, 1))), SCORED),
-    entry("maximum-too-high", "ATT-10", "the maximum begins at {floor:g}: scores far below fade to 0",
+    entry("softmax.maximum-too-high", "ATT-10", "the maximum begins at {floor:g}: scores far below fade to 0",
           subtract_from_scores(lambda s, scores, floor: np.maximum(row_maximum(scores, s.sinks), floor),
                                (1e-30, 0.0, 1e-6)), floor=(0.0, -1e3, -1e4, -1e5)),
-    entry("maximum-clipped", "ATT-10", "what is subtracted is no larger than {limit:g}",
+    entry("softmax.maximum-clipped", "ATT-10", "what is subtracted is no larger than {limit:g}",
           subtract_from_scores(lambda s, scores, limit: np.minimum(row_maximum(scores, s.sinks), limit)), SCORED,
           limit=(80.0, 50.0, 60.0, 88.0, 100.0)),
-    entry("maximum-before-negative-scale", "ATT-10", "the maximum is taken before a scale below 0",
+    entry("softmax.maximum-before-negative-scale", "ATT-10", "the maximum is taken before a scale below 0",
           subtract_from_scores(lowest_score), SCORED),
-    entry("maximum-without-sink", "ATT-5", "the maximum leaves out the sink: its exponential overflows",
+    entry("softmax.maximum-without-sink", "ATT-5", "the maximum leaves out the sink: its exponential overflows",
           subtract_from_scores(lambda s, scores: None if s.sinks is None else row_maximum(scores)), SCORED),
-    entry("maximum-over-forbidden", "ATT-4", "the maximum is taken over forbidden keys, too",
+    entry("softmax.maximum-over-forbidden", "ATT-4", "the maximum is taken over forbidden keys, too",
           subtract_from_scores(highest_of_all), SCORED),
-    entry("one-logsumexp", "ATT-4", "weights are exp(score - log-sum-exp), which loses its digits beside such scores",
-          hold_one_logsumexp),
+    entry("softmax.one-logsumexp", "ATT-4", "weights are exp(score - log-sum-exp), which loses its digits",
+          hold_one_logsumexp, WEIGHED),
 )  # fmt: skip
 
 # --- log-sum-exps and weights as results ------------------------------------------------------------------------------
@@ -502,45 +431,42 @@ def change_logsumexp(change: Callable[[Call, np.ndarray], np.ndarray]) -> Change
     return lambda call: {"output": change(call, call.forward.logsumexp[..., 0])}
 
 
-def subtract_maximum_for_good(call: Call, logsumexp: np.ndarray) -> np.ndarray:
-    return np.asarray(logsumexp - row_maximum(call.forward.scores, call.steps.sinks)[..., 0])
-
-
 COMPANIONS = (
-    entry("weights-not-divided", "ATT-14", "weights are the exponentials before they are divided by their sum",
-          weigh(lambda s, scores: exponentials_of(s, scores)[0]), WEIGHED[::-1]),
-    entry("logsumexp-base-2", "ATT-14", "the log-sum-exp has base 2",
+    entry("softmax.weights-not-divided", "ATT-14", "weights are exponentials before they are divided by their sum",
+          weigh(lambda s, e, total, sink: e), WEIGHED[::-1]),
+    entry("softmax.logsumexp-base-2", "ATT-14", "the log-sum-exp has base 2",
           change_logsumexp(lambda call, found: found / np.log(2)), LOGSUMEXP),
-    entry("logsumexp-without-maximum", "ATT-14", "the maximum is not added to the log-sum-exp again",
-          change_logsumexp(subtract_maximum_for_good), LOGSUMEXP),
-    entry("logsumexp-in-16-bits", "ATT-14", "the log-sum-exp is rounded to float16",
+    entry("softmax.logsumexp-without-maximum", "ATT-14", "the maximum is not added to the log-sum-exp again",
+          change_logsumexp(lambda call, found: found - row_maximum(call.forward.scores, call.steps.sinks)[..., 0]),
+          LOGSUMEXP),
+    entry("softmax.logsumexp-in-16-bits", "ATT-14", "the log-sum-exp is rounded to float16",
           change_logsumexp(lambda call, found: found.astype(np.float16).astype(float)), LOGSUMEXP),
-    entry("logsumexp-of-forbidden", "ATT-14", "the log-sum-exp counts forbidden keys",
+    entry("softmax.logsumexp-of-forbidden", "ATT-14", "the log-sum-exp counts forbidden keys",
           lambda call: None if call.case.options.get("mask") is None else change_options(call.case, mask=None),
           LOGSUMEXP),
 )  # fmt: skip
 
 MISTAKES = (*QUOTIENTS, *SINKS, *RANGES, *COMPANIONS)
 ENTRIES = {mistake.id.removeprefix("softmax."): mistake for mistake in MISTAKES}
-
-
-def plant_in(operation: str, rule: str, name: str, **values: Any) -> Mistake:
-    return replace(ENTRIES[name].choose(**values), operations=(operation,), rule=rule)
-
-
-PLANTED = (
-    *(mistake.choose() for mistake in MISTAKES),
+OTHERS = (
     ENTRIES["number-in-denominator"].choose(number=1.0),
-    *(ENTRIES["sum-of-first-keys"].choose(first=n) for n in (1024,)),
-    *(ENTRIES["sinks-ignored"].under(past("K", n)) for n in (64, 2048, 32768)),
-    *(ENTRIES["sinks-of-other-heads"].choose(order=order) for order in ("H - 1 - h", "h % G")),
+    ENTRIES["sum-of-first-keys"].choose(first=1024),
+    ENTRIES["sinks-of-other-heads"].choose(order="H - 1 - h"),
     ENTRIES["sinks-of-other-heads"].choose().under(past("H", 64)),
     ENTRIES["sinks-by-part"].choose(block=4096),
-    plant_in("attention_weights", "ATT-5", "sinks-ignored"),
-    plant_in("attention_logsumexp", "ATT-14", "sinks-ignored"),
-    plant_in("attention_logsumexp", "ATT-14", "maximum-without-sink"),
-    plant_in("attention_logsumexp", "ATT-14", "maximum-not-subtracted"),
-    plant_in("attention_weights", "ATT-14", "tiles-by-themselves", block=2048),
+    ENTRIES["sinks-ignored"].under(Condition(lacks=("unmasked",))),
+    *(ENTRIES["sinks-ignored"].under(past("K", n)) for n in (64, 2048, 32768)),
+    ENTRIES["tiles-by-themselves"].choose(block=2048),
     *(ENTRIES["logsumexp-base-2"].under(past("K", n)) for n in (128, 8192)),
+)
+OF_COMPANIONS = (
+    ("attention_weights", "ATT-5", "sinks-ignored"),
+    *(("attention_logsumexp", "ATT-14", name) for name in ("sinks-ignored", "maximum-without-sink")),
+    ("attention_logsumexp", "ATT-14", "maximum-not-subtracted"),
+)
+PLANTED = (
+    *(mistake.choose() for mistake in MISTAKES),
+    *OTHERS,
+    *(replace(ENTRIES[name].choose(), operations=(operation,), rule=rule) for operation, rule, name in OF_COMPANIONS),
 )
 """What is planted: every mistake with the first values of its parameters, and some with others or past a size."""
