@@ -34,14 +34,19 @@ def put_number(call: Call, number: float) -> list[Changed]:
 
 
 def add_number(call: Call, number: float) -> list[Changed]:
-    """Once for each mask that forbids the pair."""
-    s, times = call.steps, count_forbidding(call)
-    if not times.any():
+    """Once for each mask that forbids the pair; the compute dtype may hold nothing of the score beside it."""
+    s, added = call.steps, count_forbidding(call) * number
+    if not added.any():
         return []
-    filled = s.changed(score=lambda t, p: t.cap(p) + t.bias + times * number, visible=np.ones_like(s.visible))
-    digits = np.finfo(compute_dtype_name(call.case.dtype)).eps
-    lost = np.where(times == 0, 0, 4 * digits * times * abs(number))
-    return [predict_filled(call, filled, np.zeros_like(s.visible), lost)]
+    spacing = np.abs(np.spacing(added.astype(compute_dtype_name(call.case.dtype)))).astype(float)
+    absorbed = spacing > 4 * np.abs(s.all_scores())
+
+    def score(steps: AttentionSteps, products: np.ndarray) -> np.ndarray:
+        own = steps.cap(products) + steps.bias
+        return np.asarray(np.where(absorbed, own - own.real, own) + added)
+
+    filled = s.changed(score=score, visible=np.ones_like(s.visible))
+    return [predict_filled(call, filled, absorbed, np.where(absorbed | (added == 0), 0, 4 * spacing))]
 
 
 def lift_bias(call: Call, number: float) -> list[Changed]:
@@ -70,7 +75,8 @@ def predict_filled(call: Call, steps: AttentionSteps, constant: np.ndarray, lost
     """
     forward = steps.forward()
     results = steps.results(forward)
-    if call.case.cotangents and not call.case.special:
+    unsure = np.any((forward.weights > 0) & (np.asarray(lost) > 0))
+    if call.case.cotangents and not call.case.special and not unsure:
         gradients = steps.pull_back(call.case.cotangents, forward.weights)
         results |= steps.sum_gradients(gradients, call.case.inputs)
     found = with_bounds(call, results)

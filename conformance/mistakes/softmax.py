@@ -407,19 +407,19 @@ def size_of_values(call: Call) -> float:
 
 RANGES = (
     entry("softmax.maximum-not-subtracted", "ATT-10", "the maximum is not subtracted: exponentials overflow or are 0",
-          subtract_from_scores(lambda s, scores: np.zeros((1, 1, 1, 1))), SCORED),
+          subtract_from_scores(lambda s, scores: np.zeros((1, 1, 1, 1)))),
     entry("softmax.maximum-too-high", "ATT-10", "the maximum begins at {floor:g}: scores far below fade to 0",
           subtract_from_scores(lambda s, scores, floor: np.maximum(row_maximum(scores, s.sinks), floor),
                                (1e-30, 0.0, 1e-6)), floor=(0.0, -1e3, -1e4, -1e5)),
     entry("softmax.maximum-clipped", "ATT-10", "what is subtracted is no larger than {limit:g}",
-          subtract_from_scores(lambda s, scores, limit: np.minimum(row_maximum(scores, s.sinks), limit)), SCORED,
+          subtract_from_scores(lambda s, scores, limit: np.minimum(row_maximum(scores, s.sinks), limit)),
           limit=(80.0, 50.0, 60.0, 88.0, 100.0)),
     entry("softmax.maximum-before-negative-scale", "ATT-10", "the maximum is taken before a scale below 0",
-          subtract_from_scores(lowest_score), SCORED),
-    entry("softmax.maximum-without-sink", "ATT-5", "the maximum leaves out the sink: its exponential overflows",
-          subtract_from_scores(lambda s, scores: None if s.sinks is None else row_maximum(scores)), SCORED),
+          subtract_from_scores(lowest_score)),
+    entry("softmax.maximum-without-sink", "ATT-14", "the maximum leaves out the sink: its exponential overflows",
+          subtract_from_scores(lambda s, scores: None if s.sinks is None else row_maximum(scores)), LOGSUMEXP),
     entry("softmax.maximum-over-forbidden", "ATT-4", "the maximum is taken over forbidden keys, too",
-          subtract_from_scores(highest_of_all), SCORED),
+          subtract_from_scores(highest_of_all)),
     entry("softmax.one-logsumexp", "ATT-4", "weights are exp(score - log-sum-exp), which loses its digits",
           hold_one_logsumexp, WEIGHED),
 )  # fmt: skip
@@ -461,8 +461,7 @@ OTHERS = (
 )
 OF_COMPANIONS = (
     ("attention_weights", "ATT-5", "sinks-ignored"),
-    *(("attention_logsumexp", "ATT-14", name) for name in ("sinks-ignored", "maximum-without-sink")),
-    ("attention_logsumexp", "ATT-14", "maximum-not-subtracted"),
+    *(("attention_logsumexp", "ATT-14", name) for name in ("sinks-ignored", "maximum-not-subtracted")),
 )
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
