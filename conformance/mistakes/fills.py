@@ -38,7 +38,8 @@ def add_number(call: Call, number: float) -> list[Changed]:
     s, added = call.steps, count_forbidding(call) * number
     if not added.any():
         return []
-    spacing = np.abs(np.spacing(added.astype(compute_dtype_name(call.case.dtype)))).astype(float)
+    form = np.finfo(compute_dtype_name(call.case.dtype))
+    spacing = np.spacing(np.minimum(-added, form.max).astype(form.dtype)).astype(float)
     absorbed = spacing > 4 * np.abs(s.all_scores())
 
     def score(steps: AttentionSteps, products: np.ndarray) -> np.ndarray:

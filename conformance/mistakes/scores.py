@@ -165,11 +165,9 @@ def skip_zero_scores(call: Call) -> AttentionSteps | None:
 def take_cosines(call: Call, scale: str) -> Results | None:
     """Without gradients, which have those of the lengths."""
 
-    def unit(array: np.ndarray) -> np.ndarray:
-        return np.asarray(array / np.sqrt((array**2).sum(axis=-1, keepdims=True)))
-
     s = call.steps
-    cosines = s.changed(query=unit(s.query), key=unit(s.key), scale=s.scale if scale == "times the scale" else 1.0)
+    query, key = (array / np.linalg.norm(array, axis=-1, keepdims=True) for array in (s.query, s.key))
+    cosines = s.changed(query=query, key=key, scale=s.scale if scale == "times the scale" else 1.0)
     return cosines.results(cosines.forward())
 
 
@@ -415,26 +413,17 @@ DROPOUT = (
 
 MISTAKES = (*SCALE, *FORMULAS, *BIAS, *ALIBI, *DROPOUT)
 ENTRIES = {mistake.id.removeprefix("scores."): mistake for mistake in MISTAKES}
-OTHER_VALUES: tuple[tuple[str, dict[str, Any]], ...] = (
-    *(("default-scale", {"scale": scale}) for scale in (
-        "1 / sqrt(V), of the values' width", "one over the whole part of sqrt(D)",
-        "that of D rounded up to a power of two", "that of D rounded up to a multiple of 8")),
-    ("bias-of-other-heads", {"order": "h // 2 * 2"}),
-    ("bias-of-blocks-first-row", {"block": 128}),
-    ("bias-cut", {"first": 1024}),
-    ("bias-cut", {"first": 65535}),
-)  # fmt: skip
-CONDITIONS = (
-    ("softcap-ignored", Condition(features=("scale",))),
-    *(("softcap-ignored", past(*w)) for w in (("K", 64), ("K", 1024), ("K", 32768), ("D", 128), ("Q", 1024))),
-    *(("bias-of-other-heads", past("H", n)) for n in (16, 64)),
-    *(("dropout-moved", past(*where)) for where in (("K", 64), ("K", 1024), ("K", 32768), ("Q", 512))),
-    ("dropout-of-head-0", past("H", 64)),
-)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES if mistake not in ALIBI),
-    *(ENTRIES[name].choose(**values) for name, values in OTHER_VALUES),
-    *(ENTRIES[name].choose().under(condition) for name, condition in CONDITIONS),
+    *(ENTRIES["default-scale"].choose(scale=scale) for scale in tuple(DEFAULT_SCALES)[5:11]),
+    ENTRIES["softcap-ignored"].under(Condition(features=("scale",))),
+    *(ENTRIES["softcap-ignored"].under(past(*w)) for w in (("K", 64), ("K", 32768), ("D", 128), ("Q", 1024))),
+    ENTRIES["bias-of-other-heads"].choose(order="h // 2 * 2"),
+    *(ENTRIES["bias-of-other-heads"].choose().under(past("H", n)) for n in (16, 64)),
+    ENTRIES["bias-of-blocks-first-row"].choose(block=128),
+    *(ENTRIES["bias-cut"].choose(first=n) for n in (1024, 65535)),
+    *(ENTRIES["dropout-moved"].under(past(*where)) for where in (("K", 64), ("K", 1024), ("K", 32768), ("Q", 512))),
+    ENTRIES["dropout-of-head-0"].under(past("H", 64)),
 )
 """What is planted: every mistake with the first values of its parameters, and some with others or past a size.
 

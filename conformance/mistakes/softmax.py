@@ -15,7 +15,15 @@ from conformance.mistakes.attention_steps import AttentionSteps, row_maximum
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition, past
 from conformance.mistakes.mistake import Change, Changed, Prediction, results_of_steps, with_bounds
-from conformance.mistakes.scores import HEAD_ORDERS, SCORED, change_options, entry, order_heads, read_at_other_places
+from conformance.mistakes.scores import (
+    HEAD_ORDERS,
+    SCORED,
+    change_options,
+    entry,
+    keep_bits,
+    order_heads,
+    read_at_other_places,
+)
 from specification.dtypes import compute_dtype_name
 
 WEIGHED, LOGSUMEXP = SCORED[:2], SCORED[2:]
@@ -97,17 +105,14 @@ AXES = {"queries": (-2,), "heads": (1,), "the batch": (0,), "all pairs of querie
 def normalize_along(call: Call, axes: str) -> list[Changed]:
     """0 where nothing is allowed along these axes, or NaN."""
     scores, along = call.forward.scores, AXES[axes]
-    largest = scores.max(axis=along, keepdims=True, initial=-np.inf)
-    exponentials = np.exp(scores - np.maximum(largest, -1e30))
+    exponentials = np.exp(scores - np.maximum(scores.max(axis=along, keepdims=True, initial=-np.inf), -1e30))
     total = exponentials.sum(axis=along, keepdims=True)
     found = divide_by_sums(exponentials, exponentials, total, np.zeros(1))
     zeros = found if call.steps.sinks is None else Weights(found.weights)
     return [results_of_weights(call, way) for way in (zeros, Weights(exponentials / total))]
 
 
-def mask_weights(
-    s: AttentionSteps, exponentials: np.ndarray, total: np.ndarray, sink: np.ndarray, number: float
-) -> Weights | None:
+def mask_weights(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, number: float) -> Any:
     """The weights of all keys, and a number for those that the mask forbids."""
     if s.visible.all():
         return None
@@ -138,11 +143,6 @@ def add_sink_of_zero(call: Call) -> Case | None:
     return replace(changed, inputs=case.inputs | {"sinks": sinks}, constants=(*case.constants, "sinks"))
 
 
-def cut_digits(exponentials: np.ndarray, bits: int) -> np.ndarray:
-    fractions, exponents = np.frexp(exponentials)
-    return np.asarray(np.ldexp(np.trunc(fractions * 2.0**bits), exponents - bits))
-
-
 def take_base_2(call: Call) -> list[Changed]:
     """exp2 of scores and sinks that log2(e) has not multiplied."""
     s, ln2, name = call.steps, np.log(2), gradient_name("sinks")
@@ -151,9 +151,7 @@ def take_base_2(call: Call) -> list[Changed]:
     return [results | ({name: results[name] * ln2} if name in results else {}) for results in found]
 
 
-def sum_first_keys(
-    s: AttentionSteps, exponentials: np.ndarray, total: np.ndarray, sink: np.ndarray, first: int
-) -> Weights | None:
+def sum_first_keys(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, first: int) -> Any:
     """All weights are divided by the sum of the first ones, where there is any."""
     if first >= s.sizes[-1]:
         return None
@@ -162,9 +160,7 @@ def sum_first_keys(
     return divide_by_sums(exponentials, summed, summed.sum(axis=-1, keepdims=True) + sink, sink)
 
 
-def normalize_tiles(
-    s: AttentionSteps, exponentials: np.ndarray, total: np.ndarray, sink: np.ndarray, block: int
-) -> Weights | None:
+def normalize_tiles(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, block: int) -> Any:
     """Each tile of keys by itself."""
     if block >= s.sizes[-1] or sink.any():
         return None
@@ -209,7 +205,8 @@ QUOTIENTS = (
     entry("softmax.maximum-otherwise", "ATT-5", "the maximum of {maximum}", subtract_otherwise, WEIGHED,
           maximum=("each column is subtracted, taken over queries", "row j is subtracted from column j")),
     entry("softmax.forbidden-counted", "ATT-4", "forbidden keys stay in the softmax's denominator with a score of 0",
-          weigh(lambda s, e, total, sink: divide(e, total + (~s.visible).sum(axis=-1, keepdims=True))), WEIGHED),
+          weigh(lambda s, e, total, sink:
+                None if s.visible.all() else divide(e, total + (~s.visible).sum(axis=-1, keepdims=True))), WEIGHED),
     entry("softmax.mask-after-softmax", "ATT-4", "the mask comes after the softmax: forbidden weights are {number:g}",
           weigh(mask_weights), WEIGHED, number=(0.0, -1e9, -1e4, -1e5, -65504.0)),
     entry("softmax.number-in-denominator", "ATT-5", "{number:g} is added to the sum of the exponentials",
@@ -220,9 +217,8 @@ QUOTIENTS = (
           weigh(lambda s, e, total, sink, least: divide_by_sums(np.where(e < least * total, 0, e), e, total, sink)),
           WEIGHED, least=(1e-4, 1e-3, 1e-5, 1e-6)),
     entry("softmax.exponentials-of-few-digits", "ATT-5", "exponentials have {bits} bits",
-          weigh(lambda s, e, total, sink, bits:
-                divide(cut_digits(e, bits), cut_digits(e, bits).sum(axis=-1, keepdims=True) + sink)), WEIGHED,
-          bits=(12, 11, 8)),
+          weigh(lambda s, e, total, sink, bits: divide(x := keep_bits(e, bits), x.sum(axis=-1, keepdims=True) + sink)),
+          WEIGHED, bits=(12, 11, 8)),
     entry("softmax.base-2", "ATT-5", "exponentials are powers of 2, without log2(e)", take_base_2),
     entry("softmax.sum-of-first-keys", "ATT-5", "the denominator lacks the keys past {first}",
           weigh(sum_first_keys), WEIGHED, first=(256, 512, 1024, 32, 64, 128, 2048)),
@@ -249,23 +245,12 @@ def change_sinks(change: Callable[..., np.ndarray | None]) -> Change:
     return changed
 
 
-def cut_beside_sink(
-    s: AttentionSteps, exponentials: np.ndarray, total: np.ndarray, sink: np.ndarray, end: str
-) -> np.ndarray | None:
+def cut_beside_sink(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, end: str) -> Any:
     """The sink's column stands at one end, and that at the other end is cut off."""
     share, kept = sink / total, divide(exponentials, total)
     if s.sinks is None:
         return None
     return np.concatenate([share, kept[..., :-1]] if end == "first" else [kept[..., 1:], share], axis=-1)
-
-
-def give_sink_first_value(
-    s: AttentionSteps, exponentials: np.ndarray, total: np.ndarray, sink: np.ndarray
-) -> Weights | None:
-    if s.sinks is None or s.operation != "attention":
-        return None
-    first = np.arange(s.sizes[-1]) == 0
-    return divide_by_sums(exponentials + first * sink, exponentials, total, sink, exponentials)._replace(pull_back=None)
 
 
 def shift_all_but_sink(call: Call) -> list[Changed]:
@@ -293,7 +278,6 @@ SINKS = (
           block=(64, 4096, 16, 32, 128, 256, 512, 1024)),
     entry("softmax.column-cut-beside-sink", "ATT-5", "the sink's column stands {end}, and that at the other end is cut",
           weigh(cut_beside_sink), WEIGHED, end=("first", "last")),
-    entry("softmax.sink-with-a-value", "ATT-5", "the sink has the first value", weigh(give_sink_first_value), WEIGHED),
     entry("softmax.sink-not-shifted", "ATT-5", "the sink's exponential is taken without subtracting the maximum",
           shift_all_but_sink, WEIGHED),
 )  # fmt: skip
@@ -448,7 +432,8 @@ COMPANIONS = (
 
 MISTAKES = (*QUOTIENTS, *SINKS, *RANGES, *COMPANIONS)
 ENTRIES = {mistake.id.removeprefix("softmax."): mistake for mistake in MISTAKES}
-OTHERS = (
+PLANTED = (
+    *(mistake.choose() for mistake in MISTAKES),
     ENTRIES["number-in-denominator"].choose(number=1.0),
     ENTRIES["sum-of-first-keys"].choose(first=1024),
     ENTRIES["sinks-of-other-heads"].choose(order="H - 1 - h"),
@@ -456,16 +441,10 @@ OTHERS = (
     ENTRIES["sinks-by-part"].choose(block=4096),
     ENTRIES["sinks-ignored"].under(Condition(lacks=("unmasked",))),
     *(ENTRIES["sinks-ignored"].under(past("K", n)) for n in (64, 2048, 32768)),
+    replace(ENTRIES["sinks-ignored"], operations=WEIGHED[1:]),
+    replace(ENTRIES["sinks-ignored"], operations=LOGSUMEXP, rule="ATT-14"),
+    replace(ENTRIES["maximum-not-subtracted"], operations=LOGSUMEXP, rule="ATT-14"),
     ENTRIES["tiles-by-themselves"].choose(block=2048),
     *(ENTRIES["logsumexp-base-2"].under(past("K", n)) for n in (128, 8192)),
-)
-OF_COMPANIONS = (
-    ("attention_weights", "ATT-5", "sinks-ignored"),
-    *(("attention_logsumexp", "ATT-14", name) for name in ("sinks-ignored", "maximum-not-subtracted")),
-)
-PLANTED = (
-    *(mistake.choose() for mistake in MISTAKES),
-    *OTHERS,
-    *(replace(ENTRIES[name].choose(), operations=(operation,), rule=rule) for operation, rule, name in OF_COMPANIONS),
 )
 """What is planted: every mistake with the first values of its parameters, and some with others or past a size."""
