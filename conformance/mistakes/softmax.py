@@ -139,8 +139,9 @@ def add_sink_of_zero(call: Call) -> Case | None:
     if "sinks" in case.inputs:
         return None
     sinks = np.zeros(case.inputs["query"].shape[1], compute_dtype_name(case.dtype))
-    changed = change_options(case, empty_rows="zero")
-    return replace(changed, inputs=case.inputs | {"sinks": sinks}, constants=(*case.constants, "sinks"))
+    options = {name: value for name, value in case.options.items() if name != "empty_rows"}  # sinks leave no choice
+    constants = (*case.constants, "sinks")
+    return replace(case, inputs=case.inputs | {"sinks": sinks}, options=options, constants=constants)
 
 
 def take_base_2(call: Call) -> list[Changed]:
