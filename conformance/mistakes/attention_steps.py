@@ -54,7 +54,8 @@ class AttentionSteps:
         visible: [B, H, Q, K], the pairs that the mask allows. open: those that a bias of -inf does not forbid.
         bias: rank 4, broadcast against the scores, with 0 where it is -inf. bias_shape: its shape in the case.
         factor: what dropout multiplies each weight with. empty_rows: what rows without an allowed key hold.
-        score: replaces `softcap(products) + bias`, from these steps and the scaled products.
+        score: replaces `softcap(products) + bias`, from these steps and the scaled products. Its gradients need a
+            function that takes complex numbers.
         weigh: replaces the softmax, from these steps and the masked scores.
     """
 
@@ -140,6 +141,17 @@ class AttentionSteps:
         """Of all pairs, whatever the mask allows."""
         products = self.products()
         return np.asarray(self.cap(products) + self.bias if self.score is None else self.score(self, products))
+
+    def slope(self, of: str) -> np.ndarray:
+        """How fast `score` grows with each product, or with each bias: by a complex step, exact as scores have no sums.
+
+        The step is so small that its square is 0 in float64.
+        """
+        assert self.score is not None
+        products, step = self.products(), 1e-200j
+        steps = self.changed(bias=self.bias + step) if of == "bias" else self
+        found = self.score(steps, products + step if of == "products" else products)
+        return np.asarray(np.broadcast_to(np.imag(found) / 1e-200, self.visible.shape))
 
     def masked_scores(self) -> np.ndarray:
         return np.where(self.allowed, self.all_scores(), -np.inf)
@@ -232,7 +244,9 @@ class AttentionSteps:
     ) -> Gradients:
         """Compute the gradients of query, key and sinks from that of the scores."""
         products, sinks = scores, None
-        if self.softcap is not None and slope:
+        if self.score is not None:
+            products = scores * self.slope("products")
+        elif self.softcap is not None and slope:
             products = scores * (1 - np.tanh(self.products() / self.softcap) ** 2)
         if self.sinks is not None:
             _, total, maximum = self.exponentials(self.masked_scores())
@@ -249,7 +263,8 @@ class AttentionSteps:
             found["sinks"] = gradients.sinks.sum(axis=(0, 2, 3))
         if self.bias_shape is not None:
             axes = tuple(axis for axis in range(4) if self.bias.shape[axis] == 1 < self.visible.shape[axis])
-            found["bias"] = gradients.scores.sum(axis=axes, keepdims=True).reshape(self.bias_shape)
+            scores = gradients.scores if self.score is None else gradients.scores * self.slope("bias")
+            found["bias"] = scores.sum(axis=axes, keepdims=True).reshape(self.bias_shape)
         return {gradient_name(name): array for name, array in found.items() if name in inputs}
 
     def sum_over_groups(self, array: np.ndarray) -> np.ndarray:

@@ -166,15 +166,15 @@ def results_of_steps(call: Call, steps: AttentionSteps, passes: str) -> Iterator
 
     Steps may leave a row no key that has one: it holds zeros, the mean of the values or NaN. A backward pass that alone
     is wrong has its weights from these steps or from the forward pass's log-sum-exp, and the mean that it subtracts
-    from the weights' gradient or from the output. Steps with another `score` or `weigh` predict no gradients, and
-    neither do calls with NaN or infinity, where these may stand behind a mask.
+    from the weights' gradient or from the output. Steps with another `weigh` predict no gradients, and neither do
+    calls with NaN or infinity, where these may stand behind a mask.
     """
     fillings: tuple[str, ...] = (steps.empty_rows,)
     if steps.sinks is None and steps.operation != "attention_logsumexp":
         emptied = call.steps.allowed.any(axis=-1) & ~steps.allowed.any(axis=-1)
         if emptied.any() and steps.empty_rows in ("zero", "any"):
             fillings = ("zero", "mean", "nan")
-    graded = call.case.cotangents and not call.case.special and steps.score is None and steps.weigh is None
+    graded = call.case.cotangents and not call.case.special and steps.weigh is None
     for filling in fillings:
         filled = steps.changed(empty_rows=filling)
         forward = filled.forward()

@@ -1,0 +1,451 @@
+"""The softmax gone wrong: sums, maxima, overflow and sinks; log-sum-exps (ATT-5, ATT-10, ATT-14)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conformance.cases.arguments import gradient_name
+from conformance.cases.case import Case
+from conformance.checks.comparison import PRECISION
+from conformance.mistakes.attention_steps import AttentionSteps, row_maximum
+from conformance.mistakes.call import Call, Results
+from conformance.mistakes.condition import Condition, past
+from conformance.mistakes.mistake import Change, Changed, Prediction, results_of_steps, with_bounds
+from conformance.mistakes.scores import (
+    HEAD_ORDERS,
+    SCORED,
+    change_options,
+    entry,
+    keep_bits,
+    order_heads,
+    read_at_other_places,
+)
+from specification.dtypes import compute_dtype_name
+
+WEIGHED, LOGSUMEXP = SCORED[:2], SCORED[2:]
+
+# --- weights by another quotient --------------------------------------------------------------------------------------
+
+
+class Weights(NamedTuple):
+    """Weights before dropout, and what takes their gradient to those of the scores and of the sinks [B, H, Q, 1]."""
+
+    weights: np.ndarray
+    pull_back: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]] | None = None
+
+
+def weigh(weights: Callable[..., Weights | np.ndarray | None]) -> Change:
+    """Take `weights(steps, exponentials, total, sink, **values)`, from the sink's exponential or 0 [B, H, Q, 1].
+
+    None where there is no place for the mistake. Gradients are left out where a function returns the weights alone:
+    they depend on whether an implementation takes those of the maximum into account.
+    """
+
+    def change(call: Call, **values: Any) -> Results | None:
+        s = call.steps
+        exponentials, total, maximum = s.exponentials(call.forward.scores)
+        sink = np.zeros_like(total) if s.sinks is None else np.exp(s.sinks - maximum)
+        found = weights(s, exponentials, total, sink, **values)
+        if found is None:
+            return None
+        return results_of_weights(call, found if isinstance(found, Weights) else Weights(found))
+
+    return change
+
+
+def results_of_weights(call: Call, found: Weights) -> Results:
+    """The output, and gradients where they can be predicted; what a log-sum-exp beside it holds is left open."""
+    steps, attention = call.steps, call.case.operation == "attention"
+    results = {"output": steps.weigh_values(found.weights) if attention else steps.fill_empty_rows(found.weights)}
+    if found.pull_back is None or not call.case.cotangents or call.case.special or steps.with_logsumexp:
+        return results
+    bar, value = call.cotangent(), None
+    if attention:
+        value = (steps.fill_empty_rows(found.weights) * steps.factor).swapaxes(-1, -2) @ bar
+        bar = bar @ steps.values.swapaxes(-1, -2) * steps.factor
+    scores, sinks = found.pull_back(bar)
+    gradients = steps.changed(sinks=None).pull_back_scores(scores, value, scores)
+    return results | steps.sum_gradients(gradients._replace(sinks=sinks), call.case.inputs)
+
+
+def divide(numerators: np.ndarray, total: np.ndarray) -> np.ndarray:
+    return np.asarray(numerators / np.where(total == 0, 1, total))
+
+
+def divide_by_sums(
+    numerators: np.ndarray,
+    exponentials: np.ndarray,
+    total: np.ndarray,
+    sink: np.ndarray,
+    slopes: np.ndarray | None = None,
+    spread: Callable[[np.ndarray], np.ndarray] = lambda bar: bar,
+) -> Weights:
+    """Weights numerators / total, where the total is made of exponentials and the sink's.
+
+    slopes: of the numerators, where they are not their own. spread: takes the gradient of the total to what shares it.
+    """
+    weights = divide(numerators, total)
+
+    def pull_back(bar: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        axes = tuple(axis for axis in range(4) if total.shape[axis] == 1)
+        total_bar = spread(-divide(np.sum(bar * weights, axis=axes, keepdims=True), total))
+        own = divide(numerators if slopes is None else slopes, total)
+        return own * bar + exponentials * total_bar, sink * total_bar if sink.any() else None
+
+    return Weights(weights, pull_back)
+
+
+AXES = {"queries": (-2,), "heads": (1,), "the batch": (0,), "all pairs of queries and keys": (-2, -1)}
+
+
+def normalize_along(call: Call, axes: str) -> list[Changed]:
+    """0 where nothing is allowed along these axes, or NaN."""
+    scores, along = call.forward.scores, AXES[axes]
+    exponentials = np.exp(scores - np.maximum(scores.max(axis=along, keepdims=True, initial=-np.inf), -1e30))
+    total = exponentials.sum(axis=along, keepdims=True)
+    found = divide_by_sums(exponentials, exponentials, total, np.zeros(1))
+    zeros = found if call.steps.sinks is None else Weights(found.weights)
+    return [results_of_weights(call, way) for way in (zeros, Weights(exponentials / total))]
+
+
+def mask_weights(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, number: float) -> Any:
+    """The weights of all keys, and a number for those that the mask forbids."""
+    if s.visible.all():
+        return None
+    seen = s.changed(visible=np.ones_like(s.visible))
+    exponentials, total, maximum = seen.exponentials(seen.masked_scores())
+    sink = np.zeros(1) if s.sinks is None else np.exp(s.sinks - maximum)
+    found = divide_by_sums(np.where(s.visible, exponentials, 0), exponentials, total, sink)
+    return found if number == 0 else found._replace(weights=np.where(s.visible, found.weights, number))
+
+
+def subtract_otherwise(call: Call, maximum: str) -> Results | None:
+    """Another number than the row's maximum, which is not the same for all keys; the sum is that of the row."""
+    s, scores = call.steps, call.forward.scores
+    if s.sinks is not None or s.sizes[2] < 2 or (maximum.startswith("row j") and s.sizes[2] != s.sizes[3]):
+        return None
+    largest = scores if maximum.startswith("row j") else scores.swapaxes(-1, -2)
+    across = row_maximum(largest).swapaxes(-1, -2)
+    exponentials = np.exp(scores - across)
+    return results_of_weights(call, Weights(divide(exponentials, exponentials.sum(axis=-1, keepdims=True))))
+
+
+def add_sink_of_zero(call: Call) -> Case | None:
+    case = call.case
+    if "sinks" in case.inputs:
+        return None
+    sinks = np.zeros(case.inputs["query"].shape[1], compute_dtype_name(case.dtype))
+    options = {name: value for name, value in case.options.items() if name != "empty_rows"}  # sinks leave no choice
+    constants = (*case.constants, "sinks")
+    return replace(case, inputs=case.inputs | {"sinks": sinks}, options=options, constants=constants)
+
+
+def take_base_2(call: Call) -> list[Changed]:
+    """exp2 of scores and sinks that log2(e) has not multiplied."""
+    s, ln2, name = call.steps, np.log(2), gradient_name("sinks")
+    sinks = None if s.sinks is None else s.sinks * ln2
+    found = results_of_steps(call, s.changed(score=lambda t, p: (t.cap(p) + t.bias) * ln2, sinks=sinks), "both")
+    return [results | ({name: results[name] * ln2} if name in results else {}) for results in found]
+
+
+def sum_first_keys(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, first: int) -> Any:
+    """All weights are divided by the sum of the first ones, where there is any."""
+    if first >= s.sizes[-1]:
+        return None
+    summed = np.where(np.arange(s.sizes[-1]) < first, exponentials, 0)
+    summed = np.where(summed.any(axis=-1, keepdims=True), summed, exponentials)
+    return divide_by_sums(exponentials, summed, summed.sum(axis=-1, keepdims=True) + sink, sink)
+
+
+def normalize_tiles(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, block: int) -> Any:
+    """Each tile of keys by itself."""
+    if block >= s.sizes[-1] or sink.any():
+        return None
+
+    def sum_tiles(array: np.ndarray) -> np.ndarray:
+        sums = np.add.reduceat(array, np.arange(0, s.sizes[-1], block), axis=-1)
+        return np.repeat(sums, block, axis=-1)[..., : s.sizes[-1]]
+
+    return divide_by_sums(exponentials, exponentials, sum_tiles(exponentials), sink, spread=sum_tiles)
+
+
+def saturate(call: Call, block: int, limit: float) -> Results | None:
+    """Weights are exp2(score - maximum + 8), whose maximum lags by up to 4; they saturate, their sum does not."""
+    scores = call.forward.scores
+    maximum = np.full((*scores.shape[:-1], 1), -np.inf)
+    kept, exponentials = np.zeros_like(scores), np.zeros_like(scores)
+    if call.steps.sinks is not None:
+        return None
+    for start in range(0, scores.shape[-1], block):
+        keys = slice(start, start + block)
+        larger = np.maximum(maximum, scores[..., keys].max(axis=-1, keepdims=True))
+        new = np.where((larger - maximum) / np.log(2) <= 4, maximum, larger)
+        shift = np.where(new == -np.inf, 0, new)
+        factor = np.where(maximum == -np.inf, 0, np.exp(maximum - shift))
+        kept, exponentials, maximum = kept * factor, exponentials * factor, new
+        exponentials[..., keys] = np.exp(scores[..., keys] - shift) * 2**8
+        kept[..., keys] = np.minimum(exponentials[..., keys], limit)
+    total, slopes = exponentials.sum(axis=-1, keepdims=True), np.where(kept < exponentials, 0, kept)
+    return results_of_weights(call, divide_by_sums(kept, exponentials, total, np.zeros(1), slopes))
+
+
+QUOTIENTS = (
+    entry("softmax.along-other-axes", "ATT-5", "the softmax runs over {axes}, not keys", normalize_along, WEIGHED,
+          axes=tuple(AXES)),
+    entry("softmax.sums-over-queries", "ATT-5", "the softmax divides by sums over queries, not keys",
+          weigh(lambda s, e, total, sink: divide(e, e.sum(axis=-2, keepdims=True))), WEIGHED),
+    entry("softmax.columns-by-sums-of-rows", "ATT-5", "weights in column j are divided by the sum of row j",
+          weigh(lambda s, e, total, sink:
+                divide(e, total.swapaxes(-1, -2)) if s.sizes[2] == s.sizes[3] else None), WEIGHED),
+    entry("softmax.sum-not-set-back", "ATT-5", "the sum of the exponentials is not set back from row to row",
+          weigh(lambda s, e, total, sink: divide(e, np.cumsum(total, axis=-2))), WEIGHED),
+    entry("softmax.maximum-otherwise", "ATT-5", "the maximum of {maximum}", subtract_otherwise, WEIGHED,
+          maximum=("each column is subtracted, taken over queries", "row j is subtracted from column j")),
+    entry("softmax.forbidden-counted", "ATT-4", "forbidden keys stay in the softmax's denominator with a score of 0",
+          weigh(lambda s, e, total, sink:
+                None if s.visible.all() else divide(e, total + (~s.visible).sum(axis=-1, keepdims=True))), WEIGHED),
+    entry("softmax.mask-after-softmax", "ATT-4", "the mask comes after the softmax: forbidden weights are {number:g}",
+          weigh(mask_weights), WEIGHED, number=(0.0, -1e9, -1e4, -1e5, -65504.0)),
+    entry("softmax.number-in-denominator", "ATT-5", "{number:g} is added to the sum of the exponentials",
+          weigh(lambda s, e, total, sink, number: divide(e, total + number)), WEIGHED,
+          number=(1e-8, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-9, 1e-10, 1e-12, 1.0)),
+    entry("softmax.sink-of-zero", "ATT-5", "every head has a sink of 0: one more in the denominator", add_sink_of_zero),
+    entry("softmax.small-weights-dropped", "ATT-5", "weights below {least:g} are dropped",
+          weigh(lambda s, e, total, sink, least: divide_by_sums(np.where(e < least * total, 0, e), e, total, sink)),
+          WEIGHED, least=(1e-4, 1e-3, 1e-5, 1e-6)),
+    entry("softmax.exponentials-of-few-digits", "ATT-5", "exponentials have {bits} bits",
+          weigh(lambda s, e, total, sink, bits: divide(x := keep_bits(e, bits), x.sum(axis=-1, keepdims=True) + sink)),
+          WEIGHED, bits=(12, 11, 8)),
+    entry("softmax.base-2", "ATT-5", "exponentials are powers of 2, without log2(e)", take_base_2),
+    entry("softmax.sum-of-first-keys", "ATT-5", "the denominator lacks the keys past {first}",
+          weigh(sum_first_keys), WEIGHED, first=(256, 512, 1024, 32, 64, 128, 2048)),
+    entry("softmax.tiles-by-themselves", "ATT-14", "each tile of {block} keys is normalised by itself",
+          weigh(normalize_tiles), WEIGHED[::-1], block=(128, 2048, 32, 64, 256, 512, 1024)),
+    entry("softmax.saturates", "ATT-5", "weights beside a lagging maximum saturate at {limit:g}, their sum does not "
+          "(blocks of {block} keys)", saturate, WEIGHED, block=(64, 16, 32, 128), limit=(448.0,)),
+)  # fmt: skip
+
+# --- sinks ------------------------------------------------------------------------------------------------------------
+
+
+def change_sinks(change: Callable[..., np.ndarray | None]) -> Change:
+    """`change(steps, sinks, **values)` in place of the sinks, with complex numbers too, which tell its slope."""
+
+    def changed(call: Call, **values: Any) -> list[Changed]:
+        s, name = call.steps, gradient_name("sinks")
+        new = None if s.sinks is None else change(s, s.sinks + 1e-200j, **values)
+        if new is None:
+            return []
+        found = results_of_steps(call, s.changed(sinks=new.real), "both")
+        return [r | ({name: r[name] * new.imag[:, 0, 0] / 1e-200} if name in r else {}) for r in found]
+
+    return changed
+
+
+def cut_beside_sink(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, end: str) -> Any:
+    """The sink's column stands at one end, and that at the other end is cut off."""
+    share, kept = sink / total, divide(exponentials, total)
+    if s.sinks is None:
+        return None
+    return np.concatenate([share, kept[..., :-1]] if end == "first" else [kept[..., 1:], share], axis=-1)
+
+
+def shift_all_but_sink(call: Call) -> list[Changed]:
+    """The maximum that the scores lack is that of the keys, or of the sink too."""
+    s, scores = call.steps, call.forward.scores
+    if s.sinks is None:
+        return []
+    ways = [np.exp(scores - row_maximum(scores, sinks)) for sinks in (s.sinks, None)]
+    weights = [divide(e, e.sum(axis=-1, keepdims=True) + np.exp(s.sinks)) for e in ways]
+    return [results_of_weights(call, Weights(one)) for one in weights]
+
+
+SINKS = (
+    entry("softmax.sinks-ignored", "ATT-5", "sinks are ignored",
+          lambda call: None if call.steps.sinks is None else call.steps.changed(sinks=None)),
+    entry("softmax.sinks-of-other-heads", "ATT-5", "head h has the sink of head {order}",
+          lambda call, order: read_at_other_places(call, "sinks", lambda sinks: sinks[order_heads(call, order)]),
+          order=tuple(HEAD_ORDERS)),
+    entry("softmax.sinks-scaled", "ATT-5", "sinks are multiplied by the scale",
+          change_sinks(lambda s, sinks: sinks * s.scale)),
+    entry("softmax.sinks-capped", "ATT-5", "sinks have the softcap",
+          change_sinks(lambda s, sinks: None if s.softcap is None else s.cap(sinks))),
+    entry("softmax.sinks-by-part", "ATT-5", "the sink counts once for every part of {block} keys",
+          change_sinks(lambda s, sinks, block: sinks + np.log(max(-(-s.sizes[-1] // block), 1))),
+          block=(64, 4096, 16, 32, 128, 256, 512, 1024)),
+    entry("softmax.column-cut-beside-sink", "ATT-5", "the sink's column stands {end}, and that at the other end is cut",
+          weigh(cut_beside_sink), WEIGHED, end=("first", "last")),
+    entry("softmax.sink-not-shifted", "ATT-5", "the sink's exponential is taken without subtracting the maximum",
+          shift_all_but_sink, WEIGHED),
+)  # fmt: skip
+
+# --- exponentials out of range ----------------------------------------------------------------------------------------
+
+
+def subtract_from_scores(low: Callable[..., Any], guards: Sequence[float] = (0.0, 1e-30)) -> Change:
+    """Subtract `low(steps, scores, **values)` in place of each row's maximum, and exponentiate.
+
+    In the compute dtype, and in float64, which some use whatever the inputs have. guards: what the sum is kept from
+    falling below; with 0, 0 / 0 is NaN.
+    """
+
+    def change(call: Call, **values: Any) -> list[Changed]:
+        subtracted = low(call.steps, call.forward.scores, **values)
+        if subtracted is None:
+            return []
+        dtypes = dict.fromkeys((compute_dtype_name(call.case.dtype), "float64"))
+        found = [exponentiate(call, subtracted, guard, np.finfo(dtype)) for dtype in dtypes for guard in guards]
+        return [one for one in found if one is not None]
+
+    return change
+
+
+def exponentiate(call: Call, low: np.ndarray, guard: float, form: np.finfo[Any]) -> Prediction | None:
+    """What becomes of rows whose exponentials this format does not hold; None where there are none.
+
+    Rows in which rounding decides are left open: largest exponents within 1 of the largest, or whose sum with the
+    values may be too large; and sums so small that subnormal numbers count in them.
+    """
+    s, scores, lse = call.steps, call.forward.scores, call.case.operation == "attention_logsumexp"
+    sinks = np.full((1, 1, 1, 1), -np.inf) if s.sinks is None else s.sinks
+    best = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sinks) - low
+    keys, size = max(scores.shape[-1], 1), 1.0 if s.value is None else np.abs(s.value).max(initial=1)
+    beyond, high = best > np.log(form.max) + 1, best > np.log(form.max) - np.log(keys * size) - 1
+    none = np.isfinite(best) & (best < np.log(form.smallest_subnormal) - 1)
+    sums = np.sum(np.exp(scores - low), axis=-1, keepdims=True) + np.exp(sinks - low)
+    faded = np.isfinite(best) & (sums < 2 * guard)
+    few = np.isfinite(best) & (best < np.log(form.tiny / form.eps)) & ~none & (guard <= form.tiny / form.eps)
+    if not (beyond | none | faded).any():
+        return None
+    exponentials = np.where(s.allowed, np.exp((scores - low).astype(form.dtype)), 0).astype(float)
+    total = exponentials.sum(axis=-1, keepdims=True) + np.exp((sinks - low).astype(form.dtype)).astype(float)
+    total = np.where(s.allowed.any(axis=-1, keepdims=True) | np.isfinite(sinks), np.maximum(total, guard), 1)
+    weights = exponentials / total
+    changed, unsure = beyond | none | faded, high & ~beyond | few
+    if lse:
+        wrong, changed, unsure = low + np.log(total), changed[..., 0], unsure[..., 0]
+        return with_doubt(call, {"output": np.where(changed, wrong[..., 0], call.right["output"])}, unsure)
+    output = s.weigh_values(weights) if s.operation == "attention" else weights
+    results = {"output": np.where(changed, output, call.right["output"])}
+    graded = call.case.cotangents and not call.case.special and not s.with_logsumexp and s.sinks is None
+    if graded and np.isfinite(weights).all() and not unsure.any():
+        weights = np.where(changed, weights, call.forward.weights)
+        mean = call.cotangent() * output if s.operation == "attention" else call.cotangent() * weights
+        mean = np.where(sums < guard, 0, mean.sum(axis=-1, keepdims=True))
+        results |= s.sum_gradients(s.pull_back(call.case.cotangents, weights, mean=mean), call.case.inputs)
+    return with_doubt(call, results, unsure)
+
+
+def with_doubt(call: Call, results: Results, unsure: np.ndarray) -> Prediction:
+    """Say nothing of these rows of the output."""
+    found = with_bounds(call, results)
+    return found._replace(bounds=found.bounds | {"output": np.where(unsure, np.inf, found.bounds["output"])})
+
+
+def lowest_score(s: AttentionSteps, scores: np.ndarray) -> np.ndarray | None:
+    """The smallest score, where the scale is below 0."""
+    lowest = np.where(s.allowed, scores, np.inf).min(axis=-1, keepdims=True, initial=np.inf)
+    lowest = lowest if s.sinks is None else np.maximum(lowest, s.sinks)
+    return np.where(np.isfinite(lowest), lowest, 0) if s.scale < 0 else None
+
+
+def highest_of_all(s: AttentionSteps, scores: np.ndarray) -> np.ndarray | None:
+    return None if s.visible.all() else row_maximum(s.all_scores(), s.sinks)
+
+
+def hold_one_logsumexp(call: Call) -> Prediction | None:
+    """exp(score - log-sum-exp), where the compute dtype holds nothing of the logarithm beside such scores.
+
+    Then no weight is divided. Where it holds some digits, the result is right within the bounds of the case.
+    """
+    s, case = call.steps, call.case
+    if s.sinks is not None or case.special:
+        return None
+    dtype = np.dtype(compute_dtype_name(case.dtype))
+    scores, best = call.forward.scores, row_maximum(call.forward.scores)
+    logarithm = np.log(np.sum(np.exp(scores - best), axis=-1, keepdims=True))
+    lost = np.isfinite(logarithm) & (logarithm > 0.5) & (logarithm < np.spacing(np.abs(best).astype(dtype)) / 4)
+    if not lost.any():
+        return None
+    weights = np.exp(scores - best)
+    output = (weights * s.factor) @ s.values if case.operation == "attention" else weights
+    found = with_bounds(call, {"output": np.where(lost, output, call.right["output"])})
+    near = few_roundings(call, weights.sum(axis=-1, keepdims=True))
+    return found._replace(bounds={"output": np.where(lost, near, call.bounds["output"])})
+
+
+def few_roundings(call: Call, total: Any = 1.0) -> np.ndarray:
+    """A bound for an output of which each weight is off by a few roundings, beside a sum over the keys."""
+    unit = 2.0 ** -PRECISION[call.case.dtype][0]
+    return np.asarray((call.steps.sizes[-1] + 8) * unit * size_of_values(call) * total)
+
+
+def size_of_values(call: Call) -> float:
+    """Of what is weighed."""
+    value = call.steps.value
+    return 1.0 if value is None else float(np.max(np.abs(value), initial=0, where=np.isfinite(value)))
+
+
+RANGES = (
+    entry("softmax.maximum-not-subtracted", "ATT-10", "the maximum is not subtracted: exponentials overflow or are 0",
+          subtract_from_scores(lambda s, scores: np.zeros((1, 1, 1, 1)))),
+    entry("softmax.maximum-too-high", "ATT-10", "the maximum begins at {floor:g}: scores far below fade to 0",
+          subtract_from_scores(lambda s, scores, floor: np.maximum(row_maximum(scores, s.sinks), floor),
+                               (1e-30, 0.0, 1e-6)), floor=(0.0, -1e3, -1e4, -1e5)),
+    entry("softmax.maximum-clipped", "ATT-10", "what is subtracted is no larger than {limit:g}",
+          subtract_from_scores(lambda s, scores, limit: np.minimum(row_maximum(scores, s.sinks), limit)),
+          limit=(80.0, 50.0, 60.0, 88.0, 100.0)),
+    entry("softmax.maximum-before-negative-scale", "ATT-10", "the maximum is taken before a scale below 0",
+          subtract_from_scores(lowest_score)),
+    entry("softmax.maximum-without-sink", "ATT-14", "the maximum leaves out the sink: its exponential overflows",
+          subtract_from_scores(lambda s, scores: None if s.sinks is None else row_maximum(scores)), LOGSUMEXP),
+    entry("softmax.maximum-over-forbidden", "ATT-4", "the maximum is taken over forbidden keys, too",
+          subtract_from_scores(highest_of_all)),
+    entry("softmax.one-logsumexp", "ATT-4", "weights are exp(score - log-sum-exp), which loses its digits",
+          hold_one_logsumexp, WEIGHED),
+)  # fmt: skip
+
+# --- log-sum-exps and weights as results ------------------------------------------------------------------------------
+
+
+def change_logsumexp(change: Callable[[Call, np.ndarray], np.ndarray]) -> Change:
+    return lambda call: {"output": change(call, call.forward.logsumexp[..., 0])}
+
+
+COMPANIONS = (
+    entry("softmax.weights-not-divided", "ATT-14", "weights are exponentials before they are divided by their sum",
+          weigh(lambda s, e, total, sink: e), WEIGHED[::-1]),
+    entry("softmax.logsumexp-base-2", "ATT-14", "the log-sum-exp has base 2",
+          change_logsumexp(lambda call, found: found / np.log(2)), LOGSUMEXP),
+    entry("softmax.logsumexp-without-maximum", "ATT-14", "the maximum is not added to the log-sum-exp again",
+          change_logsumexp(lambda call, found: found - row_maximum(call.forward.scores, call.steps.sinks)[..., 0]),
+          LOGSUMEXP),
+    entry("softmax.logsumexp-in-16-bits", "ATT-14", "the log-sum-exp is rounded to float16",
+          change_logsumexp(lambda call, found: found.astype(np.float16).astype(float)), LOGSUMEXP),
+    entry("softmax.logsumexp-of-forbidden", "ATT-14", "the log-sum-exp counts forbidden keys",
+          lambda call: None if call.case.options.get("mask") is None else change_options(call.case, mask=None),
+          LOGSUMEXP),
+)  # fmt: skip
+
+MISTAKES = (*QUOTIENTS, *SINKS, *RANGES, *COMPANIONS)
+ENTRIES = {mistake.id.removeprefix("softmax."): mistake for mistake in MISTAKES}
+PLANTED = (
+    *(mistake.choose() for mistake in MISTAKES),
+    ENTRIES["number-in-denominator"].choose(number=1.0),
+    ENTRIES["sum-of-first-keys"].choose(first=1024),
+    ENTRIES["sinks-of-other-heads"].choose(order="H - 1 - h"),
+    ENTRIES["sinks-of-other-heads"].choose().under(past("H", 64)),
+    ENTRIES["sinks-by-part"].choose(block=4096),
+    ENTRIES["sinks-ignored"].under(Condition(lacks=("unmasked",))),
+    *(ENTRIES["sinks-ignored"].under(past("K", n)) for n in (64, 2048, 32768)),
+    replace(ENTRIES["sinks-ignored"], operations=WEIGHED[1:]),
+    replace(ENTRIES["sinks-ignored"], operations=LOGSUMEXP, rule="ATT-14"),
+    replace(ENTRIES["maximum-not-subtracted"], operations=LOGSUMEXP, rule="ATT-14"),
+    ENTRIES["tiles-by-themselves"].choose(block=2048),
+    *(ENTRIES["logsumexp-base-2"].under(past("K", n)) for n in (128, 8192)),
+)
+"""What is planted: every mistake with the first values of its parameters, and some with others or past a size."""
