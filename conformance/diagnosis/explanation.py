@@ -112,12 +112,11 @@ def learn_condition(explained: Sequence[Evidence], others: Sequence[Evidence]) -
 
 def conditions(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Iterator[Condition]:
     """Conditions of one clause, a feature, a dtype or a size, the likelier first; then pairs of these."""
-    features = [features_of(one.case) for one in explained]
-    other_features = [features_of(one.case) for one in others]
-    common: set[str] = set.intersection(*features)
-    anywhere: set[str] = set.union(*features)
-    present = [Condition(features=(name,)) for name in sorted(common - set.intersection(*other_features))]
-    absent = [Condition(lacks=(name,)) for name in sorted(set.union(*other_features) - anywhere)]
+    features = [frozenset(features_of(one.case)) for one in explained]
+    other_features = [frozenset(features_of(one.case)) for one in others]
+    common, anywhere = frozenset.intersection(*features), frozenset.union(*features)
+    present = [Condition(features=(name,)) for name in sorted(common - frozenset.intersection(*other_features))]
+    absent = [Condition(lacks=(name,)) for name in sorted(frozenset.union(*other_features) - anywhere)]
     dtypes = tuple(sorted({one.case.dtype for one in explained}))
     of_dtype = [Condition(dtypes=dtypes)]
     sizes = [*size_conditions(explained, others)]

@@ -11,6 +11,10 @@ from conformance.mistakes.mistake import Mistake
 ATTENTION = ("attention", "attention_weights", "attention_logsumexp")
 TOPICS: dict[str, tuple[str, ...]] = {
     "masks": ATTENTION,
+    "scores": ATTENTION,
+    "fills": ATTENTION,
+    "softmax": ATTENTION,
+    "backward": ATTENTION,
     "losses": ("cross_entropy", "nll_loss"),
     "optimizers": ("adam_step", "sgd_step", "clip_by_global_norm"),
 }

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+from conformance.cases.arguments import expected_dtype
 from conformance.cases.case import Case
+from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS, without_kernel_arguments
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Mistake
-from conformance.oracle.reference import widened
+from conformance.oracle.reference import by_definition
 from conformance.subjects.subject import Answers, NumpySubject
 
 
@@ -21,18 +24,32 @@ class PlantedSubject(NumpySubject):
         super().__init__()
         self.name, self.mistake = str(mistake), mistake
 
+        added = {*mistake.condition.features} & {"logsumexp", *KERNEL_ARGUMENTS}
+        self.declaration = replace(self.declaration, features=self.declaration.features | added)
+
     def __call__(self, case: Case) -> Answers:
-        answers = super().__call__(case)  # raises what the definition raises
+        answers = self.answer_rightly(case)
         predictions = self.mistake.predict(Call(case), solve_by_definition)
         results: Results = predictions[0].results if predictions else {}
         with np.errstate(all="ignore"):
             wrong = {name: np.asarray(results[name]).astype(answers[name].dtype) for name in results if name in answers}
         return answers | wrong
 
+    def answer_rightly(self, case: Case) -> Answers:
+        """The definition's answers; it raises what the definition raises. It has no arguments of kernels."""
+        if not case.with_logsumexp and not {*KERNEL_ARGUMENTS} & case.inputs.keys():
+            return super().__call__(case)
+        exact = by_definition(without_kernel_arguments(case))
+        return {name: one.high.astype(dtype_named(expected_dtype(name, case))) for name, one in exact.items()}
+
+
+def dtype_named(name: str) -> Any:
+    return ml_dtypes.bfloat16 if name == "bfloat16" else name
+
 
 def solve_by_definition(case: Case) -> Results:
     """The definition in float64, which is exact enough to be wrong by."""
-    return {name: array.astype(float) for name, array in NumpySubject()(widened(case)).items()}
+    return {name: exact.high for name, exact in by_definition(without_kernel_arguments(case)).items()}
 
 
 @dataclass(frozen=True)

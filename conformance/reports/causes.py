@@ -179,7 +179,7 @@ def describe_pattern(pattern: Content | None) -> str | None:
 
 def describe_places(places: Content) -> str | None:
     """Say which places along an axis are wrong, counted from 0; None for all of them."""
-    name, start = axis_words("".join(places["axis"][-1:])) if places["axis"] else "places", places["start"]
+    name, start = axis_words("H" if len(places["axis"]) > 1 else "".join(places["axis"])), places["start"]
     match places["kind"]:
         case "from":
             return f"in {name} from {start} on (of {places['size']})"
@@ -194,10 +194,16 @@ def describe_places(places: Content) -> str | None:
     return None
 
 
+AXES: dict[str, str] = {
+    **{axis: several for axis, (_, several) in WORDS.items()},
+    "BH": "heads of all batch elements",
+    "": "places",
+}
+"""Several of each axis."""
+
+
 def axis_words(axis: str) -> str:
-    return {"H": "heads", "BH": "heads of all batch elements"}.get(axis) or dict[str, tuple[str, str]](WORDS).get(
-        axis, (axis, axis)
-    )[1]
+    return AXES.get(axis, axis)
 
 
 def count_words(axis: str, count: int) -> str:
