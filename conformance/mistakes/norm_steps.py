@@ -78,7 +78,7 @@ class NormSteps:
     Attributes:
         x: [rows, n]; n is not the weight's size where statistics run over other axes.
         weight, bias: [rows, n] or [n]; the weight has 1 added to it where the call asks for that.
-        bar: the cotangent, [rows, n], or None.
+        bar: the cotangent, [rows, n]; 0 where the call has none.
         statistics: of the rows.
         divisor: of the square and eps.
         rows: [rows], the row whose statistics each row has; None for its own.
@@ -90,7 +90,7 @@ class NormSteps:
     x: np.ndarray
     weight: np.ndarray
     bias: np.ndarray
-    bar: np.ndarray | None
+    bar: np.ndarray
     eps: float
     statistics: Statistics
     divisor: Callable[[Any, float], Any]
@@ -109,7 +109,7 @@ class NormSteps:
             weight, bias = weight.ravel(), np.broadcast_to(bias.ravel(), n)
         else:
             weight, bias = (np.broadcast_to(array, wide["x"].shape).reshape(x.shape) for array in (weight, bias))
-        bar = case.cotangents["output"].astype(float).reshape(x.shape) if case.cotangents else None
+        bar = case.cotangents["output"].astype(float).reshape(x.shape) if case.cotangents else np.zeros(x.shape)
         mean = None if case.operation == "rms_norm" else np.full(n, 1 / n)
         spread = case.operation == "standard_deviation_norm"
         squares = np.full(n, 1 / max(n - 1, 1) if spread else 1 / n)
@@ -152,7 +152,12 @@ class NormSteps:
 
     @property
     def normal(self) -> np.ndarray:
-        return self.deviation * self.inverse
+        return np.asarray(self.deviation * self.inverse)
+
+    @property
+    def row_bar(self) -> np.ndarray:
+        """The gradient of the normalised rows."""
+        return np.asarray(self.bar * self.weight)
 
     def forward(self) -> np.ndarray:
         """The output, as one axis."""
@@ -161,7 +166,6 @@ class NormSteps:
 
     def bar_of_places(self) -> np.ndarray:
         """The cotangent of each computed element: that of all places that get it."""
-        assert self.bar is not None
         if self.source is None:
             return self.bar
         taken = self.source >= 0
@@ -169,15 +173,16 @@ class NormSteps:
         return found.reshape(self.x.shape)
 
     def pull_back(
-        self, g: np.ndarray, *, of_mean: Any = None, of_square: Any = None, mean: Any = 1.0, square: Any = 1.0
+        self, g: Any = None, *, of_mean: Any = None, of_square: Any = None, mean: Any = 1.0, square: Any = 1.0
     ) -> np.ndarray:
         """Compute the gradient of x from that of the normalised rows.
 
         Args:
-            g: [rows, n].
+            g: [rows, n]; `row_bar` unless given.
             of_mean, of_square: what stands for g in the sums over a row, of the mean's and of the square's part.
             mean, square: how often each part counts.
         """
+        g = self.row_bar if g is None else g
         s, inverse, deviation = self.statistics, self.inverse, self.deviation
         shift_bar = -np.sum((g if of_mean is None else of_mean) * inverse, axis=-1, keepdims=True)
         inverse_bar = np.sum((g if of_square is None else of_square) * deviation, axis=-1, keepdims=True)
@@ -195,7 +200,7 @@ class NormSteps:
     def results(self) -> Results:
         """The output, and the gradients that the call asks for."""
         found = {"output": self.forward()}
-        if self.bar is not None:
+        if self.case.cotangents:
             bar = self.bar_of_places()
             if self.statistics.slope is not None:
                 found[gradient_name("x")] = self.pull_back(bar * self.weight)
