@@ -11,6 +11,7 @@ import numpy as np
 from conformance.bounds import layer_norm as bounds
 from conformance.bounds.arithmetic import Approx, Precision, exact, multiply
 from conformance.bounds.operations import finished
+from conformance.cases.arguments import expected_dtype
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Changed, Mistake, Prediction
 from conformance.mistakes.norm_steps import NORMS, NormSteps
@@ -256,9 +257,10 @@ SUMS = (
 
 def add_in_16_bits(call: Call, name: str, dtype: str, tile: int) -> Changed:
     """Add rows, or exact sums over tiles of rows, one after the other, rounding each and each sum."""
-    case, argument = call.case, call.case.inputs.get(name.removeprefix("gradient of "))
-    if argument is None or not case.cotangents or not case.inputs["x"].size:
+    case = call.case
+    if name not in call.right or not case.inputs["x"].size:
         return None
+    argument = case.inputs[name.removeprefix("gradient of ")]
     form = str(argument.dtype) if dtype == OWN else dtype
     s, p = NormSteps.of_case(case), Precision.of(case.dtype)
     starts = np.arange(0, len(s.x), tile)
@@ -274,8 +276,7 @@ def add_in_16_bits(call: Call, name: str, dtype: str, tile: int) -> Changed:
 
 
 def round_gradient(call: Call, name: str, dtype: str) -> Changed:
-    argument = call.case.inputs.get(name.removeprefix("gradient of "))
-    if argument is None or not call.case.cotangents or str(argument.dtype) in HALF:
+    if name not in call.right or expected_dtype(name, call.case) in HALF:
         return None
     found = round_approx(Approx(call.right[name], call.bounds[name]), dtype)
     return Prediction({name: found.value}, {name: found.error})

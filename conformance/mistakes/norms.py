@@ -552,10 +552,8 @@ def sum_terms(s: NormSteps, terms: Approx, p: Precision) -> dict[str, Approx]:
 
 def predict_rounded(call: Call, found: dict[str, Approx]) -> Prediction:
     p = Precision.of(call.case.dtype)
-    return Prediction(
-        {name: a.value for name, a in found.items()},
-        {name: finished(name, a, call.case, p) for name, a in found.items()},
-    )
+    limits = {name: finished(name, a, call.case, p) for name, a in found.items() if name in call.right}
+    return Prediction({name: found[name].value for name in limits}, limits)
 
 
 def overflow_squares(s: NormSteps, dtype: str) -> NormSteps | None:
