@@ -1,4 +1,4 @@
-"""Backward passes of norms that go wrong where the forward pass is right (NORM-6, and NORM-7 and NORM-8 of variants)."""
+"""Backward passes of norms that go wrong where the forward pass is right (NORM-6; NORM-7 and NORM-8 of variants)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ TERMS = (
     gradient("statistics-constant", "statistics are constants in the backward pass",
              change_x(mean=lambda s: 0.0, square=lambda s: 0.0), operations=CENTERED),
     gradient("weight-left-out", "the weight is missing in the gradient of x", change_x(g=lambda s: s.bar)),
-    gradient("weight-twice", "the weight counts twice in the gradient of x", change_x(g=lambda s: s.row_bar * s.weight)),
+    gradient("weight-twice", "the weight counts twice in the gradient of x",
+             change_x(g=lambda s: s.row_bar * s.weight)),
     gradient("weight-left-out-of-means", "the weight is missing in the means of the gradient of x",
              change_x(of_mean=lambda s: s.bar, of_square=lambda s: s.bar), operations=CENTERED),
     gradient("weight-left-out-of-mean", "the weight is missing in the mean of the gradient, in the gradient of x",
@@ -220,7 +221,7 @@ def lose_rows(s: NormSteps, first: int) -> Results:
     return {OF_X: s.pull_back() * (np.arange(len(s.x)) < first)[:, None]} if first < len(s.x) else {}
 
 
-OF_BOTH = {
+OF_BOTH: dict[str, tuple[str, Gradients, dict[str, tuple[Any, ...]]]] = {
     "last-block-lost": ("lose the last block of {block} rows, which is not whole",
                         lambda s, block: count_first_rows(s, last_block(len(s.x), block)),
                         {"block": (4, 8, 2, *BLOCKS[3:])}),
@@ -245,7 +246,8 @@ SUMS = (
     gradient("weight-by-deviation", "the gradient of the weight is not divided by the deviation",
              lambda s: {OF_WEIGHT: np.sum(s.bar * s.deviation, axis=0)}),
     gradient("sums-by-weight", "the {name} is multiplied by the weight",
-             lambda s, name: {name: s.sum_over_rows(s.bar)[name] * s.weight}, parameters={"name": (OF_WEIGHT, OF_BIAS)}),
+             lambda s, name: {name: s.sum_over_rows(s.bar)[name] * s.weight},
+             parameters={"name": (OF_WEIGHT, OF_BIAS)}),
     gradient("columns-lost", "the {name} is 0 in columns past the first {first}", lose_columns,
              parameters={"name": (OF_X, OF_WEIGHT, OF_BIAS), "first": SIZES}),
     gradient("rows-of-x-lost", "the gradient of x is 0 in rows past the first {first}", lose_rows,

@@ -12,11 +12,13 @@ import numpy as np
 from conformance.bounds import layer_norm as bounds
 from conformance.bounds.arithmetic import Approx, Precision, exact, multiply
 from conformance.bounds.operations import finished
+from conformance.cases.arguments import expected_dtype
 from conformance.cases.case import Case
+from conformance.cases.operation import operation_named
 from conformance.checks.comparison import LARGEST, PRECISION
-from conformance.mistakes.call import Call
+from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition, past
-from conformance.mistakes.mistake import Changed, Mistake, Prediction, with_bounds
+from conformance.mistakes.mistake import Changed, Mistake, Prediction
 from conformance.mistakes.norm_steps import NORMS, NormSteps, Statistics, add_eps, add_eps_outside, measure_rows
 from specification.dtypes import HALF, compute_dtype_name
 
@@ -331,21 +333,32 @@ def multiply_first_results(call: Call) -> Changed:
     return found | s.reshaped(sums)
 
 
-def round_parameters(call: Call) -> Changed:
+def round_parameters(case: Case) -> Case | None:
     """A weight and a bias of float32 as they are in the 16 bits of x."""
-    case = call.case
     wide = [name for name in ("weight", "bias") if name in case.inputs and str(case.inputs[name].dtype) != case.dtype]
     inputs = {name: case.inputs[name].astype(case.dtype).astype(case.inputs[name].dtype) for name in wide}
     return replace(case, inputs=case.inputs | inputs) if wide else None
 
 
-def add_one_narrowly(call: Call) -> Changed:
+def add_one_narrowly(case: Case) -> Case | None:
     """1 + weight in the dtype of a 16-bit weight."""
-    case, weight = call.case, call.case.inputs["weight"]
+    weight = case.inputs["weight"]
     if not case.options.get("plus_one") or str(weight.dtype) not in HALF:
         return None
     narrow = (1 + weight.astype(np.float32)).astype(weight.dtype)
     return replace(case, inputs=case.inputs | {"weight": narrow}, options=case.options | {"plus_one": False})
+
+
+def round_inputs(change: Callable[[Case], Case | None]) -> Callable[[Call], Changed]:
+    """Take another case's results with the digits that they have."""
+
+    def results(call: Call) -> Changed:
+        other = change(call.case)
+        if other is None or call.case.special:
+            return None
+        return predict_rounded(call, operation_named(other.operation).bounds(other, Precision.of(other.dtype)))
+
+    return results
 
 
 def add_ones(more: float, plus_one: bool) -> Step:
@@ -359,7 +372,8 @@ AFFINE = (
     norm("weight-from-one", "1 is added to the weight", add_ones(1, False)),
     norm("one-left-out", "1 is not added to the weight", add_ones(-1, True), "NORM-8", operations=RMS),
     norm("one-twice", "1 is added to the weight twice", add_ones(1, True), "NORM-8", operations=RMS),
-    Mistake("norms.one-in-16-bits", "NORM-8", "1 is added to the weight in its own 16 bits", add_one_narrowly, RMS),
+    Mistake("norms.one-in-16-bits", "NORM-8", "1 is added to the weight in its own 16 bits",
+            round_inputs(add_one_narrowly), RMS),
     Mistake("norms.weight-first", "NORM-8", "the weight multiplies x before it is normalised", multiply_first_results,
             RMS + LAYER + DEVIATION),
     Mistake("norms.bias-first", "NORM-1", "the bias is added before the weight is multiplied", add_bias_first,
@@ -370,8 +384,8 @@ AFFINE = (
             "the bias is not added to the last block of {block} columns, which is not whole",
             lambda call, block: add_bias_to_first(call, call.case.inputs["weight"].size // block * block),
             LAYER + DEVIATION, {"block": BLOCKS}),
-    Mistake("norms.parameters-rounded", "NORM-2", "weight and bias are rounded to the dtype of x", round_parameters,
-            NORMS),
+    Mistake("norms.parameters-rounded", "NORM-2", "weight and bias are rounded to the dtype of x",
+            round_inputs(round_parameters), NORMS),
 )  # fmt: skip
 
 
@@ -551,9 +565,14 @@ def sum_terms(s: NormSteps, terms: Approx, p: Precision) -> dict[str, Approx]:
 
 
 def predict_rounded(call: Call, found: dict[str, Approx]) -> Prediction:
-    p = Precision.of(call.case.dtype)
-    limits = {name: finished(name, a, call.case, p) for name, a in found.items() if name in call.right}
-    return Prediction({name: found[name].value for name in limits}, limits)
+    """Round results to their dtypes; to 16 bits really, so that a rounding on the way shows in the digits left."""
+    results, limits, p = {}, {}, Precision.of(call.case.dtype)
+    for name in found.keys() & call.right.keys():
+        dtype = expected_dtype(name, call.case)
+        stored = round_approx(found[name], dtype) if dtype in HALF else found[name]
+        results[name] = stored.value
+        limits[name] = stored.error if dtype in HALF else finished(name, stored, call.case, p)
+    return Prediction(results, limits)
 
 
 def overflow_squares(s: NormSteps, dtype: str) -> NormSteps | None:
@@ -566,21 +585,48 @@ def overflow_squares(s: NormSteps, dtype: str) -> NormSteps | None:
     return s.changed(statistics=s.statistics._replace(square=np.where(beyond[:, None], np.inf, s.square)))
 
 
-def scale_rows(call: Call, example: NormSteps, least: Any, most: Any) -> Prediction:
-    """Predict rows that keep their direction, with 1 / divisor between these numbers [rows, 1]."""
+def scale_rows(call: Call, example: np.ndarray, least: np.ndarray, most: np.ndarray) -> list[Changed]:
+    """Predict rows whose 1 / divisor lies between two numbers [rows, 1]: an example, and both ends.
+
+    What an answer has of it is read from the answer: a row of the output has one factor in all its elements, and the
+    gradient of x is r * a - r^3 * b. Gradients of weights add up rows: they are only known to lie between.
+    """
     s = NormSteps.of_case(call.case)
-    direction = s.deviation * s.weight
-    size = np.sum(direction**2, axis=-1, keepdims=True)
+    direction, a = s.deviation * s.weight, s.pull_back(square=0.0) / s.inverse
+    b = (s.pull_back(square=0.0) - s.pull_back()) / s.inverse**3
+    between = np.sum(np.abs(s.bar * s.deviation) * (most - least), axis=0)
+
+    def row_results(r: np.ndarray) -> Results:
+        sums = {"gradient of weight": np.sum(s.bar * s.deviation * r, axis=0), "gradient of bias": s.bar.sum(axis=0)}
+        return s.reshaped({"output": r * direction + s.bias, "gradient of x": r * a - r**3 * b} | sums)
 
     def fit(name: str, got: np.ndarray) -> np.ndarray:
-        factor = np.sum((got.reshape(s.x.shape) - s.bias) * direction, axis=-1, keepdims=True) / size
-        scaled = np.where(size == 0, 0, direction * np.clip(factor, least, most))
-        return np.asarray((scaled + s.bias).reshape(got.shape))
+        if name not in ("output", "gradient of x"):
+            return row_results(example)[name]
+        rows, r = got.reshape(s.x.shape), s.inverse
+        for _ in range(8):  # Newton's steps towards the least squares; one is enough for the output
+            off = rows - row_results(r)[name].reshape(s.x.shape)
+            slope = direction if name == "output" else a - 3 * r**2 * b
+            step = np.sum(off * slope, axis=-1, keepdims=True) / np.sum(slope**2, axis=-1, keepdims=True)
+            r = np.clip(r + np.where(np.isnan(step), 0, step), least, most)
+        return row_results(r)[name]
 
-    return with_bounds(call, {"output": example.results()["output"]})._replace(fit=fit)
+    ways: list[Changed] = []
+    for inverse in (example, least, most):
+        found = {name: array for name, array in row_results(inverse).items() if name in call.right}
+        growth = np.maximum(1, inverse / s.inverse)
+        limits = {name: call.bounds[name] for name in found}
+        for name in limits.keys() & {"output", "gradient of x"}:
+            limits[name] = (limits[name].reshape(s.x.shape) * growth).reshape(limits[name].shape)
+        if "gradient of weight" in limits:
+            limits["gradient of weight"] = limits["gradient of weight"] + between.reshape(
+                call.case.inputs["weight"].shape
+            )
+        ways.append(Prediction(found, limits, fit))
+    return ways
 
 
-def square_in_one_pass(call: Call) -> Changed:
+def square_in_one_pass(call: Call) -> list[Changed]:
     """E[x^2] - E[x]^2 in the compute dtype, no less than 0.
 
     Of n terms that are added one after the other, E[x^2] is off by at most n u E[x^2]; the squares, the quotient and
@@ -588,26 +634,24 @@ def square_in_one_pass(call: Call) -> Changed:
     """
     s, dtype = NormSteps.of_case(call.case), compute_dtype_name(call.case.dtype)
     if call.case.special or not s.x.size:
-        return None
+        return []
     x = s.x.astype(dtype)
     square = np.maximum(np.mean(x**2, -1, keepdims=True) - np.mean(x, -1, keepdims=True) ** 2, 0).astype(float)
     if call.case.operation == "standard_deviation_norm":
         square = square * s.n / (s.n - 1)
     off = (s.n + 4) * 2.0 ** -PRECISION[dtype][0] * (np.mean(s.x**2, -1, keepdims=True) + s.square)
-    least, most = (1 / s.divisor(v, s.eps) for v in (s.square + off, np.maximum(s.square - off, 0)))
-    return scale_rows(call, s.changed(statistics=s.statistics._replace(square=square)), least, most)
+    squares = (square, s.square + off, np.maximum(s.square - off, 0))
+    return scale_rows(call, *(1 / s.divisor(v, s.eps) for v in squares))
 
 
-def root_coarsely(call: Call) -> Changed:
+def root_coarsely(call: Call) -> list[Changed]:
     """An estimate of 1 / sqrt without the step of Newton's that belongs to it."""
     s = NormSteps.of_case(call.case)
     if call.case.special or call.case.dtype != "float32" or not s.x.size:
-        return None
+        return []
     mantissa, exponent = np.frexp(s.inverse)
     coarse = np.ldexp(np.rint(mantissa * 2**12) / 2**12, exponent)
-    return scale_rows(
-        call, s.changed(divisor=lambda square, eps: 1 / coarse), s.inverse * (1 - 2**-11), s.inverse * (1 + 2**-11)
-    )
+    return scale_rows(call, coarse, s.inverse * (1 - 2.0**-11), s.inverse * (1 + 2.0**-11))
 
 
 DIGITS = (
@@ -656,7 +700,8 @@ PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     *(plant("part-rounded", what=what) for what in ROUNDED["what"][2:]),
     *(plant("part-rounded", what=what, dtype=dtype)
-      for what, dtype in (("x", "bfloat16"), ("the normalised row", "bfloat16"), ("the mean", "bfloat16"), ("the variance", "float16"))),
+      for what, dtype in (("x", "bfloat16"), ("the normalised row", "bfloat16"), ("the mean", "bfloat16"),
+                          ("the variance", "float16"))),
     *(plant("columns-left-out", part=part) for part in PARTS["part"][1:]),
     *(plant("columns-left-out", first=n) for n in (2048, 65536)),
     *(plant("last-block-left-out", block=n) for n in (128, 1024)),
