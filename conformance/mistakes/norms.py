@@ -83,14 +83,11 @@ def take_eps_as_floor(s: NormSteps, of: str) -> NormSteps:
     return s.changed(divisor=lambda square, eps: np.maximum(np.sqrt(square), eps))
 
 
-def change_axes(axes: str) -> Step:
-    def change(s: NormSteps, **values: Any) -> NormSteps | None:
-        shape = s.case.inputs["x"].shape
-        width = shape[-1] if axes == "last" else int(np.prod(shape[1:]))
-        fits = width != s.n and not (width == 1 and s.case.operation == "standard_deviation_norm")
-        return NormSteps.of_case(s.case, width) if fits else None
-
-    return change
+def run_over_axes(s: NormSteps, first: int) -> NormSteps | None:
+    """Statistics over the axes from the first of these on."""
+    width = int(np.prod(s.case.inputs["x"].shape[first:]))
+    alone = width == 1 and s.case.operation == "standard_deviation_norm"
+    return None if width == s.n or alone else NormSteps.of_case(s.case, width)
 
 
 def zero_small_variances(s: NormSteps, least: float) -> NormSteps:
@@ -136,8 +133,8 @@ STATISTICS = (
          parameters={"of": ("variance", "deviation")}, operations=LAYER + RMS),
     norm("root-not-taken", "the root is not taken", lambda s: s.changed(divisor=lambda square, eps: square + eps)),
     norm("squares-not-divided", "the sum of squares is not divided by n", divide_squares(lambda n: 1)),
-    norm("last-axis-only", "statistics run over the last axis only", change_axes("last")),
-    norm("all-axes-but-the-first", "statistics run over all axes but the first", change_axes("all but the first")),
+    norm("last-axis-only", "statistics run over the last axis only", lambda s: run_over_axes(s, -1)),
+    norm("all-axes-but-the-first", "statistics run over all axes but the first", lambda s: run_over_axes(s, 1)),
     norm("small-variances-zero", "variances below {least:g} are taken for 0", zero_small_variances, parameters=LEAST),
     norm("least-variance", "variances below {least:g} are raised to it", raise_small_variances, parameters=LEAST),
     Mistake("norms.another-eps", "NORM-1", "eps is {eps:g}, whatever the call says",
@@ -317,19 +314,16 @@ def add_bias_to_first(call: Call, first: int) -> Changed:
     return found | {n: a * there.reshape(a.shape) for n, a in found.items() if n == "gradient of bias"}
 
 
-def multiply_first(s: NormSteps) -> NormSteps:
+def multiply_first(call: Call) -> Changed:
     """x * weight is normalised."""
-    scaled = NormSteps.of_case(replace(s.case, inputs=s.case.inputs | {"x": s.x * s.weight}))
-    return scaled.changed(case=s.case, weight=np.ones(s.n))
-
-
-def multiply_first_results(call: Call) -> Changed:
-    s, of = NormSteps.of_case(call.case), multiply_first(NormSteps.of_case(call.case))
-    found = of.results()
+    s = NormSteps.of_case(call.case)
+    scaled = NormSteps.of_case(replace(call.case, inputs=call.case.inputs | {"x": s.x * s.weight}))
+    scaled = scaled.changed(case=call.case, weight=np.ones(s.n))
+    found = scaled.results()
     if not call.case.cotangents:
         return found
-    scaled_bar = of.pull_back(s.bar)
-    sums = {"gradient of x": scaled_bar * s.weight, "gradient of weight": np.sum(scaled_bar * s.x, axis=0)}
+    bar = scaled.pull_back()
+    sums = {"gradient of x": bar * s.weight, "gradient of weight": np.sum(bar * s.x, axis=0)}
     return found | s.reshaped(sums)
 
 
@@ -374,7 +368,7 @@ AFFINE = (
     norm("one-twice", "1 is added to the weight twice", add_ones(1, True), "NORM-8", operations=RMS),
     Mistake("norms.one-in-16-bits", "NORM-8", "1 is added to the weight in its own 16 bits",
             round_inputs(add_one_narrowly), RMS),
-    Mistake("norms.weight-first", "NORM-8", "the weight multiplies x before it is normalised", multiply_first_results,
+    Mistake("norms.weight-first", "NORM-8", "the weight multiplies x before it is normalised", multiply_first,
             RMS + LAYER + DEVIATION),
     Mistake("norms.bias-first", "NORM-1", "the bias is added before the weight is multiplied", add_bias_first,
             LAYER + DEVIATION),
