@@ -23,10 +23,13 @@ class Prediction(NamedTuple):
     """The results of a computation with a mistake, and how far an implementation of it may be off.
 
     A bound of infinity means that nothing is predicted of an element. What is not among the results is not predicted.
+    fit: where roundings decide what comes out, the nearest result to an answer (by name) that the mistake can have;
+    None where there is one only. The results are then an example.
     """
 
     results: Results
     bounds: Results
+    fit: Callable[[str, np.ndarray], np.ndarray] | None = None
 
     def agrees(self, name: str, got: np.ndarray) -> bool:
         """Whether an answer lies within the bounds of the prediction."""
@@ -35,6 +38,7 @@ class Prediction(NamedTuple):
             return False
         wide = got.astype(float)
         with np.errstate(all="ignore"):
+            predicted = predicted if self.fit is None else self.fit(name, wide)
             same = (wide == predicted) | (np.isnan(wide) & np.isnan(predicted)) | np.isposinf(bounds)
             near = np.abs(wide - predicted) <= bounds
             too_large = np.abs(predicted) + bounds >= LARGEST.get(str(got.dtype), np.finfo(float).max)

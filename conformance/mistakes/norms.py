@@ -1,0 +1,721 @@
+"""Norms computed wrongly (NORM-1 to NORM-5, NORM-7, NORM-8); `norm_gradients.py` has their backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from conformance.bounds import layer_norm as bounds
+from conformance.bounds.arithmetic import Approx, Precision, exact, multiply
+from conformance.bounds.operations import finished
+from conformance.cases.arguments import expected_dtype
+from conformance.cases.case import Case
+from conformance.cases.operation import operation_named
+from conformance.checks.comparison import LARGEST, PRECISION
+from conformance.mistakes.call import Call, Results
+from conformance.mistakes.condition import Condition, past
+from conformance.mistakes.mistake import Changed, Mistake, Prediction
+from conformance.mistakes.norm_steps import NORMS, NormSteps, Statistics, add_eps, add_eps_outside, measure_rows
+from specification.dtypes import HALF, compute_dtype_name
+
+LAYER, RMS, DEVIATION = ((name,) for name in NORMS)
+SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+"""Of what a kernel holds of a row at a time."""
+ROWS = (48, 32, *SIZES[:-1], 65535, 65536)
+"""Of what a grid holds."""
+BLOCKS = (8, 2, 4, 16, 32, 64, 128, 256, 512, 1024)
+
+Step = Callable[..., "NormSteps | list[NormSteps] | None"]
+
+
+def vary(change: Step) -> Callable[..., Changed | list[Changed]]:
+    """Take the results of other steps: `change(steps, **values)`; None where there is nothing to change."""
+
+    def results(call: Call, **values: Any) -> Changed | list[Changed]:
+        changed = change(NormSteps.of_case(call.case), **values) if call.case.inputs["x"].size else None
+        if changed is None:
+            return None
+        return [s.results() for s in changed] if isinstance(changed, list) else changed.results()
+
+    return results
+
+
+def norm(name: str, says: str, change: Step, rule: str = "NORM-1", **fields: Any) -> Mistake:
+    return Mistake(f"norms.{name}", rule, says, vary(change), **{"operations": NORMS} | fields)
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def mean_weights(s: NormSteps) -> np.ndarray:
+    return np.full(s.n, 1 / s.n)
+
+
+def square_weights(s: NormSteps) -> np.ndarray:
+    """What the squared deviations are multiplied with, the same for all."""
+    return np.full(s.n, 1 / max(s.n - 1, 1)) if s.case.operation == "standard_deviation_norm" else mean_weights(s)
+
+
+def divide_squares(divisor: Callable[[int], float]) -> Step:
+    return lambda s: s.measured(mean_weights(s), np.full(s.n, 1 / divisor(s.n)), mean_weights(s))
+
+
+def subtract_mean(s: NormSteps) -> NormSteps:
+    """rms_norm with the statistics of layer norm."""
+    return s.changed(statistics=measure_rows(s.x, mean_weights(s), mean_weights(s), mean_weights(s)))
+
+
+def take_absolute(s: NormSteps) -> NormSteps:
+    """The square of the mean absolute deviation."""
+    mean = np.mean(np.abs(s.deviation), axis=-1, keepdims=True)
+    sign = np.sign(s.deviation)
+    slope = 2 * mean * (sign - np.mean(sign, axis=-1, keepdims=True) * s.centered) / s.n
+    return s.changed(statistics=s.statistics._replace(square=mean**2, slope=slope))
+
+
+def take_eps_as_floor(s: NormSteps, of: str) -> NormSteps:
+    if of == "variance":
+        return s.changed(divisor=lambda square, eps: np.sqrt(np.maximum(square, eps)))
+    return s.changed(divisor=lambda square, eps: np.maximum(np.sqrt(square), eps))
+
+
+def run_over_axes(s: NormSteps, first: int) -> NormSteps | None:
+    """Statistics over the axes from the first of these on."""
+    width = int(np.prod(s.case.inputs["x"].shape[first:]))
+    alone = width == 1 and s.case.operation == "standard_deviation_norm"
+    return None if width == s.n or alone else NormSteps.of_case(s.case, width)
+
+
+def zero_small_variances(s: NormSteps, least: float) -> NormSteps:
+    return s.changed(divisor=lambda square, eps: s.divisor(np.where(np.real(square) < least, 0, square), eps))
+
+
+def raise_small_variances(s: NormSteps, least: float) -> list[NormSteps]:
+    """The variance, with eps or without, has a floor."""
+    return [
+        s.changed(divisor=lambda square, eps: s.divisor(np.maximum(square, least), eps)),
+        s.changed(divisor=lambda square, eps: np.sqrt(np.maximum(square + eps, least))),
+    ]
+
+
+def take_eps(case: Case, eps: float) -> Case | None:
+    return None if case.options.get("eps", 1e-5) == eps else replace(case, options=case.options | {"eps": eps})
+
+
+LEAST = {"least": (1e-6, 1e-5, 1e-8, 1e-7, 1e-4, 1e-3, 1e-10, 1e-12)}
+EPSILONS = {"eps": (1e-6, 1e-12, 1e-8, 1e-5, 1e-3)}
+STATISTICS = (
+    norm("unbiased-variance", "the squares are divided by n - 1", divide_squares(lambda n: max(n - 1, 1)),
+         operations=LAYER + RMS),
+    norm("biased-deviation", "the squares are divided by n", divide_squares(lambda n: n), "NORM-7",
+         operations=DEVIATION),
+    norm("eps-outside-the-root", "eps is added outside the root", lambda s: s.changed(divisor=add_eps_outside),
+         operations=LAYER + RMS),
+    norm("eps-inside-the-root", "eps is added inside the root", lambda s: s.changed(divisor=add_eps), "NORM-7",
+         operations=DEVIATION),
+    norm("standard-deviation", "the deviation is unbiased and eps is added outside the root (standard_deviation_norm)",
+         lambda s: NormSteps.of_case(replace(s.case, operation=DEVIATION[0])).changed(case=s.case), operations=LAYER),
+    norm("mean-not-subtracted", "the mean is not subtracted (rms_norm)",
+         lambda s: s.measured(None, square_weights(s)), operations=LAYER + DEVIATION),
+    norm("mean-in-the-variance-only", "the mean is subtracted in the variance only",
+         lambda s: s.measured(None, square_weights(s), mean_weights(s)), operations=LAYER + DEVIATION),
+    norm("mean-subtracted", "the mean is subtracted", subtract_mean, "NORM-7", operations=RMS),
+    norm("one-variance", "all rows have the mean of their variances", lambda s: s.changed(pooled=True)),
+    norm("absolute-deviation", "the deviation is the mean of the absolute ones", take_absolute, operations=LAYER + RMS),
+    norm("eps-left-out", "eps is left out", lambda s: s.changed(eps=0.0)),
+    norm("eps-twice", "eps is added twice", lambda s: s.changed(eps=2 * s.eps)),
+    norm("eps-squared", "eps is squared", lambda s: s.changed(eps=s.eps**2)),
+    norm("eps-as-floor", "eps is the least {of}, and not added", take_eps_as_floor,
+         parameters={"of": ("variance", "deviation")}, operations=LAYER + RMS),
+    norm("root-not-taken", "the root is not taken", lambda s: s.changed(divisor=lambda square, eps: square + eps)),
+    norm("squares-not-divided", "the sum of squares is not divided by n", divide_squares(lambda n: 1)),
+    norm("last-axis-only", "statistics run over the last axis only", lambda s: run_over_axes(s, -1)),
+    norm("all-axes-but-the-first", "statistics run over all axes but the first", lambda s: run_over_axes(s, 1)),
+    norm("small-variances-zero", "variances below {least:g} are taken for 0", zero_small_variances, parameters=LEAST),
+    norm("least-variance", "variances below {least:g} are raised to it", raise_small_variances, parameters=LEAST),
+    Mistake("norms.another-eps", "NORM-1", "eps is {eps:g}, whatever the call says",
+            lambda call, eps: take_eps(call.case, eps), NORMS, EPSILONS),
+    Mistake("norms.another-default-eps", "NORM-1", "eps is {eps:g} where the call leaves it out",
+            lambda call, eps: None if "eps" in call.case.options else take_eps(call.case, eps), LAYER, EPSILONS),
+)  # fmt: skip
+
+
+# --- padding and parts of a row ---------------------------------------------------------------------------------------
+
+
+def pad(name: str, says: str, change: Callable[[NormSteps, int], NormSteps], **fields: Any) -> tuple[Mistake, Mistake]:
+    """`change(steps, padded width)`, for rows that are filled up to a multiple of a block and to a power of two."""
+
+    def padded(s: NormSteps, block: int = 0) -> NormSteps | None:
+        m = -(-s.n // block) * block if block else 1 << (s.n - 1).bit_length()
+        return change(s, m) if m > s.n else None
+
+    says = f"{says} (a row is filled up to"
+    blocks = norm(
+        f"{name}-of-blocks", f"{says} blocks of {{block}} columns)", padded, parameters={"block": BLOCKS}, **fields
+    )
+    return blocks, norm(f"{name}-of-a-power-of-two", f"{says} a power of two)", padded, **fields)
+
+
+def pad_everything(s: NormSteps, m: int) -> NormSteps:
+    u = np.full(s.n, 1 / m)
+    return s.measured(u, u, u, zeros=(m - s.n) / m)
+
+
+def read_on(s: NormSteps, m: int) -> NormSteps:
+    """Statistics of m elements from the beginning of every row, divided by the row's own number of elements."""
+    flat = np.concatenate([s.x.ravel(), np.zeros(m - s.n)])
+    longer = flat[np.arange(len(s.x))[:, None] * s.n + np.arange(m)]
+    mean = longer.sum(-1, keepdims=True) / s.n if s.centered else np.zeros((len(s.x), 1))
+    square = np.sum((longer - mean) ** 2, -1, keepdims=True) * square_weights(s)[0]
+    return s.changed(statistics=Statistics(mean, 0.0, square, None))
+
+
+def count_last_block_twice(s: NormSteps, block: int) -> NormSteps | None:
+    """The last block ends with the row: it begins before the last whole one ends."""
+    if s.n <= block or s.n % block == 0:
+        return None
+    counts = 1.0 + ((np.arange(s.n) >= s.n - block) & (np.arange(s.n) < s.n // block * block))
+    return s.measured(counts / s.n, counts * square_weights(s), counts / s.n)
+
+
+def share_first_row(s: NormSteps, rows: int) -> NormSteps | None:
+    first = np.arange(len(s.x)) // rows * rows
+    return s.changed(rows=first) if len(s.x) > 1 else None
+
+
+def merge_parts(s: NormSteps, part_of: np.ndarray, whole: int, how: str) -> list[NormSteps]:
+    """Means and squares of parts of a row, merged wrongly.
+
+    Args:
+        s: of layer norm.
+        part_of: [n], the part of every column.
+        whole: elements of a whole part.
+        how: see `MERGES`.
+    """
+    order = np.argsort(part_of, kind="stable")
+    starts = np.flatnonzero(np.diff(part_of[order], prepend=-1))
+    counts = np.diff(starts, append=s.n)
+    means = np.add.reduceat(s.x[:, order], starts, axis=-1) / counts
+    inside = s.x - means[:, part_of]
+    squares = np.add.reduceat(inside[:, order] ** 2, starts, axis=-1)
+    mean = np.mean(means, axis=-1, keepdims=True)
+
+    def merged(own: Any, between: float) -> NormSteps:
+        """own: what the squares of a part count, [parts]. between: what the squared difference of means counts."""
+        square = np.sum(own * squares + between * (means - mean) ** 2, axis=-1, keepdims=True)
+        slope = 2 * own[part_of] * inside + 2 * between * ((means - mean) / counts)[:, part_of]
+        return s.changed(statistics=Statistics(mean, 1 / (len(counts) * counts[part_of]), square, slope))
+
+    alike, parts = np.full(len(counts), 1 / s.n), len(counts)
+    if how == "without the difference of their means":
+        apart = merged(alike, 0.0).statistics
+        right = s.statistics
+        return [s.changed(statistics=apart._replace(shift=right.shift, share=right.share))]
+    if np.all(counts == counts[0]):
+        return []
+    if how == "as averages":
+        return [merged(1 / (counts * parts), 1 / parts)]
+    return [merged(alike, whole / s.n), merged(alike, 1 / parts)]
+
+
+MERGES = {"how": ("without the difference of their means", "as if all were whole", "as averages")}
+
+
+def merge_blocks(s: NormSteps, how: str, block: int) -> list[NormSteps]:
+    return merge_parts(s, np.arange(s.n) // block, block, how) if block < s.n else []
+
+
+def merge_lanes(s: NormSteps, how: str, lanes: int) -> list[NormSteps]:
+    return merge_parts(s, np.arange(s.n) % lanes, -(-s.n // lanes), how) if lanes < s.n else []
+
+
+def leave_out(s: NormSteps, first: int, part: str) -> list[NormSteps] | None:
+    """Statistics, or one of them, hear only of the first columns, and are divided by their number or by all."""
+    if not 0 < first < s.n or (part != "variance" and not s.centered):
+        return None
+    u, squares, seen = mean_weights(s), square_weights(s), np.arange(s.n) < first
+    few = seen / first
+    if part == "variance":
+        return [s.measured(u, seen * squares, u), s.measured(u, few, u)]
+    # What is missing counts as 0, or as the first element where deviations are measured from that.
+    filled = u * seen + (1 - first / s.n) * (np.arange(s.n) == 0)
+    if part == "mean":
+        return [s.measured(mean, squares, of) for mean in (u * seen, few, filled) for of in (mean, u)]
+    return [s.measured(few, few, few), *(s.measured(mean, seen * squares, mean) for mean in (u * seen, filled))]
+
+
+PARTS = {"part": ("variance", "mean", "mean and variance")}
+PARTIAL = (
+    *pad("divisor", "the squares are divided by the padded width",
+         lambda s, m: s.measured(mean_weights(s), np.full(s.n, 1 / m), mean_weights(s))),
+    *pad("padding-in-the-variance", "padding counts in the variance",
+         lambda s, m: s.measured(mean_weights(s), square_weights(s), mean_weights(s),
+                                 zeros=(m - s.n) * square_weights(s)[0]), operations=LAYER + DEVIATION),
+    *pad("padding-in-mean-and-variance", "padding counts in mean and variance", pad_everything,
+         operations=LAYER + DEVIATION),
+    *pad("mean-divisor", "the mean is divided by the padded width",
+         lambda s, m: s.measured(np.full(s.n, 1 / m), square_weights(s), np.full(s.n, 1 / m)),
+         operations=LAYER + DEVIATION),
+    *pad("next-row-read", "a row is read on into the next one", read_on),
+    norm("last-block-twice", "the last block of {block} columns overlaps the one before, which counts twice there",
+         count_last_block_twice, parameters={"block": BLOCKS}),
+    norm("statistics-of-first-row", "rows have the statistics of the first of their block of {rows}", share_first_row,
+         parameters={"rows": (2, 4, 8, 16, 32, 64)}),
+    norm("blocks-merged", "statistics of blocks of {block} columns are merged {how}", merge_blocks,
+         parameters=MERGES | {"block": (8, 4, *BLOCKS[3:], 2048, 4096)}, operations=LAYER),
+    norm("lanes-merged", "statistics of {lanes} lanes, each with one column in {lanes}, are merged {how}", merge_lanes,
+         parameters=MERGES | {"lanes": (32, 64, 128, 256, 512, 1024)}, operations=LAYER),
+    norm("columns-left-out", "columns past the first {first} take no part in the {part}", leave_out,
+         parameters=PARTS | {"first": SIZES}),
+    norm("last-block-left-out", "the last block of {block} columns, which is not whole, takes no part in the {part}",
+         lambda s, part, block: leave_out(s, s.n // block * block if s.n % block else 0, part),
+         parameters=PARTS | {"block": BLOCKS}),
+)  # fmt: skip
+
+
+# --- weight and bias --------------------------------------------------------------------------------------------------
+
+
+def ignore(name: str) -> Callable[[Call], Changed | list[Changed]]:
+    """The gradient of what is ignored may be right all the same, or 0."""
+
+    def change(call: Call) -> Changed | list[Changed]:
+        if name not in call.case.inputs:
+            return None
+        s, gradient = NormSteps.of_case(call.case), f"gradient of {name}"
+        found = s.changed(**{name: np.full(s.n, 1.0 if name == "weight" else 0.0)}).results()
+        return [found, found | {gradient: 0 * found[gradient]}] if gradient in found else found
+
+    return change
+
+
+def add_bias_first(call: Call) -> Changed:
+    s = NormSteps.of_case(call.case)
+    if "bias" not in call.case.inputs:
+        return None
+    found = s.changed(bias=s.bias * s.weight).results()
+    if not call.case.cotangents:
+        return found
+    sums = {"weight": s.bar * (s.normal + s.bias), "bias": s.bar * s.weight}
+    return found | s.reshaped({f"gradient of {name}": array.sum(axis=0) for name, array in sums.items()})
+
+
+def add_bias_to_first(call: Call, first: int) -> Changed:
+    s = NormSteps.of_case(call.case)
+    if "bias" not in call.case.inputs or not 0 < first < s.n:
+        return None
+    there = np.arange(s.n) < first
+    found = s.changed(bias=s.bias * there).results()
+    return found | {n: a * there.reshape(a.shape) for n, a in found.items() if n == "gradient of bias"}
+
+
+def multiply_first(call: Call) -> Changed:
+    """x * weight is normalised."""
+    s = NormSteps.of_case(call.case)
+    scaled = NormSteps.of_case(replace(call.case, inputs=call.case.inputs | {"x": s.x * s.weight}))
+    scaled = scaled.changed(case=call.case, weight=np.ones(s.n))
+    found = scaled.results()
+    if not call.case.cotangents:
+        return found
+    bar = scaled.pull_back()
+    sums = {"gradient of x": bar * s.weight, "gradient of weight": np.sum(bar * s.x, axis=0)}
+    return found | s.reshaped(sums)
+
+
+def round_parameters(case: Case) -> Case | None:
+    """A weight and a bias of float32 as they are in the 16 bits of x."""
+    wide = [name for name in ("weight", "bias") if name in case.inputs and str(case.inputs[name].dtype) != case.dtype]
+    inputs = {name: case.inputs[name].astype(case.dtype).astype(case.inputs[name].dtype) for name in wide}
+    return replace(case, inputs=case.inputs | inputs) if wide else None
+
+
+def add_one_narrowly(case: Case) -> Case | None:
+    """1 + weight in the dtype of a 16-bit weight."""
+    weight = case.inputs["weight"]
+    if not case.options.get("plus_one") or str(weight.dtype) not in HALF:
+        return None
+    narrow = (1 + weight.astype(np.float32)).astype(weight.dtype)
+    return replace(case, inputs=case.inputs | {"weight": narrow}, options=case.options | {"plus_one": False})
+
+
+def round_inputs(change: Callable[[Case], Case | None]) -> Callable[[Call], Changed]:
+    """Take another case's results with the digits that they have."""
+
+    def results(call: Call) -> Changed:
+        other = change(call.case)
+        if other is None or call.case.special:
+            return None
+        return predict_rounded(call, operation_named(other.operation).bounds(other, Precision.of(other.dtype)))
+
+    return results
+
+
+def add_ones(more: float, plus_one: bool) -> Step:
+    """`more` is added to the weight, in calls with `plus_one` or in those without."""
+    return lambda s: s.changed(weight=s.weight + more) if bool(s.case.options.get("plus_one")) == plus_one else None
+
+
+AFFINE = (
+    Mistake("norms.weight-ignored", "NORM-1", "the weight is ignored", ignore("weight"), NORMS),
+    Mistake("norms.bias-ignored", "NORM-1", "the bias is ignored", ignore("bias"), LAYER + DEVIATION),
+    norm("weight-from-one", "1 is added to the weight", add_ones(1, False)),
+    norm("one-left-out", "1 is not added to the weight", add_ones(-1, True), "NORM-8", operations=RMS),
+    norm("one-twice", "1 is added to the weight twice", add_ones(1, True), "NORM-8", operations=RMS),
+    Mistake("norms.one-in-16-bits", "NORM-8", "1 is added to the weight in its own 16 bits",
+            round_inputs(add_one_narrowly), RMS),
+    Mistake("norms.weight-first", "NORM-8", "the weight multiplies x before it is normalised", multiply_first,
+            RMS + LAYER + DEVIATION),
+    Mistake("norms.bias-first", "NORM-1", "the bias is added before the weight is multiplied", add_bias_first,
+            LAYER + DEVIATION),
+    Mistake("norms.bias-of-first-columns", "NORM-1", "the bias is not added to columns past the first {first}",
+            add_bias_to_first, LAYER + DEVIATION, {"first": SIZES}),
+    Mistake("norms.bias-not-in-last-block", "NORM-1",
+            "the bias is not added to the last block of {block} columns, which is not whole",
+            lambda call, block: add_bias_to_first(call, call.case.inputs["weight"].size // block * block),
+            LAYER + DEVIATION, {"block": BLOCKS}),
+    Mistake("norms.parameters-rounded", "NORM-2", "weight and bias are rounded to the dtype of x",
+            round_inputs(round_parameters), NORMS),
+)  # fmt: skip
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def places(s: NormSteps) -> np.ndarray:
+    return np.arange(s.x.size).reshape(s.x.shape)
+
+
+def write_columns(s: NormSteps, first: int) -> list[NormSteps] | None:
+    """The others stay 0. They may count in the statistics or not."""
+    if not 0 < first < s.n:
+        return None
+    seen = np.arange(s.n) < first
+    few, source = seen / first, np.where(seen, places(s), -1).ravel()
+    return [other.changed(source=source) for other in (s.measured(few, few, few), s)]
+
+
+def write_rows(s: NormSteps, first: int) -> NormSteps | None:
+    rows = np.arange(len(s.x))[:, None]
+    return s.changed(source=np.where(rows < first, places(s), -1).ravel()) if 0 < first < len(s.x) else None
+
+
+def repeat_rows(s: NormSteps, first: int) -> NormSteps | None:
+    return s.changed(source=places(s)[np.arange(len(s.x)) % first].ravel()) if first < len(s.x) else None
+
+
+def write_pairs(s: NormSteps) -> NormSteps | None:
+    """Of an odd number the last column gets the result of the one before."""
+    if s.n % 2 == 0 or s.n == 1:
+        return None
+    source = places(s)
+    source[:, -1] -= 1
+    return s.changed(source=source.ravel())
+
+
+def overwrite_next_row(call: Call) -> list[Changed]:
+    """The pair's other half is the row's first element. The gradients are those of copies, or without what is lost."""
+    s = NormSteps.of_case(call.case)
+    if s.n % 2 == 0 or len(s.x) < 2:
+        return []
+    source = places(s)
+    source[1:, 0] = source[:-1, 0].copy()
+    copied = s.changed(source=source.ravel()).results()
+    if not call.case.cotangents:
+        return [copied]
+    lost = s.bar * ((np.arange(len(s.x)) == 0)[:, None] | (np.arange(s.n) > 0))
+    return [s.changed(bar=lost).results() | {"output": copied["output"]}, copied]
+
+
+def last_block(size: int, block: int) -> int:
+    """Where the last block begins that is not whole; 0 where all are, or where there is no other."""
+    return size // block * block if size % block else 0
+
+
+WRITTEN = (
+    norm("columns-not-written", "only the first {first} columns of a row are written", write_columns,
+         parameters={"first": SIZES}),
+    norm("last-block-not-written", "the last block of {block} columns, which is not whole, is not written",
+         lambda s, block: write_columns(s, last_block(s.n, block)), parameters={"block": BLOCKS}),
+    norm("rows-not-written", "only the first {first} rows are written", write_rows,
+         parameters={"first": ROWS}),
+    norm("last-rows-not-written", "the last block of {block} rows, which is not whole, is not written",
+         lambda s, block: write_rows(s, last_block(len(s.x), block)), parameters={"block": BLOCKS}),
+    norm("rows-repeated", "row i gets the result of row i modulo {first}", repeat_rows, parameters={"first": SIZES}),
+    norm("written-in-pairs", "of an odd number of columns the last gets the result of the one before", write_pairs),
+    Mistake("norms.pair-overwrites-next-row", "NORM-7",
+            "rows of an odd number of columns are written in pairs, past their end into the next row's first",
+            overwrite_next_row, RMS + LAYER + DEVIATION),
+)  # fmt: skip
+
+
+# --- digits -----------------------------------------------------------------------------------------------------------
+
+
+def round_to(array: np.ndarray, dtype: str) -> np.ndarray:
+    """To the nearest number of a dtype, in float64; to bfloat16 by way of float32."""
+    narrow = array.astype(np.float32).astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else array.astype(dtype)
+    return np.asarray(narrow, float)
+
+
+def round_approx(a: Approx, dtype: str) -> Approx:
+    """Really round. Only what lies as near to the middle of two numbers as its error is uncertain afterwards."""
+    low, high = round_to(a.value - a.error, dtype), round_to(a.value + a.error, dtype)
+    return Approx(np.where(low == high, low, (low + high) / 2), np.where(low == high, 0, (high - low) / 2))
+
+
+def add_narrowly(terms: Approx, dtype: str) -> Approx:
+    """Add up rows of terms [n, ...] one after the other, rounding each and each sum."""
+    narrow = round_approx(terms, dtype)
+    low, high = np.zeros(terms.value.shape[1:]), np.zeros(terms.value.shape[1:])
+    for below, above in zip(narrow.value - narrow.error, narrow.value + narrow.error, strict=True):
+        low, high = round_to(low + below, dtype), round_to(high + above, dtype)
+    return Approx((low + high) / 2, (high - low) / 2)
+
+
+MOST_ADDED = 2**14
+"""Numbers that are added up one after the other, at most: they take a second."""
+INPUTS = "the inputs' 16 bits"
+ROUNDED = {
+    "what": ("the normalised row", "x", "the mean", "the variance", "mean and variance", "the squares",
+             "the row before the bias", "each sum of the mean", "each sum of squares"),
+    "dtype": (INPUTS, "bfloat16", "float16"),
+}  # fmt: skip
+
+
+def narrow_dtype(case: Case, dtype: str) -> str | None:
+    """The dtype to round to; None for calls in which nobody does so."""
+    if dtype == INPUTS:
+        return case.dtype if case.dtype in HALF else None
+    return dtype if case.dtype not in ("float64", dtype) else None
+
+
+def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
+    """Round one quantity of the forward pass, and follow what is uncertain about it into the results."""
+    case, s, form = call.case, NormSteps.of_case(call.case), narrow_dtype(call.case, dtype)
+    if form is None or case.special or not s.x.size or (what.startswith("each sum") and s.n > MOST_ADDED):
+        return []
+    if what == "x" and form == case.dtype:
+        return []
+    p, spread = Precision.of(case.dtype), case.operation == "standard_deviation_norm"
+    rounds = {"mean and variance": ("the mean", "the variance")}.get(what, (what,))
+    if not s.centered and what in ("the mean", "mean and variance", "each sum of the mean"):
+        return []
+
+    def at(place: str, a: Approx) -> Approx:
+        return round_approx(a, form) if place in rounds else a
+
+    if what in ("the normalised row", "the row before the bias"):
+        _, _, normal = bounds.normalized(case.operation, s.x, s.eps, p)
+    else:
+        x, n = at("x", exact(s.x)), s.n
+        mean = Approx(bounds.average(x.value), p.gamma(n + 2) * bounds.average(x.size))
+        if what == "each sum of the mean":
+            added = add_narrowly(exact(x.value.T), form)
+            mean = Approx(added.value[:, None] / n, added.error[:, None] / n)
+        mean = at("the mean", mean)
+        d = x
+        if s.centered:
+            value = x.value - mean.value
+            d = Approx(value, x.error + mean.error + 2 * p.inner * (x.size + np.abs(value)))
+        squares = at("the squares", multiply(d, d, p))
+        if what == "each sum of squares":
+            added = add_narrowly(Approx(squares.value.T, squares.error.T), form)
+            total = Approx(added.value[:, None], added.error[:, None])
+        else:
+            error = np.sum(squares.error, -1, keepdims=True) + p.gamma(n + 2) * np.sum(squares.size, -1, keepdims=True)
+            total = Approx(np.sum(squares.value, -1, keepdims=True), error)
+        count = n - 1 if spread else n
+        square = at("the variance", Approx(total.value / count, total.error / count))
+        root = bounds.reciprocal_deviation if spread else bounds.reciprocal_root
+        normal = multiply(d, root(square, s.eps, p), p, 2)
+    normal = at("the normalised row", normal)
+    output = at("the row before the bias", multiply(normal, exact(s.weight), p))
+    output = Approx(
+        output.value + s.bias, output.error + p.inner * (np.abs(output.value + s.bias) + 2 * np.abs(s.bias))
+    )
+    found = {"output": output.reshape(*case.inputs["x"].shape)}
+    if what != "the normalised row" or not call.case.cotangents:
+        return [predict_rounded(call, found)]
+    # The gradient of a rounded row passes through the rounding, and with a 16-bit weight its terms may have 16 bits.
+    inner = round_approx(multiply(exact(s.bar), exact(s.weight), p), form)
+    x_bar = bounds.gradients(case.operation, s.x, exact(np.ones(s.n)), inner.value, s.eps, p)["x"]
+    slack = s.inverse * (
+        inner.error + bounds.average(inner.error) + np.abs(s.normal) * bounds.average(inner.error * np.abs(s.normal))
+    )
+    found["gradient of x"] = Approx(x_bar.value, x_bar.error + slack).reshape(*case.inputs["x"].shape)
+    terms = multiply(exact(s.bar), normal, p)
+    return [predict_rounded(call, found | sum_terms(s, t, p)) for t in (terms, round_approx(terms, form))]
+
+
+def sum_terms(s: NormSteps, terms: Approx, p: Precision) -> dict[str, Approx]:
+    """The gradient of the weight, from its terms [rows, n]."""
+    error = np.sum(terms.error, axis=0) + p.gamma(len(s.x)) * np.sum(terms.size, axis=0)
+    return {"gradient of weight": Approx(np.sum(terms.value, axis=0), error).reshape(*s.case.inputs["weight"].shape)}
+
+
+def predict_rounded(call: Call, found: dict[str, Approx]) -> Prediction:
+    """Round results to their dtypes; to 16 bits really, so that a rounding on the way shows in the digits left."""
+    results, limits, p = {}, {}, Precision.of(call.case.dtype)
+    for name in found.keys() & call.right.keys():
+        dtype = expected_dtype(name, call.case)
+        stored = round_approx(found[name], dtype) if dtype in HALF else found[name]
+        results[name] = stored.value
+        limits[name] = stored.error if dtype in HALF else finished(name, stored, call.case, p)
+    return Prediction(results, limits)
+
+
+def overflow_squares(s: NormSteps, dtype: str) -> NormSteps | None:
+    """Squares or their sum beyond the largest number make the row the bias."""
+    wide = {"float16": "float16", "float32": "float64"}[dtype]
+    squares = s.deviation**2
+    beyond = np.any(squares > LARGEST[dtype], -1) if dtype == "float16" else np.sum(squares, -1) > LARGEST[dtype]
+    if s.case.dtype != wide or not beyond.any():
+        return None
+    return s.changed(statistics=s.statistics._replace(square=np.where(beyond[:, None], np.inf, s.square)))
+
+
+def scale_rows(call: Call, example: np.ndarray, least: np.ndarray, most: np.ndarray) -> list[Changed]:
+    """Predict rows whose 1 / divisor lies between two numbers [rows, 1]: an example, and both ends.
+
+    What an answer has of it is read from the answer: a row of the output has one factor in all its elements, and the
+    gradient of x is r * a - r^3 * b. Gradients of weights add up rows: they are only known to lie between.
+    """
+    s = NormSteps.of_case(call.case)
+    direction, a = s.deviation * s.weight, s.pull_back(square=0.0) / s.inverse
+    b = (s.pull_back(square=0.0) - s.pull_back()) / s.inverse**3
+    between = np.sum(np.abs(s.bar * s.deviation) * (most - least), axis=0)
+
+    def row_results(r: np.ndarray) -> Results:
+        sums = {"gradient of weight": np.sum(s.bar * s.deviation * r, axis=0), "gradient of bias": s.bar.sum(axis=0)}
+        return s.reshaped({"output": r * direction + s.bias, "gradient of x": r * a - r**3 * b} | sums)
+
+    def fit(name: str, got: np.ndarray) -> np.ndarray:
+        if name not in ("output", "gradient of x"):
+            return row_results(example)[name]
+        rows, r = got.reshape(s.x.shape), s.inverse
+        for _ in range(8):  # Newton's steps towards the least squares; one is enough for the output
+            off = rows - row_results(r)[name].reshape(s.x.shape)
+            slope = direction if name == "output" else a - 3 * r**2 * b
+            step = np.sum(off * slope, axis=-1, keepdims=True) / np.sum(slope**2, axis=-1, keepdims=True)
+            r = np.clip(r + np.where(np.isnan(step), 0, step), least, most)
+        return row_results(r)[name]
+
+    ways: list[Changed] = []
+    for inverse in (example, least, most):
+        found = {name: array for name, array in row_results(inverse).items() if name in call.right}
+        growth = np.maximum(1, inverse / s.inverse)
+        limits = {name: call.bounds[name] for name in found}
+        for name in limits.keys() & {"output", "gradient of x"}:
+            limits[name] = (limits[name].reshape(s.x.shape) * growth).reshape(limits[name].shape)
+        if "gradient of weight" in limits:
+            limits["gradient of weight"] = limits["gradient of weight"] + between.reshape(
+                call.case.inputs["weight"].shape
+            )
+        ways.append(Prediction(found, limits, fit))
+    return ways
+
+
+def square_in_one_pass(call: Call) -> list[Changed]:
+    """E[x^2] - E[x]^2 in the compute dtype, no less than 0.
+
+    Of n terms that are added one after the other, E[x^2] is off by at most n u E[x^2]; the squares, the quotient and
+    the difference are rounded too. The order of the sums decides which variance comes out.
+    """
+    s, dtype = NormSteps.of_case(call.case), compute_dtype_name(call.case.dtype)
+    if call.case.special or not s.x.size:
+        return []
+    x = s.x.astype(dtype)
+    square = np.maximum(np.mean(x**2, -1, keepdims=True) - np.mean(x, -1, keepdims=True) ** 2, 0).astype(float)
+    if call.case.operation == "standard_deviation_norm":
+        square = square * s.n / (s.n - 1)
+    off = (s.n + 4) * 2.0 ** -PRECISION[dtype][0] * (np.mean(s.x**2, -1, keepdims=True) + s.square)
+    squares = (square, s.square + off, np.maximum(s.square - off, 0))
+    return scale_rows(call, *(1 / s.divisor(v, s.eps) for v in squares))
+
+
+def root_coarsely(call: Call) -> list[Changed]:
+    """An estimate of 1 / sqrt without the step of Newton's that belongs to it."""
+    s = NormSteps.of_case(call.case)
+    if call.case.special or call.case.dtype != "float32" or not s.x.size:
+        return []
+    mantissa, exponent = np.frexp(s.inverse)
+    coarse = np.ldexp(np.rint(mantissa * 2**12) / 2**12, exponent)
+    return scale_rows(call, coarse, s.inverse * (1 - 2.0**-11), s.inverse * (1 + 2.0**-11))
+
+
+DIGITS = (
+    Mistake("norms.part-rounded", "NORM-2", "{dtype} hold {what}", round_part, NORMS, ROUNDED),
+    norm("squares-overflow", "squares overflow, as they are taken in {dtype}", overflow_squares, "NORM-2",
+         parameters={"dtype": ("float16", "float32")}),
+    Mistake("norms.one-pass-variance", "NORM-4", "the variance is E[x^2] - E[x]^2", square_in_one_pass,
+            LAYER + DEVIATION),
+    Mistake("norms.coarse-root", "NORM-1", "the reciprocal root has 12 bits", root_coarsely, NORMS),
+)  # fmt: skip
+
+
+# --- special values ---------------------------------------------------------------------------------------------------
+
+
+def special_output(change: Callable[[NormSteps, np.ndarray], np.ndarray]) -> Callable[[Call], Changed]:
+    """`change(steps, output)` for calls with NaN or infinity in x."""
+
+    def results(call: Call) -> Changed:
+        s = NormSteps.of_case(call.case)
+        return s.reshaped({"output": change(s, s.forward())}) if not np.isfinite(s.x).all() else None
+
+    return results
+
+
+SPECIAL = (
+    Mistake("norms.nan-swallowed", "NORM-5", "NaN in a normalised row is taken for 0",
+            special_output(lambda s, output: np.nan_to_num(s.normal) * s.weight + s.bias), NORMS),
+    Mistake("norms.nan-clipped", "NORM-5", "NaN in the output is clipped to a number",
+            special_output(lambda s, output: np.fmin(np.fmax(output, -1e4), 1e4)), NORMS),
+    Mistake("norms.nan-for-all", "NORM-5", "NaN in one row makes all rows NaN",
+            special_output(lambda s, output: output + np.nan * np.isnan(output).any()), NORMS),
+)  # fmt: skip
+
+MISTAKES = (*STATISTICS, *PARTIAL, *AFFINE, *WRITTEN, *DIGITS, *SPECIAL)
+NAMED = {mistake.id.removeprefix("norms."): mistake for mistake in MISTAKES}
+
+
+def plant(name: str, operation: str = "layer_norm", rule: str = "NORM-7", **values: Any) -> Mistake:
+    """A mistake with chosen values, in an operation; a variant of layer norm breaks its own rule."""
+    mistake = NAMED[name].choose(**values)
+    return mistake if operation == "layer_norm" else replace(mistake, operations=(operation,), rule=rule)
+
+
+PLANTED = (
+    *(mistake.choose() for mistake in MISTAKES),
+    *(plant("part-rounded", what=what) for what in ROUNDED["what"][2:]),
+    *(plant("part-rounded", what=what, dtype=dtype)
+      for what, dtype in (("x", "bfloat16"), ("the normalised row", "bfloat16"), ("the mean", "bfloat16"),
+                          ("the variance", "float16"))),
+    *(plant("columns-left-out", part=part) for part in PARTS["part"][1:]),
+    *(plant("columns-left-out", first=n) for n in (2048, 65536)),
+    *(plant("last-block-left-out", block=n) for n in (128, 1024)),
+    *(plant("columns-not-written", first=n) for n in (128, 1024, 4096, 32768)),
+    *(plant("divisor-of-blocks", block=n) for n in (128, 1024)),
+    *(plant("rows-not-written", first=n) for n in (128, 1024, 65535)),
+    *(plant("rows-repeated", first=n) for n in (4096, 32768)),
+    *(plant("written-in-pairs").under(past("W", n)) for n in (128, 2048)),
+    *(plant("one-pass-variance").under(past("W", n)) for n in (128, 4096, 32768)),
+    plant("one-pass-variance").under(past("rows", 128)),
+    plant("pair-overwrites-next-row").under(Condition(dtypes=HALF)),
+    plant("another-default-eps", eps=1e-12),
+    *(plant(name, operation, first=n)
+      for operation in RMS + DEVIATION
+      for name, n in (("columns-not-written", 256), ("columns-not-written", 32768), ("columns-left-out", 1024),
+                      ("rows-not-written", 48), ("rows-not-written", 65535))),
+    *(plant("divisor-of-blocks", operation, block=8) for operation in RMS + DEVIATION),
+    *(plant(name, "rms_norm")
+      for name in ("unbiased-variance", "eps-outside-the-root", "weight-from-one", "part-rounded")),
+    plant("columns-left-out", "rms_norm", first=1024).under(Condition("rows", up_to=1)),
+    plant("nan-swallowed", "rms_norm", "NORM-5"),
+)  # fmt: skip
+"""Every mistake with the first values of its parameters, others at some sizes, some in the variants of layer norm."""
