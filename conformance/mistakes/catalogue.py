@@ -9,12 +9,15 @@ from types import ModuleType
 from conformance.mistakes.mistake import Mistake
 
 ATTENTION = ("attention", "attention_weights", "attention_logsumexp")
+NORMS = ("layer_norm", "rms_norm", "standard_deviation_norm")
 TOPICS: dict[str, tuple[str, ...]] = {
     "masks": ATTENTION,
     "scores": ATTENTION,
     "fills": ATTENTION,
     "softmax": ATTENTION,
     "backward": ATTENTION,
+    "norms": NORMS,
+    "norm_gradients": NORMS,
     "losses": ("cross_entropy", "nll_loss"),
     "optimizers": ("adam_step", "sgd_step", "clip_by_global_norm"),
 }
