@@ -5,14 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+from conformance.cases.kernel_arguments import padded_queries
 from conformance.mistakes.attention_steps import AttentionSteps
-from conformance.mistakes.call import Call
+from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import past
 from conformance.mistakes.mistake import Mistake
+from reference_numpy import materialize
+from reference_numpy.masks import per_batch
+from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segments, SlidingWindow, as_mask, map_arrays
 
 MASKED = ("attention", "attention_weights", "attention_logsumexp")
+BLOCKS = (64, 8, 16, 32, 128, 256, 1024)
+FIRST = (64, 128, 256, 512, 1024, 4096, 8192, 32768, 65535)
+
+
+def see_pairs(call: Call, visible: np.ndarray) -> AttentionSteps | None:
+    """The call with another mask; None where that is its own."""
+    own = call.steps.visible
+    visible = np.broadcast_to(visible, own.shape)
+    if "query_lengths" in call.case.inputs:
+        visible = visible & ~padded_queries(call.case)[:, None, :, None]
+    return None if np.array_equal(visible, own) else call.steps.changed(visible=visible)
+
 
 # --- the allowed pairs as an array ------------------------------------------------------------------------------------
 
@@ -21,10 +38,8 @@ def read_mask(read: Callable[..., np.ndarray]) -> Callable[..., AttentionSteps |
     """Take `read(visible, **values)` for the allowed pairs [B, H, Q, K] of a call that has a mask."""
 
     def change(call: Call, **values: Any) -> AttentionSteps | None:
-        visible = call.steps.visible
-        if call.case.options.get("mask") is None:
-            return None
-        return call.steps.changed(visible=np.broadcast_to(read(visible, **values), visible.shape))
+        masked = call.case.options.get("mask") is not None
+        return see_pairs(call, read(call.steps.visible, **values)) if masked else None
 
     return change
 
@@ -33,12 +48,29 @@ def transpose_pairs(visible: np.ndarray) -> np.ndarray:
     return visible.swapaxes(2, 3) if visible.shape[2] == visible.shape[3] else visible
 
 
+def read_by_columns(visible: np.ndarray) -> np.ndarray:
+    *lead, Q, K = visible.shape
+    return visible.reshape(*lead, K, Q).swapaxes(-1, -2)
+
+
 def repeat_over_flat_heads(visible: np.ndarray) -> np.ndarray:
     """Repeat [B, 1, Q, K] H times one after the other, and cut that as [B, H, Q, K]."""
     B, H, *pairs = visible.shape
     if not np.array_equal(visible, np.broadcast_to(visible[:, :1], visible.shape)):
         return visible
     return np.tile(visible[:, 0], (H, 1, 1)).reshape(B, H, *pairs)
+
+
+def take_batch_for_heads(visible: np.ndarray) -> np.ndarray:
+    B, H = visible.shape[:2]
+    fits = B == H and bool((visible == visible[:, :1]).all())
+    return visible.swapaxes(0, 1) if fits else visible
+
+
+def take_queries_for_batch(visible: np.ndarray) -> np.ndarray:
+    B, _, Q, _ = visible.shape
+    fits = B == Q > 0 and bool((visible == visible[:1, :1]).all())
+    return visible[0, 0, :, None, None] if fits else visible
 
 
 def wrap_row_offset(visible: np.ndarray, modulus: int) -> np.ndarray:
@@ -50,35 +82,482 @@ def wrap_row_offset(visible: np.ndarray, modulus: int) -> np.ndarray:
     return visible.reshape(*lead, Q * K)[..., np.minimum(places, Q * K - 1)]
 
 
-ARRAYS = (
-    Mistake(
-        "masks.inverted",
-        "MASK-1",
-        "the mask is inverted: True is taken for forbidden",
-        read_mask(np.logical_not),
-        operations=MASKED,
-    ),
-    Mistake("masks.ignored", "MASK-1", "the mask is ignored", read_mask(np.ones_like), operations=MASKED),
-    Mistake("masks.transposed", "MASK-1", "the mask is transposed", read_mask(transpose_pairs), operations=MASKED),
-    Mistake(
-        "masks.batch-repeated-over-flat-heads",
-        "MASK-1",
-        "the mask of batch element (b * H + h) % B is used",
-        read_mask(repeat_over_flat_heads),
-        operations=MASKED,
-    ),
-    Mistake(
-        "masks.row-offset-wraps",
-        "MASK-1",
-        "the offset of a mask's row wraps around at {modulus}",
-        read_mask(wrap_row_offset),
-        parameters={"modulus": (2**16, 2**8, 2**15, 2**31)},
-    ),
+def allow_between(visible: np.ndarray) -> np.ndarray:
+    """From the first allowed key of a row to the last one."""
+    forward, back = (np.logical_or.accumulate(one, axis=-1) for one in (visible, visible[..., ::-1]))
+    return np.asarray(forward & back[..., ::-1])
+
+
+def take_for_length(visible: np.ndarray) -> np.ndarray:
+    return np.asarray(np.arange(visible.shape[3]) < visible.sum(axis=3, keepdims=True))
+
+
+def take_for_causal(visible: np.ndarray) -> np.ndarray:
+    Q, K = visible.shape[2:]
+    return visible if visible[..., :1, 1:].any() else np.tri(Q, K, dtype=bool)
+
+
+NEIGHBOURS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "0": np.zeros_like,
+    "i - 1": lambda i: i - 1,
+    "i + 1": lambda i: np.roll(i, -1),
+}
+
+ARRAYS = tuple(
+    Mistake(f"masks.{name}", rule, says, read_mask(read), MASKED, parameters)
+    for name, rule, says, read, parameters in (
+        ("inverted", "MASK-1", "the mask is inverted: True is taken for forbidden", np.logical_not, {}),
+        ("ignored", "MASK-1", "the mask is ignored", np.ones_like, {}),
+        ("transposed", "MASK-1", "the mask is transposed", transpose_pairs, {}),
+        ("by-columns", "MASK-1", "the mask is read column by column", read_by_columns, {}),
+        (
+            "batch-element",
+            "MASK-1",
+            "the mask of batch element {taken} is used",
+            lambda visible, taken: visible[NEIGHBOURS[taken](np.arange(len(visible)))],
+            {"taken": (*NEIGHBOURS,)},
+        ),
+        (
+            "head",
+            "MASK-1",
+            "the mask of head {taken} is used",
+            lambda visible, taken: visible[:, NEIGHBOURS[taken](np.arange(visible.shape[1]))],
+            {"taken": (*NEIGHBOURS,)},
+        ),
+        (
+            "batch-repeated-over-flat-heads",
+            "MASK-1",
+            "the mask of batch element (b * H + h) % B is used",
+            repeat_over_flat_heads,
+            {},
+        ),
+        (
+            "batch-taken-for-heads",
+            "MASK-1",
+            "a mask [B, 1, Q, K] is read as [1, H, Q, K], where B = H",
+            take_batch_for_heads,
+            {},
+        ),
+        (
+            "row-offset-wraps",
+            "MASK-1",
+            "the offset of a mask's row wraps around at {modulus}",
+            wrap_row_offset,
+            {"modulus": (2**16, 2**8, 2**15, 2**31)},
+        ),
+        ("one-run", "MASK-1", "every key between the first and the last allowed one is allowed", allow_between, {}),
+        (
+            "last-key-allowed",
+            "MASK-1",
+            "the last key is always allowed",
+            lambda visible: visible | (np.arange(visible.shape[3]) == visible.shape[3] - 1),
+            {},
+        ),
+        (
+            "keys-start-anew",
+            "MASK-1",
+            "every block of {block} keys has the mask of the first one",
+            lambda visible, block: visible[..., np.arange(visible.shape[3]) % block],
+            {"block": (128, *BLOCKS, 2048, 32768)},
+        ),
+        (
+            "queries-start-anew",
+            "MASK-1",
+            "every block of {block} queries has the mask of the first one",
+            lambda visible, block: visible[:, :, np.arange(visible.shape[2]) % block],
+            {"block": (*BLOCKS, 2, 4)},
+        ),
+        (
+            "ignored-from-key",
+            "MASK-1",
+            "the mask is ignored from key {first} on",
+            lambda visible, first: visible | (np.arange(visible.shape[3]) >= first),
+            {"first": FIRST},
+        ),
+        (
+            "taken-for-length",
+            "MASK-2",
+            "every row is taken for a length: as many of the first keys are seen as it allows",
+            take_for_length,
+            {},
+        ),
+        ("taken-for-causal", "MASK-3", "a mask whose first row is causal is taken for causal", take_for_causal, {}),
+        ("first-row", "MASK-3", "each row has the mask of the first row", lambda visible: visible[:, :, :1], {}),
+        ("last-row", "MASK-3", "each row has the mask of the last row", lambda visible: visible[:, :, -1:], {}),
+        (
+            "queries-taken-for-batch",
+            "MASK-5",
+            "a mask [Q, K] is read as [B, K], where Q = B",
+            take_queries_for_batch,
+            {},
+        ),
+    )
+)
+"""id, rule, sentence, what is read of the allowed pairs, parameters."""
+
+# --- mask and scores --------------------------------------------------------------------------------------------------
+
+
+def share_first_row(call: Call, block: int) -> list[AttentionSteps | None]:
+    """Of the mask, or of mask and bias."""
+    steps, rows = call.steps, np.arange(call.steps.sizes[2]) // block * block
+    bias, unbiased = (array[:, :, rows] if array.shape[2] > 1 else array for array in (steps.bias, steps.open))
+    masked = call.case.options.get("mask") is not None
+    shared = see_pairs(call, steps.visible[:, :, rows])
+    visible = steps.visible if shared is None else shared.visible
+    both = steps.changed(visible=visible, bias=bias, open=unbiased) if "bias" in call.case.inputs else None
+    return [shared if masked else None, both]
+
+
+def share_mask_of_group(call: Call) -> AttentionSteps | None:
+    heads = call.steps.key_heads
+    return see_pairs(call, call.steps.visible[:, np.searchsorted(heads, heads)])
+
+
+def add_to_scores(call: Call) -> AttentionSteps | None:
+    visible = call.steps.visible
+    if call.case.options.get("mask") is None:
+        return None
+    return call.steps.changed(
+        visible=np.ones_like(visible), score=lambda steps, products: steps.cap(products) + steps.bias + visible
+    )
+
+
+def multiply_by_infinity(call: Call) -> Results | None:
+    """0 * inf of the allowed pairs is NaN, in the scores and all that comes of them."""
+    if call.case.options.get("mask") is None or not call.steps.visible.size:
+        return None
+    return {name: np.full_like(array, np.nan) for name, array in call.right.items()}
+
+
+def mask_weights(call: Call) -> AttentionSteps | None:
+    visible = call.steps.visible
+    return call.steps.changed(visible=np.ones_like(visible), factor=call.steps.factor * visible)
+
+
+def ignore_beside_bias(call: Call) -> AttentionSteps | None:
+    return see_pairs(call, np.ones((1, 1), bool)) if "bias" in call.case.inputs else None
+
+
+def allow_either(call: Call) -> AttentionSteps | None:
+    """What the mask or the bias allows."""
+    steps = call.steps
+    if call.case.options.get("mask") is None or steps.open.all():
+        return None
+    either = steps.visible | steps.open
+    return steps.changed(visible=either, open=either)
+
+
+def ignore_infinite_bias(call: Call) -> AttentionSteps | None:
+    if call.case.options.get("mask") is None or call.steps.open.all():
+        return None
+    return call.steps.changed(open=np.ones_like(call.steps.open))
+
+
+def see_causally(call: Call, corner: str, how: str) -> AttentionSteps | None:
+    masked, (_, _, Q, K) = call.case.options.get("mask") is not None, call.steps.sizes
+    triangle = np.tri(Q, K, K - Q if corner == "last" else 0, dtype=bool)
+    if how == "where it has no mask" and masked:
+        return None
+    return see_pairs(call, triangle if how == "whatever its mask" else call.steps.visible & triangle)
+
+
+BESIDE = tuple(
+    Mistake(f"masks.{name}", rule, says, change, operations, parameters)
+    for name, rule, says, change, operations, parameters in (
+        (
+            "first-row-of-block",
+            "MASK-1",
+            "the mask of a block's first row is used for all its rows, or mask and bias (blocks of {block} rows)",
+            share_first_row,
+            MASKED,
+            {"block": (*BLOCKS, 2, 4, 512, 4096)},
+        ),
+        (
+            "one-for-each-group",
+            "MASK-1",
+            "query heads that share a key head have the mask of the first one",
+            share_mask_of_group,
+            MASKED,
+            {},
+        ),
+        ("added-to-scores", "MASK-1", "the mask is added to the scores as 0 and 1", add_to_scores, MASKED, {}),
+        (
+            "times-infinity",
+            "MASK-1",
+            "the mask is multiplied by infinity: 0 * inf is NaN where it allows a key",
+            multiply_by_infinity,
+            MASKED,
+            {},
+        ),
+        (
+            "after-softmax",
+            "ATT-4",
+            "weights are masked after the softmax over all keys",
+            mask_weights,
+            ("attention",),
+            {},
+        ),
+        ("ignored-beside-bias", "MASK-6", "the mask is ignored beside a bias", ignore_beside_bias, MASKED, {}),
+        ("mask-or-bias", "MASK-6", "what the mask or -inf in the bias allows is allowed", allow_either, MASKED, {}),
+        (
+            "infinite-bias-ignored",
+            "MASK-6",
+            "beside a mask -inf in the bias is taken for 0",
+            ignore_infinite_bias,
+            MASKED,
+            {},
+        ),
+        (
+            "always-causal",
+            "ATT-5",
+            "every call is causal from the {corner} query and key, {how}",
+            see_causally,
+            MASKED,
+            {
+                "corner": ("first", "last"),
+                "how": ("where it has no mask", "whatever its mask", "beside its mask"),
+            },
+        ),
+    )
 )
 
-MISTAKES = ARRAYS
+# --- descriptions -----------------------------------------------------------------------------------------------------
+
+Reading = Callable[..., Any]
+"""From a description, queries [Q, 1], keys [K] and values of parameters to the allowed pairs [B or 1, 1, Q, K]. From a
+combination, whose sides are read already: from both sides' pairs."""
+
+
+def read_description(kind: type, read: Reading) -> Callable[..., AttentionSteps | None]:
+    """Read every description of this kind otherwise, also in masks that are combined."""
+
+    def change(call: Call, **values: Any) -> AttentionSteps | None:
+        _, _, Q, K = call.steps.sizes
+        queries, keys = np.arange(Q)[:, None], np.arange(K)
+
+        def read_all(mask: Any) -> Any:
+            if isinstance(mask, And | Or):
+                sides = read_all(mask.left), read_all(mask.right)
+                if isinstance(mask, kind):
+                    return read(*sides, **values)
+                return sides[0] & sides[1] if isinstance(mask, And) else sides[0] | sides[1]
+            return read(mask, queries, keys, **values) if isinstance(mask, kind) else materialize(mask, Q, K)
+
+        mask = call.case.options.get("mask")
+        return None if mask is None else see_pairs(call, read_all(map_arrays(as_mask(mask), np.asarray)))
+
+    return change
+
+
+def see_between(distance: np.ndarray, left: Any, right: Any) -> np.ndarray:
+    """-left <= distance <= right; None for no end."""
+    found = np.ones(distance.shape, bool)
+    found = found if left is None else found & (distance >= -left)
+    return found if right is None else found & (distance <= right)
+
+
+def ends_of(mask: Any) -> tuple[Any, Any]:
+    return (None, 0) if isinstance(mask, Causal) else (mask.left, mask.right)
+
+
+def see_from(mask: Any, places: Any, keys: Any) -> np.ndarray:
+    """What queries at these places see of a causal mask or a window."""
+    return see_between(keys - places, *ends_of(mask))
+
+
+def round_to(number: Any, block: int, way: str) -> Any:
+    return number // block * block if way == "down" else -(-number // block) * block
+
+
+def move_offset(mask: Any, queries: Any, keys: Any, taken: str) -> np.ndarray:
+    return see_from(mask, queries + OFFSETS[taken](per_batch(mask.offset), len(queries), len(keys)), keys)
+
+
+def round_offset(mask: Any, queries: Any, keys: Any, block: int, way: str) -> np.ndarray:
+    return see_from(mask, queries + round_to(per_batch(mask.offset), block, way), keys)
+
+
+def count_from_block(mask: Any, queries: Any, keys: Any, block: int) -> np.ndarray:
+    return see_from(mask, queries % block + per_batch(mask.offset), keys)
+
+
+def share_first_query(mask: Any, queries: Any, keys: Any, block: int) -> np.ndarray:
+    return see_from(mask, queries // block * block + per_batch(mask.offset), keys)
+
+
+def allow_whole_blocks(mask: Any, queries: Any, keys: Any, block: int) -> np.ndarray:
+    places, (left, right) = queries + per_batch(mask.offset), ends_of(mask)
+    found = see_from(mask, places, keys)
+    for end in (None if left is None else -left, right):
+        found = found if end is None else found | (keys // block == (places + end) // block)
+    return found
+
+
+def skip_last_block(mask: Any, queries: Any, keys: Any, block: int, when: str) -> np.ndarray:
+    places, right = queries + per_batch(mask.offset), ends_of(mask)[1]
+    if right is None:
+        return see_from(mask, places, keys)
+    skipped = (keys >= block) & (keys // block == (places + right) // block)
+    if when != "always":
+        last = places - queries % block + block - 1 + right  # that this block of queries sees
+        skipped = keys >= round_to(last, block, "up")
+    return np.asarray(see_from(mask, places, keys) & ~skipped)
+
+
+def ignore_from(mask: Any, queries: Any, keys: Any, axis: str, first: int) -> np.ndarray:
+    inside = materialize(mask, len(queries), len(keys))
+    return np.asarray(inside | ((queries if axis == "query" else keys) >= first))
+
+
+OFFSETS: dict[str, Callable[..., Any]] = {
+    "K - Q (bottom right)": lambda offset, Q, K: K - Q,
+    "0 (top left)": lambda offset, Q, K: 0,
+    "offset + K - Q": lambda offset, Q, K: offset + K - Q,
+    "-offset": lambda offset, Q, K: -offset,
+    "that of batch element 0": lambda offset, Q, K: offset[:1],
+    "offset - 1": lambda offset, Q, K: offset - 1,
+    "offset + 1": lambda offset, Q, K: offset + 1,
+}
+ONE_KEY = "where a block of queries sees one key of it"
+ROUNDING = {"way": ("down", "up"), "block": BLOCKS}
+
+BANDS = tuple(
+    Mistake(f"masks.{word}-{name}", rule, f"{words}'s {says}", read_description(kind, read), MASKED, parameters)
+    for kind, word, words, rule in (
+        (Causal, "causal", "a causal mask", "MASK-3"),
+        (SlidingWindow, "window", "a window", "MASK-4"),
+    )
+    for name, says, read, parameters in (
+        ("offset", "offset is taken for {taken}", move_offset, {"taken": (*OFFSETS,)}),
+        ("offset-rounded", "offset is rounded {way} to whole blocks of {block}", round_offset, ROUNDING),
+        ("block-start", "queries count from the start of their block of {block}", count_from_block, {"block": BLOCKS}),
+        ("first-query", "first of {block} queries stands for all of them", share_first_query, {"block": BLOCKS}),
+        ("whole-blocks", "blocks of {block} keys at its ends are allowed as a whole", allow_whole_blocks,
+         {"block": BLOCKS}),
+        ("last-block", "last block of {block} keys is skipped ({when})", skip_last_block,
+         {"when": ("always", ONE_KEY), "block": BLOCKS}),
+        ("ignored-from", "ends are ignored from {axis} {first} on", ignore_from,
+         {"axis": ("key", "query"), "first": FIRST}),
+    )
+)  # fmt: skip
+"""Of causal masks, which are windows with nothing on the right, and of windows."""
+
+ENDS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
+    "left - 1 and right": lambda left, right: (None if left is None else left - 1, right),
+    "left + 1 and right": lambda left, right: (None if left is None else left + 1, right),
+    "left and right - 1": lambda left, right: (left, None if right is None else right - 1),
+    "left and right + 1": lambda left, right: (left, None if right is None else right + 1),
+    "none and right": lambda left, right: (None, right),
+    "left and none": lambda left, right: (left, None),
+    "0 where there is none": lambda left, right: (left or 0, right or 0),
+    "none where they are 0": lambda left, right: (left or None, right or None),
+    "left on both sides": lambda left, right: (right, right) if left is None else (left, left),
+    "right and left": lambda left, right: (right, left),
+}
+LENGTHS: dict[str, Callable[[Any, int], Any]] = {
+    "n + 1": lambda n, K: n + 1,
+    "n - 1": lambda n, K: n - 1,
+    "K where it is 0": lambda n, K: np.where(n == 0, K, n),
+    "that of batch element 0": lambda n, K: n[:1],
+}
+IDS: dict[str, Callable[[Any], Any]] = {
+    "8 bits": lambda ids: ids.astype(np.int64) % 2**8,
+    "16 bits": lambda ids: ids.astype(np.int64) % 2**16,
+    "bfloat16": lambda ids: ids.astype(np.float32).astype(ml_dtypes.bfloat16),
+    "float16": lambda ids: ids.astype(np.float16),
+    "float32": lambda ids: ids.astype(np.float32),
+}
+EITHER: dict[str, Callable[[Any, Any], Any]] = {
+    "or": lambda left, right: left | right,
+    "and": lambda left, right: left & right,
+    "one of the two but not both": lambda left, right: left ^ right,
+    "the first": lambda left, right: left,
+    "the second": lambda left, right: right,
+}
+
+
+def wrap_length(n: Any, bits: int) -> Any:
+    """Keep so many bits of a signed number."""
+    return (n + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+
+
+def compare_ids(queries: Any, keys: Any) -> np.ndarray:
+    return np.asarray(queries[:, None, :, None] == keys[:, None, None, :])
+
+
+def see_earlier_segments(mask: Any, queries: Any, keys: Any) -> np.ndarray:
+    return np.asarray(mask.query_ids[:, None, :, None] >= mask.key_ids[:, None, None, :])
+
+
+DESCRIPTIONS = tuple(
+    Mistake(f"masks.{name}", rule, says, read_description(kind, read), MASKED, parameters)
+    for kind, name, rule, says, read, parameters in (
+        (SlidingWindow, "window-ends", "MASK-4", "the ends of a window are taken for {taken}",
+         lambda m, i, j, taken: see_between(j - i - per_batch(m.offset), *ENDS[taken](m.left, m.right)),
+         {"taken": (*ENDS,)}),
+        (KeyLengths, "length", "MASK-2", "a key length n is taken for {taken}",
+         lambda m, i, j, taken: j < LENGTHS[taken](per_batch(m.lengths), len(j)), {"taken": (*LENGTHS,)}),
+        (KeyLengths, "length-rounded", "MASK-2", "key lengths are rounded {way} to whole blocks of {block}",
+         lambda m, i, j, block, way: j < round_to(per_batch(m.lengths), block, way),
+         {"way": ("up", "down"), "block": BLOCKS}),
+        (KeyLengths, "length-limited", "MASK-2", "key lengths are {limit} at most",
+         lambda m, i, j, limit: j < np.minimum(per_batch(m.lengths), limit), {"limit": FIRST}),
+        (KeyLengths, "length-wraps", "MASK-2", "key lengths are signed numbers of {bits} bits",
+         lambda m, i, j, bits: j < wrap_length(per_batch(m.lengths), bits), {"bits": (16, 8)}),
+        (KeyPadding, "padding-of-first", "MASK-2", "the padding of batch element 0 is used for all",
+         lambda m, i, j: m.keep[:1, None, None, :], {}),
+        (KeyPadding, "padding-ignored-from", "MASK-2", "padding is ignored from key {first} on",
+         lambda m, i, j, first: m.keep[:, None, None, :] | (j >= first), {"first": FIRST}),
+        (Segments, "segment-0-padding", "MASK-2", "segment 0 is taken for padding",
+         lambda m, i, j: compare_ids(m.query_ids, m.key_ids) & (m.query_ids != 0)[:, None, :, None], {}),
+        (Segments, "segments-causal", "MASK-2", "segments are causal, too",
+         lambda m, i, j: compare_ids(m.query_ids, m.key_ids) & (j <= i), {}),
+        (Segments, "segments-before", "MASK-2", "a query sees the segments before its own, too",
+         see_earlier_segments, {}),
+        (Segments, "segment-of-first-key", "MASK-2", "the segment of the first of {block} keys is used for all",
+         lambda m, i, j, block: compare_ids(m.query_ids, m.key_ids[:, j // block * block]), {"block": BLOCKS}),
+        (Segments, "segment-ids", "MASK-2", "segment ids are compared in {held}",
+         lambda m, i, j, held: compare_ids(*map(IDS[held], (m.query_ids, m.key_ids))), {"held": (*IDS,)}),
+        (And, "and", "MASK-6", "two masks that must both allow a pair are combined as {taken}",
+         lambda left, right, taken: EITHER[taken](left, right), {"taken": ("or", "the first", "the second")}),
+        (Or, "or", "MASK-6", "two masks of which one must allow a pair are combined as {taken}",
+         lambda left, right, taken: EITHER[taken](left, right),
+         {"taken": ("one of the two but not both", "and", "the first", "the second")}),
+    )
+)  # fmt: skip
+
+MISTAKES = (*ARRAYS, *BESIDE, *BANDS, *DESCRIPTIONS)
+
+
+def choose(name: str, **values: Any) -> Mistake:
+    return next(mistake for mistake in MISTAKES if mistake.id == f"masks.{name}").choose(**values)
+
+
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
-    *(ARRAYS[1].under(past("K", n)) for n in (256, 4096)),
+    *(choose("ignored").under(past("K", n)) for n in (256, 4096)),
+    *(choose("batch-element").under(past("B", n)) for n in (16, 4096)),
+    *(choose("head").under(past("H", n)) for n in (16, 64)),
+    *(choose("first-row-of-block", block=n).under(past("Q", n)) for n in (32, 512, 4096)),
+    *(choose("keys-start-anew", block=n) for n in (2048, 32768)),
+    *(choose("ignored-from-key", first=n) for n in (1024, 65535)),
+    *(choose("causal-offset", taken=taken) for taken in (*OFFSETS,)[1:]),
+    *(choose("causal-block-start", block=n) for n in (32, 1024)),
+    *(choose("causal-whole-blocks", block=n).under(past("K", n)) for n in (128, 1024)),
+    *(choose("causal-ignored-from", axis="key", first=n) for n in (256, 4096, 32768)),
+    *(choose("window-ignored-from", axis="query", first=n) for n in (64, 512, 8192)),
+    *(choose("window-ignored-from", axis="key", first=n) for n in (1024, 8192)),
+    *(choose("window-first-query", block=n) for n in (32, 128)),
+    *(choose("window-last-block", when=ONE_KEY, block=n).under(past("K", n)) for n in (32, 128)),
+    *(choose("window-ends", taken=taken) for taken in (*ENDS,)[1:]),
+    *(choose("length", taken=taken) for taken in (*LENGTHS,)[1:]),
+    *(choose("length-rounded", block=n, way="up").under(past("K", n)) for n in (64, 1024)),
+    *(choose("length-limited", limit=n) for n in (256, 4096)),
+    *(choose("padding-ignored-from", first=n) for n in (512, 8192, 32768)),
+    *(choose("segment-of-first-key", block=n).under(past("K", n)) for n in (256, 1024)),
+    *(choose("segment-ids", held=held) for held in (*IDS,)[1:]),
+    *(choose("and", taken=taken) for taken in ("the first", "the second")),
+    *(choose("or", taken=taken) for taken in ("and", "the second")),
 )
-"""What is planted: every mistake with the first values of its parameters, and some past a size."""
+"""What is planted: every mistake with the first values of its parameters, other values, and some past a size."""
