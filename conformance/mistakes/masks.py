@@ -44,15 +44,6 @@ def read_mask(read: Callable[..., np.ndarray]) -> Callable[..., AttentionSteps |
     return change
 
 
-def transpose_pairs(visible: np.ndarray) -> np.ndarray:
-    return visible.swapaxes(2, 3) if visible.shape[2] == visible.shape[3] else visible
-
-
-def read_by_columns(visible: np.ndarray) -> np.ndarray:
-    *lead, Q, K = visible.shape
-    return visible.reshape(*lead, K, Q).swapaxes(-1, -2)
-
-
 def repeat_over_flat_heads(visible: np.ndarray) -> np.ndarray:
     """Repeat [B, 1, Q, K] H times one after the other, and cut that as [B, H, Q, K]."""
     B, H, *pairs = visible.shape
@@ -88,10 +79,6 @@ def allow_between(visible: np.ndarray) -> np.ndarray:
     return np.asarray(forward & back[..., ::-1])
 
 
-def take_for_length(visible: np.ndarray) -> np.ndarray:
-    return np.asarray(np.arange(visible.shape[3]) < visible.sum(axis=3, keepdims=True))
-
-
 def take_for_causal(visible: np.ndarray) -> np.ndarray:
     Q, K = visible.shape[2:]
     return visible if visible[..., :1, 1:].any() else np.tri(Q, K, dtype=bool)
@@ -108,91 +95,38 @@ ARRAYS = tuple(
     for name, rule, says, read, parameters in (
         ("inverted", "MASK-1", "the mask is inverted: True is taken for forbidden", np.logical_not, {}),
         ("ignored", "MASK-1", "the mask is ignored", np.ones_like, {}),
-        ("transposed", "MASK-1", "the mask is transposed", transpose_pairs, {}),
-        ("by-columns", "MASK-1", "the mask is read column by column", read_by_columns, {}),
-        (
-            "batch-element",
-            "MASK-1",
-            "the mask of batch element {taken} is used",
-            lambda visible, taken: visible[NEIGHBOURS[taken](np.arange(len(visible)))],
-            {"taken": (*NEIGHBOURS,)},
-        ),
-        (
-            "head",
-            "MASK-1",
-            "the mask of head {taken} is used",
-            lambda visible, taken: visible[:, NEIGHBOURS[taken](np.arange(visible.shape[1]))],
-            {"taken": (*NEIGHBOURS,)},
-        ),
-        (
-            "batch-repeated-over-flat-heads",
-            "MASK-1",
-            "the mask of batch element (b * H + h) % B is used",
-            repeat_over_flat_heads,
-            {},
-        ),
-        (
-            "batch-taken-for-heads",
-            "MASK-1",
-            "a mask [B, 1, Q, K] is read as [1, H, Q, K], where B = H",
-            take_batch_for_heads,
-            {},
-        ),
-        (
-            "row-offset-wraps",
-            "MASK-1",
-            "the offset of a mask's row wraps around at {modulus}",
-            wrap_row_offset,
-            {"modulus": (2**16, 2**8, 2**15, 2**31)},
-        ),
+        ("transposed", "MASK-1", "the mask is transposed",
+         lambda v: v.swapaxes(2, 3) if v.shape[2] == v.shape[3] else v, {}),
+        ("by-columns", "MASK-1", "the mask is read column by column",
+         lambda v: v.reshape(*v.shape[:2], v.shape[3], v.shape[2]).swapaxes(2, 3), {}),
+        ("batch-element", "MASK-1", "batch element i has the mask of batch element {taken}",
+         lambda v, taken: v[NEIGHBOURS[taken](np.arange(len(v)))], {"taken": (*NEIGHBOURS,)}),
+        ("head", "MASK-1", "head i has the mask of head {taken}",
+         lambda v, taken: v[:, NEIGHBOURS[taken](np.arange(v.shape[1]))], {"taken": (*NEIGHBOURS,)}),
+        ("batch-repeated-over-flat-heads", "MASK-1", "the mask of batch element (b * H + h) % B is used",
+         repeat_over_flat_heads, {}),
+        ("batch-taken-for-heads", "MASK-1", "a mask [B, 1, Q, K] is read as [1, H, Q, K], where B = H",
+         take_batch_for_heads, {}),
+        ("row-offset-wraps", "MASK-1", "the offset of a mask's row wraps around at {modulus}",
+         wrap_row_offset, {"modulus": (2**16, 2**8, 2**15, 2**31)}),
         ("one-run", "MASK-1", "every key between the first and the last allowed one is allowed", allow_between, {}),
-        (
-            "last-key-allowed",
-            "MASK-1",
-            "the last key is always allowed",
-            lambda visible: visible | (np.arange(visible.shape[3]) == visible.shape[3] - 1),
-            {},
-        ),
-        (
-            "keys-start-anew",
-            "MASK-1",
-            "every block of {block} keys has the mask of the first one",
-            lambda visible, block: visible[..., np.arange(visible.shape[3]) % block],
-            {"block": (128, *BLOCKS, 2048, 32768)},
-        ),
-        (
-            "queries-start-anew",
-            "MASK-1",
-            "every block of {block} queries has the mask of the first one",
-            lambda visible, block: visible[:, :, np.arange(visible.shape[2]) % block],
-            {"block": (*BLOCKS, 2, 4)},
-        ),
-        (
-            "ignored-from-key",
-            "MASK-1",
-            "the mask is ignored from key {first} on",
-            lambda visible, first: visible | (np.arange(visible.shape[3]) >= first),
-            {"first": FIRST},
-        ),
-        (
-            "taken-for-length",
-            "MASK-2",
-            "every row is taken for a length: as many of the first keys are seen as it allows",
-            take_for_length,
-            {},
-        ),
+        ("last-key-allowed", "MASK-1", "the last key is always allowed",
+         lambda v: v | (np.arange(v.shape[3]) == v.shape[3] - 1), {}),
+        ("keys-start-anew", "MASK-1", "every block of {block} keys has the mask of the first one",
+         lambda v, block: v[..., np.arange(v.shape[3]) % block], {"block": (*BLOCKS, 2048, 32768)}),
+        ("queries-start-anew", "MASK-1", "every block of {block} queries has the mask of the first one",
+         lambda v, block: v[:, :, np.arange(v.shape[2]) % block], {"block": (*BLOCKS, 2, 4)}),
+        ("ignored-from-key", "MASK-1", "the mask is ignored from key {first} on",
+         lambda v, first: v | (np.arange(v.shape[3]) >= first), {"first": FIRST}),
+        ("taken-for-length", "MASK-2", "a row is taken for a length: as many of the first keys are seen as it allows",
+         lambda v: np.arange(v.shape[3]) < v.sum(axis=3, keepdims=True), {}),
         ("taken-for-causal", "MASK-3", "a mask whose first row is causal is taken for causal", take_for_causal, {}),
-        ("first-row", "MASK-3", "each row has the mask of the first row", lambda visible: visible[:, :, :1], {}),
-        ("last-row", "MASK-3", "each row has the mask of the last row", lambda visible: visible[:, :, -1:], {}),
-        (
-            "queries-taken-for-batch",
-            "MASK-5",
-            "a mask [Q, K] is read as [B, K], where Q = B",
-            take_queries_for_batch,
-            {},
-        ),
+        ("first-row", "MASK-3", "each row has the mask of the first row", lambda v: v[:, :, :1], {}),
+        ("last-row", "MASK-3", "each row has the mask of the last row", lambda v: v[:, :, -1:], {}),
+        ("queries-taken-for-batch", "MASK-5", "a mask [Q, K] is read as [B, K], where Q = B",
+         take_queries_for_batch, {}),
     )
-)
+)  # fmt: skip
 """id, rule, sentence, what is read of the allowed pairs, parameters."""
 
 # --- mask and scores --------------------------------------------------------------------------------------------------
@@ -232,6 +166,8 @@ def multiply_by_infinity(call: Call) -> Results | None:
 
 def mask_weights(call: Call) -> AttentionSteps | None:
     visible = call.steps.visible
+    if call.case.operation != "attention" or visible.all():
+        return None
     return call.steps.changed(visible=np.ones_like(visible), factor=call.steps.factor * visible)
 
 
@@ -263,64 +199,24 @@ def see_causally(call: Call, corner: str, how: str) -> AttentionSteps | None:
 
 
 BESIDE = tuple(
-    Mistake(f"masks.{name}", rule, says, change, operations, parameters)
-    for name, rule, says, change, operations, parameters in (
-        (
-            "first-row-of-block",
-            "MASK-1",
-            "the mask of a block's first row is used for all its rows, or mask and bias (blocks of {block} rows)",
-            share_first_row,
-            MASKED,
-            {"block": (*BLOCKS, 2, 4, 512, 4096)},
-        ),
-        (
-            "one-for-each-group",
-            "MASK-1",
-            "query heads that share a key head have the mask of the first one",
-            share_mask_of_group,
-            MASKED,
-            {},
-        ),
-        ("added-to-scores", "MASK-1", "the mask is added to the scores as 0 and 1", add_to_scores, MASKED, {}),
-        (
-            "times-infinity",
-            "MASK-1",
-            "the mask is multiplied by infinity: 0 * inf is NaN where it allows a key",
-            multiply_by_infinity,
-            MASKED,
-            {},
-        ),
-        (
-            "after-softmax",
-            "ATT-4",
-            "weights are masked after the softmax over all keys",
-            mask_weights,
-            ("attention",),
-            {},
-        ),
-        ("ignored-beside-bias", "MASK-6", "the mask is ignored beside a bias", ignore_beside_bias, MASKED, {}),
-        ("mask-or-bias", "MASK-6", "what the mask or -inf in the bias allows is allowed", allow_either, MASKED, {}),
-        (
-            "infinite-bias-ignored",
-            "MASK-6",
-            "beside a mask -inf in the bias is taken for 0",
-            ignore_infinite_bias,
-            MASKED,
-            {},
-        ),
-        (
-            "always-causal",
-            "ATT-5",
-            "every call is causal from the {corner} query and key, {how}",
-            see_causally,
-            MASKED,
-            {
-                "corner": ("first", "last"),
-                "how": ("where it has no mask", "whatever its mask", "beside its mask"),
-            },
-        ),
+    Mistake(f"masks.{name}", rule, says, change, MASKED, parameters)
+    for name, rule, says, change, parameters in (
+        ("first-row-of-block", "MASK-1",
+         "the mask of a block's first row is used for all its rows, or mask and bias (blocks of {block} rows)",
+         share_first_row, {"block": (*BLOCKS, 2, 4, 512, 4096)}),
+        ("one-for-each-group", "MASK-1", "query heads that share a key head have the mask of the first one",
+         share_mask_of_group, {}),
+        ("added-to-scores", "MASK-1", "the mask is added to the scores as 0 and 1", add_to_scores, {}),
+        ("times-infinity", "MASK-1", "the mask is multiplied by infinity: 0 * inf is NaN where it allows a key",
+         multiply_by_infinity, {}),
+        ("after-softmax", "ATT-4", "weights are masked after the softmax over all keys", mask_weights, {}),
+        ("ignored-beside-bias", "MASK-6", "the mask is ignored beside a bias", ignore_beside_bias, {}),
+        ("mask-or-bias", "MASK-6", "what the mask or -inf in the bias allows is allowed", allow_either, {}),
+        ("infinite-bias-ignored", "MASK-6", "beside a mask -inf in the bias is taken for 0", ignore_infinite_bias, {}),
+        ("always-causal", "ATT-5", "every call is causal from the {corner} query and key, {how}", see_causally,
+         {"corner": ("first", "last"), "how": ("where it has no mask", "whatever its mask", "beside its mask")}),
     )
-)
+)  # fmt: skip
 
 # --- descriptions -----------------------------------------------------------------------------------------------------
 
@@ -366,24 +262,12 @@ def see_from(mask: Any, places: Any, keys: Any) -> np.ndarray:
     return see_between(keys - places, *ends_of(mask))
 
 
+def compare_ids(queries: Any, keys: Any) -> Any:
+    return queries[:, None, :, None] == keys[:, None, None, :]
+
+
 def round_to(number: Any, block: int, way: str) -> Any:
     return number // block * block if way == "down" else -(-number // block) * block
-
-
-def move_offset(mask: Any, queries: Any, keys: Any, taken: str) -> np.ndarray:
-    return see_from(mask, queries + OFFSETS[taken](per_batch(mask.offset), len(queries), len(keys)), keys)
-
-
-def round_offset(mask: Any, queries: Any, keys: Any, block: int, way: str) -> np.ndarray:
-    return see_from(mask, queries + round_to(per_batch(mask.offset), block, way), keys)
-
-
-def count_from_block(mask: Any, queries: Any, keys: Any, block: int) -> np.ndarray:
-    return see_from(mask, queries % block + per_batch(mask.offset), keys)
-
-
-def share_first_query(mask: Any, queries: Any, keys: Any, block: int) -> np.ndarray:
-    return see_from(mask, queries // block * block + per_batch(mask.offset), keys)
 
 
 def allow_whole_blocks(mask: Any, queries: Any, keys: Any, block: int) -> np.ndarray:
@@ -420,7 +304,6 @@ OFFSETS: dict[str, Callable[..., Any]] = {
     "offset + 1": lambda offset, Q, K: offset + 1,
 }
 ONE_KEY = "where a block of queries sees one key of it"
-ROUNDING = {"way": ("down", "up"), "block": BLOCKS}
 
 BANDS = tuple(
     Mistake(f"masks.{word}-{name}", rule, f"{words}'s {says}", read_description(kind, read), MASKED, parameters)
@@ -429,10 +312,16 @@ BANDS = tuple(
         (SlidingWindow, "window", "a window", "MASK-4"),
     )
     for name, says, read, parameters in (
-        ("offset", "offset is taken for {taken}", move_offset, {"taken": (*OFFSETS,)}),
-        ("offset-rounded", "offset is rounded {way} to whole blocks of {block}", round_offset, ROUNDING),
-        ("block-start", "queries count from the start of their block of {block}", count_from_block, {"block": BLOCKS}),
-        ("first-query", "first of {block} queries stands for all of them", share_first_query, {"block": BLOCKS}),
+        ("offset", "offset is taken for {taken}",
+         lambda m, i, j, taken: see_from(m, i + OFFSETS[taken](per_batch(m.offset), len(i), len(j)), j),
+         {"taken": (*OFFSETS,)}),
+        ("offset-rounded", "offset is rounded {way} to whole blocks of {block}",
+         lambda m, i, j, way, block: see_from(m, i + round_to(per_batch(m.offset), block, way), j),
+         {"way": ("down", "up"), "block": BLOCKS}),
+        ("block-start", "queries count from the start of their block of {block}",
+         lambda m, i, j, block: see_from(m, i % block + per_batch(m.offset), j), {"block": BLOCKS}),
+        ("first-query", "first of {block} queries stands for all of them",
+         lambda m, i, j, block: see_from(m, i // block * block + per_batch(m.offset), j), {"block": BLOCKS}),
         ("whole-blocks", "blocks of {block} keys at its ends are allowed as a whole", allow_whole_blocks,
          {"block": BLOCKS}),
         ("last-block", "last block of {block} keys is skipped ({when})", skip_last_block,
@@ -477,19 +366,6 @@ EITHER: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def wrap_length(n: Any, bits: int) -> Any:
-    """Keep so many bits of a signed number."""
-    return (n + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
-
-
-def compare_ids(queries: Any, keys: Any) -> np.ndarray:
-    return np.asarray(queries[:, None, :, None] == keys[:, None, None, :])
-
-
-def see_earlier_segments(mask: Any, queries: Any, keys: Any) -> np.ndarray:
-    return np.asarray(mask.query_ids[:, None, :, None] >= mask.key_ids[:, None, None, :])
-
-
 DESCRIPTIONS = tuple(
     Mistake(f"masks.{name}", rule, says, read_description(kind, read), MASKED, parameters)
     for kind, name, rule, says, read, parameters in (
@@ -504,7 +380,8 @@ DESCRIPTIONS = tuple(
         (KeyLengths, "length-limited", "MASK-2", "key lengths are {limit} at most",
          lambda m, i, j, limit: j < np.minimum(per_batch(m.lengths), limit), {"limit": FIRST}),
         (KeyLengths, "length-wraps", "MASK-2", "key lengths are signed numbers of {bits} bits",
-         lambda m, i, j, bits: j < wrap_length(per_batch(m.lengths), bits), {"bits": (16, 8)}),
+         lambda m, i, j, bits: j < (per_batch(m.lengths) + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1),
+         {"bits": (16, 8)}),
         (KeyPadding, "padding-of-first", "MASK-2", "the padding of batch element 0 is used for all",
          lambda m, i, j: m.keep[:1, None, None, :], {}),
         (KeyPadding, "padding-ignored-from", "MASK-2", "padding is ignored from key {first} on",
@@ -514,7 +391,7 @@ DESCRIPTIONS = tuple(
         (Segments, "segments-causal", "MASK-2", "segments are causal, too",
          lambda m, i, j: compare_ids(m.query_ids, m.key_ids) & (j <= i), {}),
         (Segments, "segments-before", "MASK-2", "a query sees the segments before its own, too",
-         see_earlier_segments, {}),
+         lambda m, i, j: m.query_ids[:, None, :, None] >= m.key_ids[:, None, None, :], {}),
         (Segments, "segment-of-first-key", "MASK-2", "the segment of the first of {block} keys is used for all",
          lambda m, i, j, block: compare_ids(m.query_ids, m.key_ids[:, j // block * block]), {"block": BLOCKS}),
         (Segments, "segment-ids", "MASK-2", "segment ids are compared in {held}",
