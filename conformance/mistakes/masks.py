@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from conformance.cases.kernel_arguments import padded_queries
@@ -19,6 +18,7 @@ from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segment
 
 MASKED = ("attention", "attention_weights", "attention_logsumexp")
 BLOCKS = (64, 8, 16, 32, 128, 256, 1024)
+IDS = ("uint8", "uint16", "bfloat16", "float16", "float32")
 FIRST = (64, 128, 256, 512, 1024, 4096, 8192, 32768, 65535)
 
 
@@ -60,7 +60,7 @@ def take_batch_for_heads(visible: np.ndarray) -> np.ndarray:
 
 def take_queries_for_batch(visible: np.ndarray) -> np.ndarray:
     B, _, Q, _ = visible.shape
-    fits = B == Q > 0 and bool((visible == visible[:1, :1]).all())
+    fits = B == Q and visible.size and bool((visible == visible[:1, :1]).all())
     return visible[0, 0, :, None, None] if fits else visible
 
 
@@ -71,17 +71,6 @@ def wrap_row_offset(visible: np.ndarray, modulus: int) -> np.ndarray:
         return visible
     places = (np.arange(Q) * K % modulus)[:, None] + np.arange(K)
     return visible.reshape(*lead, Q * K)[..., np.minimum(places, Q * K - 1)]
-
-
-def allow_between(visible: np.ndarray) -> np.ndarray:
-    """From the first allowed key of a row to the last one."""
-    forward, back = (np.logical_or.accumulate(one, axis=-1) for one in (visible, visible[..., ::-1]))
-    return np.asarray(forward & back[..., ::-1])
-
-
-def take_for_causal(visible: np.ndarray) -> np.ndarray:
-    Q, K = visible.shape[2:]
-    return visible if visible[..., :1, 1:].any() else np.tri(Q, K, dtype=bool)
 
 
 NEIGHBOURS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -109,7 +98,8 @@ ARRAYS = tuple(
          take_batch_for_heads, {}),
         ("row-offset-wraps", "MASK-1", "the offset of a mask's row wraps around at {modulus}",
          wrap_row_offset, {"modulus": (2**16, 2**8, 2**15, 2**31)}),
-        ("one-run", "MASK-1", "every key between the first and the last allowed one is allowed", allow_between, {}),
+        ("one-run", "MASK-1", "every key between the first and the last allowed one is allowed",
+         lambda v: np.logical_or.accumulate(v, -1) & np.logical_or.accumulate(v[..., ::-1], -1)[..., ::-1], {}),
         ("last-key-allowed", "MASK-1", "the last key is always allowed",
          lambda v: v | (np.arange(v.shape[3]) == v.shape[3] - 1), {}),
         ("keys-start-anew", "MASK-1", "every block of {block} keys has the mask of the first one",
@@ -120,9 +110,10 @@ ARRAYS = tuple(
          lambda v, first: v | (np.arange(v.shape[3]) >= first), {"first": FIRST}),
         ("taken-for-length", "MASK-2", "a row is taken for a length: as many of the first keys are seen as it allows",
          lambda v: np.arange(v.shape[3]) < v.sum(axis=3, keepdims=True), {}),
-        ("taken-for-causal", "MASK-3", "a mask whose first row is causal is taken for causal", take_for_causal, {}),
-        ("first-row", "MASK-3", "each row has the mask of the first row", lambda v: v[:, :, :1], {}),
-        ("last-row", "MASK-3", "each row has the mask of the last row", lambda v: v[:, :, -1:], {}),
+        ("taken-for-causal", "MASK-3", "a mask whose first row is causal is taken for causal",
+         lambda v: v if v[..., :1, 1:].any() else np.tri(v.shape[2], v.shape[3], dtype=bool), {}),
+        ("row", "MASK-3", "each row has the mask of the {row} row",
+         lambda v, row: v[:, :, :1] if row == "first" else v[:, :, -1:], {"row": ("first", "last")}),
         ("queries-taken-for-batch", "MASK-5", "a mask [Q, K] is read as [B, K], where Q = B",
          take_queries_for_batch, {}),
     )
@@ -141,11 +132,6 @@ def share_first_row(call: Call, block: int) -> list[AttentionSteps | None]:
     visible = steps.visible if shared is None else shared.visible
     both = steps.changed(visible=visible, bias=bias, open=unbiased) if "bias" in call.case.inputs else None
     return [shared if masked else None, both]
-
-
-def share_mask_of_group(call: Call) -> AttentionSteps | None:
-    heads = call.steps.key_heads
-    return see_pairs(call, call.steps.visible[:, np.searchsorted(heads, heads)])
 
 
 def add_to_scores(call: Call) -> AttentionSteps | None:
@@ -171,23 +157,12 @@ def mask_weights(call: Call) -> AttentionSteps | None:
     return call.steps.changed(visible=np.ones_like(visible), factor=call.steps.factor * visible)
 
 
-def ignore_beside_bias(call: Call) -> AttentionSteps | None:
-    return see_pairs(call, np.ones((1, 1), bool)) if "bias" in call.case.inputs else None
-
-
-def allow_either(call: Call) -> AttentionSteps | None:
-    """What the mask or the bias allows."""
+def combine_with_bias(call: Call, allowed: str) -> AttentionSteps | None:
     steps = call.steps
     if call.case.options.get("mask") is None or steps.open.all():
         return None
-    either = steps.visible | steps.open
-    return steps.changed(visible=either, open=either)
-
-
-def ignore_infinite_bias(call: Call) -> AttentionSteps | None:
-    if call.case.options.get("mask") is None or call.steps.open.all():
-        return None
-    return call.steps.changed(open=np.ones_like(call.steps.open))
+    visible = steps.visible | steps.open if allowed == "either allows" else steps.visible
+    return steps.changed(visible=visible, open=np.ones_like(steps.open))
 
 
 def see_causally(call: Call, corner: str, how: str) -> AttentionSteps | None:
@@ -205,14 +180,16 @@ BESIDE = tuple(
          "the mask of a block's first row is used for all its rows, or mask and bias (blocks of {block} rows)",
          share_first_row, {"block": (*BLOCKS, 2, 4, 512, 4096)}),
         ("one-for-each-group", "MASK-1", "query heads that share a key head have the mask of the first one",
-         share_mask_of_group, {}),
+         lambda call: see_pairs(call, call.steps.visible[:, np.searchsorted(call.steps.key_heads, call.steps.key_heads)]),
+         {}),
         ("added-to-scores", "MASK-1", "the mask is added to the scores as 0 and 1", add_to_scores, {}),
         ("times-infinity", "MASK-1", "the mask is multiplied by infinity: 0 * inf is NaN where it allows a key",
          multiply_by_infinity, {}),
         ("after-softmax", "ATT-4", "weights are masked after the softmax over all keys", mask_weights, {}),
-        ("ignored-beside-bias", "MASK-6", "the mask is ignored beside a bias", ignore_beside_bias, {}),
-        ("mask-or-bias", "MASK-6", "what the mask or -inf in the bias allows is allowed", allow_either, {}),
-        ("infinite-bias-ignored", "MASK-6", "beside a mask -inf in the bias is taken for 0", ignore_infinite_bias, {}),
+        ("ignored-beside-bias", "MASK-6", "the mask is ignored beside a bias",
+         lambda call: see_pairs(call, np.ones((1, 1), bool)) if "bias" in call.case.inputs else None, {}),
+        ("infinite-bias", "MASK-6", "beside -inf in the bias, pairs are allowed that {allowed}", combine_with_bias,
+         {"allowed": ("either allows", "the mask allows")}),
         ("always-causal", "ATT-5", "every call is causal from the {corner} query and key, {how}", see_causally,
          {"corner": ("first", "last"), "how": ("where it has no mask", "whatever its mask", "beside its mask")}),
     )
@@ -350,13 +327,6 @@ LENGTHS: dict[str, Callable[[Any, int], Any]] = {
     "K where it is 0": lambda n, K: np.where(n == 0, K, n),
     "that of batch element 0": lambda n, K: n[:1],
 }
-IDS: dict[str, Callable[[Any], Any]] = {
-    "8 bits": lambda ids: ids.astype(np.int64) % 2**8,
-    "16 bits": lambda ids: ids.astype(np.int64) % 2**16,
-    "bfloat16": lambda ids: ids.astype(np.float32).astype(ml_dtypes.bfloat16),
-    "float16": lambda ids: ids.astype(np.float16),
-    "float32": lambda ids: ids.astype(np.float32),
-}
 EITHER: dict[str, Callable[[Any, Any], Any]] = {
     "or": lambda left, right: left | right,
     "and": lambda left, right: left & right,
@@ -395,7 +365,7 @@ DESCRIPTIONS = tuple(
         (Segments, "segment-of-first-key", "MASK-2", "the segment of the first of {block} keys is used for all",
          lambda m, i, j, block: compare_ids(m.query_ids, m.key_ids[:, j // block * block]), {"block": BLOCKS}),
         (Segments, "segment-ids", "MASK-2", "segment ids are compared in {held}",
-         lambda m, i, j, held: compare_ids(*map(IDS[held], (m.query_ids, m.key_ids))), {"held": (*IDS,)}),
+         lambda m, i, j, held: compare_ids(*(ids.astype(held) for ids in (m.query_ids, m.key_ids))), {"held": IDS}),
         (And, "and", "MASK-6", "two masks that must both allow a pair are combined as {taken}",
          lambda left, right, taken: EITHER[taken](left, right), {"taken": ("or", "the first", "the second")}),
         (Or, "or", "MASK-6", "two masks of which one must allow a pair are combined as {taken}",
@@ -407,34 +377,33 @@ DESCRIPTIONS = tuple(
 MISTAKES = (*ARRAYS, *BESIDE, *BANDS, *DESCRIPTIONS)
 
 
-def choose(name: str, **values: Any) -> Mistake:
-    return next(mistake for mistake in MISTAKES if mistake.id == f"masks.{name}").choose(**values)
-
-
+KNOWN = {mistake.id.removeprefix("masks."): mistake for mistake in MISTAKES}
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
-    *(choose("ignored").under(past("K", n)) for n in (256, 4096)),
-    *(choose("batch-element").under(past("B", n)) for n in (16, 4096)),
-    *(choose("head").under(past("H", n)) for n in (16, 64)),
-    *(choose("first-row-of-block", block=n).under(past("Q", n)) for n in (32, 512, 4096)),
-    *(choose("keys-start-anew", block=n) for n in (2048, 32768)),
-    *(choose("ignored-from-key", first=n) for n in (1024, 65535)),
-    *(choose("causal-offset", taken=taken) for taken in (*OFFSETS,)[1:]),
-    *(choose("causal-block-start", block=n) for n in (32, 1024)),
-    *(choose("causal-whole-blocks", block=n).under(past("K", n)) for n in (128, 1024)),
-    *(choose("causal-ignored-from", axis="key", first=n) for n in (256, 4096, 32768)),
-    *(choose("window-ignored-from", axis="query", first=n) for n in (64, 512, 8192)),
-    *(choose("window-ignored-from", axis="key", first=n) for n in (1024, 8192)),
-    *(choose("window-first-query", block=n) for n in (32, 128)),
-    *(choose("window-last-block", when=ONE_KEY, block=n).under(past("K", n)) for n in (32, 128)),
-    *(choose("window-ends", taken=taken) for taken in (*ENDS,)[1:]),
-    *(choose("length", taken=taken) for taken in (*LENGTHS,)[1:]),
-    *(choose("length-rounded", block=n, way="up").under(past("K", n)) for n in (64, 1024)),
-    *(choose("length-limited", limit=n) for n in (256, 4096)),
-    *(choose("padding-ignored-from", first=n) for n in (512, 8192, 32768)),
-    *(choose("segment-of-first-key", block=n).under(past("K", n)) for n in (256, 1024)),
-    *(choose("segment-ids", held=held) for held in (*IDS,)[1:]),
-    *(choose("and", taken=taken) for taken in ("the first", "the second")),
-    *(choose("or", taken=taken) for taken in ("and", "the second")),
+    *(KNOWN["ignored"].choose().under(past("K", n)) for n in (256, 4096)),
+    *(KNOWN["batch-element"].choose().under(past("B", n)) for n in (16, 4096)),
+    *(KNOWN["head"].choose().under(past("H", n)) for n in (16, 64)),
+    *(KNOWN["first-row-of-block"].choose(block=n).under(past("Q", n)) for n in (32, 512, 4096)),
+    *(KNOWN["keys-start-anew"].choose(block=n) for n in (2048, 32768)),
+    *(KNOWN["ignored-from-key"].choose(first=n) for n in (1024, 65535)),
+    KNOWN["infinite-bias"].choose(allowed="the mask allows"),
+    *(KNOWN["causal-offset"].choose(taken=taken) for taken in (*OFFSETS,)[1:]),
+    *(KNOWN["causal-block-start"].choose(block=n) for n in (32, 1024)),
+    *(KNOWN["causal-whole-blocks"].choose(block=n).under(past("K", n)) for n in (128, 1024)),
+    *(KNOWN["causal-ignored-from"].choose(axis="key", first=n) for n in (256, 4096, 32768)),
+    *(KNOWN["window-ignored-from"].choose(axis="query", first=n) for n in (64, 512, 8192)),
+    *(KNOWN["window-ignored-from"].choose(axis="key", first=n) for n in (1024, 8192)),
+    *(KNOWN["window-first-query"].choose(block=n) for n in (32, 128)),
+    *(KNOWN["window-last-block"].choose(when=ONE_KEY, block=n).under(past("K", n)) for n in (32, 128)),
+    *(KNOWN["window-ends"].choose(taken=taken) for taken in (*ENDS,)[1:]),
+    *(KNOWN["length"].choose(taken=taken) for taken in (*LENGTHS,)[1:]),
+    *(KNOWN["length-rounded"].choose(block=n, way="up").under(past("K", n)) for n in (64, 1024)),
+    *(KNOWN["length-limited"].choose(limit=n) for n in (256, 4096)),
+    *(KNOWN["padding-ignored-from"].choose(first=n) for n in (512, 8192, 32768)),
+    *(KNOWN["segment-of-first-key"].choose(block=n).under(past("K", n)) for n in (256, 1024)),
+    *(KNOWN["segment-ids"].choose(held=held) for held in IDS[1:]),
+    KNOWN["row"].choose(row="last"),
+    *(KNOWN["and"].choose(taken=taken) for taken in ("the first", "the second")),
+    *(KNOWN["or"].choose(taken=taken) for taken in ("and", "the second")),
 )
 """What is planted: every mistake with the first values of its parameters, other values, and some past a size."""

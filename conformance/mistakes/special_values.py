@@ -32,8 +32,8 @@ def multiply_all(call: Call, steps: AttentionSteps, weights: np.ndarray) -> list
 
 def clear_hidden(steps: AttentionSteps, kept: tuple[str, ...] = (), *, infinity: bool = False) -> AttentionSteps:
     """Put 0 where no row sees it, in all inputs but the kept ones. infinity: in these, too, but for infinities."""
-    seen: np.ndarray = steps.allowed.reshape(*steps.key.shape[:2], -1, *steps.sizes[2:]).any(axis=(2, 3))
-    needed: dict[str, np.ndarray] = {"query": steps.allowed.any(axis=-1), "key": seen, "value": seen}
+    seen = np.asarray(steps.allowed.reshape(*steps.key.shape[:2], -1, *steps.sizes[2:]).any(axis=(2, 3)))
+    needed = {"query": np.asarray(steps.allowed.any(axis=-1)), "key": seen, "value": seen}
     arrays = {name: getattr(steps, name) for name in needed if getattr(steps, name) is not None}
     stays = {n: needed[n][..., None] | (n in kept) & (np.isinf(a) | (not infinity)) for n, a in arrays.items()}
     return steps.changed(**{name: np.where(stays[name], array, 0) for name, array in arrays.items()})
@@ -90,8 +90,8 @@ def swallow(call: Call, where: str, number: float) -> Results | None:
     if call.case.operation != "attention" or not call.case.special:
         return None
     if where == "values":
-        finite = np.where(np.isfinite(call.case.inputs["value"].astype(float)), steps.value, 0)
-        output = steps.changed(value=finite).forward().output
+        value = call.case.inputs["value"].astype(float)
+        output = steps.changed(value=np.where(np.isfinite(value), value, 0)).forward().output
     elif where == "weights":
         output = steps.weigh_values(np.nan_to_num(call.forward.weights))
     return {"output": np.where(np.isnan(output), number, output) if where == "output" else output}
@@ -128,21 +128,18 @@ MISTAKES = tuple(
 )  # fmt: skip
 
 
-def choose(name: str, **values: object) -> Mistake:
-    return next(mistake for mistake in MISTAKES if mistake.id == f"special_values.{name}").choose(**values)
-
-
+KNOWN = {mistake.id.removeprefix("special_values."): mistake for mistake in MISTAKES}
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
-    choose("hidden-multiplied", numbers="infinity"),
-    choose("hidden-multiplied").under(past("K", 1024)),
-    *(choose("hidden-multiplied", what=what) for what in ("keys", "everything")),
-    replace(choose("hidden-multiplied", what=(*MULTIPLIED,)[4]), rule="ATT-10"),
-    *(choose("hidden-multiplied", what=what).under(Condition(passes="backward")) for what in ("values", "keys")),
-    *(choose("hidden-read", what=what) for what in (*HIDDEN,)[1:]),
-    *(replace(choose("hidden-read"), operations=(operation,)) for operation in MASKED[1:]),
-    *(choose("swallowed", where=where) for where in ("weights", "values")),
-    choose("swallowed", number=65504.0),
-    choose("spread", over="batch element"),
+    KNOWN["hidden-multiplied"].choose(numbers="infinity"),
+    KNOWN["hidden-multiplied"].choose().under(past("K", 1024)),
+    *(KNOWN["hidden-multiplied"].choose(what=what) for what in ("keys", "everything")),
+    replace(KNOWN["hidden-multiplied"].choose(what=(*MULTIPLIED,)[4]), rule="ATT-10"),
+    *(KNOWN["hidden-multiplied"].choose(what=what).under(Condition(passes="backward")) for what in ("values", "keys")),
+    *(KNOWN["hidden-read"].choose(what=what) for what in (*HIDDEN,)[1:]),
+    *(replace(KNOWN["hidden-read"].choose(), operations=(operation,)) for operation in MASKED[1:]),
+    *(KNOWN["swallowed"].choose(where=where) for where in ("weights", "values")),
+    KNOWN["swallowed"].choose(number=65504.0),
+    KNOWN["spread"].choose(over="batch element"),
 )
 """What is planted: every mistake with the first values of its parameters, other values, and some under a condition."""
