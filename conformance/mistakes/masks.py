@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.arguments import gradient_name
 from conformance.cases.kernel_arguments import padded_queries
 from conformance.mistakes.attention_steps import AttentionSteps
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import past
-from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.mistake import Mistake, results_of_steps
 from reference_numpy import materialize
 from reference_numpy.masks import per_batch
 from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segments, SlidingWindow, as_mask, map_arrays
@@ -123,15 +124,24 @@ ARRAYS = tuple(
 # --- mask and scores --------------------------------------------------------------------------------------------------
 
 
-def share_first_row(call: Call, block: int) -> list[AttentionSteps | None]:
-    """Of the mask, or of mask and bias."""
-    steps, rows = call.steps, np.arange(call.steps.sizes[2]) // block * block
-    bias, unbiased = (array[:, :, rows] if array.shape[2] > 1 else array for array in (steps.bias, steps.open))
-    masked = call.case.options.get("mask") is not None
+def share_first_row(call: Call, block: int) -> list[AttentionSteps | Results | None]:
+    """Of the mask, or of mask and bias, whose gradient then goes to the first rows."""
+    steps, rows, name = call.steps, np.arange(call.steps.sizes[2]) // block * block, gradient_name("bias")
     shared = see_pairs(call, steps.visible[:, :, rows])
-    visible = steps.visible if shared is None else shared.visible
-    both = steps.changed(visible=visible, bias=bias, open=unbiased) if "bias" in call.case.inputs else None
-    return [shared if masked else None, both]
+    if "bias" not in call.case.inputs:
+        return [shared]
+    bias, unbiased = (array[:, :, rows] for array in (steps.bias, steps.open))
+    both = [*results_of_steps(call, (shared or steps).changed(bias=bias, open=unbiased), "both")]
+    for results in both:
+        if name in results and len(rows):
+            taken, results[name] = results[name], np.zeros_like(results[name])
+            results[name][..., ::block, :] = np.add.reduceat(taken, np.arange(0, len(rows), block), axis=-2)
+    return [shared, *both]
+
+
+def share_mask_of_group(call: Call) -> AttentionSteps | None:
+    heads = call.steps.key_heads
+    return see_pairs(call, call.steps.visible[:, np.searchsorted(heads, heads)])
 
 
 def add_to_scores(call: Call) -> AttentionSteps | None:
@@ -180,8 +190,7 @@ BESIDE = tuple(
          "the mask of a block's first row is used for all its rows, or mask and bias (blocks of {block} rows)",
          share_first_row, {"block": (*BLOCKS, 2, 4, 512, 4096)}),
         ("one-for-each-group", "MASK-1", "query heads that share a key head have the mask of the first one",
-         lambda call: see_pairs(call, call.steps.visible[:, np.searchsorted(call.steps.key_heads, call.steps.key_heads)]),
-         {}),
+         share_mask_of_group, {}),
         ("added-to-scores", "MASK-1", "the mask is added to the scores as 0 and 1", add_to_scores, {}),
         ("times-infinity", "MASK-1", "the mask is multiplied by infinity: 0 * inf is NaN where it allows a key",
          multiply_by_infinity, {}),
