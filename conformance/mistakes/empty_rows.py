@@ -60,8 +60,7 @@ def replace_logsumexp(call: Call, holds: str) -> Prediction | None:
     empty = ~call.steps.allowed.any(axis=-1)
     if name not in call.right or not empty.any():
         return None
-    right = with_bounds(call, {name: call.right[name]})
-    number = float(holds)
+    right, number = with_bounds(call, {name: call.right[name]}), float(holds)
     return Prediction(
         {name: np.where(empty, number, right.results[name])},
         {name: np.where(empty, abs(number) / 2**8 if np.isfinite(number) else 0, right.bounds[name])},

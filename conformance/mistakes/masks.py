@@ -48,7 +48,7 @@ def read_mask(read: Callable[..., np.ndarray]) -> Callable[..., AttentionSteps |
 def repeat_over_flat_heads(visible: np.ndarray) -> np.ndarray:
     """Repeat [B, 1, Q, K] H times one after the other, and cut that as [B, H, Q, K]."""
     B, H, *pairs = visible.shape
-    if not np.array_equal(visible, np.broadcast_to(visible[:, :1], visible.shape)):
+    if not visible.size or not (visible == visible[:, :1]).all():
         return visible
     return np.tile(visible[:, 0], (H, 1, 1)).reshape(B, H, *pairs)
 
@@ -101,8 +101,6 @@ ARRAYS = tuple(
          wrap_row_offset, {"modulus": (2**16, 2**8, 2**15, 2**31)}),
         ("one-run", "MASK-1", "every key between the first and the last allowed one is allowed",
          lambda v: np.logical_or.accumulate(v, -1) & np.logical_or.accumulate(v[..., ::-1], -1)[..., ::-1], {}),
-        ("last-key-allowed", "MASK-1", "the last key is always allowed",
-         lambda v: v | (np.arange(v.shape[3]) == v.shape[3] - 1), {}),
         ("keys-start-anew", "MASK-1", "every block of {block} keys has the mask of the first one",
          lambda v, block: v[..., np.arange(v.shape[3]) % block], {"block": (*BLOCKS, 2048, 32768)}),
         ("queries-start-anew", "MASK-1", "every block of {block} queries has the mask of the first one",
@@ -119,7 +117,6 @@ ARRAYS = tuple(
          take_queries_for_batch, {}),
     )
 )  # fmt: skip
-"""id, rule, sentence, what is read of the allowed pairs, parameters."""
 
 # --- mask and scores --------------------------------------------------------------------------------------------------
 
@@ -328,7 +325,6 @@ ENDS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "0 where there is none": lambda left, right: (left or 0, right or 0),
     "none where they are 0": lambda left, right: (left or None, right or None),
     "left on both sides": lambda left, right: (right, right) if left is None else (left, left),
-    "right and left": lambda left, right: (right, left),
 }
 LENGTHS: dict[str, Callable[[Any, int], Any]] = {
     "n + 1": lambda n, K: n + 1,
@@ -395,7 +391,6 @@ PLANTED = (
     *(KNOWN["first-row-of-block"].choose(block=n).under(past("Q", n)) for n in (32, 512, 4096)),
     *(KNOWN["keys-start-anew"].choose(block=n) for n in (2048, 32768)),
     *(KNOWN["ignored-from-key"].choose(first=n) for n in (1024, 65535)),
-    KNOWN["infinite-bias"].choose(allowed="the mask allows"),
     *(KNOWN["causal-offset"].choose(taken=taken) for taken in (*OFFSETS,)[1:]),
     *(KNOWN["causal-block-start"].choose(block=n) for n in (32, 1024)),
     *(KNOWN["causal-whole-blocks"].choose(block=n).under(past("K", n)) for n in (128, 1024)),
@@ -411,7 +406,7 @@ PLANTED = (
     *(KNOWN["padding-ignored-from"].choose(first=n) for n in (512, 8192, 32768)),
     *(KNOWN["segment-of-first-key"].choose(block=n).under(past("K", n)) for n in (256, 1024)),
     *(KNOWN["segment-ids"].choose(held=held) for held in IDS[1:]),
-    KNOWN["row"].choose(row="last"),
+    *(KNOWN["infinite-bias"].choose(allowed="the mask allows"), KNOWN["row"].choose(row="last")),
     *(KNOWN["and"].choose(taken=taken) for taken in ("the first", "the second")),
     *(KNOWN["or"].choose(taken=taken) for taken in ("and", "the second")),
 )

@@ -14,8 +14,6 @@ from conformance.mistakes.condition import Condition, past
 from conformance.mistakes.masks import MASKED
 from conformance.mistakes.mistake import Mistake
 
-# --- behind a mask ----------------------------------------------------------------------------------------------------
-
 
 def multiply_all(call: Call, steps: AttentionSteps, weights: np.ndarray) -> list[Results]:
     """Results and gradients by sums over all pairs, of which 0 * NaN is NaN; also with scores' gradients masked."""
@@ -26,7 +24,7 @@ def multiply_all(call: Call, steps: AttentionSteps, weights: np.ndarray) -> list
         return [found]
     every = steps.pull_back(call.case.cotangents, weights)
     masked = steps.pull_back_scores(np.where(steps.allowed, every.scores, 0), every.value, np.zeros((1, 1, 1, 1)))
-    ways = every, masked._replace(sinks=every.sinks)
+    ways = (every, masked._replace(sinks=every.sinks))
     return [found | steps.sum_gradients(way, call.case.inputs) for way in ways]
 
 
@@ -73,16 +71,11 @@ def read_hidden(call: Call, what: str) -> list[Results]:
 
 
 def merge_unseen(call: Call) -> Results:
-    outputs, logs = (
-        np.stack([a.astype(float) for a in listed(call.case.inputs, n)]) for n in ("outputs", "logsumexps")
-    )
+    outputs, logs = (np.stack(listed(call.case.inputs, n)).astype(float) for n in ("outputs", "logsumexps"))
     highest = logs.max(axis=0)
     weights = np.exp(logs - np.where(np.isfinite(highest), highest, 0))
     total = weights.sum(axis=0)
     return {"output": ((weights / np.where(total == 0, 1, total))[..., None] * outputs).sum(axis=0)}
-
-
-# --- attended ---------------------------------------------------------------------------------------------------------
 
 
 def swallow(call: Call, where: str, number: float) -> Results | None:
@@ -131,15 +124,16 @@ MISTAKES = tuple(
 KNOWN = {mistake.id.removeprefix("special_values."): mistake for mistake in MISTAKES}
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
-    KNOWN["hidden-multiplied"].choose(numbers="infinity"),
-    KNOWN["hidden-multiplied"].choose().under(past("K", 1024)),
+    *(
+        KNOWN["hidden-multiplied"].choose(numbers="infinity"),
+        KNOWN["hidden-multiplied"].choose().under(past("K", 1024)),
+    ),
     *(KNOWN["hidden-multiplied"].choose(what=what) for what in ("keys", "everything")),
     replace(KNOWN["hidden-multiplied"].choose(what=(*MULTIPLIED,)[4]), rule="ATT-10"),
     *(KNOWN["hidden-multiplied"].choose(what=what).under(Condition(passes="backward")) for what in ("values", "keys")),
     *(KNOWN["hidden-read"].choose(what=what) for what in (*HIDDEN,)[1:]),
     *(replace(KNOWN["hidden-read"].choose(), operations=(operation,)) for operation in MASKED[1:]),
     *(KNOWN["swallowed"].choose(where=where) for where in ("weights", "values")),
-    KNOWN["swallowed"].choose(number=65504.0),
-    KNOWN["spread"].choose(over="batch element"),
+    *(KNOWN["swallowed"].choose(number=65504.0), KNOWN["spread"].choose(over="batch element")),
 )
 """What is planted: every mistake with the first values of its parameters, other values, and some under a condition."""
