@@ -1,0 +1,492 @@
+"""Rotary embeddings gone wrong (POS-3, POS-4): pairs, positions, frequencies and their scalings, too few digits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.bounds import bound
+from conformance.bounds.rotary import Call as Asked
+from conformance.bounds.rotary import call_of, pair_columns
+from conformance.cases.arguments import gradient_name
+from conformance.cases.case import Case
+from conformance.mistakes.call import Call, Results
+from conformance.mistakes.condition import Condition
+from conformance.mistakes.mistake import Mistake, Prediction
+from conformance.mistakes.other_cases import answer_with, change_options, round_to, with_own_bounds
+from reference_numpy.rotary import rotary_table
+from specification.dtypes import HALF
+from specification.frequencies import attention_factor, exact_frequencies
+from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
+
+TURNED = ("rotary_embedding",)
+BOTH = ("rotary_embedding", "rotary_frequencies")
+ROWS = (4096, 1024, 2048, 8192, 16384, 32768, 65536, 131072)
+"""Of tables of sines and cosines."""
+Tables = tuple[np.ndarray, np.ndarray]
+"""Sines and cosines, [.., T, W / 2]."""
+
+# --- the rotation, by other sines and cosines -------------------------------------------------------------------------
+
+
+def exact_tables(case: Case, positions: np.ndarray | None = None) -> Tables:
+    """Sines and cosines of the angles, times the attention factor, of the case's positions or of others."""
+    asked, positions = call_of(case), case.inputs["positions"] if positions is None else positions
+    return rotary_table(positions, asked.width, float(asked.base), asked.scaling, asked.length, "float64")
+
+
+def tables_of(case: Case, positions: np.ndarray, frequencies: np.ndarray) -> Tables:
+    """The same from positions [T] or [B, T] and frequencies, in float64."""
+    angles = positions[..., None, :, None] * frequencies
+    size = attention_factor(call_of(case).scaling)
+    return np.sin(angles) * size, np.cos(angles) * size
+
+
+def turn(
+    case: Case, firsts: Tables, seconds: Tables | None = None, *, minus: float = -1.0, narrow: str = ""
+) -> Results:
+    """first * cos - second * sin and second * cos + first * sin, and the gradient of what is computed.
+
+    firsts, seconds: the tables by which first and second columns are computed, the same unless given. minus: the sign
+    of the difference. narrow: a dtype to which products are rounded.
+    """
+    (sine, cosine), (other_sine, other_cosine) = firsts, seconds or firsts
+    columns = pair_columns(2 * sine.shape[-1], case.options.get("pairing") or "halves")
+
+    def mix(x: np.ndarray, diagonal: Tables, others: Tables) -> np.ndarray:
+        found = x.astype(float)
+        pair = [found[..., column] for column in columns]
+        products = [pair[0] * diagonal[0], pair[1] * others[0], pair[1] * diagonal[1], pair[0] * others[1]]
+        if narrow:
+            products = [round_to(product, narrow) for product in products]
+        found[..., columns[0]], found[..., columns[1]] = products[0] + products[1], products[2] + products[3]
+        return found
+
+    found = {"output": mix(case.inputs["x"], (cosine, other_cosine), (minus * sine, other_sine))}
+    if case.cotangents:
+        cotangent = case.cotangents["output"]
+        found[gradient_name("x")] = mix(cotangent, (cosine, other_cosine), (other_sine, minus * sine))
+    return found
+
+
+def turn_by(tables: Callable[[np.ndarray, np.ndarray], Tables], **others: Any) -> Callable[[Call], Results]:
+    """Turn by `tables(sine, cosine)`."""
+    return lambda call: turn(call.case, tables(*exact_tables(call.case)), **others)
+
+
+def reorder_columns(case: Case, before: np.ndarray, after: np.ndarray) -> Results:
+    """Turn columns `before` of x, and return columns `after` of that."""
+    inputs = case.inputs | {"x": case.inputs["x"][..., before]}
+    cotangents = {name: array[..., np.argsort(after)] for name, array in case.cotangents.items()}
+    found = turn(replace(case, inputs=inputs, cotangents=cotangents), exact_tables(case))
+    orders = {"output": after, gradient_name("x"): np.argsort(before)}
+    return {name: array[..., orders[name]] for name, array in found.items()}
+
+
+def split_columns(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First columns, second columns, and those that stay."""
+    width, column = call_of(case).width, np.arange(case.inputs["x"].shape[-1])
+    first, second = pair_columns(width, case.options.get("pairing") or "halves")
+    return column[first], column[second], column[width:]
+
+
+def exchange_output(call: Call) -> Results:
+    first, second, rest = split_columns(call.case)
+    order = np.empty(len(first) + len(second) + len(rest), int)
+    order[first], order[second], order[rest] = second, first, rest
+    return reorder_columns(call.case, np.arange(len(order)), order)
+
+
+def return_other_order(call: Call) -> Results:
+    first, second, rest = split_columns(call.case)
+    pairs = [*first, *second] if call.case.options.get("pairing") == "interleaved" else np.c_[first, second].ravel()
+    order = np.array([*pairs, *rest], int)
+    return reorder_columns(call.case, np.arange(len(order)), order)
+
+
+def turn_last_columns(call: Call) -> Results | None:
+    first, second, rest = split_columns(call.case)
+    order = np.roll(np.arange(call.case.inputs["x"].shape[-1]), len(first) + len(second))
+    return reorder_columns(call.case, order, np.argsort(order)) if rest.size else None
+
+
+def spread_frequencies(call: Call) -> Results:
+    """Tables [f0, f0, f1, f1, ...] for pairs of halves, [f0, f1, ..., f0, f1, ...] for neighbours."""
+    (sine, cosine), (first, second, _) = exact_tables(call.case), split_columns(call.case)
+    pairs = sine.shape[-1]
+    of_column = np.arange(2 * pairs) % pairs
+    if (call.case.options.get("pairing") or "halves") == "halves":
+        of_column = np.arange(2 * pairs) // 2
+    one, other = ((sine[..., of_column[c]], cosine[..., of_column[c]]) for c in (first, second))
+    return turn(call.case, one, other)
+
+
+def spoil_rest(call: Call, becomes: str) -> Results | None:
+    """Columns past the rotary width are 0, or pass through a dtype."""
+    width, found = call_of(call.case).width, {name: array.copy() for name, array in call.right.items()}
+    for array in found.values():
+        rest = array[..., width:]
+        array[..., width:] = np.zeros_like(rest) if becomes == "0" else round_to(rest, becomes.split()[-1])
+    return found
+
+
+PAIRS = (
+    Mistake("rotary.pairing", "POS-3", "the pairing is {pairing}", answer_with(), TURNED,
+            {"pairing": ("interleaved", "halves")}),
+    Mistake("rotary.other-direction", "POS-3", "pairs turn the other way", turn_by(lambda s, c: (-s, c)), TURNED),
+    Mistake("rotary.sine-for-cosine", "POS-3", "sine and cosine are exchanged", turn_by(lambda s, c: (c, s)), TURNED),
+    Mistake("rotary.minus-forgotten", "POS-3", "second * sin is added, not subtracted",
+            turn_by(lambda s, c: (s, c), minus=1.0), TURNED),
+    Mistake("rotary.output-exchanged", "POS-3", "the two results of a pair are exchanged", exchange_output, TURNED),
+    Mistake("rotary.output-in-other-order", "POS-3", "the columns return in the order of the other pairing",
+            return_other_order, TURNED),
+    Mistake("rotary.table-of-other-pairing", "POS-3", "the columns of sine and cosine are those of the other pairing",
+            spread_frequencies, TURNED),
+    Mistake("rotary.last-columns-turn", "POS-3", "the last columns turn, not the first", turn_last_columns, TURNED),
+    Mistake("rotary.all-columns-turn", "POS-3", "all columns turn, whatever the rotary width",
+            answer_with(rotary_width=None), TURNED),
+    Mistake("rotary.other-columns-spoiled", "POS-3", "columns past the rotary width become {becomes}", spoil_rest,
+            TURNED, {"becomes": ("0", "rounded to bfloat16")}),
+)  # fmt: skip
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+def read_positions(change: Callable[..., np.ndarray]) -> Callable[..., Case | None]:
+    """Turn by `change(positions, **values)`; the length of the sequence remains."""
+
+    def answer(call: Call, **values: Any) -> Case | None:
+        positions = call.case.inputs["positions"].astype(np.int64)
+        other = np.asarray(change(positions, **values))
+        if other.size == 0 or other.min() < 0 or other.max() > 2**30 or np.array_equal(other, positions):
+            return None
+        changed = replace(call.case, inputs=call.case.inputs | {"positions": other})
+        return change_options(changed, length=call_of(call.case).length) or changed
+
+    return answer
+
+
+def take_heads_for_positions(call: Call) -> list[Results]:
+    """A head's number is its position, or picks it: x is read as [B, T, H, D]."""
+    heads, positions = np.arange(call.case.inputs["x"].shape[1]), call.case.inputs["positions"]
+    if not positions.size:
+        return []
+    picked = (heads, positions[..., heads % positions.shape[-1]])
+    tables = [exact_tables(call.case, np.asarray(one)) for one in picked]
+    return [turn(call.case, (np.swapaxes(s, -2, -3), np.swapaxes(c, -2, -3))) for s, c in tables]
+
+
+POSITIONS = (
+    Mistake("rotary.positions-shifted", "POS-3", "positions are off by {by}",
+            read_positions(lambda positions, by: positions + by), TURNED, {"by": (1, -1)}),
+    Mistake("rotary.positions-from-0", "POS-3", "positions count from 0, whatever is given",
+            read_positions(lambda p: np.broadcast_to(np.arange(p.shape[-1]), p.shape)), TURNED),
+    Mistake("rotary.positions-from-first", "POS-3", "positions count on from the first one",
+            read_positions(lambda p: p[..., :1] + np.arange(p.shape[-1])), TURNED),
+    Mistake("rotary.positions-of-first-element", "POS-3", "all batch elements have the positions of the first",
+            read_positions(lambda p: np.broadcast_to(p[:1], p.shape) if p.ndim == 2 else p), TURNED),
+    Mistake("rotary.heads-for-positions", "POS-3", "heads are taken for positions", take_heads_for_positions, TURNED),
+    Mistake("rotary.table-ends", "POS-3", "positions past {rows} - 1 are taken for {rows} - 1",
+            read_positions(lambda p, rows: np.minimum(p, rows - 1)), TURNED, {"rows": ROWS}),
+    Mistake("rotary.table-starts-anew", "POS-3", "positions are taken modulo {rows}",
+            read_positions(lambda p, rows: p % rows), TURNED, {"rows": (8192, *ROWS)}),
+)  # fmt: skip
+
+# --- frequencies ------------------------------------------------------------------------------------------------------
+
+
+def change_frequencies(formula: Callable[..., np.ndarray | None]) -> Callable[..., Any]:
+    """Turn by the frequencies `formula(asked, plain, **values)`; None where there is no place for it.
+
+    plain: base^(-2p / W). The other case divides each of these by a number of its own, as LongRoPE does.
+    """
+
+    def answer(call: Call, **values: Any) -> Case | Prediction | None:
+        asked = call_of(call.case)
+        plain = asked.base ** (-2 * np.arange(asked.width // 2) / asked.width)
+        found = formula(asked, plain, **values)
+        if found is None:
+            return None
+        divisors, size = tuple((plain / found).tolist()), attention_factor(asked.scaling)
+        scaling = LongRopeScaling(
+            short_factors=divisors, long_factors=divisors, original_length=2, attention_factor=size
+        )
+        other = replace(call.case, options=call.case.options | {"scaling": scaling})
+        if call.case.operation == "rotary_embedding":
+            return other
+        return Prediction({"frequencies": found}, {"frequencies": bound(other)["frequencies"]})  # the factor is right
+
+    return answer
+
+
+def shift_exponent(asked: Asked, plain: np.ndarray, exponent: str) -> Any:
+    pair, width = np.arange(len(plain)), asked.width
+    shares = {
+        "2(p + 1) / W": 2 * (pair + 1) / width,
+        "2p / (W - 2)": 2 * pair / max(width - 2, 1),
+        "p / W": pair / width,
+    }
+    return None if asked.scaling is not None else asked.base ** -shares[exponent]
+
+
+def use_head_width(call: Call) -> list[Any]:
+    """base^(-2p / D); then with the partner p + D / 2 of column p, too."""
+    case, width = call.case, call_of(call.case).width
+    heads = case.inputs["x"].shape[-1]
+    if case.options.get("scaling") is not None or width == heads or call_of(case).base ** (width / heads) <= 1:
+        return []
+    other = replace(case, options=case.options | {"base": call_of(case).base ** (width / heads)})
+    if case.options.get("pairing") == "interleaved" or heads % 2:
+        return [other]
+    half, column = width // 2, np.arange(heads)
+    turned = [*column[:half], *column[heads // 2 : heads // 2 + half]]
+    order = np.array([*turned, *np.setdiff1d(column, turned)])
+    return [other, reorder_columns(other, order, np.argsort(order))]
+
+
+FREQUENCIES = (
+    Mistake("rotary.base", "POS-3", "the base is {base}", answer_with(), BOTH,
+            {"base": (500000.0, 10000.0, 1000000.0, 160000.0, 100000.0)}),
+    Mistake("rotary.base-cut-to-integer", "POS-3", "the base is cut to a whole number",
+            lambda call: change_options(call.case, base=float(int(call_of(call.case).base))), BOTH),
+    Mistake("rotary.exponent", "POS-3", "the frequencies are base^(-{exponent})", change_frequencies(shift_exponent),
+            BOTH, {"exponent": ("2(p + 1) / W", "2p / (W - 2)", "p / W")}),
+    Mistake("rotary.partial-by-head-width", "POS-3", "a partial rotation takes the head's width for its own",
+            use_head_width, TURNED),
+)  # fmt: skip
+
+# --- scalings ---------------------------------------------------------------------------------------------------------
+
+
+def kept_share(asked: Asked, plain: np.ndarray, last: float | None = None, turn: float = 2 * np.pi) -> Any:
+    """How much of each frequency YaRN and Llama 3 keep. last: where YaRN's ramp ends at the latest."""
+    width, base, scaling, _ = asked
+    if isinstance(scaling, Llama3Scaling):
+        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+        return np.clip((scaling.original_length * plain / turn - low) / (high - low), 0, 1)
+    if not isinstance(scaling, YarnScaling):
+        return None
+    start, end = (
+        width * math.log(scaling.original_length / (beta * 2 * np.pi)) / (2 * math.log(base))
+        for beta in (scaling.beta_fast, scaling.beta_slow)
+    )
+    if scaling.truncate:
+        start, end = math.floor(start), math.ceil(end)
+    start, end = max(start, 0), min(end, width - 1 if last is None else last)
+    return 1 - np.clip((np.arange(len(plain)) - start) / (end - start or 0.001), 0, 1)
+
+
+def mix_frequencies(kept: Callable[..., np.ndarray | None]) -> Callable[..., Any]:
+    """A share `kept(asked, plain, **values)` of each frequency is kept, the rest divided by the factor."""
+
+    def formula(asked: Asked, plain: np.ndarray, **values: Any) -> np.ndarray | None:
+        share, scaling = kept(asked, plain, **values), asked.scaling
+        if share is None or not isinstance(scaling, YarnScaling | Llama3Scaling):
+            return None
+        return share * plain + (1 - share) * plain / scaling.factor
+
+    return change_frequencies(formula)
+
+
+def invert_ramp(asked: Asked, plain: np.ndarray) -> Any:
+    share = kept_share(asked, plain)
+    return None if share is None else 1 - share
+
+
+def end_ramp_at_last_pair(asked: Asked, plain: np.ndarray) -> Any:
+    return kept_share(asked, plain, last=len(plain) - 1) if isinstance(asked.scaling, YarnScaling) else None
+
+
+def count_radians(asked: Asked, plain: np.ndarray) -> Any:
+    return kept_share(asked, plain, turn=1.0) if isinstance(asked.scaling, Llama3Scaling) else None
+
+
+def keep_above(asked: Asked, plain: np.ndarray, edge: str) -> Any:
+    """All of a frequency or nothing; `edge`: "high" or "low", of whose factor it must have the turns."""
+    if not isinstance(asked.scaling, Llama3Scaling):
+        return None
+    limit = getattr(asked.scaling, f"{edge}_frequency_factor")
+    return np.where(asked.scaling.original_length * plain / (2 * np.pi) >= limit, 1.0, 0.0)
+
+
+def multiply_linearly(asked: Asked, plain: np.ndarray) -> Any:
+    return plain * asked.scaling.factor if isinstance(asked.scaling, LinearScaling) else None
+
+
+def change_scaling(kind: Any, fields: Callable[..., dict[str, Any]]) -> Callable[..., Case | None]:
+    """Scalings of these kinds have `fields(scaling, **values)`."""
+
+    def answer(call: Call, **values: Any) -> Case | None:
+        scaling = call.case.options.get("scaling")
+        if not isinstance(scaling, kind):
+            return None
+        return change_options(call.case, scaling=replace(scaling, **fields(scaling, **values)))
+
+    return answer
+
+
+def change_factor(scaling: Any, factor: str) -> dict[str, float | None]:
+    size = attention_factor(scaling)
+    return {"attention_factor": {"1": 1.0, "its square": size**2, "the one that is the default": None}[factor]}
+
+
+def use_long_list_at_length(call: Call) -> Case | None:
+    """The long list at the original length already."""
+    asked = call_of(call.case)
+    if not isinstance(asked.scaling, LongRopeScaling) or asked.length != asked.scaling.original_length:
+        return None
+    return change_options(call.case, length=asked.length + 1)
+
+
+def grow_always(call: Call) -> Case | None:
+    """The base of a dynamic scaling grows by its factor, whatever the length."""
+    width, base, scaling, _ = call_of(call.case)
+    if not isinstance(scaling, DynamicScaling):
+        return None
+    return change_options(call.case, scaling=None, base=base * scaling.factor ** (width / (width - 2)))
+
+
+def take_axis_for_length(call: Call, axis: str) -> list[Case | None]:
+    """The size of an axis of x is the sequence's length, or what comes after the first position."""
+    asked, x = call_of(call.case), call.case.inputs["x"]
+    if not isinstance(asked.scaling, DynamicScaling | LongRopeScaling) or not x.size:
+        return []
+    size = x.shape[("batch elements", "heads", "positions").index(axis)]
+    first = int(call.case.inputs["positions"].min())
+    return [change_options(call.case, length=length) for length in (size + first, size)]
+
+
+SCALINGS = (
+    Mistake("rotary.scaling-ignored", "POS-4", "the scaling is ignored", answer_with(scaling=None), BOTH),
+    Mistake("rotary.attention-factor", "POS-4", "the factor of sine and cosine is {factor}",
+            change_scaling((YarnScaling, LongRopeScaling), change_factor), BOTH,
+            {"factor": ("1", "its square", "the one that is the default")}),
+    Mistake("rotary.frequencies-multiplied", "POS-4", "frequencies are multiplied by the linear factor, not divided",
+            change_frequencies(multiply_linearly), BOTH),
+    Mistake("rotary.ramp-inverted", "POS-4", "the ramp is inverted: fast pairs are slowed down, slow ones kept",
+            mix_frequencies(invert_ramp), BOTH),
+    Mistake("rotary.all-frequencies-divided", "POS-4", "there is no ramp: all frequencies are divided by the factor",
+            mix_frequencies(lambda asked, plain: np.zeros(len(plain))), BOTH),
+    Mistake("rotary.ramp-is-a-step", "POS-4", "there is no ramp: what is below the {edge} frequency factor is divided",
+            mix_frequencies(keep_above), BOTH, {"edge": ("high", "low")}),
+    Mistake("rotary.wavelength-without-2-pi", "POS-4", "wavelengths of Llama 3 are 1 / frequency, without 2 pi",
+            mix_frequencies(count_radians), BOTH),
+    Mistake("rotary.ramp-ends-at-last-pair", "POS-4", "the end of YaRN's ramp is at most W / 2 - 1, not W - 1",
+            mix_frequencies(end_ramp_at_last_pair), ("rotary_frequencies", "rotary_embedding")),
+    Mistake("rotary.ramp-ends-rounded", "POS-4", "the ends of YaRN's ramp have truncate={truncate}",
+            change_scaling(YarnScaling, lambda scaling, truncate: {"truncate": truncate}), BOTH,
+            {"truncate": (False, True)}),
+    Mistake("rotary.usual-ramp", "POS-4", "YaRN's ramp is that of 32 and 1 turns, whatever is given",
+            change_scaling(YarnScaling, lambda scaling: {"beta_fast": 32.0, "beta_slow": 1.0}), BOTH),
+    Mistake("rotary.one-list-of-factors", "POS-4", "LongRoPE's {used} factors are used at any length",
+            change_scaling(LongRopeScaling, lambda scaling, used: dict.fromkeys(
+                ("short_factors", "long_factors"), getattr(scaling, f"{used}_factors"))), BOTH,
+            {"used": ("short", "long")}),
+    Mistake("rotary.long-factors-too-early", "POS-4", "LongRoPE's long factors are used at the original length already",
+            use_long_list_at_length, BOTH),
+    Mistake("rotary.base-always-grows", "POS-4", "the dynamic base grows by the factor, whatever the length",
+            grow_always, BOTH),
+    Mistake("rotary.axis-for-length", "POS-4", "the number of {axis} is taken for the sequence's length",
+            take_axis_for_length, TURNED, {"axis": ("heads", "batch elements", "positions")}),
+)  # fmt: skip
+
+# --- digits -----------------------------------------------------------------------------------------------------------
+
+
+def narrow_frequencies(asked: Asked, dtype: str) -> list[np.ndarray]:
+    """The frequencies rounded to a dtype; in float32 also by each of the usual powers, which round otherwise."""
+    exact = np.array([float(f) for f in exact_frequencies(*asked)])
+    found = [round_to(exact, dtype)]
+    if dtype == "float32":
+        plain = asked.base ** (-2 * np.arange(asked.width // 2) / asked.width)
+        base, share = np.float32(asked.base), (2 * np.arange(asked.width // 2) / asked.width).astype(np.float32)
+        powers = (np.float32(1) / base**share, base**-share, np.exp(-share * np.log(base)))
+        found += [round_to(power * (exact / plain), dtype) for power in powers]
+    return found
+
+
+def round_quantity(call: Call, quantity: str, dtype: str) -> list[Results]:
+    """Frequencies, positions or angles in a dtype; angles rounded once, or products of what is rounded."""
+    case, asked = call.case, call_of(call.case)
+    narrow = narrow_frequencies(asked, dtype)
+    if case.operation == "rotary_frequencies":
+        return [{"frequencies": one} for one in narrow] if quantity == "frequencies" else []
+    whole = case.inputs["positions"].astype(np.int64)
+    positions = round_to(whole, dtype)
+    if not np.isfinite(positions).all():
+        return []
+    if quantity == "positions":
+        sine, cosine = exact_tables(case, np.abs(positions).astype(np.int64))
+        return [turn(case, (sine * np.sign(positions)[..., None, :, None], cosine))]
+    if quantity == "frequencies":
+        return [turn(case, tables_of(case, whole, one)) for one in narrow]
+    exact = np.array([float(f) for f in exact_frequencies(*asked)])
+    pairs = [(whole, exact), *((positions, one) for one in narrow)]
+    angles = [round_to(p[..., None, :, None] * f, dtype) for p, f in pairs]
+    return [turn(case, tables_of(case, np.ones(1), one)) for one in angles if np.isfinite(one).all()]
+
+
+def round_sines(call: Call, dtype: str, products: bool) -> list[Prediction]:
+    """Sines and cosines in a dtype, and the products with them; of exact angles, and of angles in float32."""
+    case, positions = call.case, call.case.inputs["positions"].astype(float)
+    single = round_to(positions[..., None, :, None] * narrow_frequencies(call_of(case), "float32")[0], "float32")
+    tables = [
+        tuple(round_to(a, dtype) for a in one) for one in (exact_tables(case), tables_of(case, np.ones(1), single))
+    ]
+    return [with_own_bounds(call, turn(case, one, narrow=dtype if products else "")) for one in tables]  # type: ignore
+
+
+DIGITS = (
+    Mistake("rotary.digits", "POS-3", "{quantity} are rounded to {dtype}", round_quantity, BOTH,
+            {"quantity": ("angles", "frequencies", "positions"),
+             "dtype": ("bfloat16", "float16", "float32", "int16")}),
+    Mistake("rotary.digits-of-sines", "POS-3", "sine and cosine are rounded to {dtype} (products, too: {products})",
+            round_sines, TURNED, {"dtype": HALF, "products": (False, True)}),
+)  # fmt: skip
+
+
+def plant_in_frequencies(mistake: Mistake) -> Mistake:
+    return replace(mistake, rule="POS-4", operations=BOTH[::-1])
+
+
+FREQUENCY_LIST = (
+    Mistake("rotary.frequency-for-every-column", "POS-4", "there is a frequency for every column, not for every pair",
+            lambda call: [{"frequencies": np.tile(call.right["frequencies"], 2)},
+                          {"frequencies": np.repeat(call.right["frequencies"], 2)}], BOTH[1:]),
+)  # fmt: skip
+
+MISTAKES = (*PAIRS, *POSITIONS, *FREQUENCIES, *SCALINGS, *DIGITS, *FREQUENCY_LIST)
+NAMED = {mistake.id: mistake for mistake in MISTAKES}
+PLANTED = (
+    *(mistake.choose() for mistake in MISTAKES),
+    NAMED["rotary.pairing"].choose(pairing="halves"),
+    NAMED["rotary.other-direction"].under(Condition(passes="backward")),
+    NAMED["rotary.other-columns-spoiled"].choose(becomes="rounded to bfloat16"),
+    *(NAMED["rotary.table-ends"].choose(rows=rows) for rows in (32768, 131072)),
+    *(NAMED["rotary.exponent"].choose(exponent=exponent) for exponent in ("2p / (W - 2)", "p / W")),
+    NAMED["rotary.attention-factor"].choose(factor="its square"),
+    NAMED["rotary.attention-factor"].choose(factor="the one that is the default"),
+    NAMED["rotary.one-list-of-factors"].choose(used="long"),
+    *(
+        NAMED["rotary.digits"].choose(quantity=quantity, dtype=dtype)
+        for quantity, dtype in (
+            *(("angles", dtype) for dtype in ("float16", "float32")),
+            *(("frequencies", dtype) for dtype in ("bfloat16", "float16", "float32")),
+            *(("positions", dtype) for dtype in ("bfloat16", "float16", "int16")),
+        )
+    ),
+    NAMED["rotary.digits-of-sines"].choose(products=True),
+    *(
+        plant_in_frequencies(NAMED[f"rotary.{name}"].choose(**values))
+        for name, values in (
+            ("scaling-ignored", {}), ("attention-factor", {}), ("frequencies-multiplied", {}), ("ramp-is-a-step", {}),
+            ("ramp-ends-rounded", {}), ("long-factors-too-early", {}), ("base-always-grows", {}), ("base", {}),
+            ("digits", {"quantity": "frequencies", "dtype": "float32"}),
+        )
+    ),
+)  # fmt: skip
+"""Every mistake with the first values of its parameters, some with others, some in the frequencies alone."""
