@@ -128,6 +128,8 @@ def spread_frequencies(call: Call) -> Results:
 def spoil_rest(call: Call, becomes: str) -> Results | None:
     """Columns past the rotary width are 0, or pass through a dtype."""
     width, found = call_of(call.case).width, {name: array.copy() for name, array in call.right.items()}
+    if width == call.case.inputs["x"].shape[-1]:
+        return None
     for array in found.values():
         rest = array[..., width:]
         array[..., width:] = np.zeros_like(rest) if becomes == "0" else round_to(rest, becomes.split()[-1])
@@ -193,7 +195,7 @@ POSITIONS = (
     Mistake("rotary.table-ends", "POS-3", "positions past {rows} - 1 are taken for {rows} - 1",
             read_positions(lambda p, rows: np.minimum(p, rows - 1)), TURNED, {"rows": ROWS}),
     Mistake("rotary.table-starts-anew", "POS-3", "positions are taken modulo {rows}",
-            read_positions(lambda p, rows: p % rows), TURNED, {"rows": (8192, *ROWS)}),
+            read_positions(lambda p, rows: p % rows), TURNED, {"rows": ROWS}),
 )  # fmt: skip
 
 # --- frequencies ------------------------------------------------------------------------------------------------------
@@ -234,18 +236,18 @@ def shift_exponent(asked: Asked, plain: np.ndarray, exponent: str) -> Any:
 
 
 def use_head_width(call: Call) -> list[Any]:
-    """base^(-2p / D); then with the partner p + D / 2 of column p, too."""
-    case, width = call.case, call_of(call.case).width
-    heads = case.inputs["x"].shape[-1]
-    if case.options.get("scaling") is not None or width == heads or call_of(case).base ** (width / heads) <= 1:
+    """base^(-2p / D), the partner p + D / 2 of column p, or both."""
+    case, width, column = call.case, call_of(call.case).width, np.arange(call.case.inputs["x"].shape[-1])
+    if width == column.size:
         return []
-    other = replace(case, options=case.options | {"base": call_of(case).base ** (width / heads)})
-    if case.options.get("pairing") == "interleaved" or heads % 2:
-        return [other]
-    half, column = width // 2, np.arange(heads)
-    turned = [*column[:half], *column[heads // 2 : heads // 2 + half]]
-    order = np.array([*turned, *np.setdiff1d(column, turned)])
-    return [other, reorder_columns(other, order, np.argsort(order))]
+    base, cases = call_of(case).base ** (width / column.size), [case]
+    if case.options.get("scaling") is None and base > 1:
+        cases = [replace(case, options=case.options | {"base": base}), case]
+    if case.options.get("pairing") == "interleaved":
+        return cases[:-1]
+    order = np.concatenate([column[: width // 2], column[column.size // 2 :][: width // 2], column])
+    order = order[np.sort(np.unique(order, return_index=True)[1])]
+    return [*cases[:-1], *(reorder_columns(other, order, np.argsort(order)) for other in cases)]
 
 
 FREQUENCIES = (
@@ -283,7 +285,7 @@ def kept_share(asked: Asked, plain: np.ndarray, last: float | None = None, turn:
 def mix_frequencies(kept: Callable[..., np.ndarray | None]) -> Callable[..., Any]:
     """A share `kept(asked, plain, **values)` of each frequency is kept, the rest divided by the factor."""
 
-    def formula(asked: Asked, plain: np.ndarray, **values: Any) -> np.ndarray | None:
+    def formula(asked: Asked, plain: np.ndarray, **values: Any) -> Any:
         share, scaling = kept(asked, plain, **values), asked.scaling
         if share is None or not isinstance(scaling, YarnScaling | Llama3Scaling):
             return None
@@ -307,10 +309,8 @@ def count_radians(asked: Asked, plain: np.ndarray) -> Any:
 
 def keep_above(asked: Asked, plain: np.ndarray, edge: str) -> Any:
     """All of a frequency or nothing; `edge`: "high" or "low", of whose factor it must have the turns."""
-    if not isinstance(asked.scaling, Llama3Scaling):
-        return None
-    limit = getattr(asked.scaling, f"{edge}_frequency_factor")
-    return np.where(asked.scaling.original_length * plain / (2 * np.pi) >= limit, 1.0, 0.0)
+    share = kept_share(asked, plain) if isinstance(asked.scaling, Llama3Scaling) else None
+    return None if share is None else (np.floor(share) if edge == "high" else np.ceil(share))
 
 
 def multiply_linearly(asked: Asked, plain: np.ndarray) -> Any:
@@ -353,7 +353,7 @@ def grow_always(call: Call) -> Case | None:
 def take_axis_for_length(call: Call, axis: str) -> list[Case | None]:
     """The size of an axis of x is the sequence's length, or what comes after the first position."""
     asked, x = call_of(call.case), call.case.inputs["x"]
-    if not isinstance(asked.scaling, DynamicScaling | LongRopeScaling) or not x.size:
+    if not isinstance(asked.scaling, DynamicScaling) or not x.size:
         return []
     size = x.shape[("batch elements", "heads", "positions").index(axis)]
     first = int(call.case.inputs["positions"].min())
@@ -390,7 +390,7 @@ SCALINGS = (
             use_long_list_at_length, BOTH),
     Mistake("rotary.base-always-grows", "POS-4", "the dynamic base grows by the factor, whatever the length",
             grow_always, BOTH),
-    Mistake("rotary.axis-for-length", "POS-4", "the number of {axis} is taken for the sequence's length",
+    Mistake("rotary.axis-for-length", "POS-4", "the dynamic base takes the number of {axis} for the length",
             take_axis_for_length, TURNED, {"axis": ("heads", "batch elements", "positions")}),
 )  # fmt: skip
 
@@ -411,13 +411,15 @@ def narrow_frequencies(asked: Asked, dtype: str) -> list[np.ndarray]:
 
 def round_quantity(call: Call, quantity: str, dtype: str) -> list[Results]:
     """Frequencies, positions or angles in a dtype; angles rounded once, or products of what is rounded."""
+    if dtype == "int16" and quantity != "positions":
+        return []
     case, asked = call.case, call_of(call.case)
     narrow = narrow_frequencies(asked, dtype)
     if case.operation == "rotary_frequencies":
         return [{"frequencies": one} for one in narrow] if quantity == "frequencies" else []
     whole = case.inputs["positions"].astype(np.int64)
     positions = round_to(whole, dtype)
-    if not np.isfinite(positions).all():
+    if not np.isfinite(positions).all() or (quantity == "positions" and np.array_equal(positions, whole)):
         return []
     if quantity == "positions":
         sine, cosine = exact_tables(case, np.abs(positions).astype(np.int64))
@@ -467,6 +469,7 @@ PLANTED = (
     NAMED["rotary.other-direction"].under(Condition(passes="backward")),
     NAMED["rotary.other-columns-spoiled"].choose(becomes="rounded to bfloat16"),
     *(NAMED["rotary.table-ends"].choose(rows=rows) for rows in (32768, 131072)),
+    NAMED["rotary.table-starts-anew"].choose(rows=8192),
     *(NAMED["rotary.exponent"].choose(exponent=exponent) for exponent in ("2p / (W - 2)", "p / W")),
     NAMED["rotary.attention-factor"].choose(factor="its square"),
     NAMED["rotary.attention-factor"].choose(factor="the one that is the default"),
