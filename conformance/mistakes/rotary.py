@@ -19,7 +19,6 @@ from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Mistake, Prediction
 from conformance.mistakes.other_cases import answer_with, change_options, round_to, with_own_bounds
 from reference_numpy.rotary import rotary_table
-from specification.dtypes import HALF
 from specification.frequencies import attention_factor, exact_frequencies
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
@@ -27,6 +26,8 @@ TURNED = ("rotary_embedding",)
 BOTH = ("rotary_embedding", "rotary_frequencies")
 ROWS = (4096, 1024, 2048, 8192, 16384, 32768, 65536, 131072)
 """Of tables of sines and cosines."""
+RAMPS: dict[str, type] = {"YaRN": YarnScaling, "Llama 3": Llama3Scaling}
+INPUTS = "the inputs' dtype"
 Tables = tuple[np.ndarray, np.ndarray]
 """Sines and cosines, [.., T, W / 2]."""
 
@@ -294,9 +295,12 @@ def mix_frequencies(kept: Callable[..., np.ndarray | None]) -> Callable[..., Any
     return change_frequencies(formula)
 
 
-def invert_ramp(asked: Asked, plain: np.ndarray) -> Any:
-    share = kept_share(asked, plain)
-    return None if share is None else 1 - share
+def invert_ramp(asked: Asked, plain: np.ndarray, scaling: str) -> Any:
+    return 1 - kept_share(asked, plain) if isinstance(asked.scaling, RAMPS[scaling]) else None
+
+
+def divide_all(asked: Asked, plain: np.ndarray, scaling: str) -> Any:
+    return np.zeros(len(plain)) if isinstance(asked.scaling, RAMPS[scaling]) else None
 
 
 def end_ramp_at_last_pair(asked: Asked, plain: np.ndarray) -> Any:
@@ -350,14 +354,14 @@ def grow_always(call: Call) -> Case | None:
     return change_options(call.case, scaling=None, base=base * scaling.factor ** (width / (width - 2)))
 
 
-def take_axis_for_length(call: Call, axis: str) -> list[Case | None]:
+def take_axis_for_length(call: Call, axis: str) -> list[Case]:
     """The size of an axis of x is the sequence's length, or what comes after the first position."""
     asked, x = call_of(call.case), call.case.inputs["x"]
     if not isinstance(asked.scaling, DynamicScaling) or not x.size:
         return []
     size = x.shape[("batch elements", "heads", "positions").index(axis)]
     first = int(call.case.inputs["positions"].min())
-    return [change_options(call.case, length=length) for length in (size + first, size)]
+    return [replace(call.case, options=call.case.options | {"length": length}) for length in (size + first, size)]
 
 
 SCALINGS = (
@@ -367,10 +371,10 @@ SCALINGS = (
             {"factor": ("1", "its square", "the one that is the default")}),
     Mistake("rotary.frequencies-multiplied", "POS-4", "frequencies are multiplied by the linear factor, not divided",
             change_frequencies(multiply_linearly), BOTH),
-    Mistake("rotary.ramp-inverted", "POS-4", "the ramp is inverted: fast pairs are slowed down, slow ones kept",
-            mix_frequencies(invert_ramp), BOTH),
-    Mistake("rotary.all-frequencies-divided", "POS-4", "there is no ramp: all frequencies are divided by the factor",
-            mix_frequencies(lambda asked, plain: np.zeros(len(plain))), BOTH),
+    Mistake("rotary.ramp-inverted", "POS-4", "the ramp of {scaling} is inverted: fast pairs are slowed down, slow ones kept",
+            mix_frequencies(invert_ramp), BOTH, {"scaling": tuple(RAMPS)}),
+    Mistake("rotary.all-frequencies-divided", "POS-4", "{scaling} has no ramp: all frequencies are divided by the factor",
+            mix_frequencies(divide_all), BOTH, {"scaling": tuple(RAMPS)}),
     Mistake("rotary.ramp-is-a-step", "POS-4", "there is no ramp: what is below the {edge} frequency factor is divided",
             mix_frequencies(keep_above), BOTH, {"edge": ("high", "low")}),
     Mistake("rotary.wavelength-without-2-pi", "POS-4", "wavelengths of Llama 3 are 1 / frequency, without 2 pi",
@@ -411,9 +415,10 @@ def narrow_frequencies(asked: Asked, dtype: str) -> list[np.ndarray]:
 
 def round_quantity(call: Call, quantity: str, dtype: str) -> list[Results]:
     """Frequencies, positions or angles in a dtype; angles rounded once, or products of what is rounded."""
-    if dtype == "int16" and quantity != "positions":
-        return []
     case, asked = call.case, call_of(call.case)
+    dtype = case.dtype if dtype == INPUTS else dtype
+    if dtype == "float64" or (dtype == "int16" and quantity != "positions"):
+        return []
     narrow = narrow_frequencies(asked, dtype)
     if case.operation == "rotary_frequencies":
         return [{"frequencies": one} for one in narrow] if quantity == "frequencies" else []
@@ -435,6 +440,7 @@ def round_quantity(call: Call, quantity: str, dtype: str) -> list[Results]:
 def round_sines(call: Call, dtype: str, products: bool) -> list[Prediction]:
     """Sines and cosines in a dtype, and the products with them; of exact angles, and of angles in float32."""
     case, positions = call.case, call.case.inputs["positions"].astype(float)
+    dtype = case.dtype if dtype == INPUTS else dtype
     single = round_to(positions[..., None, :, None] * narrow_frequencies(call_of(case), "float32")[0], "float32")
     tables = [
         tuple(round_to(a, dtype) for a in one) for one in (exact_tables(case), tables_of(case, np.ones(1), single))
@@ -445,9 +451,9 @@ def round_sines(call: Call, dtype: str, products: bool) -> list[Prediction]:
 DIGITS = (
     Mistake("rotary.digits", "POS-3", "{quantity} are rounded to {dtype}", round_quantity, BOTH,
             {"quantity": ("angles", "frequencies", "positions"),
-             "dtype": ("bfloat16", "float16", "float32", "int16")}),
+             "dtype": ("bfloat16", "float16", "float32", "int16", INPUTS)}),
     Mistake("rotary.digits-of-sines", "POS-3", "sine and cosine are rounded to {dtype} (products, too: {products})",
-            round_sines, TURNED, {"dtype": HALF, "products": (False, True)}),
+            round_sines, TURNED, {"dtype": ("bfloat16", "float16", INPUTS), "products": (False, True)}),
 )  # fmt: skip
 
 
