@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds import bound
+from conformance.bounds.arithmetic import TANH
 from conformance.bounds.rotary import Call as Asked
-from conformance.bounds.rotary import call_of, pair_columns
+from conformance.bounds.rotary import SINGLE, call_of, pair_columns
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import Mistake, Prediction
+from conformance.mistakes.mistake import Mistake, Prediction, with_bounds
 from conformance.mistakes.other_cases import answer_with, change_options, round_to, with_own_bounds
 from reference_numpy.rotary import rotary_table
 from specification.frequencies import attention_factor, exact_frequencies
@@ -371,9 +372,9 @@ SCALINGS = (
             {"factor": ("1", "its square", "the one that is the default")}),
     Mistake("rotary.frequencies-multiplied", "POS-4", "frequencies are multiplied by the linear factor, not divided",
             change_frequencies(multiply_linearly), BOTH),
-    Mistake("rotary.ramp-inverted", "POS-4", "the ramp of {scaling} is inverted: fast pairs are slowed down, slow ones kept",
+    Mistake("rotary.ramp-inverted", "POS-4", "the ramp of {scaling} is inverted: it keeps slow pairs, not fast ones",
             mix_frequencies(invert_ramp), BOTH, {"scaling": tuple(RAMPS)}),
-    Mistake("rotary.all-frequencies-divided", "POS-4", "{scaling} has no ramp: all frequencies are divided by the factor",
+    Mistake("rotary.all-frequencies-divided", "POS-4", "{scaling} has no ramp: all frequencies are divided",
             mix_frequencies(divide_all), BOTH, {"scaling": tuple(RAMPS)}),
     Mistake("rotary.ramp-is-a-step", "POS-4", "there is no ramp: what is below the {edge} frequency factor is divided",
             mix_frequencies(keep_above), BOTH, {"edge": ("high", "low")}),
@@ -402,18 +403,20 @@ SCALINGS = (
 
 
 def narrow_frequencies(asked: Asked, dtype: str) -> list[np.ndarray]:
-    """The frequencies rounded to a dtype; in float32 also by each of the usual powers, which round otherwise."""
+    """The frequencies rounded to a dtype; in float32 also as powers with the exponent 2p / W of that dtype.
+
+    PyTorch and JAX round a float32 power correctly almost always.
+    """
     exact = np.array([float(f) for f in exact_frequencies(*asked)])
     found = [round_to(exact, dtype)]
     if dtype == "float32":
-        plain = asked.base ** (-2 * np.arange(asked.width // 2) / asked.width)
-        base, share = np.float32(asked.base), (2 * np.arange(asked.width // 2) / asked.width).astype(np.float32)
-        powers = (np.float32(1) / base**share, base**-share, np.exp(-share * np.log(base)))
-        found += [round_to(power * (exact / plain), dtype) for power in powers]
+        share = 2 * np.arange(asked.width // 2) / asked.width
+        power, scaled = asked.base ** round_to(share, dtype), exact * asked.base**share
+        found += [round_to(one * scaled, dtype) for one in (1 / round_to(power, dtype), 1 / power)]
     return found
 
 
-def round_quantity(call: Call, quantity: str, dtype: str) -> list[Results]:
+def round_quantity(call: Call, quantity: str, dtype: str) -> list[Any]:
     """Frequencies, positions or angles in a dtype; angles rounded once, or products of what is rounded."""
     case, asked = call.case, call_of(call.case)
     dtype = case.dtype if dtype == INPUTS else dtype
@@ -434,7 +437,18 @@ def round_quantity(call: Call, quantity: str, dtype: str) -> list[Results]:
     exact = np.array([float(f) for f in exact_frequencies(*asked)])
     pairs = [(whole, exact), *((positions, one) for one in narrow)]
     angles = [round_to(p[..., None, :, None] * f, dtype) for p, f in pairs]
-    return [turn(case, tables_of(case, np.ones(1), one)) for one in angles if np.isfinite(one).all()]
+    turned = [turn(case, tables_of(case, np.ones(1), one)) for one in angles if np.isfinite(one).all()]
+    return [loosen_sines(call, results) for results in turned]
+
+
+def loosen_sines(call: Call, results: Results) -> Prediction:
+    """Beside float64 inputs, sines and cosines of float32 angles are float32, off by TANH units and a rounding."""
+    prediction, extra = with_bounds(call, results), {name: 0.0 for name in results}
+    if call.case.dtype == "float64":
+        unit = (TANH + 1) * SINGLE * attention_factor(call.case.options.get("scaling"))
+        sources = (call.case.inputs["x"], *call.case.cotangents.values())
+        extra = {n: 2 * unit * np.abs(a).max(initial=0) for n, a in zip(results, sources, strict=True)}
+    return Prediction(prediction.results, {name: limit + extra[name] for name, limit in prediction.bounds.items()})
 
 
 def round_sines(call: Call, dtype: str, products: bool) -> list[Prediction]:
