@@ -11,8 +11,8 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import TANH
-from conformance.bounds.rotary import Call as Asked
 from conformance.bounds.rotary import SINGLE, call_of, pair_columns
+from conformance.bounds.rotary import Call as Asked
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
@@ -443,7 +443,7 @@ def round_quantity(call: Call, quantity: str, dtype: str) -> list[Any]:
 
 def loosen_sines(call: Call, results: Results) -> Prediction:
     """Beside float64 inputs, sines and cosines of float32 angles are float32, off by TANH units and a rounding."""
-    prediction, extra = with_bounds(call, results), {name: 0.0 for name in results}
+    prediction, extra = with_bounds(call, results), dict.fromkeys(results, 0.0)
     if call.case.dtype == "float64":
         unit = (TANH + 1) * SINGLE * attention_factor(call.case.options.get("scaling"))
         sources = (call.case.inputs["x"], *call.case.cotangents.values())
