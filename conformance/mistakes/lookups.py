@@ -28,7 +28,7 @@ SIZES = (256, 64, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 def rows_of(case: Case) -> np.ndarray:
     """The rows of the table that are read, in order."""
     if "ids" in case.inputs:
-        return case.inputs["ids"].reshape(-1).astype(int)
+        return np.asarray(case.inputs["ids"].reshape(-1), int)
     offset = case.options.get("offset") or 0
     if case.operation == "learned_positions":
         return np.arange(case.options["length"]) + offset
@@ -39,10 +39,10 @@ def rows_of(case: Case) -> np.ndarray:
 
 def cotangents_of(case: Case) -> np.ndarray:
     """The cotangent of every row that is read, times sqrt(E) where rows are scaled."""
-    width, cotangent = case.inputs["table"].shape[1], case.cotangents["output"].astype(float)
+    width, cotangent = int(case.inputs["table"].shape[1]), case.cotangents["output"].astype(float)
     if case.operation == "relative_position_bias":
-        return np.moveaxis(cotangent[0], 0, -1).reshape(-1, width)
-    return cotangent.reshape(-1, width) * (np.sqrt(width) if case.options.get("scaled") else 1.0)
+        cotangent = np.moveaxis(cotangent[0], 0, -1)
+    return np.asarray(cotangent.reshape(-1, width) * (np.sqrt(width) if case.options.get("scaled") else 1.0))
 
 
 def add_up(case: Case, rows: np.ndarray, cotangents: np.ndarray) -> np.ndarray:
@@ -128,12 +128,15 @@ def scale_by(call: Call, factor: str) -> Results | None:
     return {n: a * ratio for n, a in call.right.items()} if call.case.options.get("scaled") else None
 
 
-def round_root(call: Call) -> Prediction | None:
-    """sqrt(E) in the 16 bits of the table."""
-    root = np.sqrt(call.case.inputs["table"].shape[1])
-    if call.case.dtype not in HALF or not call.case.options.get("scaled"):
-        return None
-    return with_own_bounds(call, {n: a * round_to(root, call.case.dtype) / root for n, a in call.right.items()})
+def round_root(call: Call) -> list[Prediction]:
+    """sqrt(E) in the 16 bits of the table; the gradient in float32, or as PyTorch adds it up."""
+    case, root = call.case, np.sqrt(call.case.inputs["table"].shape[1])
+    if case.dtype not in HALF or not case.options.get("scaled"):
+        return []
+    ratio = round_to(root, case.dtype) / root
+    results = {name: array * ratio for name, array in call.right.items()}
+    narrow = {GRADIENT: add_up_narrowly(case, ratio)} if case.cotangents else {}
+    return [with_own_bounds(call, found) for found in (results, results | narrow)]
 
 
 # --- gradients of rows that are read several times --------------------------------------------------------------------
@@ -154,19 +157,22 @@ def divide_by_count(call: Call) -> Results | None:
     return {n: a / np.maximum(often, 1)[:, None] for n, a in call.right.items() if n == GRADIENT}
 
 
-def add_up_narrowly(call: Call) -> Prediction | None:
-    """Add up in the 16 bits of the table, one after the other: the first of every row, then the second."""
-    case, rows = call.case, rows_of(call.case)
-    if case.dtype not in HALF or not case.cotangents:
-        return None
-    cotangents, total = round_to(cotangents_of(case), case.dtype), np.zeros(case.inputs["table"].shape)
+def add_up_narrowly(case: Case, ratio: Any = 1.0) -> np.ndarray:
+    """The gradient in the 16 bits of the table, the cotangents one by one. ratio: of these to the right ones."""
+    rows, total = rows_of(case), np.zeros(case.inputs["table"].shape)
+    cotangents = round_to(cotangents_of(case) * ratio, case.dtype)
     order = np.argsort(rows, kind="stable")
     starts = np.flatnonzero(np.diff(rows[order], prepend=-1))
     turns = np.arange(rows.size) - np.repeat(starts, np.diff(starts, append=rows.size))
-    for turn in range(int(turns.max(initial=-1)) + 1):
+    for turn in range(int(turns.max(initial=-1)) + 1):  # the first of every row, then the second
         now = order[turns == turn]
         total[rows[now]] = round_to(total[rows[now]] + cotangents[now], case.dtype)
-    return with_own_bounds(call, {GRADIENT: total})
+    return total
+
+
+def narrow_gradient(call: Call) -> Prediction | None:
+    narrow = call.case.dtype in HALF and call.case.cotangents
+    return with_own_bounds(call, {GRADIENT: add_up_narrowly(call.case)}) if narrow else None
 
 
 def gradient_mistakes(prefix: str, rule: str, operation: str) -> tuple[Mistake, ...]:
@@ -177,7 +183,7 @@ def gradient_mistakes(prefix: str, rule: str, operation: str) -> tuple[Mistake, 
         Mistake(f"{prefix}divided-by-count", rule, "a row's gradient is divided by how often it is read",
                 divide_by_count, (operation,)),
         Mistake(f"{prefix}added-up-narrowly", rule, "a row's gradients are added up in the 16 bits of the table",
-                add_up_narrowly, (operation,)),
+                narrow_gradient, (operation,)),
     )  # fmt: skip
 
 

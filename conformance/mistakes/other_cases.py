@@ -35,10 +35,15 @@ def round_to(array: Any, dtype: str) -> np.ndarray:
 
 
 def with_own_bounds(call: Call, results: Results) -> Prediction:
-    """Results with each element's own bound and its rounding: what a rounding more does is less than the largest one.
+    """Results rounded as an implementation rounds them, for mistakes that are no more than a rounding themselves.
 
-    For mistakes that round once too often, and change no number's size.
+    An element's bound is 0, but where the error of the arithmetic inside may have it rounded to the next number.
     """
-    digits = {name: PRECISION[expected_dtype(name, call.case)][0] for name in results}
-    bounds = {name: call.bounds[name] + 2.0 ** -digits[name] * np.abs(array) for name, array in results.items()}
-    return Prediction(results, bounds)
+    rounded, bounds = {}, {}
+    for name, array in results.items():
+        dtype = expected_dtype(name, call.case)
+        inside = np.maximum(call.bounds[name] - 2.0 ** -PRECISION[dtype][0] * np.abs(call.right[name]), 0)
+        rounded[name] = round_to(array, dtype)
+        ends = [np.abs(round_to(end, dtype) - rounded[name]) for end in (array - inside, array + inside)]
+        bounds[name] = np.maximum(*ends)
+    return Prediction(rounded, bounds)
