@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from conformance.mistakes.call import Call, Results
 from conformance.mistakes.lookups import SIZES, add_up, cotangents_of, gradient_mistakes, reading_mistakes, rows_of
 from conformance.mistakes.mistake import Mistake
 from conformance.mistakes.other_cases import answer_with, change_options, round_to
-from specification.positions import alibi_slopes, angular_frequencies, bucket_edges
+from specification.positions import alibi_slopes, angular_frequencies
 
 # --- all four: where positions begin ----------------------------------------------------------------------------------
 
@@ -26,8 +27,12 @@ KINDS = {
 }
 
 
+def offset_of(case: Case) -> int:
+    return int(case.options.get("offset") or 0)
+
+
 def shift(call: Call, by: int) -> Case | None:
-    return change_options(call.case, offset=(call.case.options.get("offset") or 0) + by)
+    return change_options(call.case, offset=offset_of(call.case) + by)
 
 
 BEGINNINGS = {
@@ -52,7 +57,7 @@ def encode(
 
     def answer(call: Call, **values: Any) -> Results | None:
         case, width = call.case, call.case.options["width"]
-        positions = np.arange(case.options["length"]) + (case.options.get("offset") or 0)
+        positions = np.arange(case.options["length"]) + offset_of(case)
         factors = angular_frequencies(width, case.options.get("exponent") or "shared") ** (width / max(width - less, 1))
         output = encode(np.asarray(place(positions, **values), float)[:, None] * factors, width)
         return {"output": output}
@@ -60,7 +65,7 @@ def encode(
     return answer
 
 
-def interleave(angles: np.ndarray, width: int) -> np.ndarray:
+def interleave(angles: np.ndarray, width: int) -> Any:
     return np.where(np.arange(width) % 2 == 0, np.sin(angles), np.cos(angles))
 
 
@@ -80,7 +85,7 @@ SINUSOIDAL = (
     sinusoidal("sine-for-cosine", "sine and cosine are exchanged",
                encode(lambda a, width: interleave(np.pi / 2 - a, width))),
     sinusoidal("last-exponent-1", "exponents are divided by E - 2, not by E", encode(interleave, less=2)),
-    sinusoidal("other-exponent", "the exponents are the {exponent} ones", answer_with(), exponent=("shared", "doubled")),
+    sinusoidal("other-exponent", "exponents are {exponent}", answer_with(), exponent=("shared", "doubled")),
     sinusoidal("in-dtype", "positions are kept in {dtype}", encode(interleave, lambda p, dtype: round_to(p, dtype)),
                dtype=("float16", "bfloat16", "uint8", "int8", "uint16", "int16")),
     sinusoidal("counted-in-dtype", "positions are counted in {dtype} from the first one",
@@ -109,13 +114,13 @@ def alibi(name: str, says: str, bias: Callable[..., np.ndarray], **values: Any) 
     return Mistake(f"positions.alibi-{name}", "POS-5", says, answer, ("alibi_bias",), values)
 
 
-def distances_of(case: Case) -> np.ndarray:
+def distances_of(case: Case) -> Any:
     """The position of key j minus that of query i, [Q, K]."""
-    rows = np.arange(case.options["query_length"]) + (case.options.get("offset") or 0)
+    rows = np.arange(case.options["query_length"]) + offset_of(case)
     return np.arange(case.options["key_length"]) - rows[:, None]
 
 
-def geometric_slopes(heads: int, of: int) -> np.ndarray:
+def geometric_slopes(heads: int, of: int) -> Any:
     """The first slopes of so many heads: 2^(-8h / of)."""
     return 2.0 ** (-8 * np.arange(1, heads + 1) / of)[:, None, None]
 
@@ -167,15 +172,12 @@ def swap_halves(case: Case, buckets: np.ndarray) -> np.ndarray | None:
 
 
 def mirror(case: Case, buckets: np.ndarray) -> np.ndarray:
-    """Buckets of i - j."""
-    size, d = len(case.inputs["table"]) // (2 if case.options["bidirectional"] else 1), -distances_of(case)
-    edges = bucket_edges(size, case.options.get("furthest", 128))
-    if case.options["bidirectional"]:
-        return np.searchsorted(edges, np.abs(d), side="right") + size * (d > 0)
-    return np.searchsorted(edges, np.maximum(-d, 0), side="right")
+    """Buckets of i - j: of the case in which queries and keys are exchanged."""
+    exchanged = {"query_length": buckets.shape[1], "key_length": buckets.shape[0], "offset": -offset_of(case)}
+    return rows_of(replace(case, options=case.options | exchanged)).reshape(buckets.shape[::-1]).T
 
 
-def logarithms(case: Case, buckets: np.ndarray, dtype: str) -> np.ndarray:
+def logarithms(case: Case, buckets: np.ndarray, dtype: str) -> Any:
     """Buckets as libraries compute them."""
     count, both, d, number = (
         len(case.inputs["table"]),
@@ -190,7 +192,7 @@ def logarithms(case: Case, buckets: np.ndarray, dtype: str) -> np.ndarray:
     return np.where(n < e, n, np.minimum(e + share.astype(int), size - 1)) + size * (d > 0) * both
 
 
-def keep_last_bucket_free(case: Case, buckets: np.ndarray) -> np.ndarray:
+def keep_last_bucket_free(case: Case, buckets: np.ndarray) -> Any:
     """Only distances beyond the furthest have the last bucket."""
     size = len(case.inputs["table"]) // (2 if case.options["bidirectional"] else 1)
     near = np.abs(distances_of(case)) <= case.options.get("furthest", 128)
@@ -223,7 +225,8 @@ RELATIVE = (
              bidirectional=(False, True)),
     relative("halves-swapped", "keys before the query have the second half of the table", use_buckets(swap_halves)),
     relative("sign", "the distance has the opposite sign", use_buckets(mirror)),
-    relative("logarithms", "buckets come from {dtype} logarithms", use_buckets(logarithms), dtype=("float32", "float64")),
+    relative("logarithms", "buckets come from {dtype} logarithms", use_buckets(logarithms),
+             dtype=("float32", "float64")),
     relative("last-bucket-free", "the last bucket is for what is beyond the furthest distance only",
              use_buckets(keep_last_bucket_free)),
     relative("transposed", "queries and keys are exchanged",

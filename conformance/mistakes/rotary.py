@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,14 +24,26 @@ from reference_numpy.rotary import rotary_table
 from specification.frequencies import attention_factor, exact_frequencies
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
-TURNED = ("rotary_embedding",)
 BOTH = ("rotary_embedding", "rotary_frequencies")
 ROWS = (4096, 1024, 2048, 8192, 16384, 32768, 65536, 131072)
 """Of tables of sines and cosines."""
+AXES = ("heads", "batch elements", "positions")
+EDGES = {"high": np.floor, "low": np.ceil}
+"""Of Llama 3's ramp, where a step may be."""
 RAMPS: dict[str, type] = {"YaRN": YarnScaling, "Llama 3": Llama3Scaling}
 INPUTS = "the inputs' dtype"
 Tables = tuple[np.ndarray, np.ndarray]
 """Sines and cosines, [.., T, W / 2]."""
+
+
+def turning(name: str, says: str, change: Callable[..., Any], **parameters: Any) -> Mistake:
+    return Mistake(f"rotary.{name}", "POS-3", says, change, BOTH[:1], parameters)
+
+
+def either(name: str, rule: str, says: str, change: Callable[..., Any], **parameters: Any) -> Mistake:
+    """A mistake of both operations."""
+    return Mistake(f"rotary.{name}", rule, says, change, BOTH, parameters)
+
 
 # --- the rotation, by other sines and cosines -------------------------------------------------------------------------
 
@@ -96,24 +109,22 @@ def split_columns(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return column[first], column[second], column[width:]
 
 
-def exchange_output(call: Call) -> Results:
+def reorder_output(call: Call, exchange: bool) -> Results:
+    """Exchange the two results of each pair, or return them in the order of the other pairing."""
     first, second, rest = split_columns(call.case)
-    order = np.empty(len(first) + len(second) + len(rest), int)
-    order[first], order[second], order[rest] = second, first, rest
-    return reorder_columns(call.case, np.arange(len(order)), order)
-
-
-def return_other_order(call: Call) -> Results:
-    first, second, rest = split_columns(call.case)
-    pairs = [*first, *second] if call.case.options.get("pairing") == "interleaved" else np.c_[first, second].ravel()
-    order = np.array([*pairs, *rest], int)
-    return reorder_columns(call.case, np.arange(len(order)), order)
+    if exchange:
+        after = np.r_[second, first, rest][np.argsort(np.r_[first, second, rest])]
+    elif call.case.options.get("pairing") == "interleaved":
+        after = np.r_[first, second, rest]
+    else:
+        after = np.r_[np.c_[first, second].ravel(), rest]
+    return reorder_columns(call.case, np.arange(after.size), after)
 
 
 def turn_last_columns(call: Call) -> Results | None:
-    first, second, rest = split_columns(call.case)
-    order = np.roll(np.arange(call.case.inputs["x"].shape[-1]), len(first) + len(second))
-    return reorder_columns(call.case, order, np.argsort(order)) if rest.size else None
+    width, column = call_of(call.case).width, np.arange(call.case.inputs["x"].shape[-1])
+    before = np.roll(column, width)
+    return reorder_columns(call.case, before, np.argsort(before)) if width < column.size else None
 
 
 def spread_frequencies(call: Call) -> Results:
@@ -139,22 +150,19 @@ def spoil_rest(call: Call, becomes: str) -> Results | None:
 
 
 PAIRS = (
-    Mistake("rotary.pairing", "POS-3", "the pairing is {pairing}", answer_with(), TURNED,
-            {"pairing": ("interleaved", "halves")}),
-    Mistake("rotary.other-direction", "POS-3", "pairs turn the other way", turn_by(lambda s, c: (-s, c)), TURNED),
-    Mistake("rotary.sine-for-cosine", "POS-3", "sine and cosine are exchanged", turn_by(lambda s, c: (c, s)), TURNED),
-    Mistake("rotary.minus-forgotten", "POS-3", "second * sin is added, not subtracted",
-            turn_by(lambda s, c: (s, c), minus=1.0), TURNED),
-    Mistake("rotary.output-exchanged", "POS-3", "the two results of a pair are exchanged", exchange_output, TURNED),
-    Mistake("rotary.output-in-other-order", "POS-3", "the columns return in the order of the other pairing",
-            return_other_order, TURNED),
-    Mistake("rotary.table-of-other-pairing", "POS-3", "the columns of sine and cosine are those of the other pairing",
-            spread_frequencies, TURNED),
-    Mistake("rotary.last-columns-turn", "POS-3", "the last columns turn, not the first", turn_last_columns, TURNED),
-    Mistake("rotary.all-columns-turn", "POS-3", "all columns turn, whatever the rotary width",
-            answer_with(rotary_width=None), TURNED),
-    Mistake("rotary.other-columns-spoiled", "POS-3", "columns past the rotary width become {becomes}", spoil_rest,
-            TURNED, {"becomes": ("0", "rounded to bfloat16")}),
+    turning("pairing", "the pairing is {pairing}", answer_with(), pairing=("interleaved", "halves")),
+    turning("other-direction", "pairs turn the other way", turn_by(lambda sine, cosine: (-sine, cosine))),
+    turning("sine-for-cosine", "sine and cosine are exchanged", turn_by(lambda sine, cosine: (cosine, sine))),
+    turning("minus-forgotten", "second * sin is added, not subtracted", turn_by(lambda *tables: tables, minus=1.0)),
+    turning("output-exchanged", "the two results of a pair are exchanged", partial(reorder_output, exchange=True)),
+    turning("output-in-other-order", "the columns return in the order of the other pairing",
+            partial(reorder_output, exchange=False)),
+    turning("table-of-other-pairing", "the columns of sine and cosine are those of the other pairing",
+            spread_frequencies),
+    turning("last-columns-turn", "the last columns turn, not the first", turn_last_columns),
+    turning("all-columns-turn", "all columns turn, whatever the rotary width", answer_with(rotary_width=None)),
+    turning("other-columns-spoiled", "columns past the rotary width become {becomes}", spoil_rest,
+            becomes=("0", "rounded to bfloat16")),
 )  # fmt: skip
 
 # --- positions --------------------------------------------------------------------------------------------------------
@@ -185,19 +193,18 @@ def take_heads_for_positions(call: Call) -> list[Results]:
 
 
 POSITIONS = (
-    Mistake("rotary.positions-shifted", "POS-3", "positions are off by {by}",
-            read_positions(lambda positions, by: positions + by), TURNED, {"by": (1, -1)}),
-    Mistake("rotary.positions-from-0", "POS-3", "positions count from 0, whatever is given",
-            read_positions(lambda p: np.broadcast_to(np.arange(p.shape[-1]), p.shape)), TURNED),
-    Mistake("rotary.positions-from-first", "POS-3", "positions count on from the first one",
-            read_positions(lambda p: p[..., :1] + np.arange(p.shape[-1])), TURNED),
-    Mistake("rotary.positions-of-first-element", "POS-3", "all batch elements have the positions of the first",
-            read_positions(lambda p: np.broadcast_to(p[:1], p.shape) if p.ndim == 2 else p), TURNED),
-    Mistake("rotary.heads-for-positions", "POS-3", "heads are taken for positions", take_heads_for_positions, TURNED),
-    Mistake("rotary.table-ends", "POS-3", "positions past {rows} - 1 are taken for {rows} - 1",
-            read_positions(lambda p, rows: np.minimum(p, rows - 1)), TURNED, {"rows": ROWS}),
-    Mistake("rotary.table-starts-anew", "POS-3", "positions are taken modulo {rows}",
-            read_positions(lambda p, rows: p % rows), TURNED, {"rows": ROWS}),
+    turning("positions-shifted", "positions are off by {by}", read_positions(lambda p, by: p + by), by=(1, -1)),
+    turning("positions-from-0", "positions count from 0, whatever is given",
+            read_positions(lambda p: np.broadcast_to(np.arange(p.shape[-1]), p.shape))),
+    turning("positions-from-first", "positions count on from the first one",
+            read_positions(lambda p: p[..., :1] + np.arange(p.shape[-1]))),
+    turning("positions-of-first-element", "all batch elements have the positions of the first",
+            read_positions(lambda p: np.broadcast_to(p[:1], p.shape) if p.ndim == 2 else p)),
+    turning("heads-for-positions", "heads are taken for positions", take_heads_for_positions),
+    turning("table-ends", "positions past {rows} - 1 are taken for {rows} - 1",
+            read_positions(lambda p, rows: np.minimum(p, rows - 1)), rows=ROWS),
+    turning("table-starts-anew", "positions are taken modulo {rows}", read_positions(lambda p, rows: p % rows),
+            rows=ROWS),
 )  # fmt: skip
 
 # --- frequencies ------------------------------------------------------------------------------------------------------
@@ -253,14 +260,13 @@ def use_head_width(call: Call) -> list[Any]:
 
 
 FREQUENCIES = (
-    Mistake("rotary.base", "POS-3", "the base is {base}", answer_with(), BOTH,
-            {"base": (500000.0, 10000.0, 1000000.0, 160000.0, 100000.0)}),
-    Mistake("rotary.base-cut-to-integer", "POS-3", "the base is cut to a whole number",
-            lambda call: change_options(call.case, base=float(int(call_of(call.case).base))), BOTH),
-    Mistake("rotary.exponent", "POS-3", "the frequencies are base^(-{exponent})", change_frequencies(shift_exponent),
-            BOTH, {"exponent": ("2(p + 1) / W", "2p / (W - 2)", "p / W")}),
-    Mistake("rotary.partial-by-head-width", "POS-3", "a partial rotation takes the head's width for its own",
-            use_head_width, TURNED),
+    either("base", "POS-3", "the base is {base}", answer_with(),
+           base=(500000.0, 10000.0, 1000000.0, 160000.0, 100000.0)),
+    either("base-cut-to-integer", "POS-3", "the base is cut to a whole number",
+           lambda call: change_options(call.case, base=float(int(call_of(call.case).base)))),
+    either("exponent", "POS-3", "the frequencies are base^(-{exponent})", change_frequencies(shift_exponent),
+           exponent=("2(p + 1) / W", "2p / (W - 2)", "p / W")),
+    turning("partial-by-head-width", "a partial rotation takes the head's width for its own", use_head_width),
 )  # fmt: skip
 
 # --- scalings ---------------------------------------------------------------------------------------------------------
@@ -268,12 +274,10 @@ FREQUENCIES = (
 
 def kept_share(asked: Asked, plain: np.ndarray, last: float | None = None, turn: float = 2 * np.pi) -> Any:
     """How much of each frequency YaRN and Llama 3 keep. last: where YaRN's ramp ends at the latest."""
-    width, base, scaling, _ = asked
+    width, base, scaling = asked.width, asked.base, cast(Any, asked.scaling)
     if isinstance(scaling, Llama3Scaling):
         low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
         return np.clip((scaling.original_length * plain / turn - low) / (high - low), 0, 1)
-    if not isinstance(scaling, YarnScaling):
-        return None
     start, end = (
         width * math.log(scaling.original_length / (beta * 2 * np.pi)) / (2 * math.log(base))
         for beta in (scaling.beta_fast, scaling.beta_slow)
@@ -284,42 +288,16 @@ def kept_share(asked: Asked, plain: np.ndarray, last: float | None = None, turn:
     return 1 - np.clip((np.arange(len(plain)) - start) / (end - start or 0.001), 0, 1)
 
 
-def mix_frequencies(kept: Callable[..., np.ndarray | None]) -> Callable[..., Any]:
-    """A share `kept(asked, plain, **values)` of each frequency is kept, the rest divided by the factor."""
+def mix_frequencies(kept: Callable[..., Any]) -> Callable[..., Any]:
+    """A kind of scaling keeps a share `kept(asked, plain, **values)` of each frequency, and divides the rest."""
 
-    def formula(asked: Asked, plain: np.ndarray, **values: Any) -> Any:
-        share, scaling = kept(asked, plain, **values), asked.scaling
-        if share is None or not isinstance(scaling, YarnScaling | Llama3Scaling):
+    def formula(asked: Asked, plain: np.ndarray, scaling: str, **values: Any) -> Any:
+        if not isinstance(asked.scaling, RAMPS[scaling]):
             return None
-        return share * plain + (1 - share) * plain / scaling.factor
+        share, factor = kept(asked, plain, **values), cast(Any, asked.scaling).factor
+        return share * plain + (1 - share) * plain / factor
 
     return change_frequencies(formula)
-
-
-def invert_ramp(asked: Asked, plain: np.ndarray, scaling: str) -> Any:
-    return 1 - kept_share(asked, plain) if isinstance(asked.scaling, RAMPS[scaling]) else None
-
-
-def divide_all(asked: Asked, plain: np.ndarray, scaling: str) -> Any:
-    return np.zeros(len(plain)) if isinstance(asked.scaling, RAMPS[scaling]) else None
-
-
-def end_ramp_at_last_pair(asked: Asked, plain: np.ndarray) -> Any:
-    return kept_share(asked, plain, last=len(plain) - 1) if isinstance(asked.scaling, YarnScaling) else None
-
-
-def count_radians(asked: Asked, plain: np.ndarray) -> Any:
-    return kept_share(asked, plain, turn=1.0) if isinstance(asked.scaling, Llama3Scaling) else None
-
-
-def keep_above(asked: Asked, plain: np.ndarray, edge: str) -> Any:
-    """All of a frequency or nothing; `edge`: "high" or "low", of whose factor it must have the turns."""
-    share = kept_share(asked, plain) if isinstance(asked.scaling, Llama3Scaling) else None
-    return None if share is None else (np.floor(share) if edge == "high" else np.ceil(share))
-
-
-def multiply_linearly(asked: Asked, plain: np.ndarray) -> Any:
-    return plain * asked.scaling.factor if isinstance(asked.scaling, LinearScaling) else None
 
 
 def change_scaling(kind: Any, fields: Callable[..., dict[str, Any]]) -> Callable[..., Case | None]:
@@ -360,46 +338,49 @@ def take_axis_for_length(call: Call, axis: str) -> list[Case]:
     asked, x = call_of(call.case), call.case.inputs["x"]
     if not isinstance(asked.scaling, DynamicScaling) or not x.size:
         return []
-    size = x.shape[("batch elements", "heads", "positions").index(axis)]
+    size = x.shape[{"heads": 1, "batch elements": 0, "positions": 2}[axis]]
     first = int(call.case.inputs["positions"].min())
     return [replace(call.case, options=call.case.options | {"length": length}) for length in (size + first, size)]
 
 
 SCALINGS = (
-    Mistake("rotary.scaling-ignored", "POS-4", "the scaling is ignored", answer_with(scaling=None), BOTH),
-    Mistake("rotary.attention-factor", "POS-4", "the factor of sine and cosine is {factor}",
-            change_scaling((YarnScaling, LongRopeScaling), change_factor), BOTH,
-            {"factor": ("1", "its square", "the one that is the default")}),
-    Mistake("rotary.frequencies-multiplied", "POS-4", "frequencies are multiplied by the linear factor, not divided",
-            change_frequencies(multiply_linearly), BOTH),
-    Mistake("rotary.ramp-inverted", "POS-4", "the ramp of {scaling} is inverted: it keeps slow pairs, not fast ones",
-            mix_frequencies(invert_ramp), BOTH, {"scaling": tuple(RAMPS)}),
-    Mistake("rotary.all-frequencies-divided", "POS-4", "{scaling} has no ramp: all frequencies are divided",
-            mix_frequencies(divide_all), BOTH, {"scaling": tuple(RAMPS)}),
-    Mistake("rotary.ramp-is-a-step", "POS-4", "there is no ramp: what is below the {edge} frequency factor is divided",
-            mix_frequencies(keep_above), BOTH, {"edge": ("high", "low")}),
-    Mistake("rotary.wavelength-without-2-pi", "POS-4", "wavelengths of Llama 3 are 1 / frequency, without 2 pi",
-            mix_frequencies(count_radians), BOTH),
-    Mistake("rotary.ramp-ends-at-last-pair", "POS-4", "the end of YaRN's ramp is at most W / 2 - 1, not W - 1",
-            mix_frequencies(end_ramp_at_last_pair), ("rotary_frequencies", "rotary_embedding")),
-    Mistake("rotary.ramp-ends-rounded", "POS-4", "the ends of YaRN's ramp have truncate={truncate}",
-            change_scaling(YarnScaling, lambda scaling, truncate: {"truncate": truncate}), BOTH,
-            {"truncate": (False, True)}),
-    Mistake("rotary.usual-ramp", "POS-4", "YaRN's ramp is that of 32 and 1 turns, whatever is given",
-            change_scaling(YarnScaling, lambda scaling: {"beta_fast": 32.0, "beta_slow": 1.0}), BOTH),
-    Mistake("rotary.one-list-of-factors", "POS-4", "LongRoPE's {used} factors are used at any length",
-            change_scaling(LongRopeScaling, lambda scaling, used: dict.fromkeys(
-                ("short_factors", "long_factors"), getattr(scaling, f"{used}_factors"))), BOTH,
-            {"used": ("short", "long")}),
-    Mistake("rotary.long-factors-too-early", "POS-4", "LongRoPE's long factors are used at the original length already",
-            use_long_list_at_length, BOTH),
-    Mistake("rotary.base-always-grows", "POS-4", "the dynamic base grows by the factor, whatever the length",
-            grow_always, BOTH),
+    either("scaling-ignored", "POS-4", "the scaling is ignored", answer_with(scaling=None)),
+    either("attention-factor", "POS-4", "the factor of sine and cosine is {factor}",
+           change_scaling((YarnScaling, LongRopeScaling), change_factor),
+           factor=("1", "its square", "the one that is the default")),
+    either("frequencies-multiplied", "POS-4", "frequencies are multiplied by the linear factor, not divided",
+           change_frequencies(lambda asked, plain: plain * asked.scaling.factor
+                              if isinstance(asked.scaling, LinearScaling) else None)),
+    either("ramp-inverted", "POS-4", "the ramp of {scaling} is inverted: it keeps slow pairs, not fast ones",
+           mix_frequencies(lambda asked, plain: 1 - kept_share(asked, plain)), scaling=tuple(RAMPS)),
+    either("all-frequencies-divided", "POS-4", "{scaling} has no ramp: all frequencies are divided",
+           mix_frequencies(lambda asked, plain: 0 * plain), scaling=tuple(RAMPS)),
+    either("ramp-is-a-step", "POS-4", "{scaling} has no ramp: what is below the {edge} factor is divided",
+           mix_frequencies(lambda asked, plain, edge: EDGES[edge](kept_share(asked, plain))),
+           scaling=("Llama 3",), edge=tuple(EDGES)),
+    either("wavelength-without-2-pi", "POS-4", "wavelengths of {scaling} are 1 / frequency, without 2 pi",
+           mix_frequencies(lambda asked, plain: kept_share(asked, plain, turn=1.0)), scaling=("Llama 3",)),
+    either("ramp-ends-at-last-pair", "POS-4", "the ramp of {scaling} ends at W / 2 - 1 at the latest, not at W - 1",
+           mix_frequencies(lambda asked, plain: kept_share(asked, plain, last=plain.size - 1)), scaling=("YaRN",)),
+    either("ramp-ends-rounded", "POS-4", "the ends of YaRN's ramp have truncate={truncate}",
+           change_scaling(YarnScaling, lambda scaling, truncate: {"truncate": truncate}), truncate=(False, True)),
+    either("usual-ramp", "POS-4", "YaRN's ramp is that of 32 and 1 turns, whatever is given",
+           change_scaling(YarnScaling, lambda scaling: {"beta_fast": 32.0, "beta_slow": 1.0})),
+    either("one-list-of-factors", "POS-4", "LongRoPE's {used} factors are used at any length",
+           change_scaling(LongRopeScaling, lambda scaling, used: dict.fromkeys(
+               ("short_factors", "long_factors"), getattr(scaling, f"{used}_factors"))), used=("short", "long")),
+    either("long-factors-too-early", "POS-4", "LongRoPE's long factors are used at the original length already",
+           use_long_list_at_length),
+    either("base-always-grows", "POS-4", "the dynamic base grows by the factor, whatever the length", grow_always),
     Mistake("rotary.axis-for-length", "POS-4", "the dynamic base takes the number of {axis} for the length",
-            take_axis_for_length, TURNED, {"axis": ("heads", "batch elements", "positions")}),
+            take_axis_for_length, BOTH[:1], {"axis": AXES}),
 )  # fmt: skip
 
 # --- digits -----------------------------------------------------------------------------------------------------------
+
+
+def exact_frequencies_of(asked: Asked) -> np.ndarray:
+    return np.array([float(frequency) for frequency in exact_frequencies(*asked)])
 
 
 def narrow_frequencies(asked: Asked, dtype: str) -> list[np.ndarray]:
@@ -407,7 +388,7 @@ def narrow_frequencies(asked: Asked, dtype: str) -> list[np.ndarray]:
 
     PyTorch and JAX round a float32 power correctly almost always.
     """
-    exact = np.array([float(f) for f in exact_frequencies(*asked)])
+    exact = exact_frequencies_of(asked)
     found = [round_to(exact, dtype)]
     if dtype == "float32":
         share = 2 * np.arange(asked.width // 2) / asked.width
@@ -434,21 +415,15 @@ def round_quantity(call: Call, quantity: str, dtype: str) -> list[Any]:
         return [turn(case, (sine * np.sign(positions)[..., None, :, None], cosine))]
     if quantity == "frequencies":
         return [turn(case, tables_of(case, whole, one)) for one in narrow]
-    exact = np.array([float(f) for f in exact_frequencies(*asked)])
-    pairs = [(whole, exact), *((positions, one) for one in narrow)]
-    angles = [round_to(p[..., None, :, None] * f, dtype) for p, f in pairs]
+    angles = [round_to(whole[..., None, :, None] * exact_frequencies_of(asked), dtype)]
+    angles += [round_to(positions[..., None, :, None] * one, dtype) for one in narrow]
     turned = [turn(case, tables_of(case, np.ones(1), one)) for one in angles if np.isfinite(one).all()]
-    return [loosen_sines(call, results) for results in turned]
-
-
-def loosen_sines(call: Call, results: Results) -> Prediction:
-    """Beside float64 inputs, sines and cosines of float32 angles are float32, off by TANH units and a rounding."""
-    prediction, extra = with_bounds(call, results), dict.fromkeys(results, 0.0)
-    if call.case.dtype == "float64":
-        unit = (TANH + 1) * SINGLE * attention_factor(call.case.options.get("scaling"))
-        sources = (call.case.inputs["x"], *call.case.cotangents.values())
-        extra = {n: 2 * unit * np.abs(a).max(initial=0) for n, a in zip(results, sources, strict=True)}
-    return Prediction(prediction.results, {name: limit + extra[name] for name, limit in prediction.bounds.items()})
+    predictions = [with_bounds(call, results) for results in turned]
+    if case.dtype == "float64":  # sines and cosines are float32 as the angles are, off by TANH units and a rounding
+        largest = max(np.abs(a).max(initial=0) for a in (case.inputs["x"], *case.cotangents.values()))
+        extra = 2 * (TANH + 1) * SINGLE * attention_factor(asked.scaling) * largest
+        return [p._replace(bounds={name: limit + extra for name, limit in p.bounds.items()}) for p in predictions]
+    return predictions
 
 
 def round_sines(call: Call, dtype: str, products: bool) -> list[Prediction]:
@@ -463,53 +438,33 @@ def round_sines(call: Call, dtype: str, products: bool) -> list[Prediction]:
 
 
 DIGITS = (
-    Mistake("rotary.digits", "POS-3", "{quantity} are rounded to {dtype}", round_quantity, BOTH,
-            {"quantity": ("angles", "frequencies", "positions"),
-             "dtype": ("bfloat16", "float16", "float32", "int16", INPUTS)}),
-    Mistake("rotary.digits-of-sines", "POS-3", "sine and cosine are rounded to {dtype} (products, too: {products})",
-            round_sines, TURNED, {"dtype": ("bfloat16", "float16", INPUTS), "products": (False, True)}),
-)  # fmt: skip
-
-
-def plant_in_frequencies(mistake: Mistake) -> Mistake:
-    return replace(mistake, rule="POS-4", operations=BOTH[::-1])
-
-
-FREQUENCY_LIST = (
+    either("digits", "POS-3", "{quantity} are rounded to {dtype}", round_quantity,
+           quantity=("angles", "frequencies", "positions"), dtype=("bfloat16", "float16", "float32", "int16", INPUTS)),
+    turning("digits-of-sines", "sine and cosine are rounded to {dtype} (products, too: {products})", round_sines,
+            dtype=("bfloat16", "float16", INPUTS), products=(False, True)),
     Mistake("rotary.frequency-for-every-column", "POS-4", "there is a frequency for every column, not for every pair",
-            lambda call: [{"frequencies": np.tile(call.right["frequencies"], 2)},
-                          {"frequencies": np.repeat(call.right["frequencies"], 2)}], BOTH[1:]),
+            lambda call: [{"frequencies": copies(call.right["frequencies"], 2)} for copies in (np.tile, np.repeat)],
+            BOTH[1:]),
 )  # fmt: skip
 
-MISTAKES = (*PAIRS, *POSITIONS, *FREQUENCIES, *SCALINGS, *DIGITS, *FREQUENCY_LIST)
-NAMED = {mistake.id: mistake for mistake in MISTAKES}
+MISTAKES = (*PAIRS, *POSITIONS, *FREQUENCIES, *SCALINGS, *DIGITS)
+NAMED = {mistake.id.removeprefix("rotary."): mistake for mistake in MISTAKES}
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
-    NAMED["rotary.pairing"].choose(pairing="halves"),
-    NAMED["rotary.other-direction"].under(Condition(passes="backward")),
-    NAMED["rotary.other-columns-spoiled"].choose(becomes="rounded to bfloat16"),
-    *(NAMED["rotary.table-ends"].choose(rows=rows) for rows in (32768, 131072)),
-    NAMED["rotary.table-starts-anew"].choose(rows=8192),
-    *(NAMED["rotary.exponent"].choose(exponent=exponent) for exponent in ("2p / (W - 2)", "p / W")),
-    NAMED["rotary.attention-factor"].choose(factor="its square"),
-    NAMED["rotary.attention-factor"].choose(factor="the one that is the default"),
-    NAMED["rotary.one-list-of-factors"].choose(used="long"),
-    *(
-        NAMED["rotary.digits"].choose(quantity=quantity, dtype=dtype)
-        for quantity, dtype in (
-            *(("angles", dtype) for dtype in ("float16", "float32")),
-            *(("frequencies", dtype) for dtype in ("bfloat16", "float16", "float32")),
-            *(("positions", dtype) for dtype in ("bfloat16", "float16", "int16")),
-        )
-    ),
-    NAMED["rotary.digits-of-sines"].choose(products=True),
-    *(
-        plant_in_frequencies(NAMED[f"rotary.{name}"].choose(**values))
-        for name, values in (
-            ("scaling-ignored", {}), ("attention-factor", {}), ("frequencies-multiplied", {}), ("ramp-is-a-step", {}),
-            ("ramp-ends-rounded", {}), ("long-factors-too-early", {}), ("base-always-grows", {}), ("base", {}),
-            ("digits", {"quantity": "frequencies", "dtype": "float32"}),
-        )
-    ),
+    NAMED["pairing"].choose(pairing="halves"),
+    NAMED["other-direction"].under(Condition(passes="backward")),
+    NAMED["other-columns-spoiled"].choose(becomes="rounded to bfloat16"),
+    *(NAMED["table-ends"].choose(rows=rows) for rows in (32768, 131072)),
+    NAMED["table-starts-anew"].choose(rows=8192),
+    *(NAMED["exponent"].choose(exponent=exponent) for exponent in ("2p / (W - 2)", "p / W")),
+    *(NAMED["attention-factor"].choose(factor=factor) for factor in ("its square", "the one that is the default")),
+    NAMED["one-list-of-factors"].choose(used="long"),
+    *(NAMED["digits"].choose(quantity=quantity, dtype=dtype) for quantity in ("angles", "frequencies", "positions")
+      for dtype in ("bfloat16", "float16", "int16" if quantity == "positions" else "float32")),
+    NAMED["digits-of-sines"].choose(products=True),
+    *(replace(NAMED[name].choose(), rule="POS-4", operations=BOTH[::-1]) for name in (
+        "base", "scaling-ignored", "attention-factor", "frequencies-multiplied", "ramp-is-a-step", "ramp-ends-rounded",
+        "ramp-ends-at-last-pair", "long-factors-too-early", "base-always-grows")),
+    replace(NAMED["digits"].choose(quantity="frequencies", dtype="float32"), rule="POS-4", operations=BOTH[::-1]),
 )  # fmt: skip
 """Every mistake with the first values of its parameters, some with others, some in the frequencies alone."""
