@@ -244,7 +244,7 @@ def test_model_in_json() -> None:
     assert {step["step"]: step["worst"] for step in definition["steps"]} == STEPS
     assert port["steps"][1] == {
         "step": "blocks.0.attention", "status": "violated", "worst": 2.0,
-        "message": clean(f"blocks.0.attention: 2.0 {NASTY}"),
+        "message": clean(f"blocks.0.attention: raised ValueError: {NASTY}"),
     }  # fmt: skip
     assert [step["message"] for step in definition["steps"]] == [None] * 4
     assert port["embeddings"] == {"status": "conforms", "cosine": 1 - 1e-13}
@@ -276,8 +276,8 @@ def test_model_counts_in_the_verdict(found: dict[str, Any], conforms: bool) -> N
 
 
 def test_what_one_package_was_not_asked_does_not_conform() -> None:
-    found = model_content([RealResult([RealFinding("torch_impl", "word", Finding("word", 0.5))], {"torch_impl": np.ones(2)})],
-                          MODEL_PACKAGES, 16)  # fmt: skip
+    finding = RealFinding("torch_impl", "word", Finding("word", 0.5))
+    found = model_content([RealResult([finding], {"torch_impl": np.ones(2)})], MODEL_PACKAGES, 16)
     assert [one["conforms"] for one in found["implementations"]] == [False, True]
     assert not found["conforms"]
 
@@ -291,7 +291,7 @@ def test_model_in_junit() -> None:
     assert list(cases) == [*STEPS, "sentence embeddings"]
     failed = {name: failure.get("message") for name, case in cases.items() for failure in case.findall("failure")}
     assert failed == {
-        "blocks.0.attention": clean(f"blocks.0.attention: 2.0 {NASTY}"),
+        "blocks.0.attention": clean(f"blocks.0.attention: raised ValueError: {NASTY}"),
         "sentence embeddings": "smallest cosine with the definition's 1 - 5.0e-01",
     }
     assert definition.findtext(".//system-out") == "worst error 1.0 of its bound"
