@@ -70,7 +70,7 @@ def test_of_each_dtype_the_largest_error_is_kept() -> None:
     another = replace(told.worst["float16"], another=True)
     said = "perhaps another mistake in float16: output[0, 0, 0, 0]: got 1.5, expected 1.0, 80 bounds"
     assert describe_worst(another).startswith(said)
-    assert str(another).endswith(f"; {told.worst['float16'].found.case}")
+    assert describe_worst(another).endswith(f"; {told.worst['float16'].found.case}")
 
 
 def test_a_smaller_case_with_a_larger_error_counts_in_the_table() -> None:
