@@ -307,7 +307,7 @@ def test_model_on_the_page() -> None:
     text = " ".join(read(page(model_report(model(0.5, blocks_0_attention=2.0)))).text.split())
     for told in (
         "2 violations in all-MiniLM-L6-v2", "16 sentences", "layer 0 0.25 / - / - violated",
-        "torch_impl: blocks.0.attention: 2.0", "blocks.0.attention: add 1.00 1.00",
+        "torch_impl: blocks.0.attention: raised ValueError", "blocks.0.attention: add 1.00 1.00",
         "at least 0.999999 1 - 0.0e+00 1 - 5.0e-01",
     ):  # fmt: skip
         assert told in text
