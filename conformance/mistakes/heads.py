@@ -141,7 +141,7 @@ def move_results(move: Callable[..., np.ndarray]) -> Callable[..., AttentionStep
 
     def change(call: Call, **values: Any) -> AttentionSteps | None:
         own = places_of(call.forward.output)
-        if np.array_equal(own, move(own, **values)):
+        if not own.size or np.array_equal(own, move(own, **values)):
             return None
         return call.steps.changed(move=lambda places: move(places, **values))
 
