@@ -270,7 +270,11 @@ class AttentionSteps:
         if self.bias_shape is not None:
             axes = tuple(axis for axis in range(4) if self.bias.shape[axis] == 1 < self.visible.shape[axis])
             found["bias"] = gradients.scores.sum(axis=axes, keepdims=True).reshape(self.bias_shape)
-        found |= {n: add_at_places(found[n], at, inputs[n].shape) for n, at in self.places.items() if n in found and n in inputs}
+        found |= {
+            n: add_at_places(found[n], at, inputs[n].shape)
+            for n, at in self.places.items()
+            if n in found and n in inputs
+        }
         return {gradient_name(name): array for name, array in found.items() if name in inputs}
 
     def sum_over_groups(self, array: np.ndarray, heads: np.ndarray | None = None) -> np.ndarray:

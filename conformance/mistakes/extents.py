@@ -104,19 +104,19 @@ KEYS_BEFORE = key_entry(
 ONE_KEY = key_entry(
     "key-passed-over",
     "key {n}, where two parts meet, is left out",
-    lambda keys, K, n: (keys != n) | (K == n + 1),
+    lambda keys, K, n: (keys != n) | (n + 1 == K),
     n=(127, 15, 16, 31, 32, 63, 64, 128, 255, 256, 511, 512, 1023, 1024, 2047, 4095, 8191, 16383, 32767),
 )
 TAIL = key_entry(
     "key-tail",
     "keys past the last whole tile are left out (tiles of {block} keys)",
-    lambda keys, K, block: (keys < K // block * block) | (K < block),
+    lambda keys, K, block: (keys < K // block * block) | (block > K),
     block=BLOCKS,
 )
 LAST_TILE = key_entry(
     "last-key-tile",
     "where all tiles are whole, the last one is left out (tiles of {block} keys)",
-    lambda keys, K, block: (keys < K - block) | (K % block != 0) | (K == block),
+    lambda keys, K, block: (keys < K - block) | (K % block != 0) | (block == K),
     block=BLOCKS,
 )
 AGAIN = Mistake(
@@ -275,12 +275,12 @@ def leave_out_columns(call: Call, n: int) -> list[AttentionSteps]:
 
 def leave_out_column_tail(call: Call, block: int) -> list[AttentionSteps]:
     D = call.steps.query.shape[-1]
-    return [] if D < block else leave_out_columns(call, D // block * block)
+    return [] if block > D else leave_out_columns(call, D // block * block)
 
 
 def count_columns_twice(call: Call, block: int) -> AttentionSteps | None:
     steps, D = call.steps, call.steps.query.shape[-1]
-    if D <= block or D % block == 0:
+    if block >= D or D % block == 0:
         return None
     columns = [*range(D), *range(D - block, D // block * block)]
     return steps.read_elsewhere(query=places_of(steps.query)[..., columns], key=places_of(steps.key)[..., columns])
