@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,7 +172,7 @@ ONLINE = (
 
 
 class Division(NamedTuple):
-    """How the keys are split."""
+    """How the keys are split: into `kind`."""
 
     kind: str
     n: int
@@ -179,27 +180,21 @@ class Division(NamedTuple):
     def __str__(self) -> str:
         return self.kind.format(n=self.n)
 
-    def cuts(self, K: int) -> list[int]:
-        if self.kind == BLOCKS_OF:
-            return list(range(self.n, K, self.n))
+    def cut(self, K: int) -> list[int]:
+        """Return where all parts but the first begin."""
         if self.kind == FIRST:
-            return [self.n] if self.n < K else []
-        if self.kind == PREFIX:
-            return [K * 7 // 8] if K > 1 else []
-        if self.n > K:
-            return []
+            return [self.n][: self.n < K]
         if self.kind == EQUAL:
-            return list(np.cumsum([len(part) for part in np.array_split(np.arange(K), self.n)])[:-1])
-        return list(range(-(-K // self.n), K, -(-K // self.n)))
+            return [*np.cumsum([len(part) for part in np.array_split(np.arange(K), self.n)])[:-1]]
+        size = self.n if self.kind == BLOCKS_OF else max(-(-K // self.n), 1)
+        return list(range(size, K, size))
 
 
-BLOCKS_OF, FIRST, PREFIX = "blocks of {n} keys", "the first {n} keys and the rest", "the first 7/8 and the rest"
+BLOCKS_OF, FIRST = "blocks of {n} keys", "the first {n} keys and the rest"
 EQUAL, SHORTER = "{n} parts", "{n} parts, the last one shorter"
-COUNTS = (2, 4, 8, 16, 32)
 DIVISIONS = (
-    Division(PREFIX, 0),
-    *(Division(kind, n) for kind in (BLOCKS_OF, FIRST) for n in BLOCKS),
-    *(Division(kind, n) for kind in (EQUAL, SHORTER) for n in COUNTS),
+    *(Division(kind, n) for kind in (FIRST, BLOCKS_OF) for n in BLOCKS),
+    *(Division(kind, n) for kind in (EQUAL, SHORTER) for n in (2, 4, 8, 16, 32)),
 )
 MOST_PARTS = 64
 
@@ -212,10 +207,11 @@ def merge_by(share: Share, slope: float) -> Callable[..., Results | None]:
 
     def change(call: Call, division: Division) -> Results | None:
         steps, scores = call.steps, call.forward.scores
-        cuts = division.cuts(scores.shape[-1])
+        cuts = division.cut(scores.shape[-1])
         if not 0 < len(cuts) < MOST_PARTS:
             return None
-        parts, logs, totals, of_sink = [], [], [], np.zeros(1)
+        parts: list[np.ndarray] = []
+        logs, totals, of_sink = [], [], np.zeros(1)
         for part in np.split(scores, cuts, axis=-1):
             sinks = None if parts else steps.sinks  # the sink belongs to the first part
             maximum = row_maximum(part, sinks)
@@ -277,6 +273,7 @@ def find_seen_blocks(steps: AttentionSteps, block: int) -> np.ndarray:
 
 
 SINK_COUNTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "twice": lambda seen: np.full(seen.shape[:-1], 2),
     "once for each block": lambda seen: np.full(seen.shape[:-1], seen.shape[-1]),
     "once for each block that a row sees": lambda seen: seen.sum(axis=-1),
     "twice where the first block is hidden": lambda seen: 2 - seen[..., 0],
@@ -287,14 +284,10 @@ SINK_COUNTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 def count_sink(call: Call, how: str, block: int) -> AttentionSteps | None:
     steps = call.steps
-    if steps.sinks is None or block >= steps.sizes[-1]:
+    if steps.sinks is None or steps.sizes[-1] == 0:
         return None
     times = SINK_COUNTS[how](find_seen_blocks(steps, block))
     return steps.changed(sinks=steps.sinks + np.log(times.astype(float))[..., None])
-
-
-def add_sink(call: Call, times: int) -> AttentionSteps | None:
-    return None if call.steps.sinks is None else call.steps.changed(sinks=call.steps.sinks + np.log(times))
 
 
 def subtract_infinities(call: Call) -> Results | None:
@@ -306,20 +299,10 @@ def subtract_infinities(call: Call) -> Results | None:
     return {"output": np.where(rows, np.nan, call.forward.output)} if rows.any() else None
 
 
-SINK_COUNT = Mistake(
-    "blocks.sink-counted",
-    "ATT-5",
-    "the sink counts {how} (blocks of {block} keys)",
-    count_sink,
-    operations=MASKED,
-    parameters={"how": tuple(SINK_COUNTS), "block": BLOCKS},
-)
-SINKS = (
-    SINK_COUNT,
-    Mistake("blocks.sink-added", "ATT-5", "the sink counts {times} times", add_sink, MASKED, {"times": (2,)}),
-    Mistake("blocks.infinite-sink-nan", "ATT-5", "rows that see nothing are NaN beside a sink of -inf",
-            subtract_infinities),
-)  # fmt: skip
+SINK_COUNT = Mistake("blocks.sink-counted", "ATT-5", "the sink counts {how} (blocks of {block} keys)", count_sink,
+                     MASKED, {"how": tuple(SINK_COUNTS), "block": BLOCKS})  # fmt: skip
+INFINITE_SINK = Mistake("blocks.infinite-sink-nan", "ATT-5", "rows that see nothing are NaN beside a sink of -inf",
+                        subtract_infinities)  # fmt: skip
 
 
 # --- blocks that a row does not see -----------------------------------------------------------------------------------
@@ -336,43 +319,24 @@ def lose_rows(call: Call, which: str, block: int, value: float) -> Results | Non
     return {"output": np.where(rows[..., None], value, call.forward.output)} if rows.any() else None
 
 
-def forget_earlier_blocks(call: Call, block: int) -> AttentionSteps | None:
-    """The maximum is that of the last block alone, -inf where a row sees nothing of it: the next one begins anew."""
+def skip_blocks(call: Call, by: str, block: int) -> AttentionSteps | None:
+    """Skip a block of keys for all where one sees nothing of it; the first query skips none before its first key."""
     steps, K = call.steps, call.steps.sizes[-1]
-    if block >= K:
+    if not steps.allowed.size:
         return None
-    seen = find_seen_blocks(steps, block)
-    later = np.logical_or.accumulate(seen[..., ::-1], axis=-1)[..., ::-1]
-    ends = np.where(~seen & later, np.arange(1, seen.shape[-1] + 1), 0).max(axis=-1, keepdims=True)
-    return steps.changed(visible=steps.visible & (np.arange(K) >= ends * block)) if ends.any() else None
+    seen = steps.allowed[SKIPS[by]].any(axis=(0, 1, 2))
+    read = seen[::block] if by == "its first key" else np.logical_or.reduceat(seen, np.arange(0, K, block))
+    read[0] |= by == "the first query"
+    visible = steps.visible & read.repeat(block)[:K]
+    return None if np.array_equal(visible, steps.visible) else steps.changed(visible=visible)
 
 
-Skip = Callable[[np.ndarray, int], np.ndarray]
-"""Which blocks of keys are gone through, [.., blocks], from the allowed pairs and the size of a block."""
-
-
-def skip_blocks(read: Skip) -> Callable[..., AttentionSteps | None]:
-    def change(call: Call, block: int) -> AttentionSteps | None:
-        steps, K = call.steps, call.steps.sizes[-1]
-        if not steps.allowed.size:
-            return None
-        read_blocks = read(steps.allowed, block).repeat(block, axis=-1)[..., :K]
-        visible = steps.visible & read_blocks
-        return None if np.array_equal(visible, steps.visible) else steps.changed(visible=visible)
-
-    return change
-
-
-def find_blocks(allowed: np.ndarray, block: int) -> np.ndarray:
-    """Which blocks hold an allowed pair of these rows, [.., 1, blocks]."""
-    blocks = np.logical_or.reduceat(allowed, np.arange(0, allowed.shape[-1], block), axis=-1)
-    return np.asarray(blocks.any(axis=-2, keepdims=True))
-
-
-def keep_first_block(read: np.ndarray) -> np.ndarray:
-    read = read.copy()
-    read[..., 0] = True
-    return read
+SKIPS: dict[str, tuple[slice, ...]] = {
+    "batch element 0 and head 0": (slice(1), slice(1)),
+    "its first key": (),
+    "the last query": (slice(None), slice(None), slice(-1, None)),
+    "the first query": (slice(None), slice(None), slice(1)),
+}
 
 
 def share_empty_rows(call: Call) -> AttentionSteps | None:
@@ -381,59 +345,30 @@ def share_empty_rows(call: Call) -> AttentionSteps | None:
 
 
 HIDDEN = Mistake(
-    "blocks.hidden-block-loses-row",
-    "MASK-4",
-    "rows of which {which} block of {block} keys is hidden are {value}",
-    lose_rows,
-    parameters={"which": ("the first", "the last", "some"), "block": (16, *BLOCKS), "value": (np.nan, 0.0)},
-)
-TILES = (
-    HIDDEN,
-    Mistake(
-        "blocks.earlier-blocks-forgotten",
-        "ATT-8",
-        "what came before a block is forgotten where the row sees nothing of it (blocks of {block} keys)",
-        forget_earlier_blocks,
-        parameters={"block": (16, *BLOCKS)},
-    ),
-    *(
-        Mistake(
-            f"blocks.skipped-by-{name}",
-            rule,
-            f"a block of {{block}} keys is skipped where {words}",
-            skip_blocks(read),
-            MASKED,
-            {"block": (16, *BLOCKS)},
-        )
-        for name, rule, words, read in (
-            ("first-batch-element", "MASK-2", "batch element 0 and head 0 see nothing of it",
-             lambda allowed, n: find_blocks(allowed[:1, :1], n)),
-            ("last-query", "MASK-4", "the last query sees nothing of it",
-             lambda allowed, n: find_blocks(allowed[:, :, -1:], n).any(axis=(0, 1), keepdims=True)),
-            ("first-query", "MASK-3", "the first query sees nothing of it",
-             lambda allowed, n: keep_first_block(find_blocks(allowed[:, :, :1], n).any(axis=(0, 1), keepdims=True))),
-            ("first-key", "MASK-2", "no query sees its first key",
-             lambda allowed, n: allowed[..., ::n].any(axis=(0, 1, 2), keepdims=True)),
-        )
-    ),
-    Mistake(
-        "blocks.rows-empty-by-first-batch-element",
-        "ATT-6",
-        "rows are empty where those of batch element 0 are",
-        share_empty_rows,
-    ),
+    "blocks.hidden-block-loses-row", "MASK-4", "rows of which {which} block of {block} keys is hidden are {value}",
+    lose_rows, parameters={"which": ("the first", "the last", "some"), "block": (16, *BLOCKS), "value": (np.nan, 0.0)},
+)  # fmt: skip
+SKIPPED = Mistake(
+    "blocks.skipped", "MASK-2", "a block of {block} keys is skipped for all where {by} sees nothing of it",
+    skip_blocks, MASKED, {"by": tuple(SKIPS), "block": (16, *BLOCKS)},
+)  # fmt: skip
+EMPTY_ROWS = Mistake(
+    "blocks.rows-empty-by-first-batch-element", "ATT-6", "rows are empty where those of batch element 0 are",
+    share_empty_rows,
 )  # fmt: skip
 
-MISTAKES = (*ONLINE, AVERAGED, BASE_2, NATURAL, SUMS, *SINKS, *TILES)
+MISTAKES = (*ONLINE, AVERAGED, BASE_2, NATURAL, SUMS, SINK_COUNT, INFINITE_SINK, HIDDEN, SKIPPED, EMPTY_ROWS)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     ONLINE[0].choose(block=16),
     LAZY.choose(limit=8.0, block=16),
-    *(BASE_2.choose().under(past("K", n)) for n in (64, 16384)),
+    *(NATURAL.choose().under(past("K", n)) for n in (64, 16384)),
     *(AVERAGED.choose().under(past("K", n)) for n in (128, 32768)),
-    NATURAL.choose(division=Division(FIRST, 64)),
     SUMS.choose(division=Division(SHORTER, 32)).under(Condition("K", past=1023, features=("gqa",))),
     *(SINK_COUNT.choose(how=how, block=32) for how in SINK_COUNTS),
     SINK_COUNT.choose(block=512),
     *(HIDDEN.choose(which=which) for which in ("the last", "some")),
-)
+    SKIPPED.choose(by="its first key"),
+    *(replace(SKIPPED.choose(by=by), rule=rule) for by, rule in
+      (("the last query", "MASK-4"), ("the first query", "MASK-3"))),
+)  # fmt: skip
