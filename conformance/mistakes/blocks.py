@@ -23,17 +23,20 @@ Pull = Callable[[np.ndarray], tuple[np.ndarray, "np.ndarray | None"]]
 """From the gradient of the weights to those of the scores and of the sinks [B, H, Q, 1]."""
 
 
-def weigh_by(call: Call, weights: np.ndarray, pull: Pull | None) -> Results:
-    """Results by these weights before dropout; without gradients where `pull` is None or a log-sum-exp has one."""
+def weigh_by(call: Call, weights: np.ndarray, pull: Pull | None) -> list[Changed]:
+    """Results by these weights before dropout, with gradients by `pull`, and without.
+
+    An implementation may take its gradients through the maxima too, or by a kernel from what it saved.
+    """
     steps, case = call.steps, call.case
-    results = {"output": steps.weigh_values(weights)}
+    output = {"output": steps.weigh_values(weights)}
     if pull is None or not case.cotangents or case.special or case.with_logsumexp:
-        return results
+        return [output]
     bar = call.cotangent()
     scores, sinks = pull((bar @ steps.values.swapaxes(-1, -2)) * steps.factor)
     value = (weights * steps.factor).swapaxes(-1, -2) @ bar
     gradients = steps.pull_back_scores(scores, value, np.zeros(1))._replace(sinks=sinks)
-    return results | steps.sum_gradients(gradients, case.inputs)
+    return [output | steps.sum_gradients(gradients, case.inputs), output]
 
 
 # --- online softmax ---------------------------------------------------------------------------------------------------
@@ -59,20 +62,19 @@ Rescale = Callable[..., Rescaling]
 
 def run_online(
     rescale: Rescale, numerators: Callable[[np.ndarray], np.ndarray] | None = None, graded: bool = True
-) -> Callable[..., list[Changed] | None]:
+) -> Callable[..., list[Changed]]:
     """Online softmax with another rescaling.
 
     Args:
         numerators: from a block's exponentials to what its values are weighed by; they still count in the sum.
-        graded: whether the gradients are those of constant maxima, and of exponentials that are 0 where changed; they
-            may as well be those of a kernel that takes its weights from the log-sum-exp that it saved.
+        graded: whether there are gradients, by constant maxima and with slopes of 0 where the numerators changed.
     """
 
-    def change(call: Call, block: int, **values: Any) -> list[Changed] | None:
+    def change(call: Call, block: int, **values: Any) -> list[Changed]:
         steps, scores = call.steps, call.forward.scores
         K = scores.shape[-1]
         if not block < K <= block * MOST_BLOCKS:
-            return None
+            return []
         above, below, slopes = (np.zeros_like(scores) for _ in range(3))
         maximum = np.full((*scores.shape[:3], 1), -np.inf)
         for start in range(0, K, block):
@@ -101,14 +103,7 @@ def run_online(
             mean = np.sum(weights * gradient, axis=-1, keepdims=True)
             return (slopes * gradient - below * mean) / total, None if steps.sinks is None else -sink / total * mean
 
-        results = weigh_by(call, weights, pull if graded else None)
-        ways: list[Changed] = [results]
-        if graded and len(results) > 1:
-            mean = np.sum(call.cotangent() * results["output"], axis=-1, keepdims=True)
-            saved = np.where(steps.allowed, np.exp(scores - finite) / total, 0)
-            gradients = steps.pull_back(call.case.cotangents, saved, mean=mean)
-            ways.append({"output": results["output"]} | steps.sum_gradients(gradients, call.case.inputs))
-        return ways
+        return weigh_by(call, weights, pull if graded else None)
 
     return change
 
@@ -202,14 +197,14 @@ Share = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """share(totals, logs): the weight of each part by its sum of exponentials and its log-sum-exp less the largest one."""
 
 
-def merge_by(share: Share, slope: float) -> Callable[..., Results | None]:
+def merge_by(share: Share, slope: float) -> Callable[..., list[Changed]]:
     """Weigh the parts' outputs otherwise. slope: of a share's logarithm by the log-sum-exp, for constant maxima."""
 
-    def change(call: Call, division: Division) -> Results | None:
+    def change(call: Call, division: Division) -> list[Changed]:
         steps, scores = call.steps, call.forward.scores
         cuts = division.cut(scores.shape[-1])
         if not 0 < len(cuts) < MOST_PARTS:
-            return None
+            return []
         parts: list[np.ndarray] = []
         logs, totals, of_sink = [], [], np.zeros(1)
         for part in np.split(scores, cuts, axis=-1):
