@@ -134,15 +134,12 @@ def entry(name: str, says: str, rescale: Rescale, numerators: Any = None, graded
 LAZY = entry(
     "rescaled-lazily",
     "a maximum that grows by {limit} at most rescales nothing, though the block's weights are taken with it",
-    rescale_lazily,
-    limit=(8 * LOG2, 8.0),
-)
+    rescale_lazily, limit=(8 * LOG2, 8.0),
+)  # fmt: skip
 SATURATED = entry(
-    "saturated",
-    "weights of 2^8 exp(score - maximum) saturate at 448, but not in their sum",
-    lag_behind,
+    "saturated", "weights of 2^8 exp(score - maximum) saturate at 448, but not in their sum", lag_behind,
     lambda exponentials: np.minimum(exponentials, 448 / 2**8),
-)
+)  # fmt: skip
 ONLINE = (
     entry("output-not-rescaled", "the running output is not rescaled when the maximum grows",
           lambda old, new, factor: Rescaling(1.0, factor, new)),
@@ -213,9 +210,8 @@ def merge_by(share: Share, slope: float) -> Callable[..., list[Changed]]:
             exponentials = np.exp(part - maximum)
             total = exponentials.sum(axis=-1, keepdims=True)
             if sinks is not None:
-                of_sink = np.exp(sinks - maximum)
-                total = total + of_sink
-                of_sink = of_sink / total
+                total = total + np.exp(sinks - maximum)
+                of_sink = np.exp(sinks - maximum) / total
             parts.append(exponentials / np.where(total == 0, 1, total))
             totals.append(total)
             logs.append(maximum + np.log(total))
@@ -228,12 +224,9 @@ def merge_by(share: Share, slope: float) -> Callable[..., list[Changed]]:
             mean = np.sum(weights * gradient, axis=-1, keepdims=True)
             pieces = np.split(gradient, cuts, axis=-1)
             means = [np.sum(p * g, axis=-1, keepdims=True) for p, g in zip(parts, pieces, strict=True)]
-            found = [
-                s * p * (g - own + slope * (own - mean))
-                for s, p, g, own in zip(shares, parts, pieces, means, strict=True)
-            ]
+            own = np.concatenate([np.broadcast_to(m, g.shape) for m, g in zip(means, pieces, strict=True)], axis=-1)
             sinks = None if steps.sinks is None else shares[0] * of_sink * (slope * (means[0] - mean) - means[0])
-            return np.concatenate(found, axis=-1), sinks
+            return weights * (gradient - own + slope * (own - mean)), sinks
 
         return weigh_by(call, weights, pull)
 
@@ -241,13 +234,8 @@ def merge_by(share: Share, slope: float) -> Callable[..., list[Changed]]:
 
 
 AVERAGED, BASE_2, NATURAL, SUMS = (
-    Mistake(
-        f"blocks.merged-{name}",
-        "ATT-5",
-        f"the keys are split, and their parts merged {words} ({{division}})",
-        merge_by(share, slope),
-        parameters={"division": DIVISIONS},
-    )
+    Mistake(f"blocks.merged-{name}", "ATT-5", f"the keys are split, and their parts merged {words} ({{division}})",
+            merge_by(share, slope), parameters={"division": DIVISIONS})
     for name, words, share, slope in (
         ("with-equal-weights", "with equal weights", lambda totals, logs: (totals > 0) * 1.0, 0.0),
         ("in-base-2", "by natural log-sum-exps as if they were in base 2", lambda t, logs: np.exp2(logs), LOG2),
@@ -261,14 +249,13 @@ AVERAGED, BASE_2, NATURAL, SUMS = (
 # --- sinks ------------------------------------------------------------------------------------------------------------
 
 
-def find_seen_blocks(steps: AttentionSteps, block: int) -> np.ndarray:
-    """Whether a row sees a key of each block, [B, H, Q, blocks]."""
-    K = steps.sizes[-1]
-    return np.asarray(np.logical_or.reduceat(steps.allowed, np.arange(0, K, block), axis=-1))
+def find_seen_blocks(allowed: np.ndarray, block: int) -> np.ndarray:
+    """Whether a key of each block is seen, [.., blocks]; of no keys, no blocks."""
+    starts = np.arange(0, allowed.shape[-1], block)
+    return np.asarray(np.logical_or.reduceat(allowed, starts, axis=-1)) if starts.size else allowed
 
 
 SINK_COUNTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "twice": lambda seen: np.full(seen.shape[:-1], 2),
     "once for each block": lambda seen: np.full(seen.shape[:-1], seen.shape[-1]),
     "once for each block that a row sees": lambda seen: seen.sum(axis=-1),
     "twice where the first block is hidden": lambda seen: 2 - seen[..., 0],
@@ -281,8 +268,12 @@ def count_sink(call: Call, how: str, block: int) -> AttentionSteps | None:
     steps = call.steps
     if steps.sinks is None or steps.sizes[-1] == 0:
         return None
-    times = SINK_COUNTS[how](find_seen_blocks(steps, block))
+    times = SINK_COUNTS[how](find_seen_blocks(steps.allowed, block))
     return steps.changed(sinks=steps.sinks + np.log(times.astype(float))[..., None])
+
+
+def count_sink_twice(call: Call) -> AttentionSteps | None:
+    return None if call.steps.sinks is None else call.steps.changed(sinks=call.steps.sinks + LOG2)
 
 
 def subtract_infinities(call: Call) -> Results | None:
@@ -296,6 +287,7 @@ def subtract_infinities(call: Call) -> Results | None:
 
 SINK_COUNT = Mistake("blocks.sink-counted", "ATT-5", "the sink counts {how} (blocks of {block} keys)", count_sink,
                      MASKED, {"how": tuple(SINK_COUNTS), "block": BLOCKS})  # fmt: skip
+SINK_TWICE = Mistake("blocks.sink-twice", "ATT-5", "the sink counts twice", count_sink_twice, MASKED)
 INFINITE_SINK = Mistake("blocks.infinite-sink-nan", "ATT-5", "rows that see nothing are NaN beside a sink of -inf",
                         subtract_infinities)  # fmt: skip
 
@@ -303,15 +295,11 @@ INFINITE_SINK = Mistake("blocks.infinite-sink-nan", "ATT-5", "rows that see noth
 # --- blocks that a row does not see -----------------------------------------------------------------------------------
 
 
-def lose_rows(call: Call, which: str, block: int, value: float) -> Results | None:
-    """Rows with keys, where a running maximum or a part's log-sum-exp is -inf, and -inf - -inf is NaN."""
-    steps = call.steps
-    if block >= steps.sizes[-1]:
-        return None
-    seen = find_seen_blocks(steps, block)
-    hidden = {"the first": ~seen[..., 0], "the last": ~seen[..., -1], "some": ~seen.all(axis=-1)}[which]
-    rows = hidden & seen.any(axis=-1)
-    return {"output": np.where(rows[..., None], value, call.forward.output)} if rows.any() else None
+def lose_rows(call: Call, block: int) -> Results | None:
+    """-inf - -inf of a part's log-sum-exp, in rows that have keys."""
+    seen = find_seen_blocks(call.steps.allowed, block)
+    rows = ~seen.all(axis=-1, keepdims=True) & seen.any(axis=-1, keepdims=True)
+    return {"output": np.where(rows, np.nan, call.forward.output)} if rows.any() else None
 
 
 def skip_blocks(call: Call, by: str, block: int) -> AttentionSteps | None:
@@ -319,8 +307,8 @@ def skip_blocks(call: Call, by: str, block: int) -> AttentionSteps | None:
     steps, K = call.steps, call.steps.sizes[-1]
     if not steps.allowed.size:
         return None
-    seen = steps.allowed[SKIPS[by]].any(axis=(0, 1, 2))
-    read = seen[::block] if by == "its first key" else np.logical_or.reduceat(seen, np.arange(0, K, block))
+    seen = np.asarray(steps.allowed[SKIPS[by]].any(axis=(0, 1, 2)))
+    read = seen[::block] if by == "its first key" else find_seen_blocks(seen, block)
     read[0] |= by == "the first query"
     visible = steps.visible & read.repeat(block)[:K]
     return None if np.array_equal(visible, steps.visible) else steps.changed(visible=visible)
@@ -339,10 +327,8 @@ def share_empty_rows(call: Call) -> AttentionSteps | None:
     return call.steps.changed(visible=call.steps.visible & allowed[:1].any(axis=-1, keepdims=True))
 
 
-HIDDEN = Mistake(
-    "blocks.hidden-block-loses-row", "MASK-4", "rows of which {which} block of {block} keys is hidden are {value}",
-    lose_rows, parameters={"which": ("the first", "the last", "some"), "block": (16, *BLOCKS), "value": (np.nan, 0.0)},
-)  # fmt: skip
+HIDDEN = Mistake("blocks.some-block-hidden", "MASK-4", "rows that see nothing of some block of {block} keys are NaN",
+                 lose_rows, parameters={"block": (16, *BLOCKS)})  # fmt: skip
 SKIPPED = Mistake(
     "blocks.skipped", "MASK-2", "a block of {block} keys is skipped for all where {by} sees nothing of it",
     skip_blocks, MASKED, {"by": tuple(SKIPS), "block": (16, *BLOCKS)},
@@ -352,7 +338,8 @@ EMPTY_ROWS = Mistake(
     share_empty_rows,
 )  # fmt: skip
 
-MISTAKES = (*ONLINE, AVERAGED, BASE_2, NATURAL, SUMS, SINK_COUNT, INFINITE_SINK, HIDDEN, SKIPPED, EMPTY_ROWS)
+MISTAKES = (*ONLINE, AVERAGED, BASE_2, NATURAL, SUMS, SINK_COUNT, SINK_TWICE, INFINITE_SINK,
+            HIDDEN, SKIPPED, EMPTY_ROWS)  # fmt: skip
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     ONLINE[0].choose(block=16),
@@ -362,7 +349,6 @@ PLANTED = (
     SUMS.choose(division=Division(SHORTER, 32)).under(Condition("K", past=1023, features=("gqa",))),
     *(SINK_COUNT.choose(how=how, block=32) for how in SINK_COUNTS),
     SINK_COUNT.choose(block=512),
-    *(HIDDEN.choose(which=which) for which in ("the last", "some")),
     SKIPPED.choose(by="its first key"),
     *(replace(SKIPPED.choose(by=by), rule=rule) for by, rule in
       (("the last query", "MASK-4"), ("the first query", "MASK-3"))),

@@ -77,16 +77,13 @@ def read_past_end(call: Call, block: int, what: str) -> AttentionSteps | None:
     if not extra or not K or call.case.options.get("dropout_keep") is not None or steps.operation != "attention":
         return None
     keys = np.arange(K + extra)
-    if what == "the next head's keys and values":
-        places = {}
-        for name, array in (("key", steps.key), ("value", steps.value)):
-            assert array is not None
-            batch, G, _, width = array.shape
-            rows = (np.arange(batch * G) * K).reshape(batch, G, 1) + keys
-            places[name] = np.where(rows < batch * G * K, rows, -1)[..., None] * width + np.arange(width)
-            places[name] = np.where(rows[..., None] < batch * G * K, places[name], -1)
+    if what == "the next head's":
+        rows = steps.key.shape[1] * K * np.arange(B)[:, None, None] + K * np.arange(steps.key.shape[1])[:, None] + keys
+        rows = np.where(rows < B * steps.key.shape[1] * K, rows, -1)[..., None]
+        widths = {"key": steps.key.shape[-1], "value": steps.values.shape[-1]}
+        places = {n: np.where(rows < 0, -1, rows * width + np.arange(width)) for n, width in widths.items()}
     else:
-        places = key_places(steps, keys % K if what == "the first keys and values" else np.where(keys < K, keys, -1))
+        places = key_places(steps, keys % K if what == "the first keys" else np.where(keys < K, keys, -1))
     behind = np.full((B, H, Q, extra), True)
     bias = broadcast_places(steps.bias, 3, K)
     bias = np.concatenate([bias, np.full((*bias.shape[:3], extra), -1)], axis=3)
@@ -98,62 +95,37 @@ def key_entry(name: str, says: str, seen: Seen, **parameters: Any) -> Mistake:
 
 
 KEYS_PAST = key_entry("keys-past", "keys past the first {n} are left out", lambda keys, K, n: keys < n, n=SIZES)
-KEYS_BEFORE = key_entry(
-    "keys-before", "only the last {n} keys are read", lambda keys, K, n: keys >= K - n, n=(32, 1, *SIZES)
-)
 ONE_KEY = key_entry(
-    "key-passed-over",
-    "key {n}, where two parts meet, is left out",
-    lambda keys, K, n: (keys != n) | (n + 1 == K),
-    n=(127, 15, 16, 31, 32, 63, 64, 128, 255, 256, 511, 512, 1023, 1024, 2047, 4095, 8191, 16383, 32767),
-)
+    "key-passed-over", "key {n}, where two parts meet, is left out", lambda keys, K, n: (keys != n) | (n + 1 == K),
+    n=(127, *SIZES, *(n - 1 for n in SIZES)),
+)  # fmt: skip
 TAIL = key_entry(
-    "key-tail",
-    "keys past the last whole tile are left out (tiles of {block} keys)",
-    lambda keys, K, block: (keys < K // block * block) | (block > K),
-    block=BLOCKS,
-)
+    "key-tail", "keys past the last whole tile are left out (tiles of {block} keys)",
+    lambda keys, K, block: (keys < K // block * block) | (block > K), block=BLOCKS,
+)  # fmt: skip
 LAST_TILE = key_entry(
-    "last-key-tile",
-    "where all tiles are whole, the last one is left out (tiles of {block} keys)",
-    lambda keys, K, block: (keys < K - block) | (K % block != 0) | (block == K),
-    block=BLOCKS,
-)
+    "last-key-tile", "where all tiles are whole, the last is left out (tiles of {block} keys)",
+    lambda keys, K, block: (keys < K - block) | (K % block != 0) | (block == K), block=BLOCKS,
+)  # fmt: skip
 AGAIN = Mistake(
-    "extents.keys-again",
-    "ATT-8",
-    "keys past the first {n} are the first ones again",
-    read_keys_again,
-    MASKED,
+    "extents.keys-again", "ATT-8", "keys past the first {n} are the first ones again", read_keys_again, MASKED,
     {"n": SIZES},
-)
+)  # fmt: skip
 READ_ON = Mistake(
-    "extents.key-tail-filled",
-    "ATT-8",
-    "the last tile is filled up with {what}, which count (tiles of {block} keys)",
-    read_past_end,
-    parameters={"block": BLOCKS, "what": ("zeros", "the next head's keys and values", "the first keys and values")},
-)
+    "extents.key-tail-filled", "ATT-8", "the last tile is filled up with {what}, which count (tiles of {block} keys)",
+    read_past_end, parameters={"block": BLOCKS, "what": ("zeros", "the next head's", "the first keys")},
+)  # fmt: skip
 TWICE = Mistake(
-    "extents.key-tail-twice",
-    "ATT-8",
-    "the last tile is moved back to be whole: keys of the one before count twice (tiles of {block} keys)",
-    count_tail_twice,
-    ("attention", "attention_logsumexp"),
-    {"block": BLOCKS},
-)
+    "extents.key-tail-twice", "ATT-8",
+    "the last tile is moved back to be whole, and counts again (tiles of {block} keys)", count_tail_twice,
+    ("attention", "attention_logsumexp"), {"block": BLOCKS},
+)  # fmt: skip
 KEYS = (
-    KEYS_PAST,
-    KEYS_BEFORE,
-    ONE_KEY,
-    TAIL,
-    LAST_TILE,
-    AGAIN,
-    READ_ON,
-    TWICE,
+    KEYS_PAST, ONE_KEY, TAIL, LAST_TILE, AGAIN, READ_ON, TWICE,
+    key_entry("keys-before", "only the last {n} keys are read", lambda keys, K, n: keys >= K - n, n=(32, 1, *SIZES)),
     key_entry("first-key", "the first key is left out", lambda keys, K: (keys > 0) | (K == 1)),
     key_entry("last-key", "the last key is left out", lambda keys, K: (keys < K - 1) | (K == 1)),
-)
+)  # fmt: skip
 
 # --- elements of results ----------------------------------------------------------------------------------------------
 
@@ -180,8 +152,7 @@ def fill_tail(places: np.ndarray, block: int, axis: int) -> np.ndarray:
 
 
 def fill_beyond_key_width(call: Call) -> AttentionSteps | None:
-    D = call.steps.query.shape[-1]
-    return move_results(lambda places: fill_rest(places, D, "0", 3))(call)
+    return move_results(lambda places: fill_rest(places, call.steps.query.shape[-1], "0", 3))(call)
 
 
 def move_along(axis: int, move: Callable[..., np.ndarray]) -> Callable[..., AttentionSteps | None]:
@@ -190,49 +161,29 @@ def move_along(axis: int, move: Callable[..., np.ndarray]) -> Callable[..., Atte
 
 WHAT = ("0", "the last one before them", "the first ones again")
 RESULTS = {
-    name: Mistake(
-        f"extents.{name}-past",
-        "ATT-8",
-        f"{things} past the first {{n}} are {{what}}",
-        move_along(axis, fill_rest),
-        MASKED if axis < 3 else ("attention",),
-        {"n": sizes, "what": WHAT},
-    )
+    name: Mistake(f"extents.{name}-past", "ATT-8", f"{things} past the first {{n}} are {{what}}",
+                  move_along(axis, fill_rest), MASKED if axis < 3 else MASKED[:1], {"n": sizes, "what": WHAT})
     for axis, name, things, sizes in (
         (0, "batch-elements", "batch elements", (16, 32, 64, 128, 512, 1024, 4096, 32767, 65535)),
         (1, "heads", "heads", (16, 8, 32, 64, 100, 128)),
         (2, "queries", "queries", SIZES),
         (3, "columns", "columns of the output", WIDTHS),
     )
-}
+}  # fmt: skip
 PRODUCT = Mistake(
-    "extents.batch-times-heads-past",
-    "ATT-8",
-    "of batch elements times heads those past the first {n} are {what}",
-    move_results(fill_rest_of_heads),
-    MASKED,
-    {"n": (64, 32, 128, 1024, 65535), "what": WHAT},
-)
+    "extents.batch-times-heads-past", "ATT-8", "of batch elements times heads those past the first {n} are {what}",
+    move_results(fill_rest_of_heads), MASKED, {"n": (64, 32, 128, 1024, 65535), "what": WHAT},
+)  # fmt: skip
 QUERY_TAIL, COLUMN_TAIL = (
-    Mistake(
-        f"extents.{name}-tail",
-        "ATT-8",
-        f"{things} past the last whole tile are 0 (tiles of {{block}})",
-        move_along(axis, fill_tail),
-        MASKED if axis < 3 else ("attention",),
-        {"block": blocks},
-    )
+    Mistake(f"extents.{name}-tail", "ATT-8", f"{things} past the last whole tile are 0 (tiles of {{block}})",
+            move_along(axis, fill_tail), MASKED if axis < 3 else MASKED[:1], {"block": blocks})
     for axis, name, things, blocks in (
         (2, "query", "queries", (16, *BLOCKS)),
         (3, "column", "columns of the output", (8, 4, 16, 32, 64, 128)),
     )
-)
-BEYOND_KEYS = Mistake(
-    "extents.columns-past-key-width",
-    "ATT-8",
-    "columns of the output past the width of query and key are 0",
-    fill_beyond_key_width,
-)
+)  # fmt: skip
+BEYOND_KEYS = Mistake("extents.columns-past-key-width", "ATT-8",
+                      "columns of the output past the width of query and key are 0", fill_beyond_key_width)  # fmt: skip
 
 
 def lose_calls_without_keys(call: Call) -> Results | None:
@@ -240,24 +191,6 @@ def lose_calls_without_keys(call: Call) -> Results | None:
     return {"output": np.full_like(output, np.nan)} if call.steps.sizes[-1] == 0 else None
 
 
-def share_first_row(call: Call, block: int) -> AttentionSteps | None:
-    steps, case = call.steps, call.case
-    Q = steps.sizes[2]
-    if Q < 2 or (case.options.get("mask") is None and steps.bias_shape is None):
-        return None
-    rows = np.arange(Q) // block * block
-    shared = steps.changed(visible=steps.visible[:, :, rows])
-    return shared if steps.bias.shape[2] == 1 else shared.read_elsewhere(bias=places_of(steps.bias)[:, :, rows])
-
-
-FIRST_ROW = Mistake(
-    "extents.first-row-of-each-block",
-    "MASK-1",
-    "mask and bias of a block's first row are used for all its rows (blocks of {block} queries)",
-    share_first_row,
-    MASKED,
-    {"block": (32, 2, 4, 8, 16, 64, 128, 256)},
-)
 NO_KEYS = Mistake("extents.no-keys", "ATT-8", "without keys the output is NaN, not 0", lose_calls_without_keys)
 
 # --- columns of query and key -----------------------------------------------------------------------------------------
@@ -292,50 +225,27 @@ def take_default_scale_of(call: Call, width: int) -> Case | None:
     return replace(call.case, options=call.case.options | {"scale": width**-0.5})
 
 
-COLUMNS_PAST = Mistake(
-    "extents.key-columns-past",
-    "ATT-1",
-    "scores are taken from the first {n} columns of query and key",
-    leave_out_columns,
-    MASKED,
-    {"n": WIDTHS},
-)
-KEY_COLUMN_TAIL, KEY_COLUMNS_TWICE = (
-    Mistake(f"extents.key-column-tail-{name}", "ATT-1", says, change, MASKED, {"block": (16, 8, 32, 64)})
-    for name, says, change in (
-        ("lost", "columns of query and key past the last whole tile are left out (tiles of {block})",
-         leave_out_column_tail),
-        ("twice", "the last tile of columns of query and key is moved back to be whole, and some count twice (tiles of "
-         "{block})", count_columns_twice),
+COLUMNS_PAST, KEY_COLUMN_TAIL, KEY_COLUMNS_TWICE, DEFAULT_SCALE = (
+    Mistake(f"extents.{name}", "ATT-1", says, change, MASKED, parameters)
+    for name, says, change, parameters in (
+        ("key-columns-past", "scores are taken from the first {n} columns of query and key", leave_out_columns,
+         {"n": WIDTHS}),
+        ("key-column-tail", "columns of query and key past the last whole tile are left out (tiles of {block})",
+         leave_out_column_tail, {"block": (16, 8, 32, 64)}),
+        ("key-column-tail-twice", "the last tile of columns of query and key is moved back to be whole, and some count "
+         "twice (tiles of {block})", count_columns_twice, {"block": (16, 8, 32, 64)}),
+        ("default-scale-of-width", "the default scale is that of a width of {width}", take_default_scale_of,
+         {"width": (64, 32, 80, 96, 128, 256)}),
     )
 )  # fmt: skip
-DEFAULT_SCALE = Mistake(
-    "extents.default-scale-of-width",
-    "ATT-1",
-    "the default scale is that of a width of {width}",
-    take_default_scale_of,
-    MASKED,
-    {"width": (64, 32, 80, 96, 128, 256)},
-)
 
-MISTAKES = (
-    *KEYS,
-    *RESULTS.values(),
-    PRODUCT,
-    QUERY_TAIL,
-    COLUMN_TAIL,
-    BEYOND_KEYS,
-    FIRST_ROW,
-    NO_KEYS,
-    COLUMNS_PAST,
-    KEY_COLUMN_TAIL,
-    KEY_COLUMNS_TWICE,
-    DEFAULT_SCALE,
-)
+MISTAKES = (*KEYS, *RESULTS.values(), PRODUCT, QUERY_TAIL, COLUMN_TAIL, BEYOND_KEYS, NO_KEYS,
+            COLUMNS_PAST, KEY_COLUMN_TAIL, KEY_COLUMNS_TWICE, DEFAULT_SCALE)  # fmt: skip
 
 
-def plant_past(mistake: Mistake, what: str, *sizes: int) -> list[Mistake]:
-    return [mistake.choose(n=n, what=what) for n in sizes]
+def plant_rest(*rows: tuple[str, str, tuple[int, ...]]) -> list[Mistake]:
+    """Rows of a result's name, what is done to the rest, and sizes."""
+    return [RESULTS[name].choose(n=n, what=what) for name, what, sizes in rows for n in sizes]
 
 
 def plant_in(operation: str, *mistakes: Mistake) -> list[Mistake]:
@@ -343,6 +253,7 @@ def plant_in(operation: str, *mistakes: Mistake) -> list[Mistake]:
     return [replace(mistake, operations=(operation,), rule="ATT-14") for mistake in mistakes]
 
 
+ZERO, LAST, FIRST = WHAT
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     *(KEYS_PAST.choose(n=n) for n in (32, 1024, 32768)),
@@ -351,17 +262,13 @@ PLANTED = (
     *(TAIL.choose(block=n).under(past("K", n)) for n in (16, 128, 1024)),
     *(LAST_TILE.choose(block=n) for n in (64, 256)),
     *(READ_ON.choose(what=what, block=n).under(past("K", n)) for what in READ_ON.parameters["what"] for n in (64, 256)),
-    READ_ON.choose(what="the next head's keys and values").under(Condition("Q", up_to=8)),
-    *plant_past(RESULTS["queries"], "0", 32, 2048, 65535),
-    *plant_past(RESULTS["queries"], "the last one before them", 64, 32768),
-    *plant_past(RESULTS["queries"], "the first ones again", 32, 4096, 32768),
-    *plant_past(RESULTS["heads"], "the last one before them", 32, 100),
-    *plant_past(RESULTS["heads"], "the first ones again", 64),
-    *plant_past(RESULTS["batch-elements"], "the last one before them", 16, 1024, 32767),
-    *plant_past(RESULTS["batch-elements"], "0", 512, 65535),
-    *plant_past(RESULTS["columns"], "0", 8, 512),
-    *plant_past(RESULTS["columns"], "the first ones again", 128, 320),
-    *plant_past(PRODUCT, "0", 1024, 65535),
+    READ_ON.choose(what="the next head's").under(Condition("Q", up_to=8)),
+    *plant_rest(
+        ("queries", ZERO, (32, 2048, 65535)), ("queries", LAST, (64, 32768)), ("queries", FIRST, (32, 4096, 32768)),
+        ("heads", LAST, (32, 100)), ("heads", FIRST, (64,)), ("batch-elements", LAST, (16, 1024, 32767)),
+        ("batch-elements", ZERO, (512, 65535)), ("columns", ZERO, (8, 512)), ("columns", FIRST, (128, 320)),
+    ),
+    *(PRODUCT.choose(n=n) for n in (1024, 65535)),
     QUERY_TAIL.choose(block=128),
     COLUMN_TAIL.choose(block=32),
     *(BEYOND_KEYS.choose().under(Condition("V", past=n)) for n in (64, 128)),
@@ -370,17 +277,9 @@ PLANTED = (
     *(KEY_COLUMN_TAIL.choose(block=n) for n in (8, 64)),
     KEY_COLUMNS_TWICE.choose(block=64),
     *(DEFAULT_SCALE.choose(width=n).under(past("D", n)) for n in (64, 128, 256)),
-    *plant_in(
-        "attention_weights",
-        *(KEYS_PAST.choose(n=n) for n in (64, 1024, 65535)),
-        *plant_past(RESULTS["queries"], "0", 64, 32768),
-        *plant_past(RESULTS["heads"], "the last one before them", 32, 64),
-    ),
-    *plant_in(
-        "attention_logsumexp",
-        *(KEYS_PAST.choose(n=n) for n in (64, 4096, 65535)),
-        *(TAIL.choose(block=n).under(past("K", n)) for n in (32, 128)),
-        *plant_past(RESULTS["queries"], "0", 64, 32768),
-        *plant_past(RESULTS["batch-elements"], "0", 64, 4096),
-    ),
-)
+    *plant_in("attention_weights", *(KEYS_PAST.choose(n=n) for n in (64, 1024, 65535)),
+              *plant_rest(("queries", ZERO, (64, 32768)), ("heads", LAST, (32, 64)))),
+    *plant_in("attention_logsumexp", *(KEYS_PAST.choose(n=n) for n in (64, 4096, 65535)),
+              *(TAIL.choose(block=n).under(past("K", n)) for n in (32, 128)),
+              *plant_rest(("queries", ZERO, (64, 32768)), ("batch-elements", ZERO, (64, 4096)))),
+)  # fmt: skip

@@ -68,13 +68,13 @@ def merge_by(
     log: tuple[np.ndarray, np.ndarray] | None = None,
     bars: tuple[float, float, float] = (1.0, 1.0, 1.0),
 ) -> Results:
-    """Weigh the parts' outputs by shares [P, B, H, Q], and divide by the sum of the terms, which are the shares if None.
+    """Weigh the parts' outputs by shares [P, B, H, Q], and divide by the sum of the terms, or of the shares if None.
 
     Args:
         slope: of the shares' and terms' logarithms by the log-sum-exps.
         order: of which part each share is.
         log: the log-sum-exp and its slope by each part's; the right one if None.
-        bars: how often the gradients of the log-sum-exps count that of the output, its mean and that of the log-sum-exp.
+        bars: how often the log-sum-exps' gradients count that of the output, its mean and that of the log-sum-exp.
     """
     terms = shares if terms is None else terms
     shares, terms = (divide(array, terms.sum(axis=0)) for array in (shares, terms))
@@ -86,15 +86,12 @@ def merge_by(
     products, mean = ((array * bar).sum(axis=-1) for array in (parts.outputs, results["output"]))
     gradient = np.zeros_like(shares)
     gradient[order] = slope * (bars[0] * shares * products - bars[1] * terms * mean)
-    return results | name_gradients(shares[..., None] * bar, gradient + bars[2] * slopes * log_bar)
+    results |= name_gradients("outputs", shares[..., None] * bar)
+    return results | name_gradients("logsumexps", gradient + bars[2] * slopes * log_bar)
 
 
-def name_gradients(*gradients: np.ndarray) -> Results:
-    return {
-        gradient_name(f"{name}[{i}]"): array
-        for name, arrays in zip(ARGUMENTS, gradients, strict=True)
-        for i, array in enumerate(arrays)
-    }
+def name_gradients(name: str, gradients: np.ndarray) -> Results:
+    return {gradient_name(f"{name}[{i}]"): array for i, array in enumerate(gradients)}
 
 
 def entry(name: str, says: str, change: Callable[..., Any], **parameters: Sequence[Any]) -> Mistake:
@@ -109,10 +106,10 @@ def entry(name: str, says: str, change: Callable[..., Any], **parameters: Sequen
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-def run_online(call: Call, parts: Parts, first: int, lost: str) -> Results | None:
-    """The maxima have no gradients."""
+def run_online(call: Call, parts: Parts, first: int, lost: str) -> list[Results]:
+    """The maxima have no gradients; or nothing is said of gradients."""
     if first > len(parts.logs):
-        return None
+        return []
     shares, terms = np.zeros_like(parts.logs), np.zeros_like(parts.logs)
     maximum = np.full(parts.logs[0].shape, -np.inf)
     for i, log in enumerate(parts.logs):
@@ -124,7 +121,8 @@ def run_online(call: Call, parts: Parts, first: int, lost: str) -> Results | Non
         shares[i] = terms[i] = np.exp(log - finite)
         maximum = new
     total = terms.sum(axis=0)
-    return merge_by(call, parts, shares, terms, log=(parts.maximum + np.log(total), divide(terms, total)))
+    results = merge_by(call, parts, shares, terms, log=(parts.maximum + np.log(total), divide(terms, total)))
+    return [results, {name: results[name] for name in ("output", "logsumexp")}]
 
 
 def merge_one_by_one(call: Call, parts: Parts, slip: str) -> Results | None:
@@ -177,7 +175,7 @@ ORDERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "the part as far from the other end": lambda numbers: numbers[::-1],
 }
 NOT_RESCALED = entry("not-rescaled", "the running {lost} is not rescaled when the maximum grows, from part {first} on",
-                     run_online, lost=("output", "sum", "output and sum"), first=COUNTS)  # fmt: skip
+                     run_online, lost=("output", "sum", "output and sum"), first=(2, *COUNTS[2:]))  # fmt: skip
 PARTS_PAST = entry(
     "parts-past", "parts past the first {n} are left out", keep_parts(lambda i, back, n: i < n), n=COUNTS
 )
@@ -206,12 +204,8 @@ WEIGHTS = (
 
 def lose_rows(call: Call, parts: Parts, which: str) -> list[Results]:
     """Rows in which log-sum-exps are -inf are NaN, in both results or in one: -inf - -inf, or 0 / 0."""
-    rows = {
-        "every": ~parts.seen.any(axis=0),
-        "the first": ~parts.seen[0],
-        "the last": ~parts.seen[-1],
-        "some": ~parts.seen.all(axis=0),
-    }[which]
+    seen = parts.seen
+    rows = {"every": ~seen.any(axis=0), "some": ~seen.all(axis=0), "the first": ~seen[0], "the last": ~seen[-1]}[which]
     if not rows.any():
         return []
     output, log = np.where(rows[..., None], np.nan, call.right["output"]), np.where(rows, np.nan, parts.logsumexp)
@@ -240,7 +234,7 @@ def log_entry(name: str, says: str, log: Callable[[Parts], tuple[Any, Any]]) -> 
 
 
 def mark_largest(parts: Parts) -> np.ndarray:
-    return np.asarray(np.arange(len(parts.logs))[:, None, None, None] == parts.logs.argmax(axis=0)) * 1.0
+    return np.asarray(parts.exponentials == 1) * 1.0
 
 
 LOGS = (
@@ -271,8 +265,7 @@ def keep_gradients(call: Call, parts: Parts, bars: tuple[float, float, float]) -
 
 
 def forget_weights(call: Call, parts: Parts) -> Results:
-    bar = call.cotangent() if call.case.cotangents else np.zeros(1)
-    return {gradient_name(f"outputs[{i}]"): seen[..., None] * bar for i, seen in enumerate(parts.seen)}
+    return name_gradients("outputs", parts.seen[..., None] * call.cotangent()) if call.case.cotangents else {}
 
 
 GRADIENTS = (
