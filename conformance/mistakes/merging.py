@@ -107,7 +107,6 @@ def entry(name: str, says: str, change: Callable[..., Any], **parameters: Sequen
 
 
 def run_online(call: Call, parts: Parts, first: int, lost: str) -> list[Results]:
-    """The maxima have no gradients; or nothing is said of gradients."""
     if first > len(parts.logs):
         return []
     shares, terms = np.zeros_like(parts.logs), np.zeros_like(parts.logs)
@@ -121,7 +120,12 @@ def run_online(call: Call, parts: Parts, first: int, lost: str) -> list[Results]
         shares[i] = terms[i] = np.exp(log - finite)
         maximum = new
     total = terms.sum(axis=0)
-    results = merge_by(call, parts, shares, terms, log=(parts.maximum + np.log(total), divide(terms, total)))
+    log = parts.maximum + np.log(total), divide(terms, total)
+    return drop_gradients(merge_by(call, parts, shares, terms, log=log))
+
+
+def drop_gradients(results: Results) -> list[Results]:
+    """Return results with gradients by constant maxima, and without gradients, which may be taken through the maxima."""
     return [results, {name: results[name] for name in ("output", "logsumexp")}]
 
 
@@ -176,9 +180,8 @@ ORDERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 NOT_RESCALED = entry("not-rescaled", "the running {lost} is not rescaled when the maximum grows, from part {first} on",
                      run_online, lost=("output", "sum", "output and sum"), first=(2, *COUNTS[2:]))  # fmt: skip
-PARTS_PAST = entry(
-    "parts-past", "parts past the first {n} are left out", keep_parts(lambda i, back, n: i < n), n=COUNTS
-)
+PARTS_PAST = entry("parts-past", "parts past the first {n} are left out", keep_parts(lambda i, back, n: i < n),
+                   n=COUNTS)  # fmt: skip
 BASE = entry("base", "parts are merged by log-sum-exps in {base}", merge_in_base, base=tuple(BASES))
 WEIGHTS = (
     NOT_RESCALED,
@@ -196,7 +199,9 @@ WEIGHTS = (
     entry("weights-moved", "parts get the weight of {part}", move_weights, part=tuple(ORDERS)),
     entry("infinity-taken-for-zero", "a log-sum-exp of -inf is taken for 0", take_infinity_for_zero),
     entry("not-divided", "the weighted outputs are not divided by the sum of the weights",
-          lambda call, parts: {"output": (parts.exponentials[..., None] * parts.outputs).sum(axis=0)}),
+          lambda call, parts: drop_gradients(
+              merge_by(call, parts, e := parts.exponentials, np.full_like(e, 1 / len(e)), bars=(1, 0, 1))
+          )),
 )  # fmt: skip
 
 # --- log-sum-exps -----------------------------------------------------------------------------------------------------
@@ -294,9 +299,8 @@ def lose_rest(call: Call, parts: Parts, n: int, things: str) -> Results | None:
 
 
 AXES = {"queries": 2, "heads": 1, "columns": 3}
-REST = entry(
-    "rest", "{things} past the first {n} are 0", lose_rest, things=tuple(AXES), n=(64, 32, 128, 256, 1024, 32768)
-)
+REST = entry("rest", "{things} past the first {n} are 0", lose_rest, things=tuple(AXES),
+             n=(64, 32, 128, 256, 1024, 32768))  # fmt: skip
 
 MISTAKES = (*WEIGHTS, *LOGS, *GRADIENTS, REST)
 PLANTED = (
