@@ -125,7 +125,7 @@ def run_online(call: Call, parts: Parts, first: int, lost: str) -> list[Results]
 
 
 def drop_gradients(results: Results) -> list[Results]:
-    """Return results with gradients by constant maxima, and without gradients, which may be taken through the maxima."""
+    """Return results with gradients by constant maxima, and without any: these may be taken through the maxima."""
     return [results, {name: results[name] for name in ("output", "logsumexp")}]
 
 
