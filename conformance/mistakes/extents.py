@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.case import Case
 from conformance.mistakes.attention_steps import AttentionSteps, places_of
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition, past
@@ -219,10 +218,9 @@ def count_columns_twice(call: Call, block: int) -> AttentionSteps | None:
     return steps.read_elsewhere(query=places_of(steps.query)[..., columns], key=places_of(steps.key)[..., columns])
 
 
-def take_default_scale_of(call: Call, width: int) -> Case | None:
-    if call.case.options.get("scale") is not None or width == call.steps.query.shape[-1]:
-        return None
-    return replace(call.case, options=call.case.options | {"scale": width**-0.5})
+def take_default_scale_of(call: Call, width: int) -> AttentionSteps | None:
+    given = call.case.options.get("scale") is not None
+    return None if given or width == call.steps.query.shape[-1] else call.steps.changed(scale=width**-0.5)
 
 
 COLUMNS_PAST, KEY_COLUMN_TAIL, KEY_COLUMNS_TWICE, DEFAULT_SCALE = (
