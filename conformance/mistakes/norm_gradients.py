@@ -49,7 +49,13 @@ def change_gradients(change: Gradients) -> Callable[..., Changed | list[Changed]
 
 
 def gradient(name: str, says: str, change: Gradients, rule: str = "NORM-6", **fields: Any) -> Mistake:
-    return Mistake(f"norm_gradients.{name}", rule, says, change_gradients(change), **{"operations": NORMS} | fields)
+    return Mistake(
+        f"norm_gradients.{name}",
+        rule,
+        says,
+        change_gradients(change),
+        **{"operations": NORMS, "of_gradients": True} | fields,
+    )
 
 
 # --- x ----------------------------------------------------------------------------------------------------------------
