@@ -11,6 +11,8 @@ from conformance.diagnosis.explanation import Explanation, is_consistent, learn_
 from conformance.mistakes.call import Call
 from conformance.mistakes.mistake import Mistake, Prediction
 
+MOST = 4
+"""Mistakes that are chosen; what is left after so many is told by its pattern."""
 ASKED = 8
 """Experiments for one choice: each halves what is left, and no more than some dozens of mistakes ever fit."""
 TRIED = 60
@@ -49,7 +51,7 @@ class Chooser:
         """Return explanations in the order of what they explain, each with its condition."""
         chosen: list[Explanation] = []
         uncovered = [*self.failing]
-        while uncovered:
+        while uncovered and len(chosen) < MOST:
             found = self.choose_one(uncovered)
             if found is None:
                 break

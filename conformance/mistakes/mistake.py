@@ -137,11 +137,17 @@ class Mistake:
         return [one for one in (keep_pass(call, one, self.condition.passes) for one in found) if one.results]
 
 
+STEPPED = ("attention", "attention_weights", "attention_logsumexp")
+"""Operations that have steps of attention."""
+
+
 def predictions_of(
     call: Call, changed: Any, passes: str, solve: Callable[[Case], Results] | None
 ) -> Iterator[Prediction]:
     if changed is None:
         return
+    if isinstance(changed, Case) and changed.operation == call.case.operation and changed.operation in STEPPED:
+        changed = AttentionSteps.of_case(changed)  # much faster than the definition with its bounds
     if isinstance(changed, Prediction):
         yield changed
     elif isinstance(changed, Case):
