@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,10 @@ import pytest
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, FEATURES
+from conformance.cases.expectations import Planted
 from conformance.cases.facts import operations
+from conformance.checks.catalogue import AGREEMENT, EMPTY_ROWS, PLANTED, TWIN
+from conformance.checks.check import Check
 from conformance.checks.judged_rules import JUDGED
 from conformance.mistakes.call import Call
 from conformance.mistakes.catalogue import TOPICS, known_mistakes, load_topic, mistakes_of, planted_mistakes
@@ -27,20 +31,30 @@ from conformance.sampling.operations import operation_cases
 from conformance.subjects.subject import NumpySubject
 from specification.dtypes import FLOATING
 
-DRAWN, FROZEN = 4, 4
-"""Cases of each operation that are drawn, and that come from the corpus: these have special values, too."""
+DRAWN, FROZEN = 8, 3
+"""Cases of each operation that are drawn, and frozen ones of each check, of which some have special values."""
 LARGEST = 2**14
+CHECKS = (AGREEMENT, EMPTY_ROWS, PLANTED, TWIN)
 
 
 @cache
 def calls_of(operation: str) -> list[Call]:
     """Small cases of an operation, each with its exact results, which all mistakes share."""
     dtypes = [dtype for dtype in FLOATING if dtype != "float64"]  # whose exact results are slow
-    cases = [case for _, case in drawn(operation_cases(operation, dtypes), 3 * DRAWN, 1)]
-    frozen = [entry.case for entry in entries_for({operation}, EVERYTHING) if entry.case.operation == operation]
-    frozen = frozen[:: max(1, len(frozen) // FROZEN)]
-    small = [[case for case in some if number_count(case) < LARGEST] for some in (cases, frozen)]
-    return [*map(Call, (*small[0][:DRAWN], *small[1][:FROZEN]))]
+    cases = [case for _, case in drawn(operation_cases(operation, dtypes), 2 * DRAWN, 1)]
+    calls = [Call(case) for case in cases if number_count(case) < LARGEST][:DRAWN]
+    entries = [entry for entry in entries_for({operation}, EVERYTHING) if number_count(entry.case) < LARGEST]
+    for check in CHECKS:
+        frozen = [entry.example for entry in entries if entry.check == check]
+        calls += [call_of(check, example) for example in frozen[:: max(1, len(frozen) // FROZEN)]]
+    return calls
+
+
+def call_of(check: Check[Any, Any], example: Any) -> Call:
+    """The call of an example that its check asks, with what the check compares it with."""
+    *_, exact, bounds = check.prepare(example)
+    case = example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
+    return Call.judged_by(case, exact, bounds)
 
 
 def number_count(case: Case) -> int:
@@ -83,7 +97,7 @@ def test_every_variant_is_told_in_one_line(topic: str) -> None:
         for says in told:
             assert says, mistake
             assert says == says.strip(), mistake
-            assert not re.search(r"[\n{}]|\.$", says), (mistake, says)
+            assert not re.search(r"[\n{}]|[^.]\.$", says), (mistake, says)
         named = [name for name in mistake.parameters if f"{{{name}" in mistake.says]
         assert named == [*mistake.parameters] or len({*told}) < len(told), f"{mistake}: a parameter is not told"
 
@@ -94,8 +108,8 @@ def test_what_is_planted_stands_in_the_catalogue() -> None:
         entry = entries[planted.id]
         assert planted.under(ALWAYS).change is entry.change
         assert planted.values.keys() == entry.parameters.keys(), planted
-    titles = [PlantedMistake(planted).title for planted in planted_mistakes()]
-    assert [title for title, count in Counter(titles).items() if count > 1] == []
+    told = [(one.operation, one.title) for one in map(PlantedMistake, planted_mistakes())]
+    assert [one for one, count in Counter(told).items() if count > 1] == []
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------
@@ -167,11 +181,12 @@ def test_a_prediction_is_kept_apart_from_what_is_right() -> None:
 
 def test_a_mistake_that_no_case_has_room_for_predicts_nothing() -> None:
     """Of a case that the definition refuses once it is changed, too."""
-    refused = Mistake("none.refused", "ATT-1", "", lambda call: Case("attention", "float32", {}, {}))
-    for change in (lambda call: None, lambda call: [None, None]):
-        assert Mistake("none.none", "ATT-1", "", change).predict(attention_call()) == []
-    with pytest.raises(KeyError):
-        refused.predict(attention_call())
+    ones = np.ones((2, 3), np.float32)
+    call = Call(Case("rms_norm", "float32", {"x": ones, "weight": ones[0]}, {"eps": 1e-5}))
+    refused = replace(call.case, inputs={"x": ones, "weight": ones[:, 0]})
+    for changed in (None, [None, None], refused):
+        mistake = Mistake("none.none", "NORM-1", "", lambda call, changed=changed: changed, ("rms_norm",))
+        assert mistake.predict(call) == []
 
 
 # --- values and conditions --------------------------------------------------------------------------------------------
@@ -210,7 +225,7 @@ def test_values_are_chosen() -> None:
 )
 def test_a_condition_holds_for_cases(condition: Condition, clauses: int, holds: bool) -> None:
     call = attention_call(scale=0.3)
-    assert (condition.clauses, condition.holds(call.case)) == (clauses, holds)
+    assert (condition.clauses, condition.holds(call)) == (clauses, holds)
     assert bool(UNSCALED.choose().under(condition).predict(call)) is holds
 
 
@@ -225,5 +240,4 @@ def test_a_condition_keeps_one_pass() -> None:
 
 
 def test_sizes_of_axes() -> None:
-    case = attention_call(3, 5).case
-    assert [size_of(case, axis) for axis in ("Q", "K", "G", "H", "BH", "rows")] == [3, 5, 2, 4, 4, 0]
+    assert [size_of(attention_call(3, 5), axis) for axis in ("Q", "K", "G", "H", "BH", "rows")] == [3, 5, 2, 4, 4, 0]
