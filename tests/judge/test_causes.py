@@ -71,7 +71,9 @@ def test_a_known_mistake_is_named_with_its_evidence() -> None:
 
 
 def mean_removed(x: Any, weight: Any, *, eps: float) -> Any:
-    return reference_numpy.rms_norm(x - x.mean(tuple(range(-weight.ndim, 0)), keepdims=True), weight, eps=eps)
+    wide = x.astype(float)
+    wide -= wide.mean(tuple(range(-weight.ndim, 0)), keepdims=True)
+    return reference_numpy.rms_norm(wide, weight.astype(float), eps=eps).astype(x.dtype)
 
 
 def over_all_rows(log_probabilities: Any, targets: Any, *, ignored_target: int = -100, reduction: str = "mean") -> Any:
@@ -89,15 +91,15 @@ def neighbours(x: Any, positions: Any, *, base: float = 10000.0) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "operation", "name"),
+    ("function", "operation", "rule", "name"),
     [
-        (mean_removed, "rms_norm", "norms.mean-subtracted"),
-        (over_all_rows, "nll_loss", "losses.mean-over-all-rows"),
-        (neighbours, "rotary_embedding", "rotary.pairing"),
+        (mean_removed, "rms_norm", "NORM-7", "norms.mean-subtracted"),
+        (over_all_rows, "nll_loss", "LOSS-2", "losses.mean-over-all-rows"),
+        (neighbours, "rotary_embedding", "POS-3", "rotary.pairing"),
     ],
 )
-def test_mistakes_of_other_operations_are_named(function: Function, operation: str, name: str) -> None:
-    report = judged(function, operation=operation, supports=["no-gradients"])
+def test_mistakes_of_other_operations_are_named(function: Function, operation: str, rule: str, name: str) -> None:
+    report = judged(function, rule, operation=operation, supports=["no-gradients"])
     assert identities(report)[0] == name
 
 
@@ -165,8 +167,9 @@ def test_empty_rows_with_the_mean_are_one_cause_of_their_rule() -> None:
     report = judged(with_a_finite_fill, "MASK-1", "MASK-2", "ATT-6")
     cause = only(report)
     assert cause.diagnosis is not None
-    assert (cause.diagnosis.id, cause.rules, cause.level) == ("empty_rows.filled", ("ATT-6",), "robust")
-    assert cause.diagnosis.values["holds"] == "the mean of all values"
+    assert (cause.rules, cause.level) == (("ATT-6",), "robust")
+    mistakes = (cause.diagnosis.mistake, *cause.diagnosis.alternatives)
+    assert {"empty_rows.filled", "fills.number-put"} & {mistake.id for mistake in mistakes}
 
 
 # --- no known mistake -------------------------------------------------------------------------------------------------
@@ -232,23 +235,8 @@ class NowAndThen:
         return attend(query, key, value) * np.float32(1 + 0.1 * (self.calls % 2))
 
 
-class RemembersMasks:
-    """A mask is built for a number of keys once, and kept."""
-
-    def __init__(self) -> None:
-        self.masks: dict[int, Any] = {}
-
-    def __call__(self, query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
-        if mask is not None and mask.shape[-2:] == (query.shape[2], key.shape[2]):
-            mask = self.masks.setdefault(mask.shape, mask)
-        return attend(query, key, value, mask=mask)
-
-
-@pytest.mark.parametrize("function", [NowAndThen(), RemembersMasks()])
-def test_what_depends_on_earlier_calls_is_a_cause_of_its_own(function: Function) -> None:
-    report = judged(function, "MASK-1", "MASK-3", "ATT-8", "ATT-13", name="mine")
-    assert "state" in identities(report)
-    assert {*identities(report)} <= {"state", "numbers"}
+def test_what_depends_on_earlier_calls_is_a_cause_of_its_own() -> None:
+    assert identities(judged(NowAndThen(), "ATT-1", "ATT-8", "ATT-13", name="mine"))[0] == "state"
 
 
 def test_what_depends_on_memory_is_a_cause_of_its_own() -> None:
@@ -332,7 +320,7 @@ def test_a_chance_agreement_is_refuted_by_experiments(mistakes: list[Mistake], n
         return [one.mistake.id for one in ask.choose()]
 
     assert chosen(()) == ["scale.quarter"]
-    assert chosen((4, 6, 9, 3)) == ([] if name is None else [name])
+    assert chosen((4, 6, 9, 3, 8, 5, 12, 16)) == ([] if name is None else [name])
 
 
 @pytest.mark.parametrize(
