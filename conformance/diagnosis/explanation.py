@@ -22,20 +22,30 @@ Verdict = Literal["explains", "against", "silent"]
 class Explanation:
     """A mistake with the evidence that it explains, and that speaks against it.
 
-    alternatives: mistakes that explain the same cases, and that no experiment told apart.
+    against: cases that pass, where it should show. unlike: cases that fail otherwise than it predicts; there another
+    mistake may be at work as well. alternatives: mistakes that explain the same cases, and that no experiment told
+    apart.
     """
 
     mistake: Mistake
     explained: list[Evidence] = field(default_factory=list)
     against: list[Evidence] = field(default_factory=list)
+    unlike: list[Evidence] = field(default_factory=list)
     alternatives: list[Mistake] = field(default_factory=list)
 
     def weigh(self, evidence: Evidence) -> Verdict:
         """Add a piece of evidence."""
         verdict = judge_mistake(self.mistake, evidence)
-        if verdict != "silent":
-            (self.explained if verdict == "explains" else self.against).append(evidence)
+        if verdict == "explains":
+            self.explained.append(evidence)
+        elif verdict == "against":
+            (self.unlike if evidence.wrong else self.against).append(evidence)
         return verdict
+
+    @property
+    def score(self) -> int:
+        """How many cases fail as it predicts, less those that fail otherwise."""
+        return len(self.explained) - len(self.unlike)
 
 
 def judge_mistake(mistake: Mistake, evidence: Evidence) -> Verdict:
