@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from conformance.cli import app
 from conformance.cli.console import console
+from conformance.judge.report import Report
 from conformance.subjects.subject import JaxSubject, NumpySubject, Subject, TorchSubject
 from specification.engines import Choice
 from specification.masks import Mask, map_arrays
@@ -72,6 +73,13 @@ def command(*words: object, width: int = 200) -> tuple[int, str]:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout
+
+
+def names_of_causes(report: Report) -> list[tuple[str, str]]:
+    """The rules that are violated, each with the id of the known mistake behind it, or the kind of its cause."""
+    names = {rule: cause.kind if cause.diagnosis is None else cause.diagnosis.id
+             for cause in report.causes for rule in cause.rules}  # fmt: skip
+    return [(violation.rule, names[violation.rule]) for violation in report.violations]
 
 
 def by_reference(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
