@@ -201,19 +201,19 @@ def test_keys_of_padding_are_hidden() -> None:
 # --- planted faults ---------------------------------------------------------------------------------------------------
 
 FAULTS: list[tuple[str, Callable[..., Any], str, str]] = [
-    ("llama", hf.heads_in_another_order, "ATT-7", "query head h reads key head h % G"),
-    ("gemma2", hf.softcap_left_out, "ATT-2", "softcap is ignored"),
-    ("llama", hf.wrong_scale, "ATT-1", "the scale is 1.1 times what it must be"),
-    ("gemma2", hf.wrong_scale, "ATT-1", "the scale is 1.1 times what it must be"),
-    ("bert", hf.scale_left_out, "ATT-1", "the scale is 1: it is left out"),
-    ("qwen3", hf.mask_one_off, "MASK-3", "the causal mask is off by one: a query sees the key after its own"),
-    ("gpt_oss", hf.sinks_left_out, "ATT-5", "sinks are ignored"),
-    ("t5", hf.bias_left_out, "ATT-3", "bias is ignored"),
-    ("llama", hf.key_without_gradient, "ATT-12", "gradient of key is missing: it is 0"),
-    ("llama", hf.wrong_scale_always_causal, "ATT-1", "the scale is 1.1 times what it must be"),
-    ("llama", hf.heads_in_another_order_always_causal, "ATT-7", "query head h reads key head h % G"),
-    ("gemma2", hf.always_causal, "MASK-4", "the window is unbounded on the left"),
-    ("llama", hf.wrong_scale_for_these_sizes_alone, "ATT-1", "the scale is 1.1 times what it must be"),
+    ("llama", hf.heads_in_another_order, "ATT-7", "heads.modulo"),
+    ("gemma2", hf.softcap_left_out, "ATT-2", "scores.softcap-ignored"),
+    ("llama", hf.wrong_scale, "ATT-1", ""),
+    ("gemma2", hf.wrong_scale, "ATT-1", ""),
+    ("bert", hf.scale_left_out, "ATT-1", "scores.default-scale"),
+    ("qwen3", hf.mask_one_off, "MASK-3", "masks.causal-offset"),
+    ("gpt_oss", hf.sinks_left_out, "ATT-5", "softmax.sinks-ignored"),
+    ("t5", hf.bias_left_out, "ATT-3", "scores.bias-ignored"),
+    ("llama", hf.key_without_gradient, "ATT-12", "backward.missing"),
+    ("llama", hf.wrong_scale_always_causal, "ATT-1", ""),
+    ("llama", hf.heads_in_another_order_always_causal, "ATT-7", "heads.modulo"),
+    ("gemma2", hf.always_causal, "MASK-4", "masks.window-ignored-from"),
+    ("llama", hf.wrong_scale_for_these_sizes_alone, "ATT-1", ""),
 ]
 
 
