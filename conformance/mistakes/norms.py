@@ -132,7 +132,7 @@ STATISTICS = (
          parameters={"of": ("variance", "deviation")}, operations=LAYER + RMS),
     norm("root-not-taken", "the root is not taken", lambda s: s.changed(divisor=lambda square, eps: square + eps)),
     norm("squares-not-divided", "the sum of squares is not divided by n", divide_squares(lambda n: 1)),
-    norm("last-axis-only", "statistics run over the last axis only", lambda s: run_over_axes(s, -1)),
+    norm("last-axis-only", "statistics run over the last axis only", lambda s: run_over_axes(s, -1), lacks="axes"),
     norm("all-axes-but-the-first", "statistics run over all axes but the first", lambda s: run_over_axes(s, 1)),
     norm("small-variances-zero", "variances below {least:g} are taken for 0", zero_small_variances, parameters=LEAST),
     norm("least-variance", "variances below {least:g} are raised to it", raise_small_variances, parameters=LEAST),

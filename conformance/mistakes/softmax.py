@@ -269,7 +269,7 @@ def shift_all_but_sink(call: Call) -> list[Changed]:
 
 SINKS = (
     entry("softmax.sinks-ignored", "ATT-5", "sinks are ignored",
-          lambda call: None if call.steps.sinks is None else call.steps.changed(sinks=None)),
+          lambda call: None if call.steps.sinks is None else call.steps.changed(sinks=None), lacks="sinks"),
     entry("softmax.sinks-of-other-heads", "ATT-5", "head h has the sink of head {order}",
           lambda call, order: read_at_other_places(call, "sinks", lambda sinks: sinks[order_heads(call, order)]),
           order=tuple(HEAD_ORDERS)),

@@ -20,12 +20,12 @@ from conformance.judge.judgement import claims, telling
 from conformance.judge.report import Report
 from conformance.judge.run import narrowest, settle_all
 from conformance.reports.blocks import block
-from conformance.reports.causes import describe_declaration
 from conformance.reports.content import real
 from conformance.reports.sentences import describe_violation
 from conformance.reports.subjects import checked
 from conformance.runner.shrinking import in_dtype
 from conformance.sampling.draws import drawn
+from tests.support.helpers import options_of
 
 QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "profile": "strict"}
 
@@ -115,13 +115,6 @@ def test_the_table_and_the_evidence_have_the_same_largest_error(tmp_path: Path) 
 
 
 # --- errors that are raised -------------------------------------------------------------------------------------------
-
-
-def options_of(report: Report) -> list[str]:
-    """Of each cause the options that declare it, or nothing."""
-    subject = checked(report, None)
-    declared = (describe_declaration(cause, subject) for cause in subject["causes"])
-    return ["" if one is None else one[1] for one in declared]
 
 
 def refuse_masks(mask: Any) -> None:

@@ -203,17 +203,17 @@ def test_keys_of_padding_are_hidden() -> None:
 FAULTS: list[tuple[str, Callable[..., Any], str, str]] = [
     ("llama", hf.heads_in_another_order, "ATT-7", "heads.modulo"),
     ("gemma2", hf.softcap_left_out, "ATT-2", "scores.softcap-ignored"),
-    ("llama", hf.wrong_scale, "ATT-1", ""),
-    ("gemma2", hf.wrong_scale, "ATT-1", ""),
+    ("llama", hf.wrong_scale, "ATT-1", "scores.scale-twice"),
+    ("gemma2", hf.wrong_scale, "ATT-1", "scores.scale-twice"),
     ("bert", hf.scale_left_out, "ATT-1", "scores.default-scale"),
     ("qwen3", hf.mask_one_off, "MASK-3", "masks.causal-offset"),
     ("gpt_oss", hf.sinks_left_out, "ATT-5", "softmax.sinks-ignored"),
     ("t5", hf.bias_left_out, "ATT-3", "scores.bias-ignored"),
     ("llama", hf.key_without_gradient, "ATT-12", "backward.missing"),
-    ("llama", hf.wrong_scale_always_causal, "ATT-1", ""),
+    ("llama", hf.wrong_scale_always_causal, "ATT-1", "scores.scale-twice"),
     ("llama", hf.heads_in_another_order_always_causal, "ATT-7", "heads.modulo"),
-    ("gemma2", hf.always_causal, "MASK-4", "masks.window-ignored-from"),
-    ("llama", hf.wrong_scale_for_these_sizes_alone, "ATT-1", ""),
+    ("gemma2", hf.always_causal, "MASK-4", "masks.taken-for-causal"),
+    ("llama", hf.wrong_scale_for_these_sizes_alone, "ATT-1", "scores.scale-twice"),
 ]
 
 
@@ -525,7 +525,7 @@ def test_the_command_tells_what_is_wrong(folder: Path, tmp_path: Path) -> None:
         code, output = command(*words)
     assert code == 1
     assert "ATT-7" in output
-    assert "diagnosis      query head h reads key head h % G" in output
+    assert "diagnosis      query head h reads the keys and values of key head h % G" in output
     assert "2 of 2 calls do not conform (profile robust), first model.layers.0.self_attn" in output
     call = json.loads((tmp_path / "found.json").read_text())["calls"][0]
     assert (call["rule"], call["first_wrong_row"]) == ("ATT-7", [0, 1, 0])
@@ -705,8 +705,8 @@ def test_a_function_without_names_is_refused(tmp_path: Path) -> None:
 
 ONE_MORE = "{0} = {0} | {0}.roll(-1, -1).tril()\n    "
 MISTAKES = [
-    (DOCUMENTED, ".repeat_interleave(share, dim=1)", ".repeat(1, share, 1, 1)", "query head h reads key head h % G"),
-    (OF_THE_JUDGE, ".repeat_interleave(share, dim=1)", ".repeat(1, share, 1, 1)", "query head h reads key head h % G"),
+    (DOCUMENTED, ".repeat_interleave(share, dim=1)", ".repeat(1, share, 1, 1)", "query head h reads the keys and values of key head h % G"),
+    (OF_THE_JUDGE, ".repeat_interleave(share, dim=1)", ".repeat(1, share, 1, 1)", "query head h reads the keys and values of key head h % G"),
     (DOCUMENTED, "output =", f"{ONE_MORE.format('attention_mask')}output =", "window"),
     (OF_THE_JUDGE, "return", f"{ONE_MORE.format('mask')}return", "window"),
 ]
