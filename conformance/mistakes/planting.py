@@ -54,7 +54,7 @@ def solve_by_definition(case: Case) -> Results:
 
 @dataclass(frozen=True)
 class PlantedMistake:
-    """A mistake to be caught by its rule. It has the form of a `Fault`."""
+    """A mistake to be caught by its rule. `selftest` plants it."""
 
     mistake: Mistake
     arrays: str = "numpy"
@@ -80,6 +80,9 @@ class PlantedMistake:
         subject = PlantedSubject(self.mistake)
         subject.name = self.title
         return subject
+
+    def make_right(self) -> None:
+        """There is no right twin to be judged beside it: it is the definition."""
 
 
 def condition_text(condition: Any) -> str:
