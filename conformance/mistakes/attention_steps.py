@@ -10,8 +10,8 @@ or value is NaN, as the definition has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,13 +50,15 @@ class AttentionSteps:
 
     Attributes:
         operation: "attention", "attention_weights" or "attention_logsumexp".
-        key_heads: [H], the key head that each query head reads.
+        key_heads: [H], the key head that each query head reads. value_heads: the same of values, where it is another.
         visible: [B, H, Q, K], the pairs that the mask allows. open: those that a bias of -inf does not forbid.
         bias: rank 4, broadcast against the scores, with 0 where it is -inf. bias_shape: its shape in the case.
         factor: what dropout multiplies each weight with. empty_rows: what rows without an allowed key hold.
         score: replaces `softcap(products) + bias`, from these steps and the scaled products. Its gradients need a
             function that takes complex numbers.
         weigh: replaces the softmax, from these steps and the masked scores.
+        places: of an input that is read elsewhere, the place in it of each element that is read, see `read_elsewhere`.
+        move: from the places of a result to the places whose elements stand there, -1 for a 0.
     """
 
     operation: str
@@ -76,6 +78,9 @@ class AttentionSteps:
     with_logsumexp: bool = False
     score: Callable[[AttentionSteps, np.ndarray], np.ndarray] | None = None
     weigh: Callable[[AttentionSteps, np.ndarray], np.ndarray] | None = None
+    value_heads: np.ndarray | None = None
+    places: Mapping[str, np.ndarray] = field(default_factory=dict)
+    move: Callable[[np.ndarray], np.ndarray] | None = None
 
     @classmethod
     def of_case(cls, case: Case) -> AttentionSteps:
@@ -107,6 +112,18 @@ class AttentionSteps:
     def changed(self, **fields: Any) -> AttentionSteps:
         return replace(self, **fields)
 
+    def read_elsewhere(self, **places: np.ndarray) -> AttentionSteps:
+        """Read inputs at other places, and return their gradients to these.
+
+        Args:
+            places: of query, key, value, sinks [H, 1, 1] or bias of rank 4: the place in the flat input of each element
+                that is read, -1 for a 0.
+        """
+        fields: dict[str, Any] = {name: take_places(getattr(self, name), at) for name, at in places.items()}
+        if "bias" in places:
+            fields |= {"open": take_places(self.open, places["bias"], True), "bias_shape": places["bias"].shape}
+        return self.changed(**fields, places={**self.places, **places})
+
     @property
     def allowed(self) -> np.ndarray:
         return np.asarray(self.visible & self.open)
@@ -126,7 +143,7 @@ class AttentionSteps:
     def values(self) -> np.ndarray:
         """[B, H, K, V]."""
         assert self.value is not None
-        return self.value[:, self.key_heads]
+        return self.value[:, self.key_heads if self.value_heads is None else self.value_heads]
 
     # --- forward ---
 
@@ -202,7 +219,8 @@ class AttentionSteps:
 
     def results(self, forward: Forward) -> dict[str, np.ndarray]:
         found = {"output": forward.output}
-        return found | {"logsumexp": forward.logsumexp[..., 0]} if self.with_logsumexp else found
+        found |= {"logsumexp": forward.logsumexp[..., 0]} if self.with_logsumexp else {}
+        return found if self.move is None else {n: take_places(a, self.move(places_of(a))) for n, a in found.items()}
 
     # --- backward ---
 
@@ -224,6 +242,8 @@ class AttentionSteps:
             slope: whether the softcap's slope counts.
             value_factor: dropout's factor for the values' gradient, instead of the call's.
         """
+        if self.move is not None:
+            cotangents = {n: add_at_places(a, self.move(places_of(a)), a.shape) for n, a in cotangents.items()}
         bar, value = cotangents["output"].astype(float), None
         if self.operation == "attention":
             kept = self.fill_empty_rows(weights) * (self.factor if value_factor is None else value_factor)
@@ -258,20 +278,25 @@ class AttentionSteps:
         """Add up over the query heads of a group and over broadcast axes; of these inputs, by `gradient_name`."""
         found = {"query": gradients.query, "key": self.sum_over_groups(gradients.key)}
         if gradients.value is not None:
-            found["value"] = self.sum_over_groups(gradients.value)
+            found["value"] = self.sum_over_groups(gradients.value, self.value_heads)
         if gradients.sinks is not None:
             found["sinks"] = gradients.sinks.sum(axis=(0, 2, 3))
         if self.bias_shape is not None:
             axes = tuple(axis for axis in range(4) if self.bias.shape[axis] == 1 < self.visible.shape[axis])
             scores = gradients.scores if self.score is None else gradients.scores * self.slope("bias")
             found["bias"] = scores.sum(axis=axes, keepdims=True).reshape(self.bias_shape)
+        found |= {
+            n: add_at_places(found[n], at, inputs[n].shape)
+            for n, at in self.places.items()
+            if n in found and n in inputs
+        }
         return {gradient_name(name): array for name, array in found.items() if name in inputs}
 
-    def sum_over_groups(self, array: np.ndarray) -> np.ndarray:
+    def sum_over_groups(self, array: np.ndarray, heads: np.ndarray | None = None) -> np.ndarray:
         """[B, H, K, width] to [B, G, K, width], each query head's part to the key head that it reads."""
         B, _, K, width = array.shape
         found = np.zeros((B, self.key.shape[1], K, width))
-        for head, key_head in enumerate(self.key_heads):
+        for head, key_head in enumerate(self.key_heads if heads is None else heads):
             found[:, key_head] += array[:, head]
         return found
 
@@ -281,3 +306,19 @@ def row_maximum(scores: np.ndarray, sinks: np.ndarray | None = None) -> np.ndarr
     maximum = scores.max(axis=-1, keepdims=True, initial=-np.inf)
     maximum = maximum if sinks is None else np.maximum(maximum, sinks)
     return np.where(maximum == -np.inf, 0, maximum)
+
+
+def places_of(array: np.ndarray) -> np.ndarray:
+    """Number the elements of an array, in its shape."""
+    return np.arange(array.size).reshape(array.shape)
+
+
+def take_places(array: np.ndarray, places: np.ndarray, filling: Any = 0) -> np.ndarray:
+    """Take the elements at these places of a flat array, and the filling at -1."""
+    return np.append(array.ravel(), np.asarray(filling, array.dtype))[places]
+
+
+def add_at_places(gradient: np.ndarray, places: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Add up at each place of an array of this shape what was taken from there."""
+    sums = np.bincount(places.ravel() + 1, gradient.astype(float).ravel(), int(np.prod(shape)) + 1)
+    return np.asarray(sums[1:].reshape(shape))

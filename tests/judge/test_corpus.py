@@ -18,7 +18,7 @@ if absent():
     pytest.skip(f"the faults need {', '.join(absent())}", allow_module_level=True)
 
 FAULTS: dict[str, Fault] = {fault.title: fault for fault in planted()}
-FROZEN: dict[tuple[str, str], Entry] = {(f"{entry.rule} {entry.shows}", entry.title): entry for entry in entries()}
+FROZEN: dict[tuple[str, str], Entry] = {(f"{entry.rule} {entry.shows}", entry.name): entry for entry in entries()}
 
 
 def test_the_manifest_counts_them() -> None:

@@ -33,7 +33,7 @@ from conformance.judge.run import narrowest, settled
 from conformance.peers.judging import PathRunner
 from conformance.reports.blocks import block
 from conformance.reports.content import real
-from conformance.reports.sentences import describe_violation, title_of_another
+from conformance.reports.sentences import describe_violation, describe_worst, title_of_another
 from conformance.reports.subjects import checked
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import in_dtype
@@ -70,8 +70,8 @@ def test_of_each_dtype_the_largest_error_is_kept() -> None:
     assert "worst in float64: output[0, 0, 0, 0]: got 1.5, expected 1.0, 60 bounds of" in describe_violation(told)
     another = replace(told.worst["float16"], another=True)
     said = "perhaps another mistake in float16: output[0, 0, 0, 0]: got 1.5, expected 1.0, 80 bounds"
-    assert str(another).startswith(said)
-    assert str(another).endswith(f"; {told.worst['float16'].found.case}")
+    assert describe_worst(another).startswith(said)
+    assert describe_worst(another).endswith(f"; {told.worst['float16'].found.case}")
 
 
 def test_a_smaller_case_with_a_larger_error_counts_in_the_table() -> None:

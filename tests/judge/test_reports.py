@@ -245,7 +245,7 @@ def test_model_in_json() -> None:
     assert {step["step"]: step["worst"] for step in definition["steps"]} == STEPS
     assert port["steps"][1] == {
         "step": "blocks.0.attention", "status": "violated", "worst": 2.0,
-        "message": clean(f"blocks.0.attention: 2.0 {NASTY}"),
+        "message": clean(f"blocks.0.attention: raised ValueError: {NASTY}"),
     }  # fmt: skip
     assert [step["message"] for step in definition["steps"]] == [None] * 4
     assert port["embeddings"] == {"status": "conforms", "cosine": 1 - 1e-13}
@@ -277,8 +277,8 @@ def test_model_counts_in_the_verdict(found: dict[str, Any], conforms: bool) -> N
 
 
 def test_what_one_package_was_not_asked_does_not_conform() -> None:
-    found = model_content([RealResult([RealFinding("torch_impl", "word", Finding("word", 0.5))], {"torch_impl": np.ones(2)})],
-                          MODEL_PACKAGES, 16)  # fmt: skip
+    finding = RealFinding("torch_impl", "word", Finding("word", 0.5))
+    found = model_content([RealResult([finding], {"torch_impl": np.ones(2)})], MODEL_PACKAGES, 16)
     assert [one["conforms"] for one in found["implementations"]] == [False, True]
     assert not found["conforms"]
 
@@ -292,7 +292,7 @@ def test_model_in_junit() -> None:
     assert list(cases) == [*STEPS, "sentence embeddings"]
     failed = {name: failure.get("message") for name, case in cases.items() for failure in case.findall("failure")}
     assert failed == {
-        "blocks.0.attention": clean(f"blocks.0.attention: 2.0 {NASTY}"),
+        "blocks.0.attention": clean(f"blocks.0.attention: raised ValueError: {NASTY}"),
         "sentence embeddings": "smallest cosine with the definition's 1 - 5.0e-01",
     }
     assert definition.findtext(".//system-out") == "worst error 1.0 of its bound"
@@ -308,7 +308,7 @@ def test_model_on_the_page() -> None:
     text = " ".join(read(page(model_report(model(0.5, blocks_0_attention=2.0)))).text.split())
     for told in (
         "2 violations in all-MiniLM-L6-v2", "16 sentences", "layer 0 0.25 / - / - violated",
-        "torch_impl: blocks.0.attention: 2.0", "blocks.0.attention: add 1.00 1.00",
+        "torch_impl: blocks.0.attention: raised ValueError", "blocks.0.attention: add 1.00 1.00",
         "at least 0.999999 1 - 0.0e+00 1 - 5.0e-01",
     ):  # fmt: skip
         assert told in text

@@ -268,7 +268,7 @@ def test_digits_lost_in_every_call_are_no_matter_of_the_calls_before() -> None:
     runner = Runner(Target(three_bits_lost, "attention").make())
     findings = runner(AFTER_OTHER_CALLS, example, AFTER_OTHER_CALLS.prepare(example))
     found = violation("ATT-13", "after other calls", AFTER_OTHER_CALLS, runner, example, findings)
-    assert "wrong in call 2 of 2" in describe_finding(found)
+    assert "wrong in call 2 of 2" in describe_finding(found.finding)
     settled = Reproduction(runner, None).settle(found)
     assert settled is not None
     assert (settled.rule, settled.check, settled.example) == ("ATT-9", AGREEMENT, cases[1])

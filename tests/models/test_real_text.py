@@ -34,7 +34,7 @@ def test_sentences() -> None:
 
 
 def test_real_inputs_are_in_the_corpus() -> None:
-    found = [entry for entry in entries() if entry.title == "real inputs"]
+    found = [entry for entry in entries() if entry.name == "real inputs"]
     assert {entry.case.dtype for entry in found} == {"float32", "bfloat16", "float16"}
     assert len(found) == 5
     for entry in found:

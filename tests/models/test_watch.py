@@ -265,7 +265,7 @@ def test_an_output_without_a_gradient(fault: Callable[..., Any]) -> None:
         assert call.violation is not None
         assert (call.violation.rule, call.violation.level) == ("ATT-12", CORE)
         assert [f.name for f in call.findings if f.ratio > 1] == [f"gradient of {n}" for n in ("query", "key", "value")]
-        assert "is missing: the output has no gradient" in str(call.worst)
+        assert "is missing: the output has no gradient" in describe_finding(call.worst)
     with hf.registered(fault) as name:
         assert all(call.conforms(STRICT) for call in judged("llama", name, backward=False))
 
@@ -354,7 +354,7 @@ FORMS = [
 def test_an_output_of_another_form(fault: Callable[..., Any], found: str) -> None:
     """All calls are judged, also where the model could not go on with it."""
     calls = with_fault("llama", fault)
-    assert [str(call.worst) for call in calls] == [found] * 2
+    assert [describe_finding(call.worst) for call in calls] == [found] * 2
     assert not any(call.conforms(CORE) for call in calls)
 
 
@@ -368,7 +368,7 @@ def test_another_form_is_told_in_the_axes_of_the_function() -> None:
     with hf.registered(adapted(length_first)) as name:
         call = judged("llama", name, backward=False)[0]
     told = f"is float32 [1, 12, 4, 8], expected float32 [1, 4, 12, 8] [batch, heads, queries, width]{SWAPPED}"
-    assert str(call.worst).endswith(told)
+    assert describe_finding(call.worst).endswith(told)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,283 @@
+"""Keys, queries, heads, batch elements and columns past a size, and last tiles that are not whole (ATT-1, ATT-8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.mistakes.attention_steps import AttentionSteps, places_of
+from conformance.mistakes.call import Call, Results
+from conformance.mistakes.condition import Condition, past
+from conformance.mistakes.heads import MASKED, move_results
+from conformance.mistakes.mistake import Mistake
+
+SIZES = (64, 16, 32, 96, 128, 160, 192, 256, 320, 512, 1000, 1024, 2048, 4096, 8192, 16384, 32768, 65535)
+WIDTHS = (64, 8, 16, 32, 80, 96, 128, 160, 192, 256, 320, 512)
+BLOCKS = (32, 8, 16, 64, 128, 256, 512, 1024)
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+Seen = Callable[..., Any]
+"""seen(keys, K, **values): which keys are looked at, of their numbers; True for all of them."""
+
+
+def leave_out_keys(seen: Seen) -> Callable[..., AttentionSteps | None]:
+    def change(call: Call, **values: Any) -> AttentionSteps | None:
+        K = call.steps.sizes[-1]
+        some = np.broadcast_to(seen(np.arange(K), K, **values), K)
+        return None if some.all() else call.steps.changed(visible=call.steps.visible & some)
+
+    return change
+
+
+def read_keys_again(call: Call, n: int) -> AttentionSteps | None:
+    K = call.steps.sizes[-1]
+    return None if n >= K else call.steps.read_elsewhere(**key_places(call.steps, np.arange(K) % n))
+
+
+def key_places(steps: AttentionSteps, keys: np.ndarray) -> dict[str, np.ndarray]:
+    """Places of these keys and their values; -1 stays -1."""
+    arrays = {"key": steps.key} | ({} if steps.value is None else {"value": steps.value})
+    return {
+        name: np.where(keys[:, None] < 0, -1, places_of(array)[:, :, np.maximum(keys, 0)])
+        for name, array in arrays.items()
+    }
+
+
+def count_tail_twice(call: Call, block: int) -> AttentionSteps | None:
+    """The last tile begins so early that it is whole; or a whole one is taken once more as a tail.
+
+    A key that counts twice is one whose score is larger by log 2.
+    """
+    steps, K = call.steps, call.steps.sizes[-1]
+    if block >= K or steps.operation == "attention_weights":
+        return None
+    keys = np.arange(K)
+    twice = (keys >= K - block) & ((K % block == 0) | (keys < K // block * block))
+    places = {} if steps.bias_shape is None else {"bias": broadcast_places(steps.bias, 3, K)}
+    wider = steps.read_elsewhere(**places)
+    return wider.changed(bias=wider.bias + np.where(twice, np.log(2), 0))
+
+
+def broadcast_places(array: np.ndarray, axis: int, size: int) -> np.ndarray:
+    """Places of an array whose axis may be 1, with that axis at full size."""
+    places = places_of(array)
+    return places.repeat(size, axis) if array.shape[axis] == 1 else places
+
+
+def read_past_end(call: Call, block: int, what: str) -> AttentionSteps | None:
+    """Fill up the last tile with keys that every query sees."""
+    steps = call.steps
+    B, H, Q, K = steps.sizes
+    extra = -K % block
+    if not extra or not K or call.case.options.get("dropout_keep") is not None or steps.operation != "attention":
+        return None
+    keys = np.arange(K + extra)
+    if what == "the next head's":
+        rows = steps.key.shape[1] * K * np.arange(B)[:, None, None] + K * np.arange(steps.key.shape[1])[:, None] + keys
+        rows = np.where(rows < B * steps.key.shape[1] * K, rows, -1)[..., None]
+        widths = {"key": steps.key.shape[-1], "value": steps.values.shape[-1]}
+        places = {n: np.where(rows < 0, -1, rows * width + np.arange(width)) for n, width in widths.items()}
+    else:
+        places = key_places(steps, keys % K if what == "the first keys" else np.where(keys < K, keys, -1))
+    behind = np.full((B, H, Q, extra), True)
+    bias = broadcast_places(steps.bias, 3, K)
+    bias = np.concatenate([bias, np.full((*bias.shape[:3], extra), -1)], axis=3)
+    return steps.read_elsewhere(**places, bias=bias).changed(visible=np.concatenate([steps.visible, behind], axis=3))
+
+
+def key_entry(name: str, says: str, seen: Seen, **parameters: Any) -> Mistake:
+    return Mistake(f"extents.{name}", "ATT-8", says, leave_out_keys(seen), MASKED, parameters)
+
+
+KEYS_PAST = key_entry("keys-past", "keys past the first {n} are left out", lambda keys, K, n: keys < n, n=SIZES)
+ONE_KEY = key_entry(
+    "key-passed-over", "key {n}, where two parts meet, is left out", lambda keys, K, n: (keys != n) | (n + 1 == K),
+    n=(127, *SIZES, *(n - 1 for n in SIZES)),
+)  # fmt: skip
+TAIL = key_entry(
+    "key-tail", "keys past the last whole tile are left out (tiles of {block} keys)",
+    lambda keys, K, block: (keys < K // block * block) | (block > K), block=BLOCKS,
+)  # fmt: skip
+LAST_TILE = key_entry(
+    "last-key-tile", "where all tiles are whole, the last is left out (tiles of {block} keys)",
+    lambda keys, K, block: (keys < K - block) | (K % block != 0) | (block == K), block=BLOCKS,
+)  # fmt: skip
+AGAIN = Mistake(
+    "extents.keys-again", "ATT-8", "keys past the first {n} are the first ones again", read_keys_again, MASKED,
+    {"n": SIZES},
+)  # fmt: skip
+READ_ON = Mistake(
+    "extents.key-tail-filled", "ATT-8", "the last tile is filled up with {what}, which count (tiles of {block} keys)",
+    read_past_end, parameters={"block": BLOCKS, "what": ("zeros", "the next head's", "the first keys")},
+)  # fmt: skip
+TWICE = Mistake(
+    "extents.key-tail-twice", "ATT-8",
+    "the last tile is moved back to be whole, and counts again (tiles of {block} keys)", count_tail_twice,
+    ("attention", "attention_logsumexp"), {"block": BLOCKS},
+)  # fmt: skip
+KEYS = (
+    KEYS_PAST, ONE_KEY, TAIL, LAST_TILE, AGAIN, READ_ON, TWICE,
+    key_entry("keys-before", "only the last {n} keys are read", lambda keys, K, n: keys >= K - n, n=(32, 1, *SIZES)),
+    key_entry("first-key", "the first key is left out", lambda keys, K: (keys > 0) | (K == 1)),
+    key_entry("last-key", "the last key is left out", lambda keys, K: (keys < K - 1) | (K == 1)),
+)  # fmt: skip
+
+# --- elements of results ----------------------------------------------------------------------------------------------
+
+
+def fill_rest(places: np.ndarray, n: int, what: str, axis: int) -> np.ndarray:
+    """Change the elements past the first n; results without such an axis stay."""
+    if axis >= places.ndim:
+        return places
+    numbers = np.arange(places.shape[axis])
+    if what == "0":
+        rest = np.expand_dims(numbers >= n, [other for other in range(places.ndim) if other != axis])
+        return np.where(rest, -1, places)
+    return places.take(numbers % n if what == "the first ones again" else np.minimum(numbers, n - 1), axis)
+
+
+def fill_rest_of_heads(places: np.ndarray, n: int, what: str) -> np.ndarray:
+    """Of batch elements times heads as one axis."""
+    return fill_rest(places.reshape(-1, *places.shape[2:]), n, what, 0).reshape(places.shape)
+
+
+def fill_tail(places: np.ndarray, block: int, axis: int) -> np.ndarray:
+    size = places.shape[axis] if axis < places.ndim else 0
+    return places if size < block else fill_rest(places, size // block * block, "0", axis)
+
+
+def fill_beyond_key_width(call: Call) -> AttentionSteps | None:
+    return move_results(lambda places: fill_rest(places, call.steps.query.shape[-1], "0", 3))(call)
+
+
+def move_along(axis: int, move: Callable[..., np.ndarray]) -> Callable[..., AttentionSteps | None]:
+    return move_results(lambda places, **values: move(places, axis=axis, **values))
+
+
+WHAT = ("0", "the last one before them", "the first ones again")
+RESULTS = {
+    name: Mistake(f"extents.{name}-past", "ATT-8", f"{things} past the first {{n}} are {{what}}",
+                  move_along(axis, fill_rest), MASKED if axis < 3 else MASKED[:1], {"n": sizes, "what": WHAT})
+    for axis, name, things, sizes in (
+        (0, "batch-elements", "batch elements", (16, 32, 64, 128, 512, 1024, 4096, 32767, 65535)),
+        (1, "heads", "heads", (16, 8, 32, 64, 100, 128)),
+        (2, "queries", "queries", SIZES),
+        (3, "columns", "columns of the output", WIDTHS),
+    )
+}  # fmt: skip
+PRODUCT = Mistake(
+    "extents.batch-times-heads-past", "ATT-8", "of batch elements times heads those past the first {n} are {what}",
+    move_results(fill_rest_of_heads), MASKED, {"n": (64, 32, 128, 1024, 65535), "what": WHAT},
+)  # fmt: skip
+QUERY_TAIL, COLUMN_TAIL = (
+    Mistake(f"extents.{name}-tail", "ATT-8", f"{things} past the last whole tile are 0 (tiles of {{block}})",
+            move_along(axis, fill_tail), MASKED if axis < 3 else MASKED[:1], {"block": blocks})
+    for axis, name, things, blocks in (
+        (2, "query", "queries", (16, *BLOCKS)),
+        (3, "column", "columns of the output", (8, 4, 16, 32, 64, 128)),
+    )
+)  # fmt: skip
+BEYOND_KEYS = Mistake("extents.columns-past-key-width", "ATT-8",
+                      "columns of the output past the width of query and key are 0", fill_beyond_key_width)  # fmt: skip
+
+
+def lose_calls_without_keys(call: Call) -> Results | None:
+    output = call.forward.output
+    return {"output": np.full_like(output, np.nan)} if call.steps.sizes[-1] == 0 else None
+
+
+NO_KEYS = Mistake("extents.no-keys", "ATT-8", "without keys the output is NaN, not 0", lose_calls_without_keys)
+
+# --- columns of query and key -----------------------------------------------------------------------------------------
+
+
+def leave_out_columns(call: Call, n: int) -> list[AttentionSteps]:
+    """The default scale is that of all columns, or of those that are read."""
+    steps = call.steps
+    if n >= steps.query.shape[-1]:
+        return []
+    some = np.arange(steps.query.shape[-1]) < n
+    fewer = steps.changed(query=np.where(some, steps.query, 0), key=np.where(some, steps.key, 0))
+    return [fewer] if call.case.options.get("scale") is not None else [fewer, fewer.changed(scale=n**-0.5)]
+
+
+def leave_out_column_tail(call: Call, block: int) -> list[AttentionSteps]:
+    D = call.steps.query.shape[-1]
+    return [] if block > D else leave_out_columns(call, D // block * block)
+
+
+def count_columns_twice(call: Call, block: int) -> AttentionSteps | None:
+    steps, D = call.steps, call.steps.query.shape[-1]
+    if block >= D or D % block == 0:
+        return None
+    columns = [*range(D), *range(D - block, D // block * block)]
+    return steps.read_elsewhere(query=places_of(steps.query)[..., columns], key=places_of(steps.key)[..., columns])
+
+
+def take_default_scale_of(call: Call, width: int) -> AttentionSteps | None:
+    given = call.case.options.get("scale") is not None
+    return None if given or width == call.steps.query.shape[-1] else call.steps.changed(scale=width**-0.5)
+
+
+COLUMNS_PAST, KEY_COLUMN_TAIL, KEY_COLUMNS_TWICE, DEFAULT_SCALE = (
+    Mistake(f"extents.{name}", "ATT-1", says, change, MASKED, parameters)
+    for name, says, change, parameters in (
+        ("key-columns-past", "scores are taken from the first {n} columns of query and key", leave_out_columns,
+         {"n": WIDTHS}),
+        ("key-column-tail", "columns of query and key past the last whole tile are left out (tiles of {block})",
+         leave_out_column_tail, {"block": (16, 8, 32, 64)}),
+        ("key-column-tail-twice", "the last tile of columns of query and key is moved back to be whole, and some count "
+         "twice (tiles of {block})", count_columns_twice, {"block": (16, 8, 32, 64)}),
+        ("default-scale-of-width", "the default scale is that of a width of {width}", take_default_scale_of,
+         {"width": (64, 32, 80, 96, 128, 256)}),
+    )
+)  # fmt: skip
+
+MISTAKES = (*KEYS, *RESULTS.values(), PRODUCT, QUERY_TAIL, COLUMN_TAIL, BEYOND_KEYS, NO_KEYS,
+            COLUMNS_PAST, KEY_COLUMN_TAIL, KEY_COLUMNS_TWICE, DEFAULT_SCALE)  # fmt: skip
+
+
+def plant_rest(*rows: tuple[str, str, tuple[int, ...]]) -> list[Mistake]:
+    """Rows of a result's name, what is done to the rest, and sizes."""
+    return [RESULTS[name].choose(n=n, what=what) for name, what, sizes in rows for n in sizes]
+
+
+def plant_in(operation: str, *mistakes: Mistake) -> list[Mistake]:
+    """The same in a companion of attention."""
+    return [replace(mistake, operations=(operation,), rule="ATT-14") for mistake in mistakes]
+
+
+ZERO, LAST, FIRST = WHAT
+PLANTED = (
+    *(mistake.choose() for mistake in MISTAKES),
+    *(KEYS_PAST.choose(n=n) for n in (32, 1024, 32768)),
+    *(ONE_KEY.choose(n=n) for n in (1024, 32767)),
+    *(AGAIN.choose(n=n) for n in (2048, 32768)),
+    *(TAIL.choose(block=n).under(past("K", n)) for n in (16, 128, 1024)),
+    *(LAST_TILE.choose(block=n) for n in (64, 256)),
+    *(READ_ON.choose(what=what, block=n).under(past("K", n)) for what in READ_ON.parameters["what"] for n in (64, 256)),
+    READ_ON.choose(what="the next head's").under(Condition("Q", up_to=8)),
+    *plant_rest(
+        ("queries", ZERO, (32, 2048, 65535)), ("queries", LAST, (64, 32768)), ("queries", FIRST, (32, 4096, 32768)),
+        ("heads", LAST, (32, 100)), ("heads", FIRST, (64,)), ("batch-elements", LAST, (16, 1024, 32767)),
+        ("batch-elements", ZERO, (512, 65535)), ("columns", ZERO, (8, 512)), ("columns", FIRST, (128, 320)),
+    ),
+    *(PRODUCT.choose(n=n) for n in (1024, 65535)),
+    QUERY_TAIL.choose(block=128),
+    COLUMN_TAIL.choose(block=32),
+    *(BEYOND_KEYS.choose().under(Condition("V", past=n)) for n in (64, 128)),
+    COLUMNS_PAST.choose(n=32).under(Condition("D", past=63, up_to=64)),
+    *(COLUMNS_PAST.choose(n=n) for n in (96, 192, 512)),
+    *(KEY_COLUMN_TAIL.choose(block=n) for n in (8, 64)),
+    KEY_COLUMNS_TWICE.choose(block=64),
+    *(DEFAULT_SCALE.choose(width=n).under(past("D", n)) for n in (64, 128, 256)),
+    *plant_in("attention_weights", *(KEYS_PAST.choose(n=n) for n in (64, 1024, 65535)),
+              *plant_rest(("queries", ZERO, (64, 32768)), ("heads", LAST, (32, 64)))),
+    *plant_in("attention_logsumexp", *(KEYS_PAST.choose(n=n) for n in (64, 4096, 65535)),
+              *(TAIL.choose(block=n).under(past("K", n)) for n in (32, 128)),
+              *plant_rest(("queries", ZERO, (64, 32768)), ("batch-elements", ZERO, (64, 4096)))),
+)  # fmt: skip

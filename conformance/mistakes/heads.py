@@ -1,0 +1,179 @@
+"""Query heads that read the wrong key heads, and arrays read or written in another layout (ATT-7, ATT-8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.mistakes.attention_steps import AttentionSteps, places_of
+from conformance.mistakes.call import Call, Results
+from conformance.mistakes.condition import Condition
+from conformance.mistakes.mistake import Mistake
+from specification import Causal, SlidingWindow
+
+MASKED = ("attention", "attention_weights", "attention_logsumexp")
+
+# --- key heads --------------------------------------------------------------------------------------------------------
+
+Order = Callable[..., Any]
+"""order(heads, H, G, **values): the key head that each query head reads; those past the last one are the last one."""
+
+
+def read_key_heads(order: Order) -> Callable[..., AttentionSteps | None]:
+    """Read other key heads where there are several. What is read: keys and values, or one of them."""
+
+    def change(call: Call, what: str = "keys and values", **values: Any) -> AttentionSteps | None:
+        steps = call.steps
+        H, G = len(steps.key_heads), steps.key.shape[1]
+        if not 1 < G <= H or (what != "keys and values" and steps.value is None):
+            return None
+        read = np.clip(order(np.arange(H), H, G, **values), 0, G - 1)
+        if np.array_equal(read, steps.key_heads):
+            return None
+        keys, values_read = (steps.key_heads if what == other else read for other in ("values", "keys"))
+        return steps.changed(key_heads=keys, value_heads=values_read)
+
+    return change
+
+
+ORDERS: dict[str, tuple[str, Order]] = {
+    "first": ("every query head reads key head 0", lambda h, H, G: 0 * h),
+    "one-too-many": ("query heads to a key head are counted one too many", lambda h, H, G: h // (H // G + (H > G))),
+    "divided-by-key-heads": ("query head h reads key head h // G", lambda h, H, G: h // G),
+    "same-number": ("query head h reads key head h, as far as there are so many", lambda h, H, G: h),
+    "late": ("groups begin one query head late", lambda h, H, G: np.maximum(h - (H > G), 0) // (H // G)),
+    "reversed": ("query heads read key heads in reverse", lambda h, H, G: G - 1 - h // (H // G)),
+}
+
+
+def round_to_power_of_two(share: int, way: str) -> int:
+    return 1 << ((share - 1).bit_length() if way == "up" else share.bit_length() - 1)
+
+
+def entry(name: str, says: str, order: Order, **parameters: Any) -> Mistake:
+    return Mistake(f"heads.{name}", "ATT-7", says, read_key_heads(order), MASKED, parameters)
+
+
+MODULO = entry("modulo", "query head h reads the {what} of key head h % G", lambda h, H, G: h % G,
+               what=("keys and values", "keys", "values"))  # fmt: skip
+POWERS = entry("counted-in-powers-of-two", "query heads to a key head are counted in powers of two, rounded {way}",
+               lambda h, H, G, way: h // round_to_power_of_two(H // G, way), way=("up", "down"))  # fmt: skip
+FIRST_PAST = entry("first-past", "query heads past the first {n} read key head 0",
+                   lambda h, H, G, n: np.where(h < n, h // (H // G), 0), n=(8, 16, 32, 64))  # fmt: skip
+FEW = entry("few-to-a-key-head", "of the query heads to a key head those past the first {n} read key head 0",
+            lambda h, H, G, n: np.where(h % (H // G) < n, h // (H // G), 0), n=(8, 2, 4, 16))  # fmt: skip
+KEY_HEADS = (MODULO, POWERS, FIRST_PAST, FEW, *(entry(name, *order) for name, order in ORDERS.items()))
+
+
+def read_first_batch_element(call: Call) -> AttentionSteps | None:
+    """A stride of 0 over heads that is one over the batch too."""
+    steps = call.steps
+    if steps.key.shape[1] != 1 or steps.key.shape[0] < 2:
+        return None
+    arrays = {"key": steps.key} | ({} if steps.value is None else {"value": steps.value})
+    places = {name: np.broadcast_to(places_of(a[:1]), a.shape) for name, a in arrays.items()}
+    return steps.read_elsewhere(**places)
+
+
+def sum_values(call: Call) -> Results | None:
+    """As an einsum with two letters for the heads."""
+    steps = call.steps
+    if steps.key.shape[1] < 2 or steps.value is None:
+        return None
+    summed = steps.changed(value=np.broadcast_to(steps.value.sum(axis=1, keepdims=True), steps.value.shape))
+    forward = summed.forward()
+    results = summed.results(forward)
+    if call.case.cotangents and not call.case.special:
+        results |= summed.sum_gradients(summed.pull_back(call.case.cotangents, forward.weights), call.case.inputs)
+        name = "gradient of value"
+        results |= {name: np.broadcast_to(results[name].sum(axis=1, keepdims=True), results[name].shape)}
+    return results
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def exchange_heads_and_positions(call: Call) -> Results | None:
+    """Answer the case whose heads are positions; None where that is no call of attention."""
+    case, mask = call.case, call.case.options.get("mask")
+    plain = set(case.inputs) == {"query", "key", "value"} and case.options.get("dropout_keep") is None
+    if not plain or case.with_logsumexp or not isinstance(mask, Causal | SlidingWindow | None):
+        return None
+    (_, H, Q, _), (_, G, K, _) = case.inputs["query"].shape, case.inputs["key"].shape
+    if K == 0 or Q % K or (mask is not None and mask.offset is None and H != G):
+        return None
+    inputs, cotangents = ({n: a.swapaxes(1, 2) for n, a in some.items()} for some in (case.inputs, case.cotangents))
+    steps = AttentionSteps.of_case(replace(case, inputs=inputs, cotangents=cotangents))
+    forward = steps.forward()
+    results = steps.results(forward)
+    if cotangents and not case.special:
+        results |= steps.sum_gradients(steps.pull_back(cotangents, forward.weights), inputs)
+    return {name: array.swapaxes(1, 2) for name, array in results.items()}
+
+
+def move_results(move: Callable[..., np.ndarray]) -> Callable[..., AttentionSteps | None]:
+    """Write `move(places, **values)` of the results, see `AttentionSteps`; None where all stay where they are."""
+
+    def change(call: Call, **values: Any) -> AttentionSteps | None:
+        own = places_of(call.forward.output)
+        if not own.size or np.array_equal(own, move(own, **values)):
+            return None
+        return call.steps.changed(move=lambda places: move(places, **values))
+
+    return change
+
+
+def read_as_positions_first(places: np.ndarray) -> np.ndarray:
+    """Arrays other than the output stay as they are."""
+    if places.ndim < 4:
+        return places
+    B, H, Q, V = places.shape
+    return places.reshape(B, Q, H, V).swapaxes(1, 2)
+
+
+def write_positions_first(places: np.ndarray) -> np.ndarray:
+    return places if places.ndim < 4 else places.swapaxes(1, 2).reshape(places.shape)
+
+
+def reorder_heads(call: Call, order: str) -> AttentionSteps | None:
+    H, G = call.steps.query.shape[1], call.steps.key.shape[1]
+    read = np.arange(H)[::-1] if order == "in reverse" else np.arange(H)
+    if H and order != "in reverse":
+        read = read.reshape((-1, G) if order == "interleaved by key head" else (G, -1)).T.ravel()
+    return move_results(lambda places: places[:, read])(call)
+
+
+def reshape_keys(call: Call) -> AttentionSteps | None:
+    key = call.steps.key
+    *lead, K, D = key.shape
+    places = places_of(key).reshape(*lead, D, K).swapaxes(-1, -2)
+    return None if 1 in (K, D) or not key.size else call.steps.read_elsewhere(key=places)
+
+
+LAYOUTS = (
+    Mistake("heads.one-key-head-of-first-batch-element", "ATT-7",
+            "where one key head serves all, that of the first batch element is read", read_first_batch_element, MASKED),
+    Mistake("heads.values-added", "ATT-7", "every head has the sum of all key heads' values", sum_values),
+    Mistake("heads.positions-exchanged", "ATT-8",
+            "heads and positions change places: arrays are read as [B, T, H, D]", exchange_heads_and_positions),
+    Mistake("heads.output-transposed", "ATT-8",
+            "the output is transposed to [B, Q, H, V], and read as [B, H, Q, V]", move_results(write_positions_first)),
+    Mistake("heads.output-read-as-positions-first", "ATT-8", "the output [B, H, Q, V] is read as [B, Q, H, V]",
+            move_results(read_as_positions_first)),
+    Mistake("heads.results-in-another-order", "ATT-8", "heads have each other's results, {order}", reorder_heads,
+            MASKED, {"order": ("in reverse", "interleaved by group", "interleaved by key head")}),
+    Mistake("heads.keys-reshaped", "ATT-8", "keys [K, D] are reshaped to [D, K], not transposed", reshape_keys, MASKED),
+)  # fmt: skip
+
+MISTAKES = (*KEY_HEADS, *LAYOUTS)
+PLANTED = (
+    *(mistake.choose() for mistake in MISTAKES),
+    *(MODULO.choose(what=what) for what in ("keys", "values")),
+    POWERS.choose(way="down"),
+    *(POWERS.choose().under(Condition("S", past=n - 1, up_to=n)) for n in (3, 6, 12)),
+    *(MODULO.choose().under(Condition("S", past=n - 1, up_to=n)) for n in (3, 12)),
+    FIRST_PAST.choose(n=32),
+)  # fmt: skip

@@ -1,0 +1,221 @@
+"""Tables of rows read wrongly (EMB-1): which rows are read, by what they are scaled, how their gradients add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.arguments import gradient_name
+from conformance.cases.case import Case
+from conformance.mistakes.call import Call, Results
+from conformance.mistakes.condition import Condition
+from conformance.mistakes.mistake import Mistake, Prediction
+from conformance.mistakes.other_cases import answer_with, round_to, with_own_bounds
+from reference_numpy.positions import buckets_of
+from specification.dtypes import HALF
+
+EMBEDDING = ("embedding",)
+GRADIENT = gradient_name("table")
+BACKWARD = Condition(passes="backward")
+SIZES = (256, 64, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+"""Of tables, and of the blocks and grids of kernels."""
+
+# --- which rows are read ----------------------------------------------------------------------------------------------
+
+
+def rows_of(case: Case) -> np.ndarray:
+    """The rows of the table that are read, in order."""
+    if "ids" in case.inputs:
+        return np.asarray(case.inputs["ids"].reshape(-1), int)
+    offset = case.options.get("offset") or 0
+    if case.operation == "learned_positions":
+        return np.arange(case.options["length"]) + offset
+    sizes = (case.options["query_length"], case.options["key_length"], offset, len(case.inputs["table"]))
+    buckets = buckets_of(*sizes, case.options["bidirectional"], case.options.get("furthest", 128))
+    return np.asarray(buckets).reshape(-1)
+
+
+def cotangents_of(case: Case) -> np.ndarray:
+    """The cotangent of every row that is read, times sqrt(E) where rows are scaled."""
+    width, cotangent = int(case.inputs["table"].shape[1]), case.cotangents["output"].astype(float)
+    if case.operation == "relative_position_bias":
+        cotangent = np.moveaxis(cotangent[0], 0, -1)
+    return np.asarray(cotangent.reshape(-1, width) * (np.sqrt(width) if case.options.get("scaled") else 1.0))
+
+
+def add_up(case: Case, rows: np.ndarray, cotangents: np.ndarray) -> np.ndarray:
+    """The table's gradient."""
+    total = np.zeros(case.inputs["table"].shape)
+    np.add.at(total, rows, cotangents)
+    return total
+
+
+def look_up(case: Case, rows: np.ndarray, shown: Any = True) -> Results:
+    """The results where these rows are read, and those elements that are not `shown` [n, E] are 0."""
+    table = case.inputs["table"].astype(float)
+    shape = case.inputs["ids"].shape if "ids" in case.inputs else rows.shape
+    read = table[rows] * (np.sqrt(table.shape[1]) if case.options.get("scaled") else 1.0)
+    output = np.where(shown, read, 0).reshape(*shape, table.shape[1])
+    if not case.cotangents:
+        return {"output": output}
+    return {"output": output, GRADIENT: add_up(case, rows, np.where(shown, cotangents_of(case), 0))}
+
+
+def read_rows(change: Callable[..., np.ndarray]) -> Callable[..., Results | None]:
+    """Read rows `change(rows, count, **values)` of a table of `count` rows; negative ones count from the end."""
+
+    def answer(call: Call, **values: Any) -> Results | None:
+        rows, count = rows_of(call.case), len(call.case.inputs["table"])
+        other = np.asarray(change(rows, count, **values), int)
+        other = np.where(other < 0, other + count, other)
+        if np.array_equal(other, rows) or np.any((other < 0) | (other >= count)):
+            return None
+        return look_up(call.case, other)
+
+    return answer
+
+
+def show(visible: Callable[..., np.ndarray]) -> Callable[..., Results | None]:
+    """Return 0 but where `visible(rows, width, count, **values)`, [n, 1] or [width], holds; so do gradients."""
+
+    def answer(call: Call, **values: Any) -> Results | None:
+        rows, (count, width) = rows_of(call.case), call.case.inputs["table"].shape
+        shown = visible(rows, width, count, **values)
+        return None if shown.all() else look_up(call.case, rows, shown)
+
+    return answer
+
+
+def read_halves(rows: np.ndarray, count: int) -> np.ndarray:
+    """64-bit numbers read as 32-bit ones."""
+    return np.stack([rows, 0 * rows], -1).reshape(-1)[: rows.size]
+
+
+READINGS: tuple[tuple[str, str, Callable[..., Any], dict[str, Any]], ...] = (
+    ("rows-in-dtype", "the numbers of rows are kept in {dtype}",
+     read_rows(lambda rows, count, dtype: round_to(rows, dtype)),
+     {"dtype": ("uint8", "int8", "uint16", "int16", "float16", "bfloat16")}),
+    ("rows-end", "rows past {size} - 1 are taken for {size} - 1",
+     read_rows(lambda rows, count, size: np.minimum(rows, size - 1)), {"size": (*SIZES, 32767)}),
+    ("rows-start-anew", "the number of a row is taken modulo {size}",
+     read_rows(lambda rows, count, size: rows % size), {"size": SIZES}),
+    ("rows-unread", "rows of the table past the first {first} are read as 0",
+     show(lambda rows, width, count, first: (rows < first)[:, None]), {"first": SIZES}),
+    ("places-lost", "results past the first {first} rows are 0",
+     show(lambda rows, width, count, first: (np.arange(rows.size) < first)[:, None]), {"first": SIZES}),
+    ("columns-lost", "columns past the first {first} are 0",
+     show(lambda rows, width, count, first: np.arange(width) < first), {"first": SIZES}),
+    ("last-block-lost", "the last block of results, which is not whole, is 0 (blocks of {block} rows)",
+     show(lambda rows, width, count, block: (np.arange(rows.size) < rows.size // block * block)[:, None]),
+     {"block": (4, 8, 16, 32, 64, 128, 256)}),
+)  # fmt: skip
+
+
+def reading_mistakes(prefix: str, rule: str, operation: str) -> dict[str, Mistake]:
+    """Mistakes of any operation that reads rows of a table, by the second part of their ids."""
+    return {name: Mistake(prefix + name, rule, says, change, (operation,), values)
+            for name, says, change, values in READINGS}  # fmt: skip
+
+
+# --- scales -----------------------------------------------------------------------------------------------------------
+
+
+def scale_by(call: Call, factor: str) -> Results | None:
+    width = call.case.inputs["table"].shape[1]
+    ratio = {"1": width**-0.5, "E": width**0.5, "1 / sqrt(E)": 1 / width}[factor]
+    return {n: a * ratio for n, a in call.right.items()} if call.case.options.get("scaled") else None
+
+
+def round_root(call: Call) -> list[Prediction]:
+    """sqrt(E) in the 16 bits of the table; the gradient in float32, or as PyTorch adds it up."""
+    case, root = call.case, np.sqrt(call.case.inputs["table"].shape[1])
+    if case.dtype not in HALF or not case.options.get("scaled"):
+        return []
+    ratio = round_to(root, case.dtype) / root
+    results = {name: array * ratio for name, array in call.right.items()}
+    narrow = {GRADIENT: add_up_narrowly(case, ratio)} if case.cotangents else {}
+    return [with_own_bounds(call, found) for found in (results, results | narrow)]
+
+
+# --- gradients of rows that are read several times --------------------------------------------------------------------
+
+
+def count_once(call: Call, occurrence: str) -> Results | None:
+    rows, order = rows_of(call.case), slice(None, None, 1 if occurrence == "last" else -1)
+    if not call.case.cotangents:
+        return None
+    gradient = np.zeros(call.case.inputs["table"].shape)
+    gradient[rows[order]] = cotangents_of(call.case)[order]
+    return {GRADIENT: gradient}
+
+
+def divide_by_count(call: Call) -> Results | None:
+    """As scale_grad_by_freq of PyTorch's embedding does."""
+    often = np.bincount(rows_of(call.case), minlength=len(call.case.inputs["table"]))
+    return {n: a / np.maximum(often, 1)[:, None] for n, a in call.right.items() if n == GRADIENT}
+
+
+def add_up_narrowly(case: Case, ratio: Any = 1.0) -> np.ndarray:
+    """The gradient in the 16 bits of the table, the cotangents one by one. ratio: of these to the right ones."""
+    rows, total = rows_of(case), np.zeros(case.inputs["table"].shape)
+    cotangents = round_to(cotangents_of(case) * ratio, case.dtype)
+    order = np.argsort(rows, kind="stable")
+    starts = np.flatnonzero(np.diff(rows[order], prepend=-1))
+    turns = np.arange(rows.size) - np.repeat(starts, np.diff(starts, append=rows.size))
+    for turn in range(int(turns.max(initial=-1)) + 1):  # the first of every row, then the second
+        now = order[turns == turn]
+        total[rows[now]] = round_to(total[rows[now]] + cotangents[now], case.dtype)
+    return total
+
+
+def narrow_gradient(call: Call) -> Prediction | None:
+    narrow = call.case.dtype in HALF and call.case.cotangents
+    return with_own_bounds(call, {GRADIENT: add_up_narrowly(call.case)}) if narrow else None
+
+
+def gradient_mistakes(prefix: str, rule: str, operation: str) -> tuple[Mistake, ...]:
+    """Mistakes of gradients of any table."""
+    return (
+        Mistake(f"{prefix}counted-once", rule, "a row that is read several times gets the gradient of the {occurrence}",
+                count_once, (operation,), {"occurrence": ("last", "first")}),
+        Mistake(f"{prefix}divided-by-count", rule, "a row's gradient is divided by how often it is read",
+                divide_by_count, (operation,)),
+        Mistake(f"{prefix}added-up-narrowly", rule, "a row's gradients are added up in the 16 bits of the table",
+                narrow_gradient, (operation,)),
+    )  # fmt: skip
+
+
+READ = reading_mistakes("lookups.", "EMB-1", "embedding")
+ROW = Mistake("lookups.padding-row", "EMB-1", "row {row} of the table is read as 0",
+              show(lambda rows, width, count, row: (rows != row % count)[:, None]), EMBEDDING,
+              {"row": (0, -1, 1)})  # fmt: skip
+SCALE = Mistake("lookups.scale", "EMB-1", "rows are multiplied by {factor}, not by sqrt(E)", scale_by, EMBEDDING,
+                {"factor": ("E", "1", "1 / sqrt(E)")})  # fmt: skip
+MISTAKES = (
+    *READ.values(),
+    ROW,
+    SCALE,
+    Mistake("lookups.rows-shifted", "EMB-1", "every id is off by {by}",
+            read_rows(lambda rows, count, by: np.clip(rows + by, 0, count - 1)), EMBEDDING, {"by": (1, -1)}),
+    Mistake("lookups.halves-of-ids", "EMB-1", "64-bit ids are read as 32-bit ones", read_rows(read_halves), EMBEDDING),
+    Mistake("lookups.scaled-unasked", "EMB-1", "rows are multiplied by sqrt(E) though not asked",
+            answer_with(scaled=True), EMBEDDING),
+    Mistake("lookups.root-rounded", "EMB-1", "sqrt(E) is rounded to the 16 bits of the table", round_root, EMBEDDING),
+    *gradient_mistakes("lookups.", "EMB-1", "embedding"),
+)  # fmt: skip
+PLANTED = (
+    *(mistake.choose() for mistake in MISTAKES),
+    *(READ["rows-in-dtype"].choose(dtype=dtype) for dtype in ("int16", "uint16", "float16")),
+    *(READ["rows-start-anew"].choose(size=size) for size in (1024, 32768, 65536)),
+    *(READ["rows-end"].choose(size=size) for size in (4096, 32767)),
+    *(READ["columns-lost"].choose(first=first) for first in (64, 1024, 8192)),
+    *(READ["places-lost"].choose(first=first) for first in (1024, 32768, 65536)),
+    *(READ["rows-unread"].choose(first=first).under(BACKWARD) for first in (256, 32768)),
+    READ["last-block-lost"].choose(block=16).under(BACKWARD),
+    *(ROW.choose(row=row).under(BACKWARD) for row in (0, -1)),
+    SCALE.choose(factor="1"),
+    SCALE.choose(factor="1").under(BACKWARD),
+)
+"""Every mistake with the first values of its parameters, some past other sizes, some in the backward pass alone."""

@@ -1,0 +1,254 @@
+"""Positions and biases by distance gone wrong (POS-1, POS-2, POS-5, POS-6)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.arguments import gradient_name
+from conformance.cases.case import Case
+from conformance.mistakes.call import Call, Results
+from conformance.mistakes.lookups import SIZES, add_up, cotangents_of, gradient_mistakes, reading_mistakes, rows_of
+from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.other_cases import answer_with, change_options, round_to
+from specification.positions import alibi_slopes, angular_frequencies
+
+# --- all four: where positions begin ----------------------------------------------------------------------------------
+
+KINDS = {
+    "sinusoidal": ("sinusoidal_positions", "POS-1"),
+    "learned": ("learned_positions", "POS-2"),
+    "alibi": ("alibi_bias", "POS-5"),
+    "relative": ("relative_position_bias", "POS-6"),
+}
+
+
+def offset_of(case: Case) -> int:
+    return int(case.options.get("offset") or 0)
+
+
+def shift(call: Call, by: int) -> Case | None:
+    return change_options(call.case, offset=offset_of(call.case) + by)
+
+
+BEGINNINGS = {
+    f"{kind}-{name}": Mistake(f"positions.{kind}-{name}", rule, says, change, (operation,), values)
+    for kind, (operation, rule) in KINDS.items()
+    for name, says, change, values in (
+        ("offset-ignored", "the offset is ignored", answer_with(offset=0), {}),
+        ("shifted", "positions are off by {by}", shift, {"by": (1, -1)}),
+    )
+}
+
+# --- sinusoidal positions ---------------------------------------------------------------------------------------------
+
+
+def encode(
+    encode: Callable[[np.ndarray, int], np.ndarray], place: Callable[..., Any] = lambda p: p, less: int = 0
+) -> Callable[..., Results | None]:
+    """Answer `encode(angles, width)` at positions `place(positions, **values)`.
+
+    less: subtracted from the width by which the exponents are divided.
+    """
+
+    def answer(call: Call, **values: Any) -> Results | None:
+        case, width = call.case, call.case.options["width"]
+        positions = np.arange(case.options["length"]) + offset_of(case)
+        factors = angular_frequencies(width, case.options.get("exponent") or "shared") ** (width / max(width - less, 1))
+        output = encode(np.asarray(place(positions, **values), float)[:, None] * factors, width)
+        return {"output": output}
+
+    return answer
+
+
+def interleave(angles: np.ndarray, width: int) -> Any:
+    return np.where(np.arange(width) % 2 == 0, np.sin(angles), np.cos(angles))
+
+
+def interleave_up_to(call: Call, first: int, axis: int) -> Results | None:
+    """Positions or columns past the first so many are 0."""
+    shown = np.expand_dims(np.arange(call.right["output"].shape[axis]) < first, 1 - axis)
+    return None if shown.all() else {"output": np.where(shown, call.right["output"], 0)}
+
+
+def sinusoidal(name: str, says: str, change: Callable[..., Any], **values: Any) -> Mistake:
+    return Mistake(f"positions.sinusoidal-{name}", "POS-1", says, change, ("sinusoidal_positions",), values)
+
+
+SINUSOIDAL = (
+    sinusoidal("halves", "all sines come first, then all cosines",
+               encode(lambda a, width: np.concatenate([np.sin(a[:, ::2]), np.cos(a[:, 1::2])], axis=1))),
+    sinusoidal("sine-for-cosine", "sine and cosine are exchanged",
+               encode(lambda a, width: interleave(np.pi / 2 - a, width))),
+    sinusoidal("last-exponent-1", "exponents are divided by E - 2, not by E", encode(interleave, less=2)),
+    sinusoidal("other-exponent", "exponents are {exponent}", answer_with(), exponent=("shared", "doubled")),
+    sinusoidal("in-dtype", "positions are kept in {dtype}", encode(interleave, lambda p, dtype: round_to(p, dtype)),
+               dtype=("float16", "bfloat16", "uint8", "int8", "uint16", "int16")),
+    sinusoidal("counted-in-dtype", "positions are counted in {dtype} from the first one",
+               encode(interleave, lambda p, dtype: p[:1] + round_to(np.arange(p.size), dtype)),
+               dtype=("uint8", "int8", "uint16", "int16", "float16", "bfloat16")),
+    sinusoidal("table-ends", "positions past {size} - 1 are taken for {size} - 1",
+               encode(interleave, lambda p, size: np.minimum(p, size - 1)), size=(10000, 5000, *SIZES)),
+    sinusoidal("table-starts-anew", "every {size} positions begin with the first one",
+               encode(interleave, lambda p, size: p[:1] + np.arange(p.size) % size), size=SIZES),
+    sinusoidal("places-lost", "positions past the first {first} are 0",
+               lambda call, first: interleave_up_to(call, first, 0), first=SIZES),
+    sinusoidal("columns-lost", "columns past the first {first} are 0",
+               lambda call, first: interleave_up_to(call, first, 1), first=SIZES),
+)  # fmt: skip
+
+# --- ALiBi ------------------------------------------------------------------------------------------------------------
+
+
+def alibi(name: str, says: str, bias: Callable[..., np.ndarray], **values: Any) -> Mistake:
+    """The bias is `bias(slopes, distance, **values)` for slopes [H, 1, 1] and j - i [Q, K]."""
+
+    def answer(call: Call, **values: Any) -> Results:
+        slopes = alibi_slopes(call.case.options["num_heads"])[:, None, None]
+        return {"output": bias(slopes, distances_of(call.case), **values)[None]}
+
+    return Mistake(f"positions.alibi-{name}", "POS-5", says, answer, ("alibi_bias",), values)
+
+
+def distances_of(case: Case) -> Any:
+    """The position of key j minus that of query i, [Q, K]."""
+    rows = np.arange(case.options["query_length"]) + offset_of(case)
+    return np.arange(case.options["key_length"]) - rows[:, None]
+
+
+def geometric_slopes(heads: int, of: int) -> Any:
+    """The first slopes of so many heads: 2^(-8h / of)."""
+    return 2.0 ** (-8 * np.arange(1, heads + 1) / of)[:, None, None]
+
+
+ALIBI = (
+    alibi("sign", "the bias grows with the distance", lambda slopes, d: -slopes * d),
+    alibi("both-sides", "the bias falls on both sides of the query", lambda slopes, d: -slopes * np.abs(d)),
+    alibi("no-bias-ahead", "keys after the query have 0", lambda slopes, d: slopes * np.minimum(d, 0)),
+    alibi("one-series-of-slopes", "slopes are 2^(-8h / H) for a number of heads that is no power of two",
+          lambda slopes, d: geometric_slopes(len(slopes), len(slopes)) * d),
+    alibi("slopes-of-next-power", "slopes are the first ones of the next larger power of two",
+          lambda slopes, d: geometric_slopes(len(slopes), 1 << (len(slopes) - 1).bit_length()) * d),
+    alibi("slopes-from-1", "slopes begin with 1", lambda slopes, d: slopes / slopes[0] * d),
+    alibi("slopes-reversed", "slopes are in the opposite order", lambda slopes, d: slopes[::-1] * d),
+    alibi("first-query-for-all", "all queries have the bias of the first", lambda slopes, d: slopes * d[:1] + 0 * d),
+    alibi("keys-alone", "the bias is slope * j, which a softmax takes for the same",
+          lambda slopes, d: slopes * np.arange(d.shape[1]) + 0 * d),
+    alibi("slopes-in-dtype", "slopes are rounded to {dtype}", lambda slopes, d, dtype: round_to(slopes, dtype) * d,
+          dtype=("bfloat16", "float16")),
+)  # fmt: skip
+
+# --- relative positions -----------------------------------------------------------------------------------------------
+
+
+def relative(name: str, says: str, change: Callable[..., Any], **values: Any) -> Mistake:
+    return Mistake(f"positions.relative-{name}", "POS-6", says, change, ("relative_position_bias",), values)
+
+
+def use_buckets(change: Callable[..., np.ndarray | None]) -> Callable[..., Results | None]:
+    """Read the rows `change(case, buckets, **values)` of the table; buckets [Q, K] are the right ones."""
+
+    def answer(call: Call, **values: Any) -> Results | None:
+        case, shape = call.case, (call.case.options["query_length"], call.case.options["key_length"])
+        buckets = change(case, rows_of(case).reshape(shape), **values)
+        if buckets is None:
+            return None
+        found = {"output": np.moveaxis(case.inputs["table"].astype(float)[buckets], -1, 0)[None]}
+        if case.cotangents:
+            found[gradient_name("table")] = add_up(case, buckets.reshape(-1), cotangents_of(case))
+        return found
+
+    return answer
+
+
+def swap_halves(case: Case, buckets: np.ndarray) -> np.ndarray | None:
+    size = len(case.inputs["table"]) // 2
+    swapped = np.where(buckets < size, buckets + size, buckets - size)
+    return swapped if case.options["bidirectional"] else None
+
+
+def mirror(case: Case, buckets: np.ndarray) -> np.ndarray:
+    """Buckets of i - j: of the case in which queries and keys are exchanged."""
+    exchanged = {"query_length": buckets.shape[1], "key_length": buckets.shape[0], "offset": -offset_of(case)}
+    return rows_of(replace(case, options=case.options | exchanged)).reshape(buckets.shape[::-1]).T
+
+
+def logarithms(case: Case, buckets: np.ndarray, dtype: str) -> Any:
+    """Buckets as libraries compute them."""
+    count, both, d, number = (
+        len(case.inputs["table"]),
+        case.options["bidirectional"],
+        distances_of(case),
+        np.dtype(dtype),
+    )
+    size = count // 2 if both else count
+    e, n = size // 2, np.abs(d) if both else np.maximum(-d, 0)
+    share = np.log(np.maximum(n, 1).astype(dtype) / number.type(e))
+    share = share / number.type(math.log(case.options.get("furthest", 128) / e)) * number.type(size - e)
+    return np.where(n < e, n, np.minimum(e + share.astype(int), size - 1)) + size * (d > 0) * both
+
+
+def keep_last_bucket_free(case: Case, buckets: np.ndarray) -> Any:
+    """Only distances beyond the furthest have the last bucket."""
+    size = len(case.inputs["table"]) // (2 if case.options["bidirectional"] else 1)
+    near = np.abs(distances_of(case)) <= case.options.get("furthest", 128)
+    return np.where((buckets % size == size - 1) & near, np.maximum(buckets - 1, 0), buckets)
+
+
+def read_first_head(call: Call) -> Results:
+    """Every head has the first one's bias, whose column gets all gradients."""
+    found = {name: np.zeros_like(array) for name, array in call.right.items()}
+    found["output"] = np.broadcast_to(call.right["output"][:, :1], call.right["output"].shape)
+    if call.case.cotangents:
+        found[gradient_name("table")][:, 0] = call.right[gradient_name("table")].sum(axis=1)
+    return found
+
+
+def read_heads_by_rows(call: Call) -> Results:
+    """[Q, K, H] read as [H, Q, K]."""
+    case, output = call.case, call.right["output"]
+    found = {"output": np.moveaxis(output[0], 0, -1).reshape(output.shape)}
+    if case.cotangents:
+        cotangent = call.cotangent().reshape(-1, output.shape[1])
+        found[gradient_name("table")] = add_up(case, rows_of(case), cotangent)
+    return found
+
+
+LEARNED = reading_mistakes("positions.learned-", "POS-2", "learned_positions")
+RELATIVE = (
+    relative("furthest", "the furthest distance is {furthest}, whatever is given", answer_with(), furthest=(128,)),
+    relative("direction", "bidirectional is {bidirectional}, whatever is given", answer_with(),
+             bidirectional=(False, True)),
+    relative("halves-swapped", "keys before the query have the second half of the table", use_buckets(swap_halves)),
+    relative("sign", "the distance has the opposite sign", use_buckets(mirror)),
+    relative("logarithms", "buckets come from {dtype} logarithms", use_buckets(logarithms),
+             dtype=("float32", "float64")),
+    relative("last-bucket-free", "the last bucket is for what is beyond the furthest distance only",
+             use_buckets(keep_last_bucket_free)),
+    relative("transposed", "queries and keys are exchanged",
+             use_buckets(lambda case, buckets: buckets.T if len(buckets) == len(buckets.T) else None)),
+    relative("first-head", "every head has the first one's bias", read_first_head),
+    relative("heads-by-rows", "[Q, K, H] is read as [H, Q, K]", read_heads_by_rows),
+    *gradient_mistakes("positions.relative-", "POS-6", "relative_position_bias"),
+)  # fmt: skip
+MISTAKES = (*BEGINNINGS.values(), *SINUSOIDAL, *LEARNED.values(), *ALIBI, *RELATIVE)
+NAMED = {mistake.id.removeprefix("positions."): mistake for mistake in MISTAKES}
+PLANTED = (
+    *(mistake.choose() for mistake in MISTAKES),
+    NAMED["learned-shifted"].choose(by=-1),
+    *(NAMED["sinusoidal-counted-in-dtype"].choose(dtype=dtype) for dtype in ("int16", "uint16")),
+    *(NAMED["sinusoidal-table-starts-anew"].choose(size=size) for size in (64, 4096, 32768)),
+    *(NAMED["sinusoidal-places-lost"].choose(first=first) for first in (128, 2048, 65536)),
+    *(NAMED["sinusoidal-columns-lost"].choose(first=first) for first in (128, 1024, 8192)),
+    *(LEARNED["rows-end"].choose(size=size) for size in (64, 2048, 65536)),
+    *(LEARNED["rows-start-anew"].choose(size=size) for size in (1024, 32768)),
+    *(LEARNED["columns-lost"].choose(first=first) for first in (64, 512, 4096)),
+    LEARNED["rows-in-dtype"].choose(dtype="uint16"),
+    NAMED["relative-direction"].choose(bidirectional=True),
+    NAMED["relative-logarithms"].choose(dtype="float64"),
+)
+"""Every mistake with the first values of its parameters, some past other sizes."""

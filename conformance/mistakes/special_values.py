@@ -1,0 +1,139 @@
+"""NaN and infinity that get through a mask, get lost or spread (MASK-7, ATT-10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from conformance.cases.arguments import listed
+from conformance.mistakes.attention_steps import AttentionSteps
+from conformance.mistakes.call import Call, Results
+from conformance.mistakes.condition import Condition, past
+from conformance.mistakes.masks import MASKED
+from conformance.mistakes.mistake import Mistake
+
+
+def multiply_all(call: Call, steps: AttentionSteps, weights: np.ndarray) -> list[Results]:
+    """Results and gradients by sums over all pairs, of which 0 * NaN is NaN; also with scores' gradients masked."""
+    found = {"output": call.right["output"]}
+    if steps.operation == "attention":
+        found["output"] = (steps.fill_empty_rows(weights) * steps.factor) @ steps.values
+    if not call.case.cotangents:
+        return [found]
+    every = steps.pull_back(call.case.cotangents, weights)
+    masked = steps.pull_back_scores(np.where(steps.allowed, every.scores, 0), every.value, np.zeros((1, 1, 1, 1)))
+    ways = (every, masked._replace(sinks=every.sinks))
+    return [found | steps.sum_gradients(way, call.case.inputs) for way in ways]
+
+
+def clear_hidden(steps: AttentionSteps, kept: tuple[str, ...] = (), *, infinity: bool = False) -> AttentionSteps:
+    """Put 0 where no row sees it, in all inputs but the kept ones. infinity: in these, too, but for infinities."""
+    seen = np.asarray(steps.allowed.reshape(*steps.key.shape[:2], -1, *steps.sizes[2:]).any(axis=(2, 3)))
+    needed = {"query": np.asarray(steps.allowed.any(axis=-1)), "key": seen, "value": seen}
+    arrays = {name: getattr(steps, name) for name in needed if getattr(steps, name) is not None}
+    stays = {n: needed[n][..., None] | (n in kept) & (np.isinf(a) | (not infinity)) for n, a in arrays.items()}
+    return steps.changed(**{name: np.where(stays[name], array, 0) for name, array in arrays.items()})
+
+
+MULTIPLIED = {
+    "values": ("value",),
+    "keys": ("key",),
+    "queries": ("query",),
+    "everything": ("query", "key", "value"),
+    "what no row sees is 0, but everything else": (),
+}
+
+
+def multiply_hidden(call: Call, what: str, numbers: str) -> list[Results]:
+    if not call.case.special or not call.steps.key.size:
+        return []
+    steps = clear_hidden(call.steps, MULTIPLIED[what], infinity=numbers == "infinity")
+    return multiply_all(call, steps, call.forward.weights)
+
+
+HIDDEN: dict[str, Callable[[AttentionSteps], np.ndarray]] = {
+    "scores": lambda steps: np.isnan(steps.all_scores()) | np.isposinf(steps.all_scores()),
+    "bias": lambda steps: np.isnan(steps.bias) | np.isposinf(steps.bias),
+    "scores, when the maximum is taken,": lambda steps: np.isnan(steps.all_scores()),
+}
+
+
+def read_hidden(call: Call, what: str) -> list[Results]:
+    """-inf is added to hidden scores, or they are masked too early, or their maximum is taken over all."""
+    spoiled = np.any(HIDDEN[what](call.steps) & ~call.steps.allowed, axis=-1, keepdims=True)
+    if not spoiled.any():
+        return []
+    ways = multiply_all(call, clear_hidden(call.steps), np.where(spoiled, np.nan, call.forward.weights))
+    rows = spoiled[..., 0] if call.case.operation == "attention_logsumexp" else spoiled
+    return [way | {"output": np.where(rows, np.nan, way["output"])} for way in ways]
+
+
+def merge_unseen(call: Call) -> Results:
+    outputs, logs = (np.stack(listed(call.case.inputs, n)).astype(float) for n in ("outputs", "logsumexps"))
+    highest = logs.max(axis=0)
+    weights = np.exp(logs - np.where(np.isfinite(highest), highest, 0))
+    total = weights.sum(axis=0)
+    return {"output": ((weights / np.where(total == 0, 1, total))[..., None] * outputs).sum(axis=0)}
+
+
+def swallow(call: Call, where: str, number: float) -> Results | None:
+    steps, output = call.steps, call.right["output"]
+    if call.case.operation != "attention" or not call.case.special:
+        return None
+    if where == "values":
+        value = call.case.inputs["value"].astype(float)
+        output = steps.changed(value=np.where(np.isfinite(value), value, 0)).forward().output
+    elif where == "weights":
+        output = steps.weigh_values(np.nan_to_num(call.forward.weights))
+    return {"output": np.where(np.isnan(output), number, output) if where == "output" else output}
+
+
+def spread(call: Call, over: str) -> Results | None:
+    output = call.right["output"]
+    spoiled = np.isnan(output).any(axis=-1 if over == "row" else (1, 2, 3), keepdims=True)
+    return {"output": np.where(spoiled, np.nan, output)} if spoiled.any() else None
+
+
+def skip_weights_of_0(call: Call) -> AttentionSteps | None:
+    if not call.case.special:
+        return None
+    steps, weights = call.steps, call.forward.weights
+    return steps.changed(visible=steps.visible & (weights * steps.factor != 0), weigh=lambda steps, scores: weights)
+
+
+MISTAKES = tuple(
+    Mistake(f"special_values.{name}", rule, says, change, operations, parameters)
+    for name, rule, says, change, operations, parameters in (
+        ("hidden-multiplied", "MASK-7", "{numbers} behind a mask is multiplied by a weight of 0 ({what})",
+         multiply_hidden, MASKED, {"what": (*MULTIPLIED,), "numbers": ("NaN and infinity", "infinity")}),
+        ("hidden-read", "MASK-7", "NaN or infinity behind a mask counts in the {what}", read_hidden, MASKED,
+         {"what": (*HIDDEN,)}),
+        ("unseen-merged", "MASK-7", "the output of a part that saw no key is multiplied by a weight of 0",
+         merge_unseen, ("merge_attention",), {}),
+        ("swallowed", "ATT-10", "NaN in the {where} becomes {number:g}", swallow, ("attention",),
+         {"where": ("output", "weights", "values"), "number": (0.0, 65504.0)}),
+        ("spread", "ATT-10", "NaN in one element of the output makes the whole {over} NaN", spread, ("attention",),
+         {"over": ("row", "batch element")}),
+        ("weights-of-0-skipped", "ATT-10", "values of weight 0 are skipped", skip_weights_of_0, ("attention",), {}),
+    )
+)  # fmt: skip
+
+
+KNOWN = {mistake.id.removeprefix("special_values."): mistake for mistake in MISTAKES}
+PLANTED = (
+    *(mistake.choose() for mistake in MISTAKES),
+    *(
+        KNOWN["hidden-multiplied"].choose(numbers="infinity"),
+        KNOWN["hidden-multiplied"].choose().under(past("K", 1024)),
+    ),
+    *(KNOWN["hidden-multiplied"].choose(what=what) for what in ("keys", "everything")),
+    replace(KNOWN["hidden-multiplied"].choose(what=(*MULTIPLIED,)[4]), rule="ATT-10"),
+    *(KNOWN["hidden-multiplied"].choose(what=what).under(Condition(passes="backward")) for what in ("values", "keys")),
+    *(KNOWN["hidden-read"].choose(what=what) for what in (*HIDDEN,)[1:]),
+    *(replace(KNOWN["hidden-read"].choose(), operations=(operation,)) for operation in MASKED[1:]),
+    *(KNOWN["swallowed"].choose(where=where) for where in ("weights", "values")),
+    *(KNOWN["swallowed"].choose(number=65504.0), KNOWN["spread"].choose(over="batch element")),
+)
+"""What is planted: every mistake with the first values of its parameters, other values, and some under a condition."""
