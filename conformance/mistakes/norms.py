@@ -11,10 +11,9 @@ import numpy as np
 
 from conformance.bounds import layer_norm as bounds
 from conformance.bounds.arithmetic import Approx, Precision, exact, multiply
-from conformance.bounds.operations import finished
+from conformance.bounds.operations import BOUNDS, finished
 from conformance.cases.arguments import expected_dtype
 from conformance.cases.case import Case
-from conformance.cases.operation import operation_named
 from conformance.checks.comparison import LARGEST, PRECISION
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition, past
@@ -350,7 +349,7 @@ def round_inputs(change: Callable[[Case], Case | None]) -> Callable[[Call], Chan
         other = change(call.case)
         if other is None or call.case.special:
             return None
-        return predict_rounded(call, operation_named(other.operation).bounds(other, Precision.of(other.dtype)))
+        return predict_rounded(call, BOUNDS[other.operation](other, Precision.of(other.dtype)))
 
     return results
 

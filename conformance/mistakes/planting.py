@@ -69,8 +69,10 @@ class PlantedMistake:
 
     @property
     def name(self) -> str:
+        """The mistake, its condition, and the operation where it is not attention; no other has the same."""
         condition = self.mistake.condition
-        return str(self.mistake) if condition.clauses == 0 else f"{self.mistake} {condition_text(condition)}"
+        where = "" if self.operation == "attention" else f" in {self.operation}"
+        return str(self.mistake) + where + (f" {condition_text(condition)}" if condition.clauses else "")
 
     @property
     def title(self) -> str:
