@@ -83,8 +83,8 @@ def brief(value: Any, number: Callable[[float], str] = repr) -> str:
     if isinstance(value, float):
         return number(value)
     if is_dataclass(value) and not isinstance(value, type):
-        inside = (f"{field.name}={brief(getattr(value, field.name), number)}" for field in fields(value))
-        return f"{type(value).__name__}({', '.join(inside)})"
+        named = (f"{field.name}={brief(getattr(value, field.name), number)}" for field in fields(value))
+        return f"{type(value).__name__}({', '.join(named)})"
     if type(value) in (list, tuple):
         inside = ", ".join(brief(one, number) for one in value)
         return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"

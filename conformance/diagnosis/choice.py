@@ -11,10 +11,14 @@ from conformance.diagnosis.explanation import Explanation, is_consistent, learn_
 from conformance.mistakes.call import Call
 from conformance.mistakes.mistake import Mistake, Prediction
 
+MOST = 4
+"""Mistakes that are chosen; what is left after so many is told by its pattern."""
 ASKED = 8
 """Experiments for one choice: each halves what is left, and no more than some dozens of mistakes ever fit."""
 TRIED = 60
 """Cases that are drawn for them; on most, two mistakes that fit so far differ as little as on those before."""
+WEIGHED = 40
+"""Mistakes, those that explain most failing cases, that are held against the passing ones."""
 CONTENDERS = 12
 """Mistakes that experiments tell apart; more only fit where few cases fail."""
 
@@ -47,7 +51,7 @@ class Chooser:
         """Return explanations in the order of what they explain, each with its condition."""
         chosen: list[Explanation] = []
         uncovered = [*self.failing]
-        while uncovered:
+        while uncovered and len(chosen) < MOST:
             found = self.choose_one(uncovered)
             if found is None:
                 break
@@ -62,7 +66,12 @@ class Chooser:
         """The mistake that explains most of the uncovered cases, with nothing against it."""
         explanations = screen(self.mistakes, uncovered)
         for explanation in explanations:
-            for evidence in (*self.failing, *self.passing):
+            for evidence in self.failing:
+                explanation.weigh(evidence)
+        explanations.sort(key=lambda one: covers(one, uncovered), reverse=True)
+        explanations = explanations[:WEIGHED]
+        for explanation in explanations:
+            for evidence in self.passing:
                 explanation.weigh(evidence)
         rejected: set[int] = set()
         while True:

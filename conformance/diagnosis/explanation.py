@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from conformance.cases.arguments import is_gradient
-from conformance.cases.features import features_of
 from conformance.diagnosis.evidence import Evidence
 from conformance.mistakes.condition import ALWAYS, Condition
 from conformance.mistakes.mistake import Mistake
-from conformance.runner.dimensions import sizes_of
 
 TILES = (2, 4, 8, 16, 32, 64, 128, 256)
 SCREENED = 10
@@ -83,11 +81,10 @@ def screen(mistakes: Iterable[Mistake], failing: Sequence[Evidence]) -> list[Exp
     backward = [one for one in first if one not in forward]
     found = []
     for variant in (variant for mistake in mistakes for variant in mistake.variants()):
-        if any(judge_mistake(variant, one) == "explains" for one in (*forward, *backward)):
+        alone = variant if variant.of_gradients else variant.under(Condition(passes="backward"))
+        if not variant.of_gradients and any(judge_mistake(variant, one) == "explains" for one in forward):
             found.append(Explanation(variant))
-            continue
-        alone = variant.under(Condition(passes="backward"))
-        if any(judge_mistake(alone, one) == "explains" for one in backward):
+        elif any(judge_mistake(alone, one) == "explains" for one in backward):
             found.append(Explanation(alone))
     return found
 
@@ -96,7 +93,7 @@ def smallest_of_each_kind(failing: Sequence[Evidence]) -> list[Evidence]:
     """The smallest case for each set of features and wrong results, then others; `SCREENED` at most."""
     kinds: dict[object, Evidence] = {}
     for evidence in failing:
-        kinds.setdefault((frozenset(features_of(evidence.case)), evidence.wrong, evidence.case.dtype), evidence)
+        kinds.setdefault((evidence.call.features, evidence.wrong, evidence.case.dtype), evidence)
     return [*kinds.values()][:SCREENED]
 
 
@@ -105,15 +102,15 @@ def learn_condition(explained: Sequence[Evidence], others: Sequence[Evidence]) -
     if not others:
         return ALWAYS
     for condition in conditions(explained, others):
-        if all(condition.holds(one.case) for one in explained) and not any(condition.holds(o.case) for o in others):
+        if all(condition.holds(one.call) for one in explained) and not any(condition.holds(o.call) for o in others):
             return condition
     return None
 
 
 def conditions(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Iterator[Condition]:
     """Conditions of one clause, a feature, a dtype or a size, the likelier first; then pairs of these."""
-    features = [frozenset(features_of(one.case)) for one in explained]
-    other_features = [frozenset(features_of(one.case)) for one in others]
+    features = [one.call.features for one in explained]
+    other_features = [one.call.features for one in others]
     common, anywhere = frozenset.intersection(*features), frozenset.union(*features)
     present = [Condition(features=(name,)) for name in sorted(common - frozenset.intersection(*other_features))]
     absent = [Condition(lacks=(name,)) for name in sorted(frozenset.union(*other_features) - anywhere)]
@@ -130,8 +127,8 @@ def conditions(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Ite
 
 def size_conditions(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Iterator[Condition]:
     """Past a size, up to a size, partial and whole tiles, along each axis that all cases have."""
-    rows = [sizes_of(one.case) for one in explained]
-    other_rows = [sizes_of(one.case) for one in others]
+    rows = [one.call.sizes for one in explained]
+    other_rows = [one.call.sizes for one in others]
     axes = [axis for axis in rows[0] if all(axis in row for row in (*rows, *other_rows))]
     for axis in axes:
         wrong, right = [row[axis] for row in rows], [row[axis] for row in other_rows]

@@ -590,7 +590,7 @@ def entry(
     operations: tuple[str, ...] = ("attention",),
     **parameters: Sequence[Any],
 ) -> Mistake:
-    return Mistake(f"backward.{name}", rule, says, change, operations, parameters)
+    return Mistake(f"backward.{name}", rule, says, change, operations, parameters, of_gradients=True)
 
 
 SIZES = (64, 16, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65535)

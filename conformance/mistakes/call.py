@@ -8,10 +8,13 @@ from functools import cached_property
 import numpy as np
 
 from conformance.bounds import bound
+from conformance.cases.axes import Sizes
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
+from conformance.cases.features import features_of
 from conformance.mistakes.attention_steps import AttentionSteps, Forward, Gradients
 from conformance.oracle.reference import oracle
+from conformance.runner.dimensions import sizes_of
 
 Results = dict[str, np.ndarray]
 """Results and gradients by name, in float64."""
@@ -37,6 +40,14 @@ class Call:
     @cached_property
     def bounds(self) -> Results:
         return bound(self.case)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        return sizes_of(self.case)
+
+    @cached_property
+    def features(self) -> frozenset[str]:
+        return frozenset(features_of(self.case))
 
     @cached_property
     def steps(self) -> AttentionSteps:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from conformance.cases.case import Case
-from conformance.cases.features import features_of
-from conformance.runner.dimensions import sizes_of
+from conformance.mistakes.call import Call
 
 Passes = Literal["both", "forward", "backward"]
 
@@ -36,15 +34,14 @@ class Condition:
     lacks: tuple[str, ...] = ()
     passes: Passes = "both"
 
-    def holds(self, case: Case) -> bool:
-        if self.dtypes and case.dtype not in self.dtypes:
+    def holds(self, call: Call) -> bool:
+        if self.dtypes and call.case.dtype not in self.dtypes:
             return False
-        if self.axis and not self.holds_for_size(size_of(case, self.axis)):
+        if self.axis and not self.holds_for_size(size_of(call, self.axis)):
             return False
         if not (self.features or self.lacks):
             return True
-        features = features_of(case)
-        return features.issuperset(self.features) and features.isdisjoint(self.lacks)
+        return call.features.issuperset(self.features) and call.features.isdisjoint(self.lacks)
 
     def holds_for_size(self, size: int) -> bool:
         return (
@@ -64,9 +61,9 @@ class Condition:
 ALWAYS = Condition()
 
 
-def size_of(case: Case, axis: str) -> int:
+def size_of(call: Call, axis: str) -> int:
     """The size of an axis of the case; 0 where the case has no such axis."""
-    sizes = sizes_of(case)
+    sizes = call.sizes
     if axis in ("H", "BH"):
         heads = sizes.get("G", 0) * sizes.get("S", 1)
         return heads * sizes.get("B", 1) if axis == "BH" else heads

@@ -129,7 +129,7 @@ def gradient(id: str, says: str, change: Callable[..., Loss | Array | None], **m
         found = changed.gradient() if isinstance(changed, Loss) else changed
         return {gradient_name(name): found.reshape(call.case.inputs[name].shape)}
 
-    return Mistake(f"losses.{id}", "LOSS-1", says, results, BOTH, **more)
+    return Mistake(f"losses.{id}", "LOSS-1", says, results, BOTH, of_gradients=True, **more)
 
 
 def weigh(loss: Loss, weights: Array, **others: Any) -> Loss:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,8 +48,19 @@ def change_gradients(change: Gradients) -> Callable[..., Changed | list[Changed]
     return results
 
 
-def gradient(name: str, says: str, change: Gradients, rule: str = "NORM-6", **fields: Any) -> Mistake:
-    return Mistake(f"norm_gradients.{name}", rule, says, change_gradients(change), **{"operations": NORMS} | fields)
+NOTHING: Mapping[str, Sequence[Any]] = {}
+
+
+def gradient(
+    name: str,
+    says: str,
+    change: Gradients,
+    rule: str = "NORM-6",
+    operations: tuple[str, ...] = NORMS,
+    parameters: Mapping[str, Sequence[Any]] = NOTHING,
+) -> Mistake:
+    full = f"norm_gradients.{name}"
+    return Mistake(full, rule, says, change_gradients(change), operations, parameters, of_gradients=True)
 
 
 # --- x ----------------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ DEFAULT_SCALES: dict[str, Callable[..., float]] = {
 
 def change_default_scale(call: Call, scale: str) -> list[Changed]:
     """Where a scale is given it is used, or that one takes its place too."""
-    sizes = {name: size_of(call.case, name) for name in "DVKH"}
+    sizes = {name: size_of(call, name) for name in "DVKH"}
     try:
         other = change_options(call.case, scale=float(DEFAULT_SCALES[scale](**sizes)))
     except ZeroDivisionError:
@@ -67,7 +67,7 @@ def change_scale(change: Callable[..., float | None]) -> Change:
 
     def changed(call: Call, **values: Any) -> Case | None:
         own, given = call.steps.scale, call.case.options.get("scale") is not None
-        new = change(own, size_of(call.case, "D"), given, **values)
+        new = change(own, size_of(call, "D"), given, **values)
         return None if new is None or new == own else change_options(call.case, scale=float(new))
 
     return changed

@@ -121,7 +121,7 @@ def titled(example: Example, numbers: Mapping[str, int], step: str) -> str:
 
 def row(example: Example, found: Agreement, numbers: Mapping[str, int], step: StepAgreement) -> tuple[str, ...]:
     """made from: inputs by name, steps by number."""
-    names = {f"input {number}": name for number, name in enumerate(example.inputs)}
+    names: dict[int | str, str] = dict(enumerate(example.inputs))
     names |= {name: str(number) for name, number in numbers.items()}
     sources = [names[source] for source in found.oracle.taken[step.name].sources if source is not None]
     ratios = (f"{step.ratios[package]:.2g}" for package in LABELS)

@@ -12,18 +12,20 @@ import jax_impl
 import reference_numpy
 import torch_impl
 from conformance.bounds import bound
+from conformance.bounds.operations import BOUNDS
 from conformance.cases.arguments import gradient_name, results_of
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, FEATURES
-from conformance.cases.facts import operation_facts
+from conformance.cases.facts import operation_facts, operations
 from conformance.cases.operation import OperationFacts
 from conformance.cases.signatures import definition
 from conformance.operations import OPERATIONS
 from conformance.operations.probes import catalogue
 from conformance.oracle.reference import by_definition
+from conformance.oracle.work import WORK
 from conformance.runner.dimensions import layout_of
 from conformance.sampling.draws import drawn
-from conformance.sampling.operations import operation_cases
+from conformance.sampling.operations import CASES, operation_cases
 from conformance.selftest.faults import planted
 from specification.rules import RULES
 
@@ -55,6 +57,10 @@ def complete(operation: OperationFacts) -> list[str]:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_nothing_is_missing(name: str) -> None:
     assert complete(operation_facts(name)) == []
+
+
+def test_every_table_has_every_operation() -> None:
+    assert BOUNDS.keys() == WORK.keys() == CASES.keys() == operations().keys()
 
 
 def test_what_is_missing_is_told() -> None:

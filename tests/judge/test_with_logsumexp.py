@@ -17,6 +17,7 @@ import reference_numpy
 from conformance import check, replay
 from conformance.judge.report import Report
 from conformance.reports.replays import write_replay
+from conformance.reports.sentences import describe_finding
 from tests.support.helpers import SMALL
 
 Function = Callable[..., Any]
@@ -141,7 +142,7 @@ def returning(change: Function) -> Function:
 def test_what_is_no_pair_of_both(change: Function, message: str) -> None:
     (violation,) = judged(returning(change), **HALF).violations
     assert violation.rule == "CALL"
-    assert message in str(violation.finding)
+    assert message in describe_finding(violation.finding)
 
 
 @pytest.mark.parametrize(
