@@ -98,8 +98,8 @@ def name_mistakes(
 
 def show_names(namings: Sequence[Naming], console: Console) -> None:
     """Print those with a wrong name or none, and the counts by topic."""
-    order = ("wrong", "none", "missed")
-    bad = sorted((one for one in namings if one.verdict in order), key=lambda one: (order.index(one.verdict), one.title))
+    order: tuple[Verdict, ...] = ("wrong", "none", "missed")
+    bad = [one for verdict in order for one in namings if one.verdict == verdict]
     if bad:
         table = Table("verdict", "planted", "named", "explains", title="known mistakes by another name or none",
                       title_justify="left")  # fmt: skip
@@ -109,8 +109,8 @@ def show_names(namings: Sequence[Naming], console: Console) -> None:
         console.print(table)
     counts = Counter((topic_of(one.title), one.verdict) for one in namings)
     for topic in sorted({topic for topic, _ in counts}):
-        shown = ((verdict, counts[topic, verdict]) for verdict in ("right", *order))
-        console.print(f"{topic}: {', '.join(f'{count} {verdict}' for verdict, count in shown if count)}")
+        shown = (f"{count} {verdict}" for (of, verdict), count in sorted(counts.items()) if of == topic)
+        console.print(f"{topic}: {', '.join(shown)}")
     right = sum(one.verdict == "right" for one in namings)
     wrong = sum(one.verdict == "wrong" for one in namings)
     console.print(f"{right} of {len(namings)} planted mistakes are named first, {wrong} are called something else")

@@ -76,9 +76,11 @@ def choose_planted(only: Collection[str] | None) -> tuple[Planted, ...]:
     if not only:
         return everything_planted()
     words = listed(only)
-    return tuple(
-        one for one in everything_planted() if any(w in (one.rule, one.operation, one.arrays) or w in one.name for w in words)
-    )
+
+    def is_meant(one: Planted, word: str) -> bool:
+        return word in (one.rule, one.operation, one.arrays) or word in one.name
+
+    return tuple(one for one in everything_planted() if any(is_meant(one, word) for word in words))
 
 
 @dataclass(frozen=True)

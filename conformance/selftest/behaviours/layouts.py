@@ -108,6 +108,10 @@ queries, keys = size("query", 2), size("key", 2)
 key_width, value_width = size("query", 3), size("value", 3)
 
 
+def past(axis: Callable[[Arguments], int], n: int) -> Condition:
+    return lambda a: axis(a) > n
+
+
 def clamp_ids(a: Arguments) -> None:
     """As if contiguous; past the table its last row."""
     a["ids"] = read_in_order(a["ids"]).clamp(0, len(a["table"]) - 1)
@@ -119,13 +123,10 @@ BEHAVIOURS = (
     strided("rows of query of 64 columns as if they followed each other", "query", read_rows_in_order,
             lambda a: key_width(a) == 64),
     *(
-        strided(f"keys of width past {n} as if contiguous", "key", read_in_order, lambda a, n=n: key_width(a) > n)
+        strided(f"keys of width past {n} as if contiguous", "key", read_in_order, past(key_width, n))
         for n in (32, 128)
     ),
-    *(
-        strided(f"values past {n} keys as if contiguous", "value", read_in_order, lambda a, n=n: keys(a) > n)
-        for n in (16, 64)
-    ),
+    *(strided(f"values past {n} keys as if contiguous", "value", read_in_order, past(keys, n)) for n in (16, 64)),
     strided("columns of values of 64 or 128 as if innermost", "value", read_columns_in_order,
             lambda a: value_width(a) in (64, 128)),
     strided("heads that share one key by a stride of 0 read on", "key", read_past_expanded),

@@ -15,7 +15,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-import reference_numpy
 from conformance.selftest.behaviours.behaviour import (
     Arguments,
     Behaviour,
@@ -33,6 +32,10 @@ Key = Callable[[Arguments], Hashable]
 
 def key_width(a: Arguments) -> Hashable:
     return a["query"].shape[-1], a["value"].shape[-1], a["query"].dtype.name
+
+
+def row_width(a: Arguments) -> Hashable:
+    return a["weight"].size, a["x"].dtype.name
 
 
 def dtype_digits(dtype: Any) -> int:
@@ -263,7 +266,7 @@ BEHAVIOURS = (
     state("number of keys of the first call of a width", keep_key_count()),
     state("mask of the first call of a width, or none", keep_masked()),
     state("precision of the first call of a width", keep_precision()),
-    norm_state("eps of the first call of a width", keep_argument("eps", lambda a: (a["weight"].size, str(a["x"].dtype)))),
+    norm_state("eps of the first call of a width", keep_argument("eps", row_width)),
     result("first row not cleared", leave_first_row()),
     *(
         Behaviour("ATT-13", f"workspace of parts of {n} keys not cleared", wrap(attention, leave_parts(n)), attention)
