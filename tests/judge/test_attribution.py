@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.diagnosis.attribution import Failure, attributed
 
 import torch_impl
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.checks.catalogue import AGREEMENT, PLANTED, TWIN
-from conformance.diagnosis.attribution import Failure, attributed
 from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
 from specification import Causal, SlidingWindow

@@ -10,6 +10,15 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from conformance.diagnosis.attention import BY_INFINITY, with_axes_exchanged
+from conformance.diagnosis.backward import wrongly_added
+from conformance.diagnosis.blocks import online, padded_tail
+from conformance.diagnosis.following import about, separated
+from conformance.diagnosis.matches import known, wrong_in
+from conformance.diagnosis.matching import Failing
+from conformance.diagnosis.naming import diagnosed, diagnosis, explaining, in_families
+from conformance.diagnosis.precision import AT_MOST, scale_off, variance_off
+from conformance.diagnosis.steps import forward
 
 import conformance
 import reference_numpy
@@ -22,15 +31,6 @@ from conformance.checks.comparison import Finding, judge
 from conformance.checks.findings import Raised
 from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis import blocks, matches, naming
-from conformance.diagnosis.attention import BY_INFINITY, with_axes_exchanged
-from conformance.diagnosis.backward import wrongly_added
-from conformance.diagnosis.blocks import online, padded_tail
-from conformance.diagnosis.following import about, separated
-from conformance.diagnosis.matches import known, wrong_in
-from conformance.diagnosis.matching import Failing
-from conformance.diagnosis.naming import diagnosed, diagnosis, explaining, in_families
-from conformance.diagnosis.precision import AT_MOST, scale_off, variance_off
-from conformance.diagnosis.steps import forward
 from conformance.oracle.reference import oracle
 from conformance.reports.blocks import follow
 from conformance.reports.content import document

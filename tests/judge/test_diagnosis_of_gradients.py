@@ -8,6 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.diagnosis.attribution import Failure, attributed
+from conformance.diagnosis.following import separated, shows_its_rule
+from conformance.diagnosis.matches import SWALLOWED, known, of_judged_dtypes, wrong_in
+from conformance.diagnosis.matching import Failing
+from conformance.diagnosis.naming import diagnosis
+from conformance.diagnosis.precision import AT_MOST, excused
+from conformance.diagnosis.steps import pulled_back, scores_of
 
 from conformance import declare
 from conformance.bounds import bound
@@ -17,13 +24,6 @@ from conformance.checks.catalogue import AGREEMENT, UNSUPPORTED, check_empty_row
 from conformance.checks.comparison import judge, no_others
 from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis import naming, precision
-from conformance.diagnosis.attribution import Failure, attributed
-from conformance.diagnosis.following import separated, shows_its_rule
-from conformance.diagnosis.matches import SWALLOWED, known, of_judged_dtypes, wrong_in
-from conformance.diagnosis.matching import Failing
-from conformance.diagnosis.naming import diagnosis
-from conformance.diagnosis.precision import AT_MOST, excused
-from conformance.diagnosis.steps import pulled_back, scores_of
 from conformance.judge.judgement import Judgement
 from conformance.judge.run import cut_down
 from conformance.oracle.reference import oracle

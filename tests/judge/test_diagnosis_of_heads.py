@@ -9,6 +9,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from conformance.diagnosis.backward import is_answer, sink_sums
+from conformance.diagnosis.matches import known
+from conformance.diagnosis.naming import diagnosis, explaining
 
 import conformance
 import reference_numpy
@@ -17,9 +20,6 @@ from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import worst
 from conformance.checks.results import Violation
-from conformance.diagnosis.backward import is_answer, sink_sums
-from conformance.diagnosis.matches import known
-from conformance.diagnosis.naming import diagnosis, explaining
 from conformance.judge.thresholds import thresholds_of
 from conformance.oracle.reference import oracle
 from conformance.reports.threshold_sentences import describe_thresholds

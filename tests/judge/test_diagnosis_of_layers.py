@@ -10,6 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.diagnosis.larger import alike, wider
+from conformance.diagnosis.matches import DIAGNOSIS, hints, known
+from conformance.diagnosis.matching import BACKWARD_ONLY, Failing
+from conformance.diagnosis.naming import diagnosis, in_families
+from conformance.diagnosis.precision import AT_MOST
+from conformance.diagnosis.row_sums import to_dtype
 
 import reference_numpy
 from conformance.bounds import bound
@@ -20,12 +26,6 @@ from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import Finding
 from conformance.checks.results import Violation
 from conformance.diagnosis import extents
-from conformance.diagnosis.larger import alike, wider
-from conformance.diagnosis.matches import DIAGNOSIS, hints, known
-from conformance.diagnosis.matching import BACKWARD_ONLY, Failing
-from conformance.diagnosis.naming import diagnosis, in_families
-from conformance.diagnosis.precision import AT_MOST
-from conformance.diagnosis.row_sums import to_dtype
 from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import sizes_of
 from conformance.runner.in_process import Runner

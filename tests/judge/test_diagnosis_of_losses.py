@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-import reference_numpy
-from conformance.bounds import bound
-from conformance.cases.case import Case
-from conformance.diagnosis import matching
 from conformance.diagnosis.losses import CHANGES, OF_LOG_PROBABILITIES, OF_LOGITS, loss_of, output_of
 from conformance.diagnosis.matches import answered, hints, known
 from conformance.diagnosis.matching import BACKWARD_ONLY, Failing
 from conformance.diagnosis.naming import explaining
 from conformance.diagnosis.precision import AT_MOST
+from conformance.selftest.faults.losses import FAULTS
+
+import reference_numpy
+from conformance.bounds import bound
+from conformance.cases.case import Case
+from conformance.diagnosis import matching
 from conformance.oracle.reference import oracle
 from conformance.sampling.strategies import numpy_dtype
-from conformance.selftest.faults.losses import FAULTS
 
 NUMBERS = np.random.default_rng(0)
 BY_NAME = {fault.title: fault for fault in FAULTS}

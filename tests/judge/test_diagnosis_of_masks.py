@@ -9,6 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.diagnosis.attention import EVERY_CALL
+from conformance.diagnosis.attribution import Failure, attributed
+from conformance.diagnosis.elsewhere import hint_for, with_hints
+from conformance.diagnosis.following import separated
+from conformance.diagnosis.matches import of_planted
+from conformance.diagnosis.naming import diagnosis, may_hold
+from conformance.diagnosis.precision import AT_MOST, excused, rounded
 
 import conformance
 import reference_numpy
@@ -20,13 +27,6 @@ from conformance.checks.check import Check
 from conformance.checks.comparison import Finding, worst
 from conformance.checks.results import Results, Violation
 from conformance.diagnosis import matches
-from conformance.diagnosis.attention import EVERY_CALL
-from conformance.diagnosis.attribution import Failure, attributed
-from conformance.diagnosis.elsewhere import hint_for, with_hints
-from conformance.diagnosis.following import separated
-from conformance.diagnosis.matches import of_planted
-from conformance.diagnosis.naming import diagnosis, may_hold
-from conformance.diagnosis.precision import AT_MOST, excused, rounded
 from conformance.judge.run import cut_down, run_corpus, violation
 from conformance.operations.corpus import entries
 from conformance.oracle.reference import oracle

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.diagnosis.matches import known
+from conformance.diagnosis.matching import Failing
+from conformance.diagnosis.operation_mistakes import MISTAKES
+from conformance.selftest.faults.optimizers import FAULTS
 
 from conformance.bounds import bound
 from conformance.cases.arguments import results_of
 from conformance.diagnosis import extents
-from conformance.diagnosis.matches import known
-from conformance.diagnosis.matching import Failing
-from conformance.diagnosis.operation_mistakes import MISTAKES
 from conformance.oracle.reference import oracle
 from conformance.sampling.draws import drawn
 from conformance.sampling.operations import operation_cases
-from conformance.selftest.faults.optimizers import FAULTS
 
 MANY = 12
 NAMES = {

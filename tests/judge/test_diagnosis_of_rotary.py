@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.selftest.faults import rotary
 
 from conformance.cases.case import Case
-from conformance.selftest.faults import rotary
 from specification import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 from tests.judge.test_diagnosis import told
 

@@ -10,6 +10,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from conformance.diagnosis.dtypes import is_gone
+from conformance.diagnosis.following import separated
+from conformance.diagnosis.matching import BACKWARD_ONLY
+from conformance.diagnosis.naming import replacing
+from conformance.diagnosis.precision import AT_MOST
+from conformance.judge.other_dtypes import examined, of_one_name
 
 import conformance
 import reference_numpy
@@ -20,14 +26,8 @@ from conformance.checks.comparison import worst
 from conformance.checks.findings import Detail, Finding, NotReproducible, ProcessEnded, Raised, same_error
 from conformance.checks.results import WRONG_IN, Results, Violation, Worst
 from conformance.checks.threshold import Threshold
-from conformance.diagnosis.dtypes import is_gone
-from conformance.diagnosis.following import separated
-from conformance.diagnosis.matching import BACKWARD_ONLY
-from conformance.diagnosis.naming import replacing
-from conformance.diagnosis.precision import AT_MOST
 from conformance.judge import other_dtypes
 from conformance.judge.judgement import claims, telling
-from conformance.judge.other_dtypes import examined, of_one_name
 from conformance.judge.report import Report
 from conformance.judge.run import narrowest, settled
 from conformance.peers.judging import PathRunner

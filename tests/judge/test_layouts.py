@@ -10,6 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from conformance.diagnosis.memory import STRIDES, because_of_memory
+from conformance.diagnosis.naming import diagnosis
 from hypothesis import strategies as st
 
 import torch_impl
@@ -29,8 +31,6 @@ from conformance.cases.layouts import (
 from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
 from conformance.checks.encoding import decode, encode
 from conformance.checks.results import Violation
-from conformance.diagnosis.memory import STRIDES, because_of_memory
-from conformance.diagnosis.naming import diagnosis
 from conformance.judge.run import run_probe, silent
 from conformance.operations import OPERATIONS
 from conformance.operations.probes import catalogue

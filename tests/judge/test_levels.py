@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from conformance.diagnosis.following import separated
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -25,7 +26,6 @@ from conformance.checks.comparison import Finding, breaks, judge, worst
 from conformance.checks.levels import CORE, LEVELS, PARTS, ROBUST, STRICT, WHOLE, described, higher, kept, least_level
 from conformance.checks.results import Results, Violation
 from conformance.cli import app
-from conformance.diagnosis.following import separated
 from conformance.judge.report import Report
 from conformance.operations.probes import PROBES
 from conformance.oracle.reference import oracle

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.diagnosis.naming import diagnosis
+from conformance.diagnosis.rotary import IN_SINGLE, NARROW, NARROW_PRODUCTS
+from conformance.selftest.faults import Fault, rotary
 
 import conformance
 from conformance.bounds import bound
@@ -19,8 +22,6 @@ from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import Finding, breaks
 from conformance.checks.probe import Probe
 from conformance.checks.results import Violation
-from conformance.diagnosis.naming import diagnosis
-from conformance.diagnosis.rotary import IN_SINGLE, NARROW, NARROW_PRODUCTS
 from conformance.judge.report import declaring
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import oracle
@@ -30,7 +31,6 @@ from conformance.sampling.draws import of_seed
 from conformance.sampling.rotary import FAR, FARTHEST, SCALED, rotary_cases
 from conformance.sampling.strategies import numpy_dtype
 from conformance.selftest.detection_probability import detections_of
-from conformance.selftest.faults import Fault, rotary
 from conformance.selftest.selftest import groups, judged
 from conformance.subjects.targets import Target
 from specification.frequencies import CONTEXT, attention_factor, yarn_ramp

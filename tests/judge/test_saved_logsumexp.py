@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from conformance.diagnosis.matches import DIAGNOSIS
 
 from conformance import Report, check
 from conformance.bounds import bound
@@ -19,7 +20,6 @@ from conformance.cases.case import Case
 from conformance.checks.catalogue import TWIN, twin_bound
 from conformance.checks.comparison import Finding
 from conformance.checks.findings import KnownMistake
-from conformance.diagnosis.matches import DIAGNOSIS
 from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
 from tests.support.helpers import SMALL
