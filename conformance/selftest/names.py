@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rich.console import Console
-from rich.table import Table
 
 from conformance.checks.results import Results
 from conformance.judge.causes import explain_results
@@ -24,6 +23,9 @@ from conformance.mistakes.planting import PlantedMistake
 from conformance.operations.probes import probes_of
 from conformance.runner.in_process import TIME_LIMIT, Runner
 from conformance.selftest.selftest import WORKERS, Planted, check_arguments, choose_planted, share_groups, topic_of
+
+TOGETHER = 8
+"""So many mistakes are asked the same cases in one piece of work: most of the time goes into their diagnosis."""
 
 Verdict = Literal["right", "none", "wrong", "missed"]
 """Its own name or an equivalent one came first, none, another one; or its rule did not catch it at all."""
@@ -84,29 +86,34 @@ def name_mistakes(
     seed: int | None = None,
     workers: int = WORKERS,
     only: Collection[str] | None = None,
-    progress: Callable[[int, int], None] = lambda done, count: None,
+    progress: Callable[[Sequence[Naming], int, int], None] = lambda part, done, count: None,
 ) -> list[Naming]:
-    """Plant every known mistake, and say what each is called; arguments and errors as in `selftest`."""
+    """Plant every known mistake, and say what each is called.
+
+    Args:
+        effort, seed, workers, only: as in `selftest`.
+        progress: is called with the next few, how many are done, and of how many.
+
+    Raises:
+        ValueError: for an effort that does not exist, or when nothing is chosen.
+    """
     chosen, seed = check_arguments(effort, seed, only)
     planted = choose_mistakes(chosen)
     found: list[Naming] = []
-    for part in share_groups(name_group, planted, only, effort, seed, workers):
+    for part in share_groups(name_group, planted, only, effort, seed, workers, TOGETHER):
         found += part
-        progress(len(found), len(planted))
+        progress(part, len(found), len(planted))
     return found
 
 
-def show_names(namings: Sequence[Naming], console: Console) -> None:
-    """Print those with a wrong name or none, and the counts by topic."""
-    order: tuple[Verdict, ...] = ("wrong", "none", "missed")
-    bad = [one for verdict in order for one in namings if one.verdict == verdict]
-    if bad:
-        table = Table("verdict", "planted", "named", "explains", title="known mistakes by another name or none",
-                      title_justify="left")  # fmt: skip
-        for one in bad:
-            explains = f"{one.explained} of {one.failing}" if one.named else ""
-            table.add_row(one.verdict, one.title, one.named, explains)
-        console.print(table)
+def show_naming(one: Naming, console: Console) -> None:
+    """Print one that has another name or none."""
+    explains = f": {one.named}, which explains {one.explained} of {one.failing} failing cases" if one.named else ""
+    console.print(f"{one.verdict} {one.title}{explains}")
+
+
+def show_counts(namings: Sequence[Naming], console: Console) -> None:
+    """Print the counts by topic and in all."""
     counts = Counter((topic_of(one.title), one.verdict) for one in namings)
     for topic in sorted({topic for topic, _ in counts}):
         shown = (f"{count} {verdict}" for (of, verdict), count in sorted(counts.items()) if of == topic)
@@ -119,17 +126,24 @@ def show_names(namings: Sequence[Naming], console: Console) -> None:
 def main(
     effort: str = "default", seed: int | None = None, workers: int = WORKERS, only: Collection[str] | None = None
 ) -> int:
-    """Name planted mistakes for the command line.
+    """Name planted mistakes for the command line, and print those with another name as they come.
 
     Returns:
         0 if none has a wrong name, 1 if one has, 2 for a wrong argument.
     """
-    console = Console(markup=False)
+    console = Console(markup=False, soft_wrap=True)
     try:
         with console.status("planting") as status:
-            found = name_mistakes(effort, seed, workers, only, lambda done, count: status.update(f"{done} of {count}"))
+
+            def progress(part: Sequence[Naming], done: int, count: int) -> None:
+                status.update(f"{done} of {count} done")
+                for one in part:
+                    if one.verdict != "right":
+                        show_naming(one, console)
+
+            found = name_mistakes(effort, seed, workers, only, progress)
     except ValueError as error:
         console.print(str(error))
         return 2
-    show_names(found, console)
+    show_counts(found, console)
     return 1 if any(one.verdict == "wrong" for one in found) else 0

@@ -36,6 +36,8 @@ from conformance.selftest.behaviours import behaviours, missing_frameworks
 from conformance.subjects.subject import Subject
 
 WORKERS = 2
+MANY = 1000
+"""More than the members of any group."""
 Work = TypeVar("Work")
 
 
@@ -176,9 +178,13 @@ def share_groups(
     effort: str,
     seed: int,
     workers: int,
+    most: int = MANY,
 ) -> Iterator[Work]:
-    """Yield `work(only, group, effort, seed)` for each group of what is planted, as they come."""
-    groups = group_planted(planted)
+    """Yield `work(only, group, effort, seed)` for each group of what is planted, as they come.
+
+    most: members of a group; larger ones are divided.
+    """
+    groups = [group[first : first + most] for group in group_planted(planted) for first in range(0, len(group), most)]
     if workers < 2:
         yield from (work(only, group, effort, seed) for group in groups)
         return

@@ -16,7 +16,7 @@ from conformance.judge.run import STUCK
 from conformance.mistakes.catalogue import planted_mistakes
 from conformance.mistakes.planting import PlantedMistake
 from conformance.selftest.behaviours import Behaviour, behaviours
-from conformance.selftest.names import Naming, name_mistakes, show_names
+from conformance.selftest.names import Naming, name_mistakes, show_counts, show_naming
 from conformance.selftest.selftest import (
     Outcome,
     Planted,
@@ -121,9 +121,10 @@ def test_names_are_shown() -> None:
     ]
     console = Console(width=120)
     with console.capture() as captured:
-        show_names(namings, console)
+        show_naming(namings[1], console)
+        show_counts(namings, console)
     shown = captured.get()
-    assert "2 of 5" in shown
+    assert "wrong ATT-1 scores.scale-twice: masks.inverted, which explains 2 of 5 failing cases" in shown
     assert "scores: 1 none, 1 wrong" in shown
     assert "1 of 3 planted mistakes are named first, 1 are called something else" in shown
 

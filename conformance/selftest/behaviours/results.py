@@ -36,11 +36,6 @@ def narrow_merged(a: Arguments, merged: Any) -> Any:
     return merged[0], merged[1].astype(merged[0].dtype)
 
 
-def repeat_frequencies(a: Arguments, result: Any) -> Any:
-    """A frequency for every column, not for every pair."""
-    return np.repeat(result[0], 2), result[1]
-
-
 def keep_axis(a: Arguments, logsumexp: Any) -> Any:
     """[B, H, Q, 1], as the maximum was kept."""
     return logsumexp[..., None]
@@ -89,7 +84,6 @@ BEHAVIOURS = (
     result("ATT-14", "log-sum-exp with the axis of keys", keep_axis, "attention_logsumexp"),
     result("ATT-14", "merged log-sum-exp in the outputs' dtype", narrow_merged, "merge_attention"),
     result("NORM-2", "result wider than x", lambda a, output: widen_narrow(output), "layer_norm"),
-    result("POS-4", "a frequency for every column", repeat_frequencies, "rotary_frequencies"),
     gradient("gradients as wide as inside", widen_gradients),
     gradient("gradient of a wider bias in 16 bits", narrow_bias_gradient),
     error("no keys are an error", reduce_keys),
