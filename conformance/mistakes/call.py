@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from conformance.bounds import bound
+from conformance.cases.arrays import heads_of, joined
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
 from conformance.mistakes.attention_steps import AttentionSteps, Forward, Gradients
 from conformance.oracle.reference import oracle
+from reference_numpy.multi_head_attention import split_heads
 
 Results = dict[str, np.ndarray]
 """Results and gradients by name, in float64."""
@@ -44,6 +47,11 @@ class Call:
         return AttentionSteps.of_case(self.case)
 
     @cached_property
+    def inside(self) -> Call:
+        """The call of attention that multi-head attention makes."""
+        return Call(attention_inside(self.case))
+
+    @cached_property
     def forward(self) -> Forward:
         return self.steps.forward()
 
@@ -59,3 +67,19 @@ class Call:
 
     def cotangent(self, name: str = "output") -> np.ndarray:
         return self.case.cotangents[name].astype(float)
+
+
+Split = Callable[[np.ndarray, int], np.ndarray]
+"""[B, T, H * W] and H as [B, H, T, W]."""
+
+
+def attention_inside(case: Case, split: Split = split_heads, split_cotangent: Split = split_heads) -> Case:
+    """The call of attention that multi-head attention makes, with arrays in float64."""
+    wide = {name: array.astype(float) for name, array in joined(case.inputs).items()}
+    inputs = {name: wide[name] for name in ("bias", "sinks") if name in wide}
+    for name, heads in heads_of(case).items():
+        inputs[name] = split(wide[name] @ wide[f"{name}.weight"] + wide.get(f"{name}.bias", 0), heads)
+    heads, weight = case.options["num_heads"], wide["output.weight"]
+    bars = {name: split_cotangent(bar.astype(float) @ weight.T, heads) for name, bar in case.cotangents.items()}
+    options = {name: value for name, value in case.options.items() if name != "num_heads"}
+    return replace(case, operation="attention", inputs=inputs, options=options, cotangents=bars, memory={}, constants=())

@@ -15,6 +15,8 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "fills": ATTENTION,
     "softmax": ATTENTION,
     "backward": ATTENTION,
+    "multi_head": ("multi_head_attention",),
+    "feed_forward": ("feed_forward", "gated_feed_forward", "silu"),
     "losses": ("cross_entropy", "nll_loss"),
     "optimizers": ("adam_step", "sgd_step", "clip_by_global_norm"),
 }
