@@ -82,4 +82,6 @@ def attention_inside(case: Case, split: Split = split_heads, split_cotangent: Sp
     heads, weight = case.options["num_heads"], wide["output.weight"]
     bars = {name: split_cotangent(bar.astype(float) @ weight.T, heads) for name, bar in case.cotangents.items()}
     options = {name: value for name, value in case.options.items() if name != "num_heads"}
-    return replace(case, operation="attention", inputs=inputs, options=options, cotangents=bars, memory={}, constants=())
+    return replace(
+        case, operation="attention", inputs=inputs, options=options, cotangents=bars, memory={}, constants=()
+    )

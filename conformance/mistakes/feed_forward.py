@@ -106,7 +106,9 @@ class Network(NamedTuple):
             projections["outer"],
             hidden_by(ACTIVATIONS[name]),
             name,
-            1.0 if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0).reshape(-1, wide["outer.weight"].shape[0]),
+            1.0
+            if keep is None
+            else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0).reshape(-1, wide["outer.weight"].shape[0]),
         )
 
     @property
@@ -305,7 +307,9 @@ def pair_halves(case: Case) -> Case:
         if f"gate{field}" in inputs:
             whole = np.stack([inputs[f"gate{field}"], inputs[f"inner{field}"]], axis=-1)
             whole = whole.reshape(*whole.shape[:-2], -1)
-            inputs |= {f"{name}{field}": half for name, half in zip(("gate", "inner"), np.split(whole, 2, -1), strict=True)}
+            inputs |= {
+                f"{name}{field}": half for name, half in zip(("gate", "inner"), np.split(whole, 2, -1), strict=True)
+            }
     return replace(case, inputs=inputs)
 
 
@@ -424,10 +428,10 @@ def exchange_bias_gradients(call: Call) -> Results | None:
 
 
 ROWS: dict[str, Callable[[Array, int], Array]] = {
-    "the first {block} rows only": lambda row, n: row < n,
-    "the last block of {block} rows only": lambda row, n: row >= (len(row) - 1) // n * n,
-    "whole blocks of {block} rows only": lambda row, n: row < len(row) // n * n,
-    "the first row of each {block} only": lambda row, n: row % n == 0,
+    "the first block": lambda row, n: row < n,
+    "the last block": lambda row, n: row >= (len(row) - 1) // n * n,
+    "whole blocks": lambda row, n: row < len(row) // n * n,
+    "the first row of each block": lambda row, n: row % n == 0,
 }
 
 
@@ -453,7 +457,7 @@ GRADIENTS = (
           used=tuple(dict.fromkeys(("gelu_tanh", *ACTIVATIONS)))),
     entry("gradient-past-size", "the gradient of {of} is 0 past row {first}", lose_gradient,
           of=("outer.weight", "inner.weight"), first=(128, 2048, 64, 256, 512, 1024)),
-    entry("gradient-of-rows", "the gradient of {of} comes from " + "{rows}", count_rows,
+    entry("gradient-of-rows", "the gradient of {of} comes from {rows} only (blocks of {block} rows)", count_rows,
           of=("weights and biases", "weight", "bias"), rows=tuple(ROWS), block=(1, 2, 4, 8, 16, 32, 64, 128)),
     entry("no-gradient-through-gate", "the gradient of x lacks its part through the gate", take_gate_for_constant,
           GATED),

@@ -191,6 +191,7 @@ PROJECTIONS = (
 
 # --- from attention to the layer --------------------------------------------------------------------------------------
 
+
 def carry_out(call: Call, found: Results, join: Callable[[Array], Array] = concatenate_heads,
               join_bars: Callable[[Array], Array] = concatenate_heads) -> Results:  # fmt: skip
     """The layer's results and gradients from those of attention inside; what attention does not say is right.
