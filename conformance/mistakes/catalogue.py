@@ -15,6 +15,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "fills": ATTENTION,
     "softmax": ATTENTION,
     "backward": ATTENTION,
+    "precision": ATTENTION,
     "multi_head": ("multi_head_attention",),
     "feed_forward": ("feed_forward", "gated_feed_forward", "silu"),
     "losses": ("cross_entropy", "nll_loss"),

@@ -1,0 +1,269 @@
+"""Too few digits inside attention (ATT-9): what is rounded on the way, undeclared, or kept narrower than it must be.
+
+Numbers are really rounded. Before that, an implementation's may be off as far as the bounds of attention derive. So some
+lie so near the middle of two numbers that they may be rounded either way: that is a prediction's own bound. Gradients
+are predicted to be right as far as arithmetic in the narrow format has them: few backward passes round as the forward
+pass does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conformance.bounds import bound
+from conformance.bounds.arithmetic import EXP, FORMATS, LOG, TANH, UNIT_ROUNDOFF, Approx, Precision, exact, matmul
+from conformance.bounds.attention import SCALE
+from conformance.bounds.operations import BOUNDS, finished
+from conformance.cases.arguments import expected_dtype, is_gradient
+from conformance.mistakes.attention_steps import row_maximum
+from conformance.mistakes.backward import to_dtype
+from conformance.mistakes.call import Call
+from conformance.mistakes.changes import answer_in_float64
+from conformance.mistakes.condition import Condition
+from conformance.mistakes.mistake import Change, Mistake, Prediction
+
+Array = np.ndarray
+Stage = Callable[[Approx], Approx]
+ATTENTION = ("attention", "attention_weights", "attention_logsumexp")
+UNITS = UNIT_ROUNDOFF | {name: form.unit for name, form in FORMATS.items()}
+MOST = 2**22
+"""Numbers that are added up one after the other, at most."""
+
+
+def round_number(array: Array, form: str, cut: bool = False) -> Array:
+    """Round to the nearest number of a format; or cut off, towards zero, in a format with the range of float32."""
+    if not cut and form != "tf32":
+        return to_dtype(array, form)
+    mantissa, exponent = np.frexp(array)
+    bits = -int(np.log2(UNITS[form]))
+    return np.asarray(np.ldexp((np.trunc if cut else np.rint)(np.ldexp(mantissa, bits)), exponent - bits))
+
+
+def round_stage(x: Approx, form: str, cut: bool = False) -> Approx:
+    """The rounded value; its error is how far from it any value within the error of x is rounded."""
+    value = round_number(x.value, form, cut)
+    ends = [np.abs(round_number(end, form, cut) - value) for end in (x.value - x.error, x.value + x.error)]
+    return Approx(value, np.where(np.isfinite(value), np.maximum(*ends), 0))
+
+
+def add_in_order(terms: Approx, form: str, axis: int) -> Approx:
+    """Add up one term after the other, each sum rounded. A sum grows with its terms, so its ends are sums of ends."""
+
+    def add(array: Array) -> Array:
+        total = np.zeros_like(np.take(array, 0, axis))
+        for term in np.moveaxis(array, axis, 0):
+            total = round_number(total + term, form)
+        return np.expand_dims(total, axis)
+
+    value, low, high = (add(array) for array in (terms.value, terms.value - terms.error, terms.value + terms.error))
+    return Approx(value, np.maximum(high - value, value - low))
+
+
+# --- attention in stages ----------------------------------------------------------------------------------------------
+
+
+def keep(x: Approx) -> Approx:
+    return x
+
+
+class Stages(NamedTuple):
+    """What happens to each quantity on the way.
+
+    Attributes:
+        factors: query and key. products: before the scale. scaled: before the bias. scores: after it.
+        shift: to scores less their maximum. exponentials: before they are added up if `own_sum`, else after it.
+        sum: from the sum of the exponentials and themselves. inside: the format of the softmax's arithmetic.
+        add: the values, weighed.
+    """
+
+    factors: Stage = keep
+    products: Stage = keep
+    scaled: Stage = keep
+    scores: Stage = keep
+    shift: Callable[[Array], Array] = np.asarray
+    exponentials: Stage = keep
+    own_sum: bool = False
+    sum: Callable[[Approx, Approx], Approx] = lambda total, exponentials: total
+    weights: Stage = keep
+    values: Stage = keep
+    add: Callable[[Approx, Approx], Approx] | None = None
+    inside: str = ""
+
+
+def attend(call: Call, stages: Stages) -> dict[str, Approx]:
+    """The results of attention in these stages, before they are rounded to their dtype."""
+    s, p = call.steps, Precision.of(call.case.dtype)
+    query, key = stages.factors(exact(s.query)), stages.factors(exact(s.keys))
+    products = stages.products(matmul(query, Approx(*(a.swapaxes(-1, -2) for a in key)), p, SCALE))
+    scaled = Approx(s.cap(products.value * s.scale), products.error * abs(s.scale))
+    scaled = stages.scaled(scaled._replace(error=scaled.error + (TANH + 2) * p.inner * (s.softcap or 0)))
+    scores = stages.scores(Approx(scaled.value + s.bias, scaled.error + 2 * p.inner * np.abs(s.bias)))
+    masked = np.where(s.allowed, scores.value, -np.inf)
+    maximum = row_maximum(masked, s.sinks)
+    shifted = stages.shift(masked - maximum)
+    p = Precision.of(stages.inside) if stages.inside else p
+    exact_shift = 0 if stages.inside else 3 * p.inner
+    off = np.expm1(scores.error + exact_shift * np.abs(np.where(s.allowed, shifted, 0)) + EXP * p.inner)
+    exponentials = np.where(s.allowed, np.exp(shifted), 0)
+    computed = Approx(exponentials, exponentials * off)
+    held = stages.exponentials(computed)
+    added = held if stages.own_sum else computed
+    total = np.sum(added.value, axis=-1, keepdims=True) + (0 if s.sinks is None else np.exp(s.sinks - maximum))
+    error = np.sum(added.error, axis=-1, keepdims=True) + (p.gamma(s.sizes[3]) + EXP * p.inner) * total
+    total, error = stages.sum(Approx(total, error), held)
+    safe = np.where(total == 0, 1, total)
+    weights = held.value / safe
+    weights = stages.weights(Approx(weights, held.error / safe + weights * (error / safe + 2 * p.inner)))
+    logarithm = maximum + np.log(total)
+    lost = error / safe + (LOG + 4) * p.inner * (1 + np.abs(np.where(total > 0, logarithm, 0)))
+    logsumexp = Approx(logarithm[..., 0], lost[..., 0])
+    if s.operation == "attention_logsumexp":
+        return {"output": logsumexp}
+    filled = Approx(s.fill_empty_rows(weights.value) * s.factor, weights.error * s.factor)
+    if s.operation == "attention_weights":
+        return {"output": filled}
+    add = stages.add or partial(matmul, p=Precision.of(call.case.dtype), roundings=1)
+    output = add(filled, stages.values(exact(s.values)))
+    return {"output": output} | ({"logsumexp": logsumexp} if s.with_logsumexp else {})
+
+
+def predict(call: Call, stages: Stages, unit: float, store: Callable[..., Approx] = round_stage) -> Prediction:
+    """Results in their dtype, and gradients that are right but for arithmetic with this unit roundoff."""
+    case, p = call.case, Precision.of(call.case.dtype)
+    stored = {name: store(x, expected_dtype(name, case)) for name, x in attend(call, stages).items()}
+    results, bounds = {n: x.value for n, x in stored.items()}, {n: x.error for n, x in stored.items()}
+    if case.cotangents:
+        narrow = BOUNDS[case.operation](case, replace(p, inner=unit, inner_tiny=p.output_tiny))
+        for name in call.right.keys() & {n for n in narrow if is_gradient(n)}:
+            results[name], bounds[name] = call.right[name], np.abs(finished(name, narrow[name], case, p))
+    return Prediction(results, bounds)
+
+
+def entry(
+    name: str,
+    says: str,
+    ways: Callable[..., Iterator[Stages]],
+    operations: tuple[str, ...] = ATTENTION[:2],
+    **parameters: Sequence[Any],
+) -> Mistake:
+    """Attention in the stages that `ways(round, form, **values)` gives; `round` rounds a stage to the format."""
+
+    def change(call: Call, dtype: str, **values: Any) -> list[Prediction]:
+        form = call.case.dtype if dtype == "the inputs' dtype" else dtype
+        if call.case.special or "alibi_slopes" in call.case.inputs or UNITS[form] <= Precision.of(call.case.dtype).inner:
+            return []
+        stages = ways(partial(round_stage, form=form), form, **values)
+        size = call.steps.visible.size * (1 if call.steps.value is None else call.steps.value.shape[-1])
+        return [predict(call, one, UNITS[form]) for one in stages if one.add is None or 0 < size <= MOST]
+
+    return Mistake(f"precision.{name}", "ATT-9", says, change, operations, parameters)
+
+
+# --- the mistakes -----------------------------------------------------------------------------------------------------
+
+
+def round_weights(narrow: Stage, form: str) -> Iterator[Stages]:
+    """After they are divided by their sum, or before, which is then that of the rounded ones or not."""
+    yield Stages(weights=narrow)
+    yield Stages(exponentials=narrow)
+    yield Stages(exponentials=narrow, own_sum=True)
+
+
+def round_sum(narrow: Stage, form: str) -> Iterator[Stages]:
+    yield Stages(sum=lambda total, exponentials: narrow(total))
+    yield Stages(sum=lambda total, exponentials: add_in_order(exponentials, form, -1))
+
+
+def round_factors(narrow: Stage, form: str, of: str) -> Iterator[Stages]:
+    """To nearest, or cut off as some matrix units do."""
+    for stage in (narrow, partial(round_stage, form=form, cut=True)):
+        if of == "query and key":
+            yield Stages(factors=stage)
+        elif of == "weights and values":
+            yield Stages(weights=stage, values=stage)
+        else:
+            yield Stages(factors=stage, weights=stage, values=stage)
+
+
+def round_scores(narrow: Stage, form: str) -> Iterator[Stages]:
+    """After the bias, before it, or before the scale."""
+    yield Stages(scores=narrow)
+    yield Stages(scaled=narrow)
+    yield Stages(products=narrow)
+
+
+def round_every_step(narrow: Stage, form: str) -> Iterator[Stages]:
+    """The softmax rounds its result, or each of its steps."""
+    each = Stages(products=narrow, scaled=narrow, scores=narrow, weights=narrow)
+    yield each
+    yield each._replace(shift=lambda x: round_number(x, form), exponentials=narrow, sum=lambda total, _: narrow(total))
+
+
+def add_values_in_order(narrow: Stage, form: str) -> Iterator[Stages]:
+    """Each product and each sum is rounded, one key after the other."""
+
+    def add(weights: Approx, values: Approx) -> Approx:
+        value = values.value[:, :, None]
+        products = Approx(weights.value[..., None] * value, weights.error[..., None] * np.abs(value))
+        return Approx(*(array[..., 0, :] for array in add_in_order(narrow(products), form, -2)))
+
+    yield Stages(add=add)
+
+
+def take_softmax_in_float32(narrow: Stage, form: str) -> Iterator[Stages]:
+    yield Stages(scores=narrow, shift=lambda x: round_number(x, form), weights=keep, inside=form)
+
+
+def compute_in_float32(call: Call) -> Prediction | None:
+    case = call.case
+    if case.dtype != "float64":
+        return None
+    narrow = {name: to_dtype(a, "float32") if a.dtype == float else a for name, a in case.inputs.items()}
+    return Prediction(answer_in_float64(replace(case, inputs=narrow)), bound(replace(case, dtype="float32")))
+
+
+def store_otherwise(call: Call, how: str) -> Prediction | None:
+    case = call.case
+    cut = how == "cut off to bfloat16, towards zero"
+    if case.special or "alibi_slopes" in case.inputs or case.dtype != ("bfloat16" if cut else "float16"):
+        return None
+    store = partial(round_stage, cut=True) if cut else lambda x, dtype: round_stage(round_stage(x, "bfloat16"), dtype)
+    return predict(call, Stages(), UNITS["bfloat16"], store)
+
+
+HALVES = ("the inputs' dtype", "float16", "bfloat16")
+MISTAKES = (
+    entry("weights-rounded", "weights are rounded to {dtype} before they are multiplied with values", round_weights,
+          dtype=HALVES),
+    entry("sum-rounded", "the sum of the exponentials is kept in {dtype}", round_sum, ATTENTION, dtype=HALVES),
+    entry("factors-rounded", "{of} are rounded to {dtype} before they are multiplied", round_factors,
+          dtype=("tf32", "bfloat16", "float16"), of=("query and key", "weights and values", "all of them")),
+    entry("scores-rounded", "scores are rounded to {dtype}", round_scores, ATTENTION, dtype=HALVES[::-1]),
+    entry("every-step-rounded", "scores, their multiples and the weights are each rounded to {dtype}", round_every_step,
+          dtype=HALVES),
+    entry("values-added-in-16-bits", "weighted values are added up in {dtype}", add_values_in_order, ATTENTION[:1],
+          dtype=("float16", "bfloat16")),
+    entry("softmax-in-float32", "the softmax of float64 inputs is taken in {dtype}", take_softmax_in_float32, ATTENTION,
+          dtype=("float32",)),
+    Mistake("precision.float64-in-float32", "ATT-9", "float64 inputs are computed with in float32", compute_in_float32,
+            ATTENTION),
+    Mistake("precision.result-rounded", "ATT-9", "the result is {how}", store_otherwise, ATTENTION[:1],
+            {"how": ("cut off to bfloat16, towards zero", "rounded to bfloat16 on its way to float16")}),
+)  # fmt: skip
+OWN = {mistake.id.removeprefix("precision."): mistake for mistake in MISTAKES}
+PLANTED = (
+    *(mistake.choose() for mistake in MISTAKES),
+    *(OWN["weights-rounded"].choose(dtype=dtype) for dtype in HALVES[1:]),
+    OWN["weights-rounded"].choose().under(Condition("D", whole=16)),
+    *(OWN["sum-rounded"].choose(dtype=dtype) for dtype in HALVES[1:]),
+    OWN["factors-rounded"].choose(of="weights and values"),
+    OWN["factors-rounded"].choose(dtype="bfloat16"),
+    OWN["scores-rounded"].choose(dtype="the inputs' dtype"),
+    OWN["result-rounded"].choose(how="rounded to bfloat16 on its way to float16"),
+)
+"""Each mistake, the formats that differ, and tensor cores that take heads of whole blocks only."""
