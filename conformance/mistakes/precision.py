@@ -8,7 +8,7 @@ pass does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import EXP, FORMATS, LOG, TANH, UNIT_ROUNDOFF, Approx, Precision, exact, matmul
 from conformance.bounds.attention import SCALE
-from conformance.bounds.operations import BOUNDS, finished
 from conformance.cases.arguments import expected_dtype, is_gradient
 from conformance.mistakes.attention_steps import row_maximum
 from conformance.mistakes.backward import to_dtype
@@ -132,34 +131,43 @@ def attend(call: Call, stages: Stages) -> dict[str, Approx]:
     return {"output": output} | ({"logsumexp": logsumexp} if s.with_logsumexp else {})
 
 
-def predict(call: Call, stages: Stages, unit: float, store: Callable[..., Approx] = round_stage) -> Prediction:
-    """Results in their dtype, and gradients that are right but for arithmetic with this unit roundoff."""
-    case, p = call.case, Precision.of(call.case.dtype)
+def predict(call: Call, stages: Stages, form: str, store: Callable[..., Approx] = round_stage) -> list[Prediction]:
+    """Results in their dtype, and gradients that are right but for weights and products in this format.
+
+    Gradients may also leave the range of 16 bits on the way: then the results alone are predicted.
+    """
+    case = call.case
     stored = {name: store(x, expected_dtype(name, case)) for name, x in attend(call, stages).items()}
     results, bounds = {n: x.value for n, x in stored.items()}, {n: x.error for n, x in stored.items()}
+    alone = Prediction(dict(results), dict(bounds))
     if case.cotangents:
-        narrow = BOUNDS[case.operation](case, replace(p, inner=unit, inner_tiny=p.output_tiny))
+        declared = {"rounding": {"weights": form, "products": form}} if form in FORMATS else {"dtype": form}
+        narrow = bound(replace(case, **declared))
         for name in call.right.keys() & {n for n in narrow if is_gradient(n)}:
-            results[name], bounds[name] = call.right[name], np.abs(finished(name, narrow[name], case, p))
-    return Prediction(results, bounds)
+            results[name], bounds[name] = call.right[name], narrow[name]
+    return [Prediction(results, bounds), alone]
 
 
 def entry(
     name: str,
     says: str,
-    ways: Callable[..., Iterator[Stages]],
+    narrow: Callable[..., Stages],
     operations: tuple[str, ...] = ATTENTION[:2],
     **parameters: Sequence[Any],
 ) -> Mistake:
-    """Attention in the stages that `ways(round, form, **values)` gives; `round` rounds a stage to the format."""
+    """Attention in the stages that `narrow(round, form, **values)` gives; `round` rounds a stage to the format."""
 
     def change(call: Call, dtype: str, **values: Any) -> list[Prediction]:
         form = call.case.dtype if dtype == "the inputs' dtype" else dtype
-        if call.case.special or "alibi_slopes" in call.case.inputs or UNITS[form] <= Precision.of(call.case.dtype).inner:
+        if (
+            call.case.special
+            or "alibi_slopes" in call.case.inputs
+            or UNITS[form] <= Precision.of(call.case.dtype).inner
+        ):
             return []
-        stages = ways(partial(round_stage, form=form), form, **values)
+        stages = narrow(partial(round_stage, form=form), form, **values)
         size = call.steps.visible.size * (1 if call.steps.value is None else call.steps.value.shape[-1])
-        return [predict(call, one, UNITS[form]) for one in stages if one.add is None or 0 < size <= MOST]
+        return [] if stages.add is not None and not 0 < size <= MOST else predict(call, stages, form)
 
     return Mistake(f"precision.{name}", "ATT-9", says, change, operations, parameters)
 
@@ -167,44 +175,40 @@ def entry(
 # --- the mistakes -----------------------------------------------------------------------------------------------------
 
 
-def round_weights(narrow: Stage, form: str) -> Iterator[Stages]:
-    """After they are divided by their sum, or before, which is then that of the rounded ones or not."""
-    yield Stages(weights=narrow)
-    yield Stages(exponentials=narrow)
-    yield Stages(exponentials=narrow, own_sum=True)
+def round_weights(narrow: Stage, form: str, when: str) -> Stages:
+    if when == "after the division":
+        return Stages(weights=narrow)
+    return Stages(exponentials=narrow, own_sum="their own sum" in when)
 
 
-def round_sum(narrow: Stage, form: str) -> Iterator[Stages]:
-    yield Stages(sum=lambda total, exponentials: narrow(total))
-    yield Stages(sum=lambda total, exponentials: add_in_order(exponentials, form, -1))
+def round_sum(narrow: Stage, form: str, how: str) -> Stages:
+    if how == "rounded to":
+        return Stages(sum=lambda total, exponentials: narrow(total))
+    return Stages(sum=lambda total, exponentials: add_in_order(exponentials, form, -1))
 
 
-def round_factors(narrow: Stage, form: str, of: str) -> Iterator[Stages]:
-    """To nearest, or cut off as some matrix units do."""
-    for stage in (narrow, partial(round_stage, form=form, cut=True)):
-        if of == "query and key":
-            yield Stages(factors=stage)
-        elif of == "weights and values":
-            yield Stages(weights=stage, values=stage)
-        else:
-            yield Stages(factors=stage, weights=stage, values=stage)
+def round_factors(narrow: Stage, form: str, of: str, how: str) -> Stages:
+    """Some matrix units cut off."""
+    stage = partial(round_stage, form=form, cut=True) if how == "cut off" else narrow
+    sides = {"factors": stage} if of != "weights and values" else {}
+    return Stages(**sides | ({"weights": stage, "values": stage} if of != "query and key" else {}))
 
 
-def round_scores(narrow: Stage, form: str) -> Iterator[Stages]:
-    """After the bias, before it, or before the scale."""
-    yield Stages(scores=narrow)
-    yield Stages(scaled=narrow)
-    yield Stages(products=narrow)
+def round_scores(narrow: Stage, form: str, when: str) -> Stages:
+    return Stages(
+        **{{"after the bias": "scores", "before the bias": "scaled", "before the scale": "products"}[when]: narrow}
+    )
 
 
-def round_every_step(narrow: Stage, form: str) -> Iterator[Stages]:
-    """The softmax rounds its result, or each of its steps."""
-    each = Stages(products=narrow, scaled=narrow, scores=narrow, weights=narrow)
-    yield each
-    yield each._replace(shift=lambda x: round_number(x, form), exponentials=narrow, sum=lambda total, _: narrow(total))
+def round_every_step(narrow: Stage, form: str, softmax: str) -> Stages:
+    found = Stages(products=narrow, scaled=narrow, scores=narrow, weights=narrow)
+    if softmax == "its result":
+        return found
+    shift = partial(round_number, form=form)
+    return found._replace(shift=shift, exponentials=narrow, sum=lambda total, exponentials: narrow(total))
 
 
-def add_values_in_order(narrow: Stage, form: str) -> Iterator[Stages]:
+def add_values_in_order(narrow: Stage, form: str) -> Stages:
     """Each product and each sum is rounded, one key after the other."""
 
     def add(weights: Approx, values: Approx) -> Approx:
@@ -212,11 +216,11 @@ def add_values_in_order(narrow: Stage, form: str) -> Iterator[Stages]:
         products = Approx(weights.value[..., None] * value, weights.error[..., None] * np.abs(value))
         return Approx(*(array[..., 0, :] for array in add_in_order(narrow(products), form, -2)))
 
-    yield Stages(add=add)
+    return Stages(add=add)
 
 
-def take_softmax_in_float32(narrow: Stage, form: str) -> Iterator[Stages]:
-    yield Stages(scores=narrow, shift=lambda x: round_number(x, form), weights=keep, inside=form)
+def take_softmax_in_float32(narrow: Stage, form: str) -> Stages:
+    return Stages(scores=narrow, shift=partial(round_number, form=form), inside=form)
 
 
 def compute_in_float32(call: Call) -> Prediction | None:
@@ -227,25 +231,29 @@ def compute_in_float32(call: Call) -> Prediction | None:
     return Prediction(answer_in_float64(replace(case, inputs=narrow)), bound(replace(case, dtype="float32")))
 
 
-def store_otherwise(call: Call, how: str) -> Prediction | None:
+def store_otherwise(call: Call, how: str) -> list[Prediction]:
     case = call.case
     cut = how == "cut off to bfloat16, towards zero"
     if case.special or "alibi_slopes" in case.inputs or case.dtype != ("bfloat16" if cut else "float16"):
-        return None
+        return []
     store = partial(round_stage, cut=True) if cut else lambda x, dtype: round_stage(round_stage(x, "bfloat16"), dtype)
-    return predict(call, Stages(), UNITS["bfloat16"], store)
+    return predict(call, Stages(), "bfloat16", store)
 
 
 HALVES = ("the inputs' dtype", "float16", "bfloat16")
 MISTAKES = (
-    entry("weights-rounded", "weights are rounded to {dtype} before they are multiplied with values", round_weights,
-          dtype=HALVES),
-    entry("sum-rounded", "the sum of the exponentials is kept in {dtype}", round_sum, ATTENTION, dtype=HALVES),
-    entry("factors-rounded", "{of} are rounded to {dtype} before they are multiplied", round_factors,
-          dtype=("tf32", "bfloat16", "float16"), of=("query and key", "weights and values", "all of them")),
-    entry("scores-rounded", "scores are rounded to {dtype}", round_scores, ATTENTION, dtype=HALVES[::-1]),
-    entry("every-step-rounded", "scores, their multiples and the weights are each rounded to {dtype}", round_every_step,
-          dtype=HALVES),
+    entry("weights-rounded", "weights are rounded to {dtype} {when}, before they are multiplied with values",
+          round_weights, dtype=HALVES,
+          when=("after the division", "before the division", "before the division by their own sum")),
+    entry("sum-rounded", "the sum of the exponentials is {how} {dtype}", round_sum, ATTENTION, dtype=HALVES,
+          how=("rounded to", "added up, one after the other, in")),
+    entry("factors-rounded", "{of} are {how} to {dtype} before they are multiplied", round_factors,
+          dtype=("tf32", "bfloat16", "float16"), of=("query and key", "weights and values", "all factors"),
+          how=("rounded", "cut off")),
+    entry("scores-rounded", "scores are rounded to {dtype} {when}", round_scores, ATTENTION, dtype=HALVES[::-1],
+          when=("after the bias", "before the bias", "before the scale")),
+    entry("every-step-rounded", "scores are rounded to {dtype} at every step, and of the softmax {softmax}",
+          round_every_step, dtype=HALVES, softmax=("its result", "every step")),
     entry("values-added-in-16-bits", "weighted values are added up in {dtype}", add_values_in_order, ATTENTION[:1],
           dtype=("float16", "bfloat16")),
     entry("softmax-in-float32", "the softmax of float64 inputs is taken in {dtype}", take_softmax_in_float32, ATTENTION,
