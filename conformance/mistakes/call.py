@@ -76,7 +76,7 @@ Split = Callable[[np.ndarray, int], np.ndarray]
 def attention_inside(case: Case, split: Split = split_heads, split_cotangent: Split = split_heads) -> Case:
     """The call of attention that multi-head attention makes, with arrays in float64."""
     wide = {name: array.astype(float) for name, array in joined(case.inputs).items()}
-    inputs = {name: wide[name] for name in ("bias", "sinks") if name in wide}
+    inputs = {name: array for name, array in wide.items() if name in ("bias", "sinks")}
     for name, heads in heads_of(case).items():
         inputs[name] = split(wide[name] @ wide[f"{name}.weight"] + wide.get(f"{name}.bias", 0), heads)
     heads, weight = case.options["num_heads"], wide["output.weight"]

@@ -1,4 +1,4 @@
-"""Feed-forward networks and SiLU gone wrong (FFN-1, FFN-2, ACT-1): activations, gates, projections, digits, gradients."""
+"""Feed-forward networks and SiLU gone wrong (FFN-1, FFN-2, ACT-1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.bounds import layers
-from conformance.bounds.arithmetic import Approx, Precision
+from conformance.bounds.arithmetic import Precision
+from conformance.bounds.reading import dropout_factor
 from conformance.cases.arguments import expected_dtype, gradient_name
 from conformance.cases.case import Case
 from conformance.cases.signatures import default
@@ -19,8 +20,9 @@ from conformance.checks.comparison import PRECISION
 from conformance.mistakes.backward import to_dtype
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import answer_in_float64, rearrange_inputs
-from conformance.mistakes.condition import Condition, past
+from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Change, Mistake, Prediction
+from conformance.mistakes.precision import round_stage
 from specification.dtypes import HALF, compute_dtype_name
 
 Array = np.ndarray
@@ -46,7 +48,7 @@ def sigmoid(x: Array) -> Array:
 
 def gelu(x: Array) -> Array:
     real = np.real(x)
-    return x * (layers.normal_distribution(real) + 1j * np.imag(x) * layers.normal_density(real))
+    return np.asarray(x * (layers.normal_distribution(real) + 1j * np.imag(x) * layers.normal_density(real)))
 
 
 def gelu_by_tanh(x: Array, cube: float = 0.044715) -> Array:
@@ -68,7 +70,10 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "sigmoid": sigmoid,
     "nothing": lambda x: x,
 }
-NAMED = ("gelu", "gelu_tanh", "relu", "silu")
+
+
+def activation_of(case: Case) -> str:
+    return str(case.options.get("activation") or default(case.operation, "activation"))
 
 
 # --- a network whose inside may be changed ----------------------------------------------------------------------------
@@ -80,7 +85,7 @@ class Network(NamedTuple):
     Attributes:
         sides: the weights and biases of `gate` and `inner`, or of `inner` alone.
         hide: what is between the projections, of what each side gives; it takes complex numbers.
-        factor: of dropout. kept: of each hidden number, in the gradient of `hide` alone.
+        factor: of dropout.
     """
 
     case: Case
@@ -93,28 +98,19 @@ class Network(NamedTuple):
 
     @classmethod
     def of_call(cls, call: Call) -> Network:
-        case = call.case
+        case, keep = call.case, dropout_factor(call.case)
         wide = {name: array.astype(float) for name, array in case.inputs.items()}
-        keep = case.options.get("dropout_keep")
-        name = case.options.get("activation") or default(case.operation, "activation")
-        names = ("gate", "inner") if "gate.weight" in wide else ("inner",)
-        projections = {name: (wide[f"{name}.weight"], wide.get(f"{name}.bias", 0.0)) for name in (*names, "outer")}
-        return cls(
-            case,
-            wide["x"].reshape(-1, wide["x"].shape[-1]),
-            {name: projections[name] for name in names},
-            projections["outer"],
-            hidden_by(ACTIVATIONS[name]),
-            name,
-            1.0
-            if keep is None
-            else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0).reshape(-1, wide["outer.weight"].shape[0]),
-        )
+        names = ("gate", "inner", "outer") if "gate.weight" in wide else ("inner", "outer")
+        sides = {name: (wide[f"{name}.weight"], wide.get(f"{name}.bias", 0.0)) for name in names}
+        outer, name = sides.pop("outer"), activation_of(case)
+        factor = 1.0 if keep is None else keep.reshape(-1, len(outer[0]))
+        x = wide["x"].reshape(-1, wide["x"].shape[-1])
+        return cls(case, x, sides, outer, hidden_by(ACTIVATIONS[name]), name, factor)
 
     @property
     def cotangent(self) -> Array:
         bar = self.case.cotangents["output"].astype(float)
-        return bar.reshape(-1, bar.shape[-1])
+        return np.asarray(bar.reshape(-1, bar.shape[-1]))
 
     def projected(self) -> list[Array]:
         """What each side gives, rounded to the dtype of x."""
@@ -159,17 +155,6 @@ def change_network(change: Callable[..., Network | None]) -> Change:
     def results(call: Call, **values: Any) -> Results | None:
         changed = change(Network.of_call(call), **values)
         return None if changed is None else changed.results()
-
-    return results
-
-
-def change_backward(change: Callable[..., Network | None]) -> Change:
-    """The mistake in the gradients alone, whose hidden numbers are those of the forward pass."""
-
-    def results(call: Call, **values: Any) -> Results | None:
-        network = Network.of_call(call)
-        changed = change(network, **values) if call.case.cotangents and not call.case.special else None
-        return None if changed is None else changed.shape(changed.gradients(network.hidden()))
 
     return results
 
@@ -241,29 +226,22 @@ def add_bias_after(network: Network) -> Network | None:
 
 def round_activation(call: Call) -> Prediction | None:
     """Round for 16-bit inputs what the definition rounds, and the activation, the product and their gradients."""
-    case, p = call.case, Precision.of(call.case.dtype)
+    case = call.case
     if case.dtype not in HALF or case.special:
         return None
-    keep = case.options.get("dropout_keep")
+    round_here, factor = partial(round_stage, form=case.dtype), dropout_factor(case)
     found = layers.gated_feed_forward(
         {name: array.astype(float) for name, array in case.inputs.items()},
         case.cotangents.get("output"),
-        case.options.get("activation") or default(case.operation, "activation"),
-        1.0 if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0),
-        p,
-        partial(round_really, dtype=case.dtype),
-        partial(round_really, dtype=case.dtype),
+        activation_of(case),
+        1.0 if factor is None else factor,
+        Precision.of(case.dtype),
+        round_here,
+        round_here,
     )
     named = {(name if name == "output" else gradient_name(name)): x for name, x in found.items()}
-    rounded = {name: round_really(x, expected_dtype(name, case)) for name, x in named.items() if name in call.right}
+    rounded = {name: round_stage(x, expected_dtype(name, case)) for name, x in named.items() if name in call.right}
     return Prediction({n: x.value for n, x in rounded.items()}, {n: x.error for n, x in rounded.items()})
-
-
-def round_really(x: Approx, dtype: str) -> Approx:
-    """The rounded value; its error is how far from it any value within the error of x is rounded."""
-    value = to_dtype(x.value, dtype)
-    ends = (np.abs(to_dtype(end, dtype) - value) for end in (x.value - x.error, x.value + x.error))
-    return Approx(value, np.maximum(*ends))
 
 
 ACTIVATED = (
@@ -289,37 +267,6 @@ def drop_biases(case: Case, of: str) -> Case | None:
     if not dropped <= case.inputs.keys():
         return None
     return replace(case, inputs={name: at for name, at in case.inputs.items() if name not in dropped})
-
-
-@rearrange_inputs
-def transpose_weights(case: Case, of: str) -> Case | None:
-    names = [f"{name}.weight" for name in of.split(", ")]
-    if any(name not in case.inputs or len({*case.inputs[name].shape}) > 1 for name in names):
-        return None
-    return replace(case, inputs=case.inputs | {name: case.inputs[name].T for name in names})
-
-
-@rearrange_inputs
-def pair_halves(case: Case) -> Case:
-    """One matrix of both projections whose columns alternate is cut in the middle."""
-    inputs = dict(case.inputs)
-    for field in (".weight", ".bias"):
-        if f"gate{field}" in inputs:
-            whole = np.stack([inputs[f"gate{field}"], inputs[f"inner{field}"]], axis=-1)
-            whole = whole.reshape(*whole.shape[:-2], -1)
-            inputs |= {
-                f"{name}{field}": half for name, half in zip(("gate", "inner"), np.split(whole, 2, -1), strict=True)
-            }
-    return replace(case, inputs=inputs)
-
-
-def add_bias_twice(network: Network, of: str) -> Network | None:
-    weight, bias = network.outer if of == "outer" else network.sides["inner"]
-    if not np.any(bias):
-        return None
-    if of == "outer":
-        return network._replace(outer=(weight, 2 * bias))
-    return network._replace(sides=network.sides | {"inner": (weight, 2 * bias)})
 
 
 @rearrange_inputs
@@ -365,11 +312,6 @@ def count_last_block_twice(call: Call, block: int) -> Results | None:
 PROJECTIONS = (
     entry("biases-ignored", "biases are ignored: {of}", drop_biases,
           of=("outer", "inner", "inner, outer", "gate", "gate, inner", "gate, inner, outer")),
-    entry("bias-twice", "the {of} bias is added twice", change_network(add_bias_twice), of=("outer", "inner")),
-    entry("weights-transposed", "square weights are transposed: {of}", transpose_weights,
-          of=("inner, outer", "inner", "outer", "gate", "gate, inner", "gate, inner, outer")),
-    entry("halves-alternate", "one matrix of gate and inner projection, whose columns alternate, is cut in the middle",
-          pair_halves, GATED),
     entry("past-size", "{what} past the first {first} are left out", lose_past,
           what=("hidden numbers", "columns of x", "columns of the output"),
           first=(64, 256, 1024, 4096, 16384, 16, 32, 128, 512, 2048)),
@@ -377,7 +319,7 @@ PROJECTIONS = (
           what=("hidden numbers", "columns of x", "columns of the output"), block=(32, 128, 4, 8, 16, 64, 256)),
     entry("rows-past-size", "rows past the first {first} are 0", lose_rows, first=(64, 1024, 32768, 65535)),
     entry("rows-past-block", "rows past the last whole block of {block} are 0", lose_rows,
-          block=(4, 2, 8, 16, 32, 64, 128)),
+          block=(4, 2, 8, 16, 64, 128)),
     entry("last-block-twice", "the last block of {block} hidden numbers overlaps the one before, and both count",
           count_last_block_twice, block=(4, 8, 16, 32, 64, 128)),
 )  # fmt: skip
@@ -385,23 +327,22 @@ PROJECTIONS = (
 # --- gradients alone --------------------------------------------------------------------------------------------------
 
 
-def take_slope(network: Network, slope: str) -> Network | None:
+def take_slope(call: Call, slope: str) -> Results | None:
+    """Another slope, beside the hidden numbers of the forward pass."""
+    if not call.case.cotangents or call.case.special:
+        return None
+    network = Network.of_call(call)
     activate = ACTIVATIONS[network.activation]
 
-    def slope_of(x: Array) -> Array:
-        return np.asarray(np.imag(activate(x + STEP)) / STEP.imag)
+    def take(x: Array) -> Array:
+        at = np.real(activate(x)) if slope == "of the activation's value" else x
+        right = np.imag(activate(at + STEP)) / STEP.imag
+        return np.where(x == 0, {"1 at 0": 1.0, "1/2 at 0": 0.5}.get(slope, right), 0.0 if slope == "0" else right)
 
-    wrong: dict[str, Callable[[Array], Array]] = {
-        "of the activation's value": lambda x: slope_of(np.real(activate(x))),
-        "1 at 0": lambda x: np.where(x == 0, 1.0, slope_of(x)),
-        "1/2 at 0": lambda x: np.where(x == 0, 0.5, slope_of(x)),
-        "0": np.zeros_like,
-    }
-
-    def by_slope(x: Array) -> Array:
-        return np.real(activate(np.real(x))) + 1j * np.imag(x) * wrong[slope](np.real(x))
-
-    return network._replace(hide=hidden_by(by_slope))
+    wrong = network._replace(
+        hide=hidden_by(lambda x: np.real(activate(np.real(x))) + 1j * np.imag(x) * take(np.real(x)))
+    )
+    return wrong.shape(wrong.gradients(network.hidden()))
 
 
 def lose_gradient(call: Call, of: str, first: int) -> Results | None:
@@ -412,19 +353,16 @@ def lose_gradient(call: Call, of: str, first: int) -> Results | None:
     return {gradient_name(of): np.where(np.arange(len(right))[:, None] < first, right, 0)}
 
 
-def take_gate_for_constant(call: Call) -> Results | None:
-    """The gradient of x comes through the inner projection alone."""
+def take_side(call: Call, which: str) -> Results | None:
+    """The gradient of x through one of two projections, or the other one's gradient of a bias."""
     if not call.case.cotangents:
         return None
     network = Network.of_call(call)
-    gate, value = network.projected()
-    side = network.cotangent @ network.outer[0].T * network.factor * np.real(network.hide(gate))
-    return network.shape({gradient_name("x"): side @ network.sides["inner"][0].T})
-
-
-def exchange_bias_gradients(call: Call) -> Results | None:
-    gate, inner = (call.right.get(gradient_name(f"{name}.bias")) for name in ("gate", "inner"))
-    return None if gate is None or inner is None else {gradient_name("gate.bias"): inner}
+    gate, _ = network.projected()
+    inner = network.cotangent @ network.outer[0].T * network.factor * np.real(network.hide(gate))
+    if which == "the gradient of x lacks its part through the gate":
+        return network.shape({gradient_name("x"): inner @ network.sides["inner"][0].T})
+    return {gradient_name("gate.bias"): inner.sum(axis=0)}
 
 
 ROWS: dict[str, Callable[[Array, int], Array]] = {
@@ -450,19 +388,15 @@ def count_rows(call: Call, of: str, rows: str, block: int) -> Results | None:
 
 
 GRADIENTS = (
-    entry("slope", "the slope of the activation is {slope} in the backward pass", change_backward(take_slope),
+    entry("slope", "the slope of the activation is {slope} in the backward pass", take_slope,
           slope=("of the activation's value", "0", "1/2 at 0", "1 at 0")),
-    entry("backward-activation", "in the backward pass the activation is {used} where {asked} is asked for",
-          change_backward(take_activation), asked=("gelu", "gelu_tanh", "silu", "relu", "any"),
-          used=tuple(dict.fromkeys(("gelu_tanh", *ACTIVATIONS)))),
     entry("gradient-past-size", "the gradient of {of} is 0 past row {first}", lose_gradient,
           of=("outer.weight", "inner.weight"), first=(128, 2048, 64, 256, 512, 1024)),
     entry("gradient-of-rows", "the gradient of {of} comes from {rows} only (blocks of {block} rows)", count_rows,
           of=("weights and biases", "weight", "bias"), rows=tuple(ROWS), block=(1, 2, 4, 8, 16, 32, 64, 128)),
-    entry("no-gradient-through-gate", "the gradient of x lacks its part through the gate", take_gate_for_constant,
-          GATED),
-    entry("gate-bias-gradient", "the gradient of the gate's bias is that of the inner one", exchange_bias_gradients,
-          GATED),
+    entry("gradient-of-side", "{which}", take_side, GATED,
+          which=("the gradient of x lacks its part through the gate",
+                 "the gradient of the gate's bias is that of the inner one")),
 )  # fmt: skip
 
 # --- SiLU alone -------------------------------------------------------------------------------------------------------
@@ -540,7 +474,9 @@ PLANTED = (
     *(OWN["past-size"].choose(first=first) for first in (1024, 16384)),
     *(OWN["past-size"].choose(what="columns of x", first=first) for first in (64, 512)),
     *(OWN["past-size"].choose(what="columns of the output", first=first) for first in (128, 1024)),
-    OWN["partial-block"].choose(block=128),
+    OWN["activation"].choose().under(Condition(passes="backward")),
+    OWN["gradient-of-side"].choose(which="the gradient of the gate's bias is that of the inner one"),
+    OWN["gradient-of-rows"].choose(rows="whole blocks", block=32),
     *(OWN["rows-past-size"].choose(first=first) for first in (1024, 65535)),
     OWN["gradient-past-size"].choose(first=2048),
     *(OWN["silu"].choose(form=form) for form in tuple(UNITS)[1:]),

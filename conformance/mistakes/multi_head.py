@@ -150,7 +150,7 @@ def read_other_input(case: Case, of: str, source: str) -> Case | None:
     names = of.split(" and ")
     if any(inputs[name].shape != inputs[source].shape for name in names):
         return None
-    return replace(case, inputs=inputs | {name: inputs[source] for name in names})
+    return replace(case, inputs=inputs | dict.fromkeys(names, inputs[source]))
 
 
 def scale_by_model_width(call: Call) -> Case | None:

@@ -1,9 +1,9 @@
 """Too few digits inside attention (ATT-9): what is rounded on the way, undeclared, or kept narrower than it must be.
 
-Numbers are really rounded. Before that, an implementation's may be off as far as the bounds of attention derive. So some
-lie so near the middle of two numbers that they may be rounded either way: that is a prediction's own bound. Gradients
-are predicted to be right as far as arithmetic in the narrow format has them: few backward passes round as the forward
-pass does.
+Numbers are really rounded. Before that, an implementation's may be off as far as the bounds of attention derive. So
+some lie so near the middle of two numbers that they may be rounded either way: that is a prediction's own bound.
+Gradients are predicted to be right but for weights and products in the narrow format: few backward passes round as the
+forward pass does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from conformance.mistakes.backward import to_dtype
 from conformance.mistakes.call import Call
 from conformance.mistakes.changes import answer_in_float64
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import Change, Mistake, Prediction
+from conformance.mistakes.mistake import Mistake, Prediction
 
 Array = np.ndarray
 Stage = Callable[[Approx], Approx]
@@ -112,9 +112,9 @@ def attend(call: Call, stages: Stages) -> dict[str, Approx]:
     computed = Approx(exponentials, exponentials * off)
     held = stages.exponentials(computed)
     added = held if stages.own_sum else computed
-    total = np.sum(added.value, axis=-1, keepdims=True) + (0 if s.sinks is None else np.exp(s.sinks - maximum))
-    error = np.sum(added.error, axis=-1, keepdims=True) + (p.gamma(s.sizes[3]) + EXP * p.inner) * total
-    total, error = stages.sum(Approx(total, error), held)
+    added_up = np.sum(added.value, axis=-1, keepdims=True) + (0 if s.sinks is None else np.exp(s.sinks - maximum))
+    error = np.sum(added.error, axis=-1, keepdims=True) + (p.gamma(s.sizes[3]) + EXP * p.inner) * added_up
+    total, error = stages.sum(Approx(added_up, error), held)
     safe = np.where(total == 0, 1, total)
     weights = held.value / safe
     weights = stages.weights(Approx(weights, held.error / safe + weights * (error / safe + 2 * p.inner)))
@@ -190,14 +190,14 @@ def round_sum(narrow: Stage, form: str, how: str) -> Stages:
 def round_factors(narrow: Stage, form: str, of: str, how: str) -> Stages:
     """Some matrix units cut off."""
     stage = partial(round_stage, form=form, cut=True) if how == "cut off" else narrow
-    sides = {"factors": stage} if of != "weights and values" else {}
-    return Stages(**sides | ({"weights": stage, "values": stage} if of != "query and key" else {}))
+    first, second = (stage if of != other else keep for other in ("weights and values", "query and key"))
+    return Stages(factors=first, weights=second, values=second)
 
 
 def round_scores(narrow: Stage, form: str, when: str) -> Stages:
-    return Stages(
-        **{{"after the bias": "scores", "before the bias": "scaled", "before the scale": "products"}[when]: narrow}
-    )
+    if when == "after the bias":
+        return Stages(scores=narrow)
+    return Stages(scaled=narrow) if when == "before the bias" else Stages(products=narrow)
 
 
 def round_every_step(narrow: Stage, form: str, softmax: str) -> Stages:
