@@ -117,7 +117,7 @@ class Network(NamedTuple):
         return [to_dtype(self.x @ weight + bias, self.case.dtype) for weight, bias in self.sides.values()]
 
     def hidden(self) -> Array:
-        return np.real(self.hide(*self.projected())) * self.factor
+        return np.asarray(np.real(self.hide(*self.projected())) * self.factor)
 
     def results(self) -> Results:
         hidden = self.hidden()
@@ -468,16 +468,16 @@ PLANTED = (
         ("relu", "relu cut off at 6"), ("silu", "quick GELU, x * sigmoid(1.702 x),"))),
     *(gated(OWN["activation"].choose(asked=asked, used=used)) for asked, used in (
         ("gelu_tanh", "gelu"), ("silu", "quick GELU, x * sigmoid(1.702 x),"))),
-    *(OWN["product"].choose(product=product) for product in tuple(PRODUCTS)[1:5]),
+    *(OWN["product"].choose(product=product) for product in tuple(PRODUCTS)[1:4]),
     *(gated(OWN["biases-ignored"].choose(of=of)) for of in ("outer", "gate, inner")),
     gated(OWN["dropout"].choose()),
-    *(OWN["past-size"].choose(first=first) for first in (1024, 16384)),
-    *(OWN["past-size"].choose(what="columns of x", first=first) for first in (64, 512)),
-    *(OWN["past-size"].choose(what="columns of the output", first=first) for first in (128, 1024)),
+    OWN["past-size"].choose(first=16384),
+    OWN["past-size"].choose(what="columns of x", first=512),
+    OWN["past-size"].choose(what="columns of the output", first=1024),
     OWN["activation"].choose().under(Condition(passes="backward")),
     OWN["gradient-of-side"].choose(which="the gradient of the gate's bias is that of the inner one"),
     OWN["gradient-of-rows"].choose(rows="whole blocks", block=32),
-    *(OWN["rows-past-size"].choose(first=first) for first in (1024, 65535)),
+    OWN["rows-past-size"].choose(first=65535),
     OWN["gradient-past-size"].choose(first=2048),
     *(OWN["silu"].choose(form=form) for form in tuple(UNITS)[1:]),
 )  # fmt: skip

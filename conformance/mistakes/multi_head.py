@@ -317,13 +317,12 @@ PLANTED = (
     *(mistake.choose() for mistake in INSIDE if mistake.id.removeprefix("multi_head.") in ("masks-inverted",
       "masks-batch-repeated-over-flat-heads", "scores-softcap-ignored", "backward-missing")),
     OWN["biases-ignored"].choose(of="output"),
-    OWN["weights-transposed"].choose(of="output"),
     *(OWN["heads-joined-otherwise"].choose(order=order) for order in tuple(ORDERS)[1:]),
-    *(OWN["past-size"].choose(first=first) for first in (256, 1024)),
+    OWN["past-size"].choose(first=1024),
     *(OWN["past-size"].choose(of="query", first=first) for first in (64, 1024)),
     *(OWN["past-size"].choose(what="columns but for their bias", first=first) for first in (64, 512)),
     replace(OWN["past-size"], rule="MHA-2").choose(first=256),
-    *(OWN["head-repeated"].choose(first=first) for first in (8, 64)),
+    OWN["head-repeated"].choose(first=64),
     *(OWN["bias-of-first-head"].choose(of="query", first=first) for first in (8, 32)),
 )  # fmt: skip
 """Each mistake of the layer, some of attention inside, and those past a size."""

@@ -114,7 +114,8 @@ def attend(call: Call, stages: Stages) -> dict[str, Approx]:
     added = held if stages.own_sum else computed
     added_up = np.sum(added.value, axis=-1, keepdims=True) + (0 if s.sinks is None else np.exp(s.sinks - maximum))
     error = np.sum(added.error, axis=-1, keepdims=True) + (p.gamma(s.sizes[3]) + EXP * p.inner) * added_up
-    total, error = stages.sum(Approx(added_up, error), held)
+    summed = stages.sum(Approx(added_up, error), held)
+    total, error = summed.value, summed.error
     safe = np.where(total == 0, 1, total)
     weights = held.value / safe
     weights = stages.weights(Approx(weights, held.error / safe + weights * (error / safe + 2 * p.inner)))
@@ -268,10 +269,9 @@ PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     *(OWN["weights-rounded"].choose(dtype=dtype) for dtype in HALVES[1:]),
     OWN["weights-rounded"].choose().under(Condition("D", whole=16)),
-    *(OWN["sum-rounded"].choose(dtype=dtype) for dtype in HALVES[1:]),
+    OWN["sum-rounded"].choose(dtype="bfloat16"),
     OWN["factors-rounded"].choose(of="weights and values"),
     OWN["factors-rounded"].choose(dtype="bfloat16"),
-    OWN["scores-rounded"].choose(dtype="the inputs' dtype"),
     OWN["result-rounded"].choose(how="rounded to bfloat16 on its way to float16"),
 )
 """Each mistake, the formats that differ, and tensor cores that take heads of whole blocks only."""
