@@ -117,8 +117,8 @@ def attend(call: Call, stages: Stages) -> dict[str, Approx]:
     summed = stages.sum(Approx(added_up, error), held)
     total, error = summed.value, summed.error
     safe = np.where(total == 0, 1, total)
-    weights = held.value / safe
-    weights = stages.weights(Approx(weights, held.error / safe + weights * (error / safe + 2 * p.inner)))
+    shares = held.value / safe
+    weights = stages.weights(Approx(shares, held.error / safe + shares * (error / safe + 2 * p.inner)))
     logarithm = maximum + np.log(total)
     lost = error / safe + (LOG + 4) * p.inner * (1 + np.abs(np.where(total > 0, logarithm, 0)))
     logsumexp = Approx(logarithm[..., 0], lost[..., 0])
