@@ -17,8 +17,8 @@ ASKED = 8
 """Experiments for one choice: each halves what is left, and no more than some dozens of mistakes ever fit."""
 TRIED = 60
 """Cases that are drawn for them; on most, two mistakes that fit so far differ as little as on those before."""
-WEIGHED = 40
-"""Mistakes, those that explain most failing cases, that are held against the passing ones."""
+WEIGHED, BATCH = 40, 10
+"""Mistakes that are held against all evidence: those that explain most of the failing cases, ten at a time."""
 ROUNDS = 4
 """How often conditions are learned anew: each round brings some cases more."""
 CONTENDERS = 12
@@ -69,13 +69,15 @@ class Chooser:
     def choose_one(self, uncovered: Sequence[Evidence]) -> Explanation | None:
         """The mistake that explains most of the uncovered cases, with nothing against it."""
         explanations = screen(self.mistakes, uncovered)
+        failing, passing = [*self.failing], [*self.passing]
+        for start in range(0, len(failing), BATCH):  # the smallest first: most mistakes leave at once
+            for explanation in explanations:
+                for evidence in failing[start : start + BATCH]:
+                    explanation.weigh(evidence)
+            explanations.sort(key=lambda one: covers(one, uncovered) - len(one.unlike), reverse=True)
+            explanations = explanations[:WEIGHED]
         for explanation in explanations:
-            for evidence in self.failing:
-                explanation.weigh(evidence)
-        explanations.sort(key=lambda one: covers(one, uncovered), reverse=True)
-        explanations = explanations[:WEIGHED]
-        for explanation in explanations:
-            for evidence in self.passing:
+            for evidence in passing:
                 explanation.weigh(evidence)
         for _ in range(ROUNDS):
             fitting = [
