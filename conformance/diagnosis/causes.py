@@ -70,6 +70,7 @@ def explain_numbers(
         mistakes,
         partial(draw_cases, declaration=runner.declaration, probes=probes),
         partial(ask_fresh, runner),
+        [one for key, one in own.items() if key in violations] or None,
     )
     left = dict(violations)
     chosen = chooser.choose() if failing else []

@@ -35,7 +35,8 @@ Draw = Callable[[Evidence], Iterator[Case]]
 class Chooser:
     """The evidence, and the search for mistakes in it.
 
-    failing, passing: evidence, the smallest first; experiments add to it. draw, ask_fresh: for experiments.
+    failing, passing: evidence, the smallest first; experiments add to it. draw, ask_fresh: for experiments. due: the
+    failing cases that must be explained, those of violations; all unless given.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class Chooser:
         mistakes: Iterable[Mistake],
         draw: Draw,
         ask_fresh: AskFresh,
+        due: Iterable[Evidence] | None = None,
     ) -> None:
         self.failing, self.passing = [*failing], [*passing]
         self.mistakes, self.draw, self.ask_fresh = [*mistakes], draw, ask_fresh
+        self.due = {id(one) for one in (failing if due is None else due)}
         self.narrowed: dict[int, Explanation] = {}
         """By the identity of an explanation: the same under the condition that was learned last."""
 
@@ -55,7 +58,7 @@ class Chooser:
         """Return explanations in the order of what they explain, each with its condition."""
         chosen: list[Explanation] = []
         uncovered = [*self.failing]
-        while uncovered and len(chosen) < MOST:
+        while len(chosen) < MOST and any(id(one) in self.due for one in uncovered):
             found = self.choose_one(uncovered)
             if found is None:
                 break

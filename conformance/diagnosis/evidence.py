@@ -29,7 +29,7 @@ from conformance.subjects.subject import Answers, Subject
 
 MOST = 40
 """Failing and passing cases that are asked again, of each. The sketch of this method told mistakes apart with fewer."""
-NUMBERS = 2**20
+NUMBERS = 2**19
 """Numbers of all of them together, failing or passing, at most."""
 SEVERAL = (AGREEMENT, EMPTY_ROWS, MEMORY, DESCRIPTION, SHAPES, PLANTED, TWIN, TOWERING)
 """Checks that compare the answers to one call with exact results."""

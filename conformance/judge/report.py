@@ -102,7 +102,6 @@ def report_of(target: Target, judgement: Judgement, effort: str, seconds: float,
     rules = {rule: results.rules[rule, target.title] for rule in JUDGED if (rule, target.title) in results.rules}
     limit = judgement.runner.time_limit
     violations = [replace(violation, target=target, time_limit=limit) for violation in results.violations.values()]
-    violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))
     by_identity = {id(old): new for old, new in zip(results.violations.values(), violations, strict=True)}
     causes = [name_target(cause, by_identity, target, limit) for cause in judgement.causes]
     violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))

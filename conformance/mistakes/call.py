@@ -76,6 +76,13 @@ class Call:
         """The exact results, rounded to float64."""
         return {name: exact.high for name, exact in self.exact.items()}
 
+    @cached_property
+    def largest(self) -> dict[str, tuple[float, float]]:
+        """By result: the largest finite number of what is right, and of its bounds."""
+        return {
+            name: (largest_finite(self.right[name]), largest_finite(limits)) for name, limits in self.bounds.items()
+        }
+
     def cotangent(self, name: str = "output") -> np.ndarray:
         return self.case.cotangents[name].astype(float)
 
@@ -96,3 +103,7 @@ def attention_inside(case: Case, split: Split = split_heads, split_cotangent: Sp
     return replace(
         case, operation="attention", inputs=inputs, options=options, cotangents=bars, memory={}, constants=()
     )
+
+
+def largest_finite(array: np.ndarray) -> float:
+    return float(np.max(np.abs(array), initial=0, where=np.isfinite(array)))

@@ -20,7 +20,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "extents": ATTENTION,
     "blocks": ATTENTION,
     "backward": ATTENTION,
-    "special_values": ATTENTION,
+    "special_values": (*ATTENTION, "merge_attention"),
     "merging": ("merge_attention",),
     "norms": NORMS,
     "norm_gradients": NORMS,
