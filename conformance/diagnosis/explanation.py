@@ -12,7 +12,7 @@ from conformance.mistakes.condition import ALWAYS, Condition
 from conformance.mistakes.mistake import Mistake
 
 TILES = (2, 4, 8, 16, 32, 64, 128, 256)
-SCREENED = 10
+SCREENED = 6
 """Failing cases on which every mistake is tried first, the smallest of each kind; most explain none of them."""
 
 Verdict = Literal["explains", "against", "silent"]

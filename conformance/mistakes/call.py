@@ -79,9 +79,8 @@ class Call:
     @cached_property
     def largest(self) -> dict[str, tuple[float, float]]:
         """By result: the largest finite number of what is right, and of its bounds."""
-        return {
-            name: (largest_finite(self.right[name]), largest_finite(limits)) for name, limits in self.bounds.items()
-        }
+        names = self.right.keys() & self.bounds.keys()
+        return {name: (largest_finite(self.right[name]), largest_finite(self.bounds[name])) for name in names}
 
     def cotangent(self, name: str = "output") -> np.ndarray:
         return self.case.cotangents[name].astype(float)
