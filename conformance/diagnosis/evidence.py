@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
@@ -24,6 +26,7 @@ from conformance.checks.comparison import judge, no_others, promised
 from conformance.checks.findings import Finding
 from conformance.checks.kept_cases import LARGEST, KeptCase
 from conformance.mistakes.call import Call
+from conformance.mistakes.mistake import Mistake, Prediction
 from conformance.runner.in_process import JudgeError, Runner
 from conformance.subjects.subject import Answers, Subject
 
@@ -40,6 +43,7 @@ class Evidence:
     """A call with a subject's answers.
 
     wrong: results beyond their bounds. probe: what drew the case. kept: how it was asked. findings: of each result.
+    free: by result, the elements of which the subject promises nothing, and that it has otherwise.
     """
 
     call: Call
@@ -48,6 +52,18 @@ class Evidence:
     probe: str = ""
     kept: KeptCase | None = None
     findings: tuple[Finding, ...] = field(default=(), compare=False)
+    free: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def predict(self, mistake: Mistake) -> list[Prediction]:
+        """The predictions of a mistake for the case, which say nothing of free elements."""
+        return [self.leave_free(prediction) for prediction in mistake.predict(self.call)]
+
+    def leave_free(self, prediction: Prediction) -> Prediction:
+        results, bounds = prediction.results, dict(prediction.bounds)
+        for name, free in self.free.items():
+            if name in results and results[name].shape == free.shape:
+                bounds[name] = np.where(free, np.inf, bounds[name])
+        return prediction._replace(bounds=bounds)
 
     @property
     def case(self) -> Case:
@@ -131,4 +147,11 @@ def weigh(call: Call, answers: Answers, probe: str = "", kept: KeptCase | None =
     if any(finding.kind != "value" for finding in findings):
         return None
     wrong = frozenset(finding.name for finding in findings if finding.ratio > 1)
-    return Evidence(call, promised(call.case, answers, call.exact), wrong, probe, kept, tuple(findings))
+    told = promised(call.case, answers, call.exact)
+    free = {name: ~same_elements(told[name], answers[name]) for name in told if told[name] is not answers[name]}
+    return Evidence(call, told, wrong, probe, kept, tuple(findings), free)
+
+
+def same_elements(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Where two arrays are alike, NaN too."""
+    return np.asarray((one == other) | (np.isnan(one.astype(float)) & np.isnan(other.astype(float))))

@@ -57,7 +57,7 @@ def judge_mistake(mistake: Mistake, evidence: Evidence) -> Verdict:
     verdict: Verdict = "silent"
     agrees_unseen = False
     right, bounds = evidence.call.right, evidence.call.bounds
-    for prediction in mistake.predict(evidence.call):
+    for prediction in evidence.predict(mistake):
         names = [name for name in prediction.results if name in evidence.answers and name in right]
         if not any(prediction.differs(name, right[name], bounds[name]) for name in names):
             agrees_unseen = True  # made in this way, it does not show
@@ -77,7 +77,7 @@ def is_consistent(mistake: Mistake, evidence: Evidence) -> bool:
 
     Too little to choose a mistake by, where few digits are left; enough to leave the case to one that is chosen.
     """
-    for prediction in mistake.predict(evidence.call):
+    for prediction in evidence.predict(mistake):
         names = [name for name in prediction.results if name in evidence.answers and name in evidence.call.right]
         unpredicted = evidence.wrong.difference(names)
         covered = not unpredicted or ("output" in names and "output" in evidence.wrong)
