@@ -8,6 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.diagnosis.dtypes import is_gone
+from conformance.diagnosis.following import separated
+from conformance.diagnosis.matching import BACKWARD_ONLY
+from conformance.diagnosis.naming import replacing
+from conformance.diagnosis.precision import AT_MOST
+from conformance.judge.other_dtypes import examined, of_one_name
 
 import conformance
 import reference_numpy
