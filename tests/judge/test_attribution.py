@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance.diagnosis.attribution import Failure, attributed
 
 import torch_impl
 from conformance.cases.case import Case

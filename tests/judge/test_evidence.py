@@ -8,12 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance.diagnosis.dtypes import is_gone
-from conformance.diagnosis.following import separated
-from conformance.diagnosis.matching import BACKWARD_ONLY
-from conformance.diagnosis.naming import replacing
-from conformance.diagnosis.precision import AT_MOST
-from conformance.judge.other_dtypes import examined, of_one_name
 
 import conformance
 import reference_numpy
@@ -23,7 +17,6 @@ from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.findings import Detail, Finding, NotReproducible, ProcessEnded, Raised, same_error
 from conformance.checks.results import Results, Violation
 from conformance.judge.judgement import claims, telling
-from conformance.judge.report import Report
 from conformance.judge.run import narrowest, settle_all
 from conformance.reports.blocks import block
 from conformance.reports.content import real

@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from conformance.diagnosis.matches import DIAGNOSIS
 
 from conformance import Report, check
 from conformance.bounds import bound
