@@ -678,6 +678,15 @@ def test_reports_of_the_first_version_can_be_compared(tmp_path: Path) -> None:
         read_report(tmp_path / "new.json")
 
 
+def test_the_stored_run_can_be_compared_and_shown() -> None:
+    """It may be of an older version, which has no causes."""
+    stored = read_report(Path(__file__).parents[2] / "study" / "results" / "conformance.json")
+    assert changes(stored, stored) == []
+    after = report(OFF, name=stored["subjects"][0]["name"])
+    assert {change.kind for change in changes(stored, after)} >= {"worse"}
+    assert f"format of the report: {stored['schema']['version']} -> 4" in circumstances(stored, after)
+
+
 def test_ratios_of_fewer_runs_are_no_verdict() -> None:
     fewer = report(worst=0.1)
     fewer["subjects"][0]["untried"] = "1 of 3 runs ended"
