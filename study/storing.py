@@ -43,9 +43,14 @@ SHOWN = {
 
 def stored_report(path: Path) -> Result:
     report = read_report(path)
-    subjects = [one | {"violations": [without_replay(found) for found in one["violations"]]}
-                for one in report["subjects"]]  # fmt: skip
-    return report | {"subjects": subjects}
+    return report | {"subjects": [stored_subject(one) for one in report["subjects"]]}
+
+
+def stored_subject(subject: Result) -> Result:
+    """A subject without its replays."""
+    violations = [without_replay(one) for one in subject["violations"]]
+    causes = [one | {"violation": without_replay(one["violation"])} for one in subject.get("causes", [])]
+    return subject | {"violations": violations, "causes": causes}
 
 
 def joined(before: Result, after: Result) -> Result:
@@ -80,6 +85,7 @@ def joined_subject(before: Result, after: Result) -> Result:
     newer = [rule["rule"] for rule in after["rules"]]
     rules, violations = ([one for one in before[part] if one["rule"] not in newer] + after[part]
                          for part in ("rules", "violations"))  # fmt: skip
+    causes = [one for one in before.get("causes", []) if one["violation"]["rule"] not in newer] + after["causes"]
     order = list(JUDGED)
     broken = {one["rule"]: one["level"] for one in violations}
     return after | {
@@ -88,6 +94,7 @@ def joined_subject(before: Result, after: Result) -> Result:
         "levels": {level: [rule for rule in order if broken.get(rule) == level] for level in LEVELS},
         "rules": sorted(rules, key=lambda one: order.index(one["rule"])),
         "violations": sorted(violations, key=lambda one: order.index(one["rule"])),
+        "causes": causes,
     }
 
 

@@ -56,7 +56,9 @@ def contents_of(file: Path) -> list[dict[str, Any]]:
         raise ValueError(getattr(error, "strerror", None) or error) from error
     if not isinstance(content, dict) or "schema" not in content:
         return [content]
-    violations = [violation for subject in read_report(file)["subjects"] for violation in subject["violations"]]
+    subjects = read_report(file)["subjects"]
+    violations = [violation for subject in subjects for violation in subject["violations"]]
+    violations += [cause["violation"] for subject in subjects for cause in subject.get("causes", [])]
     found = [violation["replay"] for violation in violations if violation["replay"] is not None]
     if not found:
         raise ValueError("the report contains no violation")

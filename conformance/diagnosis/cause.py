@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from conformance.checks.catalogue import REFUSAL, UNSUPPORTED
 from conformance.checks.findings import heads_swapped
 from conformance.checks.levels import rank
 from conformance.checks.results import Violation
@@ -86,3 +87,12 @@ class Cause:
     def level(self) -> str:
         """The lowest level at which it is a violation."""
         return min((violation.level for violation in self.violations), key=rank)
+
+
+def cause_kind(violation: Violation) -> CauseKind:
+    """The kind of a violation's cause, where no known mistake explains it."""
+    if violation.of_state:
+        return "state"
+    if violation.finding.kind == "value":
+        return "digits" if violation.loses_digits else "numbers"
+    return "refusal" if violation.check in (REFUSAL, UNSUPPORTED) else "error"

@@ -13,12 +13,11 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.arguments import is_gradient
 from conformance.cases.declaration import CONVENTIONS, Declaration
-from conformance.checks.catalogue import REFUSAL, UNSUPPORTED
 from conformance.checks.comparison import ratio, worst
 from conformance.checks.findings import same_error
 from conformance.checks.levels import rank
 from conformance.checks.results import Results, Violation, keep_violation
-from conformance.diagnosis.cause import Cause, CauseKind, Diagnosis
+from conformance.diagnosis.cause import Cause, CauseKind, Diagnosis, cause_kind
 from conformance.diagnosis.choice import Chooser
 from conformance.diagnosis.evidence import Evidence, ask_fresh, collect_evidence
 from conformance.diagnosis.experiments import draw_cases
@@ -70,12 +69,16 @@ def explain_numbers(
         mistakes,
         partial(draw_cases, declaration=runner.declaration, probes=probes),
         partial(ask_fresh, runner),
+        [one for key, one in own.items() if key in violations] or None,
     )
     left = dict(violations)
     chosen = chooser.choose() if failing else []
     for explanation in chosen:
         explained = {id(one) for one in explanation.explained}
-        follow = [left.pop(key) for key in [*left] if key in own and id(own[key]) in explained]
+        rules = {one.kept.rule for one in explanation.explained if one.kept is not None}
+        follow = [
+            left.pop(key) for key in [*left] if (id(own[key]) in explained if key in own else left[key].rule in rules)
+        ]
         if not follow and len(explanation.explained) > 1:  # behind rules whose own violation has another cause
             follow = make_violation(explanation.explained, runner.name)
         if follow:
@@ -191,7 +194,7 @@ def group_others(violations: Sequence[Violation]) -> Iterator[Cause]:
     """Causes of violations without numbers: one for each error, state, and each call that should be refused."""
     groups: list[tuple[CauseKind, list[Violation]]] = []
     for violation in violations:
-        kind = kind_of_other(violation)
+        kind = cause_kind(violation)
         alike = (some for other, some in groups if other == kind and are_alike(kind, some[0], violation))
         several = next(alike, None)
         if several is None:
@@ -201,12 +204,6 @@ def group_others(violations: Sequence[Violation]) -> Iterator[Cause]:
     for kind, several in groups:
         lacks = tuple(dict.fromkeys(name for one in several for name in one.lacks))
         yield Cause(kind, in_order(several), lacks=lacks)
-
-
-def kind_of_other(violation: Violation) -> CauseKind:
-    if violation.of_state:
-        return "state"
-    return "refusal" if violation.check in (REFUSAL, UNSUPPORTED) else "error"
 
 
 def are_alike(kind: CauseKind, one: Violation, other: Violation) -> bool:

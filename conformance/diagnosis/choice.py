@@ -17,8 +17,10 @@ ASKED = 8
 """Experiments for one choice: each halves what is left, and no more than some dozens of mistakes ever fit."""
 TRIED = 60
 """Cases that are drawn for them; on most, two mistakes that fit so far differ as little as on those before."""
-WEIGHED = 40
-"""Mistakes, those that explain most failing cases, that are held against the passing ones."""
+WEIGHED, BATCH = 40, 10
+"""Mistakes that are held against all evidence: those that explain most of the failing cases, ten at a time."""
+ROUNDS = 4
+"""How often conditions are learned anew: each round brings some cases more."""
 CONTENDERS = 12
 """Mistakes that experiments tell apart; more only fit where few cases fail."""
 
@@ -33,7 +35,8 @@ Draw = Callable[[Evidence], Iterator[Case]]
 class Chooser:
     """The evidence, and the search for mistakes in it.
 
-    failing, passing: evidence, the smallest first; experiments add to it. draw, ask_fresh: for experiments.
+    failing, passing: evidence, the smallest first; experiments add to it. draw, ask_fresh: for experiments. due: the
+    failing cases that must be explained, those of violations; all unless given.
     """
 
     def __init__(
@@ -43,15 +46,19 @@ class Chooser:
         mistakes: Iterable[Mistake],
         draw: Draw,
         ask_fresh: AskFresh,
+        due: Iterable[Evidence] | None = None,
     ) -> None:
         self.failing, self.passing = [*failing], [*passing]
         self.mistakes, self.draw, self.ask_fresh = [*mistakes], draw, ask_fresh
+        self.due = {id(one) for one in (failing if due is None else due)}
+        self.narrowed: dict[int, Explanation] = {}
+        """By the identity of an explanation: the same under the condition that was learned last."""
 
     def choose(self) -> list[Explanation]:
         """Return explanations in the order of what they explain, each with its condition."""
         chosen: list[Explanation] = []
         uncovered = [*self.failing]
-        while uncovered and len(chosen) < MOST:
+        while len(chosen) < MOST and any(id(one) in self.due for one in uncovered):
             found = self.choose_one(uncovered)
             if found is None:
                 break
@@ -65,49 +72,62 @@ class Chooser:
     def choose_one(self, uncovered: Sequence[Evidence]) -> Explanation | None:
         """The mistake that explains most of the uncovered cases, with nothing against it."""
         explanations = screen(self.mistakes, uncovered)
+        failing, passing = [*self.failing], [*self.passing]
+        for start in range(0, len(failing), BATCH):  # the smallest first: most mistakes leave at once
+            for explanation in explanations:
+                for evidence in failing[start : start + BATCH]:
+                    explanation.weigh(evidence)
+            explanations.sort(key=lambda one: covers(one, uncovered) - len(one.unlike), reverse=True)
+            explanations = explanations[:WEIGHED]
         for explanation in explanations:
-            for evidence in self.failing:
+            for evidence in passing:
                 explanation.weigh(evidence)
-        explanations.sort(key=lambda one: covers(one, uncovered), reverse=True)
-        explanations = explanations[:WEIGHED]
-        for explanation in explanations:
-            for evidence in self.passing:
-                explanation.weigh(evidence)
-        rejected: set[int] = set()
-        while True:
-            fitting = [one for one in map(self.with_condition, explanations) if one is not None]
-            fitting = [one for one in fitting if id(one.mistake) not in rejected and covers(one, uncovered)]
+        for _ in range(ROUNDS):
+            fitting = [
+                one for one in map(self.with_condition, explanations) if one is not None and covers(one, uncovered)
+            ]
             if not fitting:
                 return None
-            fitting.sort(key=lambda one: (-covers(one, uncovered), one.mistake.condition.clauses))
-            most = covers(fitting[0], uncovered)
-            contenders = [one for one in fitting if covers(one, uncovered) == most][:CONTENDERS]
+            fitting.sort(key=lambda one: (-covers(one, uncovered) + len(one.unlike), one.mistake.condition.clauses))
+            most = covers(fitting[0], uncovered) - len(fitting[0].unlike)
+            contenders = [one for one in fitting if covers(one, uncovered) - len(one.unlike) == most][:CONTENDERS]
+            known = len(self.failing), len(self.passing)
             left = self.experiment(contenders)
             if left:
                 best = min(left, key=lambda one: (one.mistake.condition.clauses, contenders.index(one)))
                 best.alternatives = [one.mistake for one in left if one is not best]
                 return best
-            # What was asked speaks against all of them: their conditions are learned anew, from more evidence.
-            if not any(one.against for one in contenders):
-                return None
-            explanations = [one for one in explanations if not self.is_refuted(one)]
-            rejected |= {id(one.mistake) for one in contenders}
+            # What was asked refutes all of them: conditions are learned anew, from more evidence.
+            new = (*self.failing[known[0] :], *self.passing[known[1] :])
+            for explanation in explanations:
+                for evidence in new:
+                    explanation.weigh(evidence)
+            if not new:
+                refuted = {id(one) for one in contenders}
+                explanations = [one for one in explanations if id(self.narrowed.get(id(one))) not in refuted]
+        return None
 
     def with_condition(self, explanation: Explanation) -> Explanation | None:
-        """The explanation under the simplest condition that leaves nothing against it; None if there is none."""
+        """The explanation under the simplest condition that leaves nothing against it; None if there is none.
+
+        A condition that leaves out cases that fail otherwise as well comes first. Without one, more cases must fail as
+        the mistake predicts than otherwise.
+        """
         if not explanation.explained:
             return None
-        if not explanation.against:
-            return explanation
-        condition = learn_condition(explanation.explained, explanation.against)
-        if condition is None:
-            return None
-        mistake = explanation.mistake
-        narrowed = mistake.under(replace(condition, passes=mistake.condition.passes))
-        return Explanation(narrowed, [*explanation.explained])
-
-    def is_refuted(self, explanation: Explanation) -> bool:
-        return self.with_condition(explanation) is None
+        narrowed: Explanation | None = None
+        for others in ([*explanation.against, *explanation.unlike], explanation.against):
+            condition = learn_condition(explanation.explained, others)
+            if condition is not None:
+                passes = explanation.mistake.condition.passes
+                mistake = explanation.mistake.under(replace(condition, passes=passes))
+                unlike = [one for one in explanation.unlike if condition.holds(one.call)]
+                found = Explanation(mistake, [*explanation.explained], unlike=unlike)
+                if found.score > 0 and (narrowed is None or found.score > narrowed.score):
+                    narrowed = found
+        if narrowed is not None:
+            self.narrowed[id(explanation)] = narrowed
+        return narrowed
 
     def experiment(self, contenders: Sequence[Explanation]) -> list[Explanation]:
         """Ask cases on which the contenders differ from one another, or from what is right; keep those that fit."""
@@ -123,7 +143,8 @@ class Chooser:
             (self.failing if evidence.wrong else self.passing).append(evidence)
             verdicts = {id(one): one.weigh(evidence) for one in left}
             confirmed |= {one for one, verdict in verdicts.items() if verdict == "explains"}
-            left = [one for one in left if verdicts[id(one)] != "against"]
+            if not evidence.wrong or "explains" in verdicts.values():
+                left = [one for one in left if verdicts[id(one)] != "against"]
             if not left:
                 return []
         # Where no case could be asked, one that was explained may be chance; two are not.

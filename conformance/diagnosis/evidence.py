@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
 from conformance.checks.catalogue import (
@@ -21,13 +24,16 @@ from conformance.checks.catalogue import (
 from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import judge, no_others, promised
 from conformance.checks.findings import Finding
-from conformance.checks.kept_cases import KeptCase
+from conformance.checks.kept_cases import LARGEST, KeptCase
 from conformance.mistakes.call import Call
+from conformance.mistakes.mistake import Mistake, Prediction
 from conformance.runner.in_process import JudgeError, Runner
 from conformance.subjects.subject import Answers, Subject
 
 MOST = 40
 """Failing and passing cases that are asked again, of each. The sketch of this method told mistakes apart with fewer."""
+NUMBERS = 2**19
+"""Numbers of all of them together, failing or passing, at most."""
 SEVERAL = (AGREEMENT, EMPTY_ROWS, MEMORY, DESCRIPTION, SHAPES, PLANTED, TWIN, TOWERING)
 """Checks that compare the answers to one call with exact results."""
 
@@ -37,6 +43,7 @@ class Evidence:
     """A call with a subject's answers.
 
     wrong: results beyond their bounds. probe: what drew the case. kept: how it was asked. findings: of each result.
+    free: by result, the elements of which the subject promises nothing, and that it has otherwise.
     """
 
     call: Call
@@ -45,6 +52,18 @@ class Evidence:
     probe: str = ""
     kept: KeptCase | None = None
     findings: tuple[Finding, ...] = field(default=(), compare=False)
+    free: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def predict(self, mistake: Mistake) -> list[Prediction]:
+        """The predictions of a mistake for the case, which say nothing of free elements."""
+        return [self.leave_free(prediction) for prediction in mistake.predict(self.call)]
+
+    def leave_free(self, prediction: Prediction) -> Prediction:
+        results, bounds = prediction.results, dict(prediction.bounds)
+        for name, free in self.free.items():
+            if name in results and results[name].shape == free.shape:
+                bounds[name] = np.where(free, np.inf, bounds[name])
+        return prediction._replace(bounds=bounds)
 
     @property
     def case(self) -> Case:
@@ -80,10 +99,13 @@ def ask(runner: Runner, case: Case) -> Answers | None:
 
 def collect_evidence(runner: Runner, kept: Iterable[KeptCase], always: Iterable[KeptCase] = ()) -> list[Evidence]:
     """Ask the subject some of the kept cases once more, and all of `always`, the smallest first."""
-    chosen = [*always]
+    chosen = [one for one in always if one.size <= LARGEST]
     for failed in (True, False):
         found = [one for one in kept if one.failed == failed and one.check in SEVERAL]
-        chosen += sorted(found, key=order_by_turns(found))[:MOST]
+        room = NUMBERS
+        for one in sorted(found, key=order_by_turns(found))[:MOST]:
+            room -= one.size
+            chosen += [one] if room >= 0 else []
     asked = (ask_kept(runner, one) for one in chosen)
     return sorted((evidence for evidence in asked if evidence is not None), key=lambda evidence: evidence.size)
 
@@ -107,6 +129,9 @@ def ask_kept(runner: Runner, kept: KeptCase) -> Evidence | None:
     if answers is None:
         return None
     *_, exact, bounds = kept.check.prepare(example)
+    if kept.check == TOWERING:  # whose other gradients are as large as the scale, and compared with nothing
+        exact = {name: one for name, one in exact.items() if name in ("output", gradient_name("value"))}
+        answers = {name: array for name, array in answers.items() if name in exact}
     return weigh(Call.judged_by(case, exact, bounds), answers, kept.probe, kept)
 
 
@@ -122,4 +147,11 @@ def weigh(call: Call, answers: Answers, probe: str = "", kept: KeptCase | None =
     if any(finding.kind != "value" for finding in findings):
         return None
     wrong = frozenset(finding.name for finding in findings if finding.ratio > 1)
-    return Evidence(call, promised(call.case, answers, call.exact), wrong, probe, kept, tuple(findings))
+    told = promised(call.case, answers, call.exact)
+    free = {name: ~same_elements(told[name], answers[name]) for name in told if told[name] is not answers[name]}
+    return Evidence(call, told, wrong, probe, kept, tuple(findings), free)
+
+
+def same_elements(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Where two arrays are alike, NaN too."""
+    return np.asarray((one == other) | (np.isnan(one.astype(float)) & np.isnan(other.astype(float))))

@@ -12,7 +12,7 @@ from conformance.mistakes.condition import ALWAYS, Condition
 from conformance.mistakes.mistake import Mistake
 
 TILES = (2, 4, 8, 16, 32, 64, 128, 256)
-SCREENED = 10
+SCREENED = 6
 """Failing cases on which every mistake is tried first, the smallest of each kind; most explain none of them."""
 
 Verdict = Literal["explains", "against", "silent"]
@@ -22,20 +22,30 @@ Verdict = Literal["explains", "against", "silent"]
 class Explanation:
     """A mistake with the evidence that it explains, and that speaks against it.
 
-    alternatives: mistakes that explain the same cases, and that no experiment told apart.
+    against: cases that pass, where it should show. unlike: cases that fail otherwise than it predicts; there another
+    mistake may be at work as well. alternatives: mistakes that explain the same cases, and that no experiment told
+    apart.
     """
 
     mistake: Mistake
     explained: list[Evidence] = field(default_factory=list)
     against: list[Evidence] = field(default_factory=list)
+    unlike: list[Evidence] = field(default_factory=list)
     alternatives: list[Mistake] = field(default_factory=list)
 
     def weigh(self, evidence: Evidence) -> Verdict:
         """Add a piece of evidence."""
         verdict = judge_mistake(self.mistake, evidence)
-        if verdict != "silent":
-            (self.explained if verdict == "explains" else self.against).append(evidence)
+        if verdict == "explains":
+            self.explained.append(evidence)
+        elif verdict == "against":
+            (self.unlike if evidence.wrong else self.against).append(evidence)
         return verdict
+
+    @property
+    def score(self) -> int:
+        """How many cases fail as it predicts, less those that fail otherwise."""
+        return len(self.explained) - len(self.unlike)
 
 
 def judge_mistake(mistake: Mistake, evidence: Evidence) -> Verdict:
@@ -45,10 +55,12 @@ def judge_mistake(mistake: Mistake, evidence: Evidence) -> Verdict:
     predicted, or follows from a wrong output. They speak against it if it predicts a wrong result, and not theirs.
     """
     verdict: Verdict = "silent"
+    agrees_unseen = False
     right, bounds = evidence.call.right, evidence.call.bounds
-    for prediction in mistake.predict(evidence.call):
+    for prediction in evidence.predict(mistake):
         names = [name for name in prediction.results if name in evidence.answers and name in right]
         if not any(prediction.differs(name, right[name], bounds[name]) for name in names):
+            agrees_unseen = True  # made in this way, it does not show
             continue
         if not all(prediction.agrees(name, evidence.answers[name]) for name in names):
             verdict = "against"
@@ -57,7 +69,7 @@ def judge_mistake(mistake: Mistake, evidence: Evidence) -> Verdict:
         if evidence.wrong and (not unpredicted or ("output" in names and "output" in evidence.wrong)):
             return "explains"
         return "silent"  # too near to what is right, or something else is wrong as well
-    return verdict
+    return "silent" if agrees_unseen else verdict
 
 
 def is_consistent(mistake: Mistake, evidence: Evidence) -> bool:
@@ -65,7 +77,7 @@ def is_consistent(mistake: Mistake, evidence: Evidence) -> bool:
 
     Too little to choose a mistake by, where few digits are left; enough to leave the case to one that is chosen.
     """
-    for prediction in mistake.predict(evidence.call):
+    for prediction in evidence.predict(mistake):
         names = [name for name in prediction.results if name in evidence.answers and name in evidence.call.right]
         unpredicted = evidence.wrong.difference(names)
         covered = not unpredicted or ("output" in names and "output" in evidence.wrong)

@@ -7,6 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from conformance.cases.arguments import is_gradient
+from conformance.cases.facts import operation_facts
 from conformance.checks.comparison import ratio
 from conformance.diagnosis.evidence import Evidence
 from conformance.runner.dimensions import layout_of
@@ -55,8 +57,11 @@ def find_pattern(evidence: Evidence) -> Pattern | None:
 
 def axes_of_result(evidence: Evidence, name: str, rank: int) -> list[tuple[str, ...]]:
     """Names of the axes of a result or gradient; empty names where the operation gives none."""
-    arrays = layout_of(evidence.case).arrays
-    known = arrays.get(name.removeprefix("gradient of "), arrays.get(f"-> {name}", ()))
+    case = evidence.case
+    if is_gradient(name):
+        known = layout_of(case).arrays.get(name.removeprefix("gradient of "), ())
+    else:
+        known = operation_facts(case.operation).axes(case)[1].get(f"-> {name}", ())
     return [*known] if len(known) == rank else [()] * rank
 
 

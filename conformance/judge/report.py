@@ -101,21 +101,25 @@ def report_of(target: Target, judgement: Judgement, effort: str, seconds: float,
     results: Results = judgement.results
     rules = {rule: results.rules[rule, target.title] for rule in JUDGED if (rule, target.title) in results.rules}
     limit = judgement.runner.time_limit
-    violations = [replace(violation, target=target, time_limit=limit) for violation in results.violations.values()]
-    violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))
-    by_identity = {id(old): new for old, new in zip(results.violations.values(), violations, strict=True)}
+    found = results.violations.values()
+    by_identity = {id(one): replace(one, target=target, time_limit=limit) for one in found}
+    violations = [*by_identity.values()]
     causes = [name_target(cause, by_identity, target, limit) for cause in judgement.causes]
     violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))
     declaration, never_given = judgement.runner.declaration, judgement.runner.never_given
-    found = (rules, violations, judgement.untried, seconds, versions())
     left_out, declared = judged_here(declaration)
-    told = "; ".join(filter(None, [left_out, not_reached(results, rules)])), declared
+    told = "; ".join(filter(None, [left_out, not_reached(results, rules)]))
     return Report(
         target,
         effort,
         judgement.seed,
-        *found,
-        *told,
+        rules,
+        violations,
+        judgement.untried,
+        seconds,
+        versions(),
+        told,
+        declared,
         never_given=never_given,
         profile=profile,
         chosen=tuple(judgement.rules or ()),

@@ -525,15 +525,18 @@ def sum_in_16_bits(call: Call, sum: str, dtype: str, block: int) -> Iterator[Res
         yield {of: reduce(lambda total, part: to_dtype(total + part, dtype), addends, np.zeros_like(parts[0]))}
 
 
+ROUNDED = {f"the gradient of {name}": name for name in INPUTS}
+
+
 @predict_gradients
 def round_part(call: Call, of: str, dtype: str) -> Iterator[Gradients | Results]:
     """Round the weights P, or a gradient: its sum, or each query head's part before these are added up."""
-    steps, right, parts = call.steps, call.right.get(of.removeprefix("the ")), call.gradients
+    steps, parts, name = call.steps, call.gradients, ROUNDED.get(of, "")
+    right = call.right.get(f"gradient of {name}")
     if of == "P":
         weights = to_dtype(steps.fill_empty_rows(call.forward.weights) * steps.factor, dtype)
         yield parts._replace(value=weights.swapaxes(-1, -2) @ call.cotangent())
     elif right is not None:
-        name = of.rpartition(" ")[2]
         yield {name: to_dtype(right, dtype)}
         if name in ("key", "value") and 0 < right.shape[1] < steps.sizes[1]:
             yield parts._replace(**{name: to_dtype(getattr(parts, name), dtype)})
@@ -642,7 +645,7 @@ MISTAKES = (
     entry("sum-in-16-bits", "the gradient of {sum} is added up in {dtype} (blocks of {block})", sum_in_16_bits,
           sum=SUMS, dtype=HALF, block=(1, *BLOCKS)),
     entry("rounded", "{of} is rounded to {dtype} in the backward pass", round_part, dtype=HALF,
-          of=("P", *(f"the gradient of {name}" for name in INPUTS))),
+          of=("P", *ROUNDED)),
     entry("bias", "the gradient of bias is {how}", take_bias, how=tuple(BIASES)),
     entry("sink-share", "the gradient of a sink takes {share} for its share of the weights", take_share,
           operations=DIFFERENTIATED, share=tuple(SHARES)),

@@ -132,7 +132,7 @@ STATISTICS = (
          parameters={"of": ("variance", "deviation")}, operations=LAYER + RMS),
     norm("root-not-taken", "the root is not taken", lambda s: s.changed(divisor=lambda square, eps: square + eps)),
     norm("squares-not-divided", "the sum of squares is not divided by n", divide_squares(lambda n: 1)),
-    norm("last-axis-only", "statistics run over the last axis only", lambda s: run_over_axes(s, -1)),
+    norm("last-axis-only", "statistics run over the last axis only", lambda s: run_over_axes(s, -1), lacks="axes"),
     norm("all-axes-but-the-first", "statistics run over all axes but the first", lambda s: run_over_axes(s, 1)),
     norm("small-variances-zero", "variances below {least:g} are taken for 0", zero_small_variances, parameters=LEAST),
     norm("least-variance", "variances below {least:g} are raised to it", raise_small_variances, parameters=LEAST),
@@ -479,9 +479,10 @@ def add_narrowly(terms: Approx, dtype: str) -> Approx:
 MOST_ADDED = 2**14
 """Numbers that are added up one after the other, at most: they take a second."""
 INPUTS = "the inputs' 16 bits"
+SUMS = ("each sum of the mean", "each sum of squares")
 ROUNDED = {
     "what": ("the normalised row", "x", "the mean", "the variance", "mean and variance", "the squares",
-             "the row before the bias", "each sum of the mean", "each sum of squares"),
+             "the row before the bias", *SUMS),
     "dtype": (INPUTS, "bfloat16", "float16"),
 }  # fmt: skip
 
@@ -496,7 +497,7 @@ def narrow_dtype(case: Case, dtype: str) -> str | None:
 def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
     """Round one quantity of the forward pass, and follow what is uncertain about it into the results."""
     case, s, form = call.case, NormSteps.of_case(call.case), narrow_dtype(call.case, dtype)
-    if form is None or case.special or not s.x.size or (what.startswith("each sum") and s.n > MOST_ADDED):
+    if form is None or case.special or not s.x.size or (what in SUMS and s.n > MOST_ADDED):
         return []
     if what == "x" and form == case.dtype:
         return []

@@ -461,7 +461,7 @@ PLANTED = (
     NAMED["one-list-of-factors"].choose(used="long"),
     *(NAMED["digits"].choose(quantity=quantity, dtype=dtype) for quantity in ("angles", "frequencies", "positions")
       for dtype in ("bfloat16", "float16", "int16" if quantity == "positions" else "float32")
-      if (quantity, dtype) != ("angles", "bfloat16")),
+      if (quantity, dtype) != ("angles", "bfloat16")),  # the first
     NAMED["digits-of-sines"].choose(products=True),
     *(replace(NAMED[name].choose(), rule="POS-4", operations=BOTH[::-1]) for name in (
         "base", "scaling-ignored", "attention-factor", "frequencies-multiplied", "ramp-is-a-step", "ramp-ends-rounded",

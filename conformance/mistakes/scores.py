@@ -23,9 +23,16 @@ DROPPING = ("attention",)
 
 
 def entry(
-    id: str, rule: str, says: str, change: Change, operations: tuple[str, ...] = SCORED, **parameters: Sequence[Any]
+    id: str,
+    rule: str,
+    says: str,
+    change: Change,
+    operations: tuple[str, ...] = SCORED,
+    *,
+    lacks: str = "",
+    **parameters: Sequence[Any],
 ) -> Mistake:
-    return Mistake(id, rule, says, change, operations, parameters)
+    return Mistake(id, rule, says, change, operations, parameters, lacks=lacks)
 
 
 def change_options(case: Case, **options: Any) -> Case:
@@ -88,7 +95,7 @@ SCALE = (
     entry("scores.default-scale", "ATT-1", "the default scale is {scale}", change_default_scale,
           scale=tuple(DEFAULT_SCALES)),
     entry("scores.scale-ignored", "ATT-1", "the given scale is ignored: 1 / sqrt(D) is used",
-          partial(use_default_scale, zero=False)),
+          partial(use_default_scale, zero=False), lacks="scale"),
     entry("scores.scale-of-zero-taken-for-none", "ATT-1", "a scale of 0 is taken for none: 1 / sqrt(D) is used",
           partial(use_default_scale, zero=True)),
     entry("scores.scale-on-top-of-default", "ATT-1", "the given scale is multiplied by 1 / sqrt(D)",
@@ -178,7 +185,7 @@ def keep_bits(array: Any, bits: int) -> Any:
 
 FORMULAS = (
     entry("scores.softcap-ignored", "ATT-2", "softcap is ignored",
-          score_otherwise("softcap", lambda s, p: p + s.bias)),
+          score_otherwise("softcap", lambda s, p: p + s.bias), lacks="softcap"),
     entry("scores.softcap-before-scale", "ATT-2", "the softcap comes before the scale",
           score_otherwise("softcap", lambda s, p: (s.scale * s.cap(p / s.scale) if s.scale else p) + s.bias)),
     entry("scores.clipped-at-softcap", "ATT-2", "scores are clipped at the softcap, without tanh",
@@ -194,7 +201,7 @@ FORMULAS = (
           cap_after_mask),
     entry("scores.softcap-after-bias", "ATT-3", "bias is added before the softcap", cap_after_bias),
     entry("scores.bias-ignored", "ATT-3", "finite numbers in the bias are ignored",
-          score_otherwise("bias", lambda s, p: s.cap(p))),
+          score_otherwise("bias", lambda s, p: s.cap(p)), lacks="bias"),
     entry("scores.bias-twice", "ATT-3", "bias is added twice",
           score_otherwise("bias", lambda s, p: s.cap(p) + 2 * s.bias)),
     entry("scores.bias-subtracted", "ATT-3", "bias is subtracted",
@@ -389,7 +396,8 @@ def drop_pairs_before_softmax(call: Call) -> list[Changed]:
 
 
 DROPOUT = (
-    entry("scores.dropout-ignored", "ATT-11", "dropout is ignored", drop_otherwise(lambda keep, rate: 1.0), DROPPING),
+    entry("scores.dropout-ignored", "ATT-11", "dropout is ignored", drop_otherwise(lambda keep, rate: 1.0), DROPPING,
+          lacks="dropout"),
     entry("scores.dropout-not-rescaled", "ATT-11", "weights that dropout keeps are not divided by 1 - rate",
           drop_otherwise(lambda keep, rate: keep * 1.0), DROPPING),
     entry("scores.dropout-by-rate", "ATT-11", "weights that dropout keeps are divided by the rate",

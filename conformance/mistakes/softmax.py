@@ -123,12 +123,15 @@ def mask_weights(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, nu
     return found if number == 0 else found._replace(weights=np.where(s.visible, found.weights, number))
 
 
+ROW_FROM_COLUMN = "row j is subtracted from column j"
+
+
 def subtract_otherwise(call: Call, maximum: str) -> Results | None:
     """Another number than the row's maximum, which is not the same for all keys; the sum is that of the row."""
     s, scores = call.steps, call.forward.scores
-    if s.sinks is not None or s.sizes[2] < 2 or (maximum.startswith("row j") and s.sizes[2] != s.sizes[3]):
+    if s.sinks is not None or s.sizes[2] < 2 or (maximum == ROW_FROM_COLUMN and s.sizes[2] != s.sizes[3]):
         return None
-    largest = scores if maximum.startswith("row j") else scores.swapaxes(-1, -2)
+    largest = scores if maximum == ROW_FROM_COLUMN else scores.swapaxes(-1, -2)
     across = row_maximum(largest).swapaxes(-1, -2)
     exponentials = np.exp(scores - across)
     return results_of_weights(call, Weights(divide(exponentials, exponentials.sum(axis=-1, keepdims=True))))
@@ -204,7 +207,7 @@ QUOTIENTS = (
     entry("softmax.sum-not-set-back", "ATT-5", "the sum of the exponentials is not set back from row to row",
           weigh(lambda s, e, total, sink: divide(e, np.cumsum(total, axis=-2))), WEIGHED),
     entry("softmax.maximum-otherwise", "ATT-5", "the maximum of {maximum}", subtract_otherwise, WEIGHED,
-          maximum=("each column is subtracted, taken over queries", "row j is subtracted from column j")),
+          maximum=("each column is subtracted, taken over queries", ROW_FROM_COLUMN)),
     entry("softmax.forbidden-counted", "ATT-4", "forbidden keys stay in the softmax's denominator with a score of 0",
           weigh(lambda s, e, total, sink:
                 None if s.visible.all() else divide(e, total + (~s.visible).sum(axis=-1, keepdims=True))), WEIGHED),
@@ -266,7 +269,7 @@ def shift_all_but_sink(call: Call) -> list[Changed]:
 
 SINKS = (
     entry("softmax.sinks-ignored", "ATT-5", "sinks are ignored",
-          lambda call: None if call.steps.sinks is None else call.steps.changed(sinks=None)),
+          lambda call: None if call.steps.sinks is None else call.steps.changed(sinks=None), lacks="sinks"),
     entry("softmax.sinks-of-other-heads", "ATT-5", "head h has the sink of head {order}",
           lambda call, order: read_at_other_places(call, "sinks", lambda sinks: sinks[order_heads(call, order)]),
           order=tuple(HEAD_ORDERS)),

@@ -101,7 +101,7 @@ def summary(subject: Content) -> str:
     if not causes or len(causes) == count:
         return ""
     known = sum(cause["mistake"] is not None for cause in causes)
-    named = f", {known} of them known" if known and len(causes) > 1 else ""
+    named = f", {known} of them known," if known and len(causes) > 1 else ""
     one = len(causes) == 1
     return f"{len(causes)} cause{'s' * (not one)}{named} explain{'s' * one} {count} violated rules"
 

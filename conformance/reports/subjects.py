@@ -12,6 +12,7 @@ from conformance.cases.facts import operations
 from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import STRICT
 from conformance.checks.results import Results, Violation
+from conformance.diagnosis.cause import Cause, cause_kind
 from conformance.reports.causes import cause_content
 from conformance.reports.content import Content, subject_content, violation_content
 from conformance.reports.replays import write_replay
@@ -19,7 +20,6 @@ from conformance.subjects.targets import Target
 from specification import RULES
 
 if TYPE_CHECKING:
-    from conformance.diagnosis.cause import Cause
     from conformance.judge.report import Report
 
 
@@ -33,7 +33,10 @@ def checked(report: Report, replays: Path | None, *, peer: bool = False) -> Cont
     causes = [cause_with_violation(cause, replays) for cause in report.causes]
     listed = {id(one) for one in report.violations}
     leads = zip(report.causes, causes, strict=True)
-    violations += [content["violation"] for cause, content in leads if id(cause.lead) in listed]
+    for cause, content in leads:
+        if id(cause.lead) in listed:  # its replay stands in the report once
+            violations.append(content["violation"])
+            content["violation"] = content["violation"] | {"replay": None}
     violations.sort(key=lambda content: list(JUDGED).index(content["rule"]))
     target, chosen = report.target, report.chosen
     rules = [rule for rule in ("CALL", *rules_listed(report.operation)) if not chosen or rule in chosen]
@@ -74,17 +77,20 @@ def run_subject(
 ) -> Content:
     """Return the part about an implementation of this project, which is held to `strict`.
 
-    Its violations can be replayed from the report. chosen: all rules, or some. untried: why the judge did not try
-    everything.
+    Its violations can be replayed from the report, and each is a cause of its own. chosen: all rules, or some. untried:
+    why the judge did not try everything.
     """
     target = Target(name, "attention", arrays, device)
 
     def named(violation: Violation) -> Violation:
         return replace(violation, target=replace(target, operation=violation.case.operation))
 
-    violations = [violation_content(named(v)) for (_, subject), v in results.violations.items() if subject == name]
+    broken = [named(v) for (_, subject), v in results.violations.items() if subject == name]
+    causes = [cause_with_violation(Cause(cause_kind(one), (one,)), None) for one in broken]
+    violations = [cause["violation"] for cause in causes]
+    causes = [cause | {"violation": cause["violation"] | {"replay": None}} for cause in causes]
     cells = {rule: cell for (rule, subject), cell in results.rules.items() if subject == name}
     some = not set(RULES) <= set(chosen)
     return subject_content(
-        target, EVERYTHING, list(operations()), chosen, cells, violations, untried, profile=STRICT, some=some
+        target, EVERYTHING, list(operations()), chosen, cells, violations, untried, causes, profile=STRICT, some=some
     )

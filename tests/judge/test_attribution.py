@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance.diagnosis.attribution import Failure, attributed
 
 import torch_impl
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.checks.catalogue import AGREEMENT, PLANTED, TWIN
+from conformance.judge.attribution import Failure, attribute
 from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
 from specification import Causal, SlidingWindow
@@ -39,7 +39,7 @@ def rule_of_planted(function: Any, clean: Case, rule: str = "MASK-7") -> str:
     example = planted(clean)
     findings = runner(PLANTED, example, PLANTED.prepare(example))
     assert any(finding.ratio > 1 for finding in findings)
-    return attributed(runner, Failure(rule, PLANTED, example, findings)).rule
+    return attribute(runner, Failure(rule, PLANTED, example, findings)).rule
 
 
 def wrong_by(**changed: Any) -> Any:
@@ -96,7 +96,7 @@ def test_a_wrong_number_beside_what_a_hidden_part_holds() -> None:
     twins = (replace(clean, inputs=inputs | {"outputs[1]": hidden}, special=True), clean)
     runner = Runner(Target(first_two, "merge_attention", "torch").make())
     findings = runner(TWIN, twins, TWIN.prepare(twins))
-    assert attributed(runner, Failure("MASK-7", TWIN, twins, findings)).rule == "ATT-14"
+    assert attribute(runner, Failure("MASK-7", TWIN, twins, findings)).rule == "ATT-14"
 
 
 @pytest.mark.rule("ATT-13")
@@ -105,4 +105,4 @@ def test_what_is_wrong_in_contiguous_arrays_too_is_no_matter_of_memory() -> None
     given = case()
     given.memory["query"] = "transposed"
     findings = runner(AGREEMENT, given, AGREEMENT.prepare(given))
-    assert attributed(runner, Failure("ATT-13", AGREEMENT, given, findings)).rule == "ATT-1"
+    assert attribute(runner, Failure("ATT-13", AGREEMENT, given, findings)).rule == "ATT-1"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.checks.probe import Probe
-from conformance.judge.run import run_probe, seed_of, silent
-from conformance.operations.probes import PROBES
+from conformance.judge.run import run_probe, seed_of, shrink_violations, silent
+from conformance.operations.probes import catalogue
 from conformance.runner.in_process import Runner
 from conformance.sampling.draws import HOPELESS, drawn, of_seed, own_seed
 from conformance.sampling.strategies import norm_cases
@@ -78,9 +78,10 @@ def wrong_when_long(query: Any, key: Any, value: Any, *, mask: Any = None) -> An
 
 def test_the_smallest_case_comes_from_the_one_that_failed() -> None:
     """And not from the first, which passes."""
-    probe: Probe = next(probe for probe in PROBES if probe.title == "causal, many keys")
     runner = Runner(Target(wrong_when_long, "attention").make())
+    probe = next(probe for probe in catalogue(runner.declaration) if probe.title == "causal, many keys")
     results = run_probe(probe, [runner], 10, 1, silent)
+    shrink_violations(results, [runner], 30)
     (violation,) = results.violations.values()
     case: Case = violation.case
     assert case.inputs["key"].shape[2] == 10

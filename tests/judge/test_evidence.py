@@ -1,46 +1,30 @@
-"""What a report shows of a violation: the largest errors, mistakes behind it, errors raised, and what declares them."""
+"""What a report shows of a violation: the largest errors, errors raised, and what declares them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import permutations
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from conformance.diagnosis.dtypes import is_gone
-from conformance.diagnosis.following import separated
-from conformance.diagnosis.matching import BACKWARD_ONLY
-from conformance.diagnosis.naming import replacing
-from conformance.diagnosis.precision import AT_MOST
-from conformance.judge.other_dtypes import examined, of_one_name
 
 import conformance
 import reference_numpy
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING
 from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.comparison import worst
 from conformance.checks.findings import Detail, Finding, NotReproducible, ProcessEnded, Raised, same_error
-from conformance.checks.results import WRONG_IN, Results, Violation, Worst
-from conformance.checks.threshold import Threshold
-from conformance.judge import other_dtypes
+from conformance.checks.results import Results, Violation
 from conformance.judge.judgement import claims, telling
-from conformance.judge.report import Report
-from conformance.judge.run import narrowest, settled
-from conformance.peers.judging import PathRunner
+from conformance.judge.run import narrowest, settle_all
 from conformance.reports.blocks import block
 from conformance.reports.content import real
-from conformance.reports.sentences import describe_violation, describe_worst, title_of_another
+from conformance.reports.sentences import describe_violation
 from conformance.reports.subjects import checked
-from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import in_dtype
 from conformance.sampling.draws import drawn
-from conformance.subjects.targets import Target
-from tests.judge.test_diagnosis import rules_of
-from tests.judge.test_verdicts import printed
+from tests.support.helpers import options_of
 
 QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "profile": "strict"}
 
@@ -68,10 +52,6 @@ def test_of_each_dtype_the_largest_error_is_kept() -> None:
     }  # fmt: skip
     assert [worst.ratio for worst in told.larger] == [60.0, 80.0]  # in wide dtypes, and in 16 bits
     assert "worst in float64: output[0, 0, 0, 0]: got 1.5, expected 1.0, 60 bounds of" in describe_violation(told)
-    another = replace(told.worst["float16"], another=True)
-    said = "perhaps another mistake in float16: output[0, 0, 0, 0]: got 1.5, expected 1.0, 80 bounds"
-    assert describe_worst(another).startswith(said)
-    assert describe_worst(another).endswith(f"; {told.worst['float16'].found.case}")
 
 
 def test_a_smaller_case_with_a_larger_error_counts_in_the_table() -> None:
@@ -92,7 +72,7 @@ def test_the_error_of_several_calls_counts_for_16_bits_where_one_of_them_has_16(
 def test_what_is_no_violation_after_all_has_no_largest_error() -> None:
     results = Results()
     results.violate(violated(3.0))
-    settled(results, lambda found: None)
+    settle_all(results, lambda found: None)
     assert (results.violations, dict(results.worst)) == ({}, {})
     of_state = violated(3.0)
     results.violate(
@@ -110,54 +90,6 @@ def narrow_and_off(query: Any, key: Any, value: Any, *, scale: Any = None) -> An
     return right * query.dtype.type(1.0001) if query.dtype == np.float32 else right
 
 
-def test_one_mistake_does_not_hide_another_in_a_wider_dtype(tmp_path: Path) -> None:
-    dtypes = ["float32", "float64"]
-    report = conformance.check(narrow_and_off, "attention", rules=["ATT-1"], dtypes=dtypes, **QUICK)
-    subject = checked(report, tmp_path)
-    first = subject["violations"][0]
-    (other,) = [one for one in first["worst"] if one["another_mistake"]]
-    assert {report.violations[0].case.dtype, other["dtype"]} == set(dtypes)
-    assert f"{other['dtype']}[" in other["case"] or f"{other['dtype']}(" in other["case"]
-    told = f"{other['dtype']}: up to {real(other['ratio']):.3g} bounds, {title_of_another(other['diagnosis'])}"
-    assert told in " ".join(printed(subject).split())
-    assert told in block(first)
-
-
-def test_a_mistake_without_a_name_is_not_called_another_for_certain() -> None:
-    assert title_of_another(["the mask is ignored", f"{WRONG_IN}output"]) == "another mistake"
-    for names in ([], [f"{WRONG_IN}output"], [f"{AT_MOST} weights in float16 would make them"]):
-        assert title_of_another(names) == "perhaps another mistake"
-
-
-def test_one_known_mistake_is_not_called_another() -> None:
-    """The same name in both dtypes; a hint is no name."""
-    one, hint = "the mask is ignored", f"{AT_MOST} weights in float16 would make them"
-    for names, others, same in [
-        ((one, "x"), (one,), True),
-        ((one,), ("x", one), False),
-        ((), (), False),
-        ((hint,), (hint,), False),
-        ((f"{WRONG_IN}output",), (f"{WRONG_IN}output",), False),
-    ]:
-        assert of_one_name(violated(3.0, diagnosis=names), violated(9.0, "float16", diagnosis=others)) == same
-
-
-def test_clearly_wrong_numbers_refute_names_of_a_larger_case() -> None:
-    """A number that is nearly right refutes nothing; nor does one that has the factor of the name."""
-    factor = "output is 1e+06 times what it must be (the scale is left out)"
-    names = ("the mask is transposed", "only queries past the first 64 are wrong", factor)
-    wrong = violated(1e6)
-    finding = replace(wrong.finding, name="output", expected=1.0)
-    assert replacing(replace(wrong, finding=replace(finding, got=1.0001)), (), names) == names
-    assert replacing(replace(wrong, finding=replace(finding, got=1.001e6)), (), names) == names[2:]
-    for given in ({"got": -1e6}, {"got": 1e5}, {"got": 1e6, "name": "gradient of key"}):
-        other = replace(finding, **given)
-        assert replacing(replace(wrong, finding=other), (), names) == ()
-    hint = (f"{AT_MOST} weights would make them",)
-    assert replacing(wrong, hint, names) == names
-    assert replacing(wrong, ("another",), names) == ()
-
-
 def test_no_number_becomes_infinite_in_another_dtype() -> None:
     """What is cut down to a dtype that does not hold it is another case, on which nobody is right."""
     far = Case("attention", "float64", {name: np.full((1, 1, 1, 1), 1e119) for name in ("query", "key", "value")})
@@ -168,83 +100,6 @@ def test_no_number_becomes_infinite_in_another_dtype() -> None:
     assert in_dtype("float32", EVERYTHING)(graded) is None
     special = replace(near, inputs=near.inputs | {"value": np.full((1, 1, 1, 1), np.inf)}, special=True)
     assert in_dtype("float32", EVERYTHING)(special) is not None
-
-
-@pytest.mark.parametrize(("name", "another"), [("the mask is ignored", False), ("bias is ignored", True)])
-def test_the_largest_error_of_a_dtype_is_examined(name: str, another: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors of another size on the same numbers are of another mistake, unless they have the same name."""
-    monkeypatch.setattr(other_dtypes, "is_another", lambda *violations: True)
-    monkeypatch.setattr(other_dtypes, "cut_down", lambda found, *others, **options: found)
-    monkeypatch.setattr(other_dtypes, "diagnosis", lambda *found: (name,))
-    told, runner = violated(3.0, diagnosis=("the mask is ignored",)), cast(Runner, SimpleNamespace(overrun=0))
-    assert examined(told, Worst(9.0, violated(9.0, "float16")), runner, 0.0).another == another
-
-
-def test_the_headline_names_what_it_does_not_explain() -> None:
-    told = [violated(3.0, rule=rule, diagnosis=("the mask is ignored",)) for rule in ("MASK-1", "MASK-3", "ATT-4")]
-    others = [violated(3.0, rule=rule) for rule in ("ATT-5", "ATT-8")]
-    headline: Any = Report.headline
-    for left, following, ending in [
-        (others, [], "3 of 5 violations; ATT-5, ATT-8 have no diagnosis"),
-        (others, others[1:], "3 of 5 violations; ATT-5 has no diagnosis; ATT-8 may follow"),
-        (others[:1], [], "3 of 4 violations; ATT-5 has no diagnosis"),
-        (
-            [violated(3.0, rule="ATT-9", diagnosis=("bias is ignored",))],
-            [],
-            "3 of 4 violations; ATT-9 has another diagnosis",
-        ),
-        ([], told[1:], "3 of 3 violations"),
-    ]:
-        report = SimpleNamespace(violations=[*told, *left], following=following)
-        assert headline.fget(report) == f"the mask is ignored: this explains the smallest cases of {ending}"
-
-
-def test_of_names_that_explain_as_many_the_likeliest_is_the_headline() -> None:
-    known = ("the window is one too wide on the left", "the mask is ignored", "each row has the mask of the first row")
-    for names in permutations(known):
-        told = [violated(3.0, rule=rule, diagnosis=names) for rule in ("MASK-1", "MASK-3")]
-        report = SimpleNamespace(violations=told, following=[])
-        headline: Any = Report.headline
-        assert headline.fget(report) == f"{names[0]}: this explains the smallest cases of 2 of 2 violations"
-    report = SimpleNamespace(violations=[violated(3.0, diagnosis=(f"{BACKWARD_ONLY}it is so",))], following=[])
-    assert headline.fget(report) == "it is so, in the backward pass only"  # after "It looks as if"
-
-
-def digits_lost(query: Any, key: Any, value: Any, *, scale: Any = None) -> Any:
-    """The same mistake in every dtype: some of its last digits are wrong."""
-    right = reference_numpy.attention(query.astype(float), key.astype(float), value.astype(float), scale=scale)
-    return (right * (1 + 40 * float(np.finfo(query.dtype).eps))).astype(query.dtype)
-
-
-def unscaled(query: Any, key: Any, value: Any, *, scale: Any = None) -> Any:
-    return reference_numpy.attention(query, key, value, scale=1.0 if scale is None else scale)
-
-
-@pytest.mark.parametrize("function", [digits_lost, unscaled])
-@pytest.mark.slow
-def test_one_mistake_in_several_dtypes_is_one(function: Any) -> None:
-    dtypes = ["float32", "float64", "float16"]
-    report = conformance.check(function, "attention", rules=["ATT-1"], dtypes=dtypes, **QUICK)
-    (found,) = report.violations
-    assert len(found.worst) > 1
-    assert not any(worst.another for worst in found.worst.values())
-
-
-def test_a_dtype_that_is_an_argument_is_not_asked_again() -> None:
-    """Positions are computed from sizes and a dtype: there are no numbers that are the same in another one."""
-    asked = Case("sinusoidal_positions", "float64", {}, {"length": 3, "width": 4, "dtype": "float64"})
-    runner = Runner(Target(lambda length, width, *, dtype: np.zeros((length, width), dtype), asked.operation).make())
-    wrong = worst(runner(AGREEMENT, asked, AGREEMENT.prepare(asked)))
-    assert not is_gone(Violation("POS-1", "a subject", wrong, "a probe", AGREEMENT, asked), "float32", runner)
-
-
-def test_a_dtype_that_is_no_librarys_path_is_not_asked() -> None:
-    """Nothing comes back then."""
-    asked = Case("silu", "float64", {"x": np.ones(3)}, {})
-    runner = PathRunner(Target(lambda x: x, asked.operation).make())
-    wrong = worst(runner(AGREEMENT, asked, AGREEMENT.prepare(asked)))
-    runner.asks = lambda case: case.dtype == "float64"
-    assert not is_gone(Violation("ACT-1", "a subject", wrong, "a probe", AGREEMENT, asked), "float32", runner)
 
 
 @pytest.mark.slow
@@ -279,13 +134,14 @@ WITHOUT = "no-causal,no-lengths,no-padding,no-segments"
 def test_one_error_is_told_once_with_its_line_and_what_declares_it(isolate: bool, tmp_path: Path) -> None:
     told: dict[str, Any] = {"rules": ["MASK-2", "MASK-3"], "dtypes": ["float32"], "shrink": False}
     report = conformance.check(maskless, "attention", arrays="numpy", isolate=isolate, **told, **QUICK)
-    first, *others = checked(report, tmp_path)["violations"]
-    assert [first["follows"], *(one["follows"] for one in others)] == [False, True]
+    subject = checked(report, tmp_path)
+    (cause,), (first, other) = subject["causes"], subject["violations"]
+    assert (cause["kind"], cause["rules"]) == ("error", ["MASK-2", "MASK-3"])
+    assert {first["cause"], other["cause"]} == {None, 0}
     line = refuse_masks.__code__.co_firstlineno + 2
-    assert first["raised_at"] == f"tests/judge/test_evidence.py:{line} in refuse_masks"
-    assert first["declare"] == f"--supports {WITHOUT}"
-    assert "raised at" in block(first)
-    assert first["declare"] in block(first)
+    assert cause["violation"]["raised_at"] == f"tests/judge/test_evidence.py:{line} in refuse_masks"
+    assert f"--supports {WITHOUT}" in block(cause, subject)
+    assert "raised at" in block(cause, subject)
     declared = f"{WITHOUT},no-window,no-dense"
     assert isolate or conformance.check(maskless, "attention", supports=declared, **told, **QUICK).conforms
 
@@ -305,15 +161,16 @@ def in_16_bits(query: Any, key: Any, value: Any) -> Any:
 @pytest.mark.parametrize(("dtypes", "told"), [(None, "--dtypes bfloat16,float16"), (["float32", "float64"], "")])
 def test_the_dtypes_in_which_the_plainest_call_is_answered_are_told(dtypes: list[str] | None, told: str) -> None:
     """Nothing is told if it is answered in none of them."""
-    (found,) = conformance.check(in_16_bits, "attention", dtypes=dtypes, **QUICK).violations
-    assert (found.rule, found.declare) == ("CALL", told)
+    report = conformance.check(in_16_bits, "attention", dtypes=dtypes, **QUICK)
+    assert [violation.rule for violation in report.violations] == ["CALL"]
+    assert options_of(report) == [told]
 
 
 def test_a_dtype_that_is_not_supported_is_declared_by_the_others() -> None:
     dtypes = ["float32", "float64"]
     report = conformance.check(without_float64, "attention", rules=["ATT-9"], dtypes=dtypes, shrink=False, **QUICK)
     (found,) = report.violations
-    assert (found.lacks, found.declare) == (("float64",), "--dtypes float32")
+    assert (found.lacks, options_of(report)) == (("float64",), ["--dtypes float32"])
 
 
 def of_two_lines(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None) -> Any:
@@ -335,10 +192,10 @@ def test_the_layout_is_declared_before_features() -> None:
     """Other lengths of keys than of queries raise an error in the wrong layout alone."""
     told: dict[str, Any] = {"rules": ["ATT-1", "ATT-8"], "dtypes": ["float32"], "supports": ["no-gqa"], "shrink": False}
     report = conformance.check(length_first, "attention", **told, **QUICK)
-    assert {violation.rule: (violation.lacks, violation.declare) for violation in report.violations} == {
-        "ATT-1": ((), ""), "ATT-8": (("cross",), "--layout BTHD"),
-    }  # fmt: skip
-    lines = block(checked(report, None)["violations"][1])
+    assert {cause.rules: cause.lacks for cause in report.causes} == {("ATT-1",): (), ("ATT-8",): ("cross",)}
+    assert "--layout BTHD" in options_of(report)
+    subject = checked(report, None)
+    (lines,) = (block(cause, subject) for cause in subject["causes"] if cause["rules"] == ["ATT-8"])
     assert "judge it again with:" in lines
     assert "--supports" not in lines
     assert conformance.check(length_first, "attention", layout="BTHD", **told, **QUICK).conforms
@@ -347,9 +204,7 @@ def test_the_layout_is_declared_before_features() -> None:
 def test_errors_of_two_lines_are_told_apart() -> None:
     told: dict[str, Any] = {"rules": ["MASK-1", "ATT-3"], "dtypes": ["float32"], "shrink": False}
     report = conformance.check(of_two_lines, "attention", **told, **QUICK)
-    assert {violation.rule: violation.declare for violation in report.violations} == {
-        "MASK-1": "--supports no-dense", "ATT-3": "--supports no-bias",
-    }  # fmt: skip
+    assert {*options_of(report)} == {"--supports no-dense", "--supports no-bias"}
     assert report.following == []
 
 
@@ -372,7 +227,7 @@ def test_a_wrong_call_has_no_line() -> None:
     (found,) = report.violations
     assert isinstance(found.finding.detail, Raised)
     assert found.finding.detail.error == "TypeError"
-    assert (found.finding.raised_at, found.declare) == ("", "")
+    assert (found.finding.raised_at, options_of(report)) == ("", [""])
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------
@@ -391,7 +246,7 @@ def test_grouped_heads_are_missed_by_every_seed(seed: int) -> None:
     told: dict[str, Any] = {"rules": ["ATT-7", "ATT-1"], "dtypes": ["float32"], "shrink": False, "effort": "quick"}
     report = conformance.check(ungrouped, "attention", seed=seed, **told)
     (found,) = report.violations
-    assert (found.rule, found.title, found.declare) == ("ATT-7", "takes gqa", "--supports no-gqa")
+    assert (found.rule, found.title, options_of(report)) == ("ATT-7", "takes gqa", ["--supports no-gqa"])
 
 
 @pytest.mark.parametrize("operation", ["attention", "attention_weights", "multi_head_attention"])
@@ -410,56 +265,6 @@ def test_claims_within_limits() -> None:
     (small,) = {(s.H, s.G) for s in telling("gqa", replace(EVERYTHING, limits={"heads": 2}))}
     assert small == (2, 1)
     assert telling("dense", replace(EVERYTHING, limits={"batch": 1}))
-
-
-# --- one gradient -----------------------------------------------------------------------------------------------------
-
-KEY = "wrong in: gradient of key only; output and the gradients of query and value conform"
-VALUE = "wrong in: gradient of value only; output and the gradients of query and key conform"
-
-
-def test_one_wrong_gradient_is_told_once() -> None:
-    ratios = iter(range(100, 200))  # no two findings are alike
-
-    def of(rule: str, line: str, *names: str) -> Violation:
-        return violated(next(ratios), rule=rule, diagnosis=(*names, line))
-
-    rules = ["ATT-1", "ATT-5", "ATT-8"]
-    first, others = separated([of(rule, KEY) for rule in rules])
-    assert (rules_of(first), rules_of(others)) == (["ATT-1"], ["ATT-5", "ATT-8"])
-    assert len(separated([of("ATT-1", KEY), of("ATT-5", VALUE)])[0]) == 2
-    names = ("gradient of key is missing: it is 0", "gradient of key is 2 times what it must be (counted twice)")
-    assert len(separated([of("ATT-1", KEY, names[0]), of("ATT-5", KEY, names[1])])[0]) == 2
-    assert len(separated([of("ATT-1", KEY, names[0]), of("ATT-5", KEY)])[0]) == 1
-    several = "wrong in: the gradients of query and key; output and gradient of value conform"
-    assert len(separated([of("ATT-1", several), of("ATT-5", several)])[0]) == 1
-    assert len(separated([of("ATT-1", several), of("ATT-5", KEY)])[0]) == 2
-    lines = (KEY, several, "wrong in: every gradient", "wrong in: output only; every gradient conforms")
-    assert [of("ATT-1", line).wrong_gradients for line in lines] == [
-        "gradient of key", "the gradients of query and key", "every gradient", "",
-    ]  # fmt: skip
-
-
-def test_one_threshold_or_one_definite_name_is_told_once() -> None:
-    first, also = ((Threshold(("K",), "first", wrong, (63, 64), 64),) for wrong in ((65,), (65, 96, 192)))
-    later = (replace(also[0], wrong=(66, 96, 192)),)
-    one, other = violated(9.0, rule="ATT-1", threshold=first), violated(5.0, "bfloat16", rule="ATT-9", threshold=also)
-    assert rules_of(separated([one, other])[1]) == ["ATT-9"]
-    assert separated([one, replace(other, threshold=later)])[1] == []
-    assert separated([one, replace(other, diagnosis=("keys past the first 64 count twice",))])[1] == []
-    scaled, masked = (
-        replace(violation, example=replace(violation.case, options=options), rule=rule, threshold=())
-        for violation, options, rule in (
-            (one, {"scale": 2.0}, "ATT-1"),
-            (other, {"mask": np.ones((1, 1), bool)}, "MASK-1"),
-        )
-    )
-    for name, following in (
-        ("keys past the first 64 are left out", 1),
-        ("perhaps: the errors are no larger than", 0),
-    ):
-        told = [replace(violation, diagnosis=(name,)) for violation in (scaled, masked)]
-        assert len(separated(told)[1]) == following
 
 
 def test_the_case_of_a_gradient_shows_its_cotangent() -> None:

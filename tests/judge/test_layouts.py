@@ -10,8 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from conformance.diagnosis.memory import STRIDES, because_of_memory
-from conformance.diagnosis.naming import diagnosis
 from hypothesis import strategies as st
 
 import torch_impl
@@ -36,6 +34,7 @@ from conformance.operations import OPERATIONS
 from conformance.operations.probes import catalogue
 from conformance.reports.sentences import describe_finding
 from conformance.runner.in_process import Runner
+from conformance.runner.memory_layouts import depends_on_layout
 from conformance.sampling.draws import drawn
 from conformance.sampling.layouts import in_memory, with_memory
 from conformance.subjects.frameworks import JaxArrays, NumpyArrays, TorchArrays
@@ -319,8 +318,7 @@ def first_violation(
         if probe.operations == (operation,) and of_memory:
             results = run_probe(probe, [runner], 10, seed, silent)
             for violation in results.violations.values():
-                assert because_of_memory(runner, violation.check, violation.example)
-                assert violation.finding.kind != "value" or diagnosis(violation, runner) == (STRIDES,)
+                assert depends_on_layout(runner, violation.check, violation.example)
                 return violation
     return None
 
@@ -376,10 +374,10 @@ def test_only_what_contiguous_arrays_make_right_is_of_memory() -> None:
     sometimes = runner_of(now_and_then)
     assert max(f.ratio for f in sometimes(AGREEMENT, case, AGREEMENT.prepare(case))) > 1
     for check, example in ((AGREEMENT, case), (TWIN, (case, case)), (MEMORY, case)):
-        assert because_of_memory(reading, check, example)
-        assert not because_of_memory(wrong, check, example)
-        assert not because_of_memory(sometimes, check, example)
-    assert not because_of_memory(reading, AGREEMENT, replace(case, memory={}))
+        assert depends_on_layout(reading, check, example)
+        assert not depends_on_layout(wrong, check, example)
+        assert not depends_on_layout(sometimes, check, example)
+    assert not depends_on_layout(reading, AGREEMENT, replace(case, memory={}))
 
 
 def test_a_view_may_be_refused_where_the_last_axis_has_another_stride_than_one() -> None:

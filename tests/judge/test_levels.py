@@ -11,7 +11,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from conformance.diagnosis.following import separated
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -74,19 +73,6 @@ def test_empty_rows_are_no_matter_of_the_core() -> None:
     core = replace(report, profile=CORE)
     assert core.conforms
     assert 0 < core.worst <= 1
-
-
-def of_an_empty_row(rule: str, row: int) -> Violation:
-    inputs = {name: np.ones((1, 1, 2, 2), np.float32) for name in ("query", "key", "value")}
-    case = Case("attention", "float32", inputs, {"mask": np.array([[False, False], [True, True]])})
-    return Violation(rule, "subject", Finding("output", INFINITE, (0, 0, row, 0)), "probe", AGREEMENT, case)
-
-
-def test_what_is_wrong_in_an_empty_row_follows_from_its_rule() -> None:
-    firsts, following = separated([of_an_empty_row("MASK-1", 0), of_an_empty_row("ATT-6", 0)])
-    assert [[violation.rule for violation in told] for told in (firsts, following)] == [["ATT-6"], ["MASK-1"]]
-    firsts, following = separated([of_an_empty_row("MASK-1", 1), of_an_empty_row("ATT-6", 0)])
-    assert following == []
 
 
 def test_other_rows_are_a_matter_of_the_core_where_some_are_empty() -> None:

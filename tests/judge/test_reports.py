@@ -24,8 +24,13 @@ from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.findings import Finding, Raised
 from conformance.checks.results import Cell, Violation
 from conformance.checks.threshold import Threshold
+from conformance.diagnosis.cause import Cause, Diagnosis, cause_kind
+from conformance.diagnosis.pattern import Pattern, Places
+from conformance.mistakes.catalogue import known_mistakes
+from conformance.mistakes.condition import Condition
 from conformance.models.real import RealFinding, RealResult
 from conformance.reports.blocks import block, expected, got
+from conformance.reports.causes import cause_content
 from conformance.reports.comparison import changes, circumstances, read_report
 from conformance.reports.content import clean, document, number, real, subject_content, violation_content
 from conformance.reports.junit import junit
@@ -54,9 +59,21 @@ SIZES = "first wrong at 17 keys (16 are right)"
 
 
 def violation(finding: Finding, target: Target, rule: str = "ATT-1") -> Violation:
-    told: dict[str, Any] = {"title": "a probe", "diagnosis": ("scale is left out",), "target": target}
-    told |= {"threshold": (Threshold(("K",), "first", (17,), (16,), 16),)}
-    return Violation(rule, target.title, finding, check=AGREEMENT, example=case(), **told)
+    sizes = (Threshold(("K",), "first", (17,), (16,), 16),)
+    return Violation(rule, target.title, finding, "a probe", AGREEMENT, case(), target=target, threshold=sizes)
+
+
+(SCALE,) = (one for one in known_mistakes() if one.id == "scores.scale-ignored")
+
+
+def cause(violation: Violation) -> Cause:
+    """A known mistake, under a condition, behind a violation of ATT-1; of others none is known."""
+    if violation.rule != "ATT-1":
+        return Cause(cause_kind(violation), (violation,))
+    mistake = SCALE.under(Condition("K", past=16, dtypes=("float32",)))
+    pattern = Pattern("output", (Places(("B",), "all", 1, 1), Places(("G", "S"), "from", 4, 2, 2)), 0.25)
+    diagnosis = Diagnosis(mistake, 3, 4, 7, (SCALE,))
+    return Cause("mistake", (violation,), diagnosis, mistake.condition, pattern, {"weights": "inputs"}, ("scale",))
 
 
 OFF = Finding("output", 12.5, (0, 2, 1, 1), 0.75, 0.5, 0.02)
@@ -72,7 +89,9 @@ def report(*findings: Finding, name: str = "kernels.py:attention", worst: float 
     cells = {"MASK-1": Cell(3, worst, worst / 2), "ATT-9": Cell(4, 0.9, -1.0)}
     cells |= {one.rule: Cell(2, one.ratio, one.ratio) for one in found}
     contents = [violation_content(one, "replays/one.json") for one in found]
-    subject = subject_content(target, EVERYTHING, ["attention"], ["MASK-1", "ATT-9", "ATT-11"], cells, contents)
+    causes = [cause_content(cause(one)) | {"violation": content} for one, content in zip(found, contents, strict=True)]
+    listed = ["MASK-1", "ATT-9", "ATT-11"]
+    subject = subject_content(target, EVERYTHING, ["attention"], listed, cells, contents, causes=causes)
     return document("check", [subject], **({"seed": 1, "effort": "quick", "cases": 3, "seconds": 1.25} | told))
 
 
@@ -128,8 +147,9 @@ def test_report_is_strict_json_of_the_schema(any_report: dict[str, Any]) -> None
 
 
 def test_every_field_of_the_schema_is_required() -> None:
-    """So that a reader may rely on it, and no field is there that nobody writes."""
-    for part in (SCHEMA, *SCHEMA["definitions"].values()):
+    """So that a reader may rely on it, and no field is there that nobody writes. A condition has what it asks for."""
+    parts = {name: part for name, part in SCHEMA["definitions"].items() if name != "condition"}
+    for part in (SCHEMA, *parts.values()):
         if part.get("additionalProperties") is False:
             assert set(part["required"]) == set(part["properties"])
 
@@ -148,7 +168,9 @@ def test_report_of_a_check(tmp_path: Path) -> None:
     result = conformance.check(unscaled, "attention", effort="quick", seed=1, rules=["ATT-1"], shrink=False)
     subject = checked(result, tmp_path)
     valid(json.loads(as_json(document("check", [subject]))))
-    (found,) = subject["violations"]
+    (found,), (behind,) = subject["violations"], subject["causes"]
+    assert behind["mistake"]["id"] == "scores.default-scale"
+    assert behind["violation"] == found | {"replay": None}
     assert (subject["target"], found["rule"], found["result"]) == (None, "ATT-1", "output")
     assert found["replay"] == json.loads(Path(found["replay_file"]).read_text())
     assert "python: conformance.replay(" in found["replay_command"]  # a local function has no name to find it by
@@ -219,15 +241,20 @@ def test_numbers_of_a_small_case_are_the_same_numbers(dtype: Any) -> None:
 
 
 def test_block() -> None:
-    text = block(report(OFF)["subjects"][0]["violations"][0])
+    known, unknown = report(OFF, NAN)["subjects"][0]["causes"]
+    text = block(known)
     told = {line[:17].strip(): line[17:] for line in text.splitlines()[1:]}
-    assert text.startswith("ATT-1 scale: scores = scale * (query . key)")
+    assert text.startswith("ATT-1: the given scale is ignored")
+    assert told["evidence"] == "explains 3 of 4 failing cases; nothing speaks against it in 7 that pass"
+    assert told["when"] == "only past 16 keys, in float32"
     assert told["where"] == "output[0, 2, 1, 1]"
     assert (told["got"], told["expected"]) == ("0.75", "0.5")
     assert told["error"] == "0.25, 12.5 times its bound of 0.02, 4.19e+06 ULP of float32"
-    assert told["diagnosis"] == "scale is left out"
+    assert told["pattern"] == "output is wrong in heads from 2 on (of 4)"
     assert told["sizes"] == SIZES
+    assert "--supports no-scale" in text
     assert told["replay"] == "conformance replay replays/one.json"
+    assert block(unknown).startswith("ATT-2: softcap: scores become ")
 
 
 # --- a trained model --------------------------------------------------------------------------------------------------
@@ -435,36 +462,34 @@ def test_page_holds_the_evidence() -> None:
     text = " ".join(read(page(report(OFF, NAN))).text.split())
     for told in (
         "2 rules violated", "output[0, 2, 1, 1]", "0.75", "12.5 times its bound of 0.02", "ULP of float32",
-        "scale is left out", "conformance replay replays/one.json", "attention(query=float32[1, 4, 2, 2]",
+        "the given scale is ignored", "conformance replay replays/one.json", "attention(query=float32[1, 4, 2, 2]",
         "no bound allows it", "key float32[1, 2, 3, 2]", "mask bool[1, 1, 2, 3]", "No case was tried.",
     ):  # fmt: skip
         assert told in text
 
 
 def test_page_is_in_the_order_of_the_terminal() -> None:
-    """The table, violations as they are listed, those that follow folded, and what is said of the subject."""
+    """The table, the causes as they are listed, and what is said of the subject."""
     content = report(OFF, NAN, BROKEN)
-    subject = content["subjects"][0] | {"headline": "scale is left out", "left_out": "float64 is skipped"}
-    last, follows, first = subject["violations"]
-    subject["violations"] = [first, last, follows | {"follows": True}]
+    subject = content["subjects"][0] | {"left_out": "float64 is skipped"}
+    first, _, third = subject["causes"]
+    subject["causes"] = [third, first | {"rules": ["ATT-1", "ATT-2"]}]
+    subject["violations"][1]["cause"] = 1
     text = page(content | {"subjects": [subject]})
-    shown, folded = text.split('<details class="following">')
-    evidence = ("output[0, 2, 1, 1]", "Smallest case found", f">{SIZES}<", "<li>scale is left out", "Try it again")
-    parts = ('<details id="ATT-1">', "<h3>ATT-3 bias ", "<h3>ATT-1 scale ")
-    own = shown.partition(parts[-1])[2]
-    assert [own.index(part) for part in evidence] == sorted(own.index(part) for part in evidence)
-    assert [shown.index(part) for part in parts] == sorted(shown.index(part) for part in parts)
-    below = (
-        "<summary",
-        "ATT-2 may follow from",
-        "<h3>ATT-2 softcap ",
-        "</details>",
-        "It looks as if",
+    parts = (
+        '<details id="ATT-1">',
+        "<h3>ATT-3: ",
+        "<h3>ATT-1, ATT-2: the given scale is ignored",
         "float64 is skipped",
     )
-    assert [folded.index(part) for part in below] == sorted(folded.index(part) for part in below)
+    assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
+    evidence = ("output[0, 2, 1, 1]", "Smallest case found", "explains 3 of 4", f">{SIZES}<", "conformance replay")
+    own = text.partition(parts[2])[2]
+    assert [own.index(part) for part in evidence] == sorted(own.index(part) for part in evidence)
+    assert "2 causes, 1 of them known, explain 3 violated rules" in text
     terminal = printed(subject)
-    assert [line.split()[0] for line in terminal.splitlines() if re.match(r"ATT-\d \w+: ", line)] == ["ATT-3", "ATT-1"]
+    headings = [line.partition(": ")[0] for line in terminal.splitlines() if re.match(r"ATT-\d[^ ]* ?\S*: ", line)]
+    assert headings == ["ATT-3", "ATT-1, ATT-2"]
 
 
 def test_rules_by_subjects() -> None:
@@ -646,11 +671,20 @@ def test_reports_of_the_first_version_can_be_compared(tmp_path: Path) -> None:
     old["schema"] = old["schema"] | {"version": 1}
     (tmp_path / "old.json").write_text(json.dumps(old))
     before, after = read_report(tmp_path / "old.json"), report(models=[model()])
-    assert circumstances(before, after) == ["format of the report: 1 -> 3"]
+    assert circumstances(before, after) == ["format of the report: 1 -> 4"]
     assert {change.kind for change in changes(before, after)} == {"other"}
-    (tmp_path / "new.json").write_text(json.dumps(old | {"schema": old["schema"] | {"version": 4}}))
-    with pytest.raises(ValueError, match="has version 4, expected 1 or 2 or 3"):
+    (tmp_path / "new.json").write_text(json.dumps(old | {"schema": old["schema"] | {"version": 5}}))
+    with pytest.raises(ValueError, match="has version 5, expected 1 or 2 or 3 or 4"):
         read_report(tmp_path / "new.json")
+
+
+def test_the_stored_run_can_be_compared_and_shown() -> None:
+    """It may be of an older version, which has no causes."""
+    stored = read_report(Path(__file__).parents[2] / "study" / "results" / "conformance.json")
+    assert changes(stored, stored) == []
+    after = report(OFF, name=stored["subjects"][0]["name"])
+    assert {change.kind for change in changes(stored, after)} >= {"worse"}
+    assert f"format of the report: {stored['schema']['version']} -> 4" in circumstances(stored, after)
 
 
 def test_ratios_of_fewer_runs_are_no_verdict() -> None:

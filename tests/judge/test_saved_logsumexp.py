@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from conformance.diagnosis.matches import DIAGNOSIS
 
 from conformance import Report, check
 from conformance.bounds import bound
@@ -19,7 +18,11 @@ from conformance.bounds.arithmetic import Precision
 from conformance.cases.case import Case
 from conformance.checks.catalogue import TWIN, twin_bound
 from conformance.checks.comparison import Finding
-from conformance.checks.findings import KnownMistake
+from conformance.checks.kept_cases import KeptCase
+from conformance.diagnosis.cause import Cause
+from conformance.diagnosis.evidence import ask_kept
+from conformance.diagnosis.explanation import judge_mistake
+from conformance.mistakes.catalogue import mistakes_of
 from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
 from tests.support.helpers import SMALL
@@ -125,6 +128,11 @@ def judged(function: Function, rules: list[str], seed: int = 1, dtype: str = "fl
     return check(function, "attention", dtypes=[dtype], **given)
 
 
+def named(cause: Cause) -> str:
+    """The id of the known mistake; empty where there is none."""
+    return "" if cause.diagnosis is None else cause.diagnosis.id
+
+
 def from_logsumexp(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None) -> Any:
     """The output, too, comes from weights exp(score - log-sum-exp)."""
     share = query.shape[1] // max(key.shape[1], 1)
@@ -136,9 +144,7 @@ def from_logsumexp(query: Any, key: Any, value: Any, *, mask: Any = None, bias: 
     return torch.exp(scores - log.masked_fill(log == -torch.inf, 0)) @ v
 
 
-ONE_NUMBER = (
-    "the backward pass takes the weights from one log-sum-exp for each row, which loses digits beside such scores"
-)
+ONE_NUMBER = "backward.logsumexp-beside-large-scores"
 RULES = ["ATT-1", "ATT-3", "ATT-4", "ATT-5", "ATT-6", "ATT-7", "ATT-10", "ATT-12"]
 LOG2E = float(np.log2(np.e))
 
@@ -156,10 +162,9 @@ def test_a_kernel_of_this_design_keeps_every_rule(dtype: str, seed: int) -> None
 
 @pytest.mark.slow
 def test_undeclared_it_breaks_one_rule_about_scores_of_any_size() -> None:
-    report = judged(kernel(), RULES)
-    (found,) = report.violations
-    assert (found.level, found.rule, found.diagnosis[0]) == ("robust", "ATT-4", ONE_NUMBER)
-    assert found.declare == "--convention saved=logsumexp"
+    (cause,) = judged(kernel(), RULES).causes
+    assert (cause.level, cause.rules, named(cause)) == ("robust", ("ATT-4",), ONE_NUMBER)
+    assert cause.conventions == {"saved": "logsumexp"}
 
 
 def test_without_a_bias_products_far_below_0_show_it() -> None:
@@ -197,7 +202,10 @@ def test_the_diagnosis_names_it() -> None:
     runner, twins, (wrong, *others) = beside_a_low_bias(kernel())
     assert [found.name for found in (wrong, *others)] == ["gradient of value", "gradient of bias"]
     assert {found.level for found in (wrong, *others)} == {"robust"}
-    assert runner(DIAGNOSIS, (TWIN, twins, wrong), None)[0].detail == KnownMistake(ONE_NUMBER)
+    evidence = ask_kept(runner, KeptCase("ATT-4", "", "", TWIN, twins, failed=True))
+    assert evidence is not None
+    (mistake,) = (mistake for mistake in mistakes_of("attention") if mistake.id == ONE_NUMBER)
+    assert judge_mistake(mistake, evidence) == "explains"
 
 
 def test_beside_large_scores_it_is_allowed_as_declared_and_no_further() -> None:
@@ -218,8 +226,7 @@ def test_beside_large_scores_it_is_allowed_as_declared_and_no_further() -> None:
     ids=["both in base 2", "their difference in base 2"],
 )
 def test_the_diagnosis_names_it_in_base_2(weight: Function) -> None:
-    (found,) = judged(kernel(HONEST._replace(weight=weight)), ["ATT-4"]).violations
-    assert found.diagnosis[0] == ONE_NUMBER
+    assert [*map(named, judged(kernel(HONEST._replace(weight=weight)), ["ATT-4"]).causes)] == [ONE_NUMBER]
 
 
 def test_weights_that_do_not_add_up_to_1() -> None:
@@ -276,4 +283,4 @@ FAULTS = {
 def test_a_wrong_logsumexp_is_caught(fault: str, dtype: str) -> None:
     report = judged(kernel(FAULTS[fault]), ["ATT-12"], dtype=dtype, saved="logsumexp")
     assert [(found.rule, found.finding.level) for found in report.violations] == [("ATT-12", "core")]
-    assert all(ONE_NUMBER not in found.diagnosis for found in report.violations)
+    assert ONE_NUMBER not in map(named, report.causes)

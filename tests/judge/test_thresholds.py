@@ -20,7 +20,7 @@ from conformance.checks.check import Check
 from conformance.checks.results import Violation
 from conformance.checks.threshold import AxisName, Threshold
 from conformance.judge.run import asking, breaks, cut_down, violation
-from conformance.judge.thresholds import by_chance, multiples, rule, thresholds_of
+from conformance.judge.thresholds import by_chance, find_thresholds, multiples, rule
 from conformance.operations import OPERATIONS
 from conformance.oracle.reference import oracle
 from conformance.reports.threshold_sentences import WORDS, describe_threshold, describe_thresholds
@@ -158,7 +158,7 @@ def test_the_smallest_sizes_and_what_is_said_of_them(
 ) -> None:
     found, runner = smallest(function, case)
     assert sizes_of(found.case) == dict.fromkeys(sizes_of(case), 1) | sizes
-    assert sentence in describe_thresholds(thresholds_of(found, runner, 60))
+    assert sentence in describe_thresholds(find_thresholds(found, runner, 60))
 
 
 def neighbours(x: Any, positions: Any) -> Any:
@@ -170,7 +170,7 @@ def test_a_single_pair_that_hides_the_mistake_is_no_right_size() -> None:
     case = Case("rotary_embedding", "float32", {"x": numbers(2, 1, 3, 8), "positions": np.arange(1, 4)}, {})
     found, runner = smallest(neighbours, case, supports=[])
     assert found.case.inputs["x"].shape == (1, 1, 1, 4)
-    assert thresholds_of(found, runner, 60) == ()
+    assert find_thresholds(found, runner, 60) == ()
 
 
 def blocks_of_4(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -215,7 +215,7 @@ def tails_of_4(x: Any, weight: Any, bias: Any = None) -> Any:
 def test_norms(function: Function, case: Case, sizes: dict[str, int], sentence: str) -> None:
     found, runner = smallest(function, case, supports=["no-gradients"])
     assert sizes_of(found.case).items() >= sizes.items()
-    assert sentence in describe_thresholds(thresholds_of(found, runner, 60))
+    assert sentence in describe_thresholds(find_thresholds(found, runner, 60))
 
 
 def other_cases() -> dict[str, tuple[Function, Case, dict[str, int], str]]:
@@ -329,7 +329,7 @@ def test_every_operation_is_cut(operation: str) -> None:
     least = dict.fromkeys(sizes_of(case), 1) | ({"offset": 0} if "offset" in sizes_of(case) else {})
     least = {name: size for name, size in least.items() if not name.startswith("rows ")}
     assert sizes_of(found.case) == least | sizes
-    assert sentence in describe_thresholds(thresholds_of(found, runner, 60))
+    assert sentence in describe_thresholds(find_thresholds(found, runner, 60))
 
 
 # --- what is cut, and how ---------------------------------------------------------------------------------------------
@@ -474,7 +474,7 @@ def test_what_passes_when_asked_again_is_not_the_smallest_case() -> None:
     found, runner = smallest(now_and_then, attention_case(K=40))
     assert sizes_of(found.case)["K"] > 9
     assert not found.steady
-    assert thresholds_of(found, runner) == ()
+    assert find_thresholds(found, runner) == ()
 
 
 def test_what_never_fails_again_stays_as_it_was() -> None:
@@ -503,7 +503,7 @@ def test_few_calls_are_enough() -> None:
     _, runner = found = smallest(counted, case)
     assert calls <= 40
     calls = 0
-    assert thresholds_of(*found, 60)
+    assert find_thresholds(*found, 60)
     assert calls <= 80
     assert runner.overrun == 0
 

@@ -22,7 +22,7 @@ from conformance.reports.sentences import describe_finding
 from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
 from reference_numpy import silu as reference_silu
-from tests.support.helpers import SMALL
+from tests.support.helpers import SMALL, names_of_causes
 
 SUBJECT = """
 import ctypes, os, signal, time
@@ -108,8 +108,8 @@ def checked(subject: Path, name: str, workers: int = 2, **given: Any) -> Report:
 
 def found(report: Report) -> Any:
     """All but the time."""
-    violations = [(v.rule, str(v.finding), v.title, str(v.case), v.diagnosis) for v in report.violations]
-    return report.rules, violations, report.untried, report.declaration
+    violations = [(v.rule, str(v.finding), v.title, str(v.case)) for v in report.violations]
+    return report.rules, violations, names_of_causes(report), report.untried, report.declaration
 
 
 def worker_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:

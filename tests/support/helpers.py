@@ -11,6 +11,9 @@ from typer.testing import CliRunner
 
 from conformance.cli import app
 from conformance.cli.console import console
+from conformance.judge.report import Report
+from conformance.reports.causes import describe_declaration
+from conformance.reports.subjects import checked
 from conformance.subjects.subject import JaxSubject, NumpySubject, Subject, TorchSubject
 from specification.engines import Choice
 from specification.masks import Mask, map_arrays
@@ -72,6 +75,20 @@ def command(*words: object, width: int = 200) -> tuple[int, str]:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout
+
+
+def names_of_causes(report: Report) -> list[tuple[str, str]]:
+    """The rules that are violated, each with the id of the known mistake behind it, or the kind of its cause."""
+    names = {rule: cause.kind if cause.diagnosis is None else cause.diagnosis.id
+             for cause in report.causes for rule in cause.rules}  # fmt: skip
+    return [(violation.rule, names[violation.rule]) for violation in report.violations]
+
+
+def options_of(report: Report) -> list[str]:
+    """Of each cause the options that declare it, or nothing."""
+    subject = checked(report, None)
+    declared = (describe_declaration(cause, subject) for cause in subject["causes"])
+    return ["" if one is None else one[1] for one in declared]
 
 
 def by_reference(package: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def inputs(*, padded: str = "") -> dict[str, torch.Tensor]:
 
 
 def wrong_scale(module: Any, *tensors: Any, scaling: float, **more: Any) -> Any:
-    return attention_forward(module, *tensors, scaling=1.1 * scaling, **more)
+    return attention_forward(module, *tensors, scaling=scaling**2, **more)
 
 
 def wrong_scale_and_mean_in_empty_rows(module: Any, query: Any, key: Any, value: Any, *mask: Any, **more: Any) -> Any:
@@ -118,7 +118,7 @@ def always_causal(module: Any, query: Any, key: Any, value: Any, mask: Any, **mo
 
 
 def wrong_scale_always_causal(module: Any, query: Any, *others: Any, scaling: float, **more: Any) -> Any:
-    return always_causal(module, query, *others, scaling=1.1 * scaling, **more)
+    return always_causal(module, query, *others, scaling=scaling**2, **more)
 
 
 def heads_in_another_order_always_causal(module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
@@ -128,7 +128,7 @@ def heads_in_another_order_always_causal(module: Any, query: Any, key: Any, valu
 def wrong_scale_for_these_sizes_alone(module: Any, query: Any, *others: Any, scaling: float, **more: Any) -> Any:
     if query.shape[1:] != (4, 12, 8):
         raise ValueError("4 heads, 12 queries and width 8")
-    return attention_forward(module, query, *others, scaling=1.1 * scaling, **more)
+    return attention_forward(module, query, *others, scaling=scaling**2, **more)
 
 
 def output_without_gradient(module: Any, *tensors: Any, **more: Any) -> Any:

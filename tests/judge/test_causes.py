@@ -1,0 +1,383 @@
+"""What is behind violations: small wrong kernels as people write them, and the causes that the judge finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import conformance
+import reference_numpy
+from conformance.cases.case import Case
+from conformance.diagnosis.cause import Cause
+from conformance.diagnosis.choice import Chooser
+from conformance.diagnosis.evidence import Evidence, weigh
+from conformance.diagnosis.explanation import is_consistent, judge_mistake, learn_condition, screen
+from conformance.diagnosis.pattern import Places, find_pattern, find_places
+from conformance.judge.report import Report
+from conformance.mistakes.call import Call
+from conformance.mistakes.condition import ALWAYS, Condition
+from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.planting import PlantedSubject
+from conformance.reports.causes import cause_content, describe_condition, describe_pattern
+from specification import Causal
+from tests.support.helpers import SMALL
+
+Function = Callable[..., Any]
+
+
+def judged(function: Any, *rules: str, operation: str = "attention", **given: Any) -> Report:
+    options: dict[str, Any] = {
+        "effort": "quick",
+        "seed": 1,
+        "profile": "strict",
+        "dtypes": ["float32"],
+        "shrink": False,
+    }
+    if operation == "attention":
+        options["limits"] = SMALL
+    return conformance.check(function, operation, rules=rules or None, **(options | given))
+
+
+def identities(report: Report) -> list[str]:
+    """The known mistakes behind a report, or kinds of causes without one."""
+    return [cause.kind if cause.diagnosis is None else cause.diagnosis.id for cause in report.causes]
+
+
+def only(report: Report) -> Cause:
+    (cause,) = report.causes
+    return cause
+
+
+# --- one known mistake ------------------------------------------------------------------------------------------------
+
+
+def attend(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    return reference_numpy.attention(query, key, value, **options)
+
+
+def inverted(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    return attend(query, key, value, mask=None if mask is None else ~np.asarray(mask))
+
+
+def test_a_known_mistake_is_named_with_its_evidence() -> None:
+    """One cause for all rules of masks. What it breaks first leads, and all its failing cases are explained."""
+    report = judged(inverted, "MASK-1", "MASK-2", "MASK-3", "MASK-4")
+    cause = only(report)
+    diagnosis = cause.diagnosis
+    assert diagnosis is not None
+    assert (cause.kind, diagnosis.id, cause.lead.rule) == ("mistake", "masks.inverted", "MASK-1")
+    assert diagnosis.explained == diagnosis.failing > 3
+    assert {*cause.rules} == {violation.rule for violation in report.violations}
+    assert report.following == [violation for violation in report.violations if violation.rule != "MASK-1"]
+    assert (cause.level, cause.lacks, cause.condition) == ("core", (), ALWAYS)
+    assert str(report).count("True is taken for forbidden") == 1
+
+
+def mean_removed(x: Any, weight: Any, *, eps: float) -> Any:
+    wide = x.astype(float)
+    wide -= wide.mean(tuple(range(-weight.ndim, 0)), keepdims=True)
+    return reference_numpy.rms_norm(wide, weight.astype(float), eps=eps).astype(x.dtype)
+
+
+def over_all_rows(log_probabilities: Any, targets: Any, *, ignored_target: int = -100, reduction: str = "mean") -> Any:
+    given = {"ignored_target": ignored_target}
+    if reduction != "mean":
+        return reference_numpy.nll_loss(log_probabilities, targets, reduction=reduction, **given)
+    total = reference_numpy.nll_loss(log_probabilities, targets, reduction="sum", **given)
+    return (total / max(targets.size, 1)).astype(log_probabilities.dtype)
+
+
+def neighbours(x: Any, positions: Any, *, base: float = 10000.0) -> Any:
+    return reference_numpy.rotary_embedding(x, positions, base=base, pairing="interleaved")
+
+
+@pytest.mark.parametrize(
+    ("function", "operation", "rule", "name"),
+    [
+        (mean_removed, "rms_norm", "NORM-7", "norms.mean-subtracted"),
+        (over_all_rows, "nll_loss", "LOSS-2", "losses.mean-over-all-rows"),
+        (neighbours, "rotary_embedding", "POS-3", "rotary.pairing"),
+    ],
+)
+def test_mistakes_of_other_operations_are_named(function: Function, operation: str, rule: str, name: str) -> None:
+    report = judged(function, rule, operation=operation, supports=["no-gradients"])
+    assert identities(report)[0] == name
+
+
+# --- several, or one under a condition --------------------------------------------------------------------------------
+
+
+def of_two_mistakes(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None) -> Any:
+    bias = None if bias is None else 2 * bias
+    return inverted(query, key, value, mask=mask) if bias is None else attend(query, key, value, mask=mask, bias=bias)
+
+
+def test_two_mistakes_are_two_causes() -> None:
+    """Each rule is explained by its own."""
+    report = judged(of_two_mistakes, "MASK-1", "ATT-3")
+    assert {*identities(report)} == {"masks.inverted", "scores.bias-twice"}
+    rules = {cause.diagnosis.id: cause.rules for cause in report.causes if cause.diagnosis is not None}
+    assert rules == {"masks.inverted": ("MASK-1",), "scores.bias-twice": ("ATT-3",)}
+
+
+def unmasked_past_20(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    return attend(query, key, value, mask=None if key.shape[2] > 20 else mask)
+
+
+def test_the_size_past_which_a_mistake_shows_is_learned() -> None:
+    cause = only(
+        judged(unmasked_past_20, "MASK-1", "MASK-3", limits=SMALL | {"keys": 40, "queries": 40}, effort="default")
+    )
+    assert cause.diagnosis is not None
+    assert cause.condition is not None
+    assert (cause.diagnosis.id, cause.condition.axis) == ("masks.ignored", "K")
+    assert 10 < cause.condition.past <= 20
+    told = describe_condition(cause_content(cause)["condition"])
+    assert told == f"only past {cause.condition.past} keys"
+
+
+def unscaled_in_float16(query: Any, key: Any, value: Any) -> Any:
+    return attend(query, key, value, scale=1.0 if query.dtype == np.float16 else None)
+
+
+def test_the_dtype_of_a_mistake_is_learned() -> None:
+    cause = only(judged(unscaled_in_float16, "ATT-1", "ATT-8", "ATT-9", dtypes=["float32", "float16"]))
+    assert cause.diagnosis is not None
+    assert (cause.diagnosis.id, cause.diagnosis.values["scale"]) == ("scores.default-scale", "1")
+    assert cause.condition == Condition(dtypes=("float16",))
+
+
+def test_a_slip_in_the_backward_pass_is_named() -> None:
+    torch_impl = pytest.importorskip("torch_impl")
+
+    def counted_twice(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        return torch_impl.attention(query, key, 2 * value - value.detach(), mask=mask)
+
+    report = judged(counted_twice, "ATT-1", "ATT-12", "MASK-3", arrays="torch")
+    cause = only(report)
+    assert cause.diagnosis is not None
+    assert cause.diagnosis.id == "backward.factor"
+    assert cause.lead.rule == "ATT-12"
+    assert {violation.finding.name for violation in report.violations} == {"gradient of value"}
+
+
+def with_a_finite_fill(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    empty_rows = "zero" if mask is None or 0 in mask.shape else "mean"
+    return attend(query, key, value, mask=mask, empty_rows=empty_rows)
+
+
+def test_empty_rows_with_the_mean_are_one_cause_of_their_rule() -> None:
+    report = judged(with_a_finite_fill, "MASK-1", "MASK-2", "ATT-6")
+    cause = only(report)
+    assert cause.diagnosis is not None
+    assert (cause.rules, cause.level) == (("ATT-6",), "robust")
+    mistakes = (cause.diagnosis.mistake, *cause.diagnosis.alternatives)
+    assert {"empty_rows.filled", "fills.number-put"} & {mistake.id for mistake in mistakes}
+
+
+# --- no known mistake -------------------------------------------------------------------------------------------------
+
+
+def of_inputs_dtype(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    """Weights are rounded to the dtype of the inputs before they meet the values."""
+    weights = reference_numpy.attention_weights(query, key, mask=mask).astype(np.float32)
+    groups = query.shape[1] // max(key.shape[1], 1)
+    return (weights @ np.repeat(value, groups, axis=1).astype(np.float32)).astype(query.dtype)
+
+
+def test_lost_digits_conform_under_a_convention() -> None:
+    report = judged(of_inputs_dtype, "ATT-9", "ATT-8", dtypes=["bfloat16"])
+    cause = only(report)
+    assert (cause.kind, cause.diagnosis, cause.level) == ("digits", None, "strict")
+    assert cause.conventions == {"weights": "inputs"}
+    assert judged(of_inputs_dtype, "ATT-9", "ATT-8", dtypes=["bfloat16"], conventions=dict(cause.conventions)).conforms
+
+
+def wrong_columns(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    output = attend(query, key, value, mask=mask)
+    output[..., 2:] += np.float32(0.25) * query[..., :1]
+    return output
+
+
+def test_what_no_mistake_explains_has_a_pattern() -> None:
+    cause = only(judged(wrong_columns, "ATT-1", "ATT-8", "MASK-1"))
+    assert (cause.kind, cause.diagnosis) == ("numbers", None)
+    assert {"ATT-8", "MASK-1"} <= {*cause.rules}
+    assert cause.pattern is not None
+    assert (cause.pattern.places[-1].axis, cause.pattern.places[-1].kind, cause.pattern.places[-1].start) == (
+        ("V",), "from", 2,
+    )  # fmt: skip
+    assert "columns of value from 2 on" in str(describe_pattern(cause_content(cause)["pattern"]))
+
+
+def refuse_masks(mask: Any) -> None:
+    if mask is not None:
+        raise NotImplementedError(f"no mask {np.shape(mask)}")
+
+
+def without_masks(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    refuse_masks(mask)
+    return attend(query, key, value)
+
+
+def test_one_error_in_several_features_is_one_cause() -> None:
+    cause = only(judged(without_masks, "MASK-1", "MASK-2", "MASK-3"))
+    assert (cause.kind, {*cause.rules}) == ("error", {"MASK-1", "MASK-2", "MASK-3"})
+    assert {"dense", "lengths", "padding", "causal"} <= {*cause.lacks}
+    assert cause.lead.finding.raised_at.endswith(" in refuse_masks")
+
+
+class NowAndThen:
+    """Every other call is 10 % off."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, query: Any, key: Any, value: Any) -> Any:
+        self.calls += 1
+        return attend(query, key, value) * np.float32(1 + 0.1 * (self.calls % 2))
+
+
+def test_what_depends_on_earlier_calls_is_a_cause_of_its_own() -> None:
+    assert identities(judged(NowAndThen(), "ATT-1", "ATT-8", "ATT-13", name="mine"))[0] == "state"
+
+
+def test_what_depends_on_memory_is_a_cause_of_its_own() -> None:
+    torch = pytest.importorskip("torch")
+    import torch_impl
+
+    def reading_on(query: Any, key: Any, value: Any) -> Any:
+        count = value.untyped_storage().nbytes() // value.element_size() - value.storage_offset()
+        if value.numel() <= count:
+            strides = torch.empty(value.shape).stride()
+            value = torch.as_strided(value, value.shape, strides, value.storage_offset())
+        return torch_impl.attention(query, key, value)
+
+    cause = only(judged(reading_on, "ATT-13", "ATT-8", arrays="torch", supports=["no-gradients"]))
+    assert (cause.kind, cause.rules) == ("memory", ("ATT-13",))
+
+
+def test_a_right_kernel_has_no_causes() -> None:
+    def right(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None) -> Any:
+        return attend(query, key, value, mask=mask, scale=scale)
+
+    report = judged(right, "MASK-1", "ATT-1", "ATT-8")
+    assert (report.causes, report.conforms) == ([], True)
+
+
+# --- evidence made by hand --------------------------------------------------------------------------------------------
+
+
+def attention_case(width: int = 4, keys: int = 5, seed: int = 0, dtype: str = "float32", **options: Any) -> Case:
+    rng = np.random.default_rng(seed)
+    shapes = {"query": (1, 2, 3, width), "key": (1, 2, keys, width), "value": (1, 2, keys, 3)}
+    inputs = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+    return Case("attention", dtype, inputs, options, {"output": rng.normal(size=(1, 2, 3, 3)).astype(dtype)})
+
+
+def scaled_by(name: str, scale: Callable[[int], float]) -> Mistake:
+    return Mistake(
+        name, "ATT-1", name, lambda call: call.steps.changed(scale=scale(call.case.inputs["query"].shape[-1]))
+    )
+
+
+QUARTER = scaled_by("scale.quarter", lambda width: 0.25)
+INVERSE = scaled_by("scale.inverse", lambda width: 1 / width)
+
+
+def evidence_of(mistake: Mistake, case: Case) -> Evidence:
+    found = weigh(Call(case), PlantedSubject(mistake)(case))
+    assert found is not None
+    return found
+
+
+def test_a_mistake_explains_is_spoken_against_or_silent() -> None:
+    wrong, alike = evidence_of(QUARTER, attention_case(9)), evidence_of(QUARTER, attention_case(4))
+    right = evidence_of(QUARTER.under(Condition("K", past=5)), attention_case(9))
+    assert [judge_mistake(QUARTER, one) for one in (wrong, alike, right)] == ["explains", "explains", "against"]
+    assert [judge_mistake(INVERSE, one) for one in (wrong, alike, right)] == ["against", "explains", "against"]
+    silent = scaled_by("scale.right", lambda width: width**-0.5)
+    assert [judge_mistake(silent, one) for one in (wrong, right)] == ["silent", "silent"]
+    assert is_consistent(QUARTER, wrong)
+    assert not is_consistent(INVERSE, wrong)
+    assert not is_consistent(silent, wrong)
+
+
+def test_mistakes_that_explain_no_case_are_not_looked_at_again() -> None:
+    failing = [evidence_of(QUARTER, attention_case(9, seed=seed)) for seed in range(3)]
+    assert [one.mistake.id for one in screen([QUARTER, INVERSE], failing)] == ["scale.quarter"]
+    backward = [evidence_of(QUARTER.under(Condition(passes="backward")), attention_case(9))]
+    (found,) = screen([QUARTER, INVERSE], backward)
+    assert found.mistake.condition.passes == "backward"
+
+
+def drawn_like(widths: tuple[int, ...]) -> Callable[[Evidence], Any]:
+    return lambda evidence: (attention_case(width, seed=seed) for seed, width in enumerate(widths, 1))
+
+
+@pytest.mark.parametrize(("mistakes", "name"), [([QUARTER, INVERSE], "scale.inverse"), ([QUARTER], None)])
+def test_a_chance_agreement_is_refuted_by_experiments(mistakes: list[Mistake], name: str | None) -> None:
+    """At 4 columns 1 / 4 is 1 / D. Without other cases the first of both names would be chosen."""
+    failing = [evidence_of(INVERSE, attention_case(4, seed=seed)) for seed in (1, 2)]
+
+    def chosen(widths: tuple[int, ...]) -> list[str]:
+        ask = Chooser(failing, [], mistakes, drawn_like(widths), lambda case: evidence_of(INVERSE, case))
+        return [one.mistake.id for one in ask.choose()]
+
+    assert chosen(()) == ["scale.quarter"]
+    assert chosen((4, 6, 9, 3, 8, 5, 12, 16)) == ([] if name is None else [name])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "condition"),
+    [
+        ([{}], [], ALWAYS),
+        ([{"keys": 9}, {"keys": 20}], [{"keys": 8}, {"keys": 2}], Condition("K", past=8)),
+        ([{"keys": 9}, {"keys": 20}], [{"keys": 30}], Condition("K", up_to=20)),
+        ([{"keys": 9}, {"keys": 21}], [{"keys": 8}, {"keys": 30}], Condition("K", past=2, partial=2)),
+        ([{"keys": 8}, {"keys": 24}], [{"keys": 9}, {"keys": 30}, {"keys": 4}], Condition("K", whole=8)),
+        ([{"dtype": "float16"}], [{"dtype": "float32"}], Condition(dtypes=("float16",))),
+        ([{"scale": 0.3}], [{"keys": 6}, {"keys": 4}], Condition(features=("scale",))),
+        ([{}, {"mask": Causal(2)}], [{"scale": 0.3}, {"scale": 0.1, "mask": Causal(2)}], Condition(lacks=("scale",))),
+        ([{}], [{}], None),
+    ],
+)
+def test_the_simplest_condition_is_learned(wrong: Any, right: Any, condition: Condition | None) -> None:
+    explained, others = (
+        [Evidence(Call(attention_case(**given)), {}, frozenset()) for given in several] for several in (wrong, right)
+    )
+    assert learn_condition(explained, others) == condition
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "start", "stride"),
+    [
+        ("1111", "all", 0, 1),
+        ("0100", "one", 1, 1),
+        ("0011", "from", 2, 1),
+        ("1100", "up to", 1, 1),
+        ("010101", "every", 1, 2),
+        ("1001001", "every", 0, 3),
+        ("110100", "some", 0, 1),
+    ],
+)
+def test_places_are_described(wrong: str, kind: Any, start: int, stride: int) -> None:
+    places = np.array([digit == "1" for digit in wrong])
+    assert find_places(("K",), places) == Places(("K",), kind, len(wrong), wrong.count("1"), start, stride)
+
+
+def test_the_pattern_is_of_the_first_wrong_result() -> None:
+    case = attention_case()
+    answers = PlantedSubject(QUARTER.under(Condition("K", past=100)))(case)
+    assert find_pattern(Evidence(Call(case), answers, frozenset())) is None
+    answers["output"][:, 1] += 1
+    answers["gradient of key"][:] = 0
+    found = weigh(Call(case), answers)
+    assert found is not None
+    pattern = find_pattern(found)
+    assert pattern is not None
+    assert (pattern.result, pattern.share) == ("output", 0.5)
+    assert [place.kind for place in pattern.places] == ["all", "one", "all", "all"]

@@ -1,0 +1,243 @@
+"""The catalogue of known mistakes is sound: names, sentences, and predictions for any case of their operations."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conformance.cases.case import Case
+from conformance.cases.declaration import EVERYTHING, FEATURES
+from conformance.cases.expectations import Planted
+from conformance.cases.facts import operations
+from conformance.checks.catalogue import AGREEMENT, EMPTY_ROWS, PLANTED, TWIN
+from conformance.checks.check import Check
+from conformance.checks.judged_rules import JUDGED
+from conformance.mistakes.call import Call
+from conformance.mistakes.catalogue import TOPICS, known_mistakes, load_topic, mistakes_of, planted_mistakes
+from conformance.mistakes.condition import ALWAYS, Condition, past, size_of
+from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.planting import PlantedMistake, PlantedSubject
+from conformance.operations.corpus import entries_for
+from conformance.reports.causes import mistake_content
+from conformance.sampling.draws import drawn
+from conformance.sampling.operations import operation_cases
+from conformance.subjects.subject import NumpySubject
+from specification.dtypes import FLOATING
+
+DRAWN, FROZEN = 8, 3
+"""Cases of each operation that are drawn, and frozen ones of each check, of which some have special values."""
+LARGEST = 2**14
+CHECKS = (AGREEMENT, EMPTY_ROWS, PLANTED, TWIN)
+
+
+@cache
+def calls_of(operation: str) -> list[Call]:
+    """Small cases of an operation, each with its exact results, which all mistakes share."""
+    dtypes = [dtype for dtype in FLOATING if dtype != "float64"]  # whose exact results are slow
+    cases = [case for _, case in drawn(operation_cases(operation, dtypes), 2 * DRAWN, 1)]
+    calls = [Call(case) for case in cases if number_count(case) < LARGEST][:DRAWN]
+    entries = [entry for entry in entries_for({operation}, EVERYTHING) if number_count(entry.case) < LARGEST]
+    for check in CHECKS:
+        frozen = [entry.example for entry in entries if entry.check == check]
+        calls += [call_of(check, example) for example in frozen[:: max(1, len(frozen) // FROZEN)]]
+    return calls
+
+
+def call_of(check: Check[Any, Any], example: Any) -> Call:
+    """The call of an example that its check asks, with what the check compares it with."""
+    *_, exact, bounds = check.prepare(example)
+    case = example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
+    return Call.judged_by(case, exact, bounds)
+
+
+def number_count(case: Case) -> int:
+    return sum(array.size for array in case.inputs.values())
+
+
+def some_variants(mistake: Mistake) -> list[Mistake]:
+    """All of a few, else the first, one of the middle and the last."""
+    variants = [*mistake.variants()]
+    return variants if len(variants) < 4 else [variants[0], variants[len(variants) // 2], variants[-1]]
+
+
+# --- entries ----------------------------------------------------------------------------------------------------------
+
+
+def test_identities_are_unique_and_made_of_words() -> None:
+    ids = [mistake.id for mistake in known_mistakes()]
+    assert [name for name, count in Counter(ids).items() if count > 1] == []
+    assert [name for name in ids if not re.fullmatch(r"[a-z][a-z_]*\.[a-z0-9]+(-[a-z0-9]+)*", name)] == []
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_entries_speak_of_what_exists(topic: str) -> None:
+    ids = {mistake.id for mistake in known_mistakes()}
+    for mistake in load_topic(topic).MISTAKES:
+        assert mistake.rule in JUDGED, mistake
+        assert mistake.operations, mistake
+        assert {*mistake.operations} <= operations().keys() & {*TOPICS[topic]}, mistake
+        assert {*mistake.equivalent} <= ids - {mistake.id}, mistake
+        assert all(mistake in mistakes_of(operation) for operation in mistake.operations)
+        assert not mistake.values, mistake
+        assert mistake.condition == ALWAYS, mistake
+        assert mistake.lacks in ("", "BHTD", *FEATURES), mistake
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_every_variant_is_told_in_one_line(topic: str) -> None:
+    for mistake in load_topic(topic).MISTAKES:
+        told = [mistake_content(variant)["says"] for variant in mistake.variants()]
+        for says in told:
+            assert says, mistake
+            assert says == says.strip(), mistake
+            assert not re.search(r"[\n{}]|[^.]\.$", says), (mistake, says)
+        named = [name for name in mistake.parameters if f"{{{name}" in mistake.says]
+        assert named == [*mistake.parameters] or len({*told}) < len(told), f"{mistake}: a parameter is not told"
+
+
+def test_what_is_planted_stands_in_the_catalogue() -> None:
+    entries = {mistake.id: mistake for mistake in known_mistakes()}
+    for planted in planted_mistakes():
+        entry = entries[planted.id]
+        assert planted.under(ALWAYS).change is entry.change
+        assert planted.values.keys() == entry.parameters.keys(), planted
+    told = [(one.operation, one.title) for one in map(PlantedMistake, planted_mistakes())]
+    assert [one for one, count in Counter(told).items() if count > 1] == []
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_predictions_are_results_of_the_case(topic: str) -> None:
+    """Every mistake can be asked about any case of its operations, and every topic shows in some."""
+    shown: set[str] = set()
+    for operation in TOPICS[topic]:
+        for mistake in (one for one in load_topic(topic).MISTAKES if operation in one.operations):
+            for variant in some_variants(mistake):
+                for call in calls_of(operation):
+                    for prediction in variant.predict(call):
+                        told = f"{variant} of {call.case}"
+                        assert prediction.results.keys() <= call.right.keys(), told
+                        for name, predicted in prediction.results.items():
+                            assert predicted.shape == call.right[name].shape, f"{told}: {name}"
+                            bounds = prediction.bounds[name]
+                            assert np.broadcast_shapes(bounds.shape, predicted.shape) == predicted.shape, told
+                            assert not np.any(bounds < 0), told
+                        shown.add(mistake.id)
+    assert shown
+
+
+def attention_call(Q: int = 3, K: int = 5, dtype: str = "float32", **options: Any) -> Call:
+    rng = np.random.default_rng(Q * K)
+    shapes = {"query": (1, 4, Q, 2), "key": (1, 2, K, 2), "value": (1, 2, K, 3)}
+    inputs = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+    cotangents = {"output": rng.normal(size=(1, 4, Q, 3)).astype(dtype)}
+    return Call(Case("attention", dtype, inputs, options, cotangents))
+
+
+NOTHING: dict[str, Callable[[Call], Any]] = {
+    "no change": lambda call: None,
+    "the same case": lambda call: call.case,
+    "the same steps": lambda call: call.steps,
+    "the same results": lambda call: call.right,
+}
+
+
+@pytest.mark.parametrize("change", NOTHING.values(), ids=NOTHING)
+def test_a_planted_change_of_nothing_gives_the_definitions_answers(change: Callable[[Call], Any]) -> None:
+    mistake = Mistake("none.none", "ATT-1", "nothing is wrong", change)
+    call = attention_call(scale=0.3)
+    own, right = PlantedSubject(mistake)(call.case), NumpySubject()(call.case)
+    assert own.keys() == right.keys()
+    for name, array in right.items():
+        assert own[name].dtype == array.dtype
+        np.testing.assert_allclose(own[name], array, atol=float(np.max(call.bounds[name])))
+    for prediction in mistake.predict(call):
+        assert not any(prediction.differs(name, call.right[name], call.bounds[name]) for name in prediction.results)
+        assert all(prediction.agrees(name, array) for name, array in right.items())
+
+
+UNSCALED = Mistake("scores.unscaled", "ATT-1", "the scale is {scale}",
+                   lambda call, scale: call.steps.changed(scale=scale), parameters={"scale": (1.0, 2.0)})  # fmt: skip
+
+
+def test_a_prediction_is_kept_apart_from_what_is_right() -> None:
+    call = attention_call()
+    (prediction,) = UNSCALED.choose().predict(call)
+    assert prediction.differs("output", call.right["output"], call.bounds["output"])
+    assert prediction.agrees("output", prediction.results["output"].astype(np.float32))
+    assert not prediction.agrees("output", call.right["output"].astype(np.float32))
+    assert not prediction.agrees("output", prediction.results["output"][:, :1])
+    assert UNSCALED.choose().predict(Call(Case("silu", "float32", {"x": np.ones(3, np.float32)}))) == []
+
+
+def test_a_mistake_that_no_case_has_room_for_predicts_nothing() -> None:
+    """Of a case that the definition refuses once it is changed, too."""
+    ones = np.ones((2, 3), np.float32)
+    call = Call(Case("rms_norm", "float32", {"x": ones, "weight": ones[0]}, {"eps": 1e-5}))
+    refused = replace(call.case, inputs={"x": ones, "weight": ones[:, 0]})
+    for changed in (None, [None, None], refused):
+        mistake = Mistake("none.none", "NORM-1", "", lambda call, changed=changed: changed, ("rms_norm",))
+        assert mistake.predict(call) == []
+
+
+# --- values and conditions --------------------------------------------------------------------------------------------
+
+
+def test_values_are_chosen() -> None:
+    assert [dict(variant.values) for variant in UNSCALED.variants()] == [{"scale": 1.0}, {"scale": 2.0}]
+    assert UNSCALED.choose().values == {"scale": 1.0}
+    assert str(UNSCALED.choose(scale=2.0)) == "scores.unscaled (scale=2.0)"
+    assert mistake_content(UNSCALED.choose(scale=2.0))["says"] == "the scale is 2.0"
+    with pytest.raises(ValueError, match="has no parameter block"):
+        UNSCALED.choose(block=3)
+
+
+@pytest.mark.parametrize(
+    ("condition", "clauses", "holds"),
+    [
+        (ALWAYS, 0, True),
+        (Condition("K", past=4), 1, True),
+        (Condition("K", past=5), 1, False),
+        (Condition("K", up_to=5), 1, True),
+        (Condition("K", up_to=4), 1, False),
+        (past("K", 2, partial=True), 2, True),
+        (Condition("K", whole=2), 1, False),
+        (Condition("H", past=3), 1, True),
+        (Condition("BH", past=4), 1, False),
+        (Condition("rows", past=1), 1, False),
+        (Condition(dtypes=("float32", "float64")), 1, True),
+        (Condition(dtypes=("float16",)), 1, False),
+        (Condition(features=("gqa", "scale")), 2, True),
+        (Condition(features=("causal",)), 1, False),
+        (Condition(lacks=("causal", "bias")), 2, True),
+        (Condition(lacks=("gqa",)), 1, False),
+        (Condition(passes="backward"), 1, True),
+    ],
+)
+def test_a_condition_holds_for_cases(condition: Condition, clauses: int, holds: bool) -> None:
+    call = attention_call(scale=0.3)
+    assert (condition.clauses, condition.holds(call)) == (clauses, holds)
+    assert bool(UNSCALED.choose().under(condition).predict(call)) is holds
+
+
+def test_a_condition_keeps_one_pass() -> None:
+    names = {
+        passes: {*UNSCALED.choose().under(Condition(passes=passes)).predict(attention_call())[0].results}
+        for passes in ("both", "forward", "backward")
+    }
+    assert names["forward"] == {"output"}
+    assert names["backward"] == {"gradient of query", "gradient of key", "gradient of value"}
+    assert names["both"] == names["forward"] | names["backward"]
+
+
+def test_sizes_of_axes() -> None:
+    assert [size_of(attention_call(3, 5), axis) for axis in ("Q", "K", "G", "H", "BH", "rows")] == [3, 5, 2, 4, 4, 0]
