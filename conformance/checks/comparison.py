@@ -214,6 +214,8 @@ def units_in_the_last_place(finding: Finding, case: Case) -> float:
     if finding.kind != "value" or not np.isfinite(finding.got) or not np.isfinite(finding.expected):
         return float("inf")
     dtype = expected_dtype(finding.name, case)
+    if dtype not in PRECISION:  # whole numbers, as a step's
+        return float(abs(finding.got - finding.expected))
     digits, smallest = PRECISION[dtype]
     exponent = max(np.frexp(abs(finding.expected))[1], smallest)
     return float(abs(finding.got - finding.expected) / 2.0 ** (int(exponent) - digits))

@@ -11,8 +11,8 @@ from conformance.cases.case import Case
 from conformance.checks.check import Check
 from conformance.checks.levels import CORE
 
-LARGEST = 2**20
-"""Bytes of the arrays of one case at most; a mistake is told apart on small cases."""
+LARGEST = 2**18
+"""Numbers of one case at most; a mistake is told apart on small cases."""
 FAILING, PASSING = 3, 2
 """Cases that are kept for each probe: the smallest that fail and that pass."""
 EXACT = "float64"
@@ -36,11 +36,16 @@ class KeptCase:
 
     @property
     def size(self) -> int:
-        return bytes_of(self.check.case_of(self.example))
+        return count_numbers(self.check.case_of(self.example))
 
 
-def bytes_of(case: Case) -> int:
-    return sum(array.nbytes for array in (*case.inputs.values(), *case.cotangents.values()))
+def count_numbers(case: Case) -> int:
+    """Numbers of the inputs, and pairs of queries and keys: about what a prediction computes."""
+    count = sum(array.size for array in (*case.inputs.values(), *case.cotangents.values()))
+    query, key = case.inputs.get("query"), case.inputs.get("key")
+    if query is not None and key is not None and query.ndim == 4:
+        count += query[..., 0].size * key.shape[2]
+    return count
 
 
 @dataclass

@@ -69,12 +69,16 @@ def explain_numbers(
         mistakes,
         partial(draw_cases, declaration=runner.declaration, probes=probes),
         partial(ask_fresh, runner),
+        [one for key, one in own.items() if key in violations] or None,
     )
     left = dict(violations)
     chosen = chooser.choose() if failing else []
     for explanation in chosen:
         explained = {id(one) for one in explanation.explained}
-        follow = [left.pop(key) for key in [*left] if key in own and id(own[key]) in explained]
+        rules = {one.kept.rule for one in explanation.explained if one.kept is not None}
+        follow = [
+            left.pop(key) for key in [*left] if (id(own[key]) in explained if key in own else left[key].rule in rules)
+        ]
         if not follow and len(explanation.explained) > 1:  # behind rules whose own violation has another cause
             follow = make_violation(explanation.explained, runner.name)
         if follow:

@@ -17,8 +17,8 @@ ASKED = 8
 """Experiments for one choice: each halves what is left, and no more than some dozens of mistakes ever fit."""
 TRIED = 60
 """Cases that are drawn for them; on most, two mistakes that fit so far differ as little as on those before."""
-WEIGHED = 40
-"""Mistakes, those that explain most failing cases, that are held against the passing ones."""
+WEIGHED, BATCH = 40, 10
+"""Mistakes that are held against all evidence: those that explain most of the failing cases, ten at a time."""
 ROUNDS = 4
 """How often conditions are learned anew: each round brings some cases more."""
 CONTENDERS = 12
@@ -35,7 +35,8 @@ Draw = Callable[[Evidence], Iterator[Case]]
 class Chooser:
     """The evidence, and the search for mistakes in it.
 
-    failing, passing: evidence, the smallest first; experiments add to it. draw, ask_fresh: for experiments.
+    failing, passing: evidence, the smallest first; experiments add to it. draw, ask_fresh: for experiments. due: the
+    failing cases that must be explained, those of violations; all unless given.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class Chooser:
         mistakes: Iterable[Mistake],
         draw: Draw,
         ask_fresh: AskFresh,
+        due: Iterable[Evidence] | None = None,
     ) -> None:
         self.failing, self.passing = [*failing], [*passing]
         self.mistakes, self.draw, self.ask_fresh = [*mistakes], draw, ask_fresh
+        self.due = {id(one) for one in (failing if due is None else due)}
         self.narrowed: dict[int, Explanation] = {}
         """By the identity of an explanation: the same under the condition that was learned last."""
 
@@ -55,7 +58,7 @@ class Chooser:
         """Return explanations in the order of what they explain, each with its condition."""
         chosen: list[Explanation] = []
         uncovered = [*self.failing]
-        while uncovered and len(chosen) < MOST:
+        while len(chosen) < MOST and any(id(one) in self.due for one in uncovered):
             found = self.choose_one(uncovered)
             if found is None:
                 break
@@ -69,13 +72,15 @@ class Chooser:
     def choose_one(self, uncovered: Sequence[Evidence]) -> Explanation | None:
         """The mistake that explains most of the uncovered cases, with nothing against it."""
         explanations = screen(self.mistakes, uncovered)
+        failing, passing = [*self.failing], [*self.passing]
+        for start in range(0, len(failing), BATCH):  # the smallest first: most mistakes leave at once
+            for explanation in explanations:
+                for evidence in failing[start : start + BATCH]:
+                    explanation.weigh(evidence)
+            explanations.sort(key=lambda one: covers(one, uncovered) - len(one.unlike), reverse=True)
+            explanations = explanations[:WEIGHED]
         for explanation in explanations:
-            for evidence in self.failing:
-                explanation.weigh(evidence)
-        explanations.sort(key=lambda one: covers(one, uncovered), reverse=True)
-        explanations = explanations[:WEIGHED]
-        for explanation in explanations:
-            for evidence in self.passing:
+            for evidence in passing:
                 explanation.weigh(evidence)
         for _ in range(ROUNDS):
             fitting = [

@@ -24,7 +24,7 @@ from conformance.checks.catalogue import (
 from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import judge, no_others, promised
 from conformance.checks.findings import Finding
-from conformance.checks.kept_cases import KeptCase
+from conformance.checks.kept_cases import LARGEST, KeptCase
 from conformance.mistakes.call import Call
 from conformance.mistakes.mistake import Mistake, Prediction
 from conformance.runner.in_process import JudgeError, Runner
@@ -32,6 +32,8 @@ from conformance.subjects.subject import Answers, Subject
 
 MOST = 40
 """Failing and passing cases that are asked again, of each. The sketch of this method told mistakes apart with fewer."""
+NUMBERS = 2**19
+"""Numbers of all of them together, failing or passing, at most."""
 SEVERAL = (AGREEMENT, EMPTY_ROWS, MEMORY, DESCRIPTION, SHAPES, PLANTED, TWIN, TOWERING)
 """Checks that compare the answers to one call with exact results."""
 
@@ -97,10 +99,13 @@ def ask(runner: Runner, case: Case) -> Answers | None:
 
 def collect_evidence(runner: Runner, kept: Iterable[KeptCase], always: Iterable[KeptCase] = ()) -> list[Evidence]:
     """Ask the subject some of the kept cases once more, and all of `always`, the smallest first."""
-    chosen = [*always]
+    chosen = [one for one in always if one.size <= LARGEST]
     for failed in (True, False):
         found = [one for one in kept if one.failed == failed and one.check in SEVERAL]
-        chosen += sorted(found, key=order_by_turns(found))[:MOST]
+        room = NUMBERS
+        for one in sorted(found, key=order_by_turns(found))[:MOST]:
+            room -= one.size
+            chosen += [one] if room >= 0 else []
     asked = (ask_kept(runner, one) for one in chosen)
     return sorted((evidence for evidence in asked if evidence is not None), key=lambda evidence: evidence.size)
 

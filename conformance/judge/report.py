@@ -107,14 +107,19 @@ def report_of(target: Target, judgement: Judgement, effort: str, seconds: float,
     causes = [name_target(cause, by_identity, target, limit) for cause in judgement.causes]
     violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))
     declaration, never_given = judgement.runner.declaration, judgement.runner.never_given
-    told = (rules, violations, judgement.untried, seconds, versions())
     left_out, declared = judged_here(declaration)
-    told += "; ".join(filter(None, [left_out, not_reached(results, rules)])), declared
+    told = "; ".join(filter(None, [left_out, not_reached(results, rules)]))
     return Report(
         target,
         effort,
         judgement.seed,
-        *told,
+        rules,
+        violations,
+        judgement.untried,
+        seconds,
+        versions(),
+        told,
+        declared,
         never_given=never_given,
         profile=profile,
         chosen=tuple(judgement.rules or ()),

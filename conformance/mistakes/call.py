@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from conformance.bounds import bound
+from conformance.cases.arrays import heads_of, joined
 from conformance.cases.axes import Sizes
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
@@ -15,6 +17,7 @@ from conformance.cases.features import features_of
 from conformance.mistakes.attention_steps import AttentionSteps, Forward, Gradients
 from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import sizes_of
+from reference_numpy.multi_head_attention import split_heads
 
 Results = dict[str, np.ndarray]
 """Results and gradients by name, in float64."""
@@ -55,6 +58,11 @@ class Call:
         return AttentionSteps.of_case(self.case)
 
     @cached_property
+    def inside(self) -> Call:
+        """The call of attention that multi-head attention makes."""
+        return Call(attention_inside(self.case))
+
+    @cached_property
     def forward(self) -> Forward:
         return self.steps.forward()
 
@@ -68,5 +76,33 @@ class Call:
         """The exact results, rounded to float64."""
         return {name: exact.high for name, exact in self.exact.items()}
 
+    @cached_property
+    def largest(self) -> dict[str, tuple[float, float]]:
+        """By result: the largest finite number of what is right, and of its bounds."""
+        names = self.right.keys() & self.bounds.keys()
+        return {name: (largest_finite(self.right[name]), largest_finite(self.bounds[name])) for name in names}
+
     def cotangent(self, name: str = "output") -> np.ndarray:
         return self.case.cotangents[name].astype(float)
+
+
+Split = Callable[[np.ndarray, int], np.ndarray]
+"""[B, T, H * W] and H as [B, H, T, W]."""
+
+
+def attention_inside(case: Case, split: Split = split_heads, split_cotangent: Split = split_heads) -> Case:
+    """The call of attention that multi-head attention makes, with arrays in float64."""
+    wide = {name: array.astype(float) for name, array in joined(case.inputs).items()}
+    inputs = {name: array for name, array in wide.items() if name in ("bias", "sinks")}
+    for name, heads in heads_of(case).items():
+        inputs[name] = split(wide[name] @ wide[f"{name}.weight"] + wide.get(f"{name}.bias", 0), heads)
+    heads, weight = case.options["num_heads"], wide["output.weight"]
+    bars = {name: split_cotangent(bar.astype(float) @ weight.T, heads) for name, bar in case.cotangents.items()}
+    options = {name: value for name, value in case.options.items() if name != "num_heads"}
+    return replace(
+        case, operation="attention", inputs=inputs, options=options, cotangents=bars, memory={}, constants=()
+    )
+
+
+def largest_finite(array: np.ndarray) -> float:
+    return float(np.max(np.abs(array), initial=0, where=np.isfinite(array)))

@@ -27,6 +27,9 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "positions": ("sinusoidal_positions", "learned_positions", "alibi_bias", "relative_position_bias"),
     "rotary": ("rotary_embedding", "rotary_frequencies"),
     "lookups": ("embedding", "learned_positions", "relative_position_bias"),
+    "precision": ATTENTION,
+    "multi_head": ("multi_head_attention",),
+    "feed_forward": ("feed_forward", "gated_feed_forward", "silu"),
     "losses": ("cross_entropy", "nll_loss"),
     "optimizers": ("adam_step", "sgd_step", "clip_by_global_norm"),
 }

@@ -221,14 +221,12 @@ def with_bounds(call: Call, results: Results) -> Prediction:
     """
     bounds = {}
     for name, array in results.items():
-        right, limits = call.right.get(name), call.bounds.get(name)
-        if right is None or limits is None:
+        if name not in call.right or name not in call.bounds:
             continue
-        largest_right, largest, limit = (
-            np.max(np.abs(a), initial=0, where=np.isfinite(a)) for a in (right, array, limits)
-        )
-        growth = max(1.0, largest / largest_right) if largest_right else 1.0
+        largest_right, limit = call.largest[name]
+        sizes = np.abs(array)
+        sizes = np.where(np.isfinite(sizes), sizes, 0)
+        growth = max(1.0, float(sizes.max(initial=0)) / largest_right) if largest_right else 1.0
         digits = PRECISION.get(expected_dtype(name, call.case), (np.inf, 0))[0]  # whole numbers are not rounded
-        rounding = 2.0**-digits * np.abs(array)
-        bounds[name] = np.asarray(2 * (limit * growth + np.where(np.isfinite(rounding), rounding, 0)))
+        bounds[name] = np.asarray(2 * (limit * growth + 2.0**-digits * sizes))
     return Prediction({name: np.asarray(results[name], float) for name in bounds}, bounds)

@@ -49,7 +49,7 @@ def dtype_named(name: str) -> Any:
 
 @dataclass(frozen=True)
 class PlantedMistake:
-    """A mistake to be caught by its rule. It has the form of a `Fault`."""
+    """A mistake to be caught by its rule. `selftest` plants it."""
 
     mistake: Mistake
     arrays: str = "numpy"
@@ -64,8 +64,10 @@ class PlantedMistake:
 
     @property
     def name(self) -> str:
+        """The mistake, its condition, and the operation where it is not attention; no other has the same."""
         condition = self.mistake.condition
-        return str(self.mistake) if condition.clauses == 0 else f"{self.mistake} {condition_text(condition)}"
+        where = "" if self.operation == "attention" else f" in {self.operation}"
+        return str(self.mistake) + where + (f" {condition_text(condition)}" if condition.clauses else "")
 
     @property
     def title(self) -> str:
@@ -75,6 +77,9 @@ class PlantedMistake:
         subject = PlantedSubject(self.mistake)
         subject.name = self.title
         return subject
+
+    def make_right(self) -> None:
+        """There is no right twin to be judged beside it: it is the definition."""
 
 
 def condition_text(condition: Any) -> str:

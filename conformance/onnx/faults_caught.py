@@ -17,8 +17,8 @@ from conformance.onnx.cases import Arrays
 from conformance.onnx.running import Bridged, objection, outputs_of
 from conformance.onnx.translation import Translated, Translation
 from conformance.runner.limits import TooSlow, limited
-from conformance.selftest.faults.fault import Fault
-from conformance.subjects.subject import Subject
+from conformance.selftest.selftest import Planted
+from conformance.subjects.subject import NumpySubject, Subject
 
 OPERATIONS = (
     *("attention", "attention_weights", "attention_logsumexp", "layer_norm", "rms_norm"),
@@ -33,19 +33,19 @@ TIME_LIMIT = 10.0
 class Catch:
     """Names of cases: those that the fault was put to, those that caught it, and those that would by our bounds."""
 
-    fault: Fault
+    fault: Planted
     asked: list[str] = field(default_factory=list)
     by_onnx: list[str] = field(default_factory=list)
     by_bounds: list[str] = field(default_factory=list)
 
 
-def catches(faults: Iterable[Fault], cases: Collection[Bridged]) -> Iterator[Catch]:
+def catches(faults: Iterable[Planted], cases: Collection[Bridged]) -> Iterator[Catch]:
     """One for each fault of an operation that ONNX has cases for."""
     return (caught(fault, cases) for fault in faults if fault.operation in OPERATIONS)
 
 
-def caught(fault: Fault, cases: Iterable[Bridged]) -> Catch:
-    wrong, right = fault.target().make(), fault.right_target().make()
+def caught(fault: Planted, cases: Iterable[Bridged]) -> Catch:
+    wrong, right = fault.make(), fault.make_right() or NumpySubject()
     catch = Catch(fault)
     for case in cases:
         parts = outputs_asked(wrong, fault.operation, case.translation)

@@ -1,8 +1,7 @@
 """`conformance dev corpus`: draw a new version of the frozen corpus.
 
 For every planted fault, the smallest case that shows it by the rule it names; each case once. Cases of the version
-before are kept. With `--harvest` only what attention is given in a trained model is added, with `--chosen` only the
-cases of `corpus_cases.py`.
+before are kept. With `--harvest` only what attention is given in a trained model is added.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from conformance.models.stepwise import taken_steps
 from conformance.operations.corpus import HERE
 from conformance.operations.probes import probes_of
 from conformance.runner.in_process import Runner
-from conformance.selftest import corpus_cases
-from conformance.selftest.faults import Fault, planted
+from conformance.selftest.selftest import Planted, everything_planted
 from reference_numpy.multi_head_attention import linear, split_heads
 from specification import KeyPadding
 
@@ -40,14 +38,14 @@ LARGEST = 100_000
 
 
 def failing() -> Iterator[tuple[str, tuple[str, ...], Violation]]:
-    """(the fault's name, its probe's operations, the violation with its smallest case) for every fault in NumPy."""
-    for fault in planted():
+    """(name, its probe's operations, the violation with its smallest case) for all that is planted in NumPy."""
+    for fault in everything_planted():
         if fault.arrays == "numpy":
             yield from islice(shown(fault), 1)
 
 
-def shown(fault: Fault) -> Iterator[tuple[str, tuple[str, ...], Violation]]:
-    subject = fault.target().make()
+def shown(fault: Planted) -> Iterator[tuple[str, tuple[str, ...], Violation]]:
+    subject = fault.make()
     for probe in probes_of(fault.rule, fault.operation, subject.declaration):
         runner = Runner(subject)
         results = run_probe(probe, [runner], EXAMPLES, SEED, silent)
@@ -71,13 +69,6 @@ def harvested() -> Iterator[dict[str, Any]]:
         yield fields | {"shows": f"attention {layer} of all-MiniLM-L6-v2 in {dtype}", "material": encode(case)}
 
 
-def drawn() -> Iterator[dict[str, Any]]:
-    """The cases of `corpus_cases.py`."""
-    for one, fault, example in corpus_cases.drawn():
-        fields = {"rule": fault.rule, "title": one.title, "operations": [fault.operation]}
-        yield fields | {"examined_by": one.check.name, "shows": fault.name, "material": encode(example)}
-
-
 def line(shows: str, operations: tuple[str, ...], violation: Violation) -> dict[str, Any]:
     # Uncut: its sizes are then those of generated cases, for which JAX has compiled.
     example = violation.example if violation.uncut is None else violation.uncut
@@ -85,9 +76,9 @@ def line(shows: str, operations: tuple[str, ...], violation: Violation) -> dict[
     return fields | {"examined_by": violation.check.name, "shows": shows, "material": encode(example)}
 
 
-def build(harvest: bool, chosen: bool) -> None:
+def build(harvest: bool) -> None:
     """Add cases to the corpus, and write the file and its manifest."""
-    new = harvested() if harvest else drawn() if chosen else (line(*part) for part in failing())
+    new = harvested() if harvest else (line(*part) for part in failing())
     path = FOLDER / "cases.jsonl"
     old = [json.loads(entry) for entry in path.read_bytes().splitlines()] if path.exists() else []
     found: dict[str, dict[str, Any]] = {}

@@ -33,8 +33,7 @@ from conformance.judge.run import breaks, cases_of, run_refusals, seed_of
 from conformance.operations.probes import probes_of
 from conformance.runner.in_process import TIME_LIMIT, Runner
 from conformance.sampling.draws import Rows, drawn, of_seed, own_seed
-from conformance.selftest.faults import Fault
-from conformance.selftest.selftest import chosen, groups
+from conformance.selftest.selftest import Planted, choose_planted, group_planted
 
 CASES, ENOUGH = 60, 20
 """For each probe, or each row of a plan; and for faults that are sure to be caught."""
@@ -118,10 +117,10 @@ def mean_of_products(factors: Sequence[float], count: int) -> float:
     return means[count]
 
 
-def detections_of(faults: Collection[Fault], cases: int, seed: int) -> list[Detection]:
+def detections_of(faults: Sequence[Planted], cases: int, seed: int) -> list[Detection]:
     """Of faults that are asked together."""
-    first = next(iter(faults))
-    runners = {fault.title: Runner(fault.target().make(), TIME_LIMIT) for fault in faults}
+    first = faults[0]
+    runners = {fault.title: Runner(fault.make(), TIME_LIMIT) for fault in faults}
     refused = run_refusals({first.rule}, list(runners.values()), first.operation).violations
     detections = {title: Detection(title) for title in runners}
     for title, found in detections.items():
@@ -191,10 +190,10 @@ def starts_the_same(strategy: SearchStrategy[Any], seed: int) -> bool:
 
 def measure(only: Collection[str] | None, cases: int, seed: int) -> Iterator[Detection]:
     """only: as in `selftest`."""
-    faults = chosen(only)
+    faults = choose_planted(only)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what faults make of their numbers
-        for group in groups(faults):
+        for group in group_planted(faults):
             yield from detections_of([faults[index] for index in group], cases, seed)
 
 

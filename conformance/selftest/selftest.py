@@ -1,7 +1,8 @@
-"""Is the judge itself to be trusted? Planted faults must be caught, and what they are made from must conform.
+"""Is the judge itself to be trusted? What is planted must be caught, and what it is made from must conform.
 
-Faults with the same rule, operation, framework and declaration are asked together, with the right ones beside them on
-the very same cases. A fault is caught by a violation of its own rule; what other rules say of it does not count.
+Known mistakes and bad behaviours with the same rule, operation, framework and declaration are asked together, with the
+right functions that behaviours are made from beside them on the very same cases. One is caught by a violation of its
+own rule; what other rules say of it does not count.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import multiprocessing
 import secrets
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
+from typing import Protocol, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -21,19 +25,69 @@ from conformance.cases.declaration import listed
 from conformance.checks.results import Results
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import STUCK, run_probe, run_refusals, silent
+from conformance.mistakes.catalogue import planted_mistakes
+from conformance.mistakes.planting import PlantedMistake
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import balls_available
 from conformance.reports.sentences import describe_finding
 from conformance.runner.cores import kind, start, together
 from conformance.runner.in_process import TIME_LIMIT, Runner
-from conformance.selftest.faults import Fault, absent, planted
+from conformance.selftest.behaviours import behaviours, missing_frameworks
+from conformance.subjects.subject import Subject
 
 WORKERS = 2
+MANY = 1000
+"""More than the members of any group."""
+Work = TypeVar("Work")
+
+
+class Planted(Protocol):
+    """A `PlantedMistake` or a `Behaviour`."""
+
+    @property
+    def rule(self) -> str:
+        """The rule that must catch it."""
+
+    @property
+    def operation(self) -> str: ...
+
+    @property
+    def arrays(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str:
+        """Rule and name; no other has the same."""
+
+    def make(self) -> Subject: ...
+
+    def make_right(self) -> Subject | None:
+        """What it is made from; None for the definition, which is judged by other tests."""
+
+
+@cache
+def everything_planted() -> tuple[Planted, ...]:
+    """Return every known mistake and every behaviour, always in the same order."""
+    return (*(PlantedMistake(mistake) for mistake in planted_mistakes()), *behaviours())
+
+
+def choose_planted(only: Collection[str] | None) -> tuple[Planted, ...]:
+    """Return those of these rules, operations or frameworks, or with these words in their names; all for None."""
+    if not only:
+        return everything_planted()
+    words = listed(only)
+
+    def is_meant(one: Planted, word: str) -> bool:
+        return word in (one.rule, one.operation, one.arrays) or word in one.name
+
+    return tuple(one for one in everything_planted() if any(is_meant(one, word) for word in words))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of faults: titles of those caught and missed, and what was found wrong with right ones."""
+    """Titles of what was caught and missed, and what was found wrong with right functions."""
 
     caught: tuple[str, ...] = ()
     missed: tuple[str, ...] = ()
@@ -46,7 +100,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Score:
-    """A whole self-test. skipped: why some faults were not planted."""
+    """A whole self-test. skipped: why some were not planted."""
 
     effort: str
     seed: int
@@ -59,7 +113,7 @@ class Score:
 
     @property
     def share(self) -> float:
-        """Of the planted faults that were caught."""
+        """Of what was planted, that was caught."""
         return len(self.outcome.caught) / max(self.planted, 1)
 
     @property
@@ -68,37 +122,35 @@ class Score:
 
 
 class Suspect(Runner):
-    """Runs checks on a fault until a violation of its own rule has been seen."""
+    """Runs checks on what is planted until a violation of its own rule has been seen."""
 
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(fault.target().make(), TIME_LIMIT)
-        self.rule = fault.rule
+    def __init__(self, planted: Planted) -> None:
+        super().__init__(planted.make(), TIME_LIMIT)
+        self.rule = planted.rule
 
     def violates(self, rule: str) -> None:
-        """Stop at the fault's own rule."""
+        """Stop at its own rule."""
         if rule == self.rule:
             self.overrun = STUCK
 
 
-# --- faults that are asked together -----------------------------------------------------------------------------------
+# --- what is asked together -------------------------------------------------------------------------------------------
 
 
-def groups(faults: Collection[Fault]) -> list[list[int]]:
-    """Indices of faults that the same cases test, largest group first."""
-    subjects = (fault.target().make() for fault in faults)
-    return together(
-        [(f.rule, f.operation, f.arrays, kind(s.declaration)) for f, s in zip(faults, subjects, strict=True)]
-    )
+def group_planted(planted: Sequence[Planted]) -> list[list[int]]:
+    """Return the indices of those that the same cases test, largest group first."""
+    return together([(p.rule, p.operation, p.arrays, kind(p.make().declaration)) for p in planted])
 
 
-def judged(faults: Collection[Fault], effort: str, seed: int) -> Outcome:
-    """Of faults that are asked together."""
-    first = next(iter(faults))
-    suspects = {fault.title: Suspect(fault) for fault in faults}
-    right = [Runner(target.make(), TIME_LIMIT) for target in {f.right: f.right_target() for f in faults}.values()]
+def judge_together(planted: Sequence[Planted], effort: str, seed: int) -> Outcome:
+    """Judge what the same cases test by its rule."""
+    first = planted[0]
+    suspects = {one.title: Suspect(one) for one in planted}
+    subjects = {subject.name: subject for one in planted if (subject := one.make_right()) is not None}
+    right = [Runner(subject, TIME_LIMIT) for subject in subjects.values()]
     results = Results()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what faults make of their numbers
+        warnings.simplefilter("ignore")  # what wrong functions make of their numbers
         for probe in probes_of(first.rule, first.operation, suspects[first.title].declaration):
             asked = [suspect for suspect in suspects.values() if suspect.overrun < STUCK]
             results.include(run_probe(probe, [*asked, *right], EFFORTS[effort], seed, silent))
@@ -114,28 +166,31 @@ def judged(faults: Collection[Fault], effort: str, seed: int) -> Outcome:
 # --- the whole --------------------------------------------------------------------------------------------------------
 
 
-def chosen(only: Collection[str] | None) -> tuple[Fault, ...]:
-    """Faults of these rules, operations or frameworks, or with these words in their names; all of them for None."""
-    faults = planted()
-    if not only:
-        return faults
-    return tuple(f for f in faults if any(w in (f.rule, f.operation, f.arrays) or w in f.name for w in listed(only)))
+def judge_group(only: Collection[str] | None, group: Sequence[int], effort: str, seed: int) -> Outcome:
+    planted = choose_planted(only)
+    return judge_together([planted[index] for index in group], effort, seed)
 
 
-def work(only: Collection[str] | None, group: list[int], effort: str, seed: int) -> Outcome:
-    faults = chosen(only)
-    return judged([faults[index] for index in group], effort, seed)
+def share_groups(
+    work: Callable[..., Work],
+    planted: Sequence[Planted],
+    only: Collection[str] | None,
+    effort: str,
+    seed: int,
+    workers: int,
+    most: int = MANY,
+) -> Iterator[Work]:
+    """Yield `work(only, group, effort, seed)` for each group of what is planted, as they come.
 
-
-def outcomes(only: Collection[str] | None, effort: str, seed: int, workers: int) -> Iterator[Outcome]:
-    """One for each group, as they come."""
-    all_of_them = groups(chosen(only))
+    most: members of a group; larger ones are divided.
+    """
+    groups = [group[first : first + most] for group in group_planted(planted) for first in range(0, len(group), most)]
     if workers < 2:
-        yield from (work(only, group, effort, seed) for group in all_of_them)
+        yield from (work(only, group, effort, seed) for group in groups)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, WORKERS), mp_context=context, initializer=start) as pool:
-        futures = [pool.submit(work, only, group, effort, seed) for group in all_of_them]
+        futures = [pool.submit(work, only, group, effort, seed) for group in groups]
         for future in as_completed(futures):
             yield future.result()
 
@@ -145,35 +200,51 @@ def selftest(
     seed: int | None = None,
     workers: int = WORKERS,
     only: Collection[str] | None = None,
-    progress: Callable[[int, int], None] = lambda done, of: None,
+    progress: Callable[[int, int], None] = lambda done, count: None,
 ) -> Score:
-    """Plant every fault, and say which of them their rules have caught.
+    """Plant every known mistake and behaviour, and say which of them their rules have caught.
 
-    effort: as in `check`. seed: a fresh one unless given. workers: processes, two at most. only: rules, operations or
-    frameworks ("numpy", "torch", "jax"), or words in the faults' names. progress: told how many faults are done.
+    Args:
+        effort: as in `check`.
+        seed: a fresh one unless given.
+        workers: processes, two at most.
+        only: rules, operations or frameworks ("numpy", "torch", "jax"), or words in names.
+        progress: is called with how many are done, and of how many.
 
-    ValueError for an effort that does not exist, or when nothing is chosen.
+    Raises:
+        ValueError: for an effort that does not exist, or when nothing is chosen.
     """
-    if effort not in EFFORTS:
-        raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
-    count = len(chosen(only))
-    if not count:
-        raise ValueError(f"no planted fault is called {', '.join(only or ())}")
-    seed = secrets.randbelow(2**32) if seed is None else seed
+    planted, seed = check_arguments(effort, seed, only)
     outcome = Outcome()
-    for part in outcomes(only, effort, seed, workers):
+    for part in share_groups(judge_group, planted, only, effort, seed, workers):
         outcome += part
-        progress(len(outcome.caught) + len(outcome.missed), count)
-    skipped = tuple(f"{name} is not installed: its faults were skipped" for name in absent())
+        progress(len(outcome.caught) + len(outcome.missed), len(planted))
+    skipped = tuple(f"{name} is not installed: its behaviours were skipped" for name in missing_frameworks())
     if not balls_available():
         skipped += ("python-flint is not installed: float64 was skipped",)
     return Score(effort, seed, outcome, skipped)
 
 
+def check_arguments(effort: str, seed: int | None, only: Collection[str] | None) -> tuple[tuple[Planted, ...], int]:
+    """Return what is chosen, and the seed; ValueError where they cannot be used."""
+    if effort not in EFFORTS:
+        raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
+    planted = choose_planted(only)
+    if not planted:
+        raise ValueError(f"nothing that is planted is called {', '.join(only or ())}")
+    return planted, secrets.randbelow(2**32) if seed is None else seed
+
+
+def topic_of(title: str) -> str:
+    """The topic of a known mistake, by its id; "behaviours" for the others."""
+    name = title.split(" ", 1)[1]
+    return name.split(".", 1)[0] if "." in name.split(" ", 1)[0] else "behaviours"
+
+
 def show(score: Score, console: Console) -> None:
-    """The faults that were missed, the right ones that were not acquitted, and the score."""
+    """Print what was missed, the right functions that were not acquitted, and the score by topic."""
     if score.outcome.missed:
-        table = Table("rule", "missed", title="planted faults that their rule has missed", title_justify="left")
+        table = Table("rule", "missed", title="planted, and missed by its rule", title_justify="left")
         for title in sorted(score.outcome.missed):
             table.add_row(*title.split(" ", 1))
         console.print(table)
@@ -181,18 +252,26 @@ def show(score: Score, console: Console) -> None:
         console.print(Text.assemble(("false alarm", "red"), f" {alarm}"))
     for line in score.skipped:
         console.print(line)
-    caught = f"{len(score.outcome.caught)} of {score.planted} planted faults were caught by the rule they break"
-    console.print(f"{caught} ({score.share:.1%}), effort {score.effort}, seed {score.seed}")
+    caught = Counter(map(topic_of, score.outcome.caught))
+    topics = sorted({*caught, *map(topic_of, score.outcome.missed)})
+    missed = Counter(map(topic_of, score.outcome.missed))
+    console.print(", ".join(f"{topic} {caught[topic]}/{caught[topic] + missed[topic]}" for topic in topics))
+    count = f"{len(score.outcome.caught)} of {score.planted} planted faults were caught by the rule they break"
+    console.print(f"{count} ({score.share:.1%}), effort {score.effort}, seed {score.seed}")
 
 
 def main(
     effort: str = "default", seed: int | None = None, workers: int = WORKERS, only: Collection[str] | None = None
 ) -> int:
-    """What the command line does: 0 if all was caught and nothing else, 1 if not, 2 for a wrong argument."""
+    """Run the self-test for the command line.
+
+    Returns:
+        0 if all was caught and nothing else, 1 if not, 2 for a wrong argument.
+    """
     console = Console(markup=False)
     try:
         with console.status("loading the frameworks") as status:
-            score = selftest(effort, seed, workers, only, lambda done, of: status.update(f"{done} of {of} faults"))
+            score = selftest(effort, seed, workers, only, lambda done, count: status.update(f"{done} of {count} done"))
     except ValueError as error:
         console.print(str(error))
         return 2

@@ -19,7 +19,7 @@ from conformance.oracle.reference import oracle
 from conformance.runner.in_process import Runner
 from conformance.sampling.draws import drawn
 from conformance.sampling.strategies import attention_cases
-from conformance.selftest.faults import Fault, planted
+from conformance.selftest.selftest import Planted, everything_planted
 from conformance.subjects.subject import Subject
 
 TITLES = (
@@ -28,7 +28,7 @@ TITLES = (
     "ATT-9 weights in bfloat16",
     "ATT-5 exp off by 2e-5",
 )
-"""Planted faults that are a matter of digits only."""
+"""Planted mistakes that are a matter of digits only."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Sensitivity:
         return self.runs == self.of
 
 
-def slightly_wrong() -> list[Fault]:
+def slightly_wrong() -> list[Planted]:
     """The faults, in the order of `TITLES`."""
-    by_title = {fault.title: fault for fault in planted()}
+    by_title = {planted.title: planted for planted in everything_planted()}
     return [by_title[title] for title in TITLES]
 
 
@@ -60,16 +60,16 @@ def ratio_of(case: Case, subject: Subject) -> float:
     return max(finding.ratio for finding in judge(case, subject(case), oracle(case), bound(case)))
 
 
-def caught(fault: Fault, seed: int) -> bool:
+def caught(fault: Planted, seed: int) -> bool:
     """By a default run of its rule."""
-    runner = Runner(fault.target().make())
+    runner = Runner(fault.make())
     probes = probes_of(fault.rule, fault.operation, runner.declaration)
     every_result = (run_probe(probe, [runner], EFFORTS["default"], seed, silent) for probe in probes)
     return any(results.violations for results in every_result)
 
 
-def sensitivity(fault: Fault, count: int, runs: int, seed: int) -> Sensitivity:
-    subject = fault.target().make()
+def sensitivity(fault: Planted, count: int, runs: int, seed: int) -> Sensitivity:
+    subject = fault.make()
     cases = attention_cases(dtypes=("float32",), gradients=False, declaration=subject.declaration)
     ratios = [ratio_of(case, subject) for _, case in drawn(cases, count, seed) if within(case, subject.declaration)]
     hits = sum(caught(fault, seed + run) for run in range(runs))

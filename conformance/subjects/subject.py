@@ -271,7 +271,7 @@ class Subject:
 
 def heads_and_lengths_swapped(got: Sequence[int], expected: Sequence[int]) -> bool:
     """Whether the second and third of four axes have changed places, as in another layout."""
-    return len(got) == 4 and tuple(got) == (expected[0], expected[2], expected[1], expected[3])
+    return len(got) == len(expected) == 4 and tuple(got) == (expected[0], expected[2], expected[1], expected[3])
 
 
 def without_promise(case: Case) -> Case:

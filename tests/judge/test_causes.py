@@ -29,7 +29,13 @@ Function = Callable[..., Any]
 
 
 def judged(function: Any, *rules: str, operation: str = "attention", **given: Any) -> Report:
-    options: dict[str, Any] = {"effort": "quick", "seed": 1, "profile": "strict", "dtypes": ["float32"], "shrink": False}
+    options: dict[str, Any] = {
+        "effort": "quick",
+        "seed": 1,
+        "profile": "strict",
+        "dtypes": ["float32"],
+        "shrink": False,
+    }
     if operation == "attention":
         options["limits"] = SMALL
     return conformance.check(function, operation, rules=rules or None, **(options | given))
@@ -120,7 +126,9 @@ def unmasked_past_20(query: Any, key: Any, value: Any, *, mask: Any = None) -> A
 
 
 def test_the_size_past_which_a_mistake_shows_is_learned() -> None:
-    cause = only(judged(unmasked_past_20, "MASK-1", "MASK-3", limits=SMALL | {"keys": 40, "queries": 40}, effort="default"))
+    cause = only(
+        judged(unmasked_past_20, "MASK-1", "MASK-3", limits=SMALL | {"keys": 40, "queries": 40}, effort="default")
+    )
     assert cause.diagnosis is not None
     assert cause.condition is not None
     assert (cause.diagnosis.id, cause.condition.axis) == ("masks.ignored", "K")
@@ -269,7 +277,9 @@ def attention_case(width: int = 4, keys: int = 5, seed: int = 0, dtype: str = "f
 
 
 def scaled_by(name: str, scale: Callable[[int], float]) -> Mistake:
-    return Mistake(name, "ATT-1", name, lambda call: call.steps.changed(scale=scale(call.case.inputs["query"].shape[-1])))
+    return Mistake(
+        name, "ATT-1", name, lambda call: call.steps.changed(scale=scale(call.case.inputs["query"].shape[-1]))
+    )
 
 
 QUARTER = scaled_by("scale.quarter", lambda width: 0.25)

@@ -1,7 +1,8 @@
-"""The frozen corpus: each chosen case convicts its planted fault, and nothing that is right."""
+"""The frozen corpus: its cases convict what is wrong past their sizes, in their memory, or after their calls."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,16 +10,62 @@ import pytest
 from conformance.cases.declaration import EVERYTHING
 from conformance.cases.features import dimensions
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT
+from conformance.checks.comparison import breaks
 from conformance.checks.judged_rules import JUDGED
+from conformance.mistakes.catalogue import known_mistakes
+from conformance.mistakes.planting import PlantedMistake
 from conformance.operations.corpus import Entry, entries, entries_for, manifest
-from conformance.selftest import corpus_cases
-from conformance.selftest.faults import Fault, absent, planted
+from conformance.runner.in_process import Runner
+from conformance.selftest.behaviours import behaviours, missing_frameworks
+from conformance.selftest.selftest import Planted
+from conformance.subjects.subject import NumpySubject
 
-if absent():
-    pytest.skip(f"the faults need {', '.join(absent())}", allow_module_level=True)
+MISTAKES = {mistake.id: mistake for mistake in known_mistakes()}
 
-FAULTS: dict[str, Fault] = {fault.title: fault for fault in planted()}
-FROZEN: dict[tuple[str, str], Entry] = {(f"{entry.rule} {entry.shows}", entry.name): entry for entry in entries()}
+
+def planted(id: str, operation: str = "attention", **values: object) -> PlantedMistake:
+    return PlantedMistake(replace(MISTAKES[id].choose(**values), operations=(operation,)))
+
+
+PAST_A_SIZE: list[tuple[str, Planted]] = [
+    ("more than 256 keys", planted("extents.keys-again", n=256)),
+    ("more than 1024 keys", planted("extents.key-passed-over", n=1024)),
+    ("more than 64 keys", planted("extents.key-tail-filled", block=64)),
+    ("more than 1024 queries", planted("extents.queries-past", n=1024)),
+    ("wide values", planted("extents.columns-past", n=128)),
+    ("many heads", planted("extents.heads-past", n=32)),
+    ("a large batch", planted("extents.batch-elements-past", n=1024)),
+    ("a mask of many keys", planted("masks.ignored-from-key", first=64)),
+    ("a causal mask of many keys", planted("masks.causal-ignored-from", first=256)),
+    ("gradients of many keys", planted("backward.zero-past", first=256)),
+    ("weights of many keys", planted("extents.keys-past", "attention_weights", n=64)),
+    ("wide rows", planted("norms.columns-not-written", "layer_norm", first=128)),
+    ("many rows", planted("norms.rows-not-written", "rms_norm", first=48)),
+    ("gradients of many rows", planted("norm_gradients.rows-lost", "layer_norm", first=256)),
+    ("a large table", planted("lookups.rows-start-anew", "embedding", size=128)),
+]
+BEHAVIOURS = {
+    "heads by stride 0": "heads that share one key by a stride of 0 read on",
+    "heads of one fused projection": "rows of query of 64 columns as if they followed each other",
+    "transposed heads": "values past 16 keys as if contiguous",
+    "keys of a longer cache": "keys of width past 32 as if contiguous",
+    "a misaligned query": "query from the last 16 bytes on",
+    "a sliced cotangent": "rows of the cotangent as if they followed each other",
+    "a slice of rows": "rows of x as if they followed each other",
+    "other sizes before": "number of keys of the first call of a width",
+    "another scale before": "scale of the first call of a width",
+    "a larger call before": "workspace of parts of 32 keys not cleared",
+    "another eps before": "eps of the first call of a width",
+    "more rows before": "weight's gradient added to that of more rows before",
+}
+
+
+def entries_of(title: str) -> list[Entry]:
+    return [entry for entry in entries() if entry.name == title]
+
+
+def convicts(entry: Entry, one: Planted) -> bool:
+    return breaks(Runner(one.make())(entry.check, entry.example, entry.check.prepare(entry.example)))
 
 
 def test_the_manifest_counts_them() -> None:
@@ -26,22 +73,33 @@ def test_the_manifest_counts_them() -> None:
     assert {entry.rule for entry in entries()} <= set(JUDGED)
 
 
-@pytest.mark.parametrize("one", corpus_cases.CHOSEN, ids=lambda one: one.fault)
-def test_each_case_convicts_its_fault_alone(one: corpus_cases.Chosen) -> None:
-    entry = FROZEN[one.fault, one.title]
-    assert corpus_cases.shows(FAULTS[one.fault], entry.check, entry.example)
-    assert all(entry.operations == (case.operation,) for case in entry.cases)
+@pytest.mark.parametrize(("title", "one"), PAST_A_SIZE, ids=[title for title, _ in PAST_A_SIZE])
+def test_large_cases_convict_mistakes_past_a_size(title: str, one: Planted) -> None:
+    """And not what is right."""
+    found = [entry for entry in entries_of(title) if entry.operations == (one.operation,)]
+    assert any(convicts(entry, one) for entry in found)
+    right = Runner(NumpySubject())
+    assert not any(breaks(right(e.check, e.example, e.check.prepare(e.example))) for e in found)
+
+
+@pytest.mark.skipif("torch" in missing_frameworks(), reason="needs torch")
+@pytest.mark.parametrize("title", BEHAVIOURS)
+def test_layouts_and_earlier_calls_convict_behaviours(title: str) -> None:
+    [one] = [one for one in behaviours() if one.name == BEHAVIOURS[title]]
+    [entry] = entries_of(title)
+    assert convicts(entry, one)
+    right = Runner(one.make_right())
+    assert not breaks(right(entry.check, entry.example, entry.check.prepare(entry.example)))
 
 
 def test_every_kind_is_there() -> None:
-    large: dict[str, int] = {}
-    for one in corpus_cases.SIZES:
-        for name, size in dimensions(FROZEN[one.fault, one.title].case).items():
-            large[name] = max(size, large.get(name, 0))
+    large: Counter[str] = Counter()
+    for entry in entries():
+        large |= Counter(dimensions(entry.case))
     least = {"keys": 1025, "queries": 1025, "batch": 1025, "heads": 65, "key_width": 200, "value_width": 160}
     assert {name: size for name, size in least.items() if large[name] < size} == {}
-    layouts = {kind for one in corpus_cases.MEMORY for kind in FROZEN[one.fault, one.title].case.memory.values()}
-    assert layouts == {"shared heads", "shared rows", "fused", "transposed", "cached", "misaligned", "sliced"}
+    layouts = {kind for entry in entries() for kind in entry.case.memory.values()}
+    assert layouts >= {"shared heads", "shared rows", "fused", "transposed", "cached", "misaligned", "sliced"}
 
 
 def test_only_what_is_taken_is_asked() -> None:
@@ -57,10 +115,9 @@ def test_only_what_is_taken_is_asked() -> None:
     )
 
 
-def test_a_right_case_is_not_taken_for_a_fault() -> None:
-    """What is too small for a fault does not show it."""
-    entry = FROZEN["ATT-8 keys past 256 read from the beginning", "more than 256 keys"]
+def test_a_smaller_case_does_not_convict() -> None:
+    title, one = PAST_A_SIZE[0]
+    [entry] = [entry for entry in entries_of(title) if entry.check == AGREEMENT]
     key, value = (entry.case.inputs[name][:, :, :256] for name in ("key", "value"))
     smaller = replace(entry.case, inputs=entry.case.inputs | {"key": key, "value": value})
-    fault = FAULTS["ATT-8 keys past 256 read from the beginning"]
-    assert not corpus_cases.shows(fault, AGREEMENT, smaller)
+    assert not convicts(entry._replace(example=smaller), one)

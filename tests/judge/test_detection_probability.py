@@ -12,12 +12,14 @@ import pytest
 from hypothesis import strategies as st
 from rich.console import Console
 
+import reference_numpy
 from conformance.checks.probe import Probe
 from conformance.judge.checking import EFFORTS
 from conformance.operations.probes import PROBES, probes_of
 from conformance.runner.in_process import Runner
 from conformance.sampling.draws import Rows
 from conformance.sampling.strategies import norm_cases
+from conformance.selftest.behaviours import Behaviour
 from conformance.selftest.detection_probability import (
     Detection,
     after_probe,
@@ -28,24 +30,23 @@ from conformance.selftest.detection_probability import (
     mean_of_products,
     starts_the_same,
 )
-from conformance.selftest.faults import Fault, planted
-from conformance.selftest.selftest import judged
+from conformance.selftest.selftest import choose_planted, judge_together
 
 SEED = 20260101
-TILED = next(fault for fault in planted() if fault.name == "heads tiled, not repeated")
+[TILED, *_] = choose_planted(["heads.modulo"])
 
 
-def now_and_then(every: int, rule: str = "MASK-1") -> Fault:
+def now_and_then(every: int, rule: str = "MASK-1") -> Behaviour:
     """Wrong for one of so many inputs, chosen by their bits."""
 
     def function(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
         wrong = crc32(query.tobytes()) % every == 0
-        return TILED.right(query, key, value, mask=mask) + np.asarray(float(wrong)).astype(value.dtype)
+        return right(query, key, value, mask=mask) + np.asarray(float(wrong)).astype(value.dtype)
 
     def right(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
-        return TILED.right(query, key, value, mask=mask)
+        return reference_numpy.attention(query, key, value, mask=mask)
 
-    return Fault(rule, f"one in {every}", "attention", function, right, given={"dtypes": ["float32"]})
+    return Behaviour(rule, f"one in {every}", function, right, given={"dtypes": ["float32"]})
 
 
 def test_chances_multiply() -> None:
@@ -75,12 +76,12 @@ def test_chances_of_a_plan() -> None:
 
 
 def shown_by_one_row_of(size: int) -> tuple[Probe, Detection]:
-    """A plan of three rows, and a fault that shows past 512 columns only."""
-    fault = next(f for f in planted() if f.title == "NORM-1 last chunk of 512 columns not in the variance (numpy)")
+    """A plan of three rows, and a fault that shows past 128 columns only."""
+    [fault, *_] = choose_planted(["norms.columns-not-written (first=128)"])
     shapes = (((2, 7), 1), ((2, size), 1), ((3, 5), 1))
     plan = Rows(lambda: tuple(norm_cases(plans=(shape,), gradients=False, dtypes=("float32",)) for shape in shapes))
     probe = Probe("NORM-1", "three rows", ("layer_norm",), plan)
-    [detection] = after_probe(probe, [(Detection(fault.title), Runner(fault.target().make()))], 12, SEED)
+    [detection] = after_probe(probe, [(Detection(fault.title), Runner(fault.make()))], 12, SEED)
     return probe, detection
 
 
@@ -95,7 +96,7 @@ def test_rows_of_a_plan_are_counted_one_by_one() -> None:
 
 
 def test_what_no_row_shows_is_always_missed() -> None:
-    probe, detection = shown_by_one_row_of(300)
+    probe, detection = shown_by_one_row_of(100)
     assert detection.shown[probe.title] == (0, 6)
     assert detection.missed == dict.fromkeys(EFFORTS, 1.0)
 
@@ -104,8 +105,8 @@ def test_a_rejected_simplest_case_is_no_first_of_every_run() -> None:
     numbers = st.integers(0, 10**6)
     assert starts_the_same(numbers, SEED)
     assert not starts_the_same(numbers.filter(bool), SEED)
-    fault = next(fault for fault in planted() if fault.name == "no right bound taken for 0")
-    runner = Runner(fault.target().make())
+    [fault, *_] = choose_planted(["masks.window-ends (taken=0 where there is none)"])
+    runner = Runner(fault.make())
     probe = next(probe for probe in PROBES if (probe.rule, probe.title) == ("MASK-4", "window"))
     for seed in range(20):
         [detection] = after_probe(probe, [(Detection(fault.title), runner)], 2, seed)
@@ -116,7 +117,7 @@ def test_a_rejected_simplest_case_is_no_first_of_every_run() -> None:
 
 def test_a_violation_of_another_rule_does_not_count() -> None:
     """Wrong in contiguous arrays too: no layout shows that it is one of ATT-13."""
-    runner = Runner(TILED.target().make())
+    runner = Runner(TILED.make())
     memory = next(p for p in probes_of("ATT-13", "attention", runner.declaration) if "transposed" in p.title)
     [detection] = after_probe(memory, [(Detection(TILED.title), runner)], 6, SEED)
     assert detection.shown[memory.title] == (0, 6)
@@ -129,7 +130,8 @@ def test_what_always_shows_is_never_missed() -> None:
 
 
 def test_a_right_one_is_always_missed() -> None:
-    [detection] = detections_of([replace(TILED, function=TILED.right)], 10, SEED)
+    one = now_and_then(6)
+    [detection] = detections_of([replace(one, function=one.right)], 10, SEED)
     assert detection.missed == dict.fromkeys(EFFORTS, 1.0)
     assert all(count == 0 for count, _ in detection.shown.values())
 
@@ -140,7 +142,7 @@ def test_the_chance_is_what_runs_show() -> None:
     fault, runs = now_and_then(6, "MASK-5"), 60  # whose probes follow no plan
     [detection] = detections_of([fault], 200, SEED)
     chance = detection.missed["quick"]
-    missed = sum(bool(judged([fault], "quick", SEED + run).missed) for run in range(runs))
+    missed = sum(bool(judge_together([fault], "quick", SEED + run).missed) for run in range(runs))
     spread = np.sqrt(runs * chance * (1 - chance))
     assert 3 * spread < runs / 3, "a chance twice as large or half as large would show"
     assert missed == pytest.approx(chance * runs, abs=3 * spread)

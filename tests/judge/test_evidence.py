@@ -17,7 +17,6 @@ from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.findings import Detail, Finding, NotReproducible, ProcessEnded, Raised, same_error
 from conformance.checks.results import Results, Violation
 from conformance.judge.judgement import claims, telling
-from conformance.judge.report import Report
 from conformance.judge.run import narrowest, settle_all
 from conformance.reports.blocks import block
 from conformance.reports.content import real

@@ -26,7 +26,7 @@ from conformance.oracle.work import WORK
 from conformance.runner.dimensions import layout_of
 from conformance.sampling.draws import drawn
 from conformance.sampling.operations import CASES, operation_cases
-from conformance.selftest.faults import planted
+from conformance.selftest.selftest import everything_planted
 from specification.rules import RULES
 
 ball = pytest.importorskip("conformance.oracle.ball", reason="needs python-flint")
@@ -47,8 +47,8 @@ def complete(operation: OperationFacts) -> list[str]:
     own = definition(name)
     found += [f"{argument} is no argument" for argument in operation.arguments if argument not in own]
     found += [f"{argument} is no argument" for argument in operation.differentiated if argument not in own]
-    if not any(fault.operation == name for fault in planted()):
-        found.append("no planted fault")
+    if not any(one.operation == name for one in everything_planted()):
+        found.append("nothing planted")
     if not any(probe.operations == (name,) and probe.check.name == "agreement" for probe in catalogue()):
         found.append("no probe of its results")
     return found

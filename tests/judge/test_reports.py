@@ -472,11 +472,16 @@ def test_page_is_in_the_order_of_the_terminal() -> None:
     """The table, the causes as they are listed, and what is said of the subject."""
     content = report(OFF, NAN, BROKEN)
     subject = content["subjects"][0] | {"left_out": "float64 is skipped"}
-    first, second, third = subject["causes"]
+    first, _, third = subject["causes"]
     subject["causes"] = [third, first | {"rules": ["ATT-1", "ATT-2"]}]
     subject["violations"][1]["cause"] = 1
     text = page(content | {"subjects": [subject]})
-    parts = ('<details id="ATT-1">', "<h3>ATT-3: ", "<h3>ATT-1, ATT-2: the given scale is ignored", "float64 is skipped")
+    parts = (
+        '<details id="ATT-1">',
+        "<h3>ATT-3: ",
+        "<h3>ATT-1, ATT-2: the given scale is ignored",
+        "float64 is skipped",
+    )
     assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
     evidence = ("output[0, 2, 1, 1]", "Smallest case found", "explains 3 of 4", f">{SIZES}<", "conformance replay")
     own = text.partition(parts[2])[2]

@@ -11,17 +11,15 @@ import numpy as np
 import pytest
 
 import conformance
+import reference_numpy
 from conformance.bounds import bound
 from conformance.bounds.rotary import pair_columns
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import Finding, breaks
-from conformance.checks.probe import Probe
-from conformance.checks.results import Violation
-from conformance.diagnosis.naming import diagnosis
-from conformance.diagnosis.rotary import IN_SINGLE, NARROW, NARROW_PRODUCTS
-from conformance.judge.report import declaring
+from conformance.diagnosis.causes import find_conventions
+from conformance.diagnosis.evidence import ask_fresh
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import oracle
 from conformance.reports.sentences import describe_finding
@@ -29,9 +27,8 @@ from conformance.runner.in_process import Runner
 from conformance.sampling.draws import of_seed
 from conformance.sampling.rotary import FAR, FARTHEST, SCALED, rotary_cases
 from conformance.sampling.strategies import numpy_dtype
-from conformance.selftest.detection_probability import detections_of
-from conformance.selftest.faults import Fault, rotary
-from conformance.selftest.selftest import groups, judged
+from conformance.selftest.selftest import Planted, choose_planted
+from conformance.subjects.subject import Subject
 from conformance.subjects.targets import Target
 from specification.frequencies import CONTEXT, attention_factor, yarn_ramp
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
@@ -204,44 +201,60 @@ def test_the_bound_grows_with_the_position_and_ends() -> None:
     assert largest(2**30, **ANGLES) < 2.01 * float((x[..., :32] + x[..., 32:]).max())
 
 
-# --- the report names the convention ----------------------------------------------------------------------------------
+# --- causes name the convention ---------------------------------------------------------------------------------------
 
-NAMES = {
-    "float32": IN_SINGLE,
-    "rounded": f"{NARROW}; {IN_SINGLE}",
-    "inputs": f"{NARROW_PRODUCTS}; {IN_SINGLE}",
-}
+
+def conventions_of(subject: Subject, case: Case) -> dict[str, str]:
+    evidence = ask_fresh(Runner(subject), case)
+    assert evidence is not None
+    assert evidence.wrong
+    return find_conventions([evidence])
 
 
 @pytest.mark.rule("POS-3")
-@pytest.mark.parametrize("rounded", NAMES)
-def test_a_known_mistake_names_the_convention_that_accepts_it(rounded: str) -> None:
-    case = one_case("float32" if rounded == "float32" else "bfloat16", 3000, 3)
-    runner = runner_of(rotation(rounded), "rotary_embedding")
-    finding = max(runner(AGREEMENT, case, AGREEMENT.prepare(case)), key=lambda found: found.ratio)
-    violation = Violation("POS-3", "a subject", finding, "a probe", AGREEMENT, case)
-    violation = replace(violation, diagnosis=diagnosis(violation, runner))
-    assert NAMES[rounded] in violation.diagnosis
-    assert declaring(violation, [], EVERYTHING) == "--convention " + ",".join(
-        f"{name}={value}" for name, value in SIXTEEN_BITS[rounded].items()
-    )
+@pytest.mark.parametrize("rounded", SIXTEEN_BITS)
+def test_a_cause_names_the_convention_that_accepts_it(rounded: str) -> None:
+    case = one_case("float32" if rounded == "float32" else "bfloat16", 300_000, 3)
+    assert conventions_of(runner_of(rotation(rounded), "rotary_embedding").subject, case) == SIXTEEN_BITS[rounded]
 
 
 @pytest.mark.rule("POS-3")
 def test_no_convention_is_named_for_another_mistake() -> None:
-    function = next(fault.function for fault in rotary.FAULTS if fault.name == "positions from 1 on")
-    case = one_case("float32", 3000, 3)
-    finding = runner_of(function, "rotary_embedding")(AGREEMENT, case, AGREEMENT.prepare(case))[0]
-    for names in ((), ("positions count from 1",), (IN_SINGLE,)):
-        violation = Violation("POS-3", "a subject", finding, "a probe", AGREEMENT, case, diagnosis=names)
-        assert declaring(violation, [], EVERYTHING) == ""
+    [shifted, *_] = choose_planted(["rotary.positions-shifted"])
+    assert conventions_of(shifted.make(), one_case("float32", 3000, 3)) == {}
 
 
-# --- planted faults, under the convention -----------------------------------------------------------------------------
+# --- planted mistakes, under the convention ---------------------------------------------------------------------------
 
-DECLARED = {"angles in float32", "angles rounded to float32", "frequencies in float32"}
+DECLARED = ("quantity=angles, dtype=float32", "quantity=frequencies, dtype=float32")
 """What the convention allows."""
-IN_FLOAT64 = {"frequencies: frequencies in float32 inside"}
+WIDE = ("float32", "bfloat16", "float16")
+
+
+def planted_runner(planted: Planted) -> Runner:
+    """It declares the convention, and does the rest exactly."""
+    subject = planted.make()
+    subject.declaration = replace(subject.declaration, dtypes=WIDE).promising(**SIXTEEN_BITS["inputs"])
+    return Runner(subject)
+
+
+FEW = ("pairing (pairing=halves)", "positions-shifted", "partial-by-head-width", "base (", "scaling-ignored")
+PLANTED = [
+    pytest.param(one, id=one.name, marks=() if any(words in one.name for words in FEW) else pytest.mark.slow)
+    for one in choose_planted(["rotary_embedding"])
+    if one.rule in ("POS-3", "POS-4") and not any(words in one.name for words in DECLARED)
+]
+
+
+@pytest.mark.rule("POS-3", "POS-4")
+@pytest.mark.parametrize("planted", PLANTED)
+def test_planted_mistakes_are_still_seen(planted: Planted) -> None:
+    """In one of the first cases of a probe of its rule, where positions are near as in most."""
+    runner = planted_runner(planted)
+    probes = [p for p in probes_of(planted.rule, planted.operation, runner.declaration) if p.check == AGREEMENT]
+    drawn = (of_seed(probe.cases, seed)[-1] for probe in probes for seed in range(12))
+    cases = (case for case in drawn if case.dtype in WIDE)
+    assert any(breaks(runner(AGREEMENT, case, AGREEMENT.prepare(case))) for case in cases)
 
 
 def single(function: Function) -> Function:
@@ -254,76 +267,10 @@ def single(function: Function) -> Function:
     return rotary_frequencies
 
 
-def declared(fault: Fault) -> Fault:
-    given = fault.given | {"conventions": SIXTEEN_BITS["inputs"]}
-    if fault.operation == "rotary_frequencies":
-        return replace(fault, given=given, function=single(fault.function), right=single(fault.right))
-    return replace(fault, given=given)
-
-
-FAULTS = [declared(fault) for fault in rotary.FAULTS if fault.name not in DECLARED | IN_FLOAT64]
-
-
-FEW = (
-    "the pairing swapped",
-    "positions from 1 on",
-    "by the head's width",
-    "another base",
-    "scalings ignored",
-    "forwards",
-)
-EACH = [
-    pytest.param(
-        fault, id=f"{fault.operation} {fault.name}", marks=() if fault.name.endswith(FEW) else pytest.mark.slow
-    )
-    for fault in FAULTS
-]
-
-
-@pytest.mark.rule("POS-3", "POS-4")
-@pytest.mark.parametrize("fault", EACH)
-def test_planted_faults_are_still_seen(fault: Fault) -> None:
-    """In one of the first cases of a probe of its rule, where positions are near as in most."""
-    runner = Runner(fault.target().make())
-    probes = [probe for probe in probes_of(fault.rule, fault.operation, runner.declaration) if probe.check == AGREEMENT]
-    assert any(shows(runner, case) for probe in probes for case in of_probe(probe))
-
-
-def shows(runner: Runner, case: Case) -> bool:
-    return case.dtype in runner.declaration.dtypes and breaks(runner(AGREEMENT, case, AGREEMENT.prepare(case)))
-
-
-def of_probe(probe: Probe) -> Iterator[Case]:
-    for seed in range(12):
-        yield of_seed(probe.cases, seed)[-1]
-
-
-@pytest.mark.slow
-@pytest.mark.rule("POS-3", "POS-4")
-def test_every_planted_fault_is_caught() -> None:
-    """By its rule, in a default run; and what it was made from conforms."""
-    for group in groups(FAULTS):
-        outcome = judged([FAULTS[index] for index in group], "default", 5)
-        assert not outcome.missed
-        assert not outcome.false_alarms
-
-
-@pytest.mark.slow
-@pytest.mark.rule("POS-3", "POS-4")
-def test_planted_faults_are_caught_with_high_probability() -> None:
-    """Or as surely as without the convention."""
-    undeclared = {fault.title: fault for fault in rotary.FAULTS}
-    for group in groups(FAULTS):
-        for found in detections_of([FAULTS[index] for index in group], 20, 7):
-            if found.missed["default"] >= 0.01:
-                (before,) = detections_of([undeclared[found.title]], 20, 7)
-                assert found.missed["default"] <= before.missed["default"], found
-
-
 @pytest.mark.rule("POS-4")
 def test_frequencies_in_float32() -> None:
     case = Case("rotary_frequencies", "float64", {}, {"width": 64, "base": 10000.0})
-    runner = runner_of(single(rotary.rotary_frequencies), "rotary_frequencies", **ANGLES)
+    runner = runner_of(single(reference_numpy.rotary_frequencies), "rotary_frequencies", **ANGLES)
     assert breaks(runner(AGREEMENT, case, AGREEMENT.prepare(case)))
     single_case = replace(case, rounding=ANGLES)
     assert not breaks(runner(AGREEMENT, single_case, AGREEMENT.prepare(single_case)))
@@ -339,7 +286,7 @@ def test_dtypes_of_frequencies_beside_angles_in_float32(dtype: str, message: str
 
     def found(times: float) -> list[Finding]:
         def function(width: int, base: float) -> Any:
-            frequencies, size = rotary.rotary_frequencies(width, base)
+            frequencies, size = reference_numpy.rotary_frequencies(width, base)
             return (times * frequencies).astype(dtype), size
 
         runner = runner_of(function, "rotary_frequencies", **ANGLES)

@@ -55,7 +55,7 @@ def test_some_figures_of_the_page_are_renewed() -> None:
 @pytest.mark.slow
 def test_slightly_wrong_attention_is_caught() -> None:
     """By most float32 cases, and by every default run of the rule that it breaks."""
-    found = [sensitivity(fault, count=60, runs=2, seed=SEED) for fault in slightly_wrong()]
+    found = [sensitivity(planted, count=60, runs=2, seed=SEED) for planted in slightly_wrong()]
     assert [row.title for row in found] == list(TITLES)
     for row in found:
         assert row.share > 0.5, row

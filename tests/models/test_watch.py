@@ -705,8 +705,18 @@ def test_a_function_without_names_is_refused(tmp_path: Path) -> None:
 
 ONE_MORE = "{0} = {0} | {0}.roll(-1, -1).tril()\n    "
 MISTAKES = [
-    (DOCUMENTED, ".repeat_interleave(share, dim=1)", ".repeat(1, share, 1, 1)", "query head h reads the keys and values of key head h % G"),
-    (OF_THE_JUDGE, ".repeat_interleave(share, dim=1)", ".repeat(1, share, 1, 1)", "query head h reads the keys and values of key head h % G"),
+    (
+        DOCUMENTED,
+        ".repeat_interleave(share, dim=1)",
+        ".repeat(1, share, 1, 1)",
+        "query head h reads the keys and values of key head h % G",
+    ),
+    (
+        OF_THE_JUDGE,
+        ".repeat_interleave(share, dim=1)",
+        ".repeat(1, share, 1, 1)",
+        "query head h reads the keys and values of key head h % G",
+    ),
     (DOCUMENTED, "output =", f"{ONE_MORE.format('attention_mask')}output =", "window"),
     (OF_THE_JUDGE, "return", f"{ONE_MORE.format('mask')}return", "window"),
 ]

@@ -35,7 +35,7 @@ from conformance.onnx.deviations import DEVIATIONS, ONNX, found, rounded_once  #
 from conformance.onnx.faults_caught import catches  # noqa: E402
 from conformance.onnx.running import TRANSLATIONS, Bridged, bridged, objection, outcome, outputs_of  # noqa: E402
 from conformance.onnx.translation import Translated  # noqa: E402
-from conformance.selftest.faults.fault import Fault  # noqa: E402
+from conformance.selftest.behaviours import Behaviour  # noqa: E402
 from conformance.subjects.subject import IMPLEMENTATIONS, NumpySubject  # noqa: E402
 
 known_version = pytest.mark.skipif(
@@ -312,11 +312,11 @@ def slightly_off(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
 def test_faults_are_caught_by_onnx_tolerances(
     function: Callable[..., Any], is_caught: bool, cases: list[Bridged]
 ) -> None:
-    (catch,) = catches([Fault("ATT-1", "a fault", "attention", function, right)], cases)
+    (catch,) = catches([Behaviour("ATT-1", "a fault", function, right)], cases)
     assert bool(catch.by_onnx) == is_caught
     assert bool(catch.by_bounds) == (function is not right)
     assert len(catch.asked) > (90 if function is right else 20)
 
 
 def test_faults_of_other_operations_are_left_out(cases: list[Bridged]) -> None:
-    assert list(catches([Fault("ATT-14", "a fault", "merge_attention", right, right)], cases)) == []
+    assert list(catches([Behaviour("ATT-14", "a fault", right, right, "merge_attention")], cases)) == []

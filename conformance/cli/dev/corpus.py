@@ -9,9 +9,8 @@ import typer
 
 def corpus(
     harvest: Annotated[bool, typer.Option("--harvest", help="add attention of a trained model")] = False,
-    chosen: Annotated[bool, typer.Option("--chosen", help="add the cases of `corpus_cases.py`")] = False,
 ) -> None:
     """Write a new version of the frozen corpus: the smallest case that shows each planted fault."""
     from conformance.selftest.corpus_builder import build
 
-    build(harvest, chosen)
+    build(harvest)

@@ -25,18 +25,6 @@ def welford(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, squares
 
 
-def chan(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Moments of both halves, put together."""
-    n = x.shape[1]
-    if n == 1:
-        return x, np.zeros_like(x)
-    half = n // 2
-    (left, left_squares), (right, right_squares) = chan(x[:, :half]), chan(x[:, half:])
-    distance, kind = right - left, x.dtype.type
-    mean = left + distance * kind((n - half) / n)
-    return mean, left_squares + right_squares + distance**2 * kind(half * (n - half) / n)
-
-
 def norm_by(moments: Moments, unbiased: bool, name: str) -> Callable[..., Any]:
     """`layer_norm`, or `standard_deviation_norm` if unbiased, with its gradients declared."""
 
@@ -85,5 +73,4 @@ def rows(x: Any, weight: Any) -> np.ndarray:
 
 
 layer_norm_welford = norm_by(welford, False, "layer_norm_welford")
-layer_norm_chan = norm_by(chan, False, "layer_norm_chan")
 standard_deviation_welford = norm_by(welford, True, "standard_deviation_welford")

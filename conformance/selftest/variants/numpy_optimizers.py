@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.selftest.faults.right_numpy import widen
+from reference_numpy.dtypes import widen
 from specification.optimizers import AdamState, SgdState
 
 

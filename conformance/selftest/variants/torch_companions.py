@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from conformance.selftest.variants.torch_pieces import (
     Problem,
     capped,
     exponentials,
+    finite,
     problem,
     row_maximum,
     sink_exponential,
@@ -32,35 +33,33 @@ def scores_and_logsumexp(p: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     return scores, torch.where(empty, -torch.inf, logsumexp)
 
 
-def logsumexp_base_2(
-    query: Any,
-    key: Any,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-) -> Any:
-    p = problem(query, key, key, mask, bias, scale, softcap, sinks)
-    return scores_and_logsumexp(p)[1][..., 0]
+def companion_by(compute: Callable[[Problem], torch.Tensor], name: str) -> Callable[..., Any]:
+    """`attention_weights` or `attention_logsumexp`."""
+
+    def companion(
+        query: Any,
+        key: Any,
+        *,
+        mask: Any = None,
+        bias: Any = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Any = None,
+    ) -> Any:
+        return compute(problem(query, key, key, mask, bias, scale, softcap, sinks))
+
+    companion.__qualname__ = companion.__name__ = name
+    return companion
 
 
-def weights_by_logsumexp(
-    query: Any,
-    key: Any,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-) -> Any:
+def by_logsumexp(p: Problem) -> torch.Tensor:
     """exp(score - log-sum-exp), as blocked kernels compute the weights once more in their backward pass."""
-    p = problem(query, key, key, mask, bias, scale, softcap, sinks)
     scores, logsumexp = scores_and_logsumexp(p)
-    logsumexp = torch.where(logsumexp == -torch.inf, 0, logsumexp)
-    return exponentials(scores - logsumexp, p).to(query.dtype)
+    return exponentials(scores - finite(logsumexp), p).to(p.dtype)
+
+
+logsumexp_base_2 = companion_by(lambda p: scores_and_logsumexp(p)[1][..., 0], "logsumexp_base_2")
+weights_by_logsumexp = companion_by(by_logsumexp, "weights_by_logsumexp")
 
 
 def merge_in_sequence(outputs: Sequence[Any], logsumexps: Sequence[Any]) -> tuple[Any, Any]:

@@ -9,36 +9,10 @@ import torch
 from torch.nn import functional
 
 from conformance.cases.declaration import declare
-from conformance.selftest.variants.torch_pieces import Rounding, as_they_are, capped, problem, to_tf32
+from conformance.selftest.variants.torch_pieces import Rounding, as_they_are, to_tf32
 from conformance.selftest.variants.torch_rounded import TF32_PRODUCTS, UP_TO_FLOAT32, flash, tf32_products
 from torch_impl.dtypes import widen
 from torch_impl.multi_head_attention import concatenate_heads, join_heads, split_heads
-
-
-def multi_head_by_einsum(
-    parameters: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    num_heads: int,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-) -> Any:
-    """Weights by torch.softmax over scores of -inf where forbidden, in which a sink is one more column."""
-    heads = projected(parameters, (query, key, value), num_heads, as_they_are)
-    p = problem(heads[0], heads[1], heads[2], mask, bias, scale, softcap, sinks)
-    scores = capped(torch.einsum("bhqd,bhkd->bhqk", p.query, p.key) * p.scale, p)
-    if p.sinks is not None:
-        sink = p.sinks[:, None, None].expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, sink], dim=-1)
-    empty = ~p.allowed.any(dim=-1, keepdim=True)
-    weights = torch.softmax(torch.where(empty, 0, scores), dim=-1)[..., : p.key.shape[2]]
-    attended = torch.einsum("bhqk,bhkv->bhqv", torch.where(empty, 0, weights), p.value).to(query.dtype)
-    return project(parameters.output, concatenate_heads(attended))
 
 
 def multi_head_by(attention: Callable[..., Any], sides: Rounding, name: str, **declared: Any) -> Callable[..., Any]:

@@ -12,14 +12,6 @@ from torch_impl.dtypes import widen
 from torch_impl.layer_norm_steps import affine
 
 
-def layer_norm_two_passes(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
-    """Mean, then the squares of the deviations; the reciprocal root by rsqrt."""
-    wide, axes = widen(x), axes_of(weight)
-    deviation = deviations(wide, axes)
-    reciprocal = torch.rsqrt((deviation**2).mean(dim=axes, keepdim=True) + eps)
-    return affine(deviation * reciprocal, weight, bias).to(x.dtype)
-
-
 def layer_norm_one_pass(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
     """Sums of x and x^2 in one pass, after a number near the mean is taken off: that of the first few elements."""
     wide, axes = widen(x), axes_of(weight)
@@ -61,13 +53,6 @@ def layer_norm_chunks(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> A
     deviation = deviation - chunked_sum(deviation) / width
     reciprocal = torch.rsqrt(chunked_sum(deviation**2) / width + eps)
     return affine((deviation * reciprocal).reshape(x.shape), weight, bias).to(x.dtype)
-
-
-def rms_norm_chunks(x: Any, weight: Any, *, eps: float) -> Any:
-    """As `layer_norm_chunks`."""
-    wide = flat_rows(widen(x), weight)
-    reciprocal = torch.rsqrt(chunked_sum(wide**2) / weight.numel() + eps)
-    return affine((wide * reciprocal).reshape(x.shape), weight, None).to(x.dtype)
 
 
 def layer_norm_blocked(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from conformance.cases.declaration import declare
 from torch_impl.attention_steps import repeat_heads, resolve_scale, visible_pairs
 from torch_impl.dtypes import widen
 from torch_impl.masks import checked_mask
@@ -25,13 +26,49 @@ class Problem(NamedTuple):
     sinks: torch.Tensor | None
     scale: float
     softcap: float | None
+    dtype: torch.dtype = torch.float32  # of the inputs
+    share: int = 1  # query heads for each key head
+
+
+Compute = Callable[[Problem], torch.Tensor]
+
+
+def attention_by(
+    compute: Compute, name: str, repeat: Callable[[Any, int], Any] = lambda x, H: x, **declared: Any
+) -> Callable[..., Any]:
+    """The function in the plain contract.
+
+    repeat: what is done with keys and values before they are widened. declared: as in `declare`.
+    """
+
+    @declare(**declared)
+    def attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        *,
+        mask: Any = None,
+        bias: Any = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Any = None,
+    ) -> Any:
+        dtype = str(query.dtype).removeprefix("torch.")
+        if dtype not in declared.get("dtypes", (dtype,)):
+            raise TypeError(f"{name} takes {', '.join(declared['dtypes'])}, got {dtype}")
+        key, value = (repeat(array, query.shape[1]) for array in (key, value))
+        return compute(problem(query, key, value, mask, bias, scale, softcap, sinks)).to(query.dtype)
+
+    attention.__qualname__ = attention.__name__ = name
+    return attention
 
 
 def problem(query: Any, key: Any, value: Any, mask: Any, bias: Any, scale: Any, softcap: Any, sinks: Any) -> Problem:
     (B, H, Q, D), K = query.shape, key.shape[2]
     allowed, bias = visible_pairs(checked_mask(mask, Q, K, B, H, query.device), bias, Q, K, query.device)
     wide = widen(query), repeat_heads(widen(key), H), repeat_heads(widen(value), H)
-    return Problem(*wide, allowed.expand(B, H, Q, K), widen(bias), widen(sinks), resolve_scale(scale, D), softcap)
+    numbers = resolve_scale(scale, D), softcap, query.dtype, H // max(key.shape[1], 1)
+    return Problem(*wide, allowed.expand(B, H, Q, K), widen(bias), widen(sinks), *numbers)
 
 
 def capped(products: torch.Tensor, p: Problem, keys: slice = slice(None)) -> torch.Tensor:

@@ -10,36 +10,67 @@ from typing import Any, NamedTuple
 
 import torch
 
-from conformance.cases.declaration import declare
 from conformance.selftest.variants.torch_pieces import (
     Problem,
     Rounding,
     as_they_are,
+    attention_by,
     capped,
     divided,
-    problem,
     row_maximum,
     sink_exponential,
     to_bfloat16,
     to_float16,
     to_tf32,
 )
-from torch_impl.attention_steps import allowed_sum, pair_products
 
 NARROW = (torch.float16, torch.bfloat16)
+
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""left [..., Q, D] @ right [..., D, K]."""
+
+
+def sum_backwards(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left @ right, one term added after the other from the last to the first."""
+    total = left.new_zeros((*left.shape[:-1], right.shape[-1]))
+    for i in reversed(range(left.shape[-1])):
+        total += left[..., i, None] * right[..., i, None, :]
+    return total
+
+
+def sum_pairwise(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left @ right, each half of the terms added up by itself, down to eight terms."""
+    n = left.shape[-1]
+    if n <= 8:
+        return left @ right
+    half = n // 2
+    return sum_pairwise(left[..., :half], right[..., :half, :]) + sum_pairwise(left[..., half:], right[..., half:, :])
 
 
 class Roundings(NamedTuple):
     """weights: of attention weights and of the gradients of scores. sides: of both sides of every matrix product.
 
     on_query: the scale is put on the query, before it is rounded; else on the product.
-    returned: the backward pass takes the output as it was returned, in the inputs' dtype.
+    returned: the backward pass takes the output as it was returned, in the inputs' dtype. product: of two matrices.
     """
 
     weights: Rounding = as_they_are
     sides: Rounding = as_they_are
     on_query: bool = True
     returned: bool = False
+    product: Product = torch.matmul
+
+    def pairs(self, left: torch.Tensor, right: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+        """left . right for the allowed pairs, with both sides rounded, and 0 for the others."""
+        return torch.where(allowed, self.product(self.sides(left), self.sides(right).mT), 0)
+
+    def summed(self, weights: torch.Tensor, values: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+        """weights @ values, both rounded, in which hidden NaN and infinity have no part, and allowed ones give NaN."""
+        finite = torch.isfinite(values)
+        output = self.product(self.sides(weights), self.sides(torch.where(finite, values, 0)))
+        reached = allowed.to(values.dtype) @ (~finite).to(values.dtype) > 0
+        return torch.where(reached, torch.nan, output)
 
 
 class Kernel(torch.autograd.Function):
@@ -50,12 +81,11 @@ class Kernel(torch.autograd.Function):
         *arrays, allowed, scale, softcap, dtype, roundings = inputs
         query, key, value, bias, sinks = arrays
         p = Problem(query, key, value, allowed, bias, sinks, scale, softcap)
-        sides, weights = roundings.sides, roundings.weights
         scores = capped(products(p, roundings), p)
         maximum = row_maximum(scores, p)
         exponentials = torch.exp(scores - maximum)
         total = exponentials.sum(dim=-1, keepdim=True) + sink_exponential(p, maximum)
-        output = divided(allowed_sum(sides(weights(exponentials)), sides(value), allowed), total, p)
+        output = divided(roundings.summed(roundings.weights(exponentials), value, allowed), total, p)
         returned = output.to(dtype)
         ctx.p, ctx.roundings = p, roundings
         ctx.save_for_backward(returned if roundings.returned else output, maximum, total)
@@ -70,32 +100,31 @@ class Kernel(torch.autograd.Function):
 
 def products(p: Problem, roundings: Roundings) -> torch.Tensor:
     """scale * query . key."""
-    sides = roundings.sides
     if roundings.on_query:
-        return pair_products(sides(p.query * p.scale), sides(p.key), p.allowed)
-    return pair_products(sides(p.query), sides(p.key), p.allowed) * p.scale
+        return roundings.pairs(p.query * p.scale, p.key, p.allowed)
+    return roundings.pairs(p.query, p.key, p.allowed) * p.scale
 
 
 def gradients(
     p: Problem, output: Any, maximum: Any, total: Any, output_bar: Any, roundings: Roundings
 ) -> tuple[torch.Tensor | None, ...]:
     """Weights once more from maximum and total, and the mean as rowsum(O_bar * O)."""
-    sides, weights, turned = roundings.sides, roundings.weights, p.allowed.mT
+    summed, weights, turned = roundings.summed, roundings.weights, p.allowed.mT
     scaled = products(p, roundings)
     scores = capped(scaled, p)
     logarithm = torch.log(torch.where(total == 0, 1, total))
     held = torch.where(p.allowed, torch.exp(scores - maximum - logarithm), 0)
     mean = (output_bar * output).sum(dim=-1, keepdim=True)
-    weights_bar = pair_products(sides(output_bar), sides(p.value), p.allowed)
+    weights_bar = roundings.pairs(output_bar, p.value, p.allowed)
     scores_bar = torch.where(p.allowed, held * (weights_bar - mean), 0)
     raw = scores_bar if p.softcap is None else scores_bar * (1 - torch.tanh(scaled / p.softcap) ** 2)
-    raw = sides(weights(raw))
-    value_bar = allowed_sum(sides(weights(held)).mT, sides(output_bar), turned)
-    query_bar = allowed_sum(raw, sides(p.key), p.allowed) * p.scale
+    raw = weights(raw)
+    value_bar = summed(weights(held).mT, output_bar, turned)
+    query_bar = summed(raw, p.key, p.allowed) * p.scale
     if roundings.on_query:
-        key_bar = allowed_sum(raw.mT, sides(p.query * p.scale), turned)
+        key_bar = summed(raw.mT, p.query * p.scale, turned)
     else:
-        key_bar = allowed_sum(raw.mT, sides(p.query), turned) * p.scale
+        key_bar = summed(raw.mT, p.query, turned) * p.scale
     bias_bar = None if p.bias is None else unbroadcast(scores_bar, p.bias)
     sinks_bar = None
     if p.sinks is not None:
@@ -111,28 +140,13 @@ def unbroadcast(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def kernel(name: str, roundings_for: Callable[[torch.dtype], Roundings], **declared: Any) -> Callable[..., Any]:
-    """The function in the plain contract, with the roundings that it has for inputs of a dtype."""
+    """Attention with the roundings that it has for inputs of a dtype."""
 
-    @declare(**declared)
-    def attention(
-        query: Any,
-        key: Any,
-        value: Any,
-        *,
-        mask: Any = None,
-        bias: Any = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sinks: Any = None,
-    ) -> Any:
-        if str(query.dtype).removeprefix("torch.") not in declared.get("dtypes", (str(query.dtype)[6:],)):
-            raise TypeError(f"{name} takes {', '.join(declared['dtypes'])}, got {query.dtype}")
-        p = problem(query, key, value, mask, bias, scale, softcap, sinks)
+    def compute(p: Problem) -> torch.Tensor:
         arrays = p.query, p.key, p.value, p.bias, p.sinks
-        return Kernel.apply(*arrays, p.allowed, p.scale, p.softcap, query.dtype, roundings_for(query.dtype))
+        return Kernel.apply(*arrays, p.allowed, p.scale, p.softcap, p.dtype, roundings_for(p.dtype))
 
-    attention.__qualname__ = attention.__name__ = name
-    return attention
+    return attention_by(compute, name, **declared)
 
 
 def of_inputs(dtype: torch.dtype) -> Roundings:
@@ -147,6 +161,8 @@ TF32_PRODUCTS: Mapping[str, str] = {"products": "tf32"}
 OF_INPUTS: Mapping[str, str] = {"weights": "inputs", "products": "inputs"}
 
 flash = kernel("flash", lambda dtype: Roundings())
+summed_backwards = kernel("summed_backwards", lambda dtype: Roundings(product=sum_backwards))
+summed_pairwise = kernel("summed_pairwise", lambda dtype: Roundings(product=sum_pairwise))
 bfloat16_weights = kernel(
     "bfloat16_weights",
     lambda dtype: Roundings(weights=to_bfloat16, returned=True),

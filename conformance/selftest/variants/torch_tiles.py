@@ -5,14 +5,13 @@ Each keeps every rule, in the plain contract of `torch_attention.py`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn.functional import pad
 
-from conformance.selftest.variants.torch_attention import Compute, attention_by
 from conformance.selftest.variants.torch_pieces import (
+    Compute,
     Problem,
+    attention_by,
     capped,
     divided,
     exponentials,
@@ -21,7 +20,6 @@ from conformance.selftest.variants.torch_pieces import (
     sink_exponential,
 )
 from torch_impl.attention_steps import allowed_sum, pair_products
-from torch_impl.dtypes import widen
 
 
 def padded(p: Problem, queries: int = 1, keys: int = 1, width: int = 1) -> Problem:
@@ -93,45 +91,31 @@ def in_split_keys(size: int) -> Compute:
     return compute
 
 
-padded_64 = attention_by(in_padded_tiles(64, 64, 64), "padded_64")
+def in_rows_of_groups(size: int) -> Compute:
+    """Query heads of a group as more rows beside the one key head that they share, in parts of the keys."""
+
+    def compute(p: Problem) -> torch.Tensor:
+        B, H, Q, _ = p.query.shape
+        if p.sinks is not None or H == 0:
+            return in_padded_tiles(16, 256, 32)(p)
+        G = H // p.share
+
+        def rows(array: torch.Tensor) -> torch.Tensor:
+            """[B or 1, H or 1, Q, W] as [B, G, share * Q, W]."""
+            return array.expand(B, H, Q, array.shape[-1]).reshape(B, G, p.share * Q, array.shape[-1])
+
+        grouped = p._replace(
+            query=rows(p.query),
+            key=p.key[:, :: p.share],
+            value=p.value[:, :: p.share],
+            allowed=rows(p.allowed),
+            bias=None if p.bias is None else rows(p.bias),
+        )
+        return in_split_keys(size)(grouped).reshape(B, H, Q, p.value.shape[-1])
+
+    return compute
+
+
 padded_16_by_256 = attention_by(in_padded_tiles(16, 256, 32), "padded_16_by_256")
 split_64 = attention_by(in_split_keys(64), "split_64")
-split_256 = attention_by(in_split_keys(256), "split_256")
-
-
-def groups_as_rows(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-) -> Any:
-    """Query heads of a group as more rows beside the one key head that they share, which is not repeated."""
-    (B, H, Q, _), G = query.shape, key.shape[1]
-    ratio = H // max(G, 1)
-
-    def rows(array: torch.Tensor) -> torch.Tensor:
-        """[B or 1, H or 1, Q, W] as [B, G, ratio * Q, W]."""
-        return array.expand(B, H, Q, array.shape[-1]).reshape(B, G, ratio * Q, array.shape[-1])
-
-    def of_pairs(array: Any) -> Any:
-        return None if array is None else rows(array if array.ndim == 4 else array[None, None])
-
-    if sinks is not None or H == 0:
-        return padded_16_by_256(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
-    # Widened first: the gradient of a bias that heads share is a sum over them, rounded once.
-    options: dict[str, Any] = {
-        "mask": of_pairs(mask),
-        "bias": of_pairs(widen(bias)),
-        "scale": scale,
-        "softcap": softcap,
-    }
-    output = one_head_each(rows(query), key, value, **options)
-    return output.reshape(B, H, Q, value.shape[-1])
-
-
-one_head_each = attention_by(in_split_keys(128), "one_head_each")
+groups_as_rows = attention_by(in_rows_of_groups(128), "groups_as_rows")

@@ -1,0 +1,327 @@
+"""Multi-head attention gone wrong (MHA-1, MHA-2): its projections, its heads, and attention inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.arguments import gradient_name
+from conformance.cases.arrays import heads_of, joined
+from conformance.cases.case import Case
+from conformance.mistakes.call import Call, Results, attention_inside
+from conformance.mistakes.catalogue import TOPICS, load_topic
+from conformance.mistakes.changes import rearrange_inputs
+from conformance.mistakes.condition import ALWAYS
+from conformance.mistakes.mistake import Change, Mistake, results_of_steps, solve_by_definition
+from reference_numpy.multi_head_attention import concatenate_heads, split_heads
+
+Array = np.ndarray
+Arrays = dict[str, Array | None]
+"""Arrays that take the place of others; None for one that goes."""
+FIELDS = ("query", "key", "value", "output")
+LAYER = ("multi_head_attention",)
+
+
+def entry(name: str, rule: str, says: str, change: Change, **parameters: Sequence[Any]) -> Mistake:
+    return Mistake(f"multi_head.{name}", rule, says, change, LAYER, parameters)
+
+
+# --- projections ------------------------------------------------------------------------------------------------------
+
+SOME = tuple(", ".join(names) for size in (4, 1, 3, 2) for names in combinations(FIELDS, size))
+"""Projections: all four, each alone, and every other choice."""
+
+
+def change_projections(change: Callable[..., Arrays | None], separate: bool = False) -> Change:
+    """Change the arrays of several projections by `change(fused case, name, **values)`; None if one cannot be changed.
+
+    separate: only where each head has a projection of its own.
+    """
+
+    def move(case: Case, of: str, **values: Any) -> Case | None:
+        if separate and not is_separate(case):
+            return None
+        fused = replace(case, inputs=joined(case.inputs))
+        inputs: Arrays = dict(fused.inputs)
+        for name in of.split(", "):
+            changed = change(fused, name, **values)
+            if changed is None:
+                return None
+            inputs |= changed
+        return replace(fused, inputs={name: array for name, array in inputs.items() if array is not None})
+
+    return rearrange_inputs(move)
+
+
+def is_separate(case: Case) -> bool:
+    return any("[" in name for name in case.inputs)
+
+
+def drop_bias(case: Case, name: str) -> Arrays | None:
+    return {f"{name}.bias": None} if f"{name}.bias" in case.inputs else None
+
+
+def transpose_weight(case: Case, name: str) -> Arrays | None:
+    weight = case.inputs[f"{name}.weight"]
+    return {f"{name}.weight": weight.T} if weight.shape[0] == weight.shape[1] else None
+
+
+def take_columns(case: Case, name: str, columns: Array) -> Arrays:
+    """Columns that come out of a projection, or go into the last one, in another order."""
+    weight, bias = case.inputs[f"{name}.weight"], case.inputs.get(f"{name}.bias")
+    if name == "output":
+        return {f"{name}.weight": weight[columns]}
+    return {f"{name}.weight": weight[:, columns], f"{name}.bias": None if bias is None else bias[columns]}
+
+
+def count_columns(case: Case, name: str) -> tuple[int, int]:
+    """Heads of a projection, and the columns of each."""
+    heads = (heads_of(case) | {"output": case.options["num_heads"]})[name]
+    return heads, case.inputs[f"{name}.weight"].shape[0 if name == "output" else 1] // max(heads, 1)
+
+
+def interleave_heads(case: Case, name: str) -> Arrays:
+    heads, width = count_columns(case, name)
+    return take_columns(case, name, np.arange(heads * width).reshape(width, heads).T.ravel())
+
+
+ORDERS: dict[str, Callable[[Array], Array]] = {
+    "in reverse": lambda columns: columns[::-1],
+    "column by column": lambda columns: columns.T,
+    "as far as the first one": lambda columns: np.broadcast_to(columns[:1], columns.shape),
+}
+
+
+def join_heads_otherwise(case: Case, name: str, order: str) -> Arrays | None:
+    if name == "output":
+        return None
+    heads, width = count_columns(case, name)
+    return take_columns(case, name, ORDERS[order](np.arange(heads * width).reshape(heads, width)).ravel())
+
+
+def repeat_head(case: Case, name: str, first: int) -> Arrays | None:
+    heads, width = count_columns(case, name)
+    if name == "output" or heads <= first:
+        return None
+    taken = np.minimum(np.arange(heads), first - 1)
+    return take_columns(case, name, (taken[:, None] * width + np.arange(width)).ravel())
+
+
+def repeat_bias(case: Case, name: str, first: int) -> Arrays | None:
+    (heads, width), bias = count_columns(case, name), case.inputs.get(f"{name}.bias")
+    if name == "output" or bias is None or heads <= first:
+        return None
+    rows = bias.reshape(heads, width)
+    return {f"{name}.bias": np.where(np.arange(heads)[:, None] < first, rows, rows[:1]).ravel()}
+
+
+def lose_end(case: Case, name: str, what: str, first: int = 0, block: int = 0) -> Arrays | None:
+    """Leave 0 past the first ones, or past the last whole block, of what goes into a projection or comes out."""
+    weight, bias = case.inputs[f"{name}.weight"], case.inputs.get(f"{name}.bias")
+    kept = [np.arange(size) < (size // block * block or size if block else first) for size in weight.shape]
+    if what == "inputs":
+        return {f"{name}.weight": np.where(kept[0][:, None], weight, 0)}
+    lost: Arrays = {} if bias is None else {f"{name}.bias": np.where(kept[1], bias, 0)}
+    if what == "biases":
+        return lost or None
+    return {f"{name}.weight": np.where(kept[1], weight, 0)} | (lost if what == "columns" else {})
+
+
+@rearrange_inputs
+def exchange_projections(case: Case, pair: str) -> Case | None:
+    inputs = joined(case.inputs)
+    one, other = pair.split(" and ")
+    if inputs[f"{one}.weight"].shape != inputs[f"{other}.weight"].shape:
+        return None
+    for field in (".weight", ".bias"):
+        if one + field in inputs:
+            inputs |= {one + field: inputs[other + field], other + field: inputs[one + field]}
+    return replace(case, inputs=inputs)
+
+
+@rearrange_inputs
+def read_other_input(case: Case, of: str, source: str) -> Case | None:
+    inputs = case.inputs
+    names = of.split(" and ")
+    if any(inputs[name].shape != inputs[source].shape for name in names):
+        return None
+    return replace(case, inputs=inputs | dict.fromkeys(names, inputs[source]))
+
+
+def scale_by_model_width(call: Call) -> Case | None:
+    case = call.case
+    if case.options.get("scale") is not None or case.options["num_heads"] == 1:
+        return None
+    return replace(case, options=case.options | {"scale": joined(case.inputs)["query.weight"].shape[1] ** -0.5})
+
+
+SIZES = (64, 256, 1024, 4, 8, 16, 32, 128, 512)
+PROJECTIONS = (
+    entry("biases-ignored", "MHA-1", "biases of projections are ignored: {of}", change_projections(drop_bias), of=SOME),
+    entry("weights-transposed", "MHA-1", "square weights of projections are transposed: {of}",
+          change_projections(transpose_weight), of=SOME),
+    entry("heads-interleaved", "MHA-1", "column c of a projection belongs to head c % H: {of}",
+          change_projections(interleave_heads), of=SOME),
+    entry("projections-exchanged", "MHA-1", "the projections of {pair} are exchanged", exchange_projections,
+          pair=("key and value", "query and key", "query and value")),
+    entry("input-of-another", "MHA-1", "{of} are projected from the {source}'s input", read_other_input,
+          of=("key", "value", "key and value", "query"), source=("value", "key", "query")),
+    entry("scale-of-model-width", "MHA-1", "the scale is 1 / sqrt(H * D)", scale_by_model_width),
+    entry("heads-joined-otherwise", "MHA-2", "projections of single heads are joined {order}: {of}",
+          change_projections(join_heads_otherwise, separate=True), of=("query, key, value", *FIELDS[:-1]),
+          order=tuple(ORDERS)),
+    entry("head-repeated", "MHA-2", "heads past the first {first} are projected as the last before: {of}",
+          change_projections(repeat_head, separate=True), of=("query", "key, value", "query, key, value"),
+          first=(16, 8, 32, 64)),
+    entry("bias-of-first-head", "MHA-2", "heads past the first {first} have the bias of the first: {of}",
+          change_projections(repeat_bias, separate=True), of=("query, key, value", *FIELDS[:-1]),
+          first=(1, 8, 16, 32, 64)),
+    entry("past-size", "MHA-1", "{what} of a projection past the first {first} are lost: {of}",
+          change_projections(lose_end), of=("output", "query", "key", "value", "query, key, value"),
+          what=("inputs", "columns", "columns but for their bias", "biases"), first=SIZES),
+    entry("partial-block", "MHA-1", "{what} of a projection past the last whole block of {block} are lost: {of}",
+          change_projections(lose_end), of=("output", "query", "key", "value", "query, key, value"),
+          what=("inputs", "columns", "biases"), block=(4, 8, 16, 32, 64, 128)),
+)  # fmt: skip
+
+# --- from attention to the layer --------------------------------------------------------------------------------------
+
+
+def carry_out(call: Call, found: Results, join: Callable[[Array], Array] = concatenate_heads,
+              join_bars: Callable[[Array], Array] = concatenate_heads) -> Results:  # fmt: skip
+    """The layer's results and gradients from those of attention inside; what attention does not say is right.
+
+    join: of heads before the output projection. join_bars: of the gradients of query, key and value.
+    """
+    wide = {name: array.astype(float) for name, array in joined(call.case.inputs).items()}
+    heads = join(found.get("output", call.inside.forward.output))
+    results: Results = {}
+    if "output" in found:
+        results["output"] = heads @ wide["output.weight"] + wide.get("output.bias", 0)
+    if not call.case.cotangents:
+        return results
+    bars = {name: join_bars(found[gradient_name(name)]) for name in FIELDS[:-1] if gradient_name(name) in found}
+    gradients = {name: found[gradient_name(name)] for name in ("bias", "sinks") if gradient_name(name) in found}
+    for name, x, bar in [(n, wide[n], bar) for n, bar in bars.items()] + [("output", heads, call.cotangent())]:
+        gradients |= {f"{name}.weight": np.einsum("bti,bto->io", x, bar), f"{name}.bias": bar.sum(axis=(0, 1))}
+        gradients |= {name: bar @ wide[f"{name}.weight"].T} if name != "output" else {}
+    return results | separate_gradients(call.case, gradients)
+
+
+def separate_gradients(case: Case, gradients: Results) -> Results:
+    """By `gradient_name`; cut up for inputs that are projections of single heads."""
+    found = {}
+    for name in case.inputs:
+        whole, head = name.partition("[")[0] + name.partition("]")[2], name.partition("[")[2].partition("]")[0]
+        if whole in gradients:
+            width = case.inputs[name].shape[-1]
+            part = slice(int(head) * width, (int(head) + 1) * width) if head else slice(None)
+            found[gradient_name(name)] = gradients[whole][..., part]
+    return found
+
+
+def carry(mistake: Mistake) -> Mistake:
+    """Turn a mistake of attention into one of the layer's attention."""
+
+    def change(call: Call, **values: Any) -> list[Results]:
+        inside = replace(mistake, operations=("attention",), values=values, condition=ALWAYS)
+        found = inside.predict(call.inside, solve_by_definition)
+        sure = (one for one in found if not any(np.isposinf(array).any() for array in one.bounds.values()))
+        return [carry_out(call, one.results) for one in sure]
+
+    return replace(
+        mistake,
+        id=f"multi_head.{mistake.id.replace('.', '-')}",
+        rule="MHA-1",
+        says=f"in the layer's attention, {mistake.says}",
+        change=change,
+        operations=LAYER,
+        equivalent=tuple(f"multi_head.{id.replace('.', '-')}" for id in mistake.equivalent),
+    )
+
+
+def split_without_exchange(x: Array, heads: int) -> Array:
+    B, T, width = x.shape
+    return x.reshape(B, heads, T, width // max(heads, 1))
+
+
+def join_without_exchange(x: Array) -> Array:
+    B, H, T, width = x.shape
+    return x.reshape(B, T, H * width)
+
+
+def forget_exchange(call: Call, of: str) -> list[Results]:
+    """Reshape [B, T, H * W] to [B, H, T, W] or back."""
+    plain: tuple[Any, Any] = (split_heads, concatenate_heads)
+    direct: tuple[Any, Any] = (split_without_exchange, join_without_exchange)
+    split, join_bars = direct if "split" in of else plain
+    split_bars, join = direct if "joined" in of else plain
+    inside = Call(attention_inside(call.case, split, split_bars))
+    return [carry_out(call, one, join, join_bars) for one in results_of_steps(inside, inside.steps, "both")]
+
+
+TERMS: dict[str, Callable[[Array], Array]] = {
+    "the first": lambda x: x[:1],
+    "the last": lambda x: x[-1:],
+    "all but the first": lambda x: x[1:],
+    "all but the last": lambda x: x[:-1],
+}
+
+
+def count_terms(call: Call, of: str, terms: str, along: str) -> Results | None:
+    """The gradients of a projection's weight or bias by some batch elements or positions only."""
+    if not call.case.cotangents or call.case.special:
+        return None
+    inside = call.inside
+    cut: Callable[[Array], Array] = TERMS[terms] if along == "batch elements" else (
+        lambda x: TERMS[terms](x.swapaxes(0, -2)).swapaxes(0, -2))  # fmt: skip
+    right = inside.steps.sum_gradients(inside.gradients, inside.case.inputs)
+    bars = {name: concatenate_heads(right[gradient_name(name)]) for name in FIELDS[:-1]}
+    inputs = {name: call.case.inputs[name].astype(float) for name in FIELDS[:-1]}
+    bars["output"], inputs["output"] = call.cotangent(), concatenate_heads(inside.forward.output)
+    gradients: Results = {}
+    for name in FIELDS:
+        x, bar = cut(inputs[name]), cut(bars[name])
+        if bar.size == bars[name].size:
+            return None
+        gradients |= {f"{name}.weight": np.einsum("bti,bto->io", x, bar), f"{name}.bias": bar.sum(axis=(0, 1))}
+    kept = {name: array for name, array in gradients.items() if name.endswith(of) or of == "weight and bias"}
+    return separate_gradients(call.case, kept)
+
+
+HEADS = (
+    entry("exchange-forgotten", "MHA-1", "heads are {of} without exchanging the axes of heads and positions",
+          forget_exchange, of=("joined", "split", "split and joined")),
+    entry("gradient-terms", "MHA-1", "the gradient of a projection's {of} comes from {terms} of the {along} only",
+          count_terms, of=("bias", "weight", "weight and bias"), terms=tuple(TERMS),
+          along=("batch elements", "positions")),
+)  # fmt: skip
+INSIDE = tuple(
+    carry(mistake)
+    for topic, operations in TOPICS.items()
+    if "attention" in operations
+    for mistake in load_topic(topic).MISTAKES
+    if "attention" in mistake.operations
+)
+"""Every mistake of attention, made by the layer's attention."""
+
+MISTAKES = (*PROJECTIONS, *HEADS, *INSIDE)
+OWN = {mistake.id.removeprefix("multi_head."): mistake for mistake in (*PROJECTIONS, *HEADS)}
+PLANTED = (
+    *(mistake.choose() for mistake in OWN.values()),
+    *(mistake.choose() for mistake in INSIDE if mistake.id.removeprefix("multi_head.") in ("masks-inverted",
+      "masks-batch-repeated-over-flat-heads", "scores-softcap-ignored", "backward-missing")),
+    OWN["biases-ignored"].choose(of="output"),
+    *(OWN["heads-joined-otherwise"].choose(order=order) for order in tuple(ORDERS)[1:]),
+    OWN["past-size"].choose(first=1024),
+    *(OWN["past-size"].choose(of="query", first=first) for first in (64, 1024)),
+    *(OWN["past-size"].choose(what="columns but for their bias", first=first) for first in (64, 512)),
+    replace(OWN["past-size"], rule="MHA-2").choose(first=256),
+    OWN["head-repeated"].choose(first=64),
+    *(OWN["bias-of-first-head"].choose(of="query", first=first) for first in (8, 32)),
+)  # fmt: skip
+"""Each mistake of the layer, some of attention inside, and those past a size."""

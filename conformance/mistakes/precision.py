@@ -1,0 +1,277 @@
+"""Too few digits inside attention (ATT-9): what is rounded on the way, undeclared, or kept narrower than it must be.
+
+Numbers are really rounded. Before that, an implementation's may be off as far as the bounds of attention derive. So
+some lie so near the middle of two numbers that they may be rounded either way: that is a prediction's own bound.
+Gradients are predicted to be right but for weights and products in the narrow format: few backward passes round as the
+forward pass does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conformance.bounds import bound
+from conformance.bounds.arithmetic import EXP, FORMATS, LOG, TANH, UNIT_ROUNDOFF, Approx, Precision, exact, matmul
+from conformance.bounds.attention import SCALE
+from conformance.cases.arguments import expected_dtype, is_gradient
+from conformance.mistakes.attention_steps import row_maximum
+from conformance.mistakes.backward import to_dtype
+from conformance.mistakes.call import Call
+from conformance.mistakes.changes import answer_in_float64
+from conformance.mistakes.condition import Condition
+from conformance.mistakes.mistake import Mistake, Prediction
+
+Array = np.ndarray
+Stage = Callable[[Approx], Approx]
+ATTENTION = ("attention", "attention_weights", "attention_logsumexp")
+UNITS = UNIT_ROUNDOFF | {name: form.unit for name, form in FORMATS.items()}
+MOST = 2**22
+"""Numbers that are added up one after the other, at most."""
+
+
+def round_number(array: Array, form: str, cut: bool = False) -> Array:
+    """Round to the nearest number of a format; or cut off, towards zero, in a format with the range of float32."""
+    if not cut and form != "tf32":
+        return to_dtype(array, form)
+    mantissa, exponent = np.frexp(array)
+    bits = -int(np.log2(UNITS[form]))
+    return np.asarray(np.ldexp((np.trunc if cut else np.rint)(np.ldexp(mantissa, bits)), exponent - bits))
+
+
+def round_stage(x: Approx, form: str, cut: bool = False) -> Approx:
+    """The rounded value; its error is how far from it any value within the error of x is rounded."""
+    value = round_number(x.value, form, cut)
+    ends = [np.abs(round_number(end, form, cut) - value) for end in (x.value - x.error, x.value + x.error)]
+    return Approx(value, np.where(np.isfinite(value), np.maximum(*ends), 0))
+
+
+def add_in_order(terms: Approx, form: str, axis: int) -> Approx:
+    """Add up one term after the other, each sum rounded. A sum grows with its terms, so its ends are sums of ends."""
+
+    def add(array: Array) -> Array:
+        total = np.zeros_like(np.take(array, 0, axis))
+        for term in np.moveaxis(array, axis, 0):
+            total = round_number(total + term, form)
+        return np.expand_dims(total, axis)
+
+    value, low, high = (add(array) for array in (terms.value, terms.value - terms.error, terms.value + terms.error))
+    return Approx(value, np.maximum(high - value, value - low))
+
+
+# --- attention in stages ----------------------------------------------------------------------------------------------
+
+
+def keep(x: Approx) -> Approx:
+    return x
+
+
+class Stages(NamedTuple):
+    """What happens to each quantity on the way.
+
+    Attributes:
+        factors: query and key. products: before the scale. scaled: before the bias. scores: after it.
+        shift: to scores less their maximum. exponentials: before they are added up if `own_sum`, else after it.
+        sum: from the sum of the exponentials and themselves. inside: the format of the softmax's arithmetic.
+        add: the values, weighed.
+    """
+
+    factors: Stage = keep
+    products: Stage = keep
+    scaled: Stage = keep
+    scores: Stage = keep
+    shift: Callable[[Array], Array] = np.asarray
+    exponentials: Stage = keep
+    own_sum: bool = False
+    sum: Callable[[Approx, Approx], Approx] = lambda total, exponentials: total
+    weights: Stage = keep
+    values: Stage = keep
+    add: Callable[[Approx, Approx], Approx] | None = None
+    inside: str = ""
+
+
+def attend(call: Call, stages: Stages) -> dict[str, Approx]:
+    """The results of attention in these stages, before they are rounded to their dtype."""
+    s, p = call.steps, Precision.of(call.case.dtype)
+    query, key = stages.factors(exact(s.query)), stages.factors(exact(s.keys))
+    products = stages.products(matmul(query, Approx(*(a.swapaxes(-1, -2) for a in key)), p, SCALE))
+    scaled = Approx(s.cap(products.value * s.scale), products.error * abs(s.scale))
+    scaled = stages.scaled(scaled._replace(error=scaled.error + (TANH + 2) * p.inner * (s.softcap or 0)))
+    scores = stages.scores(Approx(scaled.value + s.bias, scaled.error + 2 * p.inner * np.abs(s.bias)))
+    masked = np.where(s.allowed, scores.value, -np.inf)
+    maximum = row_maximum(masked, s.sinks)
+    shifted = stages.shift(masked - maximum)
+    p = Precision.of(stages.inside) if stages.inside else p
+    exact_shift = 0 if stages.inside else 3 * p.inner
+    off = np.expm1(scores.error + exact_shift * np.abs(np.where(s.allowed, shifted, 0)) + EXP * p.inner)
+    exponentials = np.where(s.allowed, np.exp(shifted), 0)
+    computed = Approx(exponentials, exponentials * off)
+    held = stages.exponentials(computed)
+    added = held if stages.own_sum else computed
+    added_up = np.sum(added.value, axis=-1, keepdims=True) + (0 if s.sinks is None else np.exp(s.sinks - maximum))
+    error = np.sum(added.error, axis=-1, keepdims=True) + (p.gamma(s.sizes[3]) + EXP * p.inner) * added_up
+    summed = stages.sum(Approx(added_up, error), held)
+    total, error = summed.value, summed.error
+    safe = np.where(total == 0, 1, total)
+    shares = held.value / safe
+    weights = stages.weights(Approx(shares, held.error / safe + shares * (error / safe + 2 * p.inner)))
+    logarithm = maximum + np.log(total)
+    lost = error / safe + (LOG + 4) * p.inner * (1 + np.abs(np.where(total > 0, logarithm, 0)))
+    logsumexp = Approx(logarithm[..., 0], lost[..., 0])
+    if s.operation == "attention_logsumexp":
+        return {"output": logsumexp}
+    filled = Approx(s.fill_empty_rows(weights.value) * s.factor, weights.error * s.factor)
+    if s.operation == "attention_weights":
+        return {"output": filled}
+    add = stages.add or partial(matmul, p=Precision.of(call.case.dtype), roundings=1)
+    output = add(filled, stages.values(exact(s.values)))
+    return {"output": output} | ({"logsumexp": logsumexp} if s.with_logsumexp else {})
+
+
+def predict(call: Call, stages: Stages, form: str, store: Callable[..., Approx] = round_stage) -> list[Prediction]:
+    """Results in their dtype, and gradients that are right but for weights and products in this format.
+
+    Gradients may also leave the range of 16 bits on the way: then the results alone are predicted.
+    """
+    case = call.case
+    stored = {name: store(x, expected_dtype(name, case)) for name, x in attend(call, stages).items()}
+    results, bounds = {n: x.value for n, x in stored.items()}, {n: x.error for n, x in stored.items()}
+    alone = Prediction(dict(results), dict(bounds))
+    if case.cotangents:
+        declared = {"rounding": {"weights": form, "products": form}} if form in FORMATS else {"dtype": form}
+        narrow = bound(replace(case, **declared))
+        for name in call.right.keys() & {n for n in narrow if is_gradient(n)}:
+            results[name], bounds[name] = call.right[name], narrow[name]
+    return [Prediction(results, bounds), alone]
+
+
+def entry(
+    name: str,
+    says: str,
+    narrow: Callable[..., Stages],
+    operations: tuple[str, ...] = ATTENTION[:2],
+    **parameters: Sequence[Any],
+) -> Mistake:
+    """Attention in the stages that `narrow(round, form, **values)` gives; `round` rounds a stage to the format."""
+
+    def change(call: Call, dtype: str, **values: Any) -> list[Prediction]:
+        form = call.case.dtype if dtype == "the inputs' dtype" else dtype
+        if (
+            call.case.special
+            or "alibi_slopes" in call.case.inputs
+            or UNITS[form] <= Precision.of(call.case.dtype).inner
+        ):
+            return []
+        stages = narrow(partial(round_stage, form=form), form, **values)
+        size = call.steps.visible.size * (1 if call.steps.value is None else call.steps.value.shape[-1])
+        return [] if stages.add is not None and not 0 < size <= MOST else predict(call, stages, form)
+
+    return Mistake(f"precision.{name}", "ATT-9", says, change, operations, parameters)
+
+
+# --- the mistakes -----------------------------------------------------------------------------------------------------
+
+
+def round_weights(narrow: Stage, form: str, when: str) -> Stages:
+    if when == "after the division":
+        return Stages(weights=narrow)
+    return Stages(exponentials=narrow, own_sum="their own sum" in when)
+
+
+def round_sum(narrow: Stage, form: str, how: str) -> Stages:
+    if how == "rounded to":
+        return Stages(sum=lambda total, exponentials: narrow(total))
+    return Stages(sum=lambda total, exponentials: add_in_order(exponentials, form, -1))
+
+
+def round_factors(narrow: Stage, form: str, of: str, how: str) -> Stages:
+    """Some matrix units cut off."""
+    stage = partial(round_stage, form=form, cut=True) if how == "cut off" else narrow
+    first, second = (stage if of != other else keep for other in ("weights and values", "query and key"))
+    return Stages(factors=first, weights=second, values=second)
+
+
+def round_scores(narrow: Stage, form: str, when: str) -> Stages:
+    if when == "after the bias":
+        return Stages(scores=narrow)
+    return Stages(scaled=narrow) if when == "before the bias" else Stages(products=narrow)
+
+
+def round_every_step(narrow: Stage, form: str, softmax: str) -> Stages:
+    found = Stages(products=narrow, scaled=narrow, scores=narrow, weights=narrow)
+    if softmax == "its result":
+        return found
+    shift = partial(round_number, form=form)
+    return found._replace(shift=shift, exponentials=narrow, sum=lambda total, exponentials: narrow(total))
+
+
+def add_values_in_order(narrow: Stage, form: str) -> Stages:
+    """Each product and each sum is rounded, one key after the other."""
+
+    def add(weights: Approx, values: Approx) -> Approx:
+        value = values.value[:, :, None]
+        products = Approx(weights.value[..., None] * value, weights.error[..., None] * np.abs(value))
+        return Approx(*(array[..., 0, :] for array in add_in_order(narrow(products), form, -2)))
+
+    return Stages(add=add)
+
+
+def take_softmax_in_float32(narrow: Stage, form: str) -> Stages:
+    return Stages(scores=narrow, shift=partial(round_number, form=form), inside=form)
+
+
+def compute_in_float32(call: Call) -> Prediction | None:
+    case = call.case
+    if case.dtype != "float64":
+        return None
+    narrow = {name: to_dtype(a, "float32") if a.dtype == float else a for name, a in case.inputs.items()}
+    return Prediction(answer_in_float64(replace(case, inputs=narrow)), bound(replace(case, dtype="float32")))
+
+
+def store_otherwise(call: Call, how: str) -> list[Prediction]:
+    case = call.case
+    cut = how == "cut off to bfloat16, towards zero"
+    if case.special or "alibi_slopes" in case.inputs or case.dtype != ("bfloat16" if cut else "float16"):
+        return []
+    store = partial(round_stage, cut=True) if cut else lambda x, dtype: round_stage(round_stage(x, "bfloat16"), dtype)
+    return predict(call, Stages(), "bfloat16", store)
+
+
+HALVES = ("the inputs' dtype", "float16", "bfloat16")
+MISTAKES = (
+    entry("weights-rounded", "weights are rounded to {dtype} {when}, before they are multiplied with values",
+          round_weights, dtype=HALVES,
+          when=("after the division", "before the division", "before the division by their own sum")),
+    entry("sum-rounded", "the sum of the exponentials is {how} {dtype}", round_sum, ATTENTION, dtype=HALVES,
+          how=("rounded to", "added up, one after the other, in")),
+    entry("factors-rounded", "{of} are {how} to {dtype} before they are multiplied", round_factors,
+          dtype=("tf32", "bfloat16", "float16"), of=("query and key", "weights and values", "all factors"),
+          how=("rounded", "cut off")),
+    entry("scores-rounded", "scores are rounded to {dtype} {when}", round_scores, ATTENTION, dtype=HALVES[::-1],
+          when=("after the bias", "before the bias", "before the scale")),
+    entry("every-step-rounded", "scores are rounded to {dtype} at every step, and of the softmax {softmax}",
+          round_every_step, dtype=HALVES, softmax=("its result", "every step")),
+    entry("values-added-in-16-bits", "weighted values are added up in {dtype}", add_values_in_order, ATTENTION[:1],
+          dtype=("float16", "bfloat16")),
+    entry("softmax-in-float32", "the softmax of float64 inputs is taken in {dtype}", take_softmax_in_float32, ATTENTION,
+          dtype=("float32",)),
+    Mistake("precision.float64-in-float32", "ATT-9", "float64 inputs are computed with in float32", compute_in_float32,
+            ATTENTION),
+    Mistake("precision.result-rounded", "ATT-9", "the result is {how}", store_otherwise, ATTENTION[:1],
+            {"how": ("cut off to bfloat16, towards zero", "rounded to bfloat16 on its way to float16")}),
+)  # fmt: skip
+OWN = {mistake.id.removeprefix("precision."): mistake for mistake in MISTAKES}
+PLANTED = (
+    *(mistake.choose() for mistake in MISTAKES),
+    *(OWN["weights-rounded"].choose(dtype=dtype) for dtype in HALVES[1:]),
+    OWN["weights-rounded"].choose().under(Condition("D", whole=16)),
+    OWN["sum-rounded"].choose(dtype="bfloat16"),
+    OWN["factors-rounded"].choose(of="weights and values"),
+    OWN["factors-rounded"].choose(dtype="bfloat16"),
+    OWN["result-rounded"].choose(how="rounded to bfloat16 on its way to float16"),
+)
+"""Each mistake, the formats that differ, and tensor cores that take heads of whole blocks only."""
