@@ -321,8 +321,8 @@ def test_a_chance_agreement_is_refuted_by_experiments(mistakes: list[Mistake], n
     failing = [evidence_of(SQUARED, attention_case(9, seed=seed, scale=0.5)) for seed in (1, 2)]
 
     def chosen(*scales: float) -> list[str]:
-        drawn = [attention_case(9, seed=seed, scale=scale) for seed, scale in enumerate(scales, 3)]
-        search = Chooser(failing, [], mistakes, lambda one: iter(drawn), lambda case: evidence_of(SQUARED, case))
+        drawn = (attention_case(9, seed=seed, scale=scale) for seed, scale in enumerate(scales, 3))
+        search = Chooser(failing, [], mistakes, lambda one: drawn, lambda case: evidence_of(SQUARED, case))
         return [one.mistake.id for one in search.choose()]
 
     assert chosen() == ["scale.quarter"]
