@@ -18,13 +18,13 @@ from functools import partial, reduce
 from itertools import product
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from conformance.cases.arguments import expected_dtype, gradient_name
 from conformance.mistakes import masks
 from conformance.mistakes.attention_steps import AttentionSteps, Gradients, row_maximum
 from conformance.mistakes.call import Call, Results
+from conformance.mistakes.changes import round_to
 from conformance.mistakes.condition import ALWAYS, Condition, past
 from conformance.mistakes.mistake import Change, Mistake
 from specification.dtypes import HALF, compute_dtype_name
@@ -56,12 +56,6 @@ def predict_gradients(ways: Callable[..., Iterable[Gradients | Results]]) -> Cha
         return found
 
     return change
-
-
-def to_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Round to a dtype; to bfloat16 by way of float32."""
-    narrow = array.astype(np.float32).astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else array.astype(dtype)
-    return np.asarray(narrow, float)
 
 
 # --- the mean that is subtracted --------------------------------------------------------------------------------------
@@ -107,7 +101,7 @@ MEANS: dict[str, Callable[[Call], np.ndarray]] = {
         row_mean(call) * call.steps.exponentials(call.forward.scores)[1]
     ),
     "rowsum(O_bar * O) of the output as it is returned": lambda call: sum_row(
-        call.cotangent() * to_dtype(call.forward.output, call.case.dtype)
+        call.cotangent() * round_to(call.forward.output, call.case.dtype)
     ),
 }
 """What is subtracted from P_bar in place of rowsum(P * P_bar)."""
@@ -148,8 +142,8 @@ READINGS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "is the row's maximum alone": lambda L, maximum: maximum,
     "is in base 2, beside scores in base e": lambda L, maximum: L / LN2,
     "is in base e, beside scores in base 2": lambda L, maximum: L * LN2,
-    "is rounded to bfloat16": lambda L, maximum: to_dtype(L, "bfloat16"),
-    "is rounded to float16": lambda L, maximum: to_dtype(L, "float16"),
+    "is rounded to bfloat16": lambda L, maximum: round_to(L, "bfloat16"),
+    "is rounded to float16": lambda L, maximum: round_to(L, "float16"),
 }
 
 
@@ -170,10 +164,10 @@ def lose_digits(call: Call) -> Iterator[Gradients]:
     """Scores and log-sum-exp, natural or in base 2, have the digits of the compute dtype and no more."""
     form = compute_dtype_name(call.case.dtype)
     for base in (1.0, LN2):
-        log = to_dtype(call.forward.logsumexp / base, form)
-        weights = np.exp((to_dtype(call.forward.scores / base, form) - log) * base)
+        log = round_to(call.forward.logsumexp / base, form)
+        weights = np.exp((round_to(call.forward.scores / base, form) - log) * base)
         sinks = call.steps.sinks
-        share = None if sinks is None else np.exp((to_dtype(sinks / base, form) - log) * base)
+        share = None if sinks is None else np.exp((round_to(sinks / base, form) - log) * base)
         yield from pull_back_weights(call, np.where(call.steps.allowed, weights, 0), share)
 
 
@@ -223,8 +217,8 @@ SCORES: dict[str, Callable[[Call], np.ndarray]] = {
         call.forward.weights * weights_bar(call) - centre(call)
     ),
     "P_bar - rowsum(P * P_bar), not multiplied by P": lambda call: weights_bar(call) - centre(call),
-    "rounded to float16": lambda call: to_dtype(call.gradients.scores, "float16"),
-    "rounded to bfloat16": lambda call: to_dtype(call.gradients.scores, "bfloat16"),
+    "rounded to float16": lambda call: round_to(call.gradients.scores, "float16"),
+    "rounded to bfloat16": lambda call: round_to(call.gradients.scores, "bfloat16"),
 }
 
 
@@ -521,8 +515,8 @@ def sum_in_16_bits(call: Call, sum: str, dtype: str, block: int) -> Iterator[Res
     if not fits or expected_dtype(gradient_name(of), call.case) not in ("float32", dtype):
         return
     parts = [sum_terms(call, of, along, slice(start, start + block)) for start in range(0, count, block)]
-    for addends in ([to_dtype(part, dtype) for part in parts], parts):
-        yield {of: reduce(lambda total, part: to_dtype(total + part, dtype), addends, np.zeros_like(parts[0]))}
+    for addends in ([round_to(part, dtype) for part in parts], parts):
+        yield {of: reduce(lambda total, part: round_to(total + part, dtype), addends, np.zeros_like(parts[0]))}
 
 
 ROUNDED = {f"the gradient of {name}": name for name in INPUTS}
@@ -534,12 +528,12 @@ def round_part(call: Call, of: str, dtype: str) -> Iterator[Gradients | Results]
     steps, parts, name = call.steps, call.gradients, ROUNDED.get(of, "")
     right = call.right.get(f"gradient of {name}")
     if of == "P":
-        weights = to_dtype(steps.fill_empty_rows(call.forward.weights) * steps.factor, dtype)
+        weights = round_to(steps.fill_empty_rows(call.forward.weights) * steps.factor, dtype)
         yield parts._replace(value=weights.swapaxes(-1, -2) @ call.cotangent())
     elif right is not None:
-        yield {name: to_dtype(right, dtype)}
+        yield {name: round_to(right, dtype)}
         if name in ("key", "value") and 0 < right.shape[1] < steps.sizes[1]:
-            yield parts._replace(**{name: to_dtype(getattr(parts, name), dtype)})
+            yield parts._replace(**{name: round_to(getattr(parts, name), dtype)})
 
 
 # --- bias and sinks ---------------------------------------------------------------------------------------------------
