@@ -216,13 +216,13 @@ def carry(mistake: Mistake) -> Mistake:
 
     return replace(
         mistake,
-        id=f"multi_head.{mistake.id.replace('.', '-')}",
+        id=f"multi_head.{mistake.id.replace('.', '-').replace('_', '-')}",
         rule="MHA-1",
         says=f"in the layer's attention, {mistake.says}",
         change=change,
         operations=LAYER,
         parameters={name: values[:4] for name, values in mistake.parameters.items()},
-        equivalent=tuple(f"multi_head.{id.replace('.', '-')}" for id in mistake.equivalent),
+        equivalent=tuple(f"multi_head.{id.replace('.', '-').replace('_', '-')}" for id in mistake.equivalent),
     )
 
 

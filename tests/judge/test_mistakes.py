@@ -167,7 +167,9 @@ def test_a_planted_change_of_nothing_gives_the_definitions_answers(change: Calla
 
 @pytest.mark.parametrize("empty", ["batch", "heads", "queries", "keys"])
 def test_gradients_of_a_broadcast_bias_of_nothing_are_0(empty: str) -> None:
-    B, H, Q, K = (size if name != empty else 0 for name, size in (("batch", 2), ("heads", 4), ("queries", 3), ("keys", 5)))
+    B, H, Q, K = (
+        size if name != empty else 0 for name, size in (("batch", 2), ("heads", 4), ("queries", 3), ("keys", 5))
+    )
     shapes = {"query": (B, H, Q, 2), "key": (B, H, K, 2), "value": (B, H, K, 3), "bias": (1, 1, 1, K)}
     inputs = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
     call = Call(Case("attention", "float32", inputs, {}, {"output": np.ones((B, H, Q, 3), np.float32)}))
