@@ -235,13 +235,18 @@ def carry(mistake: Mistake) -> Mistake:
 
     return replace(
         mistake,
-        id=f"multi_head.{mistake.id.replace('.', '-')}",
+        id=name_inside(mistake.id),
         rule="MHA-1",
         says=f"in the layer's attention, {mistake.says}",
         change=change,
         operations=LAYER,
-        equivalent=tuple(f"multi_head.{id.replace('.', '-')}" for id in mistake.equivalent),
+        equivalent=tuple(map(name_inside, mistake.equivalent)),
     )
+
+
+def name_inside(identity: str) -> str:
+    """The id of a mistake of attention that the layer's attention makes."""
+    return f"multi_head.{identity.replace('.', '-').replace('_', '-')}"
 
 
 def split_without_exchange(x: Array, heads: int) -> Array:
