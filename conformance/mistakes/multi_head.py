@@ -216,14 +216,18 @@ def carry(mistake: Mistake) -> Mistake:
 
     return replace(
         mistake,
-        id=f"multi_head.{mistake.id.replace('.', '-').replace('_', '-')}",
+        id=name_inside(mistake.id),
         rule="MHA-1",
         says=f"in the layer's attention, {mistake.says}",
         change=change,
         operations=LAYER,
-        parameters={name: values[:4] for name, values in mistake.parameters.items()},
-        equivalent=tuple(f"multi_head.{id.replace('.', '-').replace('_', '-')}" for id in mistake.equivalent),
+        equivalent=tuple(map(name_inside, mistake.equivalent)),
     )
+
+
+def name_inside(identity: str) -> str:
+    """The id of a mistake of attention that the layer's attention makes."""
+    return f"multi_head.{identity.replace('.', '-').replace('_', '-')}"
 
 
 def split_without_exchange(x: Array, heads: int) -> Array:
