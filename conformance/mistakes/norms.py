@@ -711,5 +711,6 @@ PLANTED = (
       for name in ("unbiased-variance", "eps-outside-the-root", "weight-from-one", "part-rounded")),
     plant("columns-left-out", "rms_norm", first=1024).under(Condition("rows", up_to=1)),
     plant("nan-swallowed", "rms_norm", "NORM-5"),
+    replace(plant("part-rounded", what="the mean", dtype="bfloat16"), rule="NORM-3"),
 )  # fmt: skip
 """Every mistake with the first values of its parameters, others at some sizes, some in the variants of layer norm."""
