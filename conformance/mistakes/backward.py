@@ -348,6 +348,7 @@ FACTORS: dict[str, Callable[[Call], float]] = {
     "the scale": lambda call: call.steps.scale,
     "1 / sqrt(D) / scale": lambda call: np.divide(call.steps.query.shape[-1] ** -0.5, call.steps.scale),
     "-1": lambda call: -1.0,
+    "2": lambda call: 2.0,
     "1/2": lambda call: 0.5,
     "1 - rate": remaining_rate,
     "1 / (1 - rate)": lambda call: 1 / remaining_rate(call),
