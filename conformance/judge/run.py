@@ -255,8 +255,9 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
     """The violation on a smaller case, where the example is a case, or several that can be cut alike.
 
     A wrong result does not shrink to another kind of finding, to lost digits, to what fewer profiles ask for, or to a
-    row that allows nothing, which is of another rule. `steady` is False if the smallest case then passed. The case of a
-    rule of dtypes stays in its dtype, and so does one that loses digits in 16 bits.
+    row that allows nothing, which is of another rule; nor NaN or infinity to a number. `steady` is False if the
+    smallest case then passed. The case of a rule of dtypes stays in its dtype, and so does one that loses digits in 16
+    bits.
     """
     if not cuttable(least.example):
         return least
@@ -271,6 +272,8 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
         new = violation(least.rule, least.title, least.check, runner, example, findings)
         new = replace(new, least=least.least, probe=least.probe)
         if new.finding.kind != least.finding.kind or least.stands_before(new):
+            return False
+        if new.of_numbers and not least.of_numbers:
             return False
         if new.case is not None and is_in_empty_row(new.case, new.finding) and not empty:
             return False

@@ -33,18 +33,19 @@ ADVICE = {"supports": DECLARE, "lacks": REFUSE, "conventions": INTENDED, "layout
 
 
 def heading(cause: Content) -> str:
-    """Return the level of a cause, the rules that it breaks, and what is wrong."""
-    shown = cause["violation"]
-    what = describe_cause(cause)
-    if cause["mistake"] is None and len(cause["rules"]) == 1:
-        what = f"{shown['title']}: {shown['statement']}"
-    return f"{', '.join(cause['rules'])}: {what}"
+    """Return the rule that a cause is about, and what is wrong."""
+    shown, rules = cause["violation"], cause["rules"]
+    if cause["mistake"] is None and len(rules) == 1:
+        return f"{rules[0]} {shown['title']}: {shown['statement']}"
+    own = None if cause["mistake"] is None else cause["mistake"]["rule"]
+    return f"{own if own in rules else shown['rule']}: {describe_cause(cause)}"
 
 
 def rows(cause: Content, subject: Content | None = None) -> list[tuple[str, str]]:
     """Return (label, text) for every fact about a cause; further lines of one fact have an empty label."""
     violation = cause["violation"]
     found = [("level", cause["level"])]
+    found += [("breaks", ", ".join(cause["rules"]))] if len(cause["rules"]) > 1 else []
     facts = (
         ("evidence", describe_evidence(cause)),
         ("or", describe_alternatives(cause)),
@@ -59,7 +60,7 @@ def rows(cause: Content, subject: Content | None = None) -> list[tuple[str, str]
         found += [("expected", expected(violation)), ("error", error(violation))]
         if violation["dtype"] is None:  # a message of its own beside the numbers
             found.append(("found", violation["message"]))
-    pattern = describe_pattern(cause["pattern"])
+    pattern = None if cause["mistake"] else describe_pattern(cause["pattern"])
     found += [("pattern", pattern)] if pattern else []
     if violation["called_with"] is not None:
         found.append(("arrays", violation["called_with"]))

@@ -62,7 +62,7 @@ def page(report: Content) -> str:
     return template.render(report=report, style=style, rows=matrix(report), verdict=verdict(report), **helpers)
 
 
-SHOWN = ("evidence", "or", "when", "pattern", "sizes", "declare", "replay")
+SHOWN = ("breaks", "evidence", "or", "when", "pattern", "sizes", "declare", "replay")
 """Facts about a cause that stand under its numbers, by the labels of `blocks.rows`."""
 
 

@@ -193,8 +193,8 @@ def cause_block(cause: Content, subject: Content) -> RenderableType:
     for label, text in told:
         if label != "replay":
             inside.add_row(Text(label), Text(text))
-    rules, _, what = heading(cause).partition(": ")
-    head = Text.assemble((f"{rules}: ", "bold red"), what)
+    head = Text(heading(cause))
+    head.stylize("bold red", 0, head.plain.index(":") + 1)
     commands = [unbroken(label, text) for label, text in told if label == "replay"]
     return Group(head, Padding(inside, (0, 0, 0, 2)), *commands, Text())
 

@@ -203,17 +203,17 @@ def test_keys_of_padding_are_hidden() -> None:
 FAULTS: list[tuple[str, Callable[..., Any], str, str]] = [
     ("llama", hf.heads_in_another_order, "ATT-7", "heads.modulo"),
     ("gemma2", hf.softcap_left_out, "ATT-2", "scores.softcap-ignored"),
-    ("llama", hf.wrong_scale, "ATT-1", "scores.scale-twice"),
+    ("llama", hf.wrong_scale, "ATT-1", "scores.default-scale"),
     ("gemma2", hf.wrong_scale, "ATT-1", "scores.scale-twice"),
     ("bert", hf.scale_left_out, "ATT-1", "scores.default-scale"),
     ("qwen3", hf.mask_one_off, "MASK-3", "masks.causal-offset"),
     ("gpt_oss", hf.sinks_left_out, "ATT-5", "softmax.sinks-ignored"),
     ("t5", hf.bias_left_out, "ATT-3", "scores.bias-ignored"),
     ("llama", hf.key_without_gradient, "ATT-12", "backward.missing"),
-    ("llama", hf.wrong_scale_always_causal, "ATT-1", "scores.scale-twice"),
+    ("llama", hf.wrong_scale_always_causal, "ATT-1", "scores.default-scale"),
     ("llama", hf.heads_in_another_order_always_causal, "ATT-7", "heads.modulo"),
     ("gemma2", hf.always_causal, "MASK-4", "masks.taken-for-causal"),
-    ("llama", hf.wrong_scale_for_these_sizes_alone, "ATT-1", "scores.scale-twice"),
+    ("llama", hf.wrong_scale_for_these_sizes_alone, "ATT-1", "scores.default-scale"),
 ]
 
 
