@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from conformance.checks.catalogue import REFUSAL, UNSUPPORTED
 from conformance.checks.findings import heads_swapped
+from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import rank
 from conformance.checks.results import Violation
 from conformance.diagnosis.pattern import Pattern
@@ -75,7 +76,9 @@ class Cause:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(violation.rule for violation in self.violations))
+        """Those that it breaks, in the specification's order."""
+        broken = {violation.rule for violation in self.violations}
+        return tuple(rule for rule in JUDGED if rule in broken)
 
     @property
     def other_layout(self) -> bool:

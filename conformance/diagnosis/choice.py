@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -15,6 +16,8 @@ MOST = 4
 """Mistakes that are chosen; what is left after so many is told by its pattern."""
 ASKED = 8
 """Experiments for one choice: each halves what is left, and no more than some dozens of mistakes ever fit."""
+CONFIRMED = 2
+"""Experiments that a mistake must explain: the first may have the numbers by which it agreed by chance."""
 TRIED = 60
 """Cases that are drawn for them; on most, two mistakes that fit so far differ as little as on those before."""
 WEIGHED, BATCH = 40, 10
@@ -131,25 +134,28 @@ class Chooser:
 
     def experiment(self, contenders: Sequence[Explanation]) -> list[Explanation]:
         """Ask cases on which the contenders differ from one another, or from what is right; keep those that fit."""
-        left, confirmed, asked = [*contenders], set[int](), 0
+        left, asked = [*contenders], 0
+        confirmed, doubted = Counter[int](), Counter[int]()
         for case in self.cases_like(contenders[0].explained):
-            if asked == ASKED or (len(left) == 1 and len(confirmed) >= 1 and asked >= 2):
+            sure = {one for one, count in confirmed.items() if count >= CONFIRMED}
+            if asked == ASKED or (len(left) == 1 and id(left[0]) in sure):
                 break
-            if not worth_asking(case, left, confirmed):
+            if not worth_asking(case, left, sure):
                 continue
             evidence, asked = self.ask_fresh(case), asked + 1
             if evidence is None:
                 continue
             (self.failing if evidence.wrong else self.passing).append(evidence)
             verdicts = {id(one): one.weigh(evidence) for one in left}
-            confirmed |= {one for one, verdict in verdicts.items() if verdict == "explains"}
+            confirmed.update(one for one, verdict in verdicts.items() if verdict == "explains")
+            doubted.update(one for one, verdict in verdicts.items() if verdict == "against")
             if not evidence.wrong or "explains" in verdicts.values():
                 left = [one for one in left if verdicts[id(one)] != "against"]
             if not left:
                 return []
         # Where no case could be asked, one that was explained may be chance; two are not.
-        sure = [one for one in left if id(one) in confirmed]
-        return sure if asked else [one for one in left if len(one.explained) > 1]
+        found = [one for one in left if confirmed[id(one)] > doubted[id(one)]]
+        return found if asked else [one for one in left if len(one.explained) > 1]
 
     def cases_like(self, explained: Sequence[Evidence]) -> Iterator[Case]:
         """Cases in turn like each of those explained; `TRIED` at most."""

@@ -282,7 +282,7 @@ class AttentionSteps:
         if gradients.sinks is not None:
             found["sinks"] = gradients.sinks.sum(axis=(0, 2, 3))
         if self.bias_shape is not None:
-            axes = tuple(axis for axis in range(4) if self.bias.shape[axis] == 1 < self.visible.shape[axis])
+            axes = tuple(axis for axis in range(4) if self.bias.shape[axis] == 1 != self.visible.shape[axis])
             scores = gradients.scores if self.score is None else gradients.scores * self.slope("bias")
             found["bias"] = scores.sum(axis=axes, keepdims=True).reshape(self.bias_shape)
         found |= {

@@ -295,13 +295,6 @@ INFINITE_SINK = Mistake("blocks.infinite-sink-nan", "ATT-5", "rows that see noth
 # --- blocks that a row does not see -----------------------------------------------------------------------------------
 
 
-def lose_rows(call: Call, block: int) -> Results | None:
-    """-inf - -inf of a part's log-sum-exp, in rows that have keys."""
-    seen = find_seen_blocks(call.steps.allowed, block)
-    rows = ~seen.all(axis=-1, keepdims=True) & seen.any(axis=-1, keepdims=True)
-    return {"output": np.where(rows, np.nan, call.forward.output)} if rows.any() else None
-
-
 def skip_blocks(call: Call, by: str, block: int) -> AttentionSteps | None:
     """Skip a block of keys for all where one sees nothing of it; the first query skips none before its first key."""
     steps, K = call.steps, call.steps.sizes[-1]
@@ -327,8 +320,6 @@ def share_empty_rows(call: Call) -> AttentionSteps | None:
     return call.steps.changed(visible=call.steps.visible & allowed[:1].any(axis=-1, keepdims=True))
 
 
-HIDDEN = Mistake("blocks.some-block-hidden", "MASK-4", "rows that see nothing of some block of {block} keys are NaN",
-                 lose_rows, parameters={"block": (16, *BLOCKS)})  # fmt: skip
 SKIPPED = Mistake(
     "blocks.skipped", "MASK-2", "a block of {block} keys is skipped for all where {by} sees nothing of it",
     skip_blocks, MASKED, {"by": tuple(SKIPS), "block": (16, *BLOCKS)},
@@ -339,7 +330,7 @@ EMPTY_ROWS = Mistake(
 )  # fmt: skip
 
 MISTAKES = (*ONLINE, AVERAGED, BASE_2, NATURAL, SUMS, SINK_COUNT, SINK_TWICE, INFINITE_SINK,
-            HIDDEN, SKIPPED, EMPTY_ROWS)  # fmt: skip
+            SKIPPED, EMPTY_ROWS)  # fmt: skip
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     ONLINE[0].choose(block=16),

@@ -1,4 +1,4 @@
-"""Changes that many mistakes are: another option or input, in every call."""
+"""Changes of a case or an array that several topics share."""
 
 from __future__ import annotations
 
@@ -10,35 +10,24 @@ import ml_dtypes  # noqa: F401  (names bfloat16 to NumPy)
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases.arguments import gradient_name, is_gradient
+from conformance.cases.arguments import expected_dtype, gradient_name, is_gradient
 from conformance.cases.case import Case
+from conformance.checks.comparison import PRECISION
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Prediction
 from conformance.oracle.reference import by_definition, oracle
 
 
-def set_options(**changed: Any) -> Callable[..., Case | None]:
-    """Answer the call with these options; None where it has them already."""
-
-    def change(call: Call) -> Case | None:
-        options = call.case.options
-        if all(options.get(name) == value for name, value in changed.items()):
-            return None
-        return replace(call.case, options=options | changed)
-
-    return change
+def change_options(case: Case, **options: Any) -> Case | None:
+    """The case with these options; None where it has them."""
+    if all(case.options.get(name) == value for name, value in options.items()):
+        return None
+    return replace(case, options=case.options | options)
 
 
-def drop_inputs(*names: str) -> Callable[..., Case | None]:
-    """Answer the call without these inputs; None where it has none of them."""
-
-    def change(call: Call) -> Case | None:
-        if not any(name in call.case.inputs for name in names):
-            return None
-        inputs = {name: array for name, array in call.case.inputs.items() if name not in names}
-        return replace(call.case, inputs=inputs)
-
-    return change
+def answer_with(**options: Any) -> Callable[..., Case | None]:
+    """Answer the case as if it had these options, and those that are values of the mistake's parameters."""
+    return lambda call, **values: change_options(call.case, **options, **values)
 
 
 def rearrange_inputs(move: Callable[..., Case | None]) -> Callable[..., Prediction | None]:
@@ -89,3 +78,24 @@ def gather_gradients(
         if gradient_name(name) in found:
             sums += np.bincount(at.ravel(), found[gradient_name(name)].ravel(), count)
     return results | {gradient_name(name): sums[at] for name, at in places.items()}
+
+
+def round_to(array: Any, dtype: str) -> np.ndarray:
+    """The array rounded to a dtype, in float64."""
+    with np.errstate(all="ignore"):
+        return np.asarray(array).astype(dtype).astype(float)
+
+
+def with_own_bounds(call: Call, results: Results) -> Prediction:
+    """Results rounded as an implementation rounds them, for mistakes that are no more than a rounding themselves.
+
+    An element's bound is 0, but where the error of the arithmetic inside may have it rounded to the next number.
+    """
+    rounded, bounds = {}, {}
+    for name, array in results.items():
+        dtype = expected_dtype(name, call.case)
+        inside = np.maximum(call.bounds[name] - 2.0 ** -PRECISION[dtype][0] * np.abs(call.right[name]), 0)
+        rounded[name] = round_to(array, dtype)
+        ends = [np.abs(round_to(end, dtype) - rounded[name]) for end in (array - inside, array + inside)]
+        bounds[name] = np.maximum(*ends)
+    return Prediction(rounded, bounds)

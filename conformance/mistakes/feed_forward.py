@@ -17,9 +17,8 @@ from conformance.cases.arguments import expected_dtype, gradient_name
 from conformance.cases.case import Case
 from conformance.cases.signatures import default
 from conformance.checks.comparison import PRECISION
-from conformance.mistakes.backward import to_dtype
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import answer_in_float64, rearrange_inputs
+from conformance.mistakes.changes import answer_in_float64, rearrange_inputs, round_to
 from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Change, Mistake, Prediction
 from conformance.mistakes.precision import round_stage
@@ -114,7 +113,7 @@ class Network(NamedTuple):
 
     def projected(self) -> list[Array]:
         """What each side gives, rounded to the dtype of x."""
-        return [to_dtype(self.x @ weight + bias, self.case.dtype) for weight, bias in self.sides.values()]
+        return [round_to(self.x @ weight + bias, self.case.dtype) for weight, bias in self.sides.values()]
 
     def hidden(self) -> Array:
         return np.asarray(np.real(self.hide(*self.projected())) * self.factor)

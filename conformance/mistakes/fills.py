@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from conformance.mistakes.attention_steps import AttentionSteps
 from conformance.mistakes.call import Call
 from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Changed, Prediction, with_bounds
-from conformance.mistakes.scores import change_options, entry
+from conformance.mistakes.scores import entry
 from conformance.mistakes.softmax import WEIGHED, few_roundings, size_of_values
 from specification.dtypes import compute_dtype_name
 from specification.masks import And
@@ -64,7 +65,13 @@ def count_forbidding(call: Call) -> np.ndarray:
     mask = call.case.options.get("mask")
     if not isinstance(mask, And):
         return (~call.steps.visible).astype(int)
-    return np.sum([count_forbidding(Call(change_options(call.case, mask=m))) for m in (mask.left, mask.right)], axis=0)
+    return np.sum(
+        [
+            count_forbidding(Call(replace(call.case, options=call.case.options | {"mask": m})))
+            for m in (mask.left, mask.right)
+        ],
+        axis=0,
+    )
 
 
 def predict_filled(call: Call, steps: AttentionSteps, constant: np.ndarray, lost: Any = 0.0) -> Prediction:

@@ -10,9 +10,9 @@ import numpy as np
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
+from conformance.mistakes.changes import answer_with, round_to, with_own_bounds
 from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Mistake, Prediction
-from conformance.mistakes.other_cases import answer_with, round_to, with_own_bounds
 from reference_numpy.positions import buckets_of
 from specification.dtypes import HALF
 

@@ -157,13 +157,6 @@ def multiply_by_infinity(call: Call) -> Results | None:
     return {name: np.full_like(array, np.nan) for name, array in call.right.items()}
 
 
-def mask_weights(call: Call) -> AttentionSteps | None:
-    visible = call.steps.visible
-    if call.case.operation != "attention" or visible.all():
-        return None
-    return call.steps.changed(visible=np.ones_like(visible), factor=call.steps.factor * visible)
-
-
 def combine_with_bias(call: Call, allowed: str) -> AttentionSteps | None:
     steps = call.steps
     if call.case.options.get("mask") is None or steps.open.all():
@@ -191,7 +184,6 @@ BESIDE = tuple(
         ("added-to-scores", "MASK-1", "the mask is added to the scores as 0 and 1", add_to_scores, {}),
         ("times-infinity", "MASK-1", "the mask is multiplied by infinity: 0 * inf is NaN where it allows a key",
          multiply_by_infinity, {}),
-        ("after-softmax", "ATT-4", "weights are masked after the softmax over all keys", mask_weights, {}),
         ("ignored-beside-bias", "MASK-6", "the mask is ignored beside a bias",
          lambda call: see_pairs(call, np.ones((1, 1), bool)) if "bias" in call.case.inputs else None, {}),
         ("infinite-bias", "MASK-6", "beside -inf in the bias, pairs are allowed that {allowed}", combine_with_bias,

@@ -111,14 +111,6 @@ def repeat_head(case: Case, name: str, first: int) -> Arrays | None:
     return take_columns(case, name, (taken[:, None] * width + np.arange(width)).ravel())
 
 
-def repeat_bias(case: Case, name: str, first: int) -> Arrays | None:
-    (heads, width), bias = count_columns(case, name), case.inputs.get(f"{name}.bias")
-    if name == "output" or bias is None or heads <= first:
-        return None
-    rows = bias.reshape(heads, width)
-    return {f"{name}.bias": np.where(np.arange(heads)[:, None] < first, rows, rows[:1]).ravel()}
-
-
 def lose_end(case: Case, name: str, what: str, first: int = 0, block: int = 0) -> Arrays | None:
     """Leave 0 past the first ones, or past the last whole block, of what goes into a projection or comes out."""
     weight, bias = case.inputs[f"{name}.weight"], case.inputs.get(f"{name}.bias")
@@ -152,13 +144,6 @@ def read_other_input(case: Case, of: str, source: str) -> Case | None:
     return replace(case, inputs=inputs | dict.fromkeys(names, inputs[source]))
 
 
-def scale_by_model_width(call: Call) -> Case | None:
-    case = call.case
-    if case.options.get("scale") is not None or case.options["num_heads"] == 1:
-        return None
-    return replace(case, options=case.options | {"scale": joined(case.inputs)["query.weight"].shape[1] ** -0.5})
-
-
 SIZES = (64, 256, 1024, 4, 8, 16, 32, 128, 512)
 PROJECTIONS = (
     entry("biases-ignored", "MHA-1", "biases of projections are ignored: {of}", change_projections(drop_bias), of=SOME),
@@ -170,16 +155,12 @@ PROJECTIONS = (
           pair=("key and value", "query and key", "query and value")),
     entry("input-of-another", "MHA-1", "{of} are projected from the {source}'s input", read_other_input,
           of=("key", "value", "key and value", "query"), source=("value", "key", "query")),
-    entry("scale-of-model-width", "MHA-1", "the scale is 1 / sqrt(H * D)", scale_by_model_width),
     entry("heads-joined-otherwise", "MHA-2", "projections of single heads are joined {order}: {of}",
           change_projections(join_heads_otherwise, separate=True), of=("query, key, value", *FIELDS[:-1]),
           order=tuple(ORDERS)),
     entry("head-repeated", "MHA-2", "heads past the first {first} are projected as the last before: {of}",
           change_projections(repeat_head, separate=True), of=("query", "key, value", "query, key, value"),
           first=(16, 8, 32, 64)),
-    entry("bias-of-first-head", "MHA-2", "heads past the first {first} have the bias of the first: {of}",
-          change_projections(repeat_bias, separate=True), of=("query, key, value", *FIELDS[:-1]),
-          first=(1, 8, 16, 32, 64)),
     entry("past-size", "MHA-1", "{what} of a projection past the first {first} are lost: {of}",
           change_projections(lose_end), of=("output", "query", "key", "value", "query, key, value"),
           what=("inputs", "columns", "columns but for their bias", "biases"), first=SIZES),
@@ -235,13 +216,18 @@ def carry(mistake: Mistake) -> Mistake:
 
     return replace(
         mistake,
-        id=f"multi_head.{mistake.id.replace('.', '-')}",
+        id=name_inside(mistake.id),
         rule="MHA-1",
         says=f"in the layer's attention, {mistake.says}",
         change=change,
         operations=LAYER,
-        equivalent=tuple(f"multi_head.{id.replace('.', '-')}" for id in mistake.equivalent),
+        equivalent=tuple(map(name_inside, mistake.equivalent)),
     )
+
+
+def name_inside(identity: str) -> str:
+    """The id of a mistake of attention that the layer's attention makes."""
+    return f"multi_head.{identity.replace('.', '-').replace('_', '-')}"
 
 
 def split_without_exchange(x: Array, heads: int) -> Array:
@@ -303,18 +289,18 @@ HEADS = (
 INSIDE = tuple(
     carry(mistake)
     for topic, operations in TOPICS.items()
-    if "attention" in operations
+    if "attention" in operations and topic != "backward"
     for mistake in load_topic(topic).MISTAKES
     if "attention" in mistake.operations
 )
-"""Every mistake of attention, made by the layer's attention."""
+"""Every mistake of attention, made by the layer's attention in both passes; most values differ in sizes only."""
 
 MISTAKES = (*PROJECTIONS, *HEADS, *INSIDE)
 OWN = {mistake.id.removeprefix("multi_head."): mistake for mistake in (*PROJECTIONS, *HEADS)}
 PLANTED = (
     *(mistake.choose() for mistake in OWN.values()),
     *(mistake.choose() for mistake in INSIDE if mistake.id.removeprefix("multi_head.") in ("masks-inverted",
-      "masks-batch-repeated-over-flat-heads", "scores-softcap-ignored", "backward-missing")),
+      "masks-batch-repeated-over-flat-heads", "scores-softcap-ignored")),
     OWN["biases-ignored"].choose(of="output"),
     *(OWN["heads-joined-otherwise"].choose(order=order) for order in tuple(ORDERS)[1:]),
     OWN["past-size"].choose(first=1024),
@@ -322,6 +308,5 @@ PLANTED = (
     *(OWN["past-size"].choose(what="columns but for their bias", first=first) for first in (64, 512)),
     replace(OWN["past-size"], rule="MHA-2").choose(first=256),
     OWN["head-repeated"].choose(first=64),
-    *(OWN["bias-of-first-head"].choose(of="query", first=first) for first in (8, 32)),
 )  # fmt: skip
 """Each mistake of the layer, some of attention inside, and those past a size."""

@@ -13,6 +13,7 @@ from conformance.bounds.arithmetic import Approx, Precision, exact, multiply
 from conformance.bounds.operations import finished
 from conformance.cases.arguments import expected_dtype
 from conformance.mistakes.call import Call, Results
+from conformance.mistakes.changes import round_to
 from conformance.mistakes.mistake import Changed, Mistake, Prediction
 from conformance.mistakes.norm_steps import NORMS, NormSteps
 from conformance.mistakes.norms import (
@@ -26,7 +27,6 @@ from conformance.mistakes.norms import (
     add_narrowly,
     last_block,
     round_approx,
-    round_to,
 )
 from specification.dtypes import HALF
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from conformance.bounds import layer_norm as bounds
@@ -16,6 +15,7 @@ from conformance.cases.arguments import expected_dtype
 from conformance.cases.case import Case
 from conformance.checks.comparison import LARGEST, PRECISION
 from conformance.mistakes.call import Call, Results
+from conformance.mistakes.changes import round_to
 from conformance.mistakes.condition import Condition, past
 from conformance.mistakes.mistake import Changed, Mistake, Prediction
 from conformance.mistakes.norm_steps import NORMS, NormSteps, Statistics, add_eps, add_eps_outside, measure_rows
@@ -455,12 +455,6 @@ WRITTEN = (
 # --- digits -----------------------------------------------------------------------------------------------------------
 
 
-def round_to(array: np.ndarray, dtype: str) -> np.ndarray:
-    """To the nearest number of a dtype, in float64; to bfloat16 by way of float32."""
-    narrow = array.astype(np.float32).astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else array.astype(dtype)
-    return np.asarray(narrow, float)
-
-
 def round_approx(a: Approx, dtype: str) -> Approx:
     """Really round. Only what lies as near to the middle of two numbers as its error is uncertain afterwards."""
     low, high = round_to(a.value - a.error, dtype), round_to(a.value + a.error, dtype)
@@ -717,5 +711,6 @@ PLANTED = (
       for name in ("unbiased-variance", "eps-outside-the-root", "weight-from-one", "part-rounded")),
     plant("columns-left-out", "rms_norm", first=1024).under(Condition("rows", up_to=1)),
     plant("nan-swallowed", "rms_norm", "NORM-5"),
+    replace(plant("part-rounded", what="the mean", dtype="bfloat16"), rule="NORM-3"),
 )  # fmt: skip
 """Every mistake with the first values of its parameters, others at some sizes, some in the variants of layer norm."""

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from conformance.cases.arguments import listed
 from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import set_options
+from conformance.mistakes.changes import answer_with, round_to
 from conformance.mistakes.mistake import Mistake
 from specification.dtypes import compute_dtype_name
 
@@ -92,10 +91,6 @@ def correct_in_single(beta: float, step: int) -> float:
     return float(np.float32(1) - np.float32(beta) ** np.float32(step))
 
 
-def round_to_dtype(array: Array, dtype: str) -> Array:
-    return array.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype).astype(float)
-
-
 ADAM = (
     adam("no-bias-correction", "neither average is corrected for its bias", corrected=(False, False)),
     adam("mean-uncorrected", "the mean is not corrected for its bias", corrected=(False, True)),
@@ -130,15 +125,15 @@ ADAM = (
     adam("square-never-falls", "the average of squares never falls, as in AMSGrad",
          squared=lambda v, g, beta: np.maximum(v, beta * v + (1 - beta) * g * g)),
     adam("update-from-old-averages", "the update is made of the averages before the step", stale=True),
-    adam("averages-rounded", "the averages are kept in the dtype of the parameters", stored=round_to_dtype),
+    adam("averages-rounded", "the averages are kept in the dtype of the parameters", stored=round_to),
     adam("nan-taken-for-0", "NaN in a gradient is taken for 0", gradient=lambda g: np.where(np.isnan(g), 0, g)),
     adam("parameters-climb", "the update is added to the parameters, not subtracted", sign=1),
-    Mistake("adam.no-decay", "OPT-1", "weight decay is left out", set_options(weight_decay=0.0), ("adam_step",)),
+    Mistake("adam.no-decay", "OPT-1", "weight decay is left out", answer_with(weight_decay=0.0), ("adam_step",)),
     Mistake("adam.fixed-eps", "OPT-1", "eps is {eps:g}, whatever the call says",
-            lambda call, eps: set_options(eps=eps)(call), ("adam_step",), {"eps": (1e-8, 1e-7, 1e-6)}),
-    Mistake("adam.fixed-beta-1", "OPT-1", "beta_1 is 0.9, whatever the call says", set_options(beta_1=0.9),
+            answer_with(), ("adam_step",), {"eps": (1e-8, 1e-7, 1e-6)}),
+    Mistake("adam.fixed-beta-1", "OPT-1", "beta_1 is 0.9, whatever the call says", answer_with(beta_1=0.9),
             ("adam_step",)),
-    Mistake("adam.fixed-beta-2", "OPT-1", "beta_2 is 0.999, whatever the call says", set_options(beta_2=0.999),
+    Mistake("adam.fixed-beta-2", "OPT-1", "beta_2 is 0.999, whatever the call says", answer_with(beta_2=0.999),
             ("adam_step",)),
 )  # fmt: skip
 
@@ -192,10 +187,10 @@ SGD = (
         plain=lambda new, old, g, m: g),
     sgd("decay-decoupled", "weight decay is decoupled, not part of the gradient", decoupled=True),
     sgd("decay-subtracted", "weight decay is subtracted from the gradient", decay_sign=-1),
-    Mistake("sgd.no-nesterov", "OPT-2", "nesterov is left out", set_options(nesterov=False), ("sgd_step",)),
-    Mistake("sgd.no-momentum", "OPT-2", "momentum is left out", set_options(momentum=0.0, nesterov=False),
+    Mistake("sgd.no-nesterov", "OPT-2", "nesterov is left out", answer_with(nesterov=False), ("sgd_step",)),
+    Mistake("sgd.no-momentum", "OPT-2", "momentum is left out", answer_with(momentum=0.0, nesterov=False),
             ("sgd_step",)),
-    Mistake("sgd.no-decay", "OPT-2", "weight decay is left out", set_options(weight_decay=0.0), ("sgd_step",)),
+    Mistake("sgd.no-decay", "OPT-2", "weight decay is left out", answer_with(weight_decay=0.0), ("sgd_step",)),
 )  # fmt: skip
 
 # --- clipping ---------------------------------------------------------------------------------------------------------

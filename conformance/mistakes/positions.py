@@ -12,9 +12,9 @@ import numpy as np
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
+from conformance.mistakes.changes import answer_with, change_options, round_to
 from conformance.mistakes.lookups import SIZES, add_up, cotangents_of, gradient_mistakes, reading_mistakes, rows_of
 from conformance.mistakes.mistake import Mistake
-from conformance.mistakes.other_cases import answer_with, change_options, round_to
 from specification.positions import alibi_slopes, angular_frequencies
 
 # --- all four: where positions begin ----------------------------------------------------------------------------------

@@ -20,9 +20,8 @@ from conformance.bounds.arithmetic import EXP, FORMATS, LOG, TANH, UNIT_ROUNDOFF
 from conformance.bounds.attention import SCALE
 from conformance.cases.arguments import expected_dtype, is_gradient
 from conformance.mistakes.attention_steps import row_maximum
-from conformance.mistakes.backward import to_dtype
 from conformance.mistakes.call import Call
-from conformance.mistakes.changes import answer_in_float64
+from conformance.mistakes.changes import answer_in_float64, round_to
 from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Mistake, Prediction
 
@@ -37,7 +36,7 @@ MOST = 2**22
 def round_number(array: Array, form: str, cut: bool = False) -> Array:
     """Round to the nearest number of a format; or cut off, towards zero, in a format with the range of float32."""
     if not cut and form != "tf32":
-        return to_dtype(array, form)
+        return round_to(array, form)
     mantissa, exponent = np.frexp(array)
     bits = -int(np.log2(UNITS[form]))
     return np.asarray(np.ldexp((np.trunc if cut else np.rint)(np.ldexp(mantissa, bits)), exponent - bits))
@@ -228,7 +227,7 @@ def compute_in_float32(call: Call) -> Prediction | None:
     case = call.case
     if case.dtype != "float64":
         return None
-    narrow = {name: to_dtype(a, "float32") if a.dtype == float else a for name, a in case.inputs.items()}
+    narrow = {name: round_to(a, "float32") if a.dtype == float else a for name, a in case.inputs.items()}
     return Prediction(answer_in_float64(replace(case, inputs=narrow)), bound(replace(case, dtype="float32")))
 
 

@@ -17,9 +17,9 @@ from conformance.bounds.rotary import Call as Asked
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
+from conformance.mistakes.changes import answer_with, change_options, round_to, with_own_bounds
 from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Mistake, Prediction, with_bounds
-from conformance.mistakes.other_cases import answer_with, change_options, round_to, with_own_bounds
 from reference_numpy.rotary import rotary_table
 from specification.frequencies import attention_factor, exact_frequencies
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling

@@ -11,12 +11,12 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (names bfloat16 to NumPy)
 import numpy as np
 
-from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
-from conformance.mistakes.attention_steps import AttentionSteps
+from conformance.mistakes.attention_steps import AttentionSteps, places_of
 from conformance.mistakes.call import Call, Results
+from conformance.mistakes.changes import change_options
 from conformance.mistakes.condition import Condition, past, size_of
-from conformance.mistakes.mistake import Change, Changed, Mistake, results_of_steps
+from conformance.mistakes.mistake import Change, Changed, Mistake
 
 SCORED = ("attention", "attention_weights", "attention_logsumexp")
 DROPPING = ("attention",)
@@ -33,10 +33,6 @@ def entry(
     **parameters: Sequence[Any],
 ) -> Mistake:
     return Mistake(id, rule, says, change, operations, parameters, lacks=lacks)
-
-
-def change_options(case: Case, **options: Any) -> Case:
-    return replace(case, options=case.options | options)
 
 
 # --- scale ------------------------------------------------------------------------------------------------------------
@@ -63,7 +59,7 @@ def change_default_scale(call: Call, scale: str) -> list[Changed]:
     """Where a scale is given it is used, or that one takes its place too."""
     sizes = {name: size_of(call, name) for name in "DVKH"}
     try:
-        other = change_options(call.case, scale=float(DEFAULT_SCALES[scale](**sizes)))
+        other = call.steps.changed(scale=float(DEFAULT_SCALES[scale](**sizes)))
     except ZeroDivisionError:
         return []
     return [other] if call.case.options.get("scale") is None else [call.case, other]
@@ -157,27 +153,6 @@ def cap_after_bias(call: Call) -> list[Changed]:
     ]
 
 
-def add_mask_as_numbers(call: Call) -> AttentionSteps | None:
-    s = call.steps
-    if call.case.options.get("mask") is None:
-        return None
-    return s.changed(score=lambda steps, p: steps.cap(p) + steps.bias + s.visible, visible=np.ones_like(s.visible))
-
-
-def skip_zero_scores(call: Call) -> AttentionSteps | None:
-    some = call.steps.all_scores() != 0
-    return None if some.all() else call.steps.changed(visible=call.steps.visible & some)
-
-
-def take_cosines(call: Call, scale: str) -> Results | None:
-    """Without gradients, which have those of the lengths."""
-
-    s = call.steps
-    query, key = (array / np.linalg.norm(array, axis=-1, keepdims=True) for array in (s.query, s.key))
-    cosines = s.changed(query=query, key=key, scale=s.scale if scale == "times the scale" else 1.0)
-    return cosines.results(cosines.forward())
-
-
 def keep_bits(array: Any, bits: int) -> Any:
     """Rounded to so many bits after the point; with the slope of what is not rounded."""
     return array + (np.round(array.real * 2.0**bits) / 2.0**bits - array.real)
@@ -216,41 +191,22 @@ FORMULAS = (
     entry("scores.clipped", "ATT-10", "scores are clipped to lie between -{limit} and {limit}",
           score_otherwise("", lambda s, p, limit: np.clip(s.cap(p) + s.bias, -limit, limit)),
           limit=(50, 5, 10, 20, 30, 80, 88, 100)),
-    entry("scores.mask-added", "ATT-4", "the mask is added to the scores as 0 and 1", add_mask_as_numbers),
-    entry("scores.zeros-forbidden", "ATT-1", "scores of exactly 0 are taken for forbidden", skip_zero_scores),
-    entry("scores.cosines", "ATT-1", "scores are cosines of queries and keys, {scale}", take_cosines,
-          scale=("not scaled", "times the scale")),
 )  # fmt: skip
 
 # --- inputs read at other places --------------------------------------------------------------------------------------
 
 
-def read_at_other_places(call: Call, name: str, read: Callable[[np.ndarray], np.ndarray]) -> list[Changed]:
-    """Bias [B or 1, H or 1, Q, K] or sinks [H] as `read` rearranges them; gradients go back to where it read."""
-    s = call.steps
-    if name not in call.case.inputs:
-        return []
-    array = s.bias if name == "bias" else s.sinks[:, 0, 0]  # type: ignore[index]
-    own = np.arange(array.size).reshape(array.shape)
-    places = np.broadcast_to(read(own), array.shape)
-    if np.array_equal(places, own):
-        return []
-    if name == "bias":
-        changed = s.changed(bias=array.ravel()[places], open=s.open.ravel()[places])
-    else:
-        changed = s.changed(sinks=array[places][:, None, None])
-    found: list[Changed] = []
-    for results in results_of_steps(call, changed, "both"):
-        gradient = results.get(gradient_name(name))
-        if gradient is not None:
-            sums = np.bincount(places.ravel(), gradient.ravel(), minlength=array.size)
-            results = results | {gradient_name(name): sums.reshape(gradient.shape)}
-        found.append(results)
-    return found
-
-
 def read_bias(read: Callable[..., np.ndarray]) -> Change:
-    return lambda call, **values: read_at_other_places(call, "bias", lambda array: read(array, **values))
+    """Read a bias of rank 4 as `read(places, **values)` rearranges its places."""
+
+    def change(call: Call, **values: Any) -> AttentionSteps | None:
+        places = places_of(call.steps.bias)
+        read_places = np.broadcast_to(read(places, **values), places.shape)
+        if "bias" not in call.case.inputs or np.array_equal(read_places, places):
+            return None
+        return call.steps.read_elsewhere(bias=read_places)
+
+    return change
 
 
 HEAD_ORDERS: dict[str, Callable[[int, int], np.ndarray]] = {
@@ -266,12 +222,6 @@ HEAD_ORDERS: dict[str, Callable[[int, int], np.ndarray]] = {
 def order_heads(call: Call, order: str) -> np.ndarray:
     H, G = (call.case.inputs[name].shape[1] for name in ("query", "key"))
     return HEAD_ORDERS[order](H, max(G, 1))
-
-
-def read_bias_of_other_heads(call: Call, order: str) -> list[Changed]:
-    if call.steps.bias.shape[1] < 2:
-        return []
-    return read_at_other_places(call, "bias", lambda array: array[:, order_heads(call, order)])
 
 
 def transpose_bias(bias: np.ndarray) -> np.ndarray:
@@ -311,8 +261,9 @@ BIAS = (
           "the bias of a block's first row is used for all its rows (blocks of {block} rows)",
           read_bias(lambda bias, block: bias[:, :, np.arange(bias.shape[2]) // block * block]),
           block=(32, 2, 4, 8, 16, 64, 128, 256)),
-    entry("scores.bias-of-other-heads", "ATT-3", "head h has the bias of head {order}", read_bias_of_other_heads,
-          order=tuple(HEAD_ORDERS)),
+    entry("scores.bias-of-other-heads", "ATT-3", "head h has the bias of head {order}",
+          lambda call, order: None if call.steps.bias.shape[1] < 2 else read_bias(
+              lambda bias: bias[:, order_heads(call, order)])(call), order=tuple(HEAD_ORDERS)),
     entry("scores.bias-rounded", "ATT-3", "the bias is rounded to the inputs' dtype", round_bias),
     entry("scores.bias-emptied-rows-nan", "ATT-6", "rows that the bias has emptied are NaN: only the mask is looked at",
           lose_rows_emptied_by_bias, SCORED[:2]),
@@ -372,13 +323,6 @@ def drop_otherwise(factor: Callable[[np.ndarray, float], Any]) -> Change:
     return change
 
 
-def wrap_keep_rows(keep: np.ndarray) -> np.ndarray:
-    """A row's place in the array is kept in 16 bits."""
-    *lead, Q, K = keep.shape
-    places = (np.arange(Q) * K % 2**16)[:, None] + np.arange(K)
-    return np.asarray(keep.reshape(*lead, Q * K)[..., np.minimum(places, Q * K - 1)])
-
-
 def drop_scores(call: Call) -> AttentionSteps | None:
     factor = call.steps.factor
     if call.case.options.get("dropout_keep") is None:
@@ -410,8 +354,6 @@ DROPOUT = (
           drop_otherwise(lambda keep, rate: keep[:, :1] / (1 - rate)), DROPPING),
     entry("scores.dropout-moved", "ATT-11", "the keep mask is read one key too far",
           drop_otherwise(lambda keep, rate: np.roll(keep, 1, axis=-1) / (1 - rate)), DROPPING),
-    entry("scores.dropout-row-wraps", "ATT-11", "a row's place in the keep mask wraps around at 2^16",
-          drop_otherwise(lambda keep, rate: wrap_keep_rows(keep) / (1 - rate)), DROPPING),
     entry("scores.dropout-of-scores", "ATT-11", "dropout is applied to the scores, not to the weights", drop_scores,
           DROPPING),
     entry("scores.dropout-before-softmax", "ATT-11",

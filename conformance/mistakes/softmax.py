@@ -13,17 +13,10 @@ from conformance.cases.case import Case
 from conformance.checks.comparison import PRECISION
 from conformance.mistakes.attention_steps import AttentionSteps, row_maximum
 from conformance.mistakes.call import Call, Results
+from conformance.mistakes.changes import answer_with
 from conformance.mistakes.condition import Condition, past
 from conformance.mistakes.mistake import Change, Changed, Prediction, results_of_steps, with_bounds
-from conformance.mistakes.scores import (
-    HEAD_ORDERS,
-    SCORED,
-    change_options,
-    entry,
-    keep_bits,
-    order_heads,
-    read_at_other_places,
-)
+from conformance.mistakes.scores import HEAD_ORDERS, SCORED, entry, keep_bits, order_heads
 from specification.dtypes import compute_dtype_name
 
 WEIGHED, LOGSUMEXP = SCORED[:2], SCORED[2:]
@@ -76,25 +69,14 @@ def divide(numerators: np.ndarray, total: np.ndarray) -> np.ndarray:
     return np.asarray(numerators / np.where(total == 0, 1, total))
 
 
-def divide_by_sums(
-    numerators: np.ndarray,
-    exponentials: np.ndarray,
-    total: np.ndarray,
-    sink: np.ndarray,
-    slopes: np.ndarray | None = None,
-    spread: Callable[[np.ndarray], np.ndarray] = lambda bar: bar,
-) -> Weights:
-    """Weights numerators / total, where the total is made of exponentials and the sink's.
-
-    slopes: of the numerators, where they are not their own. spread: takes the gradient of the total to what shares it.
-    """
+def divide_by_sums(numerators: np.ndarray, exponentials: np.ndarray, total: np.ndarray, sink: np.ndarray) -> Weights:
+    """Weights numerators / total, where the total is made of exponentials and the sink's."""
     weights = divide(numerators, total)
 
     def pull_back(bar: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         axes = tuple(axis for axis in range(4) if total.shape[axis] == 1)
-        total_bar = spread(-divide(np.sum(bar * weights, axis=axes, keepdims=True), total))
-        own = divide(numerators if slopes is None else slopes, total)
-        return own * bar + exponentials * total_bar, sink * total_bar if sink.any() else None
+        total_bar = -divide(np.sum(bar * weights, axis=axes, keepdims=True), total)
+        return weights * bar + exponentials * total_bar, sink * total_bar if sink.any() else None
 
     return Weights(weights, pull_back)
 
@@ -121,20 +103,6 @@ def mask_weights(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, nu
     sink = np.zeros(1) if s.sinks is None else np.exp(s.sinks - maximum)
     found = divide_by_sums(np.where(s.visible, exponentials, 0), exponentials, total, sink)
     return found if number == 0 else found._replace(weights=np.where(s.visible, found.weights, number))
-
-
-ROW_FROM_COLUMN = "row j is subtracted from column j"
-
-
-def subtract_otherwise(call: Call, maximum: str) -> Results | None:
-    """Another number than the row's maximum, which is not the same for all keys; the sum is that of the row."""
-    s, scores = call.steps, call.forward.scores
-    if s.sinks is not None or s.sizes[2] < 2 or (maximum == ROW_FROM_COLUMN and s.sizes[2] != s.sizes[3]):
-        return None
-    largest = scores if maximum == ROW_FROM_COLUMN else scores.swapaxes(-1, -2)
-    across = row_maximum(largest).swapaxes(-1, -2)
-    exponentials = np.exp(scores - across)
-    return results_of_weights(call, Weights(divide(exponentials, exponentials.sum(axis=-1, keepdims=True))))
 
 
 def add_sink_of_zero(call: Call) -> Case | None:
@@ -164,50 +132,11 @@ def sum_first_keys(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, 
     return divide_by_sums(exponentials, summed, summed.sum(axis=-1, keepdims=True) + sink, sink)
 
 
-def normalize_tiles(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, block: int) -> Any:
-    """Each tile of keys by itself."""
-    if block >= s.sizes[-1] or sink.any():
-        return None
-
-    def sum_tiles(array: np.ndarray) -> np.ndarray:
-        sums = np.add.reduceat(array, np.arange(0, s.sizes[-1], block), axis=-1)
-        return np.repeat(sums, block, axis=-1)[..., : s.sizes[-1]]
-
-    return divide_by_sums(exponentials, exponentials, sum_tiles(exponentials), sink, spread=sum_tiles)
-
-
-def saturate(call: Call, block: int, limit: float) -> Results | None:
-    """Weights are exp2(score - maximum + 8), whose maximum lags by up to 4; they saturate, their sum does not."""
-    scores = call.forward.scores
-    maximum = np.full((*scores.shape[:-1], 1), -np.inf)
-    kept, exponentials = np.zeros_like(scores), np.zeros_like(scores)
-    if call.steps.sinks is not None:
-        return None
-    for start in range(0, scores.shape[-1], block):
-        keys = slice(start, start + block)
-        larger = np.maximum(maximum, scores[..., keys].max(axis=-1, keepdims=True))
-        new = np.where((larger - maximum) / np.log(2) <= 4, maximum, larger)
-        shift = np.where(new == -np.inf, 0, new)
-        factor = np.where(maximum == -np.inf, 0, np.exp(maximum - shift))
-        kept, exponentials, maximum = kept * factor, exponentials * factor, new
-        exponentials[..., keys] = np.exp(scores[..., keys] - shift) * 2**8
-        kept[..., keys] = np.minimum(exponentials[..., keys], limit)
-    total, slopes = exponentials.sum(axis=-1, keepdims=True), np.where(kept < exponentials, 0, kept)
-    return results_of_weights(call, divide_by_sums(kept, exponentials, total, np.zeros(1), slopes))
-
-
 QUOTIENTS = (
     entry("softmax.along-other-axes", "ATT-5", "the softmax runs over {axes}, not keys", normalize_along, WEIGHED,
           axes=tuple(AXES)),
-    entry("softmax.sums-over-queries", "ATT-5", "the softmax divides by sums over queries, not keys",
-          weigh(lambda s, e, total, sink: divide(e, e.sum(axis=-2, keepdims=True))), WEIGHED),
-    entry("softmax.columns-by-sums-of-rows", "ATT-5", "weights in column j are divided by the sum of row j",
-          weigh(lambda s, e, total, sink:
-                divide(e, total.swapaxes(-1, -2)) if s.sizes[2] == s.sizes[3] else None), WEIGHED),
     entry("softmax.sum-not-set-back", "ATT-5", "the sum of the exponentials is not set back from row to row",
           weigh(lambda s, e, total, sink: divide(e, np.cumsum(total, axis=-2))), WEIGHED),
-    entry("softmax.maximum-otherwise", "ATT-5", "the maximum of {maximum}", subtract_otherwise, WEIGHED,
-          maximum=("each column is subtracted, taken over queries", ROW_FROM_COLUMN)),
     entry("softmax.forbidden-counted", "ATT-4", "forbidden keys stay in the softmax's denominator with a score of 0",
           weigh(lambda s, e, total, sink:
                 None if s.visible.all() else divide(e, total + (~s.visible).sum(axis=-1, keepdims=True))), WEIGHED),
@@ -226,13 +155,17 @@ QUOTIENTS = (
     entry("softmax.base-2", "ATT-5", "exponentials are powers of 2, without log2(e)", take_base_2),
     entry("softmax.sum-of-first-keys", "ATT-5", "the denominator lacks the keys past {first}",
           weigh(sum_first_keys), WEIGHED, first=(256, 512, 1024, 32, 64, 128, 2048)),
-    entry("softmax.tiles-by-themselves", "ATT-14", "each tile of {block} keys is normalised by itself",
-          weigh(normalize_tiles), WEIGHED[::-1], block=(128, 2048, 32, 64, 256, 512, 1024)),
-    entry("softmax.saturates", "ATT-5", "weights beside a lagging maximum saturate at {limit:g}, their sum does not "
-          "(blocks of {block} keys)", saturate, WEIGHED, block=(64, 16, 32, 128), limit=(448.0,)),
 )  # fmt: skip
 
 # --- sinks ------------------------------------------------------------------------------------------------------------
+
+
+def read_other_sinks(call: Call, order: str) -> AttentionSteps | None:
+    if call.steps.sinks is None:
+        return None
+    heads = order_heads(call, order)
+    same = np.array_equal(heads, np.arange(heads.size))
+    return None if same else call.steps.read_elsewhere(sinks=heads[:, None, None])
 
 
 def change_sinks(change: Callable[..., np.ndarray | None]) -> Change:
@@ -271,15 +204,12 @@ SINKS = (
     entry("softmax.sinks-ignored", "ATT-5", "sinks are ignored",
           lambda call: None if call.steps.sinks is None else call.steps.changed(sinks=None), lacks="sinks"),
     entry("softmax.sinks-of-other-heads", "ATT-5", "head h has the sink of head {order}",
-          lambda call, order: read_at_other_places(call, "sinks", lambda sinks: sinks[order_heads(call, order)]),
+          read_other_sinks,
           order=tuple(HEAD_ORDERS)),
     entry("softmax.sinks-scaled", "ATT-5", "sinks are multiplied by the scale",
           change_sinks(lambda s, sinks: sinks * s.scale)),
     entry("softmax.sinks-capped", "ATT-5", "sinks have the softcap",
           change_sinks(lambda s, sinks: None if s.softcap is None else s.cap(sinks))),
-    entry("softmax.sinks-by-part", "ATT-5", "the sink counts once for every part of {block} keys",
-          change_sinks(lambda s, sinks, block: sinks + np.log(max(-(-s.sizes[-1] // block), 1))),
-          block=(64, 4096, 16, 32, 128, 256, 512, 1024)),
     entry("softmax.column-cut-beside-sink", "ATT-5", "the sink's column stands {end}, and that at the other end is cut",
           weigh(cut_beside_sink), WEIGHED, end=("first", "last")),
     entry("softmax.sink-not-shifted", "ATT-5", "the sink's exponential is taken without subtracting the maximum",
@@ -360,31 +290,10 @@ def highest_of_all(s: AttentionSteps, scores: np.ndarray) -> np.ndarray | None:
     return None if s.visible.all() else row_maximum(s.all_scores(), s.sinks)
 
 
-def hold_one_logsumexp(call: Call) -> Prediction | None:
-    """exp(score - log-sum-exp), where the compute dtype holds nothing of the logarithm beside such scores.
-
-    Then no weight is divided. Where it holds some digits, the result is right within the bounds of the case.
-    """
-    s, case = call.steps, call.case
-    if s.sinks is not None or case.special:
-        return None
-    dtype = np.dtype(compute_dtype_name(case.dtype))
-    scores, best = call.forward.scores, row_maximum(call.forward.scores)
-    logarithm = np.log(np.sum(np.exp(scores - best), axis=-1, keepdims=True))
-    lost = np.isfinite(logarithm) & (logarithm > 0.5) & (logarithm < np.spacing(np.abs(best).astype(dtype)) / 4)
-    if not lost.any():
-        return None
-    weights = np.exp(scores - best)
-    output = (weights * s.factor) @ s.values if case.operation == "attention" else weights
-    found = with_bounds(call, {"output": np.where(lost, output, call.right["output"])})
-    near = few_roundings(call, weights.sum(axis=-1, keepdims=True))
-    return found._replace(bounds={"output": np.where(lost, near, call.bounds["output"])})
-
-
-def few_roundings(call: Call, total: Any = 1.0) -> np.ndarray:
-    """A bound for an output of which each weight is off by a few roundings, beside a sum over the keys."""
+def few_roundings(call: Call) -> np.ndarray:
+    """A bound for an output of which each weight is off by a few roundings."""
     unit = 2.0 ** -PRECISION[call.case.dtype][0]
-    return np.asarray((call.steps.sizes[-1] + 8) * unit * size_of_values(call) * total)
+    return np.asarray((call.steps.sizes[-1] + 8) * unit * size_of_values(call))
 
 
 def size_of_values(call: Call) -> float:
@@ -408,8 +317,6 @@ RANGES = (
           subtract_from_scores(lambda s, scores: None if s.sinks is None else row_maximum(scores)), LOGSUMEXP),
     entry("softmax.maximum-over-forbidden", "ATT-4", "the maximum is taken over forbidden keys, too",
           subtract_from_scores(highest_of_all)),
-    entry("softmax.one-logsumexp", "ATT-4", "weights are exp(score - log-sum-exp), which loses its digits",
-          hold_one_logsumexp, WEIGHED),
 )  # fmt: skip
 
 # --- log-sum-exps and weights as results ------------------------------------------------------------------------------
@@ -430,8 +337,7 @@ COMPANIONS = (
     entry("softmax.logsumexp-in-16-bits", "ATT-14", "the log-sum-exp is rounded to float16",
           change_logsumexp(lambda call, found: found.astype(np.float16).astype(float)), LOGSUMEXP),
     entry("softmax.logsumexp-of-forbidden", "ATT-14", "the log-sum-exp counts forbidden keys",
-          lambda call: None if call.case.options.get("mask") is None else change_options(call.case, mask=None),
-          LOGSUMEXP),
+          answer_with(mask=None), LOGSUMEXP),
 )  # fmt: skip
 
 MISTAKES = (*QUOTIENTS, *SINKS, *RANGES, *COMPANIONS)
@@ -442,13 +348,11 @@ PLANTED = (
     ENTRIES["sum-of-first-keys"].choose(first=1024),
     ENTRIES["sinks-of-other-heads"].choose(order="H - 1 - h"),
     ENTRIES["sinks-of-other-heads"].choose().under(past("H", 64)),
-    ENTRIES["sinks-by-part"].choose(block=4096),
     ENTRIES["sinks-ignored"].under(Condition(lacks=("unmasked",))),
     *(ENTRIES["sinks-ignored"].under(past("K", n)) for n in (64, 2048, 32768)),
     replace(ENTRIES["sinks-ignored"], operations=WEIGHED[1:]),
     replace(ENTRIES["sinks-ignored"], operations=LOGSUMEXP, rule="ATT-14"),
     replace(ENTRIES["maximum-not-subtracted"], operations=LOGSUMEXP, rule="ATT-14"),
-    ENTRIES["tiles-by-themselves"].choose(block=2048),
     *(ENTRIES["logsumexp-base-2"].under(past("K", n)) for n in (128, 8192)),
 )
 """What is planted: every mistake with the first values of its parameters, and some with others or past a size."""

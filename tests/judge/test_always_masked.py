@@ -147,8 +147,7 @@ def test_a_plain_call_that_fails(works: bool, declare: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "supports",
-    ["structured,causal", "structured,window", "structured,lengths,scale", "segments", "dense,bias,gqa"],
+    "supports", ["structured,causal", "structured,window", "structured,lengths,scale", "segments", "dense,bias,gqa"]
 )
 @pytest.mark.slow
 def test_no_case_is_without_a_mask(supports: str) -> None:

@@ -47,13 +47,7 @@ from tests.support.drawn_once import draw_anew
 from tests.support.helpers import command
 
 ROOT = Path(__file__).parents[2]
-OPTIONS: dict[str, Any] = {
-    "effort": "quick",
-    "seed": 1,
-    "shrink": False,
-    "dtypes": ["float32"],
-    "profile": "strict",
-}
+OPTIONS: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "dtypes": ["float32"], "profile": "strict"}
 
 TARGETS = """
 import ctypes

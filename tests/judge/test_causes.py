@@ -186,12 +186,22 @@ def of_inputs_dtype(query: Any, key: Any, value: Any, *, mask: Any = None) -> An
     return (weights @ np.repeat(value, groups, axis=1).astype(np.float32)).astype(query.dtype)
 
 
-def test_lost_digits_conform_under_a_convention() -> None:
+def test_a_rounding_that_may_be_meant_has_its_convention() -> None:
     report = judged(of_inputs_dtype, "ATT-9", "ATT-8", dtypes=["bfloat16"])
     cause = only(report)
-    assert (cause.kind, cause.diagnosis, cause.level) == ("digits", None, "strict")
+    assert cause.diagnosis is not None
+    assert (cause.diagnosis.id, cause.level) == ("precision.weights-rounded", "strict")
     assert cause.conventions == {"weights": "inputs"}
     assert judged(of_inputs_dtype, "ATT-9", "ATT-8", dtypes=["bfloat16"], conventions=dict(cause.conventions)).conforms
+
+
+def slightly_too_large(query: Any, key: Any, value: Any) -> Any:
+    return attend(query, key, value) * np.float32(1 + 1e-5)
+
+
+def test_lost_digits_that_no_mistake_explains_are_called_so() -> None:
+    cause = only(judged(slightly_too_large, "ATT-1", "ATT-8"))
+    assert (cause.kind, cause.diagnosis) == ("digits", None)
 
 
 def wrong_columns(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
@@ -321,8 +331,8 @@ def test_a_chance_agreement_is_refuted_by_experiments(mistakes: list[Mistake], n
     failing = [evidence_of(SQUARED, attention_case(9, seed=seed, scale=0.5)) for seed in (1, 2)]
 
     def chosen(*scales: float) -> list[str]:
-        drawn = [attention_case(9, seed=seed, scale=scale) for seed, scale in enumerate(scales, 3)]
-        search = Chooser(failing, [], mistakes, lambda one: iter(drawn), lambda case: evidence_of(SQUARED, case))
+        drawn = (attention_case(9, seed=seed, scale=scale) for seed, scale in enumerate(scales, 3))
+        search = Chooser(failing, [], mistakes, lambda one: drawn, lambda case: evidence_of(SQUARED, case))
         return [one.mistake.id for one in search.choose()]
 
     assert chosen() == ["scale.quarter"]

@@ -432,11 +432,7 @@ def test_a_function_for_gradients_must_be_one() -> None:
 # --- masks in conventions of their own --------------------------------------------------------------------------------
 
 PER_HEAD = Dense(np.random.default_rng(5).random((2, 4, 3, 5)) < 0.7)
-NESTED = [
-    PER_HEAD,
-    And(Causal(1), PER_HEAD),
-    Or(And(PER_HEAD, KeyLengths(np.array([3, 5]))), Causal(0)),
-]
+NESTED = [PER_HEAD, And(Causal(1), PER_HEAD), Or(And(PER_HEAD, KeyLengths(np.array([3, 5]))), Causal(0))]
 
 
 def spread(mask: Any, change: Callable[[Any], Any], Q: int, K: int) -> Any:
@@ -786,10 +782,7 @@ def widths_of_eight(query: Any, key: Any, value: Any, *, mask: Any = None) -> An
         (tiled, {"supports": "refusals,no-gradients", "conventions": {"heads": "tiled"}}),
         (
             descriptions_only,
-            {
-                "supports": "refusals,structured,causal,gqa,cross,value_width",
-                "conventions": {"causal": "bottom_right"},
-            },
+            {"supports": "refusals,structured,causal,gqa,cross,value_width", "conventions": {"causal": "bottom_right"}},
         ),
     ],
 )

@@ -192,7 +192,7 @@ def test_the_layout_is_declared_before_features() -> None:
     """Other lengths of keys than of queries raise an error in the wrong layout alone."""
     told: dict[str, Any] = {"rules": ["ATT-1", "ATT-8"], "dtypes": ["float32"], "supports": ["no-gqa"], "shrink": False}
     report = conformance.check(length_first, "attention", **told, **QUICK)
-    assert {cause.rules: cause.lacks for cause in report.causes} == {("ATT-1",): (), ("ATT-8",): ("cross",)}
+    assert {cause.rules: cause.lacks for cause in report.causes} == {("ATT-1",): ("BHTD",), ("ATT-8",): ("cross",)}
     assert "--layout BTHD" in options_of(report)
     subject = checked(report, None)
     (lines,) = (block(cause, subject) for cause in subject["causes"] if cause["rules"] == ["ATT-8"])

@@ -90,9 +90,7 @@ def test_mistakes_in_slopes_are_told_by_name(name: str, bias: Bias | None) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "effort"),
-    [(torch.bfloat16, "quick"), (torch.float16, "default")],
-    ids=["bfloat16", "float16"],
+    ("dtype", "effort"), [(torch.bfloat16, "quick"), (torch.float16, "default")], ids=["bfloat16", "float16"]
 )
 def test_slopes_in_16_bits_do_not_conform(dtype: torch.dtype, effort: str) -> None:
     def narrow(slopes: torch.Tensor, places: torch.Tensor, scale: float) -> torch.Tensor:

@@ -218,7 +218,7 @@ def test_a_framework_without_strides_is_asked_for_no_layout() -> None:
     assert not JaxArrays.strides
     titles = [probe.title for probe in catalogue(replace(EVERYTHING, strides=False))]
     assert not any(title.startswith("memory of") for title in titles)
-    own = [one.name for one in OPERATIONS.values() if one.takes_arrays]
+    own = [one.name for one in OPERATIONS.values() if one.facts.takes_arrays]
     without_heads = [name for name in own if "attention" not in name]
     expected = len(own) * len(LAYOUTS) - len(without_heads) * len(OF_HEADS)
     assert sum(probe.title.startswith("memory of") for probe in catalogue()) == expected

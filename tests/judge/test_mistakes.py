@@ -165,6 +165,15 @@ def test_a_planted_change_of_nothing_gives_the_definitions_answers(change: Calla
         assert all(prediction.agrees(name, array) for name, array in right.items())
 
 
+@pytest.mark.parametrize(("B", "H"), [(0, 4), (2, 0)])
+def test_gradients_of_a_broadcast_bias_of_nothing_are_0(B: int, H: int) -> None:
+    shapes = {"query": (B, H, 3, 2), "key": (B, H, 5, 2), "value": (B, H, 5, 3), "bias": (1, 1, 3, 5)}
+    inputs = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    call = Call(Case("attention", "float32", inputs, {}, {"output": np.ones((B, H, 3, 3), np.float32)}))
+    (prediction,) = Mistake("none.none", "ATT-1", "", lambda call: call.steps).predict(call)
+    np.testing.assert_array_equal(prediction.results["gradient of bias"], np.zeros((1, 1, 3, 5)))
+
+
 UNSCALED = Mistake("scores.unscaled", "ATT-1", "the scale is {scale}",
                    lambda call, scale: call.steps.changed(scale=scale), parameters={"scale": (1.0, 2.0)})  # fmt: skip
 

@@ -221,4 +221,4 @@ def test_layouts_are_asked_where_arrays_have_strides() -> None:
         runner.declaration = replace(runner.declaration, strides=strides)
         assert bool(try_probe(probe, [runner], 1, 1, silent).rules) == strides
         other = replace(probe, of_memory=False)
-        assert try_probe(other, [runner], 1, 1, silent).results.rules
+        assert try_probe(other, [runner], 1, 1, silent).rules
