@@ -23,10 +23,10 @@ from conformance.selftest.selftest import Planted, everything_planted
 from conformance.subjects.subject import Subject
 
 TITLES = (
-    "ATT-1 scale off by 1e-4",
-    "ATT-9 products in TF32",
-    "ATT-9 weights in bfloat16",
-    "ATT-5 exp off by 2e-5",
+    "ATT-1 scores.scale-rounded (dtype=float16)",
+    "ATT-9 precision.factors-rounded (dtype=tf32, of=query and key, how=rounded)",
+    "ATT-9 precision.weights-rounded (dtype=bfloat16, when=after the division)",
+    "ATT-5 softmax.exponentials-of-few-digits (bits=12)",
 )
 """Planted mistakes that are a matter of digits only."""
 

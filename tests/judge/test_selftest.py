@@ -58,7 +58,7 @@ def test_behaviours_are_caught(group: list[Behaviour]) -> None:
     assert outcome == Outcome(caught=tuple(one.title for one in group))
 
 
-SOME = ("masks.transposed", "heads.first", "norms.eps-twice", "losses.sum-for-mean", "lookups.scaled-unasked")
+SOME = ("masks.transposed", "heads.reversed", "norms.eps-twice", "losses.sum-for-mean", "lookups.scaled-unasked")
 
 
 @pytest.mark.parametrize("name", SOME)

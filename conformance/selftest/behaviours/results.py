@@ -1,4 +1,4 @@
-"""Results of another dtype or shape, and errors for sizes that must be answered."""
+"""Results of another dtype or shape, errors for sizes that must be answered, and a mean that is never exact."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from conformance.selftest.behaviours.behaviour import (
     change_arguments,
     change_result,
     differentiate,
+    wrap,
 )
-from reference_numpy import attention, attention_vjp
+from reference_numpy import attention, attention_vjp, layer_norm
+from reference_numpy.dtypes import widen
 
 
 def widen_narrow(array: Any) -> Any:
@@ -39,6 +41,16 @@ def narrow_merged(a: Arguments, merged: Any) -> Any:
 def keep_axis(a: Arguments, logsumexp: Any) -> Any:
     """[B, H, Q, 1], as the maximum was kept."""
     return logsumexp[..., None]
+
+
+@np.errstate(all="ignore")
+def center_by_rounded_mean(a: Arguments) -> Any:
+    """Deviations from a mean that is rounded: those of a constant row are not 0, and which they are is chance."""
+    x, axes = widen(a["x"]), tuple(range(-a["weight"].ndim, 0))
+    deviation = x - np.mean(x, axes, keepdims=True)
+    normalized = deviation / np.sqrt(np.mean(deviation**2, axes, keepdims=True) + x.dtype.type(a["eps"]))
+    output = normalized * widen(a["weight"])
+    return (output if a["bias"] is None else output + widen(a["bias"])).astype(a["x"].dtype)
 
 
 def reduce_keys(a: Arguments) -> None:
@@ -83,9 +95,11 @@ BEHAVIOURS = (
     result("ATT-14", "log-sum-exp in the inputs' dtype", narrow_logsumexp, "attention_logsumexp"),
     result("ATT-14", "log-sum-exp with the axis of keys", keep_axis, "attention_logsumexp"),
     result("ATT-14", "merged log-sum-exp in the outputs' dtype", narrow_merged, "merge_attention"),
+    Behaviour("NORM-3", "deviations from a rounded mean", wrap(layer_norm, center_by_rounded_mean), layer_norm,
+              "layer_norm"),
     result("NORM-2", "result wider than x", lambda a, output: widen_narrow(output), "layer_norm"),
     gradient("gradients as wide as inside", widen_gradients),
     gradient("gradient of a wider bias in 16 bits", narrow_bias_gradient),
     error("no keys are an error", reduce_keys),
     error("an empty batch is an error", look_at_first),
-)
+)  # fmt: skip
