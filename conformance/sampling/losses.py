@@ -15,17 +15,15 @@ from conformance.oracle.work import ball_work
 from conformance.sampling.layouts import with_memory
 from conformance.sampling.strategies import (
     DTYPES,
-    EXACTLY,
     MANY_KEYS,
     TINY,
     Draw,
     cotangent,
+    draw_dtype,
+    draw_option,
     edges,
-    judged,
     numpy_dtype,
     seeds,
-    some,
-    taken,
     wanted,
     without_lacking,
 )
@@ -67,16 +65,14 @@ def loss_cases(
     """
     shape, classes = draw(st.sampled_from(plans))
     count = prod(shape)
-    cheap = ball_work(operation, gradients=True, rows=count, classes=classes) <= EXACTLY
-    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
+    dtype = draw_dtype(draw, dtypes, declaration, ball_work(operation, gradients=True, rows=count, classes=classes))
     d = Draw(draw(seeds), dtype)
     options: dict[str, Any] = {
-        "ignore": draw(st.sampled_from(taken(operation, "ignore", ignored, declaration))),
-        "reduction": draw(st.sampled_from(taken(operation, "reduction", reductions, declaration))),
+        "ignore": draw_option(draw, operation, "ignore", ignored, declaration),
+        "reduction": draw_option(draw, operation, "reduction", reductions, declaration),
     }
     if operation == "cross_entropy":
-        choices = taken(operation, "label_smoothing", smoothings, declaration)
-        options["label_smoothing"] = draw(st.sampled_from(choices))
+        options["label_smoothing"] = draw_option(draw, operation, "label_smoothing", smoothings, declaration)
     if isinstance(options["ignore"], str):
         options["ignore"] = classes if options["ignore"] == "past" else classes - 1
     if classes == 1 and options["ignore"] == 0 and not none_counts:

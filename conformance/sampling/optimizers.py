@@ -15,15 +15,13 @@ from conformance.oracle.work import ball_work
 from conformance.sampling.layouts import with_memory
 from conformance.sampling.strategies import (
     DTYPES,
-    EXACTLY,
     HUGE,
     TINY,
     Draw,
-    judged,
+    draw_dtype,
+    draw_option,
     numpy_dtype,
     seeds,
-    some,
-    taken,
 )
 from specification.dtypes import HALF, compute_dtype_name
 
@@ -69,11 +67,10 @@ def adam_cases(
     """
     shape = draw(st.sampled_from(plans))
     count = prod(shape)
-    cheap = ball_work("adam_step", gradients=False, rows=count) <= EXACTLY
-    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
+    dtype = draw_dtype(draw, dtypes, declaration, ball_work("adam_step", gradients=False, rows=count))
     wide, kind = compute_dtype_name(dtype), draw(st.sampled_from(kinds))
     given = {
-        name: draw(st.sampled_from(taken("adam_step", name, choices, declaration)))
+        name: draw_option(draw, "adam_step", name, choices, declaration)
         for name, choices in (ADAM_OPTIONS | (options or {})).items()
     }
     d = Draw(draw(seeds), dtype)
@@ -114,11 +111,10 @@ def sgd_cases(
     """As `adam_cases`; "zeros": no velocity yet."""
     shape = draw(st.sampled_from(plans))
     count = prod(shape)
-    cheap = ball_work("sgd_step", gradients=False, rows=count) <= EXACTLY
-    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
+    dtype = draw_dtype(draw, dtypes, declaration, ball_work("sgd_step", gradients=False, rows=count))
     wide, kind = compute_dtype_name(dtype), draw(st.sampled_from(kinds))
     given = {
-        name: draw(st.sampled_from(taken("sgd_step", name, choices, declaration)))
+        name: draw_option(draw, "sgd_step", name, choices, declaration)
         for name, choices in (SGD_OPTIONS | (options or {})).items()
     }
     given["nesterov"] = given["nesterov"] and given["momentum"] > 0
@@ -172,8 +168,9 @@ def clip_cases(
     "small": the norm is far below 1. "uneven": one array is far larger than the others. special: NaN and infinity.
     """
     shapes = draw(st.sampled_from(plans))
-    cheap = ball_work("clip_by_global_norm", gradients=False, rows=sum(map(prod, shapes))) <= EXACTLY
-    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
+    dtype = draw_dtype(
+        draw, dtypes, declaration, ball_work("clip_by_global_norm", gradients=False, rows=sum(map(prod, shapes)))
+    )
     kind, share = draw(st.sampled_from(kinds)), draw(st.sampled_from(limits))
     d = Draw(draw(seeds), dtype)
     huge, tiny = EXTREME[dtype]

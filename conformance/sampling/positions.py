@@ -17,10 +17,11 @@ from conformance.sampling.strategies import (
     Draw,
     cotangent,
     digits,
+    draw_dtype,
+    draw_option,
     judged,
     seeds,
     some,
-    taken,
     wanted,
     without_lacking,
 )
@@ -76,7 +77,7 @@ def relative_bias_cases(
 ) -> Case:
     """tables: rows and furthest distances. hard: one of `EDGES` instead. plan: heads, queries and keys."""
     limits = declaration.limits
-    bidirectional = draw(st.sampled_from(taken("relative_position_bias", "bidirectional", (False, True), declaration)))
+    bidirectional = draw_option(draw, "relative_position_bias", "bidirectional", (False, True), declaration)
     if hard:
         size, furthest, distance = draw(st.sampled_from(EDGES))
         rows = 2 * size if bidirectional else size
@@ -96,8 +97,8 @@ def relative_bias_cases(
     if draw(st.integers(0, 3)) == 0 and limits.get("queries", K) >= K:
         Q = K  # as in a model's forward pass
     H, Q, K = (H, Q, K) if plan is None else plan
-    cheap = ball_work("relative_position_bias", gradients=True, pairs=H * Q * K) <= AFFORDABLE / 8
-    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
+    work = ball_work("relative_position_bias", gradients=True, pairs=H * Q * K)
+    dtype = draw_dtype(draw, dtypes, declaration, work, AFFORDABLE / 8)
     d = Draw(draw(seeds), dtype)
     given: dict[str, Any] = {"query_length": Q, "key_length": K, "bidirectional": bidirectional, "furthest": furthest}
     given = without_lacking("relative_position_bias", given | {OFFSET: offset}, declaration)

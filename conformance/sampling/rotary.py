@@ -14,17 +14,17 @@ from conformance.oracle.work import ball_work
 from conformance.sampling.layouts import with_memory
 from conformance.sampling.strategies import (
     DTYPES,
-    EXACTLY,
     HUGE,
     TINY,
     Draw,
     cotangent,
+    draw_dtype,
+    draw_option,
     judged,
     numpy_dtype,
     roundings,
     seeds,
     some,
-    taken,
     wanted,
     without_lacking,
 )
@@ -153,8 +153,7 @@ def rotary_cases(
     """
     B, H, T, D = within(draw(st.sampled_from(plans)), declaration)
     sizes = {"numbers": B * H * T * D, "angles": B * T * D}
-    cheap = ball_work("rotary_embedding", gradients=True, **sizes) <= EXACTLY
-    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
+    dtype = draw_dtype(draw, dtypes, declaration, ball_work("rotary_embedding", gradients=True, **sizes))
     d = Draw(draw(seeds), dtype)
     kind = draw(st.sampled_from(some(k for k in kinds if k not in OF_BATCH or "batch_positions" in declaration)))
     positions = drawn_positions(draw, d, kind, B, T, far)
@@ -167,7 +166,7 @@ def rotary_cases(
     name = draw(st.sampled_from(some(s for s in scalings if s == "none" or "rotary_scaling" in declaration)))
     scaling = drawn_scaling(draw, d, name, width // 2, length)
     options: dict[str, Any] = {
-        "base": draw(st.sampled_from(taken("rotary_embedding", "base", bases, declaration))),
+        "base": draw_option(draw, "rotary_embedding", "base", bases, declaration),
         "scaling": scaling,
         "length": length if isinstance(scaling, DynamicScaling | LongRopeScaling) else None,
         "pairing": pairing,
@@ -214,7 +213,7 @@ def frequency_cases(
     needs = isinstance(scaling, DynamicScaling | LongRopeScaling)
     options: dict[str, Any] = {
         "width": width,
-        "base": draw(st.sampled_from(taken("rotary_frequencies", "base", BASES, declaration))),
+        "base": draw_option(draw, "rotary_frequencies", "base", BASES, declaration),
         "scaling": scaling,
         "length": draw(st.sampled_from((length, length, length, None))) if needs else None,
     }

@@ -13,15 +13,13 @@ from conformance.oracle.work import ball_work
 from conformance.sampling.layouts import with_memory
 from conformance.sampling.strategies import (
     DTYPES,
-    EXACTLY,
     HUGE,
     TINY,
     Draw,
     cotangent,
-    judged,
+    draw_dtype,
     numpy_dtype,
     seeds,
-    some,
     wanted,
 )
 
@@ -43,8 +41,7 @@ def silu_cases(
     """kinds: of numbers, the choices. special: NaN and both infinities stand among them. plans: the shapes of x."""
     shape = draw(st.sampled_from(plans))
     count = prod(shape)
-    cheap = ball_work("silu", gradients=True, rows=count) <= EXACTLY
-    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
+    dtype = draw_dtype(draw, dtypes, declaration, ball_work("silu", gradients=True, rows=count))
     d, kind = Draw(draw(seeds), dtype), draw(st.sampled_from(kinds))
     x = d.numbers(count) * draw(st.sampled_from((1.0, 4.0)))
     if kind == "wide":

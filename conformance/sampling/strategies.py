@@ -55,6 +55,17 @@ def some(choices: Iterable[Any]) -> tuple[Any, ...]:
     return left
 
 
+EXACTLY = 2**20
+"""Multiplications of balls for one case in float64: about a tenth of a second, so that a check stays short."""
+
+
+def draw_dtype(
+    draw: st.DrawFn, dtypes: tuple[str, ...], declaration: Declaration, work: float, limit: float = EXACTLY
+) -> str:
+    """Draw a dtype that the subject takes; not float64 where its oracle's work is beyond the limit."""
+    return draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if work <= limit or d != "float64")))
+
+
 SHORT = (
     Sizes(2, 4, 2, 5, 7, 3, 6),
     Sizes(3, 2, 1, 6, 6, 5, 1),
@@ -154,10 +165,6 @@ def sizes_for(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | N
     able = [s for s in found if exactly_affordable(s)]
     few = [s for s in able if s in {adapted(plan, declaration) for plan in FLOAT64}]
     return few if few and declaration.compiled and len(declaration.dtypes) > 1 else able
-
-
-EXACTLY = 2**20
-"""Multiplications of balls for one case in float64: about a tenth of a second, so that a check stays short."""
 
 
 def exactly_affordable(s: Sizes) -> bool:
@@ -768,7 +775,7 @@ def norm_cases(
         x = x / (scale * (1 + np.max(np.abs(x), initial=1.0) / scale)) * LARGE[dtype]
     options: dict[str, Any] = {}
     if operation == "rms_norm":
-        options["plus_one"] = draw(st.sampled_from(taken(operation, "plus_one", plus_one, declaration)))
+        options["plus_one"] = draw_option(draw, operation, "plus_one", plus_one, declaration)
         weight = weight * draw(st.sampled_from((0.01, 1.0))) if options["plus_one"] else weight
     inputs = {"x": d.cast(x), "weight": d.cast(weight, companion)}
     if operation != "rms_norm" and draw(st.integers(0, 4)) > 0 and "bias" not in declaration.lacking:
@@ -796,10 +803,10 @@ def without_lacking(operation: str, options: dict[str, Any], declaration: Declar
     return {n: default(operation, n) if n in declaration.lacking else value for n, value in options.items()}
 
 
-def taken(operation: str, name: str, choices: Iterable[Any], declaration: Declaration) -> tuple[Any, ...]:
-    """The choices for an option; only its default where the function has no parameter for it."""
+def draw_option(draw: st.DrawFn, operation: str, name: str, choices: Iterable[Any], declaration: Declaration) -> Any:
+    """Draw an option from its choices; only its default where the function has no parameter for it."""
     lacking = name in declaration.lacking
-    return some(choice for choice in choices if not lacking or choice == default(operation, name))
+    return draw(st.sampled_from(some(one for one in choices if not lacking or one == default(operation, name))))
 
 
 ACTIVATIONS = CHOICES["activation"]
@@ -818,8 +825,7 @@ def feed_forward_cases(
     """plans: the shapes of x to draw from, each with the inner and the outer width."""
     shape, inner, outer = draw(st.sampled_from(plans))
     sizes = {"rows": prod(shape[:-1]), "E": shape[-1], "F": inner, "out": outer}
-    cheap = ball_work(operation, gradients=True, **sizes) <= EXACTLY
-    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
+    dtype = draw_dtype(draw, dtypes, declaration, ball_work(operation, gradients=True, **sizes))
     d, E = Draw(draw(seeds), dtype), shape[-1]
     size = draw(st.sampled_from((1.0, 4.0)))
     inputs = {"x": d.normal(*shape, scale=size), "inner.weight": d.normal(E, inner, scale=E**-0.5)}
@@ -830,9 +836,7 @@ def feed_forward_cases(
     if draw(st.booleans()):
         inputs |= {"inner.bias": d.normal(inner), "outer.bias": d.normal(outer)}
         inputs |= {"gate.bias": d.normal(inner)} if gated else {}
-    options: dict[str, Any] = {
-        "activation": draw(st.sampled_from(taken(operation, "activation", activations, declaration)))
-    }
+    options: dict[str, Any] = {"activation": draw_option(draw, operation, "activation", activations, declaration)}
     if draw(st.integers(0, 2)) == 0 and "dropout" in declaration:
         options |= {"dropout_rate": 0.25, "dropout_keep": d.booleans(*shape[:-1], inner, share=0.75)}
     cotangents = wanted({"output": over_rows(draw, d, (*shape[:-1], outer))}, declaration)
@@ -852,7 +856,7 @@ and the product round up in the first, down in the second: with the activation's
 def gates_rounded_alike(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> Case:
     """Two columns whose errors add up in their difference, which is about 0 and adds no rounding of its own."""
     dtype = draw(st.sampled_from(judged(("bfloat16",), declaration)))
-    name = draw(st.sampled_from(taken("gated_feed_forward", "activation", ROUNDED_ALIKE, declaration)))
+    name = draw_option(draw, "gated_feed_forward", "activation", ROUNDED_ALIKE, declaration)
     d, (x, gate, inner) = Draw(0, dtype), np.array(ROUNDED_ALIKE[name]).T
     inner = inner * 2.0 ** draw(st.integers(-3, 3))
     hidden = ACTIVATION_FUNCTIONS[name](x * gate) * x * inner
@@ -914,8 +918,9 @@ def lookup_cases(
     """scaled: the choices for an embedding. plans: rows and width of the table, and shapes of the ids or lengths."""
     rows, width, lengths = draw(st.sampled_from(plans))
     shape = draw(st.sampled_from(((prod(lengths),), lengths))) if operation == "embedding" else lengths[:1]
-    cheap = ball_work(operation, gradients=True, N=rows, E=width, rows=prod(shape)) <= EXACTLY
-    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
+    dtype = draw_dtype(
+        draw, dtypes, declaration, ball_work(operation, gradients=True, N=rows, E=width, rows=prod(shape))
+    )
     d = Draw(draw(seeds), dtype)
     inputs = {"table": d.normal(rows, width)}
     if operation == "learned_positions":
@@ -928,7 +933,7 @@ def lookup_cases(
         inputs["ids"] = d.integers(0, rows - 1, *shape).astype(kind)
         if rows > MANY_KEYS:  # so that the last rows are read, whatever is drawn
             inputs["ids"].reshape(-1)[-2:] = (rows - 2, rows - 1)[-inputs["ids"].size :]
-        options = {"scaled": draw(st.sampled_from(taken(operation, "scaled", scaled, declaration)))}
+        options = {"scaled": draw_option(draw, operation, "scaled", scaled, declaration)}
     options = without_lacking(operation, options, declaration)
     cotangents = wanted({result_names(operation)[0]: cotangent(draw, d, (*shape, width), 0)}, declaration)
     return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
