@@ -165,7 +165,7 @@ def conformance_test(subject: str | Callable[..., Any], operation: str, **option
 
 def session_of(subject: str | Callable[..., Any], operation: str, options: dict[str, Any]) -> JudgeSession:
     """options: those of `conformance.check`. ValueError says what is wrong with them, or with the subject."""
-    from conformance.cases.declaration import known
+    from conformance.cases.declaration import check_names
     from conformance.judge.session import JudgeSession
     from conformance.subjects.targets import Target
 
@@ -178,7 +178,7 @@ def session_of(subject: str | Callable[..., Any], operation: str, options: dict[
     if unknown:
         raise ValueError(f"unknown option: {', '.join(sorted(unknown))}")
     device = options.get("device") or "cpu"
-    known("device", [device], ("cpu", "cuda"))
+    check_names("device", [device], ("cpu", "cuda"))
     target = Target(subject, operation, options.get("arrays"), device, options.get("name"), given)
     return JudgeSession(target, **own)
 
@@ -195,7 +195,7 @@ def put(judge: JudgeSession, question: Question, item: pytest.Item) -> None:
     """Fails with all that is known of a violation, where the profile asks for it; skips where it cannot be asked."""
     __tracebackhide__ = True
     from conformance.cases.signatures import MASK_REQUIRED
-    from conformance.checks.levels import within
+    from conformance.checks.levels import is_required
     from conformance.judge.session import NotAsked
     from conformance.reports.blocks import block
     from conformance.reports.sentences import describe_finding
@@ -213,7 +213,7 @@ def put(judge: JudgeSession, question: Question, item: pytest.Item) -> None:
         found = judge.ask(question)
     except NotAsked as reason:
         pytest.skip(str(reason))
-    if found is not None and not within(found.level, judge.profile):
+    if found is not None and not is_required(found.level, judge.profile):
         told = f"{question.rule} is violated at the level {found.level}: {describe_finding(found.lead.finding)}"
         item.user_properties.append((BEYOND, f"{judge.target.title}: {told}"))
     elif found is not None:

@@ -17,7 +17,7 @@ import conformance
 from conformance.checks.comparison import compare
 from conformance.models.agreement import agreement
 from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from conformance.oracle.reference import Exact
 from conformance.reports.sentences import describe_finding
 from specification import Causal, Configuration
@@ -383,7 +383,7 @@ def some_feed_forward():
 
 
 block = structures.EncoderBlock(some_attention(), some_norm(), some_feed_forward(), some_norm())
-x, wide_block, configuration = random(2, 5, E, spread=1), as_float64(block), Configuration(num_heads=H)
+x, wide_block, configuration = random(2, 5, E, spread=1), widen_parameters(block), Configuration(num_heads=H)
 exact, largest = carried_bound(
     lambda definition: definition.encoder_block(wide_block, x.astype(float), configuration=configuration),
     wide_block,

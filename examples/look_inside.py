@@ -22,8 +22,8 @@ from reference_numpy.multi_head_attention import concatenate_heads, linear, spli
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
 
-if real.missing():
-    print(f"left out: the model needs {', '.join(real.missing())}, which is not installed")
+if real.missing_packages():
+    print(f"left out: the model needs {', '.join(real.missing_packages())}, which is not installed")
     raise SystemExit
 
 # %% [markdown]
@@ -156,7 +156,7 @@ for layer, head in zip(*np.unravel_index(best, heads.shape[:2]), strict=True):
 # is the larger, the more alike their meanings are.
 
 # %%
-embeddings = real.normalized(pool(real.last_states(oracle), "mean", batch.keep))
+embeddings = real.normalize_length(pool(real.last_states(oracle), "mean", batch.keep))
 for text, row in zip(TEXTS, embeddings @ embeddings.T, strict=True):
     print(" ".join(f"{cosine:5.2f}" for cosine in row), "", text)
 cosines = embeddings @ embeddings.T
@@ -207,7 +207,9 @@ def effect(title, changed):
         right, wrong = (np.asarray(o.taken[last].result)[batch.keep] for o in (oracle, other))
         drift = np.linalg.norm(wrong - right) / np.linalg.norm(right)
         print(f"  {layer:5} " + "".join(f"{ratio:19.3g}" for ratio in ratios) + f"{drift:18.1e}")
-    cosine = np.sum(real.normalized(pool(real.last_states(other), "mean", batch.keep)) * embeddings, axis=-1).min()
+    cosine = np.sum(
+        real.normalize_length(pool(real.last_states(other), "mean", batch.keep)) * embeddings, axis=-1
+    ).min()
     print(f"  smallest cosine with the right sentence embedding: {cosine:.6f}")
     return beyond, cosine
 

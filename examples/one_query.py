@@ -363,7 +363,7 @@ def decoder_block(p, x, memory, mask):
 # %% How several steps are judged
 from conformance.checks.comparison import compare
 from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from conformance.oracle.reference import Exact
 
 
@@ -377,7 +377,7 @@ def carried(name, got, parameters, run):
 
 # %%
 block, x = structures.EncoderBlock(some_attention(), some_norm(), some_feed_forward(), some_norm()), random(2, 5, E)
-wide = as_float64(block)
+wide = widen_parameters(block)
 carried(
     "encoder block",
     encoder_block(block, x),
@@ -428,7 +428,7 @@ model = structures.Transformer(
     some_linear(E, VOCABULARY),
 )
 source, target = generator.integers(0, VOCABULARY, (2, 6)), generator.integers(0, VOCABULARY, (2, 4))
-wide_model = as_float64(model)
+wide_model = widen_parameters(model)
 carried(
     "Transformer",
     transformer(model, source, target),

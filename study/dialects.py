@@ -13,10 +13,10 @@ import numpy as np
 
 import reference_numpy
 from conformance.cli.run import FRAMEWORKS
-from conformance.models.agreement import called, exactly
+from conformance.models.agreement import call_model, exactly
 from conformance.models.error_propagation import carried_bound
 from conformance.models.stepwise import framework_of
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from reference_numpy import Model
 from specification.configuration import Configuration
 from specification.fitting import misfits
@@ -136,7 +136,7 @@ def studied(dialect: str) -> Studied:
     """The dialect's small model, with each option that differs switched back alone, and all of them."""
     one = small()[dialect]
     loaded = reference_numpy.load(dialect, drawn(one.entries), **one.hyperparameters)
-    model = Model(as_float64(loaded.parameters), loaded.configuration)
+    model = Model(widen_parameters(loaded.parameters), loaded.configuration)
     options = differing(model.configuration)
     output = run(model, one)
     reasons = {option.name: hindrance(model, option) for option in options}
@@ -179,7 +179,7 @@ def agreement(dialect: str) -> Agreement:
         if package not in missing():
             with framework_of(package).context():
                 model = importlib.import_module(package).load(dialect, checkpoint, **one.hyperparameters)
-            answers[package] = called(package, model, inputs, dict(one.options))
+            answers[package] = call_model(package, model, inputs, dict(one.options))
     errors = {package: ratio(answer, exact, bound) for package, answer in answers.items()}
     absolute = max((distance(a, b) for a, b in itertools.combinations(answers.values(), 2)), default=0.0)
     return Agreement(errors, disagreement(answers, bound), absolute)

@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks.results.result import read as read_benchmark
 from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import LEVELS, kept, within
-from conformance.reports.comparison import circumstances, declared, read_report
+from conformance.checks.levels import LEVELS, highest_profile, is_required
+from conformance.reports.comparison import circumstances, compare_declarations, read_report
 from study.results import BENCHMARKS, CONFORMANCE, TRAINING
 from study.training import SCHEMA
 from training.lockstep.report import SCHEMA as LOCKSTEP
@@ -77,7 +77,7 @@ def joined(before: Result, after: Result) -> Result:
 
 def lost(before: Result, after: Result) -> list[str]:
     """What a newer declaration lacks of an older one. It may add features and conventions of newer rules."""
-    unlike = declared(before, after)
+    unlike = compare_declarations(before, after)
     return [line for line in unlike if ": no " in line or (" -> " in line and " None -> " not in line)]
 
 
@@ -89,8 +89,8 @@ def joined_subject(before: Result, after: Result) -> Result:
     order = list(JUDGED)
     broken = {one["rule"]: one["level"] for one in violations}
     return after | {
-        "conforms": not any(within(level, after["profile"]) for level in broken.values()),
-        "kept": kept(broken.values()),
+        "conforms": not any(is_required(level, after["profile"]) for level in broken.values()),
+        "kept": highest_profile(broken.values()),
         "levels": {level: [rule for rule in order if broken.get(rule) == level] for level in LEVELS},
         "rules": sorted(rules, key=lambda one: order.index(one["rule"])),
         "violations": sorted(violations, key=lambda one: order.index(one["rule"])),

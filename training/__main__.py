@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from conformance.cli.console import console, interrupted, refuse
+from conformance.cli.console import console, exit_interrupted, refuse
 from conformance.runner.compiled_code import keep_compiled_code
 from training.packages import PACKAGES, Package
 from training.settings import Settings
@@ -67,7 +67,7 @@ def one_line_for_errors() -> Iterator[None]:
     except OSError as error:
         refuse(f"{error.filename or 'a file'} was not read or written: {error.strerror or error}")
     except KeyboardInterrupt:
-        interrupted()
+        exit_interrupted()
 
 
 @app.command()

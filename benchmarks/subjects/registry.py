@@ -13,8 +13,8 @@ from types import ModuleType
 from benchmarks.cases import INPUTS
 from benchmarks.subjects import jax_subjects, numpy_subjects, other_subjects, torch_subjects
 from benchmarks.subjects.subject import Subject
-from conformance.subjects.callables import on_path
-from conformance.subjects.raised import is_own, shown
+from conformance.subjects.callables import extend_path
+from conformance.subjects.raised import is_own, relative_path
 
 BENCHMARKS = Path(__file__).parents[1]
 
@@ -73,8 +73,8 @@ def loaded(target: str, load: Callable[[], ModuleType]) -> ModuleType:
 def place_of(error: BaseException) -> str:
     """Return file and line of the user's own code; empty if none of it ran."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{shown(error.filename)}:{error.lineno}"
-    own = [f"{shown(frame.f_code.co_filename)}:{line}" for frame, line in walk_tb(error.__traceback__)
+        return f"{relative_path(error.filename)}:{error.lineno}"
+    own = [f"{relative_path(frame.f_code.co_filename)}:{line}" for frame, line in walk_tb(error.__traceback__)
            if is_own(frame, "") and not Path(frame.f_code.co_filename).is_relative_to(BENCHMARKS)]  # fmt: skip
     return own[-1] if own else ""
 
@@ -83,7 +83,7 @@ def module_of_file(path: Path) -> ModuleType:
     """Import a file under its own name, by which the subjects' processes find it too; its folder stays on the path."""
     if not path.is_file():
         raise ValueError(f"no file {path}")
-    with on_path(path.resolve().parent):
+    with extend_path(path.resolve().parent):
         module = import_module(path.stem)
     there = PathFinder.find_spec(path.stem)
     for origin in (module.__file__, None if there is None else there.origin):

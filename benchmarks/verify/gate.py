@@ -98,7 +98,7 @@ class Call:
     def sums(self, place: Place, conventions: dict[str, str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The gradients of the place's keys and values, or of the weights, over all rows, and their bounds."""
         total = count_rows(self.case)
-        precision = Precision.of(self.case.dtype)
+        precision = Precision.make(self.case.dtype)
         values: dict[str, np.ndarray] = {}
         bounds: dict[str, np.ndarray] = {}
         for start in range(0, total, BLOCK):

@@ -4,7 +4,7 @@
 `arithmetic.py` for the model of rounding, and each operation's file for its derivation.
 """
 
-from conformance.bounds.operations import bound, by_declared_logsumexp, merged_bound
+from conformance.bounds.operations import bound, merged_bound, uses_declared_logsumexp
 from conformance.bounds.relaxed import relaxed_bound, relaxed_merged_bound
 
-__all__ = ["bound", "by_declared_logsumexp", "merged_bound", "relaxed_bound", "relaxed_merged_bound"]
+__all__ = ["bound", "merged_bound", "relaxed_bound", "relaxed_merged_bound", "uses_declared_logsumexp"]

@@ -83,7 +83,7 @@ class Precision:
     single_angles: bool = False
 
     @classmethod
-    def of(cls, dtype: str, rounding: Mapping[str, str] | None = None) -> Precision:
+    def make(cls, dtype: str, rounding: Mapping[str, str] | None = None) -> Precision:
         inner = "float64" if dtype == "float64" else "float32"
         declared = dict(rounding or {})
         chosen = {"saved": "logsumexp", "merging": "logsumexp", "angles": "float32"}
@@ -93,7 +93,7 @@ class Precision:
         return cls(*units, dtype, **formats, saved=saved, merging=merging, single_angles=single)
 
     @property
-    def undeclared(self) -> Precision:
+    def default_precision(self) -> Precision:
         """Without what a subject declares."""
         return Precision(self.inner, self.inner_tiny, self.output, self.output_tiny, self.dtype)
 
@@ -116,7 +116,7 @@ class Approx(NamedTuple):
     def reshape(self, *shape: int) -> Approx:
         return Approx(self.value.reshape(shape), self.error.reshape(shape))
 
-    def at(self, index: Any) -> Approx:
+    def select(self, index: Any) -> Approx:
         return Approx(self.value[index], self.error[index])
 
 
@@ -125,7 +125,7 @@ def exact(array: np.ndarray) -> Approx:
     return Approx(wide, np.zeros_like(wide))
 
 
-def stored(x: Approx, p: Precision) -> Approx:
+def round_output(x: Approx, p: Precision) -> Approx:
     """Rounded to the output dtype. Where the result would be the same dtype as inside, nothing is added."""
     extra = 0.0 if p.output == p.inner else p.output * x.size + p.output_tiny
     return Approx(x.value, x.error + extra)
@@ -173,7 +173,7 @@ def sums(x: Approx, y: Approx, squared: bool = True) -> Sums:
     return Sums(x.value @ y.value, error, absolute, squares, left, right)
 
 
-def added_up(
+def sum_terms(
     s: Sums, n: int, p: Precision, roundings: int = 0, scale: float = 1.0, independent: bool = False
 ) -> Approx:
     """scale * the sums of n terms in all, with `roundings` more for putting the scale on either side or on the sum.
@@ -196,8 +196,8 @@ def added_up(
 def matmul(
     x: Approx, y: Approx, p: Precision, roundings: int = 0, scale: float = 1.0, independent: bool = False
 ) -> Approx:
-    """scale * x @ y; see `added_up`."""
-    return added_up(sums(x, y, squared=not independent), x.value.shape[-1], p, roundings, scale, independent)
+    """scale * x @ y; see `sum_terms`."""
+    return sum_terms(sums(x, y, squared=not independent), x.value.shape[-1], p, roundings, scale, independent)
 
 
 def total(x: Approx, axis: int | tuple[int, ...], p: Precision, keepdims: bool = False) -> Approx:
@@ -215,10 +215,10 @@ def select(condition: np.ndarray, x: Approx) -> Approx:
     return Approx(np.where(condition, x.value, 0), np.where(condition, x.error, 0))
 
 
-def transposed(x: Approx) -> Approx:
+def transpose(x: Approx) -> Approx:
     return Approx(np.swapaxes(x.value, -1, -2), np.swapaxes(x.error, -1, -2))
 
 
-def mapped(x: Approx, function: Callable[[np.ndarray], np.ndarray]) -> Approx:
+def map_approx(x: Approx, function: Callable[[np.ndarray], np.ndarray]) -> Approx:
     """The same rearrangement of value and error: reshape, transpose, index."""
     return Approx(function(x.value), function(x.error))

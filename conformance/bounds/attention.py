@@ -65,17 +65,17 @@ from conformance.bounds.arithmetic import (
     Approx,
     Precision,
     Sums,
-    added_up,
     exact,
-    mapped,
+    map_approx,
     matmul,
     multiply,
+    round_output,
     select,
-    stored,
+    sum_terms,
     sums,
-    transposed,
+    transpose,
 )
-from conformance.bounds.rounding import partial_sums, rounded, scaled_side, side, side_gradient, weight_format
+from conformance.bounds.rounding import partial_sums, round_approx, scaled_side, side, side_gradient, weight_format
 
 SCALE = 8
 """Roundings of scale, square root, products with either side, and log2(e)."""
@@ -112,7 +112,7 @@ def scores_and_slope(
 ) -> tuple[Approx, Approx | None]:
     """Scores, and the softcap's slope where there is one."""
     query, key = scaled_side(query, p, scale), scaled_side(key, p, scale)
-    scores = matmul(query, transposed(key), p, SCALE, scale)
+    scores = matmul(query, transpose(key), p, SCALE, scale)
     slope = None
     if softcap is not None:
         ratio = np.tanh(scores.value / softcap)
@@ -182,7 +182,7 @@ def margin(rows: Rows) -> np.ndarray:
     return np.where(rows.spread < 0.9, 1 / np.maximum(1 - rows.spread, 0.1), np.inf)
 
 
-def by_logsumexp(rows: Rows, p: Precision) -> np.ndarray:
+def logsumexp_error(rows: Rows, p: Precision) -> np.ndarray:
     """Relative error, common to a row, of weights taken as exp(score - log-sum-exp), which need not add up to 1."""
     size = np.where(np.isfinite(rows.logsumexp), np.abs(rows.logsumexp), 0)
     once = 2 * p.inner * size + LOG * p.inner * np.log(np.maximum(rows.counts, 1)) + 2 * p.inner
@@ -203,7 +203,7 @@ def times(array: np.ndarray, factor: np.ndarray | None) -> np.ndarray:
 
 
 def weights_approx(rows: Rows, p: Precision) -> Approx:
-    rounding = p.gamma(rows.counts) + 4 * p.inner + by_logsumexp(rows, p)
+    rounding = p.gamma(rows.counts) + 4 * p.inner + logsumexp_error(rows, p)
     relative = product(rows.relative + rows.spread, margin(rows))
     relative += rounding
     error = product(rows.weights, relative)
@@ -243,7 +243,7 @@ def weighted_mean(rows: Rows, values: Approx, factor: np.ndarray | None, p: Prec
     if values.error.any():
         # The values' own errors are weighed with the weights as they are held.
         error = error + product((product_of * (1 + rows.relative)) @ values.error, margin(rows))
-    error = error + by_logsumexp(rows, p) * np.abs(value)
+    error = error + logsumexp_error(rows, p) * np.abs(value)
     return Approx(value, error + rounded_weights(rows, values, factor, Approx(value, error), p))
 
 
@@ -291,14 +291,14 @@ def softmax_gradient(
 
     weights: P with its errors. by_output: rounding errors of the mean as rowsum(O_bar * O), where it may be taken so.
     """
-    weights = rounded(weights, p.weights)
+    weights = round_approx(weights, p.weights)
     mean = np.sum(rows.weights * weights_bar.value, axis=-1, keepdims=True)
     w = rows.weights * rows.relative
     moved = np.sum(w * np.abs(weights_bar.value - mean), axis=-1, keepdims=True)
     moved = moved + rows.sink_weight * rows.sink_relative * np.abs(mean)
     absolute = np.sum(rows.weights * weights_bar.size, axis=-1, keepdims=True)
     mean_error = product(moved, margin(rows)) + np.sum(rows.weights * weights_bar.error, axis=-1, keepdims=True)
-    mean_error = mean_error + by_logsumexp(rows, p) * np.abs(mean)
+    mean_error = mean_error + logsumexp_error(rows, p) * np.abs(mean)
     if p.saved:
         mean_error = mean_error + product(2 * rows.spread * np.abs(mean), margin(rows))
     by_weights = 2 * (p.gamma(rows.counts) + 4 * p.inner) * absolute
@@ -339,7 +339,7 @@ class Terms(NamedTuple):
     def __add__(self, other: Terms) -> Terms:  # type: ignore[override]
         return Terms(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
-    def added_up(self, n: int, p: Precision) -> Approx:
+    def sum_terms(self, n: int, p: Precision) -> Approx:
         """n terms in all; one term is no sum."""
         return Approx(self.value, self.error + (p.gamma(n) if n > 1 else 0) * self.size)
 
@@ -357,7 +357,7 @@ def group_sum(x: Approx, groups: int, p: Precision) -> Approx:
     """Gradients of the query heads that share a key head, added up (`rounding.py`: in 16 bits, where declared)."""
     B, H, K, W = x.value.shape
     share = H // max(groups, 1)
-    x = rounded(x, p.shared_heads) if share > 1 else x
+    x = round_approx(x, p.shared_heads) if share > 1 else x
     value, error, size = (a.reshape(B, groups, share, K, W).sum(axis=2) for a in (x.value, x.error, x.size))
     added = Approx(value, error + (p.gamma(share) if share > 1 else 0) * size)
     return partial_sums(added, size, share, p.shared_sums) if share > 1 else added
@@ -371,7 +371,7 @@ def broadcast_terms(x: Approx, shape: tuple[int, ...]) -> Terms:
 
 def spread_heads(x: Approx, heads: int) -> Approx:
     share = heads // max(x.value.shape[1], 1)
-    return x if share == 1 else mapped(x, lambda a: np.repeat(a, share, axis=1))
+    return x if share == 1 else map_approx(x, lambda a: np.repeat(a, share, axis=1))
 
 
 # --- attention in blocks ----------------------------------------------------------------------------------------------
@@ -408,19 +408,19 @@ class Block(NamedTuple):
     cotangent: Approx | None
 
     def elements(self, part: slice) -> Block:
-        query, key, value = (x.at(part) for x in self[:3])
+        query, key, value = (x.select(part) for x in self[:3])
         bias = self.bias
         if bias is not None and bias.value.shape[0] > 1:
-            bias = bias.at(part)
+            bias = bias.select(part)
         factor = None if self.factor is None else self.factor[part]
-        cotangent = None if self.cotangent is None else self.cotangent.at(part)
+        cotangent = None if self.cotangent is None else self.cotangent.select(part)
         return Block(query, key, value, self.allowed[part], bias, factor, cotangent)
 
     def queries(self, part: slice) -> Block:
         at = (slice(None), slice(None), part)
-        bias, cotangent = (None if x is None else x.at(at) for x in (self.bias, self.cotangent))
+        bias, cotangent = (None if x is None else x.select(at) for x in (self.bias, self.cotangent))
         factor = None if self.factor is None else self.factor[at]
-        return Block(self.query.at(at), self.key, self.value, self.allowed[at], bias, factor, cotangent)
+        return Block(self.query.select(at), self.key, self.value, self.allowed[at], bias, factor, cotangent)
 
 
 class Forward(NamedTuple):
@@ -485,24 +485,27 @@ def attention(
     largest = H * max(Q * K, max(Q, K) * max(D, value.value.shape[-1]))
     blocks = [whole.elements(part) for part in slices(B, BLOCK // max(largest, 1))]
     parts = [some_elements(kind, block, settings) for block in blocks]
-    result = joined([part[0] for part in parts], 0)
+    result = concatenate_parts([part[0] for part in parts], 0)
     gradients = [part[1] for part in parts if part[1] is not None]
     if not gradients:
         return result, {}
-    found = {"query": joined([g.query for g in gradients], 0), "key": joined([g.key for g in gradients], 0)}
+    found = {
+        "query": concatenate_parts([g.query for g in gradients], 0),
+        "key": concatenate_parts([g.key for g in gradients], 0),
+    }
     if kind == "output":
-        found["value"] = joined([g.value for g in gradients if g.value is not None], 0)
+        found["value"] = concatenate_parts([g.value for g in gradients if g.value is not None], 0)
     if bias is not None:
         shared, terms = bias.value.shape[:2], [g.bias for g in gradients if g.bias is not None]
         total = reduce(add, terms) if shared[0] == 1 else side_by_side(terms, 0)
-        found["bias"] = total.added_up((B if shared[0] == 1 else 1) * (H if shared[1] == 1 else 1), p)
+        found["bias"] = total.sum_terms((B if shared[0] == 1 else 1) * (H if shared[1] == 1 else 1), p)
     if sinks is not None:
         total = reduce(add, [g.sinks for g in gradients if g.sinks is not None])
-        found["sinks"] = total.added_up(B * Q, p)
+        found["sinks"] = total.sum_terms(B * Q, p)
     return result, found
 
 
-def joined(parts: Sequence[Approx], axis: int) -> Approx:
+def concatenate_parts(parts: Sequence[Approx], axis: int) -> Approx:
     return parts[0] if len(parts) == 1 else Approx(*(np.concatenate(a, axis) for a in zip(*parts, strict=True)))
 
 
@@ -524,18 +527,18 @@ def some_elements(kind: str, block: Block, settings: Settings) -> tuple[Approx, 
         results.append(forward.result)
         if some.cotangent is not None:
             parts.append(backward_block(kind, some, forward, some.cotangent, settings))
-    result = joined(results, 2)
+    result = concatenate_parts(results, 2)
     if not parts:
         return result, None
     keys, value = reduce(add, [part.key for part in parts]), None
     if kind == "output":
         values = reduce(add, [part.value for part in parts if part.value is not None])
-        value = group_sum(side_gradient(added_up(values, Q, p, 2), p), G, p)
+        value = group_sum(side_gradient(sum_terms(values, Q, p, 2), p), G, p)
     biases = [part.bias for part in parts if part.bias is not None]
     sinks = [part.sinks for part in parts if part.sinks is not None]
     return result, Gradients(
-        joined([part.query for part in parts], 2),
-        group_sum(side_gradient(added_up(keys, Q, p, SCALE, settings.scale), p), G, p),
+        concatenate_parts([part.query for part in parts], 2),
+        group_sum(side_gradient(sum_terms(keys, Q, p, SCALE, settings.scale), p), G, p),
         value,
         side_by_side(biases, 2) if biases else None,
         reduce(add, sinks) if sinks else None,
@@ -547,7 +550,7 @@ def forward_block(kind: str, block: Block, settings: Settings) -> Forward:
     scores, slope = scores_and_slope(block.query, block.key, block.bias, settings.scale, settings.softcap, p)
     rows = softmax_rows(scores, slope, allowed, settings.sinks, p)
     if kind == "logsumexp":
-        return Forward(rows, None, logsumexp_approx(rows, p).at((..., 0)), allowed)
+        return Forward(rows, None, logsumexp_approx(rows, p).select((..., 0)), allowed)
     empty = ~np.any(allowed, axis=-1, keepdims=True)
     mean = settings.empty_rows == "mean" and bool(empty.any())
     keys = max(allowed.shape[-1], 1)
@@ -559,7 +562,7 @@ def forward_block(kind: str, block: Block, settings: Settings) -> Forward:
         return Forward(rows, weights, result, allowed)
     output = weighted_mean(rows, block.value, block.factor, p)
     if mean:
-        spread = rounded(exact(times(np.full(allowed.shape, 1 / keys), block.factor)), weight_format(p))
+        spread = round_approx(exact(times(np.full(allowed.shape, 1 / keys), block.factor)), weight_format(p))
         average = spread.value @ block.value.value
         error = spread.value @ block.value.error + spread.error @ block.value.size
         error = error + (p.gamma(keys) + 6 * p.inner) * (spread.size @ block.value.size) + p.inner_tiny
@@ -577,7 +580,7 @@ def output_product_rounding(block: Block, forward: Forward, bar: Approx, p: Prec
     output = forward.result
     error = mean_rounding(forward.rows, block.value, block.factor, output.value, p)
     if weight_format(p) is not None:
-        error = stored(Approx(output.value, error), p).error
+        error = round_output(Approx(output.value, error), p).error
     product_error = (p.gamma(bar.value.shape[-1]) + 2 * p.inner) * np.sum(
         bar.size * output.size, axis=-1, keepdims=True
     )
@@ -590,25 +593,25 @@ def backward_block(kind: str, block: Block, forward: Forward, cotangent: Approx,
     values = logsumexp_bar = by_output = None
     if kind == "output":
         bar = side(cotangent, p)
-        values = sums(transposed(dropped_weights(weights, block, forward, p)), bar)
-        weights_bar = dropout(rounded(matmul(bar, transposed(block.value), p, 2), form), block.factor, p)
+        values = sums(transpose(dropped_weights(weights, block, forward, p)), bar)
+        weights_bar = dropout(round_approx(matmul(bar, transpose(block.value), p, 2), form), block.factor, p)
         by_output = output_product_rounding(block, forward, cotangent, p)
     elif kind == "weights":
         weights_bar = cotangent
     else:
         weights_bar = exact(np.zeros((1, 1, 1, 1)))
-        logsumexp_bar = mapped(cotangent, lambda a: a[..., None])
+        logsumexp_bar = map_approx(cotangent, lambda a: a[..., None])
     scores_bar, sink = softmax_gradient(rows, weights, weights_bar, logsumexp_bar, by_output, p)
     if rows.slope is None:  # it is 1, and a multiplication by it rounds as any other
         raw = Approx(scores_bar.value, scores_bar.error + p.inner * scores_bar.size + p.inner_tiny)
     else:
         raw = multiply(scores_bar, rows.slope, p)
-    raw = select(rows.allowed, rounded(raw, form, scale))
+    raw = select(rows.allowed, round_approx(raw, form, scale))
     key, query = scaled_side(block.key, p, scale), scaled_side(block.query, p, scale)
     return Backward(
         side_gradient(matmul(raw, key, p, SCALE, scale), p),
         None if block.bias is None else broadcast_terms(scores_bar, block.bias.value.shape),
-        sums(transposed(raw), query),
+        sums(transpose(raw), query),
         values,
         None if settings.sinks is None else sink_terms(rows, sink, p),
     )
@@ -622,7 +625,7 @@ def dropped_weights(weights: Approx, block: Block, forward: Forward, p: Precisio
         keys = max(forward.reach.shape[-1], 1)
         value = np.where(filled, 1 / keys, weights.value)
         weights = Approx(value, np.where(filled, 2 * p.inner / keys, weights.error))
-    return select(forward.reach, rounded(dropout(weights, block.factor, p), weight_format(p)))
+    return select(forward.reach, round_approx(dropout(weights, block.factor, p), weight_format(p)))
 
 
 def dropout(x: Approx, factor: np.ndarray | None, p: Precision) -> Approx:

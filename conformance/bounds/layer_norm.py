@@ -22,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 
 from conformance.bounds.arithmetic import Approx, Format, Precision, exact, multiply
-from conformance.bounds.rounding import rounded
+from conformance.bounds.rounding import round_approx
 
 
 def average(array: np.ndarray) -> np.ndarray:
@@ -77,7 +77,7 @@ def reciprocal_deviation(square: Approx, eps: float, p: Precision) -> Approx:
     return Approx(value, value * 3 * p.inner + ceiling(value, growth, relative, 1 / eps))
 
 
-def normalized(kind: str, x: np.ndarray, eps: float, p: Precision) -> tuple[Approx, Approx, Approx]:
+def normalize_rows(kind: str, x: np.ndarray, eps: float, p: Precision) -> tuple[Approx, Approx, Approx]:
     """(x - mean or x, reciprocal, their product) for "layer_norm", "rms_norm" or "standard_deviation_norm"."""
     n = x.shape[-1]
     if kind == "rms_norm":
@@ -106,8 +106,8 @@ def row_format(kind: str, p: Precision) -> Format | None:
 
 def forward(kind: str, x: np.ndarray, weight: Approx, bias: np.ndarray | None, eps: float, p: Precision) -> Approx:
     """x is [rows, n], weight and bias are [n]."""
-    _, _, n = normalized(kind, x, eps, p)
-    output = multiply(rounded(n, row_format(kind, p)), weight, p)
+    _, _, n = normalize_rows(kind, x, eps, p)
+    output = multiply(round_approx(n, row_format(kind, p)), weight, p)
     if bias is None:
         return output
     value = output.value + bias
@@ -119,10 +119,10 @@ def gradients(
     kind: str, x: np.ndarray, weight: Approx, cotangent: np.ndarray, eps: float, p: Precision
 ) -> dict[str, Approx]:
     """Gradients of x [rows, n], weight and bias [n]."""
-    d, r, n = normalized(kind, x, eps, p)
+    d, r, n = normalize_rows(kind, x, eps, p)
     rows, count = x.shape
     form = row_format(kind, p)
-    inner = rounded(multiply(exact(cotangent), weight, p), form)
+    inner = round_approx(multiply(exact(cotangent), weight, p), form)
     products = multiply(inner, n, p)
     if kind == "standard_deviation_norm":
         spread = np.sqrt(np.sum(d.value**2, axis=-1, keepdims=True) / (count - 1))
@@ -149,7 +149,7 @@ def gradients(
         error = error + 2 * p.gamma(count + 3) * average(inner.size + second.size)
     error = error + 4 * p.inner * (inner.size + second.size + average(inner.size))
     x_gradient = multiply(Approx(value, error), r, p, 2)
-    terms = rounded(multiply(exact(cotangent), rounded(n, form), p), form)
+    terms = round_approx(multiply(exact(cotangent), round_approx(n, form), p), form)
     weight_gradient = Approx(
         np.sum(terms.value, axis=0), np.sum(terms.error, axis=0) + p.gamma(rows) * np.sum(terms.size, axis=0)
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from conformance.bounds.arithmetic import TANH, Approx, Precision, add, exact, matmul, multiply, total, transposed
+from conformance.bounds.arithmetic import TANH, Approx, Precision, add, exact, matmul, multiply, total, transpose
 from conformance.bounds.rounding import side, side_gradient
 
 FREQUENCY = 2 * math.log(10000.0) + 6
@@ -36,18 +36,18 @@ def linear_gradients(x: Approx, weight: Approx, cotangent: Approx, p: Precision)
 
 
 def input_gradient(weight: Approx, cotangent: Approx, p: Precision) -> Approx:
-    return side_gradient(matmul(side(cotangent, p), transposed(side(weight, p)), p), p)
+    return side_gradient(matmul(side(cotangent, p), transpose(side(weight, p)), p), p)
 
 
 def parameter_gradients(x: Approx, cotangent: Approx, p: Precision) -> tuple[Approx, Approx]:
     """Gradients of weight and bias."""
-    rows, bars = flattened(side(x, p)), flattened(side(cotangent, p))
+    rows, bars = flatten_rows(side(x, p)), flatten_rows(side(cotangent, p))
     # Batches may be summed one after the other, which rounds once more for each.
     extra = int(np.prod(x.value.shape[:-2]))
-    return side_gradient(matmul(transposed(rows), bars, p, extra), p), total(flattened(cotangent), 0, p)
+    return side_gradient(matmul(transpose(rows), bars, p, extra), p), total(flatten_rows(cotangent), 0, p)
 
 
-def flattened(x: Approx) -> Approx:
+def flatten_rows(x: Approx) -> Approx:
     """[rows, width]."""
     return Approx(*(a.reshape(-1, a.shape[-1]) for a in x))
 

@@ -56,11 +56,11 @@ def counted_targets(case: Case) -> tuple[np.ndarray, np.ndarray]:
     return counted, np.where(counted, targets, 0).astype(np.int64)
 
 
-def at(array: np.ndarray, classes: np.ndarray) -> np.ndarray:
+def take_classes(array: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return np.take_along_axis(array, classes[..., None], axis=-1)
 
 
-def mixed(classes: np.ndarray, count: int, smoothing: float) -> np.ndarray:
+def smooth_targets(classes: np.ndarray, count: int, smoothing: float) -> np.ndarray:
     """(1 - s) one-hot + s / V."""
     return (classes[..., None] == np.arange(count)) * (1 - smoothing) + smoothing / count
 
@@ -82,7 +82,7 @@ def rows_of(logits: np.ndarray, p: Precision, kept: bool) -> Row:
 
 
 def row_losses(row: Row, classes: np.ndarray, smoothing: float, p: Precision) -> Approx:
-    of_target = -at(row.shifted, classes)
+    of_target = -take_classes(row.shifted, classes)
     value = row.logarithm + of_target
     error = row.error + p.inner * (of_target + value)
     if smoothing > 0:
@@ -96,7 +96,7 @@ def row_losses(row: Row, classes: np.ndarray, smoothing: float, p: Precision) ->
     return Approx(value[..., 0], error[..., 0] + p.inner_tiny)
 
 
-def reduced(losses: Approx, counted: np.ndarray, case: Case, p: Precision) -> Approx:
+def reduce_losses(losses: Approx, counted: np.ndarray, case: Case, p: Precision) -> Approx:
     value, error = (np.where(counted, array, 0) for array in losses)
     reduction = case.options.get("reduction", "mean")
     if reduction == "none":
@@ -108,7 +108,7 @@ def reduced(losses: Approx, counted: np.ndarray, case: Case, p: Precision) -> Ap
     return Approx(found.value / count, found.error / count + 2 * p.inner * found.size / count + p.inner_tiny)
 
 
-def received(case: Case, counted: np.ndarray) -> np.ndarray:
+def row_cotangents(case: Case, counted: np.ndarray) -> np.ndarray:
     """c of every row, [..., 1]."""
     bar = np.asarray(case.cotangents["output"], float)
     share = bar / max(int(counted.sum()), 1) if case.options.get("reduction", "mean") == "mean" else bar
@@ -130,10 +130,12 @@ def cross_entropy(case: Case, p: Precision, kept: bool = False) -> dict[str, App
     logits = np.where(counted[..., None], np.asarray(case.inputs["logits"], float), 0)
     smoothing = case.options.get("label_smoothing", 0.0)
     row = rows_of(logits, p, kept)
-    results = {"output": reduced(row_losses(row, classes, smoothing, p), counted, case, p)}
+    results = {"output": reduce_losses(row_losses(row, classes, smoothing, p), counted, case, p)}
     if not case.cotangents:
         return results
-    found = row_gradients(row, received(case, counted), mixed(classes, logits.shape[-1], smoothing), smoothing, p)
+    found = row_gradients(
+        row, row_cotangents(case, counted), smooth_targets(classes, logits.shape[-1], smoothing), smoothing, p
+    )
     return results | {gradient_name("logits"): Approx(*(np.where(counted[..., None], a, 0) for a in found))}
 
 
@@ -141,11 +143,11 @@ def nll_loss(case: Case, p: Precision) -> dict[str, Approx]:
     """Numbers are copied; a sum or mean of them is rounded, and a mean's cotangent is divided."""
     counted, classes = counted_targets(case)
     numbers = np.asarray(case.inputs["log_probabilities"], float)
-    losses = -at(numbers, classes)[..., 0]
-    results = {"output": reduced(Approx(losses, np.zeros_like(losses)), counted, case, p)}
+    losses = -take_classes(numbers, classes)[..., 0]
+    results = {"output": reduce_losses(Approx(losses, np.zeros_like(losses)), counted, case, p)}
     if not case.cotangents:
         return results
-    value = -received(case, counted) * mixed(classes, numbers.shape[-1], 0.0) * counted[..., None]
+    value = -row_cotangents(case, counted) * smooth_targets(classes, numbers.shape[-1], 0.0) * counted[..., None]
     divided = 2 * p.inner * np.abs(value) + p.inner_tiny * (value != 0)
     error = divided if case.options.get("reduction", "mean") == "mean" else np.zeros_like(value)
     return results | {gradient_name("log_probabilities"): Approx(value, error)}

@@ -11,15 +11,15 @@ import numpy as np
 from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norm
 from conformance.bounds import layers, losses, optimizers, positions, rotary
-from conformance.bounds.arithmetic import Approx, Precision, add, exact, stored
-from conformance.bounds.reading import allowed_of, bias_of, dropout_factor, joined_heads, separated, split_heads
+from conformance.bounds.arithmetic import Approx, Precision, add, exact, round_output
+from conformance.bounds.reading import allowed_of, bias_of, dropout_factor, joined_heads, separate_heads, split_heads
 from conformance.bounds.silu import silu
 from conformance.cases.arguments import expected_dtype, gradient_name
-from conformance.cases.arrays import heads_and_keys, heads_of, joined
+from conformance.cases.arrays import heads_and_keys, heads_of, join_projections
 from conformance.cases.case import Case
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import has_masks
-from conformance.cases.kernel_arguments import without_kernel_arguments
+from conformance.cases.kernel_arguments import replace_kernel_arguments
 from conformance.cases.signatures import default
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from specification.dtypes import FLOATING
@@ -29,14 +29,14 @@ Bounds = dict[str, np.ndarray]
 
 def bound(case: Case) -> Bounds:
     """The largest admissible |got - exact| for every element of every result, and of every gradient asked for."""
-    p = Precision.of(case.dtype, case.rounding)
-    case = replace(case, cotangents=without_kernel_arguments(case).cotangents)
+    p = Precision.make(case.dtype, case.rounding)
+    case = replace(case, cotangents=replace_kernel_arguments(case).cotangents)
     with np.errstate(all="ignore"):
         approximations = BOUNDS[case.operation](case, p)
-        return {name: finished(name, approx, case, p) for name, approx in approximations.items()}
+        return {name: result_bound(name, approx, case, p) for name, approx in approximations.items()}
 
 
-def finished(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
+def result_bound(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
     """Rounded to the dtype of the result, which for log-sum-exps is the wider one and for gradients the argument's."""
     record = operation_facts(case.operation)
     if record.copies and not np.any(approx.error):
@@ -44,8 +44,8 @@ def finished(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
     dtype = expected_dtype(name, case)
     if dtype not in FLOATING:
         return approx.error  # a whole number
-    here = Precision(p.inner, p.inner_tiny, *(getattr(Precision.of(dtype), f) for f in ("output", "output_tiny")))
-    error = stored(approx, here).error
+    here = Precision(p.inner, p.inner_tiny, *(getattr(Precision.make(dtype), f) for f in ("output", "output_tiny")))
+    error = round_output(approx, here).error
     # The oracle is itself rounded to float64 when the definition serves as oracle.
     error = error + 2.0**-46 * np.abs(approx.value) if case.dtype != "float64" else error
     error = np.where(np.isnan(error), np.inf, error)
@@ -55,12 +55,12 @@ def finished(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
-def by_declared_logsumexp(case: Case, name: str) -> bool:
+def uses_declared_logsumexp(case: Case, name: str) -> bool:
     """Whether this result comes from log-sum-exps that the subject declares: a gradient from one that is saved, all
     results from those of several parts that are merged."""
     if not has_masks(case.operation):
         return False
-    p, (_, _, _, keys) = Precision.of(case.dtype, case.rounding), heads_and_keys(case)
+    p, (_, _, _, keys) = Precision.make(case.dtype, case.rounding), heads_and_keys(case)
     return (p.saved and name in map(gradient_name, case.inputs)) or att.merges_of(keys, "sinks" in case.inputs, p) > 0
 
 
@@ -89,7 +89,7 @@ def attend(
     )
 
 
-def named(case: Case, gradients: dict[str, Approx]) -> dict[str, Approx]:
+def name_gradients(case: Case, gradients: dict[str, Approx]) -> dict[str, Approx]:
     """Gradients of what the case holds, the bias's in its own shape."""
     if "bias" in gradients and "bias" in case.inputs:
         gradients["bias"] = gradients["bias"].reshape(*case.inputs["bias"].shape)
@@ -98,15 +98,15 @@ def named(case: Case, gradients: dict[str, Approx]) -> dict[str, Approx]:
 
 def attention(case: Case, p: Precision) -> dict[str, Approx]:
     if case.with_logsumexp:
-        return with_logsumexp(case, p)
+        return bound_both_results(case, p)
     query, key = exact(case.inputs["query"]), exact(case.inputs["key"])
     value = exact(case.inputs["value"]) if "value" in case.inputs else None
     cotangent = exact(case.cotangents["output"]) if case.cotangents else None
     result, gradients = attend(case, query, key, value, cotangent, p)
-    return {"output": result} | named(case, gradients)
+    return {"output": result} | name_gradients(case, gradients)
 
 
-def with_logsumexp(case: Case, p: Precision) -> dict[str, Approx]:
+def bound_both_results(case: Case, p: Precision) -> dict[str, Approx]:
     """Output and log-sum-exp of one call, and their gradients.
 
     The gradients are those of either result, added: S_bar = P (P_bar - mean) + P L_bar, and everything after it is
@@ -122,7 +122,7 @@ def merge_attention(case: Case, p: Precision) -> dict[str, Approx]:
     count = sum(name.startswith("outputs[") for name in case.inputs)
     outputs = [exact(case.inputs[f"outputs[{i}]"]) for i in range(count)]
     logsumexps = [exact(case.inputs[f"logsumexps[{i}]"]) for i in range(count)]
-    p = p.undeclared  # what is merged are no attention weights
+    p = p.default_precision  # what is merged are no attention weights
     rows, values, results = merge(outputs, logsumexps, p)
     if not case.cotangents:
         return results
@@ -131,12 +131,12 @@ def merge_attention(case: Case, p: Precision) -> dict[str, Approx]:
     bar = exact(case.cotangents["output"].reshape(n, 1, 1, shape[-1]))
     logsumexp_bar = exact(case.cotangents["logsumexp"].reshape(n, 1, 1, 1))
     weights = att.weights_approx(rows, p)
-    weights_bar = att.matmul(bar, att.transposed(values), p)
+    weights_bar = att.matmul(bar, att.transpose(values), p)
     scores_bar, _ = att.softmax_gradient(rows, weights, weights_bar, logsumexp_bar, None, p)
     for i in range(count):
-        part = att.multiply(weights.at((..., slice(i, i + 1))), bar, p)
+        part = att.multiply(weights.select((..., slice(i, i + 1))), bar, p)
         results[gradient_name(f"outputs[{i}]")] = part.reshape(*shape)
-        results[gradient_name(f"logsumexps[{i}]")] = scores_bar.at((..., i)).reshape(*shape[:3])
+        results[gradient_name(f"logsumexps[{i}]")] = scores_bar.select((..., i)).reshape(*shape[:3])
     return results
 
 
@@ -146,8 +146,8 @@ def merge(
     """Attention of one query over the parts: their log-sum-exps are its scores, their outputs its values."""
     shape, count = outputs[0].value.shape, len(outputs)
     rows = int(np.prod(shape[:3]))  # every (b, h, q) becomes a batch element of its own
-    scores = gathered([x.reshape(rows, 1, 1) for x in logsumexps], axis=-1)
-    values = gathered([x.reshape(rows, 1, shape[-1]) for x in outputs], axis=-2)
+    scores = stack_parts([x.reshape(rows, 1, 1) for x in logsumexps], axis=-1)
+    values = stack_parts([x.reshape(rows, 1, shape[-1]) for x in outputs], axis=-2)
     allowed = scores.value != -np.inf
     value, given = np.where(allowed, scores.value, 0), np.where(allowed, scores.error, 0)
     # exp(part - whole) rounds both, and merging one part after the other does so every time.
@@ -167,47 +167,47 @@ def merge(
     return softmax, values, results
 
 
-def gathered(parts: Sequence[Approx], axis: int) -> Approx:
+def stack_parts(parts: Sequence[Approx], axis: int) -> Approx:
     return Approx(np.stack([x.value for x in parts], axis), np.stack([x.error for x in parts], axis))
 
 
 def merged_bound(parts: Sequence[Case]) -> Bounds:
     """The bounds of attention over parts of the keys, then merged: the parts' own errors, carried through the merge."""
-    p = Precision.of(parts[0].dtype, parts[0].rounding)
+    p = Precision.make(parts[0].dtype, parts[0].rounding)
     like = replace(parts[0], operation="merge_attention")
     with np.errstate(all="ignore"):
-        outputs = [stored(attention(replace(part, operation="attention"), p)["output"], p) for part in parts]
+        outputs = [round_output(attention(replace(part, operation="attention"), p)["output"], p) for part in parts]
         logsumexps = [attention(replace(part, operation="attention_logsumexp"), p)["output"] for part in parts]
-        _, _, results = merge(outputs, logsumexps, p.undeclared)
-        return {name: finished(name, approx, like, p) for name, approx in results.items()}
+        _, _, results = merge(outputs, logsumexps, p.default_precision)
+        return {name: result_bound(name, approx, like, p) for name, approx in results.items()}
 
 
 def multi_head_attention(case: Case, p: Precision) -> dict[str, Approx]:
     """Projections, attention and the last projection, each result rounded to the inputs' dtype in between."""
-    inputs = {name: exact(array) for name, array in joined(case.inputs).items()}
+    inputs = {name: exact(array) for name, array in join_projections(case.inputs).items()}
     counts = heads_of(case)
     heads = {}
     for name, count in counts.items():
         projected = layers.linear(inputs[name], inputs[f"{name}.weight"], inputs.get(f"{name}.bias"), p)
-        heads[name] = split_heads(stored(projected, p), count)
+        heads[name] = split_heads(round_output(projected, p), count)
     cotangent = exact(case.cotangents["output"]) if case.cotangents else None
     bar = None
     if cotangent is not None:
         output_bar = layers.input_gradient(inputs["output.weight"], cotangent, p)
-        bar = split_heads(stored(output_bar, p), counts["query"])
+        bar = split_heads(round_output(output_bar, p), counts["query"])
     forward, inner = attend(case, heads["query"], heads["key"], heads["value"], bar, p)
-    output = joined_heads(stored(forward, p))
+    output = joined_heads(round_output(forward, p))
     results = {"output": layers.linear(output, inputs["output.weight"], inputs.get("output.bias"), p)}
     if cotangent is None:
         return results
     gradients = {name: inner[name] for name in ("bias", "sinks") if name in inner}
     gradients["output.weight"], gradients["output.bias"] = layers.parameter_gradients(output, cotangent, p)
     for name in counts:
-        projected_bar = joined_heads(stored(inner[name], p))
+        projected_bar = joined_heads(round_output(inner[name], p))
         gradients[name], gradients[f"{name}.weight"], gradients[f"{name}.bias"] = layers.linear_gradients(
             inputs[name], inputs[f"{name}.weight"], projected_bar, p
         )
-    return results | named(case, separated(gradients, case))
+    return results | name_gradients(case, separate_heads(gradients, case))
 
 
 # --- the layers around it ---------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def feed_forward(case: Case, p: Precision, **steps: Callable[[Approx], Approx]) 
     cotangent = case.cotangents.get("output")
     inputs = {key: np.asarray(array, float) for key, array in case.inputs.items()}
     network: Any = layers.gated_feed_forward if "gate.weight" in inputs else layers.feed_forward
-    results = network(inputs, cotangent, name, factor, p, lambda x: stored(x, p), **steps)
+    results = network(inputs, cotangent, name, factor, p, lambda x: round_output(x, p), **steps)
     return {
         (key if key == "output" else gradient_name(key)): approx
         for key, approx in results.items()

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds.arithmetic import EXP, TANH, Approx, Precision, add, exact, multiply
-from conformance.cases.arrays import listed
+from conformance.cases.arrays import list_arrays
 from conformance.cases.case import Case
 
 SCHEDULES = {"linear_warmup": 3.0, "inverse_square_root": 9.0, "cosine_decay": 2 * (TANH + 3) + 1}
@@ -53,7 +53,7 @@ def correction(beta: float, step: int, naive: bool) -> tuple[float, float]:
     return float(value), EXP + 3 + power
 
 
-def corrected(x: Approx, beta: float, step: int, p: Precision, naive: bool) -> Approx:
+def correct_bias(x: Approx, beta: float, step: int, p: Precision, naive: bool) -> Approx:
     value, error = correction(beta, step, naive)
     return Approx(x.value / value, (x.error + p.inner * (error + 2) * x.size) / value)
 
@@ -72,13 +72,15 @@ def quotient(x: Approx, y: Approx, p: Precision) -> Approx:
     return Approx(value, error + p.inner * 4 * (np.abs(value) + error) + p.inner_tiny * (1 + 1 / least))
 
 
-def decayed(gradient: Approx, parameter: Approx, weight_decay: float, p: Precision) -> Approx:
+def add_weight_decay(gradient: Approx, parameter: Approx, weight_decay: float, p: Precision) -> Approx:
     if weight_decay == 0:
         return gradient
     return add(gradient, multiply(parameter, exact(np.asarray(weight_decay)), p, 2), p)
 
 
-def moved(parameter: Approx, update: Approx, learning_rate: float, weight_decay: float, p: Precision) -> Approx:
+def move_parameter(
+    parameter: Approx, update: Approx, learning_rate: float, weight_decay: float, p: Precision
+) -> Approx:
     """(1 - learning_rate weight_decay) parameter - learning_rate update."""
     taken = learning_rate * weight_decay
     step = multiply(update, exact(np.asarray(-learning_rate)), p, 4)
@@ -96,15 +98,15 @@ def adam_from(inputs: dict[str, Approx], options: dict[str, Any], p: Precision, 
     parameters, gradient = inputs["parameters"], inputs["gradients"]
     beta_1, beta_2 = options.get("beta_1", 0.9), options.get("beta_2", 0.999)
     weight_decay, decoupled = options.get("weight_decay", 0.0), options.get("decoupled", True)
-    gradient = decayed(gradient, parameters, 0.0 if decoupled else weight_decay, p)
+    gradient = add_weight_decay(gradient, parameters, 0.0 if decoupled else weight_decay, p)
     step = options["step"] + 1
     mean = average(inputs["mean"], gradient, beta_1, p, naive)
     square = average(inputs["square"], multiply(gradient, gradient, p), beta_2, p, naive)
-    deviation = root(corrected(square, beta_2, step, p, naive), p)
+    deviation = root(correct_bias(square, beta_2, step, p, naive), p)
     eps = np.broadcast_to(options.get("eps", 1e-8), deviation.value.shape)
     denominator = add(deviation, Approx(eps, p.inner * eps), p)
-    update = quotient(corrected(mean, beta_1, step, p, naive), denominator, p)
-    new = moved(parameters, update, options["learning_rate"], weight_decay if decoupled else 0.0, p)
+    update = quotient(correct_bias(mean, beta_1, step, p, naive), denominator, p)
+    new = move_parameter(parameters, update, options["learning_rate"], weight_decay if decoupled else 0.0, p)
     return {"parameters": new, "step": Approx(np.asarray(step), np.asarray(0.0)), "mean": mean, "square": square}
 
 
@@ -117,14 +119,14 @@ def sgd_step(case: Case, p: Precision) -> dict[str, Approx]:
     inputs, options = case.inputs, case.options
     parameters, old = exact(inputs["parameters"]), exact(inputs["velocity"])
     momentum = exact(np.asarray(options.get("momentum", 0.0)))
-    gradient = decayed(exact(inputs["gradients"]), parameters, options.get("weight_decay", 0.0), p)
+    gradient = add_weight_decay(exact(inputs["gradients"]), parameters, options.get("weight_decay", 0.0), p)
     velocity = add(multiply(old, momentum, p, 2), gradient, p)
     update = velocity
     if options.get("nesterov", False):
         ahead = multiply(velocity, momentum, p, 2)
         size = gradient.size * (1 + momentum.value) + old.size * momentum.value**2
         update = Approx(gradient.value + ahead.value, gradient.error + ahead.error + 5 * p.inner * size)
-    return {"parameters": moved(parameters, update, options["learning_rate"], 0.0, p), "velocity": velocity}
+    return {"parameters": move_parameter(parameters, update, options["learning_rate"], 0.0, p), "velocity": velocity}
 
 
 def global_norm(arrays: list[np.ndarray]) -> float:
@@ -139,7 +141,7 @@ def global_norm(arrays: list[np.ndarray]) -> float:
 def clip_by_global_norm(case: Case, p: Precision) -> dict[str, Approx]:
     """The gradients after clipping, and their norm before."""
     limit = case.options["limit"]
-    wide = [np.asarray(array, np.float64) for array in listed(case.inputs, "gradients")]
+    wide = [np.asarray(array, np.float64) for array in list_arrays(case.inputs, "gradients")]
     norm = global_norm(wide)
     if not np.isfinite(norm):
         clipped, error = [exact(array) for array in wide], np.asarray(0.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.bounds.arithmetic import Approx, Precision, exact, mapped
+from conformance.bounds.arithmetic import Approx, Precision, exact, map_approx
 from conformance.cases.case import Case
-from conformance.cases.kernel_arguments import alibi, without_kernel_arguments
+from conformance.cases.kernel_arguments import alibi, replace_kernel_arguments
 from reference_numpy import materialize
 
 SLOPE = 8
@@ -27,7 +27,7 @@ def pairs(array: np.ndarray | None) -> Approx | None:
 
 
 def allowed_of(case: Case, shape: tuple[int, int, int, int]) -> np.ndarray:
-    case = without_kernel_arguments(case)
+    case = replace_kernel_arguments(case)
     B, H, Q, K = shape
     allowed = materialize(case.options.get("mask"), Q, K, batch=B, heads=H)
     if "bias" in case.inputs:
@@ -41,7 +41,7 @@ def dropout_factor(case: Case) -> np.ndarray | None:
     return None if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0)
 
 
-def separated(gradients: dict[str, Approx], case: Case) -> dict[str, Approx]:
+def separate_heads(gradients: dict[str, Approx], case: Case) -> dict[str, Approx]:
     """Gradients of fused projections cut up again into those of per-head ones, where the case has those."""
     result = dict(gradients)
     for name in ("query", "key", "value"):
@@ -49,7 +49,7 @@ def separated(gradients: dict[str, Approx], case: Case) -> dict[str, Approx]:
         while f"{name}[{head}].weight" in case.inputs:
             stop = start + case.inputs[f"{name}[{head}].weight"].shape[1]
             for part in ("weight", "bias"):
-                columns = gradients[f"{name}.{part}"].at((..., slice(start, stop)))
+                columns = gradients[f"{name}.{part}"].select((..., slice(start, stop)))
                 result[f"{name}[{head}].{part}"] = columns
             start, head = stop, head + 1
     return result
@@ -57,9 +57,9 @@ def separated(gradients: dict[str, Approx], case: Case) -> dict[str, Approx]:
 
 def split_heads(x: Approx, heads: int) -> Approx:
     """[B, T, heads * W] as [B, heads, T, W]."""
-    return mapped(x, lambda a: a.reshape(*a.shape[:2], heads, -1).swapaxes(1, 2))
+    return map_approx(x, lambda a: a.reshape(*a.shape[:2], heads, -1).swapaxes(1, 2))
 
 
 def joined_heads(x: Approx) -> Approx:
     """[B, heads, T, W] as [B, T, heads * W]."""
-    return mapped(x, lambda a: a.swapaxes(1, 2).reshape(a.shape[0], a.shape[2], -1))
+    return map_approx(x, lambda a: a.swapaxes(1, 2).reshape(a.shape[0], a.shape[2], -1))

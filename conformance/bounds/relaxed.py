@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from conformance.bounds import losses, optimizers, rotary
-from conformance.bounds.arithmetic import Precision, stored
-from conformance.bounds.operations import Bounds, bound, feed_forward, finished, merged_bound
+from conformance.bounds.arithmetic import Precision, round_output
+from conformance.bounds.operations import Bounds, bound, feed_forward, merged_bound, result_bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.facts import operation_facts
@@ -48,27 +48,28 @@ def relaxed_merged_bound(parts: list[Case]) -> Bounds | None:
 
 def relaxed_adam_step(case: Case) -> dict[str, np.ndarray]:
     """Bounds that allow 1 - beta and 1 - beta^t as the compute dtype gives them, where they cancel."""
-    p = Precision.of(case.dtype)
+    p = Precision.make(case.dtype)
     with np.errstate(all="ignore"):
         return {
-            name: finished(name, approx, case, p) for name, approx in optimizers.adam_step(case, p, naive=True).items()
+            name: result_bound(name, approx, case, p)
+            for name, approx in optimizers.adam_step(case, p, naive=True).items()
         }
 
 
 def relaxed_gated_feed_forward(case: Case) -> dict[str, np.ndarray]:
     """Bounds that allow 16 bits for the activation, for the product before dropout, and for their gradients."""
-    p = Precision.of(case.dtype)
+    p = Precision.make(case.dtype)
     with np.errstate(all="ignore"):
-        found = feed_forward(case, p, between=lambda x: stored(x, p))
-        return {name: finished(name, approx, case, p) for name, approx in found.items()}
+        found = feed_forward(case, p, between=lambda x: round_output(x, p))
+        return {name: result_bound(name, approx, case, p) for name, approx in found.items()}
 
 
 def relaxed_cross_entropy(case: Case) -> dict[str, np.ndarray]:
     """Bounds that allow a log-sum-exp kept as one number."""
-    p = Precision.of(case.dtype)
+    p = Precision.make(case.dtype)
     with np.errstate(all="ignore"):
         found = losses.cross_entropy(case, p, kept=True)
-        return {name: finished(name, approx, case, p) for name, approx in found.items()}
+        return {name: result_bound(name, approx, case, p) for name, approx in found.items()}
 
 
 def relaxed_rotary_embedding(case: Case) -> dict[str, np.ndarray]:
@@ -77,14 +78,14 @@ def relaxed_rotary_embedding(case: Case) -> dict[str, np.ndarray]:
     The frequency is then off as `bounds.rotary.frequencies` derives it, and its product with the position rounds once
     more; taking whole turns off is exact for the product, and 2 pi is off by half a unit for each of them.
     """
-    p, double = Precision.of(case.dtype, case.rounding), Precision.of("float64")
+    p, double = Precision.make(case.dtype, case.rounding), Precision.make("float64")
     angles, _ = rotary.angles(case)
     call = rotary.call_of(case)
     value, error = rotary.frequencies(call, double.inner)
     angle_error = np.abs(angles) * (error / value + 2 * double.inner)
     with np.errstate(all="ignore"):
         return {
-            name: finished(name, approx, case, p)
+            name: result_bound(name, approx, case, p)
             for name, approx in rotary.rotary_embedding(case, p, angle_error).items()
         }
 
@@ -97,7 +98,7 @@ def relaxed_silu(case: Case) -> dict[str, np.ndarray]:
     number t of the compute dtype, and x sigmoid(x) by |x| t. The slope sigmoid(x) + x sigmoid(x) sigmoid(-x) is off by
     (1 + |x|) t, and so is the gradient, times the cotangent.
     """
-    tiny, size = Precision.of(case.dtype).inner_tiny, np.abs(np.asarray(case.inputs["x"], float))
+    tiny, size = Precision.make(case.dtype).inner_tiny, np.abs(np.asarray(case.inputs["x"], float))
     more = {"output": size * tiny}
     if case.cotangents:
         more[gradient_name("x")] = (1 + size) * tiny * np.abs(np.asarray(case.cotangents["output"], float))

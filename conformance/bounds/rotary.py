@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.bounds.arithmetic import EXP, LOG, POW, TANH, UNIT_ROUNDOFF, Approx, Precision
-from conformance.bounds.rounding import rounded
+from conformance.bounds.rounding import round_approx
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from specification.frequencies import CONTEXT, attention_factor, exact_frequencies, yarn_ramp
@@ -102,7 +102,7 @@ def frequencies(call: Call, unit: float, single: bool = False) -> Approx:
 def relative(call: Call, value: np.ndarray, unit: float, given: int) -> np.ndarray:
     """How far the frequencies are off, relative to themselves. given: how often each given number is rounded."""
     width, _, scaling, _ = call
-    (base, of_base), share = grown(call, unit, given), 2 * np.arange(width // 2) / width
+    (base, of_base), share = scaled_base(call, unit, given), 2 * np.arange(width // 2) / width
     power = share * (math.log(base) * (LOG + 2) * unit + of_base) + ((max(EXP, POW) if given else EXP) + 2) * unit
     if isinstance(scaling, YarnScaling | Llama3Scaling):
         plain = base**-share
@@ -112,7 +112,7 @@ def relative(call: Call, value: np.ndarray, unit: float, given: int) -> np.ndarr
     return np.asarray(power + ((1 + given) * unit if isinstance(scaling, LinearScaling | LongRopeScaling) else 0))
 
 
-def grown(call: Call, unit: float, given: int) -> tuple[float, float]:
+def scaled_base(call: Call, unit: float, given: int) -> tuple[float, float]:
     """The base of a dynamic scaling, and how far it is off relative to itself; other bases are exact as given."""
     width, base, scaling, length = call
     if not isinstance(scaling, DynamicScaling):
@@ -173,7 +173,7 @@ def rotation(
     first, second = (x[..., columns] for columns in pairs)
     unit = max(p.inner, SINGLE) if p.single_angles else p.inner
     off = size * ((TRIGONOMETRY + 2) * unit + np.minimum(angle_error, 2) + np.zeros_like(angles))
-    sine, cosine = (rounded(Approx(a * size, off), p.sines) for a in (sign * np.sin(angles), np.cos(angles)))
+    sine, cosine = (round_approx(Approx(a * size, off), p.sines) for a in (sign * np.sin(angles), np.cos(angles)))
     value, error = x.copy(), np.zeros_like(x)
     for columns, one, other, turned in zip(pairs, (first, second), (second, first), (-1, 1), strict=True):
         result = one * cosine.value + turned * other * sine.value

@@ -39,7 +39,7 @@ DIGITS = {"float16": ("float16", "tf32"), "bfloat16": ("bfloat16", "tf32"), "flo
 """For every dtype the formats that hold each of its numbers."""
 
 
-def rounded(x: Approx, form: Format | None, scale: float = 1.0) -> Approx:
+def round_approx(x: Approx, form: Format | None, scale: float = 1.0) -> Approx:
     """x in the format, before or after it is multiplied by the scale; as it is without a format."""
     if form is None:
         return x
@@ -55,24 +55,24 @@ def partial_sums(added: Approx, size: np.ndarray, n: int, form: Format | None) -
     return Approx(added.value, added.error + between * size + (n - 1) * form.tiny)
 
 
-def held(p: Precision) -> bool:
+def holds_products(p: Precision) -> bool:
     """Whether arrays in the inputs' dtype are sides of products as they are."""
     return p.products is None or p.products.name in DIGITS[p.dtype]
 
 
 def side(x: Approx, p: Precision) -> Approx:
     """A side of a matrix product that is an input, or was rounded to the inputs' dtype."""
-    return x if held(p) else rounded(x, p.products)
+    return x if holds_products(p) else round_approx(x, p.products)
 
 
 def scaled_side(x: Approx, p: Precision, scale: float) -> Approx:
     """A side on which a scale, or its square root, may be put before it is rounded."""
-    return rounded(x, p.products, scale)
+    return round_approx(x, p.products, scale)
 
 
 def side_gradient(x: Approx, p: Precision) -> Approx:
     """The gradient of a side, which passes through the side's rounding."""
-    return x if held(p) else rounded(x, p.products)
+    return x if holds_products(p) else round_approx(x, p.products)
 
 
 def weight_format(p: Precision) -> Format | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.arrays import listed
+from conformance.cases.arrays import list_arrays
 from conformance.cases.case import Case
 from conformance.cases.facts import operation_facts
 from specification import Linear
@@ -42,7 +42,7 @@ def results_of(case: Case) -> tuple[str, ...]:
     found: list[str] = []
     for name in record.results:
         if name in record.lists:
-            found += [f"{name}[{i}]" for i in range(len(listed(case.inputs, name)))]
+            found += [f"{name}[{i}]" for i in range(len(list_arrays(case.inputs, name)))]
         else:
             found += record.state.fields if record.state is not None and name == "state" else [name]
     return (*found, *(("logsumexp",) if case.with_logsumexp else ()))
@@ -86,7 +86,7 @@ def arguments(operation: str, inputs: dict[str, Any], options: dict[str, Any]) -
         available["parameters"] = record.structure.kind(*fields)
     if record.state is not None:
         available["state"] = record.state.kind(*(available.pop(name, None) for name in record.state.fields))
-    available |= {name: listed(inputs, name) for name in record.lists}
+    available |= {name: list_arrays(inputs, name) for name in record.lists}
     positional = [available.pop(name, None) for name in record.arguments]
     return positional, available
 
@@ -94,8 +94,8 @@ def arguments(operation: str, inputs: dict[str, Any], options: dict[str, Any]) -
 def projection(inputs: dict[str, Any], name: str) -> Linear | list[Linear]:
     if f"{name}.weight" in inputs:
         return Linear(inputs[f"{name}.weight"], inputs.get(f"{name}.bias"))
-    weights = listed(inputs, name, ".weight")
-    biases = listed(inputs, name, ".bias") or [None] * len(weights)
+    weights = list_arrays(inputs, name, ".weight")
+    biases = list_arrays(inputs, name, ".bias") or [None] * len(weights)
     return [Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
@@ -117,7 +117,7 @@ def named_gradients(case: Case, gradients: Any) -> dict[str, np.ndarray]:
 
 
 def projection_gradients(case: Case, name: str, gradient: Linear) -> dict[str, np.ndarray]:
-    heads = listed(case.inputs, name, ".weight")
+    heads = list_arrays(case.inputs, name, ".weight")
     if not heads:
         return {f"{name}.weight": gradient.weight, f"{name}.bias": gradient.bias}
     stops = np.cumsum([head.shape[1] for head in heads])[:-1]

@@ -9,19 +9,19 @@ import numpy as np
 from conformance.cases.case import Case
 
 
-def listed(inputs: dict[str, Any], name: str, field: str = "") -> list[Any]:
+def list_arrays(inputs: dict[str, Any], name: str, field: str = "") -> list[Any]:
     found: list[Any] = []
     while f"{name}[{len(found)}]{field}" in inputs:
         found.append(inputs[f"{name}[{len(found)}]{field}"])
     return found
 
 
-def joined(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def join_projections(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Multi-head attention's inputs with per-head projections set side by side."""
     result = {name: array for name, array in inputs.items() if "[" not in name}
     for name in ("query", "key", "value"):
         for field in ("weight", "bias"):
-            heads = listed(inputs, name, f".{field}")
+            heads = list_arrays(inputs, name, f".{field}")
             if heads:
                 result[f"{name}.{field}"] = np.concatenate(heads, axis=-1)
     return result
@@ -29,7 +29,7 @@ def joined(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def heads_of(case: Case) -> dict[str, int]:
     """Heads of multi-head attention's three inputs, read off the shapes (MHA-1)."""
-    inputs, heads = joined(case.inputs), case.options["num_heads"]
+    inputs, heads = join_projections(case.inputs), case.options["num_heads"]
     key_heads = inputs["key.weight"].shape[1] // (inputs["query.weight"].shape[1] // heads)
     return {"query": heads, "key": key_heads, "value": key_heads}
 
@@ -40,22 +40,22 @@ def heads_and_keys(case: Case) -> tuple[int, int, int, int]:
     if "num_heads" not in case.options:
         return query.shape[1], key.shape[1], query.shape[2], key.shape[2]
     H = case.options["num_heads"]
-    return H, projected(case, "key") // max(widths_of(case)[0], 1), query.shape[1], key.shape[1]
+    return H, projection_width(case, "key") // max(widths_of(case)[0], 1), query.shape[1], key.shape[1]
 
 
 def widths_of(case: Case) -> tuple[int, ...]:
     """(D, V), or (D,) without values, of an operation that has masks."""
     if "num_heads" not in case.options:
         return tuple(case.inputs[name].shape[-1] for name in ("key", "value") if name in case.inputs)
-    D = projected(case, "query") // case.options["num_heads"]
-    G = max(projected(case, "key") // max(D, 1), 1)
-    return D, projected(case, "value") // G
+    D = projection_width(case, "query") // case.options["num_heads"]
+    G = max(projection_width(case, "key") // max(D, 1), 1)
+    return D, projection_width(case, "value") // G
 
 
-def projected(case: Case, name: str) -> int:
+def projection_width(case: Case, name: str) -> int:
     """Columns of one of multi-head attention's projections, of all heads together."""
     fused = case.inputs.get(f"{name}.weight")
-    weights = listed(case.inputs, name, ".weight") if fused is None else [fused]
+    weights = list_arrays(case.inputs, name, ".weight") if fused is None else [fused]
     return sum(weight.shape[-1] for weight in weights)
 
 

@@ -44,9 +44,9 @@ class Case:
     with_logsumexp: bool = False
 
     def __repr__(self) -> str:
-        return self.as_call()
+        return self.call_text()
 
-    def as_call(self, number: Callable[[float], str] = repr) -> str:
+    def call_text(self, number: Callable[[float], str] = repr) -> str:
         """One line, as a call; large arrays by dtype and shape only. number: how a floating number is written."""
         inputs = {name: self.inputs[name] for name in ORDER if name in self.inputs} | self.inputs
         named = {name: brief(value, number) for name, value in (inputs | self.options).items() if value is not None}

@@ -166,10 +166,10 @@ class Declaration:
     def convention(self, name: str) -> str:
         return self.conventions.get(name, CONVENTIONS[name][0])
 
-    def without(self, *features: str) -> Declaration:
+    def remove_features(self, *features: str) -> Declaration:
         return replace(self, features=self.features - set(features))
 
-    def bare(self, *features: str) -> Declaration:
+    def keep_features(self, *features: str) -> Declaration:
         """The same with these features alone; where there is always a mask, with the first kind of mask too."""
         left = self.features & {*UNCLAIMED, "unmasked"} | {*features}
         if "unmasked" not in left and not left & {*MASK_KINDS}:
@@ -222,8 +222,8 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
     """
     own = dict(getattr(function, "conformance", {}))
     said = own | {n: v for n, v in given.items() if v is not None}
-    supports = listed(said.pop("supports", None) or ())
-    features, room = claimed(supports, function), room_for(function)
+    supports = split_names(said.pop("supports", None) or ())
+    features, room = read_features(supports, function), room_for(function)
     required = requires_mask(function) and bool(features & {*MASK_KINDS}) and "unmasked" not in supports
     features -= {"unmasked"} if required else set()
     if "unmasked" not in features and not features & {*MASK_KINDS}:
@@ -231,10 +231,10 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
     if not differentiated and "vjp" not in said and "gradients" not in supports:
         features -= {"gradients"}
     unsure = (features & room) - named_in_signature(function) - set(supports)
-    said["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in listed(own.get("dtypes", FLOATING)))
+    said["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in split_names(own.get("dtypes", FLOATING)))
     several = (own.get("conventions"), given.get("conventions"))
-    said["conventions"] = {name: value for some in several if some for name, value in known_conventions(some).items()}
-    said["dtypes"] = known("dtypes", said.get("dtypes", FLOATING), FLOATING)
+    said["conventions"] = {name: value for some in several if some for name, value in check_conventions(some).items()}
+    said["dtypes"] = check_names("dtypes", said.get("dtypes", FLOATING), FLOATING)
     said["dtypes"] = tuple(dtype for dtype in SIMPLEST_FIRST if dtype in said["dtypes"])
     if not said["dtypes"]:
         raise ValueError("dtypes: got none")
@@ -245,7 +245,7 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
     if int(said.get("width_multiple", 1)) < 1:
         raise ValueError(f"width_multiple must be positive, got {said['width_multiple']!r}")
     said["limits"] = {**own.get("limits", {}), **(given.get("limits") or {})}
-    known("limits", said["limits"], DIMENSIONS)
+    check_names("limits", said["limits"], DIMENSIONS)
     for name, size in said["limits"].items():
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"limit of {name} must be a positive integer, got {size!r}")
@@ -263,7 +263,7 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
             raise ValueError(f"limit of {name} is below width_multiple {said['width_multiple']}")
         if any(pair[name == "value_width"] > said["limits"].get(name, max(pair)) for pair in said["head_widths"]):
             raise ValueError(f"head_widths has a width beyond the limit of {name}, {said['limits'][name]}")
-    said["windows"] = tuple(known_window(window) for window in said.get("windows", ()))
+    said["windows"] = tuple(check_window(window) for window in said.get("windows", ()))
     if said["windows"] and "window" not in features:
         raise ValueError("windows are declared of a function that does not support window")
     if "cross" not in features and any(
@@ -284,7 +284,7 @@ def pair_of_widths(given: int | tuple[int, int]) -> tuple[int, int]:
     return pair
 
 
-def known_window(given: Window) -> Window:
+def check_window(given: Window) -> Window:
     """The keys before and after the query's own, as a pair."""
     pair = tuple(given) if isinstance(given, tuple | list) else ()
     sizes = [size for size in pair if size is not None]
@@ -293,21 +293,21 @@ def known_window(given: Window) -> Window:
     return pair
 
 
-def listed(names: str | Iterable[str]) -> tuple[str, ...]:
+def split_names(names: str | Iterable[str]) -> tuple[str, ...]:
     """Names one by one; a string holds one, or several with commas between them."""
     if not isinstance(names, str):
         return tuple(names)
     return tuple(name.strip() for name in names.split(",") if name.strip())
 
 
-def claimed(supports: Collection[str], function: Any) -> frozenset[str]:
+def read_features(supports: Collection[str], function: Any) -> frozenset[str]:
     """Names as they are; if every one starts with "no-", all that the signature has room for, without those.
 
     Who has causal masks or windows has them at any offset, and who has several kinds of masks has them combined, by &
     and by |, unless "no-offset", "no-combined" or "no-or" is said beside them. Calls without a mask are among them too,
     unless "no-unmasked" is said.
     """
-    known("supports", [name.removeprefix("no-") for name in supports], FEATURES)
+    check_names("supports", [name.removeprefix("no-") for name in supports], FEATURES)
     removed = {name.removeprefix("no-") for name in supports if name.startswith("no-")}
     added = {name for name in supports if not name.startswith("no-")}
     if not added - {*UNCLAIMED, "unmasked"}:
@@ -337,16 +337,16 @@ def named_in_signature(function: Any) -> set[str]:
     return set(FEATURES) - set(UNCLAIMED) - lacking
 
 
-def known_conventions(given: Mapping[str, str]) -> dict[str, str]:
-    known("conventions", given, CONVENTIONS)
+def check_conventions(given: Mapping[str, str]) -> dict[str, str]:
+    check_names("conventions", given, CONVENTIONS)
     for name, value in given.items():
-        known(f"convention {name}", [value], CONVENTIONS[name])
+        check_names(f"convention {name}", [value], CONVENTIONS[name])
     return dict(given)
 
 
-def known(what: str, given: str | Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names, as `listed` reads them; ValueError for one that is not among those expected."""
-    given = listed(given)
+def check_names(what: str, given: str | Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names, as `split_names` reads them; ValueError for one that is not among those expected."""
+    given = split_names(given)
     wrong = [name for name in given if name not in names]
     if wrong:
         raise ValueError(f"{what}: got {wrong[0]!r}, expected one of {', '.join(names)}")

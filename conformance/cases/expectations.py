@@ -13,7 +13,7 @@ import numpy as np
 
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
-from conformance.cases.kernel_arguments import without_kernel_arguments
+from conformance.cases.kernel_arguments import replace_kernel_arguments
 from reference_numpy import materialize
 
 
@@ -35,7 +35,7 @@ class Planted:
     infinite: bool = False  # whether infinities are planted, not NaN
 
     @property
-    def attended(self) -> bool:
+    def is_attended(self) -> bool:
         """Whether some query attends to what is planted, or has it and attends to a key."""
         share = self.allowed.shape[1] // max(self.marks["key"].shape[1], 1)
         read: Any = self.marks["key"].any(-1) | self.marks["value"].any(-1)
@@ -47,7 +47,7 @@ class Planted:
 
 
 def allowed_pairs(case: Case) -> Any:
-    case = without_kernel_arguments(case)
+    case = replace_kernel_arguments(case)
     B, H, Q, _ = case.inputs["query"].shape
     K = case.inputs["key"].shape[2]
     allowed = np.broadcast_to(materialize(case.options.get("mask"), Q, K, batch=B, heads=H), (B, H, Q, K))

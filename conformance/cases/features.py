@@ -10,7 +10,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, Declaration, Window
 from conformance.cases.facts import operation_facts
 from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
-from conformance.cases.signatures import needed
+from conformance.cases.signatures import required_arguments
 from specification import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
 
@@ -94,10 +94,10 @@ def has_or(mask: Any) -> bool:
     return isinstance(mask, Or) or (isinstance(mask, And) and (has_or(mask.left) or has_or(mask.right)))
 
 
-def shifted(mask: Any, aligned: int) -> bool:
+def is_shifted(mask: Any, aligned: int) -> bool:
     """Whether a causal mask or a window in it stands elsewhere than at this offset."""
     if isinstance(mask, And | Or):
-        return shifted(mask.left, aligned) or shifted(mask.right, aligned)
+        return is_shifted(mask.left, aligned) or is_shifted(mask.right, aligned)
     offset = mask.offset if isinstance(mask, Causal | SlidingWindow) else None
     return offset is not None and not (isinstance(offset, int) and offset == aligned)
 
@@ -107,12 +107,12 @@ def alignment(query_length: int, key_length: int, declaration: Declaration) -> i
     return key_length - query_length if declaration.convention("causal") == "bottom_right" else 0
 
 
-def masked_as_declared(case: Case, declaration: Declaration) -> bool:
+def has_declared_masks(case: Case, declaration: Declaration) -> bool:
     """Whether there is a mask where there has to be one, and each window is one that the subject takes."""
-    return not has_masks(case.operation) or not any(undeclared(case.options.get("mask"), declaration))
+    return not has_masks(case.operation) or not any(undeclared_masks(case.options.get("mask"), declaration))
 
 
-def undeclared(mask: Any, declaration: Declaration) -> Iterator[str]:
+def undeclared_masks(mask: Any, declaration: Declaration) -> Iterator[str]:
     """Name a missing mask and windows of other sides, where the subject does not take them."""
     if mask is None and "unmasked" not in declaration:
         yield "unmasked"
@@ -122,17 +122,17 @@ def undeclared(mask: Any, declaration: Declaration) -> Iterator[str]:
 
 def mask_features(mask: Any) -> set[str]:
     """Features that the mask alone needs, "offset" if it stands anywhere but at 0."""
-    found = mask_kinds(mask) | ({"offset"} if shifted(mask, 0) else set())
+    found = mask_kinds(mask) | ({"offset"} if is_shifted(mask, 0) else set())
     return found | ({"combined"} if isinstance(mask, And | Or) else set()) | ({"or"} if has_or(mask) else set())
 
 
 def mask_beyond(mask: Any, query_length: int, key_length: int, declaration: Declaration) -> Iterator[str]:
     """Name what a mask needs and the subject does not take; nothing where it takes such a mask."""
     lacking = mask_features(mask) - {"offset"} - declaration.features
-    if "offset" not in declaration and shifted(mask, alignment(query_length, key_length, declaration)):
+    if "offset" not in declaration and is_shifted(mask, alignment(query_length, key_length, declaration)):
         lacking.add("offset")
     yield from (name for name in FEATURES if name in lacking)
-    yield from undeclared(mask, declaration)
+    yield from undeclared_masks(mask, declaration)
 
 
 def window_name(window: Window) -> str:
@@ -147,12 +147,12 @@ def windows_of(mask: Any) -> set[Window]:
     return {(mask.left, mask.right)} if isinstance(mask, SlidingWindow) else set()
 
 
-def within(case: Case, declaration: Declaration) -> bool:
+def supports_case(case: Case, declaration: Declaration) -> bool:
     """Whether the subject takes such a case."""
-    return not any(beyond(case, declaration))
+    return not any(unsupported_features(case, declaration))
 
 
-def beyond(case: Case, declaration: Declaration) -> Iterator[str]:
+def unsupported_features(case: Case, declaration: Declaration) -> Iterator[str]:
     """Name what a case has and the subject does not take, as a declaration has it; nothing where it takes the case."""
     features, masked, mask = features_of(case), has_masks(case.operation), case.options.get("mask")
     if masked:
@@ -165,7 +165,7 @@ def beyond(case: Case, declaration: Declaration) -> Iterator[str]:
     yield from (name for name in FEATURES if name in features - declaration.features)
     if case.dtype not in declaration.dtypes:
         yield f"dtype {case.dtype}"
-    yield from (f"parameter {name}" for name in sorted(needed(case) & declaration.lacking))
+    yield from (f"parameter {name}" for name in sorted(required_arguments(case) & declaration.lacking))
     sizes = dimensions(case)
     yield from (f"{name} {size}" for name, size in sizes.items() if size > declaration.limits.get(name, size))
     if masked and not declaration.takes_widths(*widths_of(case)):

@@ -35,7 +35,7 @@ def padded_queries(case: Case) -> np.ndarray:
     return np.arange(case.inputs["query"].shape[2]) >= case.inputs["query_lengths"][:, None]
 
 
-def without_kernel_arguments(case: Case) -> Case:
+def replace_kernel_arguments(case: Case) -> Case:
     """The case in the definition's arguments: a bias for the slopes, a mask and no cotangents for what is no query."""
     if not {*KERNEL_ARGUMENTS} & case.inputs.keys():
         return case
@@ -50,11 +50,11 @@ def without_kernel_arguments(case: Case) -> Case:
         padded = padded_queries(case)
         real = Dense(np.broadcast_to(~padded[:, None, :, None], (B, 1, Q, K)))
         options["mask"] = real if options.get("mask") is None else as_mask(options["mask"]) & real
-        cotangents = {name: without_rows(array, padded) for name, array in cotangents.items()}
+        cotangents = {name: zero_rows(array, padded) for name, array in cotangents.items()}
     return replace(case, inputs=inputs, options=options, cotangents=cotangents, constants=constants)
 
 
-def without_rows(array: np.ndarray, padded: np.ndarray) -> np.ndarray:
+def zero_rows(array: np.ndarray, padded: np.ndarray) -> np.ndarray:
     """A result's array [B, H, Q, ...] with zeros for what is no query."""
     rows = padded[:, None].reshape(len(padded), 1, -1, *(1,) * (array.ndim - 3))
     return np.where(rows, array.dtype.type(0), array)

@@ -104,7 +104,7 @@ def equal_along(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     return np.array(np.broadcast_to(first, array.shape))
 
 
-def placed(array: np.ndarray, layout: str, heads: int = 1) -> tuple[np.ndarray, Placement]:
+def place_array(array: np.ndarray, layout: str, heads: int = 1) -> tuple[np.ndarray, Placement]:
     """Put an array into a new buffer, whose other elements are poison.
 
     Returns:
@@ -116,13 +116,13 @@ def placed(array: np.ndarray, layout: str, heads: int = 1) -> tuple[np.ndarray, 
     if array.size == 0 or (axes and not same_bits(array, equal_along(array, axes))):
         layout = CONTIGUOUS
     place = placement(layout, array.shape, heads)
-    buffer = aligned(place.size, array.dtype)
+    buffer = aligned_buffer(place.size, array.dtype)
     buffer[...] = poison(array)
-    strided(buffer, array.shape, place)[...] = array
+    strided_view(buffer, array.shape, place)[...] = array
     return buffer, place
 
 
-def strided(buffer: np.ndarray, shape: Sequence[int], place: Placement) -> np.ndarray:
+def strided_view(buffer: np.ndarray, shape: Sequence[int], place: Placement) -> np.ndarray:
     """The array that lies there, as a view of the buffer."""
     strides = [step * buffer.itemsize for step in place.strides]
     return np.lib.stride_tricks.as_strided(buffer[place.start :], shape, strides)
@@ -135,7 +135,7 @@ def poison(array: np.ndarray) -> Any:
     return True if array.dtype == bool else np.nan
 
 
-def aligned(size: int, dtype: np.dtype[Any]) -> np.ndarray:
+def aligned_buffer(size: int, dtype: np.dtype[Any]) -> np.ndarray:
     """An empty buffer at a multiple of 64 bytes. NumPy's own are so by chance, and sums may depend on it."""
     raw = np.empty(size * dtype.itemsize + GUARD, np.uint8)
     start = -raw.ctypes.data % GUARD

@@ -22,15 +22,15 @@ from specification.masks import (
 )
 
 
-def allowed(mask: Any, b: int, h: int, i: int, j: int) -> bool:
+def is_allowed(mask: Any, b: int, h: int, i: int, j: int) -> bool:
     """Whether query i of batch element b and head h may attend to key j. The mask's arrays are nested lists."""
     match mask:
         case None:
             return True
         case Causal(offset):
-            return j <= i + of_batch(offset, b)
+            return j <= i + batch_offset(offset, b)
         case SlidingWindow(left, right, offset):
-            distance = j - (i + of_batch(offset, b))
+            distance = j - (i + batch_offset(offset, b))
             return (left is None or -left <= distance) and (right is None or distance <= right)
         case KeyLengths(lengths):
             return j < lengths[b]
@@ -43,13 +43,13 @@ def allowed(mask: Any, b: int, h: int, i: int, j: int) -> bool:
         case Dense(array):
             return array[i][j]
         case And(left, right):
-            return allowed(left, b, h, i, j) and allowed(right, b, h, i, j)
+            return is_allowed(left, b, h, i, j) and is_allowed(right, b, h, i, j)
         case Or(left, right):
-            return allowed(left, b, h, i, j) or allowed(right, b, h, i, j)
+            return is_allowed(left, b, h, i, j) or is_allowed(right, b, h, i, j)
     raise TypeError(f"no mask description: {mask!r}")
 
 
-def of_batch(offset: Any, b: int) -> int:
+def batch_offset(offset: Any, b: int) -> int:
     """An offset that is left out is 0; one for each batch element is a list."""
     if offset is None:
         return 0
@@ -64,7 +64,7 @@ def broadcast_entry(rows: list, index: int) -> Any:
 def visible_pairs(mask: Any, bias: np.ndarray | None, shape: tuple[int, int, int, int]) -> Any:
     """The predicate's value for every (b, h, i, j) in [B, H, Q, K]; -inf in the bias forbids a pair too (ATT-3)."""
     plain = map_arrays(as_mask(mask), lambda array: np.asarray(array).tolist())
-    pairs = [bool(allowed(plain, *index)) for index in product(*map(range, shape))]
+    pairs = [bool(is_allowed(plain, *index)) for index in product(*map(range, shape))]
     visible = np.array(pairs, dtype=bool).reshape(shape)
     return visible if bias is None else visible & ~np.isneginf(np.asarray(bias).astype(np.float64))
 

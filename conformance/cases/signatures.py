@@ -35,16 +35,16 @@ def default(operation: str, name: str) -> Any:
     return None if own is inspect.Parameter.empty else own
 
 
-def left_out(operation: str, name: str, value: Any) -> bool:
+def equals_default(operation: str, name: str, value: Any) -> bool:
     """Whether a call with this value means the same as one without."""
     return value is None or (isinstance(value, bool | int | float | str) and value == default(operation, name))
 
 
-def needed(case: Case) -> set[str]:
+def required_arguments(case: Case) -> set[str]:
     """Names of the arguments that the case cannot do without."""
     positional, keywords = arguments(case.operation, case.inputs, case.options)
     given = dict(zip(operation_facts(case.operation).arguments, positional, strict=True)) | keywords
-    return {name for name, value in given.items() if not left_out(case.operation, name, value)}
+    return {name for name, value in given.items() if not equals_default(case.operation, name, value)}
 
 
 def parameters(function: Callable[..., Any]) -> Parameters | None:
@@ -118,7 +118,7 @@ class Signature:
             elif value is not None:
                 by_place.append(value)
         taken = self.keywords | extra_names
-        given = {n: v for n, v in given.items() if n in taken or not left_out(self.operation, n, v)}
+        given = {n: v for n, v in given.items() if n in taken or not equals_default(self.operation, n, v)}
         for extra in self.extras:
             absent = default(self.operation, extra.name) if extra.default is extra.empty else extra.default
             by_place.append(given.pop(extra.name, absent))

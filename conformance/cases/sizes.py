@@ -19,7 +19,7 @@ class Sizes(NamedTuple):
     V: int
 
 
-def adapted(s: Sizes, declaration: Declaration) -> Sizes:
+def adapt_sizes(s: Sizes, declaration: Declaration) -> Sizes:
     """The sizes as the subject takes them: within its limits, widths in its multiples or the nearest that it takes."""
     limits = declaration.limits
     heads = min(s.H, limits.get("heads", s.H))

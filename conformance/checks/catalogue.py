@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance.bounds import bound, by_declared_logsumexp, merged_bound, relaxed_bound, relaxed_merged_bound
+from conformance.bounds import bound, merged_bound, relaxed_bound, relaxed_merged_bound, uses_declared_logsumexp
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted, empty_rows, expectation
-from conformance.cases.features import within
+from conformance.cases.features import supports_case
 from conformance.cases.mask_predicate import dense_meaning
 from conformance.cases.with_logsumexp import logsumexp_alone
 from conformance.checks.check import Check, Findings, first, nothing
@@ -27,7 +27,7 @@ from conformance.checks.comparison import breaks, judge, no_others, worst
 from conformance.checks.findings import Finding, MaskDiffers, NotANumber, NotSpoiled, NotZero, Unrefused
 from conformance.checks.independence import check_determinism, check_memory
 from conformance.checks.levels import CORE, ROBUST, STRICT
-from conformance.checks.refusals import Refusal, instead_of_refusal
+from conformance.checks.refusals import Refusal, refusal_failure
 from conformance.checks.state import (
     check_history,
     check_interleaved,
@@ -64,7 +64,7 @@ def check_description(subject: Subject, case: Case, shared: tuple[Any, Any, Any]
     """The array is the description's meaning exactly, and attention by that array gives what the description gives."""
     meaning, truth, bounds = shared
     B, H, Q, K = meaning.shape
-    array = subject.materialized(case.options.get("mask"), (B, H, Q, K))
+    array = subject.materialize(case.options.get("mask"), (B, H, Q, K))
     if array is None:
         array = meaning
     elif not stands_for(array, meaning):
@@ -137,7 +137,7 @@ def twin_bound(twins: tuple[Any, ...], bound_of: Callable[[Case], Bounds | None]
     found = bound_of(harmless)
     if asked.special or found is None:
         return found
-    declared = [name for name in found if by_declared_logsumexp(asked, name)]
+    declared = [name for name in found if uses_declared_logsumexp(asked, name)]
     own = (bound_of(asked) if declared else None) or found
     return found | {name: np.fmax(found[name], own[name]) for name in declared}
 
@@ -165,11 +165,11 @@ def check_towering(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any
     answers = subject(twins[0])
     names = ("output", gradient_name("value"))
 
-    def relaxed() -> Bounds | None:
+    def relax_bounds() -> Bounds | None:
         harmless = twin_bound(twins, relaxed_bound)
         return None if harmless is None else towering_bound(harmless, twins[0], relaxed_bound)
 
-    findings = judge(twins[0], answers, {name: truth[name] for name in names if name in truth}, bounds, relaxed)
+    findings = judge(twins[0], answers, {name: truth[name] for name in names if name in truth}, bounds, relax_bounds)
     for name in (gradient_name(n) for n in ("query", "key", "value") if gradient_name(n) in truth):
         wrong = np.isnan(answers[name].astype(float)).any()
         findings.append(Finding(name, np.inf, detail=NotANumber()) if wrong else Finding(name, 0.0))
@@ -250,7 +250,7 @@ def check_answers(subject: Subject, case: Case, truth: dict[str, Any]) -> Findin
 
 
 def check_refusal(subject: Subject, refusal: Refusal, shared: None) -> Findings:
-    detail = instead_of_refusal(subject, refusal)
+    detail = refusal_failure(subject, refusal)
     return [Finding(refusal.title, 0.0 if detail is None else np.inf, detail=detail)]
 
 
@@ -259,7 +259,7 @@ def check_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> 
 
     A smaller case that is within it shows nothing of that.
     """
-    if within(case, subject.declaration):
+    if supports_case(case, subject.declaration):
         return []
     try:
         found = worst(judge(case, subject(case), *shared))

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from conformance.cases.case import Case
-from conformance.checks.comparison import Finding, breaks, of_level
+from conformance.checks.comparison import Finding, breaks, raise_level
 from conformance.checks.levels import CORE, ROBUST, higher
 from conformance.subjects.subject import Subject
 
@@ -18,7 +18,7 @@ Example = TypeVar("Example")
 Shared = TypeVar("Shared")
 
 
-def itself(example: Case) -> Case:
+def keep_case(example: Case) -> Case:
     return example
 
 
@@ -43,14 +43,16 @@ class Check(Generic[Example, Shared]):
     name: str
     prepare: Callable[[Example], Shared]
     run: Callable[[Subject, Example, Shared], Findings]
-    case_of: Callable[[Any], Case] = itself
+    case_of: Callable[[Any], Case] = keep_case
     tells_size: bool = True
     level: str = CORE
 
-    def levelled(self, findings: Findings, example: Example) -> Findings:
+    def raise_levels(self, findings: Findings, example: Example) -> Findings:
         """The findings of this check, with the level at least that the check and its case have."""
         return (
-            of_level(findings, higher(self.level, case_level(self.case_of(example)))) if breaks(findings) else findings
+            raise_level(findings, higher(self.level, case_level(self.case_of(example))))
+            if breaks(findings)
+            else findings
         )
 
 
@@ -58,11 +60,13 @@ def case_level(case: Case | None) -> str:
     """ROBUST for a case with lengths of 0, or with NaN or infinity that can reach results."""
     if case is None:
         return CORE
-    beyond = case.special or any(0 in array.shape or beyond_numbers(name, array) for name, array in case.inputs.items())
+    beyond = case.special or any(
+        0 in array.shape or has_special_values(name, array) for name, array in case.inputs.items()
+    )
     return ROBUST if beyond else CORE
 
 
-def beyond_numbers(name: str, array: np.ndarray) -> bool:
+def has_special_values(name: str, array: np.ndarray) -> bool:
     """Whether it holds NaN or infinity, but for -inf where that stands for what takes no part."""
     if array.dtype.kind in "biu":
         return False

@@ -13,7 +13,7 @@ from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, empty_rows
 from conformance.cases.kernel_arguments import padded_queries
 from conformance.checks.findings import Finding, Raised
-from conformance.checks.levels import CORE, LEVELS, ROBUST, STRICT, higher, rank, within
+from conformance.checks.levels import CORE, LEVELS, ROBUST, STRICT, higher, is_required, rank
 from conformance.subjects.raised import raised_at
 from conformance.subjects.subject import Answers, Subject, first_line
 from conformance.subjects.wrong_answers import DtypeOrShape, Missing
@@ -23,7 +23,7 @@ PRECISION = {"float16": (11, -13), "bfloat16": (8, -125), "float32": (24, -125),
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
 
-def raised(error: BaseException, subject: Subject, threads: int = 0) -> Finding:
+def error_finding(error: BaseException, subject: Subject, threads: int = 0) -> Finding:
     """What an error of the subject's says of it. threads: that called at the same time."""
     detail = Raised(type(error).__name__, first_line(error), threads)
     return Finding("call", np.inf, detail=detail, raised_at=raised_at(error, subject.code))
@@ -31,7 +31,7 @@ def raised(error: BaseException, subject: Subject, threads: int = 0) -> Finding:
 
 def breaks(findings: Iterable[Finding], profile: str = STRICT) -> bool:
     """Whether one of them is a violation that the profile asks about."""
-    return any(finding.ratio > 1 and within(finding.level, profile) for finding in findings)
+    return any(finding.ratio > 1 and is_required(finding.level, profile) for finding in findings)
 
 
 def worst(findings: Iterable[Finding]) -> Finding:
@@ -43,7 +43,7 @@ def worst(findings: Iterable[Finding]) -> Finding:
     return max(findings, key=order)
 
 
-def of_level(findings: list[Finding], level: str) -> list[Finding]:
+def raise_level(findings: list[Finding], level: str) -> list[Finding]:
     """The findings, with at least this level."""
     return [replace(finding, level=higher(finding.level, level)) for finding in findings]
 
@@ -70,17 +70,17 @@ def judge(
     relaxed: those of the case unless given. They are computed only where a result is beyond `bounds`. A result within
     them breaks nothing that is asked below `strict`.
     """
-    answers = promised(case, answers, truth)
+    answers = fill_unpromised(case, answers, truth)
 
-    def compared(name: str, looser: np.ndarray | None = None, where: np.ndarray | None = None) -> Finding:
+    def compare_result(name: str, looser: np.ndarray | None = None, where: np.ndarray | None = None) -> Finding:
         got = answers.get(name)
         return compare(name, got, truth[name], bounds[name], dtype_beside(got, name, case), looser, where)
 
-    findings = {name: compared(name) for name in truth}
+    findings = {name: compare_result(name) for name in truth}
     broken = [name for name, finding in findings.items() if finding.ratio > 1 and finding.kind == "value"]
     looser = (relaxed_bound(case) if relaxed is None else relaxed()) if broken else None
     if looser is not None:
-        findings |= {name: compared(name, looser[name]) for name in broken}
+        findings |= {name: compare_result(name, looser[name]) for name in broken}
     if not broken or not wrong_in_empty_rows(case, answers, truth, bounds):
         return [*findings.values()]
     empty = empty_rows(case)
@@ -89,10 +89,10 @@ def judge(
         if name not in broken:
             found.append(finding)
         elif name not in OF_ROWS:
-            found += of_level([finding], ROBUST)
+            found += raise_level([finding], ROBUST)
         else:
-            parts = [compared(name, None if looser is None else looser[name], where) for where in (empty, ~empty)]
-            wrong = [part for part in (*of_level(parts[:1], ROBUST), parts[1]) if part.ratio > 1]
+            parts = [compare_result(name, None if looser is None else looser[name], where) for where in (empty, ~empty)]
+            wrong = [part for part in (*raise_level(parts[:1], ROBUST), parts[1]) if part.ratio > 1]
             found += wrong if len({part.level for part in wrong}) > 1 else [worst(wrong)]
     return found
 
@@ -101,10 +101,10 @@ OF_QUERIES, OF_ROWS = ("attention", "attention_logsumexp"), ("output", "logsumex
 """Operations that allow nothing in some rows, and their results that have a row for each query."""
 
 
-def promised(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
+def fill_unpromised(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
     """The answers with what is true where nothing is promised."""
-    answers = with_truth_in_padding(case, answers, truth)
-    return without_empty_rows(case, answers, truth) if case.options.get("empty_rows") == "any" else answers
+    answers = fill_padding(case, answers, truth)
+    return fill_empty_rows(case, answers, truth) if case.options.get("empty_rows") == "any" else answers
 
 
 def wrong_in_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact], bounds: dict[str, np.ndarray]) -> bool:
@@ -118,7 +118,7 @@ def wrong_in_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact], b
     )
 
 
-def without_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
+def fill_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
     """The answers with what is true in the rows that allow nothing, of which the subject promises nothing.
 
     Where it gives NaN or infinity there, 0 times that may be in every gradient, of which nothing is promised then.
@@ -126,7 +126,7 @@ def without_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact]) ->
     rows, names = empty_rows(case), [name for name in OF_ROWS if name in truth]
     if any(name not in answers or answers[name].shape != truth[name].high.shape for name in names):
         return answers
-    free = {name: over_last_axes(rows, answers[name]) for name in names}
+    free = {name: expand_rows(rows, answers[name]) for name in names}
     if not all(np.isfinite(answers[name][rows].astype(float)).all() for name in names):
         free |= {name: np.ones((1,) * answers[name].ndim, bool) for name in answers if is_gradient(name)}
     right = {
@@ -136,12 +136,12 @@ def without_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact]) ->
     return answers | right
 
 
-def over_last_axes(rows: np.ndarray, array: np.ndarray) -> np.ndarray:
+def expand_rows(rows: np.ndarray, array: np.ndarray) -> np.ndarray:
     """The rows with an axis of size 1 for each further axis of an array, whose first axes are theirs."""
     return rows.reshape(*rows.shape, *(1 for _ in array.shape[rows.ndim :]))
 
 
-def with_truth_in_padding(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
+def fill_padding(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
     """The answers with what is true in rows that are no queries, of which nothing is promised."""
     if "query_lengths" not in case.inputs:
         return answers
@@ -177,7 +177,7 @@ def compare(
     with np.errstate(invalid="ignore"):  # widening a NaN of 16 bits
         wide = got.astype(np.float64)
     ratios, level = ratio(wide, exact, bound, dtype), CORE
-    ratios = ratios if where is None else np.where(over_last_axes(where, ratios), ratios, 0.0)
+    ratios = ratios if where is None else np.where(expand_rows(where, ratios), ratios, 0.0)
     if relaxed is not None:
         beyond = (ratio(wide, exact, relaxed, dtype) > 1) & (ratios > 1)
         ratios, level = (np.where(beyond, ratios, 0.0), CORE) if beyond.any() else (ratios, STRICT)

@@ -379,7 +379,7 @@ def source(error: Error) -> tuple[str, int]:
 def wrong_dtype(finding: Finding) -> str | None:
     """The dtype of a result that has the right shape and another dtype; None where that is not its fault."""
     arrays = (detail for detail in details(finding) if isinstance(detail, DtypeOrShape))
-    return next((array.dtype if array.of_dtype else None for array in arrays), None)
+    return next((array.dtype if array.has_wrong_dtype else None for array in arrays), None)
 
 
 def heads_swapped(finding: Finding) -> bool:

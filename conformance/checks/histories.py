@@ -20,7 +20,7 @@ from conformance.cases.sizes import Sizes
 from conformance.checks.state import Cases
 from conformance.sampling import strategies as generation
 from conformance.sampling.operations import operation_cases
-from conformance.sampling.strategies import LONG, SHORT, judged, some
+from conformance.sampling.strategies import LONG, SHORT, judged_dtypes, some
 
 WIDTHS = (24, 40, 48, 56, 72, 80, 88, 104)
 """Widths that other cases do not have, one for each history: nothing has been kept for them yet."""
@@ -38,7 +38,7 @@ Histories = dict[str, st.SearchStrategy[Cases]]
 
 
 def attention_histories(operation: str, declaration: Declaration, count: int | None) -> Histories:
-    kinds = {"sizes": other_sizes, "options": other_options, "dtypes": other_dtypes}
+    kinds = {"sizes": draw_size_calls, "options": draw_option_calls, "dtypes": draw_dtype_calls}
     widths: dict[str, tuple[int, ...]] = dict.fromkeys(kinds, WIDTHS)
     if declaration.compiled:  # one for each kind
         widths = {kind: WIDTHS[number : number + 1] for number, kind in enumerate(kinds)}
@@ -81,9 +81,9 @@ def attention_history(
 ) -> Cases:
     """The calls that `make` makes of a plain one of one of the widths; one in four without gradients."""
     width = draw(st.sampled_from(widths))
-    plain = Call(Sizes(2, 4, 2, 5, 40, width, width), draw(st.sampled_from(some(quickly_judged(declaration)))))
+    plain = Call(Sizes(2, 4, 2, 5, 40, width, width), draw(st.sampled_from(some(fast_dtypes(declaration)))))
     if operation != "attention":
-        declaration = declaration.without("dropout")
+        declaration = declaration.remove_features("dropout")
     found = []
     for call in make(draw, plain, declaration)[:count]:
         gradients = draw(st.integers(0, 3)) > 0
@@ -97,7 +97,7 @@ def attention_history(
     return tuple(found)
 
 
-def other_sizes(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
+def draw_size_calls(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
     """Every axis is another one once; between two of them comes the plain call."""
     H, G = draw(st.sampled_from(HEADS))
     plans = [plain.plan._replace(**{axis: draw(st.sampled_from(sizes))}) for axis, sizes in OTHER.items()]
@@ -109,7 +109,7 @@ def other_sizes(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[
     return [plain._replace(plan=plan, mask=mask) for other in others for plan in (other, plain.plan)]
 
 
-def other_options(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
+def draw_option_calls(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
     """A scale of 1, then every option in two calls that hold nothing else, and two calls without any."""
     available = [feature for feature in SWITCHED if feature in declaration]
     switched = [plain._replace(focus=(feature,)) for feature in available]
@@ -119,9 +119,9 @@ def other_options(draw: st.DrawFn, plain: Call, declaration: Declaration) -> lis
     return [*first, *draw(st.permutations([*switched, *switched, *masked, plain, plain]))]
 
 
-def other_dtypes(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
+def draw_dtype_calls(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
     """Few keys: float64 is judged by ball arithmetic, which is slow."""
-    several = some(judged(generation.DTYPES, declaration))
+    several = some(judged_dtypes(generation.DTYPES, declaration))
     small = SHORT[0] if declaration.compiled else plain.plan._replace(B=1, Q=3, K=9, D=8, V=8)
     return [Call(small, draw(st.sampled_from(several))) for _ in range(CALLS)]
 
@@ -129,7 +129,7 @@ def other_dtypes(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list
 @st.composite
 def norm_history(draw: st.DrawFn, operation: str, declaration: Declaration, sizes: bool, count: int) -> Cases:
     """Of one width and dtype, with other eps, bias and dtype of the weight; sizes: every other one of another size."""
-    dtype = draw(st.sampled_from(some(judged(generation.DTYPES, declaration))))
+    dtype = draw(st.sampled_from(some(judged_dtypes(generation.DTYPES, declaration))))
     widths = NORM_WIDTHS[:2] if dtype == "float64" else NORM_WIDTHS
     rows, width = draw(st.sampled_from(ROWS)), draw(st.sampled_from(widths))
     found = []
@@ -152,7 +152,7 @@ def sinusoidal_history(draw: st.DrawFn, declaration: Declaration, count: int) ->
 
 @st.composite
 def plain_history(draw: st.DrawFn, operation: str, declaration: Declaration, count: int) -> Cases:
-    dtypes = judged(generation.DTYPES, declaration)
+    dtypes = judged_dtypes(generation.DTYPES, declaration)
     if draw(st.booleans()):
         dtypes = (draw(st.sampled_from(some(dtypes))),)
     cases = operation_cases(operation, dtypes, declaration)
@@ -172,15 +172,15 @@ TINY = (Sizes(1, 2, 1, 3, 48, 16, 16), Sizes(1, 2, 2, 2, 70, 16, 16), Sizes(2, 2
 are compiled, those of other cases."""
 
 
-def quickly_judged(declaration: Declaration) -> tuple[str, ...]:
+def fast_dtypes(declaration: Declaration) -> tuple[str, ...]:
     """The dtypes without float64, whose exact values take long; that alone where there are no others."""
     found = tuple(dtype for dtype in generation.DTYPES if dtype in declaration.dtypes and dtype != "float64")
     return found or ("float64",)
 
 
-def repeatable(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
+def repeatable_cases(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
     """Small cases for many calls, one in five with gradients."""
-    dtypes, plans = quickly_judged(declaration), LONG[2:3] if declaration.compiled else TINY
+    dtypes, plans = fast_dtypes(declaration), LONG[2:3] if declaration.compiled else TINY
     if operation.startswith("attention"):
         cases = generation.attention_cases(
             operation, "maybe", others=False, dtypes=dtypes, plans=plans, declaration=declaration

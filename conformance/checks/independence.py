@@ -48,14 +48,14 @@ def check_determinism(subject: Subject, case: Case, shared: Any) -> Findings:
     For the gradients first, where the case has cotangents: a function that keeps its answers may keep them without what
     their gradients need. Then for the results alone.
     """
-    asked = subject.asked(case)
+    asked = subject.translate_case(case)
     level = partial(level_of_meanings, subject, case)
     findings: Findings = []
     with subject.framework.context():
         if asked.cotangents and differentiable(asked):
             with contextlib.suppress(NoGradients):  # there are none to compare; whether that is right, ATT-12 says
-                findings += asked_twice(subject, asked, results_and_gradients, level)
-        return findings + asked_twice(subject, asked, results, level)
+                findings += compare_repeated_calls(subject, asked, results_and_gradients, level)
+        return findings + compare_repeated_calls(subject, asked, results, level)
 
 
 def results(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
@@ -64,31 +64,31 @@ def results(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any
 
 def results_and_gradients(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
     """Gradients of floating inputs only; of others a function may return any. WrongAnswer where one is missing."""
-    found, gradients = subject.differentiated(case, inputs, options)
+    found, gradients = subject.differentiate(case, inputs, options)
     for name in differentiable(case):
         if gradients.get(name) is None:
             raise WrongAnswer(Missing(), gradient_name(name))
     return found | {gradient_name(name): gradients[name] for name in differentiable(case)}
 
 
-def asked_twice(subject: Subject, case: Case, ask: Ask, level_of: Callable[..., str]) -> Findings:
+def compare_repeated_calls(subject: Subject, case: Case, ask: Ask, level_of: Callable[..., str]) -> Findings:
     """case: as it is asked, in the subject's own conventions. level_of: the level of a difference of two answers."""
     framework, cotangents = subject.framework, Cotangents(case)
-    subject = laid_out(subject, cotangents.lay)
+    subject = change_memory(subject, cotangents.lay)
     inputs, options = subject.arrays(case)
-    others = {name: framework.array(reversed_last(array)) for name, array in case.inputs.items()}
+    others = {name: framework.array(reverse_last_axis(array)) for name, array in case.inputs.items()}
     with subject.answering:
         earlier = ask(subject, case, inputs, options)
-        kept = copied(subject, case, earlier)
+        kept = copy_results(subject, case, earlier)
         between = ask(subject, case, others, options)
-        after = copied(subject, case, earlier)
+        after = copy_results(subject, case, earlier)
         try:
             second = ask(subject, case, inputs, options)
         except NoGradients:
             return [Finding("call", np.inf, detail=NoGradientsAgain())]
-        again = copied(subject, case, second)
+        again = copy_results(subject, case, second)
     findings = [
-        untouched(name, array, framework, now)
+        input_finding(name, array, framework, now)
         for name, array, now in (*handed_over(case, inputs, options), *cotangents.handed_over())
     ]
     same = [identical(name, array, again[name]) for name, array in kept.items()]
@@ -103,7 +103,9 @@ def asked_twice(subject: Subject, case: Case, ask: Ask, level_of: Callable[..., 
 
 def level_of_meanings(subject: Subject, case: Case, *answers: Answers) -> str:
     """As `level_of_difference`, of answers in the subject's own conventions."""
-    return level_of_difference(case, *(subject.meant(subject.asked(case), answer) for answer in answers))
+    return level_of_difference(
+        case, *(subject.translate_answers(subject.translate_case(case), answer) for answer in answers)
+    )
 
 
 def level_of_difference(case: Case, *answers: Answers) -> str:
@@ -123,7 +125,7 @@ class Cotangents:
         self.case, self.arrays = case, dict[str, Any]()
 
     def lay(self, role: str, array: Any) -> Any:
-        """For `laid_out`: nothing is changed."""
+        """For `change_memory`: nothing is changed."""
         if role == "cotangent":
             call, result = divmod(len(self.arrays), len(self.case.cotangents))
             self.arrays[f"cotangent of {list(self.case.cotangents)[result]}, call {call + 1}"] = array
@@ -152,7 +154,7 @@ def arrays_in(mask: Any) -> list[Any]:
     return found
 
 
-def untouched(name: str, given: np.ndarray, framework: Framework, now: Any) -> Finding:
+def input_finding(name: str, given: np.ndarray, framework: Framework, now: Any) -> Finding:
     try:
         same = np.array_equal(given, framework.numpy(now), equal_nan=given.dtype.kind not in "ib")
     except Exception:  # as of an array whose memory JAX was told to reuse
@@ -160,7 +162,7 @@ def untouched(name: str, given: np.ndarray, framework: Framework, now: Any) -> F
     return Finding(name, 0.0) if same else Finding(name, np.inf, detail=InputChanged())
 
 
-def copied(subject: Subject, case: Case, results: Arrays) -> Answers:
+def copy_results(subject: Subject, case: Case, results: Arrays) -> Answers:
     """As they are now, whatever becomes of their memory."""
     return {name: np.array(subject.answer(name, case, results)) for name in results}
 
@@ -173,7 +175,7 @@ def identical(name: str, left: np.ndarray, right: np.ndarray, otherwise: Detail 
     return Finding(name, 0.0) if same else Finding(name, np.inf, detail=otherwise)
 
 
-def reversed_last(array: np.ndarray) -> np.ndarray:
+def reverse_last_axis(array: np.ndarray) -> np.ndarray:
     """Other numbers of the same size; ids stay."""
     return array if array.dtype.kind in "iu" else np.ascontiguousarray(array[..., ::-1])
 
@@ -196,7 +198,7 @@ def overlap(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 # --- how arrays lie in memory -----------------------------------------------------------------------------------------
 
 
-def laid_out(subject: Subject, lay: Callable[[str, Any], Any]) -> Subject:
+def change_memory(subject: Subject, lay: Callable[[str, Any], Any]) -> Subject:
     """The same subject, which is given every array as `lay` puts it into memory."""
     other = copy.copy(subject)
     other.lay = lay

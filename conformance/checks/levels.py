@@ -66,7 +66,7 @@ def higher(one: str, other: str) -> str:
     return max(one, other, key=rank)
 
 
-def within(level: str, profile: str) -> bool:
+def is_required(level: str, profile: str) -> bool:
     """Whether the profile asks for what has this level."""
     return rank(level) <= rank(profile)
 
@@ -76,13 +76,13 @@ def least_level(rule: str, of_probe: str = CORE) -> str:
     return higher(WHOLE.get(rule, CORE), of_probe)
 
 
-def kept(broken: Iterable[str]) -> str | None:
+def highest_profile(broken: Iterable[str]) -> str | None:
     """The highest profile that asks for none of the broken levels; None if not even the lowest is kept."""
     lowest = min(map(rank, broken), default=len(LEVELS))
     return LEVELS[lowest - 1] if lowest else None
 
 
-def described(rule: str, refuses: bool) -> str:
+def describe_levels(rule: str, refuses: bool) -> str:
     """The levels of a rule and its parts in words, for SPEC.md. refuses: whether there are calls that it refuses."""
     whole, found = WHOLE.get(rule, CORE), [*(part for part in PARTS if part.rule == rule)]
     words = {level: [part.what for part in found if part.level == level] for level in LEVELS}

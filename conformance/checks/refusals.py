@@ -10,8 +10,8 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.features import features_of, masked_as_declared
-from conformance.cases.signatures import needed
+from conformance.cases.features import features_of, has_declared_masks
+from conformance.cases.signatures import required_arguments
 from conformance.checks.findings import Accepted, ErrorWithoutText, WrongError
 from conformance.subjects.subject import Subject, first_line
 from conformance.subjects.wrong_answers import WrongAnswer
@@ -31,9 +31,9 @@ class Refusal(NamedTuple):
     case: Case
 
 
-def instead_of_refusal(subject: Subject, refusal: Refusal) -> Accepted | WrongError | ErrorWithoutText | None:
+def refusal_failure(subject: Subject, refusal: Refusal) -> Accepted | WrongError | ErrorWithoutText | None:
     """What the subject did in place of refusing as it should; None if it did that."""
-    case = subject.asked(refusal.case)
+    case = subject.translate_case(refusal.case)
     due = "" if refusal.error is Exception else refusal.error.__name__
     with subject.framework.context():
         inputs, options = subject.arrays(case)
@@ -53,9 +53,9 @@ def concerns(case: Case, declaration: Declaration) -> bool:
     """Whether the subject has what the call would need, were it right."""
     if isinstance(case.options.get("mask"), Mask) and "structured" not in declaration:
         return False
-    if not masked_as_declared(case, declaration):
+    if not has_declared_masks(case, declaration):
         return False
-    return features_of(case) - SHAPES <= declaration.features and not needed(case) & declaration.lacking
+    return features_of(case) - SHAPES <= declaration.features and not required_arguments(case) & declaration.lacking
 
 
 def ones(*shape: int) -> np.ndarray:

@@ -19,7 +19,7 @@ from conformance.checks.check import Check
 from conformance.checks.comparison import units_in_the_last_place
 from conformance.checks.findings import Finding, same_error
 from conformance.checks.kept_cases import KeptCase, KeptCases
-from conformance.checks.levels import CORE, higher, rank, within
+from conformance.checks.levels import CORE, higher, is_required, rank
 from conformance.checks.threshold import Threshold
 from conformance.subjects.targets import Target
 from reference_numpy import attention_weights
@@ -48,11 +48,11 @@ class Cell:
         self.cases += 1
         self.reaches(ratio, dtype)
         if ratio <= 1:
-            self.kept = max(self.kept[0], ratio), max(self.kept[1], of_wide(ratio, dtype))
+            self.kept = max(self.kept[0], ratio), max(self.kept[1], wide_ratio(ratio, dtype))
 
     def reaches(self, ratio: float, dtype: str) -> None:
         """There is an error of this ratio."""
-        self.worst, self.wide = max(self.worst, ratio), max(self.wide, of_wide(ratio, dtype))
+        self.worst, self.wide = max(self.worst, ratio), max(self.wide, wide_ratio(ratio, dtype))
 
     def keeps(self) -> None:
         """What broke the rule turned out to be no matter of this rule."""
@@ -65,7 +65,7 @@ class Cell:
         self.kept = max(self.kept[0], other.kept[0]), max(self.kept[1], other.kept[1])
 
 
-def of_wide(ratio: float, dtype: str) -> float:
+def wide_ratio(ratio: float, dtype: str) -> float:
     return ratio if dtype in WIDE else -1.0
 
 
@@ -110,12 +110,12 @@ class Violation:
         return self.finding.ratio
 
     @property
-    def of_state(self) -> bool:
+    def depends_on_state(self) -> bool:
         """Whether its case alone is answered rightly."""
         return self.finding.kind in ("depends_on_calls", "not_reproducible")
 
     @property
-    def of_numbers(self) -> bool:
+    def is_numeric(self) -> bool:
         """Whether a number came where another was expected."""
         finding = self.finding
         return finding.kind == "value" and math.isfinite(finding.got) and math.isfinite(finding.expected)
@@ -125,7 +125,7 @@ class Violation:
         """Whether the number is nearly right: a rounding too many, and not another computation."""
         finding = self.finding
         near = abs(finding.got - finding.expected) * FEW < abs(finding.expected)
-        return self.of_numbers and (near or finding.ratio < FEW)
+        return self.is_numeric and (near or finding.ratio < FEW)
 
     @property
     def rounds_16_bits(self) -> bool:
@@ -133,7 +133,7 @@ class Violation:
         return self.loses_digits and self.case.dtype not in WIDE
 
     @property
-    def of_flat_rows(self) -> bool:
+    def has_flat_rows(self) -> bool:
         """Whether it is the gradient of rows of which a norm makes -1 or 1, however large they are: it is nearly 0."""
         width = FLAT.get(self.case.operation, 0) if isinstance(self.case, Case) else 0
         return width > 0 and self.finding.name == "gradient of x" and width >= self.case.inputs["weight"].size
@@ -148,9 +148,9 @@ class Violation:
         """
         if other is None or self.level != other.level:
             return other is None or rank(self.level) < rank(other.level)
-        if self.of_flat_rows != other.of_flat_rows:
-            return other.of_flat_rows
-        return other.loses_digits and not self.of_numbers and self.check != REFUSAL
+        if self.has_flat_rows != other.has_flat_rows:
+            return other.has_flat_rows
+        return other.loses_digits and not self.is_numeric and self.check != REFUSAL
 
     @property
     def larger(self) -> list[Violation]:
@@ -276,14 +276,14 @@ class Results:
 
     def remember(self, violation: Violation) -> None:
         """Keep it if no other one of its rule and dtype has as large an error."""
-        if violation.case is None or violation.of_state:
+        if violation.case is None or violation.depends_on_state:
             return
         known = self.worst[violation.rule, violation.subject]
         dtype = violation.case.dtype
         if dtype not in known or violation.ratio > known[dtype].ratio:
             known[dtype] = replace(violation, before=())
 
-    def with_worst(self) -> None:
+    def set_worst(self) -> None:
         """Give every violation the largest errors of its rule, by dtype, and its rule an error as large as its own."""
         for key, violation in self.violations.items():
             self.remember(violation)
@@ -316,4 +316,4 @@ class Results:
     def keeps(self, rule: str, subject: str, profile: str) -> bool:
         """Whether nothing of a rule is violated that the profile asks for."""
         found = self.violations.get((rule, subject))
-        return found is None or not within(found.level, profile)
+        return found is None or not is_required(found.level, profile)

@@ -20,11 +20,11 @@ class SizeLimits:
         self.limits: dict[str, int] = {}
         self.reported: set[str] = set()
 
-    def beyond(self, case: Case) -> bool:
+    def is_too_large(self, case: Case) -> bool:
         """Whether calls of this size are known to fail."""
         return bool(self.limits) and any(size > self.limits.get(name, size) for name, size in dimensions(case).items())
 
-    def learned(self, case: Case, findings: list[Finding]) -> list[Finding]:
+    def learn_limits(self, case: Case, findings: list[Finding]) -> list[Finding]:
         """The findings; a failure names the size, where none as large was answered before."""
         sizes = dimensions(case)
         if not any(finding.name == "call" and isinstance(finding.detail, NoAnswer) for finding in findings):
@@ -35,13 +35,13 @@ class SizeLimits:
         if growth.get(name, 0) <= 1:
             return findings
         self.limits[name] = min(sizes[name] - 1, self.limits.get(name, sizes[name]))
-        return [of_size(finding, Size(name, sizes[name])) for finding in findings]
+        return [add_size(finding, Size(name, sizes[name])) for finding in findings]
 
-    def known(self, finding: Finding) -> bool:
+    def is_reported(self, finding: Finding) -> bool:
         """Whether a failure for the size of the same dimension has been reported."""
         return dimension(finding) in self.reported
 
-    def again(self, finding: Finding) -> bool:
+    def report_again(self, finding: Finding) -> bool:
         """Whether a failure for the size of the same dimension has been reported; from now on it has."""
         name = dimension(finding)
         known = name in self.reported
@@ -55,7 +55,7 @@ def dimension(finding: Finding) -> str:
     return detail.size.dimension if isinstance(detail, NoAnswer) and detail.size is not None else ""
 
 
-def of_size(finding: Finding, size: Size) -> Finding:
+def add_size(finding: Finding, size: Size) -> Finding:
     """A failed call with the size at which it failed; any other finding as it is."""
     detail = finding.detail
     if finding.name != "call" or not isinstance(detail, NoAnswer) or detail.size is not None:

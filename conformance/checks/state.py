@@ -16,7 +16,7 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
-from conformance.checks.comparison import judge, raised, worst
+from conformance.checks.comparison import error_finding, judge, worst
 from conformance.checks.findings import Finding, NotDeterministic, Phase, WrongInPhase
 from conformance.checks.independence import level_of_difference
 from conformance.oracle.reference import oracle
@@ -40,7 +40,7 @@ def prepare_all(cases: Cases) -> Shared:
     return [(oracle(case), bound(case)) for case in cases]
 
 
-def answered(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Finding:
+def worst_finding(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Finding:
     """The worst of one call; what the subject raises is a finding."""
     try:
         return worst(judge(case, subject(case), *shared))
@@ -49,10 +49,10 @@ def answered(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Finding:
     except Exception as error:
         if error is not subject.answering.raised:
             raise
-        return raised(error, subject)
+        return error_finding(error, subject)
 
 
-def right(findings: Findings) -> bool:
+def are_right(findings: Findings) -> bool:
     return all(finding.ratio <= 1 for finding in findings)
 
 
@@ -63,7 +63,7 @@ def check_history(subject: Subject, cases: Cases, shared: Shared) -> Findings:
     """Every answer is judged by its own exact values. Whether state is to blame, a fresh process tells."""
     findings = []
     for number, (case, own) in enumerate(zip(cases, shared, strict=True), 1):
-        findings += in_phase([answered(subject, case, own)], Phase("in_a_row", number, len(cases)))
+        findings += mark_phase([worst_finding(subject, case, own)], Phase("in_a_row", number, len(cases)))
     return findings
 
 
@@ -101,16 +101,16 @@ def check_interleaved(subject: Subject, cases: Cases, shared: Shared) -> Finding
     framework: Any = subject.framework
     if subject.differentiates_by_hand or not hasattr(framework, "pullback"):
         return []
-    asked = [(case, own) for case, own in asked if answered(subject, case, own).ratio <= 1]
+    asked = [(case, own) for case, own in asked if worst_finding(subject, case, own).ratio <= 1]
     findings: Findings = []
     with framework.context(), contextlib.suppress(NoGradients):
         started = [Forward(subject, case) for case, _ in asked]
         for forward, (case, own) in zip(started, asked, strict=True):
-            findings += in_phase(judge(case, forward.answers(), *own), Phase("after_forward_passes"))
+            findings += mark_phase(judge(case, forward.answers(), *own), Phase("after_forward_passes"))
         for case, own in asked:
             again = second_backward(Forward(subject, case))
             if again is not None:
-                findings += in_phase(judge(case, again, *own), Phase("second_backward_pass"))
+                findings += mark_phase(judge(case, again, *own), Phase("second_backward_pass"))
     return findings or [Finding("call", 0.0)]
 
 
@@ -118,7 +118,7 @@ class Forward:
     """A forward pass whose backward pass can be asked for later."""
 
     def __init__(self, subject: Subject, case: Case) -> None:
-        self.subject, self.case = subject, subject.asked(case)
+        self.subject, self.case = subject, subject.translate_case(case)
         framework: Any = subject.framework
         inputs, options = subject.arrays(self.case)
         with subject.answering:
@@ -135,7 +135,7 @@ class Forward:
             gradients = self.pull(cotangents, again)
             found = self.results | {gradient_name(name): gradient for name, gradient in gradients.items()}
             answers = {name: subject.answer(name, case, found) for name in found}
-        return subject.meant(case, answers)
+        return subject.translate_answers(case, answers)
 
 
 def second_backward(forward: Forward) -> Answers | None:
@@ -149,7 +149,7 @@ def second_backward(forward: Forward) -> Answers | None:
         return None
 
 
-def in_phase(findings: Findings, phase: Phase) -> Findings:
+def mark_phase(findings: Findings, phase: Phase) -> Findings:
     return [replace(f, detail=WrongInPhase(phase, f)) if f.ratio > 1 else f for f in findings]
 
 
@@ -185,7 +185,9 @@ class Caller(threading.Thread):
 
 def check_threads(subject: Subject, cases: Cases, shared: Shared) -> Findings:
     """Right answers where several threads call at the same time. A case that is wrong by itself is not asked for."""
-    asked = [(case, own) for case, own in zip(cases, shared, strict=True) if answered(subject, case, own).ratio <= 1]
+    asked = [
+        (case, own) for case, own in zip(cases, shared, strict=True) if worst_finding(subject, case, own).ratio <= 1
+    ]
     if len(asked) < 2:
         return [Finding("call", 0.0)]
     start, end = threading.Barrier(len(asked)), threading.Event()
@@ -205,7 +207,7 @@ def check_threads(subject: Subject, cases: Cases, shared: Shared) -> Findings:
         if caller.raised is not None:
             findings.append(raised_in(caller, phase))
         for answers in caller.answers.values():
-            findings += in_phase(judge(case, answers, *own), phase)
+            findings += mark_phase(judge(case, answers, *own), phase)
     return findings
 
 
@@ -216,7 +218,7 @@ def raised_in(caller: Caller, phase: Phase) -> Finding:
         return Finding(error.name, np.inf, detail=WrongInPhase(phase, error.detail))
     if error is None or error is not caller.subject.answering.raised:
         raise error or RuntimeError("no error")
-    return raised(error, caller.subject, phase.count)
+    return error_finding(error, caller.subject, phase.count)
 
 
 @contextlib.contextmanager

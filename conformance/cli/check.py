@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from conformance.checks.levels import DEFAULT, LEVELS
-from conformance.cli.console import bar, console, errors, explained, save_report
+from conformance.cli.console import bar, console, errors, explain_error, save_report
 from conformance.cli.options import (
     REPORTS,
     Device,
@@ -25,11 +25,11 @@ from conformance.cli.options import (
     Seed,
     Tile,
     Windows,
-    among,
     array_names,
+    complete_names,
     convention_names,
     conventions_of,
-    declared,
+    declaration_option,
     head_widths_of,
     limits_of,
     operation_names,
@@ -58,23 +58,23 @@ CONVENTION = "intended departures, such as empty_rows=mean,polarity=masked, or a
 
 def check(
     target: Annotated[str, typer.Argument(help="package.module:callable or path/to/file.py:callable")],
-    operation: Annotated[str, typer.Option(help=OPERATION, autocompletion=among(operation_names))],
-    arrays: Annotated[str | None, typer.Option(help=ARRAYS, autocompletion=among(array_names))] = None,
+    operation: Annotated[str, typer.Option(help=OPERATION, autocompletion=complete_names(operation_names))],
+    arrays: Annotated[str | None, typer.Option(help=ARRAYS, autocompletion=complete_names(array_names))] = None,
     device: Device = "cpu",
-    dtypes: Annotated[str | None, declared(DTYPES, lambda: FLOATING)] = None,
-    supports: Annotated[str | None, declared(SUPPORTS, support_names)] = None,
-    layout: Annotated[str | None, declared(LAYOUT, lambda: ("BHTD", "BTHD"))] = None,
-    width_multiple: Annotated[int | None, declared("every width must be a multiple of this", min=1)] = None,
+    dtypes: Annotated[str | None, declaration_option(DTYPES, lambda: FLOATING)] = None,
+    supports: Annotated[str | None, declaration_option(SUPPORTS, support_names)] = None,
+    layout: Annotated[str | None, declaration_option(LAYOUT, lambda: ("BHTD", "BTHD"))] = None,
+    width_multiple: Annotated[int | None, declaration_option("every width must be a multiple of this", min=1)] = None,
     tile: Tile = None,
     head_widths: HeadWidths = None,
     windows: Windows = None,
     limits: Limits = None,
-    convention: Annotated[list[str] | None, declared(CONVENTION, convention_names)] = None,
+    convention: Annotated[list[str] | None, declaration_option(CONVENTION, convention_names)] = None,
     vjp: Annotated[str | None, typer.Option(help=VJP)] = None,
     profile: Profile = DEFAULT,
     effort: Effort = "default",
     seed: Seed = None,
-    rule: Annotated[list[str] | None, typer.Option(help=RULE, autocompletion=among(rule_names))] = None,
+    rule: Annotated[list[str] | None, typer.Option(help=RULE, autocompletion=complete_names(rule_names))] = None,
     time_limit: Annotated[float | None, typer.Option(help="seconds for one case; 30 by default", min=0.01)] = None,
     isolate: Isolate = None,
     no_shrink: Annotated[bool, typer.Option("--no-shrink", help="do not make failing cases smaller")] = False,
@@ -101,7 +101,7 @@ def check(
     if workers != 1:  # threads that have nothing to do must not take the cores of other processes
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given |= {} if time_limit is None else {"time_limit": time_limit}
-    report = judged(target, operation, convention or [], given, replays)
+    report = judge_target(target, operation, convention or [], given, replays)
     for subject in report["subjects"]:
         console.print(subject_report(subject, report["seed"]), crop=False)
     if report["error"] is not None:
@@ -113,7 +113,9 @@ def check(
     raise typer.Exit(2 if report["error"] is not None else 0 if report["conforms"] else 1)
 
 
-def judged(target: str, operation: str, convention: list[str], given: dict[str, Any], replays: Path) -> dict[str, Any]:
+def judge_target(
+    target: str, operation: str, convention: list[str], given: dict[str, Any], replays: Path
+) -> dict[str, Any]:
     """Return the report. If the judge cannot finish, it holds the error and the results until then."""
     from conformance.judge import checking
     from conformance.reports.content import document
@@ -131,38 +133,38 @@ def judged(target: str, operation: str, convention: list[str], given: dict[str, 
     except KeyboardInterrupt:
         error = INTERRUPTED
     except Exception as raised:
-        error = explained(raised)
+        error = explain_error(raised)
     if not found:
         return document("check", [], error=error, **told)
     report = found[0]
-    subject, unwritten = with_replays(report, replays)
+    subject, unwritten = save_replays(report, replays)
     told |= {"seed": report.seed, "cases": checking.EFFORTS[report.effort], "seconds": report.seconds}
     return document("check", [subject], error=error or unwritten, **told)
 
 
-def with_replays(report: Report, replays: Path) -> tuple[dict[str, Any], str | None]:
+def save_replays(report: Report, replays: Path) -> tuple[dict[str, Any], str | None]:
     """Return the report's part about the subject, and why its replay files could not be written."""
-    from conformance.reports.subjects import checked
+    from conformance.reports.subjects import checked_content
 
     try:
-        return checked(report, replays), None
+        return checked_content(report, replays), None
     except OSError as error:
         unwritten = f"replay files cannot be written to {replays}: {error.strerror or error}"
-        return checked(report, None), unwritten
+        return checked_content(report, None), unwritten
 
 
 def known_usage(operation: str, given: dict[str, Any]) -> None:
     """Raise ValueError for wrong arguments that `check` itself does not refuse."""
-    from conformance.cases.declaration import known
+    from conformance.cases.declaration import check_names
     from conformance.cases.facts import operations
     from conformance.checks.judged_rules import JUDGED
     from conformance.subjects.frameworks import FRAMEWORKS
 
-    known("operation", [operation], operations())
-    known("arrays", [given["arrays"] or "numpy"], FRAMEWORKS)
-    known("device", [given["device"]], ("cpu", "cuda"))
-    known("rule", given["rules"] or [], JUDGED)
-    known("profile", [given["profile"]], LEVELS)
+    check_names("operation", [operation], operations())
+    check_names("arrays", [given["arrays"] or "numpy"], FRAMEWORKS)
+    check_names("device", [given["device"]], ("cpu", "cuda"))
+    check_names("rule", given["rules"] or [], JUDGED)
+    check_names("profile", [given["profile"]], LEVELS)
     if given["device"] == "cuda" and given["arrays"] == "torch":
         from conformance.cli.run import gpu_available
 

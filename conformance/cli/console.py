@@ -17,7 +17,7 @@ errors = Console(stderr=True, markup=False)
 """Both print brackets as they are: shapes like [B, H, Q, D] are no markup."""
 
 
-def explained(error: BaseException) -> str:
+def explain_error(error: BaseException) -> str:
     """Return an error in one line."""
     from conformance.subjects.subject import first_line
 
@@ -44,7 +44,7 @@ def save_report(report: dict[str, Any], files: dict[str, Path | None]) -> None:
         refuse(str(error))
 
 
-def interrupted() -> NoReturn:
+def exit_interrupted() -> NoReturn:
     console.print("interrupted")
     raise typer.Exit(130)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from conformance.cli.console import bar, console, interrupted, refuse
+from conformance.cli.console import bar, console, exit_interrupted, refuse
 from conformance.cli.options import CORES, Seed, Workers
 
 
@@ -30,7 +30,7 @@ def definition(
         with bar("ball arithmetic", len(OPERATIONS)) as advance:
             results = pool.run_definition(cases, seed, advance)
     except KeyboardInterrupt:
-        interrupted()
+        exit_interrupted()
     finally:
         pool.close()
     console.print(results_table(results, ["reference_numpy"]), *map(violation_lines, results.violations.values()))

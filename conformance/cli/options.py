@@ -17,7 +17,7 @@ Completion = Callable[[str], list[str]]
 """What a shell offers for the beginning of a value."""
 
 
-def among(names: Callable[[], Iterable[str]]) -> Completion:
+def complete_names(names: Callable[[], Iterable[str]]) -> Completion:
     """Return a completion by these names, which are looked up only then; after a comma, by one more of them."""
 
     def complete(incomplete: str) -> list[str]:
@@ -64,9 +64,9 @@ DECLARATIONS = "What the function supports, and departs from on purpose"
 """Panels of the help."""
 
 
-def declared(what: str, names: Callable[[], Iterable[str]] = tuple, **options: Any) -> Any:
+def declaration_option(what: str, names: Callable[[], Iterable[str]] = tuple, **options: Any) -> Any:
     """Return an option that declares something of the implementation under test."""
-    return typer.Option(help=what, autocompletion=among(names), rich_help_panel=DECLARATIONS, **options)
+    return typer.Option(help=what, autocompletion=complete_names(names), rich_help_panel=DECLARATIONS, **options)
 
 
 def report(option: str, what: str) -> Any:
@@ -78,12 +78,12 @@ Json = Annotated[Path | None, report("--json", "write the report to this file")]
 Junit = Annotated[Path | None, report("--junit", "write a JUnit XML file too")]
 Html = Annotated[Path | None, report("--html", "write an HTML page too")]
 EFFORT = "how many cases each probe gets: quick, default or thorough"
-Effort = Annotated[str, typer.Option(help=EFFORT, autocompletion=among(effort_names))]
+Effort = Annotated[str, typer.Option(help=EFFORT, autocompletion=complete_names(effort_names))]
 DEVICE = "cpu or cuda; NumPy stays on the CPU"
-Device = Annotated[str, typer.Option(help=DEVICE, autocompletion=among(lambda: ("cpu", "cuda")))]
+Device = Annotated[str, typer.Option(help=DEVICE, autocompletion=complete_names(lambda: ("cpu", "cuda")))]
 Seed = Annotated[int | None, typer.Option(help="generate the same cases again; by default a fresh seed", min=0)]
 PROFILE = "what decides the exit code: core, robust or strict"
-Profile = Annotated[str, typer.Option(help=PROFILE, autocompletion=among(lambda: LEVELS))]
+Profile = Annotated[str, typer.Option(help=PROFILE, autocompletion=complete_names(lambda: LEVELS))]
 ISOLATE = "call the function in a subprocess (the default), which may crash or hang, or in this process"
 Isolate = Annotated[bool | None, typer.Option("--isolate/--in-process", help=ISOLATE, show_default=False)]
 Workers = Annotated[int, typer.Option(help="worker processes", min=1)]
@@ -100,13 +100,15 @@ def conventions_of(given: Iterable[str]) -> dict[str, str]:
     return found
 
 
-Tile = Annotated[str | None, declared("its tiles of queries and keys, such as 128x64; adds sizes around them")]
+Tile = Annotated[
+    str | None, declaration_option("its tiles of queries and keys, such as 128x64; adds sizes around them")
+]
 HEAD_WIDTHS = "it supports only heads of these widths, such as 64,128,576/512 (keys/values)"
-HeadWidths = Annotated[str | None, declared(HEAD_WIDTHS)]
+HeadWidths = Annotated[str | None, declaration_option(HEAD_WIDTHS)]
 WINDOWS = "its windows have only these numbers of keys before and after the query's own, such as 31/0,63/all"
-Windows = Annotated[str | None, declared(WINDOWS)]
+Windows = Annotated[str | None, declaration_option(WINDOWS)]
 LIMITS = "largest sizes that it supports, such as keys=4096,key_width=128"
-Limits = Annotated[str | None, declared(LIMITS, lambda: [f"{name}=" for name in DIMENSIONS])]
+Limits = Annotated[str | None, declaration_option(LIMITS, lambda: [f"{name}=" for name in DIMENSIONS])]
 
 
 def tile_of(given: str | None) -> tuple[int, int] | None:

@@ -72,7 +72,7 @@ def port(
     found = agreement(parameters, configuration, inputs, options, packages)
     wholes = []
     for dtype in dict.fromkeys((found.oracle.dtype, "float64")):
-        models = loaded(checkpoint, dialect, settings, packages, dtype)
+        models = load_models(checkpoint, dialect, settings, packages, dtype)
         cast = mapped(partial(np.ndarray.astype, dtype=dtype), parameters)
         wholes.append(end_to_end(models, cast, configuration, inputs, options))
     console.print(fitting(steps_table(found, packages, wholes), console))
@@ -100,13 +100,13 @@ def save_steps(path: Path, content: dict[str, Any]) -> None:
 
 def tell_steps(found: Agreement, packages: list[str]) -> bool:
     """Print whether every step keeps its bound, or the first that does not; return the former."""
-    from conformance.models.agreement import compared
+    from conformance.models.agreement import comparable_packages
 
     beyond = found.first_beyond
     if beyond is None:
         style = "" if found.hollow else "bold green"
         kept = "every step that can be judged" if found.hollow else "every step"
-        told = ", ".join(compared(packages, found.oracle.dtype))
+        told = ", ".join(comparable_packages(packages, found.oracle.dtype))
         console.print(Text(f"{kept} keeps its bound in {told or 'no package other than the definition'}", style=style))
     else:
         console.print(Text(f"the first error beyond its bound: {beyond[1]} in {beyond[0]}", style="bold red"))
@@ -135,7 +135,7 @@ def tell_hollow(steps: list[str]) -> bool:
     return not steps
 
 
-def loaded(
+def load_models(
     checkpoint: Path, dialect: str | None, settings: list[str] | None, packages: list[str], dtype: str
 ) -> dict[str, Any]:
     """Load the model in every package by its own function, from the file or folder as it is or widened to float64."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.text import Text
 
-from conformance.cli.console import console, explained, refuse
+from conformance.cli.console import console, explain_error, refuse
 from conformance.cli.options import Isolate
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, zlib.error)
@@ -40,7 +40,7 @@ def replay(
     try:
         contents, time_limit = contents_of(file), valid_limit(time_limit)
     except UNREADABLE as error:
-        refuse(f"{file} cannot be replayed: {explained(error)}")
+        refuse(f"{file} cannot be replayed: {explain_error(error)}")
     given = Given(target, vjp, time_limit, isolate)
     seen = [seen_again(content, given) for content in contents]
     raise typer.Exit(1 if any(seen) else 0)
@@ -68,26 +68,26 @@ def contents_of(file: Path) -> list[dict[str, Any]]:
 def seen_again(content: Any, given: Given) -> bool:
     """Print the earlier result and the new one; return whether the new one violates the rule."""
     from conformance.checks.judged_rules import JUDGED
-    from conformance.reports.content import clean
+    from conformance.reports.content import clean_text
 
     with TemporaryDirectory() as folder:
         path = Path(folder) / "replay.json"
         path.write_text(json.dumps(content))
         try:
-            ratio, message = asked(path, given)
+            ratio, message = replay_file(path, given)
             rule = JUDGED[content["rule"]]
             told = {"found by": content["title"], "then": f"{content['subject']}: {content['message']}"}
         except UNREADABLE as error:
-            refuse(f"cannot be replayed: {explained(error).replace(str(path), 'the file')}")
+            refuse(f"cannot be replayed: {explain_error(error).replace(str(path), 'the file')}")
     console.print(Text.assemble((f"{rule.id} {rule.title}: ", "bold"), rule.statement))
     again = ratio > 1
     for label, text in (told | {"now": message}).items():
-        console.print(Text(f"  {label:<10}{clean(text)}"))
+        console.print(Text(f"  {label:<10}{clean_text(text)}"))
     console.print(Text("  seen again" if again else "  not seen again", style="bold red" if again else "bold green"))
     return again
 
 
-def asked(path: Path, given: Given) -> tuple[float, str]:
+def replay_file(path: Path, given: Given) -> tuple[float, str]:
     """Return the largest error ratio, and what is wrong."""
     from conformance.checks.comparison import worst
     from conformance.judge.replaying import replay

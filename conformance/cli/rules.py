@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from conformance.cli.console import console, refuse
-from conformance.cli.options import among, operation_names, rule_names
+from conformance.cli.options import complete_names, operation_names, rule_names
 from specification import MODEL_RULES
 
 
@@ -22,7 +22,7 @@ NAMES = "operations or rules, such as attention or MASK-7; every rule where ther
 
 
 def rules(
-    names: Annotated[list[str] | None, typer.Argument(help=NAMES, autocompletion=among(names_of_both))] = None,
+    names: Annotated[list[str] | None, typer.Argument(help=NAMES, autocompletion=complete_names(names_of_both))] = None,
 ) -> None:
     """List rules with their text: every rule, or those of operations."""
     from conformance.checks.judged_rules import JUDGED

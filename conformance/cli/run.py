@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.text import Text
 
-from conformance.cli.console import bar, console, errors, explained, save_report
-from conformance.cli.options import CORES, Device, Effort, Html, Json, Junit, Seed, Workers, among
+from conformance.cli.console import bar, console, errors, explain_error, save_report
+from conformance.cli.options import CORES, Device, Effort, Html, Json, Junit, Seed, Workers, complete_names
 from specification import MODEL_RULES, RULES
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def run(
     cases: Annotated[int | None, typer.Option(help="cases for each probe; replaces --effort", min=1)] = None,
     seed: Seed = None,
     repeat: Annotated[int, typer.Option(help="number of runs, each with the next seed", min=1)] = 1,
-    only: Annotated[list[str] | None, typer.Option(help=ONLY, autocompletion=among(lambda: CHOICES))] = None,
+    only: Annotated[list[str] | None, typer.Option(help=ONLY, autocompletion=complete_names(lambda: CHOICES))] = None,
     workers: Workers = CORES,
     device: Device = "cpu",
     real: Annotated[bool, typer.Option(help="also judge a trained model on real sentences, if installed")] = True,
@@ -78,17 +78,17 @@ def run(
     first = secrets.randbelow(2**32) if seed is None else seed
     told: dict[str, Any] = {"seed": first, "effort": effort if cases is None else None, "runs": repeat}
     try:
-        plan = planned(effort, cases, range(first, first + repeat), only or [], device, real)
+        plan = make_plan(effort, cases, range(first, first + repeat), only or [], device, real)
     except ValueError as error:
         console.print(Text(str(error)))
         save_report(document("run", [], error=str(error), **told), files)
         raise typer.Exit(2) from None
     found, start = Found(Results()), time.monotonic()
-    with ended(found):
+    with record_errors(found):
         judge(plan, workers, found)
     tell(plan, found)
     if peers and found.error is None:
-        with ended(found):
+        with record_errors(found):
             found.peers = peers_of(effort, first)
     told |= {"cases": plan.examples, "seconds": time.monotonic() - start, "error": found.error}
     report = document("run", subjects_of(plan, found), models=found.models, **told)
@@ -107,7 +107,7 @@ def exit_code(report: dict[str, Any]) -> int:
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def planned(effort: str, cases: int | None, seeds: range, only: list[str], device: str, real: bool) -> Plan:
+def make_plan(effort: str, cases: int | None, seeds: range, only: list[str], device: str, real: bool) -> Plan:
     """Return the plan; raise ValueError for an unknown name or a missing device."""
     from conformance.judge.checking import EFFORTS
     from conformance.judge.report import NO_ORACLE
@@ -153,7 +153,7 @@ def gpu_available() -> bool:
 
 
 @contextlib.contextmanager
-def ended(found: Found) -> Iterator[None]:
+def record_errors(found: Found) -> Iterator[None]:
     """Keep an error of the judge, or an interrupt, beside the results so far."""
     from conformance.runner.in_process import JudgeError
 
@@ -162,7 +162,7 @@ def ended(found: Found) -> Iterator[None]:
     except KeyboardInterrupt:
         found.error = INTERRUPTED
     except (Exception, JudgeError) as error:
-        found.error = explained(error)
+        found.error = explain_error(error)
 
 
 def judge(plan: Plan, workers: int, found: Found) -> None:
@@ -181,15 +181,15 @@ def judge(plan: Plan, workers: int, found: Found) -> None:
 
 def one_run(pool: Any, plan: Plan, seed: int, found: Found) -> None:
     """Judge one run. Try its violations again, and print them at once."""
-    from conformance.judge.pool import asked_again
+    from conformance.judge.pool import confirm_violation
     from conformance.operations.probes import PROBES
     from conformance.reports.tables import violation_lines
 
     with bar("loading the frameworks", sum(probe.rule in plan.rules for probe in PROBES)) as advance:
         results = pool.run(plan.rules, plan.examples, seed, advance)
     try:
-        results.violations = {key: asked_again(one, plan.device) for key, one in results.violations.items()}
-        results.with_worst()
+        results.violations = {key: confirm_violation(one, plan.device) for key, one in results.violations.items()}
+        results.set_worst()
     finally:  # the results count, also if trying again fails
         found.results.include(results)
         found.runs += 1
@@ -200,10 +200,10 @@ def one_run(pool: Any, plan: Plan, seed: int, found: Found) -> None:
 
 def trained_model(pool: Any, plan: Plan) -> dict[str, Any]:
     """Return the report's part about a trained model; print and return a reason if it is skipped."""
-    from conformance.models.real import batches, missing, sentences
+    from conformance.models.real import batches, missing_packages, sentences
     from conformance.reports.real import MODEL, left_out_content, model_content
 
-    reason = f"{', '.join(missing())} not installed" if missing() else ""
+    reason = f"{', '.join(missing_packages())} not installed" if missing_packages() else ""
     reason = reason if plan.device == "cpu" else "it runs on the CPU only"
     if reason:
         console.print(f"the trained model is skipped: {reason}")
@@ -217,13 +217,13 @@ def peers_of(effort: str, seed: int) -> list[dict[str, Any]]:
     """Return the peers' parts of the report, and print the table of their divergences."""
     from conformance.peers.matrix import matrix
     from conformance.peers.rows import rows_of
-    from conformance.peers.terminal import as_table
-    from conformance.reports.subjects import checked
+    from conformance.peers.terminal import render_rows
+    from conformance.reports.subjects import checked_content
 
     with bar("loading the peers", None, errors) as advance:
         reports = matrix(effort, seed, say=lambda line: console.print(Text(line)), progress=advance)
-    console.print(as_table(rows_of(reports)))
-    return [checked(report, None, peer=True) for report in reports]
+    console.print(render_rows(rows_of(reports)))
+    return [checked_content(report, None, peer=True) for report in reports]
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def tell(plan: Plan, found: Found) -> None:
 
     if not found.runs:
         return
-    found.results.with_worst()
+    found.results.set_worst()
     print_report(found.results, plan.names, console, found.error is None)
     for model in found.models:
         if model["left_out"] is None:

@@ -85,7 +85,7 @@ def trace(
     some steps.
     """
     from conformance.models.agreement import agreement
-    from conformance.models.inside import with_pieces
+    from conformance.models.inside import insert_pieces
     from conformance.reports.models import draw_weights, steps_table, unknown_format, weights_of
     from conformance.reports.narrow import fitting
     from conformance.reports.steps import departures_content, steps_content
@@ -105,13 +105,13 @@ def trace(
     if checkpoint is None:
         if settings or dialect is not None:
             refuse("--dialect and --set need --checkpoint")
-        parameters, configuration, sequences = from_minilm(sentence)
+        parameters, configuration, sequences = read_minilm(sentence)
     else:
         folder = checkpoint if checkpoint.is_dir() else None
         dialect = dialect if folder or dialect else "bert"
         parameters, configuration = read_checkpoint(checkpoint, dialect, settings)
         dialect = dialect or dialect_of_folder(checkpoint).name
-        sequences = token_ids(sentence, parameters) if folder is None else in_words(sentence, parameters, folder)
+        sequences = token_ids(sentence, parameters) if folder is None else read_text(sentence, parameters, folder)
     packages = packages_here()
     try:
         found = agreement(parameters, configuration, sequences.ids, {}, packages)
@@ -121,9 +121,9 @@ def trace(
     for words in sequences.words:
         console.print(Text(" ".join(words)))
     compared = None if against is None else departures_from(found, configuration, against)
-    shown = looked_into(found, None if every else name)
+    shown = detailed_steps(found, None if every else name)
     shown += [] if compared is None else compared.looked_into
-    found = with_pieces(found, shown, packages)
+    found = insert_pieces(found, shown, packages)
     own = (None, "") if compared is None else (compared.ratios, compared.dtype)
     table = steps_table(found, packages, yours=own[0], dtype=own[1])
     console.print(fitting(table, console))
@@ -163,10 +163,10 @@ def save_values(found: Agreement, path: Path, pieces: bool) -> None:
             np.savez(file, **arrays, **inside)
     except OSError as error:
         refuse(f"{path} cannot be written: {error.strerror or error}")
-    console.print(Text(f"{counted(len(arrays), len(inside))} saved in {path}"))
+    console.print(Text(f"{count_text(len(arrays), len(inside))} saved in {path}"))
 
 
-def counted(steps: int | str, pieces: int) -> str:
+def count_text(steps: int | str, pieces: int) -> str:
     return f"{steps} steps" + (f" and {pieces} pieces inside" if pieces else "")
 
 
@@ -216,7 +216,7 @@ def tell_departures(compared: Departures, found: Agreement, path: Path) -> None:
             console.print(Text("to narrow it down, save these too:"))
             for name in narrower:
                 console.print(Text(f"  {name}"), soft_wrap=True)
-    count = counted(f"{steps} of {every}", len(compared.findings) - steps)
+    count = count_text(f"{steps} of {every}", len(compared.findings) - steps)
     console.print(Text(f"{count} are in {path}, in {compared.dtype}; their bounds are carried from the input"))
     if compared.rounded:
         console.print(Text(f"the checkpoint's weights were rounded to {compared.dtype} first"))
@@ -249,7 +249,7 @@ def attention_step(found: Agreement, name: str | None) -> str:
     return inside[0]
 
 
-def looked_into(found: Agreement, attention: str | None) -> list[str]:
+def detailed_steps(found: Agreement, attention: str | None) -> list[str]:
     """Return the steps to show in detail: those of the attention's block, or all."""
     from conformance.models.inside import INSIDE
 
@@ -271,17 +271,17 @@ def axes_of(name: str, sequences: Sequences) -> tuple[list[str], list[str]]:
 # --- the input --------------------------------------------------------------------------------------------------------
 
 
-def from_minilm(sentence: str) -> tuple[Any, Any, Sequences]:
+def read_minilm(sentence: str) -> tuple[Any, Any, Sequences]:
     from conformance.models import real
 
-    if real.missing():
-        refuse(f"not installed: {', '.join(real.missing())}; use --checkpoint instead")
+    if real.missing_packages():
+        refuse(f"not installed: {', '.join(real.missing_packages())}; use --checkpoint instead")
     parameters, configuration = real.parameters()
     encoded = real.tokenizer().encode(sentence)
     return parameters, configuration, Sequences((np.array([encoded.ids]),), (encoded.tokens,))
 
 
-def in_words(text: str, parameters: Any, folder: Path) -> Sequences:
+def read_text(text: str, parameters: Any, folder: Path) -> Sequences:
     """Read a text by the folder's tokenizer; token ids as they are."""
     from specification.parameters import Transformer
 

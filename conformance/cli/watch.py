@@ -10,8 +10,8 @@ import typer
 from rich.text import Text
 
 from conformance.checks.levels import DEFAULT, LEVELS
-from conformance.cli.console import console, explained, refuse
-from conformance.cli.options import Json, Profile, among, conventions_of
+from conformance.cli.console import console, explain_error, refuse
+from conformance.cli.options import Json, Profile, complete_names, conventions_of
 
 if TYPE_CHECKING:
     from conformance.judge.watched import JudgedCall
@@ -34,12 +34,12 @@ def watch(
     texts: Annotated[list[str] | None, typer.Argument(help="what the model reads; several texts are padded")] = None,
     tokens: Annotated[list[str] | None, typer.Option(help=TOKENS)] = None,
     attention: Annotated[
-        str | None, typer.Option(help=ATTENTION, autocompletion=among(lambda: IMPLEMENTATIONS))
+        str | None, typer.Option(help=ATTENTION, autocompletion=complete_names(lambda: IMPLEMENTATIONS))
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="of the model; auto is the folder's", autocompletion=among(lambda: DTYPES))
+        str, typer.Option(help="of the model; auto is the folder's", autocompletion=complete_names(lambda: DTYPES))
     ] = "auto",
-    device: Annotated[str, typer.Option(help=DEVICE, autocompletion=among(lambda: ("cpu", "cuda")))] = "cpu",
+    device: Annotated[str, typer.Option(help=DEVICE, autocompletion=complete_names(lambda: ("cpu", "cuda")))] = "cpu",
     backward: Annotated[bool, typer.Option("--backward", help=BACKWARD)] = False,
     convention: Annotated[list[str] | None, typer.Option(help=CONVENTION)] = None,
     profile: Profile = DEFAULT,
@@ -77,9 +77,9 @@ def watch(
             tell_tokens(inputs)
         watching.refuse_unknown(model, inputs)
         inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
-        calls = judge_calls(recorded(model.to(device), inputs, backward, attention), conventions)
+        calls = judge_calls(record_calls(model.to(device), inputs, backward, attention), conventions)
     except Exception as error:  # the library's own, whatever they are
-        refuse(explained(error))
+        refuse(explain_error(error))
     name = attention or model.config._attn_implementation
     dtypes = ", ".join(dict.fromkeys(call.case.dtype for call in calls if call.case is not None)) or dtype
     where = "" if device == "cpu" else f" on {device}"
@@ -90,12 +90,14 @@ def watch(
         more |= {"texts": texts or [], "tokens": tokens or [], "device": device}
         more |= {"backward": backward, "conventions": conventions}
         save(watch_content(calls, profile, **more), json)
-    judged = calls and all(call.judged for call in calls)
+    judged = calls and all(call.is_judged for call in calls)
     conforms = all(call.conforms(profile) for call in calls)
     raise typer.Exit(1 if not conforms else 0 if judged else 2)
 
 
-def recorded(model: Any, inputs: dict[str, Any], backward: bool, attention: str | None = None) -> list[AttentionCall]:
+def record_calls(
+    model: Any, inputs: dict[str, Any], backward: bool, attention: str | None = None
+) -> list[AttentionCall]:
     """Watch the model; ValueError says in one line why it cannot be run on these tokens, and where."""
     from conformance.models.watching import watch
     from conformance.reports.content import OF_ARRAYS
@@ -106,7 +108,7 @@ def recorded(model: Any, inputs: dict[str, Any], backward: bool, attention: str 
     except Exception as error:
         length, line = inputs["input_ids"].shape[1], raised_at(error, None)
         most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        told = f"{type(model).__name__} cannot be run on {length} tokens: {explained(error)}"
+        told = f"{type(model).__name__} cannot be run on {length} tokens: {explain_error(error)}"
         layer = next(iter(getattr(error, "__notes__", ())), None)
         where = [*([f"raised at {line}"] if line else []), *([f"in {layer}"] if layer else [])]
         told += f" ({', '.join(where)})" if where else ""
@@ -139,7 +141,7 @@ def tell(calls: list[JudgedCall], title: str, profile: str) -> None:
     for block in blocks(calls):
         console.print(Text(f"\n{block}"), soft_wrap=True)
     broken = [call.layer for call in calls if not call.conforms(profile)]
-    unjudged = [call.layer for call in calls if not call.judged]
+    unjudged = [call.layer for call in calls if not call.is_judged]
     if broken:
         console.print(
             Text(

@@ -81,7 +81,7 @@ class Cause:
         return tuple(rule for rule in JUDGED if rule in broken)
 
     @property
-    def other_layout(self) -> bool:
+    def has_other_layout(self) -> bool:
         """Whether heads and lengths seem to have changed places."""
         named = self.diagnosis is not None and self.diagnosis.mistake.lacks == "BHTD"
         return named or any(heads_swapped(violation.finding) for violation in self.violations)
@@ -94,7 +94,7 @@ class Cause:
 
 def cause_kind(violation: Violation) -> CauseKind:
     """The kind of a violation's cause, where no known mistake explains it."""
-    if violation.of_state:
+    if violation.depends_on_state:
         return "state"
     if violation.finding.kind == "value":
         return "digits" if violation.loses_digits else "numbers"

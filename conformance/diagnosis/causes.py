@@ -20,7 +20,7 @@ from conformance.checks.results import Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause, CauseKind, Diagnosis, cause_kind
 from conformance.diagnosis.choice import Chooser
 from conformance.diagnosis.evidence import Evidence, ask_fresh, collect_evidence
-from conformance.diagnosis.experiments import draw_cases
+from conformance.diagnosis.experiments import draw_experiments
 from conformance.diagnosis.explanation import Explanation, judge_mistake, learn_condition
 from conformance.diagnosis.pattern import find_pattern
 from conformance.mistakes.catalogue import mistakes_of
@@ -42,7 +42,7 @@ def find_causes(results: Results, runner: Runner) -> list[Cause]:
     found = [*group_others([one for one in violations if id(one) not in numeric])]
     memory = [one for one in numeric.values() if depends_on_layout(runner, one.check, one.example, one.level)]
     if memory:
-        found.append(Cause("memory", in_order(memory)))
+        found.append(Cause("memory", sort_violations(memory)))
     asked = {id(one): keep_violation(one) for one in numeric.values() if one not in memory}
     evidence = collect_evidence(runner, [*results.kept[runner.name]], asked.values())
     own = {key: one for key, kept in asked.items() for one in evidence if one.kept is kept}
@@ -52,7 +52,7 @@ def find_causes(results: Results, runner: Runner) -> list[Cause]:
 
 def is_numeric(violation: Violation) -> bool:
     """Whether numbers are wrong, in an answer to one call."""
-    return violation.finding.kind == "value" and not violation.of_state and violation.case is not None
+    return violation.finding.kind == "value" and not violation.depends_on_state and violation.case is not None
 
 
 def explain_numbers(
@@ -67,7 +67,7 @@ def explain_numbers(
         failing,
         passing,
         mistakes,
-        partial(draw_cases, declaration=runner.declaration, probes=probes),
+        partial(draw_experiments, declaration=runner.declaration, probes=probes),
         partial(ask_fresh, runner),
         [one for key, one in own.items() if key in violations] or None,
     )
@@ -98,7 +98,7 @@ def explain_by_mistake(chooser: Chooser, explanation: Explanation, violations: S
         mistake, len(explanation.explained), len(chooser.failing), silent, tuple(explanation.alternatives)
     )
     smallest = min(explanation.explained, key=lambda one: one.size)
-    ordered = in_order(violations, first=lambda one: one.rule != mistake.rule)
+    ordered = sort_violations(violations, first=lambda one: one.rule != mistake.rule)
     return Cause(
         "mistake",
         ordered,
@@ -121,7 +121,7 @@ def make_violation(explained: Sequence[Evidence], subject: str) -> list[Violatio
     ]
 
 
-def in_order(
+def sort_violations(
     violations: Sequence[Violation], first: Callable[[Violation], bool] = lambda one: False
 ) -> tuple[Violation, ...]:
     """The lowest level first, then those for which `first` is False, then the smallest cases."""
@@ -149,14 +149,14 @@ def group_numbers(
         condition = learn_condition(evidence, [one for one in passing if not one.case.special]) if evidence else None
         pattern = None if smallest is None else find_pattern(smallest)
         conventions = find_conventions(evidence)
-        yield Cause(kind, in_order([violations[key] for key in keys]), None, condition, pattern, conventions)
+        yield Cause(kind, sort_violations([violations[key] for key in keys]), None, condition, pattern, conventions)
 
 
 def kind_of_numbers(violation: Violation, evidence: Evidence | None) -> tuple[CauseKind, Any, Any]:
     if violation.loses_digits:
         return "digits", violation.case.dtype, None
     gradient = is_gradient(violation.finding.name)
-    return "numbers", gradient, violation.of_numbers
+    return "numbers", gradient, violation.is_numeric
 
 
 def find_conventions(evidence: Sequence[Evidence]) -> dict[str, str]:
@@ -203,7 +203,7 @@ def group_others(violations: Sequence[Violation]) -> Iterator[Cause]:
             several.append(violation)
     for kind, several in groups:
         lacks = tuple(dict.fromkeys(name for one in several for name in one.lacks))
-        yield Cause(kind, in_order(several), lacks=lacks)
+        yield Cause(kind, sort_violations(several), lacks=lacks)
 
 
 def are_alike(kind: CauseKind, one: Violation, other: Violation) -> bool:

@@ -87,7 +87,7 @@ class Chooser:
                 explanation.weigh(evidence)
         for _ in range(ROUNDS):
             fitting = [
-                one for one in map(self.with_condition, explanations) if one is not None and covers(one, uncovered)
+                one for one in map(self.add_condition, explanations) if one is not None and covers(one, uncovered)
             ]
             if not fitting:
                 return None
@@ -110,7 +110,7 @@ class Chooser:
                 explanations = [one for one in explanations if id(self.narrowed.get(id(one))) not in refuted]
         return None
 
-    def with_condition(self, explanation: Explanation) -> Explanation | None:
+    def add_condition(self, explanation: Explanation) -> Explanation | None:
         """The explanation under the simplest condition that leaves nothing against it; None if there is none.
 
         A condition that leaves out cases that fail otherwise as well comes first. Without one, more cases must fail as
@@ -123,7 +123,7 @@ class Chooser:
             condition = learn_condition(explanation.explained, others)
             if condition is not None:
                 passes = explanation.mistake.condition.passes
-                mistake = explanation.mistake.under(replace(condition, passes=passes))
+                mistake = explanation.mistake.limit(replace(condition, passes=passes))
                 unlike = [one for one in explanation.unlike if condition.holds(one.call)]
                 found = Explanation(mistake, [*explanation.explained], unlike=unlike)
                 if found.score > 0 and (narrowed is None or found.score > narrowed.score):

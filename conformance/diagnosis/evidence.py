@@ -22,7 +22,7 @@ from conformance.checks.catalogue import (
     TWIN,
 )
 from conformance.checks.check import Check, nothing
-from conformance.checks.comparison import judge, no_others, promised
+from conformance.checks.comparison import fill_unpromised, judge, no_others
 from conformance.checks.findings import Finding
 from conformance.checks.kept_cases import LARGEST, KeptCase
 from conformance.mistakes.call import Call
@@ -147,7 +147,7 @@ def weigh(call: Call, answers: Answers, probe: str = "", kept: KeptCase | None =
     if any(finding.kind != "value" for finding in findings):
         return None
     wrong = frozenset(finding.name for finding in findings if finding.ratio > 1)
-    told = promised(call.case, answers, call.exact)
+    told = fill_unpromised(call.case, answers, call.exact)
     free = {name: ~same_elements(told[name], answers[name]) for name in told if told[name] is not answers[name]}
     return Evidence(call, told, wrong, probe, kept, tuple(findings), free)
 

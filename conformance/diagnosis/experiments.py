@@ -12,12 +12,12 @@ from conformance.cases.axes import OFFSET
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.facts import operation_facts
-from conformance.cases.features import within
+from conformance.cases.features import supports_case
 from conformance.checks.probe import Probe
 from conformance.diagnosis.evidence import Evidence
-from conformance.runner.dimensions import Part, cast, sizes_of, taken
-from conformance.runner.shrinking import aligned
-from conformance.sampling.draws import drawn
+from conformance.runner.dimensions import Part, cast, sizes_of, take_parts
+from conformance.runner.shrinking import align_masks
+from conformance.sampling.draws import draw_cases
 from specification.dtypes import FLOATING
 
 NUMBERS, EXACT_NUMBERS = 2**18, 2**12
@@ -30,7 +30,7 @@ FAR = 4
 """Standard deviations by which numbers are far from 0, as those of rows with a large mean are."""
 
 
-def draw_cases(evidence: Evidence, declaration: Declaration, probes: Mapping[str, Probe]) -> Iterator[Case]:
+def draw_experiments(evidence: Evidence, declaration: Declaration, probes: Mapping[str, Probe]) -> Iterator[Case]:
     """Draw cases by turns: like one that fails, and others of its probe, which have other options."""
     sources = [draw_like(evidence, declaration), draw_from_probe(probes.get(evidence.probe))]
     while sources:
@@ -45,7 +45,7 @@ def draw_cases(evidence: Evidence, declaration: Declaration, probes: Mapping[str
 def draw_from_probe(probe: Probe | None) -> Iterator[Case]:
     """New cases of a probe that draws single ones."""
     if probe is not None:
-        found = (example for _, example in drawn(probe.cases, PROBED, SEED))
+        found = (example for _, example in draw_cases(probe.cases, PROBED, SEED))
         yield from (example for example in found if isinstance(example, Case) and not example.special)
 
 
@@ -57,8 +57,8 @@ def draw_like(evidence: Evidence, declaration: Declaration) -> Iterator[Case]:
     rng = np.random.default_rng(len(evidence.probe))
     for sizes in grow_sizes(case):
         for _ in range(2):
-            other = aligned(redraw(case, sizes, rng), declaration)
-            if other is not None and within(other, declaration):
+            other = align_masks(redraw(case, sizes, rng), declaration)
+            if other is not None and supports_case(other, declaration):
                 yield other
 
 
@@ -77,7 +77,7 @@ def grow_sizes(case: Case) -> Iterator[dict[str, int]]:
 
 def redraw(case: Case, sizes: dict[str, int], rng: np.random.Generator) -> Case | None:
     """The call in these sizes on other numbers, as large as its own and as far from 0."""
-    larger = taken(case, {name: Part(0, size) for name, size in sizes.items()}, rng)
+    larger = take_parts(case, {name: Part(0, size) for name, size in sizes.items()}, rng)
     if larger is None:
         return None
     inputs = {name: redraw_array(case.inputs.get(name, array), array, rng) for name, array in larger.inputs.items()}

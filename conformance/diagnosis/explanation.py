@@ -93,7 +93,7 @@ def screen(mistakes: Iterable[Mistake], failing: Sequence[Evidence]) -> list[Exp
     backward = [one for one in first if one not in forward]
     found = []
     for variant in (variant for mistake in mistakes for variant in mistake.variants()):
-        alone = variant if variant.of_gradients else variant.under(Condition(passes="backward"))
+        alone = variant if variant.of_gradients else variant.limit(Condition(passes="backward"))
         if not variant.of_gradients and any(judge_mistake(variant, one) == "explains" for one in forward):
             found.append(Explanation(variant))
         elif any(judge_mistake(alone, one) == "explains" for one in backward):

@@ -21,9 +21,9 @@ from conformance.cases.facts import operation_facts
 from conformance.cases.facts.attention import FEATURE_RULES
 from conformance.cases.features import (
     features_of,
+    has_declared_masks,
     is_norm,
     mask_kinds,
-    masked_as_declared,
     rule_of,
 )
 from conformance.cases.with_logsumexp import output_alone
@@ -150,7 +150,7 @@ def find_rule(
     if "unmasked" not in runner.declaration:
         not_to_blame = {*not_to_blame, "mask"}
     for take_away in take_away_each(case):
-        if not masked_as_declared(take_away(case), runner.declaration):
+        if not has_declared_masks(take_away(case), runner.declaration):
             continue
         found = check_agreement(alike or runner, take_away(case))
         if breaks(found, worst(findings).level):

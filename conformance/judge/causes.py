@@ -56,7 +56,7 @@ def explain_results(results: Results, runner: Runner, seconds: float, settle: Se
 def make_small(cause: Cause, runner: Runner, seconds: float, settle: Settle, sized: bool) -> Cause:
     """The cause with the smallest case that still shows it, and the sizes at which it shows."""
     lead = cause.lead
-    if not lead.of_state and not runner.overrun:
+    if not lead.depends_on_state and not runner.overrun:
         mistake = None if cause.diagnosis is None else cause.diagnosis.mistake
         smaller = cut_down(lead, runner, seconds, explains_case(runner, mistake))
         lead = smaller if settle(smaller) is smaller else lead

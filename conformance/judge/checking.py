@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from conformance.cases.declaration import EVERYTHING, Window, known
+from conformance.cases.declaration import EVERYTHING, Window, check_names
 from conformance.cases.facts import operations
 from conformance.checks.judged_rules import CONTRACT, JUDGED
 from conformance.checks.levels import DEFAULT, LEVELS
 from conformance.judge.judgement import Judgement, claims
 from conformance.judge.report import Report, report_of
 from conformance.judge.run import Progress, silent
-from conformance.judge.worker_processes import started
+from conformance.judge.worker_processes import start_workers
 from conformance.runner.in_process import TIME_LIMIT, judging
 from conformance.runner.in_subprocess import runner_for
 from conformance.subjects.targets import Target
@@ -97,9 +97,9 @@ def check(
     """
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
-    known("profile", [profile], LEVELS)
-    rules = None if rules is None else known("rules", rules, JUDGED)
-    known("operation", [operation], operations())
+    check_names("profile", [profile], LEVELS)
+    rules = None if rules is None else check_names("rules", rules, JUDGED)
+    check_names("operation", [operation], operations())
     own = rules_of(operation)
     if rules and not own.intersection(rules):
         named = ", ".join(rule for rule in JUDGED if rule in own)
@@ -118,7 +118,7 @@ def check(
     judgement = Judgement(runner, operation, EFFORTS[effort], seed, rules, progress, shrinking, target=target)
     shared = None
     try:
-        shared = judgement.workers = started(target, time_limit, workers)
+        shared = judgement.workers = start_workers(target, time_limit, workers)
         with judging():
             judgement.run()
     except BaseException:
@@ -131,7 +131,7 @@ def check(
         if shared is not None:
             shared.close()
     report = report_of(target, judgement, effort, time.monotonic() - start, profile)
-    if report.conforms and not tried(report, rules):
+    if report.conforms and not has_cases(report, rules):
         raise ValueError(nothing_tried(report, rules))
     return report
 
@@ -150,7 +150,7 @@ def usual_workers(target: Target, effort: str) -> int:
     return min(os.cpu_count() or 1, MOST_WORKERS) if long and target.device == "cpu" else 1
 
 
-def tried(report: Report, rules: Collection[str] | None) -> bool:
+def has_cases(report: Report, rules: Collection[str] | None) -> bool:
     """Whether there was a case of a rule, and not only a call to see what the function takes."""
     return any(cell.cases for rule, cell in report.rules.items() if (rule in rules if rules else rule != "CALL"))
 

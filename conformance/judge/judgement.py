@@ -17,11 +17,11 @@ from conformance.cases.arrays import widths_of
 from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, PARAMETERS, UNCLAIMED, Declaration
 from conformance.cases.facts import operation_facts
-from conformance.cases.features import features_of, has_masks, is_norm, masked_as_declared, rule_of
-from conformance.cases.sizes import Sizes, adapted
+from conformance.cases.features import features_of, has_declared_masks, has_masks, is_norm, rule_of
+from conformance.cases.sizes import Sizes, adapt_sizes
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, ANSWERS, CALLS_IN_ORDER, NOTHING, UNSUPPORTED
 from conformance.checks.findings import Finding, Printed, Raised, wrong_dtype
-from conformance.checks.levels import ROBUST, within
+from conformance.checks.levels import ROBUST, is_required
 from conformance.checks.probe import Probe
 from conformance.checks.refusals import Refusal
 from conformance.checks.results import Results, Violation
@@ -34,11 +34,11 @@ from conformance.operations.corpus import Entry, entries_for
 from conformance.operations.probes import catalogue
 from conformance.operations.refusals import refusals_of
 from conformance.oracle.reference import balls_available
-from conformance.runner.in_process import Runner, broken
+from conformance.runner.in_process import Runner, failed_call
 from conformance.sampling import strategies as generation
 from conformance.sampling.operations import operation_cases
 from conformance.sampling.special import narrow
-from conformance.sampling.strategies import EMPTY, SHORT, past_windows
+from conformance.sampling.strategies import EMPTY, SHORT, window_sizes
 from conformance.subjects.targets import Target
 from specification.dtypes import HALF
 
@@ -67,7 +67,7 @@ class Question:
         return f"{self.rule} {self.title}"
 
     @property
-    def of_empty_rows(self) -> bool:
+    def concerns_empty_rows(self) -> bool:
         return self.rule == EMPTY_ROWS and self.kind != "refusal"
 
 
@@ -119,12 +119,12 @@ class Judgement:
             self.untried = NOTHING_ELSE
             self.say_dtypes(declaration)
         else:
-            self.judge(self.what_it_takes(declaration))
+            self.judge(self.supported_declaration(declaration))
         if self.runner.overrun >= STUCK:
             limit = f"{self.runner.time_limit:g} s"
             self.untried = f"after {STUCK} cases that took longer than {limit} nothing else was tried"
         self.ask_what_is_printed()
-        self.results.with_worst()
+        self.results.set_worst()
         self.causes = explain_results(self.results, self.runner, self.shrinking, self.settle)
 
     def judge(self, declaration: Declaration) -> None:
@@ -134,12 +134,12 @@ class Judgement:
         if self.rules is not None and EMPTY_ROWS not in self.rules:
             rows = replace(self, rules=[EMPTY_ROWS], results=Results())
         for question in rows.questions(declaration):
-            if question.of_empty_rows:
+            if question.concerns_empty_rows:
                 rows.answer(question)
         if not rows.results.keeps(EMPTY_ROWS, self.runner.name, ROBUST):
             declaration = declaration.promising(empty_rows="any")
             self.order(declaration)
-        others = [question for question in self.questions(declaration) if not question.of_empty_rows]
+        others = [question for question in self.questions(declaration) if not question.concerns_empty_rows]
         for question in (other for other in others if other.kind == "frozen"):
             self.answer(question)
         self.ask_probes(question.about for question in others if question.kind == "probe")
@@ -192,7 +192,7 @@ class Judgement:
 
     def ask_one(self, probe: Probe, tried: Results | None = None) -> None:
         """tried: what a worker has found with the probe; then only a smaller failing case is looked for."""
-        given = (probe, [self.runner], self.examples, self.seed, self.told)
+        given = (probe, [self.runner], self.examples, self.seed, self.report_progress)
         self.include(run_probe(*given, self.results.violations, tried, self.settle))
 
     def ask_with_workers(self, probes: Sequence[Probe], workers: WorkerProcesses) -> None:
@@ -201,7 +201,7 @@ class Judgement:
             try:
                 self.ask_one(probe, self.tried_by(workers, index))
             except BaseException:
-                for found in map(workers.found, range(index, len(probes))):
+                for found in map(workers.read_outcome, range(index, len(probes))):
                     self.results.include(Results() if found is None else found.tried)
                 raise
 
@@ -215,7 +215,7 @@ class Judgement:
         self.runner.printed = self.runner.printed or outcome.printed
         return outcome.tried
 
-    def told(self, rule: str, title: str) -> None:
+    def report_progress(self, rule: str, title: str) -> None:
         self.progress(rule, title)
         self.listen()
 
@@ -227,9 +227,9 @@ class Judgement:
     def settle(self, found: Violation) -> Violation | None:
         """What becomes of a violation once its case has been asked alone; None where others say the same."""
         settled = self.reproduction.settle(found)
-        if settled is None or (found.uncut is None and self.runner.sizes.again(settled.finding)):
+        if settled is None or (found.uncut is None and self.runner.sizes.report_again(settled.finding)):
             return None
-        alone = found.check == AFTER_OTHER_CALLS and settled.check == AGREEMENT and not settled.of_state
+        alone = found.check == AFTER_OTHER_CALLS and settled.check == AGREEMENT and not settled.depends_on_state
         return None if alone and self.results.violations else settled
 
     def include(self, results: Results) -> None:
@@ -237,23 +237,23 @@ class Judgement:
         for key, found in results.violations.items():
             known = self.results.violations.get(key)
             again = found.check == CALLS_IN_ORDER
-            if known is not None and again and known.check != CALLS_IN_ORDER and within(found.level, known.level):
+            if known is not None and again and known.check != CALLS_IN_ORDER and is_required(found.level, known.level):
                 del self.results.violations[key]
         self.results.include(results)
 
     def ask_what_is_printed(self) -> None:
         """Standard output is the judge's: a function that prints to it is in violation."""
         if self.runner.printed:
-            findings = broken(Printed(self.runner.printed[:80]))
+            findings = failed_call(Printed(self.runner.printed[:80]))
             self.results.violate(violation("CALL", PRINTS, NOTHING, self.runner, None, findings))
 
     # --- what it takes at all ---
 
-    def what_it_takes(self, declaration: Declaration) -> Declaration:
+    def supported_declaration(self, declaration: Declaration) -> Declaration:
         """The declaration without the dtypes and features for which the plainest call fails."""
         for asked in (dtype_claims, feature_claims):
             refused = {claim.name for claim in asked(self.operation, declaration) if not self.takes(claim)}
-            declaration = narrowed(declaration, refused)
+            declaration = narrow_declaration(declaration, refused)
         return declaration
 
     def say_dtypes(self, declaration: Declaration) -> None:
@@ -279,7 +279,7 @@ class Judgement:
         if claim.unsure and any(says_no(violation.finding) for violation in results.violations.values()):
             return False
         if self.rules is None or claim.rule in self.rules or claim.rule == "CALL":
-            results.violations = {key: lacking(found, claim) for key, found in results.violations.items()}
+            results.violations = {key: add_lacking(found, claim) for key, found in results.violations.items()}
             self.results.include(results)
         return not results.violations
 
@@ -288,14 +288,16 @@ class Judgement:
         declaration = self.runner.declaration
         if UNMASKED not in declaration or not has_masks(self.operation):
             return False
-        with_each = (declaration.without(UNMASKED, *{*declaration.masks} - {kind}) for kind in declaration.masks)
+        with_each = (
+            declaration.remove_features(UNMASKED, *{*declaration.masks} - {kind}) for kind in declaration.masks
+        )
         found = (self.answers(plain_claim(self.operation, one)) for one in with_each)
         return any(results.rules and not results.violations for results in found)
 
     # --- how well ---
 
     def probes(self, declaration: Declaration) -> Iterator[Probe]:
-        for probe in (*catalogue(declaration), *unsupported(self.operation, self.runner, declaration)):
+        for probe in (*catalogue(declaration), *unsupported_probes(self.operation, self.runner, declaration)):
             if probe.operations == (self.operation,) and (self.rules is None or probe.rule in self.rules):
                 yield probe
 
@@ -324,7 +326,7 @@ def dtype_claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
         yield Claim(rule_of("dtype", operation), dtype, plain(operation, declaration, dtype))
 
 
-def lacking(found: Violation, claim: Claim) -> Violation:
+def add_lacking(found: Violation, claim: Claim) -> Violation:
     """The violation with what the subject lacks, if it raises an error for it, as for what it does not support.
 
     A weight in float32 beside 16-bit numbers raises none: the framework may make the result float32.
@@ -342,42 +344,44 @@ def says_no(finding: Finding) -> bool:
     return isinstance(finding.detail, Raised) and finding.detail.error in ("TypeError", "NotImplementedError")
 
 
-def narrowed(declaration: Declaration, refused: Collection[str]) -> Declaration:
+def narrow_declaration(declaration: Declaration, refused: Collection[str]) -> Declaration:
     """Without the dtypes and features of these names."""
     dtypes = tuple(dtype for dtype in declaration.dtypes if dtype not in refused)
-    return replace(declaration, dtypes=dtypes).without(*refused)
+    return replace(declaration, dtypes=dtypes).remove_features(*refused)
 
 
 def plain(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
     """The operation with nothing that could be left away."""
-    return of_any_kind(operation, declaration.bare(), dtype)
+    return any_cases(operation, declaration.keep_features(), dtype)
 
 
-def of_any_kind(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
+def any_cases(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
     """Any cases of the operation; where shapes are compiled, those of attention have the sizes of other claims."""
     if declaration.compiled and operation.startswith("attention"):
-        plans = telling("", declaration)
+        plans = telling_sizes("", declaration)
         return operation_cases(operation, (dtype,), declaration, plans=plans)
     return operation_cases(operation, (dtype,), declaration)
 
 
 def showing(feature: str, operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case] | None:
     """Cases that use the feature, and as little else as can be; None where the operation has no such thing."""
-    alone = declaration.bare(feature)
+    alone = declaration.keep_features(feature)
     if feature == "offset":  # of a description; an array has none
         if not operation.startswith("attention") or not {"structured", "causal"} <= declaration.features:
             return None
-        at_any = declaration.bare(feature, "causal")
-        given = dict[str, Any](declaration=at_any, plans=telling(feature, at_any) if declaration.compiled else None)
+        at_any = declaration.keep_features(feature, "causal")
+        given = dict[str, Any](
+            declaration=at_any, plans=telling_sizes(feature, at_any) if declaration.compiled else None
+        )
         causal = generation.attention_cases(operation, "causal", (), False, False, (dtype,), **given)
         return causal.filter(lambda case: feature in features_of(case))
     combined = feature in ("combined", "or")
     if combined:  # arrays are combined before the subject sees them
         if "structured" not in declaration or len(declaration.masks) < 2:
             return None
-        alone = declaration.bare(feature, *declaration.masks, "combined")
+        alone = declaration.keep_features(feature, *declaration.masks, "combined")
     if feature == "gradients":
-        return of_any_kind(operation, alone, dtype)
+        return any_cases(operation, alone, dtype)
     if feature in ("axes", WIDE_WEIGHTS):
         dtypes = (dtype,) if feature == "axes" else tuple(name for name in declaration.dtypes if name in HALF)
         if not is_norm(operation) or not dtypes:
@@ -396,12 +400,12 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
     if operation == "multi_head_attention":
         if feature in ("empty", "empty_rows"):
             return None
-        given = dict[str, Any](dtypes=(dtype,), plans=telling(feature, alone), declaration=alone)
+        given = dict[str, Any](dtypes=(dtype,), plans=telling_sizes(feature, alone), declaration=alone)
         shown = generation.multi_head_cases(mask=mask, focus=(feature,), **given)
         return shown.filter(lambda case: feature in features_of(case))
-    plans = EMPTY if feature == "empty" else telling(feature, alone)
+    plans = EMPTY if feature == "empty" else telling_sizes(feature, alone)
     if feature == "window" and declaration.windows:
-        plans = past_windows(alone)
+        plans = window_sizes(alone)
     given = dict[str, Any](dtypes=(dtype,), plans=plans, declaration=alone)
     cases = partial(generation.attention_cases, operation, others=False, **given)
     if of_mask:
@@ -412,19 +416,19 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
     return shown.filter(lambda case: feature in features_of(case))
 
 
-def telling(feature: str, declaration: Declaration) -> tuple[Sizes, ...]:
+def telling_sizes(feature: str, declaration: Declaration) -> tuple[Sizes, ...]:
     """Short sizes that have the feature, with the fewest axes of size 1, which broadcast without being supported.
 
     Where shapes are compiled, the first of them alone.
     """
-    sizes = [adapted(plan, declaration) for plan in SHORT]
+    sizes = [adapt_sizes(plan, declaration) for plan in SHORT]
     sizes = [s for s in sizes if feature != "gqa" or s.H > s.G] or sizes
     ones = [s.count(1) for s in sizes]
     found = tuple(s for s, count in zip(sizes, ones, strict=True) if count == min(ones))
     return found[:1] if declaration.compiled else found
 
 
-def unsupported(operation: str, runner: Runner, declaration: Declaration) -> Iterator[Probe]:
+def unsupported_probes(operation: str, runner: Runner, declaration: Declaration) -> Iterator[Probe]:
     """Cases with one thing each that the subject says it does not support, and has room for in its signature.
 
     Who takes any boolean mask gets one for masks of every kind, and cannot tell which kind it was.
@@ -451,7 +455,7 @@ def unsupported(operation: str, runner: Runner, declaration: Declaration) -> Ite
         anywhere = replace(declaration, windows=(), compiled=False)
         windows = showing("window", operation, anywhere, declaration.dtypes[0])
         if windows is not None:
-            odd = windows.filter(lambda case: not masked_as_declared(case, said))
+            odd = windows.filter(lambda case: not has_declared_masks(case, said))
             yield Probe(rule_of("window", operation), "another window", (operation,), odd, UNSUPPORTED, weight=0.5)
     if (said.width_multiple > 1 or said.head_widths) and has_masks(operation):
         anywhere = replace(declaration, width_multiple=1, head_widths=(), compiled=False)  # of several widths

@@ -98,7 +98,7 @@ def work_real(batch: int) -> RealResult:
     return judge_batch(batches()[batch], [runner.name for runner in runners])
 
 
-def asked_again(violation: Violation, device: str = "cpu") -> Violation:
+def confirm_violation(violation: Violation, device: str = "cpu") -> Violation:
     """The violation; it is not steady where a process that starts anew does not show it."""
     context = multiprocessing.get_context("spawn")
     names = (violation.subject,)

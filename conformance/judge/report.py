@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from conformance.cases.declaration import Declaration
 from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import DEFAULT, LEVELS, kept, within
+from conformance.checks.levels import DEFAULT, LEVELS, highest_profile, is_required
 from conformance.checks.results import Cell, Results, Violation
 from conformance.diagnosis.cause import Cause
 from conformance.oracle.reference import balls_available
@@ -69,7 +69,7 @@ class Report:
     @property
     def worst(self) -> float:
         """The largest error ratio; where a rule is violated only beyond the profile, that of the cases that keep it."""
-        beyond = {violation.rule for violation in self.violations if not within(violation.level, self.profile)}
+        beyond = {violation.rule for violation in self.violations if not is_required(violation.level, self.profile)}
         ratios = (cell.kept[0] if rule in beyond else cell.worst for rule, cell in self.rules.items())
         return max(ratios, default=0.0)
 
@@ -89,12 +89,14 @@ class Report:
     @property
     def kept(self) -> str | None:
         """The highest profile that is kept; None if there is none, or not everything was tried."""
-        return None if self.untried or self.chosen else kept(violation.level for violation in self.violations)
+        return (
+            None if self.untried or self.chosen else highest_profile(violation.level for violation in self.violations)
+        )
 
     @property
     def conforms(self) -> bool:
         """Whether the report's profile is kept, and everything was tried."""
-        return not self.untried and not any(within(violation.level, self.profile) for violation in self.violations)
+        return not self.untried and not any(is_required(violation.level, self.profile) for violation in self.violations)
 
 
 def report_of(target: Target, judgement: Judgement, effort: str, seconds: float, profile: str = DEFAULT) -> Report:
@@ -108,7 +110,7 @@ def report_of(target: Target, judgement: Judgement, effort: str, seconds: float,
     violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))
     declaration, never_given = judgement.runner.declaration, judgement.runner.never_given
     left_out, declared = judged_here(declaration)
-    told = "; ".join(filter(None, [left_out, not_reached(results, rules)]))
+    told = "; ".join(filter(None, [left_out, describe_unreached(results, rules)]))
     return Report(
         target,
         effort,
@@ -133,7 +135,7 @@ def name_target(cause: Cause, named: Mapping[int, Violation], target: Target, li
     return replace(cause, violations=tuple(violations))
 
 
-def not_reached(results: Results, rules: Mapping[str, Cell]) -> str:
+def describe_unreached(results: Results, rules: Mapping[str, Cell]) -> str:
     """Name the rules all of whose cases count for other rules; empty if there are none."""
     names = [rule for rule in JUDGED if results.generated[rule] and rule not in rules]
     are = "is" if len(names) == 1 else "are"

@@ -56,21 +56,23 @@ class Reproduction:
         if found.check in BY_ITSELF or found.finding.kind == "took_too_long":
             return found
         if found.check == AFTER_OTHER_CALLS:
-            return self.of_history(found)
+            return self.settle_history(found)
         last = step(found.check, found.example)
-        answers, fresh = self.alone(last)
+        answers, fresh = self.run_alone(last)
         if all(breaks(answer, found.finding.level) for answer in answers):
             return found
-        return self.after(found.before, last, found) or of_state(found, NotReproducible(fresh, found.finding))
+        return self.reproduce_after(found.before, last, found) or state_violation(
+            found, NotReproducible(fresh, found.finding)
+        )
 
-    def alone(self, asked: Step) -> tuple[list[list[Finding]], bool]:
+    def run_alone(self, asked: Step) -> tuple[list[list[Finding]], bool]:
         """(findings of several calls, whether in a fresh process); in this process if there is no other."""
         answers = self.fresh.ask([asked] * TIMES)
         if answers is not None:
             return answers, True
         return [self.runner(*asked) for _ in range(TIMES)], False
 
-    def after(self, logged: Sequence[Logged], last: Step, found: Violation) -> Violation | None:
+    def reproduce_after(self, logged: Sequence[Logged], last: Step, found: Violation) -> Violation | None:
         """The violation of the last call after the fewest of those before it; None where no fresh process shows it."""
         before = [] if self.shown else [step(*one) for one in logged]
         level = found.finding.level
@@ -86,14 +88,14 @@ class Reproduction:
         if shown is None:  # only now and then
             return None
         self.shown = True
-        return in_order(found, [*fewest, last], shown)
+        return sequence_violation(found, [*fewest, last], shown)
 
     def wrong(self, steps: list[Step], level: str) -> Finding | None:
         """The finding of the last step, where in a fresh process it is wrong at this level or below."""
         answers = self.fresh.ask(steps)
         return worst(answers[-1]) if answers is not None and breaks(answers[-1], level) else None
 
-    def of_history(self, found: Violation) -> Violation | None:
+    def settle_history(self, found: Violation) -> Violation | None:
         """Of several calls that were judged one by one: the first that is wrong in this order only."""
         cases: tuple[Case, ...] = found.example
         steps = [step(AGREEMENT, case) for case in cases]
@@ -101,16 +103,16 @@ class Reproduction:
         level = found.finding.level
         broken = [number for number, findings in enumerate(answers) if breaks(findings, level)]
         if not broken:
-            return of_state(found, NotReproducible(self.fresh.target is not None, found.finding))
+            return state_violation(found, NotReproducible(self.fresh.target is not None, found.finding))
         for number in broken:
-            alone, fresh = self.alone(steps[number])
+            alone, fresh = self.run_alone(steps[number])
             if not all(breaks(answer, level) for answer in alone):
-                shown = self.after([one[:2] for one in steps[:number]], steps[number], found)
+                shown = self.reproduce_after([one[:2] for one in steps[:number]], steps[number], found)
                 unsteady = NotReproducible(fresh, worst(answers[number]))
-                return shown or of_state(replaced(found, steps[number]), unsteady)
+                return shown or state_violation(replace_example(found, steps[number]), unsteady)
         first = broken[0]
-        finding = worst(self.runner.sizes.learned(cases[first], answers[first]))
-        new = replace(replaced(found, steps[first]), finding=finding)
+        finding = worst(self.runner.sizes.learn_limits(cases[first], answers[first]))
+        new = replace(replace_example(found, steps[first]), finding=finding)
         return replace(new, rule=rule_of("dtype" if new.rounds_16_bits else "cross", new.case.operation))
 
 
@@ -118,19 +120,19 @@ def step(check: Check[Any, Any], example: Any) -> Step:
     return check, example, check.prepare(example)
 
 
-def replaced(found: Violation, last: Step) -> Violation:
+def replace_example(found: Violation, last: Step) -> Violation:
     return replace(found, check=last[0], example=last[1], uncut=None)
 
 
-def of_state(found: Violation, detail: NotReproducible | DependsOnCalls) -> Violation:
+def state_violation(found: Violation, detail: NotReproducible | DependsOnCalls) -> Violation:
     """Under the rule of state; its case stays."""
     title = found.title if found.rule == RULE else f"{found.title} ({found.rule})"
     return replace(found, rule=RULE, title=title, uncut=None, finding=replace(found.finding, detail=detail))
 
 
-def in_order(found: Violation, steps: list[Step], finding: Finding) -> Violation:
+def sequence_violation(found: Violation, steps: list[Step], finding: Finding) -> Violation:
     """A violation whose example is the calls that show it, in order."""
     check, example, _ = steps[-2]
     detail = DependsOnCalls(check.case_of(example), len(steps) - 2, finding)
-    shown = of_state(replace(found, finding=finding), detail)
+    shown = state_violation(replace(found, finding=finding), detail)
     return replace(shown, check=CALLS_IN_ORDER, example=tuple((check.name, example) for check, example, _ in steps))

@@ -23,8 +23,8 @@ from conformance.judge.attribution import Failure, attribute, is_in_empty_row
 from conformance.operations.corpus import Entry
 from conformance.operations.refusals import refusals_of
 from conformance.runner.in_process import Runner
-from conformance.runner.shrinking import Example, cuttable, reduced
-from conformance.sampling.draws import Rows, drawn
+from conformance.runner.shrinking import Example, cuttable, shrink_example
+from conformance.sampling.draws import Rows, draw_cases
 from conformance.subjects.subject import NumpySubject, Subject
 
 Progress = Callable[[str, str], None]
@@ -150,7 +150,7 @@ def run_corpus(frozen: Iterable[Entry], runners: Sequence[Runner], settle: Settl
             findings, rule = runner(entry.check, entry.example, shared), entry.rule
             results.kept[runner.name].add(keep_case(entry, entry.shows, entry.check, entry.example, findings))
             if breaks(findings):
-                before = before_last(runner)
+                before = earlier_checks(runner)
                 failure = attribute(runner, Failure(rule, entry.check, entry.example, findings))
                 rule, findings = failure.rule, failure.findings
                 results.violate(frozen_violation(failure, entry, runner, before))
@@ -163,12 +163,12 @@ def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int,
     """Run a probe's cases and return the results."""
     agreement, results = probe.check == AGREEMENT, Results()
     runners = [runner for runner in runners if runner.declaration.strides or not probe.of_memory]
-    for _, example in drawn(probe.cases, cases_of(probe, examples), seed_of(probe, seed)):
+    for _, example in draw_cases(probe.cases, cases_of(probe, examples), seed_of(probe, seed)):
         asked = [runner for runner in runners if runner.overrun < STUCK]
         if not asked:
             break
         case = probe.check.case_of(example)
-        asked = [runner for runner in asked if not runner.sizes.beyond(case)]
+        asked = [runner for runner in asked if not runner.sizes.is_too_large(case)]
         if not asked:
             continue
         shared = probe.check.prepare(example)
@@ -177,12 +177,12 @@ def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int,
             findings, rule = runner(probe.check, example, shared), probe.rule
             results.kept[runner.name].add(keep_case(probe, probe.title, probe.check, example, findings))
             if breaks(findings):
-                before = before_last(runner)
+                before = earlier_checks(runner)
                 failure = attribute(runner, Failure(rule, probe.check, example, findings))
                 rule, findings = failure.rule, failure.findings
                 runner.violates(rule)
                 found = violation_of(failure, probe, runner, before)
-                if not runner.sizes.known(found.finding):
+                if not runner.sizes.is_reported(found.finding):
                     results.violate(found)
             results.add(rule, runner.name, findings, narrowest(example, case), agreement)
         if agreement and case.operation == "attention":
@@ -210,16 +210,16 @@ def violation(
     """The violation that the findings show, of what no probe has asked. title: of what has."""
     found, least, asked = worst(findings), least_level(rule), probe_id(rule, title)
     return Violation(
-        rule, runner.name, found, title, check, example, before=before_last(runner), least=least, probe=asked
+        rule, runner.name, found, title, check, example, before=earlier_checks(runner), least=least, probe=asked
     )
 
 
-def before_last(runner: Runner) -> tuple[Any, ...]:
+def earlier_checks(runner: Runner) -> tuple[Any, ...]:
     """The checks before the latest, as far as they are remembered."""
     return tuple(runner.log)[:-1]
 
 
-def by_probe(found: Violation, probe: Probe | Entry) -> Violation:
+def attach_probe(found: Violation, probe: Probe | Entry) -> Violation:
     """The violation with the identity of the probe that drew its case, and its level where the rule is the same."""
     of_probe = probe.level if found.rule == probe.rule else CORE
     return replace(found, probe=probe.id, least=least_level(found.rule, of_probe))
@@ -228,7 +228,7 @@ def by_probe(found: Violation, probe: Probe | Entry) -> Violation:
 def violation_of(failure: Failure, probe: Probe, runner: Runner, before: tuple[Any, ...]) -> Violation:
     rule, check, example, findings = failure
     found = violation(rule, probe.title, check, runner, example, findings)
-    return by_probe(replace(found, before=before), probe)
+    return attach_probe(replace(found, before=before), probe)
 
 
 def frozen_violation(failure: Failure, entry: Entry, runner: Runner, before: tuple[Any, ...]) -> Violation:
@@ -236,14 +236,14 @@ def frozen_violation(failure: Failure, entry: Entry, runner: Runner, before: tup
     rule, check, example, findings = failure
     title = f'a frozen case; its own name, and no diagnosis: "{entry.shows}"'
     found = violation(rule, title, check, runner, example, findings)
-    return by_probe(replace(found, before=before), entry)
+    return attach_probe(replace(found, before=before), entry)
 
 
 def shrink_violations(results: Results, runners: Iterable[Runner], seconds: float) -> None:
     """Make the case of every violation smaller, where nobody looks for its cause."""
     by_name = {runner.name: runner for runner in runners}
     for key, found in results.violations.items():
-        if not by_name[found.subject].overrun and not found.of_state:
+        if not by_name[found.subject].overrun and not found.depends_on_state:
             results.violations[key] = cut_down(found, by_name[found.subject], seconds)
 
 
@@ -273,7 +273,7 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
         new = replace(new, least=least.least, probe=least.probe)
         if new.finding.kind != least.finding.kind or least.stands_before(new):
             return False
-        if new.of_numbers and not least.of_numbers:
+        if new.is_numeric and not least.is_numeric:
             return False
         if new.case is not None and is_in_empty_row(new.case, new.finding) and not empty:
             return False
@@ -284,7 +284,7 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
 
     masked = least.check in (DESCRIPTION, SHAPES) or least.rule == "MASK-7"
     keeps_dtype = least.rule in OF_DTYPES or least.rounds_16_bits
-    found = reduced(least.example, runner.declaration, fails, seconds, masked, keeps_dtype, least.loses_digits)
+    found = shrink_example(least.example, runner.declaration, fails, seconds, masked, keeps_dtype, least.loses_digits)
     return replace(failures[id(found.example)], uncut=least.example, steady=found.steady)
 
 

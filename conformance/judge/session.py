@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import cache, cached_property
 
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration, known
+from conformance.cases.declaration import Declaration, check_names
 from conformance.cases.signatures import parameters_never_given
 from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import DEFAULT, LEVELS, ROBUST, STRICT, within
+from conformance.checks.levels import DEFAULT, LEVELS, ROBUST, STRICT, is_required
 from conformance.checks.results import Results
 from conformance.diagnosis.cause import Cause
 from conformance.judge.causes import MANY, explain_results
@@ -28,11 +28,11 @@ from conformance.judge.judgement import (
     Judgement,
     Question,
     claims,
-    narrowed,
+    narrow_declaration,
     plain_claim,
 )
 from conformance.judge.run import STUCK, silent
-from conformance.judge.skipped import missing, some_cases
+from conformance.judge.skipped import missing_features, some_cases
 from conformance.runner.in_process import TIME_LIMIT, judging
 from conformance.runner.in_subprocess import runner_for
 from conformance.subjects.targets import Target
@@ -65,10 +65,10 @@ class JudgeSession:
         isolate: bool | None = None,
         shrink: bool = True,
     ) -> None:
-        known("effort", [effort], EFFORTS)
-        known("profile", [profile], LEVELS)
+        check_names("effort", [effort], EFFORTS)
+        check_names("profile", [profile], LEVELS)
         self.profile = profile
-        self.operation, self.rules = target.operation, known("rules", rules, JUDGED) if rules else None
+        self.operation, self.rules = target.operation, check_names("rules", rules, JUDGED) if rules else None
         self.runner = runner_for(target, time_limit, isolate)
         self.target = target = self.runner.target or target
         shrinking = SHRINKING if shrink else 0.0
@@ -96,7 +96,7 @@ class JudgeSession:
         """In the order in which a judgement asks them."""
         found = [Question("claim", claim.rule, title) for title, claim in self.claims.items()]
         about = self.judgement.questions(self.runner.declaration)
-        found += sorted(about, key=lambda question: not question.of_empty_rows)
+        found += sorted(about, key=lambda question: not question.concerns_empty_rows)
         found.append(Question("printed", "CALL", PRINTS))
         chosen = self.rules or JUDGED
         return list(dict.fromkeys(question for question in found if question.rule in chosen))
@@ -111,7 +111,7 @@ class JudgeSession:
             results = self.tried(question)
             if not results.violations:
                 return None
-            results.with_worst()
+            results.set_worst()
             self.explained += 1
             seconds = self.judgement.shrinking if self.explained <= MANY else 0.0
             found = explain_results(results, self.runner, seconds, self.judgement.settle)[0]
@@ -122,23 +122,23 @@ class JudgeSession:
         if question.kind == "claim":
             if question.title != PLAIN_CALL:
                 self.answers_at_all()
-            return self.claimed(question.title)
+            return self.check_claim(question.title)
         declaration = self.declaration
         if question.kind == "printed":
-            return self.printed()
-        if question.kind != "refusal" and not question.of_empty_rows:
+            return self.check_printing()
+        if question.kind != "refusal" and not question.concerns_empty_rows:
             declaration = self.forgiving
-        return self.answered(question, declaration)
+        return self.answer_question(question, declaration)
 
-    def claimed(self, title: str) -> Results:
-        claim, judgement = self.claims[title], self.fresh()
+    def check_claim(self, title: str) -> Results:
+        claim, judgement = self.claims[title], self.fresh_judgement()
         if not judgement.takes(claim):
             self.refused.add(claim.name)
-        return self.asked(judgement.results, claim.name if claim.name in self.refused else "")
+        return self.require_cases(judgement.results, claim.name if claim.name in self.refused else "")
 
-    def answered(self, question: Question, declaration: Declaration) -> Results:
+    def answer_question(self, question: Question, declaration: Declaration) -> Results:
         """What is found within what the function takes; NotAsked where it takes no such case."""
-        judgement = self.fresh()
+        judgement = self.fresh_judgement()
 
         def same(declaration: Declaration) -> list[Question]:
             return [other for other in judgement.questions(declaration) if other == question]
@@ -152,17 +152,19 @@ class JudgeSession:
         def cases_of(declaration: Declaration) -> list[Case]:
             return [case for other in same(declaration) for case in cases_about(other)]
 
-        return self.asked(judgement.results, missing(cases_of, declaration) if question.kind != "refusal" else "")
+        return self.require_cases(
+            judgement.results, missing_features(cases_of, declaration) if question.kind != "refusal" else ""
+        )
 
-    def printed(self) -> Results:
-        judgement = self.fresh()
+    def check_printing(self) -> Results:
+        judgement = self.fresh_judgement()
         judgement.ask_what_is_printed()
         return judgement.results
 
-    def fresh(self) -> Judgement:
+    def fresh_judgement(self) -> Judgement:
         return replace(self.judgement, results=Results())
 
-    def asked(self, results: Results, lacks: str = "") -> Results:
+    def require_cases(self, results: Results, lacks: str = "") -> Results:
         """lacks: what the function does not take."""
         if results.rules:
             return results
@@ -184,19 +186,19 @@ class JudgeSession:
         for title, claim in self.claims.items():
             if title != PLAIN_CALL:
                 self.holds(Question("claim", claim.rule, title))
-        return narrowed(self.runner.declaration, self.refused)
+        return narrow_declaration(self.runner.declaration, self.refused)
 
     @cached_property
     def forgiving(self) -> Declaration:
         """As a judgement goes on after empty rows: a subject that gets them wrong is asked for no more of them."""
-        found = [question for question in self.judgement.questions(self.declaration) if question.of_empty_rows]
+        found = [question for question in self.judgement.questions(self.declaration) if question.concerns_empty_rows]
         wrong = any(self.holds(question, ROBUST) is False for question in found)
         return self.declaration.promising(empty_rows="any") if wrong else self.declaration
 
     def holds(self, question: Question, profile: str = STRICT) -> bool | None:
         """Whether nothing is violated that the profile asks for; None where the question cannot be asked."""
         try:
-            return not any(within(found.level, profile) for found in self.tried(question).violations.values())
+            return not any(is_required(found.level, profile) for found in self.tried(question).violations.values())
         except NotAsked:
             return None
 

@@ -9,13 +9,13 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, MASK_KINDS, SIMPLEST_FIRST, Declaration
 from conformance.cases.features import features_of
 from conformance.checks.probe import Probe
-from conformance.sampling.draws import drawn
+from conformance.sampling.draws import draw_cases
 
 DRAWN = 5
 """Cases from which is told what all of a probe's cases need."""
 
 
-def widened(declaration: Declaration) -> Declaration:
+def widen_declaration(declaration: Declaration) -> Declaration:
     """The same with every feature and dtype, and in whichever form it takes masks."""
     features = set(FEATURES) - {"refusals"} - ({"structured", "logsumexp"} - declaration.features)
     return replace(declaration, features=frozenset(features), dtypes=SIMPLEST_FIRST, lacking=frozenset())
@@ -23,30 +23,30 @@ def widened(declaration: Declaration) -> Declaration:
 
 def some_cases(probe: Probe) -> list[Case]:
     """The same every time; fewer, or none, where they are hard to draw."""
-    return [probe.check.case_of(example) for _, example in drawn(probe.cases, DRAWN, 0)]
+    return [probe.check.case_of(example) for _, example in draw_cases(probe.cases, DRAWN, 0)]
 
 
-def missing(cases_of: Callable[[Declaration], list[Case]], declaration: Declaration) -> str:
+def missing_features(cases_of: Callable[[Declaration], list[Case]], declaration: Declaration) -> str:
     """What all cases need and the subject does not take; empty where that is not the same for all.
 
     cases_of: some cases of the question for a subject that takes what is declared.
     """
-    wide = widened(declaration)
-    lacks = [lacked(case, declaration) for case in cases_of(wide)]
+    wide = widen_declaration(declaration)
+    lacks = [lacked_features(case, declaration) for case in cases_of(wide)]
     common = set.intersection(*lacks) if lacks else set()
-    common = {name for name in common if name not in FEATURES or not cases_of(wide.without(name))}
+    common = {name for name in common if name not in FEATURES or not cases_of(wide.remove_features(name))}
     if common <= {"combined", "or"} and lacks and all(one & set(MASK_KINDS) for one in lacks):
         return "masks" if not declaration.masks else "these masks"
     dtypes = {name for one in lacks for name in one} - set(FEATURES)
-    return listed(common) or (" or ".join(sorted(dtypes)) if all(one & dtypes for one in lacks) else "")
+    return join_names(common) or (" or ".join(sorted(dtypes)) if all(one & dtypes for one in lacks) else "")
 
 
-def lacked(case: Case, declaration: Declaration) -> set[str]:
+def lacked_features(case: Case, declaration: Declaration) -> set[str]:
     dtype = set() if case.dtype in declaration.dtypes else {case.dtype}
     return (features_of(case) - declaration.features) | dtype
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """In the order in which they are documented."""
     order = [*SIMPLEST_FIRST, *FEATURES]
     return " and ".join(sorted(names, key=order.index))

@@ -19,15 +19,15 @@ import numpy as np
 from conformance.cases.axes import HEADS, OFFSET, Axis, Sizes
 from conformance.cases.case import Case
 from conformance.cases.facts import operation_facts
-from conformance.cases.features import within
+from conformance.cases.features import supports_case
 from conformance.checks.catalogue import DESCRIPTION
 from conformance.checks.comparison import worst
 from conformance.checks.results import Violation
 from conformance.checks.threshold import AxisName, Kind, Threshold
 from conformance.judge.run import asking
-from conformance.runner.dimensions import PRODUCTS, Dimension, Part, dimensions, sizes_of, taken
+from conformance.runner.dimensions import PRODUCTS, Dimension, Part, dimensions, sizes_of, take_parts
 from conformance.runner.in_process import Runner
-from conformance.runner.shrinking import Example, aligned, call, cuttable, mapped, plain_numbers
+from conformance.runner.shrinking import Example, align_masks, call, cuttable, map_cases, plain_numbers
 
 FEW = 4
 """Large dimensions up to which pairs of them are tried."""
@@ -58,7 +58,7 @@ Seen = dict[int, bool]
 
 def find_thresholds(violation: Violation, runner: Runner, seconds: float = SECONDS) -> tuple[Threshold, ...]:
     """At which sizes the violation shows and at which not; empty where that depends on no size, or cannot be told."""
-    if not violation.steady or violation.of_state or not cuttable(violation.example) or runner.overrun:
+    if not violation.steady or violation.depends_on_state or not cuttable(violation.example) or runner.overrun:
         return ()
     probing = Probing(violation, runner, time.monotonic() + seconds)
     return tuple(probing.thresholds())
@@ -92,14 +92,19 @@ class Probing:
                 large = [dimension for dimension in large if dimension not in (one, other)]
                 break
         for dimension in large:
-            near, axes = around(self.size(dimension), self.before.get(dimension.names[0], 0)), self.axes(dimension)
-            found = multiples(self.every(dimension, near), axes) or rule(self.along(dimension, near), axes)
-            if found is not None and not (self.rounds and by_chance(found)):
+            near, axes = (
+                nearby_sizes(self.size(dimension), self.before.get(dimension.names[0], 0)),
+                self.axes(dimension),
+            )
+            found = multiples(self.every(dimension, near), axes) or rule(self.probe_along(dimension, near), axes)
+            if found is not None and not (self.rounds and may_be_chance(found)):
                 yield found
         small = [dimension for dimension in self.dimensions if self.trivial(dimension)]
         for dimension in small if not self.rounds else ():
-            if dimension.names != (OFFSET,) and self.along(dimension, [LARGE]).get(LARGE) is False:
-                found = rule(self.along(dimension, [*range(1, 10), *around(16, 65), LARGE]), self.axes(dimension))
+            if dimension.names != (OFFSET,) and self.probe_along(dimension, [LARGE]).get(LARGE) is False:
+                found = rule(
+                    self.probe_along(dimension, [*range(1, 10), *nearby_sizes(16, 65), LARGE]), self.axes(dimension)
+                )
                 if found is not None and not found.is_listed and (found.kind != "up to" or TINIEST in found.wrong):
                     yield found
 
@@ -126,7 +131,7 @@ class Probing:
             last = next(dimension for dimension in self.dimensions if axis[-1] in dimension.names)
             if axis[-1] in named or not large & set(axis) or sum(self.sizes[name] > 1 for name in axis) < 2:
                 continue
-            found = self.of_product(last, math.prod(self.sizes[name] for name in axis))
+            found = self.product_threshold(last, math.prod(self.sizes[name] for name in axis))
             if found is not None and self.decides(axis, last, found):
                 named.add(axis[-1])
                 yield axis, replace(found, axes=(PRODUCTS[axis],))
@@ -138,12 +143,12 @@ class Probing:
         pairs = self.wrong(ONE_HEAD | {"S": 2} | dict.fromkeys(last.names, found.above))
         return pairs is None or pairs is ("S" in axis)
 
-    def of_product(self, last: Dimension, count: int) -> Threshold | None:
+    def product_threshold(self, last: Dimension, count: int) -> Threshold | None:
         """Where it begins to be wrong with one head; None where that is no matter of a size to be passed.
 
         Heads may also be wrong where their number is no power of two.
         """
-        seen = self.along(last, [count, *around(count, 0)], ONE_HEAD)
+        seen = self.probe_along(last, [count, *nearby_sizes(count, 0)], ONE_HEAD)
         found = rule(seen) if seen.get(count) else None
         if found is not None and found.kind == "no power of two" and "S" in last.names:
             return found
@@ -151,18 +156,18 @@ class Probing:
             passing = max(n for n, bad in seen.items() if not bad and n <= found.above)
             if passing == found.above:
                 return found
-            more = self.along(last, [(passing + found.above + 1) // 2], ONE_HEAD)
+            more = self.probe_along(last, [(passing + found.above + 1) // 2], ONE_HEAD)
             seen |= more
             found = rule(seen) if more else None
         return None
 
-    def along(self, dimension: Dimension, sizes: list[int], others: Sizes | None = None) -> Seen:
+    def probe_along(self, dimension: Dimension, sizes: list[int], others: Sizes | None = None) -> Seen:
         """What is seen at these sizes of a dimension, and at that of the case; not where an error may be hidden.
 
         others: sizes of other dimensions, in which the case's own size says nothing.
         """
         ratios = self.ratios(dimension, sizes, others)
-        return {size: ratio > 1 for size, ratio in ratios.items() if ratio > 1 or not hidden(size, ratios)}
+        return {size: ratio > 1 for size, ratio in ratios.items() if ratio > 1 or not may_be_hidden(size, ratios)}
 
     def every(self, dimension: Dimension, sizes: list[int]) -> Seen:
         return {size: ratio > 1 for size, ratio in self.ratios(dimension, sizes).items()}
@@ -171,29 +176,29 @@ class Probing:
         ratios: dict[int, float] = {self.size(dimension): self.ratio} if others is None else {}
         for size in sizes:
             if size >= dimension.least and size % dimension.unit == 0:
-                ratio = self.asked((others or {}) | dict.fromkeys(dimension.names, size))
+                ratio = self.error_ratio((others or {}) | dict.fromkeys(dimension.names, size))
                 ratios |= {} if ratio is None else {size: ratio}
         return ratios
 
     def wrong(self, sizes: Sizes) -> bool | None:
-        ratio = self.asked(sizes)
+        ratio = self.error_ratio(sizes)
         return None if ratio is None else ratio > 1
 
-    def asked(self, sizes: Sizes) -> float | None:
+    def error_ratio(self, sizes: Sizes) -> float | None:
         """The error in bounds, 0 for none, at these sizes; None where the subject cannot be asked."""
         key = tuple((self.sizes | sizes).values())
         if key not in self.seen:
-            self.seen[key] = self.measured(sizes)
+            self.seen[key] = self.measure_error(sizes)
         return self.seen[key]
 
-    def measured(self, sizes: Sizes) -> float | None:
+    def measure_error(self, sizes: Sizes) -> float | None:
         """What is right is asked again with other numbers, for which it may be wrong: larger cases may hide errors.
 
         In smaller ones what is wrong may only have been cut off: a maximum that grows at a later key.
         """
         for seed in (1, 2, 3):
-            example = self.resized(sizes, seed)
-            if example is None or time.monotonic() > self.end or not within(call(example), self.declaration):
+            example = self.resize_example(sizes, seed)
+            if example is None or time.monotonic() > self.end or not supports_case(call(example), self.declaration):
                 return None
             reached, needed = sizes_of(call(example)), work(call(example))
             if any(reached[name] != size for name, size in sizes.items()) or not self.affords(needed):
@@ -211,20 +216,20 @@ class Probing:
         ends = time.monotonic() + seconds * needed / max(took, 1) < self.end
         return needed <= self.most and (ends or needed <= work(self.case))
 
-    def resized(self, sizes: Sizes, seed: int) -> Example | None:
+    def resize_example(self, sizes: Sizes, seed: int) -> Example | None:
         parts = {name: Part(0, size) for name, size in sizes.items()}
 
         def change(case: Case) -> Case | None:
-            return aligned(taken(case, parts, np.random.default_rng(seed)), self.declaration)
+            return align_masks(take_parts(case, parts, np.random.default_rng(seed)), self.declaration)
 
-        example = mapped(self.example, change)
+        example = map_cases(self.example, change)
         smaller = all(size <= self.sizes[name] for name, size in sizes.items())
         if smaller and seed > 1 and not self.rounds and isinstance(example, Case):
             return plain_numbers(example, seed) or example
         return example
 
 
-def hidden(size: int, ratios: dict[int, float]) -> bool:
+def may_be_hidden(size: int, ratios: dict[int, float]) -> bool:
     """Whether an error of a right size may lie within its bound: at the next smaller wrong size it is hardly larger."""
     below = [n for n, ratio in ratios.items() if ratio > 1 and n < size]
     return bool(below) and ratios[max(below)] < HARDLY
@@ -238,7 +243,7 @@ def work(case: Case) -> int:
     return math.prod(max(size, 1) for name, size in s.items() if name not in (OFFSET, "vocabulary"))
 
 
-def around(size: int, largest: int) -> list[int]:
+def nearby_sizes(size: int, largest: int) -> list[int]:
     """Sizes to try near one that fails: neighbours, powers of two and their neighbours, multiples, smaller ones."""
     power = 1 << (size - 1).bit_length()  # the first one that is not below
     blocks = [-(-(size + 1) // block) * block for block in (64, 32, 16, 8, 4)]
@@ -304,7 +309,7 @@ def axis_name(name: str, sizes: Sizes) -> AxisName:
     return cast(AxisName, "H" if name == "G" and sizes.get("S") == 1 else name.rstrip(" 0123456789"))
 
 
-def by_chance(found: Threshold) -> bool:
+def may_be_chance(found: Threshold) -> bool:
     """Whether rounding errors that grow with the size may come to it: they pass their bounds anywhere."""
     return found.is_listed or found.above % 8 not in (0, 7)
 
@@ -323,29 +328,29 @@ def rule(seen: Seen, axes: tuple[AxisName, ...] = ()) -> Threshold | None:
     def agrees(predicate: Callable[[int], bool], above: int = 0) -> bool:
         return all((n > above and predicate(n)) is bad for n, bad in seen.items())
 
-    def of(kind: Kind, above: int = 0, multiple: int = 0) -> Threshold:
+    def make_threshold(kind: Kind, above: int = 0, multiple: int = 0) -> Threshold:
         return Threshold(axes, kind, wrong, right, above, multiple)
 
     if agrees(lambda n: True, least - 1):
-        return of("first", least - 1)
+        return make_threshold("first", least - 1)
     for above in (0, least - 1):
         if agrees(lambda n: not is_power(n), above):
-            return of("no power of two", above)
+            return make_threshold("no power of two", above)
         for multiple in MULTIPLES:
             if agrees(lambda n, m=multiple: n % m != 0, above):  # type: ignore[misc]
-                return of("no multiple", above, multiple)
+                return make_threshold("no multiple", above, multiple)
         for multiple in reversed(MULTIPLES):
             if agrees(lambda n, m=multiple: n % m == 0, above):  # type: ignore[misc]
-                return of("multiple", above, multiple)
+                return make_threshold("multiple", above, multiple)
         if agrees(is_power, above) and len(wrong) > 2:
-            return of("power of two", above)
+            return make_threshold("power of two", above)
     if agrees(lambda n: n <= most) and most + 1 in seen:
-        return of("up to")
+        return make_threshold("up to")
     if agrees(lambda n: n <= most, least - 1) and least - 1 in seen and len(wrong) > 2:
-        return of("from", least - 1)
+        return make_threshold("from", least - 1)
     if least - 1 in seen and right[0] < least and len(wrong) > sum(n > least for n in right):
-        return of("first", least - 1)
-    return of("listed")
+        return make_threshold("first", least - 1)
+    return make_threshold("listed")
 
 
 def multiples(seen: Seen, axes: tuple[AxisName, ...] = ()) -> Threshold | None:

@@ -16,12 +16,12 @@ from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name, is_gradient
 from conformance.cases.arrays import heads_and_keys, widths_of
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration, known_conventions
+from conformance.cases.declaration import Declaration, check_conventions
 from conformance.cases.expectations import empty_rows
 from conformance.cases.features import features_of
 from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.check import Check, beyond_numbers
-from conformance.checks.comparison import breaks, judge, no_others, promised, ratio, worst
+from conformance.checks.check import Check, has_special_values
+from conformance.checks.comparison import breaks, fill_unpromised, judge, no_others, ratio, worst
 from conformance.checks.findings import Finding, GradientLost, InputChanged
 from conformance.checks.levels import CORE, ROBUST, STRICT, higher, rank
 from conformance.checks.results import Results, Violation, keep_violation
@@ -36,7 +36,7 @@ from conformance.mistakes.mistake import Mistake
 from conformance.oracle.reference import balls_available, oracle
 from conformance.oracle.work import AFFORDABLE, ball_work
 from conformance.runner.in_process import Runner
-from conformance.runner.shrinking import in_dtype
+from conformance.runner.shrinking import change_dtype
 from conformance.sampling.strategies import roundings
 from conformance.subjects.attention_calls import GIVEN, AttentionCall, CallSubject, case_of, form_given
 from conformance.subjects.subject import Subject
@@ -92,7 +92,7 @@ class JudgedCall:
         return (self,) if self.beside is None else (self, self.beside)
 
     @property
-    def judged(self) -> bool:
+    def is_judged(self) -> bool:
         """Whether it was judged in full."""
         return not self.reason
 
@@ -114,7 +114,7 @@ def judge_calls(calls: Iterable[AttentionCall], conventions: Mapping[str, str] |
     Raises:
         ValueError: Another convention, or an unknown value of one.
     """
-    chosen = known_conventions(conventions or {})
+    chosen = check_conventions(conventions or {})
     others = [name for name in chosen if name not in CONVENTIONS]
     if others:
         raise ValueError(f"conventions: got {others[0]!r}, expected one of {', '.join(CONVENTIONS)}")
@@ -129,14 +129,14 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     except (TypeError, ValueError) as error:
         return JudgedCall(call.layer, None, reason=str(error))
     case = replace(case, rounding=roundings(Declaration().promising(**conventions), case.dtype))
-    reason = unaffordable(case)
+    reason = explain_unaffordable(case)
     if reason:
         return JudgedCall(call.layer, None, reason=reason)
-    case, reason = of_numbers(case)
-    reason, given = reason or without_gradients(call), form_given(call, case)
+    case, reason = remove_special_cotangents(case)
+    reason, given = reason or explain_missing_gradients(call), form_given(call, case)
     subject = CallSubject(call, case, conventions)
     runner, shared = Runner(subject), AGREEMENT.prepare(case)
-    findings = [*of_empty_rows(runner, case, runner(AGREEMENT, case, shared)), *beside_numbers(call)]
+    findings = [*level_empty_rows(runner, case, runner(AGREEMENT, case, shared)), *side_effect_findings(call)]
     if not breaks(findings):
         return JudgedCall(call.layer, case, findings, worst(findings), rows=rows_of(case), reason=reason, given=given)
     shown, beside, where = output_first(findings), None, None
@@ -191,7 +191,7 @@ class AlikeRunner(Runner):
         if not self.needs <= given_names(example):
             return []
         findings = super().__call__(check, example, shared)
-        return findings if of_numbers_alone(findings) or not of_numbers_alone(self.findings) else []
+        return findings if has_only_values(findings) or not has_only_values(self.findings) else []
 
     def look_for_needs(self) -> frozenset[str]:
         """Add what the function takes for granted to `needs`, and return what of it is not to blame.
@@ -200,7 +200,7 @@ class AlikeRunner(Runner):
         """
         again, own = replace(self.case), Runner(self.subject)
         output = output_of(self.subject, again)
-        if output is None or not of_numbers_alone(self.findings) or np.isnan(output).all():
+        if output is None or not has_only_values(self.findings) or np.isnan(output).all():
             return frozenset()
         own_mistakes = self.explain(again)
         found: set[str] = set()
@@ -253,7 +253,7 @@ def given_names(case: Case) -> frozenset[str]:
     return frozenset({*case.inputs, *case.options})
 
 
-def of_numbers_alone(findings: Iterable[Finding]) -> bool:
+def has_only_values(findings: Iterable[Finding]) -> bool:
     return all(finding.kind == "value" for finding in findings)
 
 
@@ -286,7 +286,7 @@ def explain(found: Violation, runner: Runner, explanations: Explanations) -> Cau
     return explanations[kind]
 
 
-def unaffordable(case: Case) -> str:
+def explain_unaffordable(case: Case) -> str:
     """Why the exact result of a call in float64 is not computed; empty where it is."""
     if case.dtype != "float64" or case.special:
         return ""
@@ -298,9 +298,9 @@ def unaffordable(case: Case) -> str:
     return "its exact result in float64 takes minutes: take a shorter text" if work > PATIENCE * AFFORDABLE else ""
 
 
-def of_numbers(case: Case) -> tuple[Case, str]:
+def remove_special_cotangents(case: Case) -> tuple[Case, str]:
     """The case without cotangents that hold NaN or infinities, and why it is not judged in full."""
-    if any(beyond_numbers(name, array) for name, array in case.inputs.items()):
+    if any(has_special_values(name, array) for name, array in case.inputs.items()):
         return case, "its inputs hold NaN or infinities"
     if not case.special:
         return case, ""
@@ -308,7 +308,7 @@ def of_numbers(case: Case) -> tuple[Case, str]:
     return plain, "no gradients are judged: what comes back from the loss holds NaN or infinities"
 
 
-def of_empty_rows(runner: Runner, case: Case, findings: list[Finding]) -> list[Finding]:
+def level_empty_rows(runner: Runner, case: Case, findings: list[Finding]) -> list[Finding]:
     """The findings; gradients that are wrong by rows that allow nothing alone are at the level of those."""
     rows = empty_rows(case)
     if not case.cotangents or not rows.any() or not breaks(findings, CORE):
@@ -323,7 +323,7 @@ def of_empty_rows(runner: Runner, case: Case, findings: list[Finding]) -> list[F
     ]
 
 
-def without_gradients(call: AttentionCall) -> str:
+def explain_missing_gradients(call: AttentionCall) -> str:
     """Why gradients are not judged though the loss was differentiated; empty where they are."""
     if not call.backward or call.detached:
         return ""
@@ -333,7 +333,7 @@ def without_gradients(call: AttentionCall) -> str:
     return "no gradients are judged: the loss does not depend on the output" if unused else ""
 
 
-def beside_numbers(call: AttentionCall) -> list[Finding]:
+def side_effect_findings(call: AttentionCall) -> list[Finding]:
     """Inputs that the function changed, and gradients that it lost."""
     lost = [gradient_name(name) for name in GIVEN] if call.detached else []
     return [
@@ -356,7 +356,7 @@ def wrong_in_output(
 ) -> tuple[tuple[tuple[int, ...], ...], int]:
     """The rows of the output beyond their bounds, and how many NaN stand for numbers. where: the rows to look at."""
     try:
-        got = promised(subject.case, {"output": subject(subject.case)["output"]}, truth)["output"].astype(float)
+        got = fill_unpromised(subject.case, {"output": subject(subject.case)["output"]}, truth)["output"].astype(float)
     except Exception:  # no answer: the finding says so
         return (), 0
     exact, looked_at = truth["output"], True if where is None else where[..., None]
@@ -375,10 +375,10 @@ def rule_told(runner: Runner, case: Case, findings: list[Finding]) -> str:
         return "ATT-6"
     if is_gradient(found.name) and found.level == ROBUST and rows.any():
         return "ATT-6"
-    beyond = any(beyond_numbers(name, array) for name, array in case.inputs.items())
+    beyond = any(has_special_values(name, array) for name, array in case.inputs.items())
     if beyond and np.isnan(found.got) != np.isnan(found.expected):
         return "MASK-7" if np.isnan(found.got) else "ATT-10"
-    in_float32 = in_dtype("float32", runner.declaration)(case)
+    in_float32 = change_dtype("float32", runner.declaration)(case)
     return "ATT-9" if in_float32 is not None and not breaks(agreement(runner, in_float32)) else ""
 
 
@@ -416,7 +416,7 @@ ROUNDED: tuple[dict[str, str], ...] = (
 def remark(subject: CallSubject, findings: list[Finding]) -> str:
     """The conventions under which 16-bit arithmetic conforms after all; empty where none of them do."""
     case = subject.case
-    if case.dtype not in HALF or not of_numbers_alone(findings):
+    if case.dtype not in HALF or not has_only_values(findings):
         return ""
     answers, truth = subject(case), oracle(case)
     for conventions in ROUNDED:

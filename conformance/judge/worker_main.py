@@ -20,11 +20,11 @@ from conformance.judge.worker_processes import (
     Order,
     Outcome,
     Start,
-    awaited,
-    claimed,
+    claim_probe,
     folder,
     order_file,
     result_file,
+    wait_for_file,
     write,
 )
 from conformance.oracle.reference import balls_available
@@ -67,7 +67,7 @@ def main(descriptor: int) -> None:
 def work(path: Path, runner: Runner, room: float) -> None:
     with (path / "progress").open("a", encoding="utf-8", buffering=1) as told, judging():
         for number in count(1):
-            order: Order = awaited(order_file(path, number))
+            order: Order = wait_for_file(order_file(path, number))
 
             def progress(rule: str, title: str) -> None:
                 told.write(f"{rule}\t{title}\n")
@@ -77,7 +77,7 @@ def work(path: Path, runner: Runner, room: float) -> None:
             for index in reversed(range(len(probes))):
                 if order_file(path, number + 1).exists() or runner.overrun >= STUCK:
                     break
-                if claimed(folder(path, number), index) is None:
+                if claim_probe(folder(path, number), index) is None:
                     outcome = run(judgement, probes[index])
                     write(result_file(folder(path, number), index), pickle.dumps(outcome))
                     forget_compiled_code(room)

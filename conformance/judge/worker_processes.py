@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from conformance.cases.declaration import Declaration
 from conformance.checks.results import Results
 from conformance.runner.compiled_code import LEAST, memory
-from conformance.runner.process_lifetime import POSIX, begun, ended
+from conformance.runner.process_lifetime import POSIX, end_process, start_process
 from conformance.subjects.targets import Target
 
 LOOKING = 0.02
@@ -72,7 +72,9 @@ class WorkerProcesses:
         self.path, self.orders = Path(self.folder.name), 0
         content += pickle.dumps(self.path)
         self.told = (self.path / "progress").open("a+", encoding="utf-8")
-        self.processes = {process.pid: process for process in (begun_with(content) for _ in range(start.processes - 1))}
+        self.processes = {
+            process.pid: process for process in (start_worker(content) for _ in range(start.processes - 1))
+        }
 
     def order(self, order: Order) -> None:
         """Drop what was ordered before."""
@@ -86,21 +88,21 @@ class WorkerProcesses:
 
         waiting: called now and then until the worker has finished.
         """
-        owner = claimed(folder(self.path, self.orders), index)
+        owner = claim_probe(folder(self.path, self.orders), index)
         if owner is None:
             return None
         process = self.processes.get(owner)
-        while process is not None and process.poll() is None and not self.finished(index):
+        while process is not None and process.poll() is None and not self.has_finished(index):
             waiting()
             time.sleep(LOOKING)
-        return self.found(index)
+        return self.read_outcome(index)
 
-    def finished(self, index: int) -> bool:
+    def has_finished(self, index: int) -> bool:
         return result_file(folder(self.path, self.orders), index).exists()
 
-    def found(self, index: int) -> Outcome | None:
+    def read_outcome(self, index: int) -> Outcome | None:
         """What is there by now."""
-        if not self.finished(index):
+        if not self.has_finished(index):
             return None
         found: Outcome = pickle.loads(result_file(folder(self.path, self.orders), index).read_bytes())
         return found
@@ -113,12 +115,12 @@ class WorkerProcesses:
 
     def close(self) -> None:
         for process in self.processes.values():
-            ended(process)
+            end_process(process)
         self.told.close()
         self.folder.cleanup()
 
 
-def started(target: Target, time_limit: float, processes: int) -> WorkerProcesses | None:
+def start_workers(target: Target, time_limit: float, processes: int) -> WorkerProcesses | None:
     """None where there is no room for a second process, or where it could not load the target again."""
     room = int(memory() / 4 / LEAST)
     processes = min(processes, room)
@@ -129,9 +131,9 @@ def started(target: Target, time_limit: float, processes: int) -> WorkerProcesse
     return None
 
 
-def begun_with(content: bytes) -> subprocess.Popen[bytes]:
+def start_worker(content: bytes) -> subprocess.Popen[bytes]:
     """Start a worker, which is sent a `Start` and the folder, pickled."""
-    process, ours = begun("conformance.judge.worker_main:main", env=os.environ | ONE_THREAD)
+    process, ours = start_process("conformance.judge.worker_main:main", env=os.environ | ONE_THREAD)
     with ours, contextlib.suppress(OSError):  # one that has ended already is noticed as any other
         ours.sendall(content)
     return process
@@ -152,7 +154,7 @@ def result_file(of_order: Path, index: int) -> Path:
     return of_order / f"{index}.result"
 
 
-def claimed(of_order: Path, index: int) -> int | None:
+def claim_probe(of_order: Path, index: int) -> int | None:
     """None if this process has the probe from now on; else the identifier of the process that has it."""
     file = of_order / f"{index}.claim"
     own = of_order / f"{os.getpid()}.process"
@@ -172,7 +174,7 @@ def write(file: Path, content: bytes) -> None:
     unfinished.replace(file)
 
 
-def awaited(file: Path) -> Any:
+def wait_for_file(file: Path) -> Any:
     """What is in the file once it is there."""
     while not file.exists():
         time.sleep(LOOKING)

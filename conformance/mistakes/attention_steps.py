@@ -18,7 +18,7 @@ import numpy as np
 
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
-from conformance.cases.kernel_arguments import without_kernel_arguments
+from conformance.cases.kernel_arguments import replace_kernel_arguments
 from reference_numpy import materialize
 
 
@@ -83,8 +83,8 @@ class AttentionSteps:
     move: Callable[[np.ndarray], np.ndarray] | None = None
 
     @classmethod
-    def of_case(cls, case: Case) -> AttentionSteps:
-        case = without_kernel_arguments(case)
+    def read_case(cls, case: Case) -> AttentionSteps:
+        case = replace_kernel_arguments(case)
         (B, H, Q, D), (_, G, K, _) = case.inputs["query"].shape, case.inputs["key"].shape
         wide = {name: array.astype(float) for name, array in case.inputs.items()}
         visible = np.broadcast_to(materialize(case.options.get("mask"), Q, K, batch=B, heads=H), (B, H, Q, K))
@@ -109,7 +109,7 @@ class AttentionSteps:
             with_logsumexp=case.with_logsumexp,
         )
 
-    def changed(self, **fields: Any) -> AttentionSteps:
+    def change(self, **fields: Any) -> AttentionSteps:
         return replace(self, **fields)
 
     def read_elsewhere(self, **places: np.ndarray) -> AttentionSteps:
@@ -122,10 +122,10 @@ class AttentionSteps:
         fields: dict[str, Any] = {name: take_places(getattr(self, name), at) for name, at in places.items()}
         if "bias" in places:
             fields |= {"open": take_places(self.open, places["bias"], True), "bias_shape": places["bias"].shape}
-        return self.changed(**fields, places={**self.places, **places})
+        return self.change(**fields, places={**self.places, **places})
 
     @property
-    def allowed(self) -> np.ndarray:
+    def allowed_pairs(self) -> np.ndarray:
         return np.asarray(self.visible & self.open)
 
     @property
@@ -166,17 +166,17 @@ class AttentionSteps:
         """
         assert self.score is not None
         products, step = self.products(), 1e-200j
-        steps = self.changed(bias=self.bias + step) if of == "bias" else self
+        steps = self.change(bias=self.bias + step) if of == "bias" else self
         found = self.score(steps, products + step if of == "products" else products)
         return np.asarray(np.broadcast_to(np.imag(found) / 1e-200, self.visible.shape))
 
     def masked_scores(self) -> np.ndarray:
-        return np.where(self.allowed, self.all_scores(), -np.inf)
+        return np.where(self.allowed_pairs, self.all_scores(), -np.inf)
 
     def exponentials(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return exp(scores - maximum), their sum with the sink's, and the maximum."""
         maximum = row_maximum(scores, self.sinks)
-        exponentials = np.where(self.allowed, np.exp(scores - maximum), 0)
+        exponentials = np.where(self.allowed_pairs, np.exp(scores - maximum), 0)
         total = exponentials.sum(axis=-1, keepdims=True)
         return exponentials, total if self.sinks is None else total + np.exp(self.sinks - maximum), maximum
 
@@ -184,7 +184,7 @@ class AttentionSteps:
         """Put what rows without an allowed key hold into the weights."""
         if self.empty_rows in ("zero", "any"):
             return weights
-        empty = ~self.allowed.any(axis=-1, keepdims=True)
+        empty = ~self.allowed_pairs.any(axis=-1, keepdims=True)
         return np.where(empty, np.nan if self.empty_rows == "nan" else 1 / max(weights.shape[-1], 1), weights)
 
     def weigh_values(self, weights: np.ndarray) -> np.ndarray:
@@ -194,7 +194,7 @@ class AttentionSteps:
         if not strange.any():
             return np.asarray(weights @ values)
         output = weights @ np.where(strange, 0, values)
-        attended = (self.allowed | (weights != 0)).astype(float)
+        attended = (self.allowed_pairs | (weights != 0)).astype(float)
         for poison in (np.nan, np.inf, -np.inf):
             there = np.isnan(values) if np.isnan(poison) else values == poison
             output = np.where(attended @ there.astype(float) > 0, output + poison, output)
@@ -204,7 +204,7 @@ class AttentionSteps:
         scores = self.masked_scores()
         exponentials, total, maximum = self.exponentials(scores)
         if self.weigh is None:
-            weights = np.where(self.allowed, exponentials / np.where(total == 0, 1, total), 0)
+            weights = np.where(self.allowed_pairs, exponentials / np.where(total == 0, 1, total), 0)
         else:
             weights = self.weigh(self, scores)
         with np.errstate(divide="ignore"):

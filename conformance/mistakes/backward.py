@@ -89,7 +89,7 @@ MEANS: dict[str, Callable[[Call], np.ndarray]] = {
     "nothing": lambda call: np.zeros_like(call.forward.logsumexp),
     "scale * rowsum(P * P_bar)": lambda call: row_mean(call) * call.steps.scale,
     "the plain mean of P_bar over the allowed keys": lambda call: (
-        sum_row(weights_bar(call) * call.steps.allowed) / np.maximum(sum_row(call.steps.allowed), 1)
+        sum_row(weights_bar(call) * call.steps.allowed_pairs) / np.maximum(sum_row(call.steps.allowed_pairs), 1)
     ),
     "rowsum(P * P_bar) with P_bar before dropout": lambda call: sum_row(
         call.forward.weights * (call.cotangent() @ call.steps.values.swapaxes(-1, -2))
@@ -144,7 +144,7 @@ READINGS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def weigh_by_logsumexp(call: Call, logsumexp: np.ndarray) -> Iterator[Gradients]:
-    weights = np.where(call.steps.allowed, np.exp(call.forward.scores - logsumexp), 0)
+    weights = np.where(call.steps.allowed_pairs, np.exp(call.forward.scores - logsumexp), 0)
     share = None if call.steps.sinks is None else np.exp(call.steps.sinks - logsumexp)
     yield from pull_back_weights(call, weights, share)
 
@@ -164,7 +164,7 @@ def lose_digits(call: Call) -> Iterator[Gradients]:
         weights = np.exp((round_to(call.forward.scores / base, form) - log) * base)
         sinks = call.steps.sinks
         share = None if sinks is None else np.exp((round_to(sinks / base, form) - log) * base)
-        yield from pull_back_weights(call, np.where(call.steps.allowed, weights, 0), share)
+        yield from pull_back_weights(call, np.where(call.steps.allowed_pairs, weights, 0), share)
 
 
 @predict_gradients
@@ -181,9 +181,9 @@ def forget(call: Call, feature: str) -> Iterator[Gradients]:
     """Forget sinks or bias, which have no gradient then; the mean is from the output or from the wrong weights."""
     if feature not in call.case.inputs:
         return
-    steps = call.steps.changed(sinks=None) if feature == "sinks" else call.steps.changed(bias=np.zeros((1, 1, 1, 1)))
+    steps = call.steps.change(sinks=None) if feature == "sinks" else call.steps.change(bias=np.zeros((1, 1, 1, 1)))
     scores = steps.masked_scores()
-    for weights in (steps.forward().weights, np.where(steps.allowed, np.exp(scores - call.forward.logsumexp), 0)):
+    for weights in (steps.forward().weights, np.where(steps.allowed_pairs, np.exp(scores - call.forward.logsumexp), 0)):
         for mean in (sum_row(call.cotangent() * call.forward.output), None):
             found = steps.pull_back(call.case.cotangents, weights, mean=mean)
             nothing = np.zeros_like(weights[..., :1] if feature == "sinks" else weights)
@@ -213,23 +213,23 @@ SCORES: dict[str, Callable[[Call], np.ndarray]] = {
 def take_scores(call: Call, scores: str) -> Iterator[Gradients]:
     """Of the allowed pairs or of all of them."""
     wrong = SCORES[scores](call)
-    for array in (np.where(call.steps.allowed, wrong, 0), wrong):
+    for array in (np.where(call.steps.allowed_pairs, wrong, 0), wrong):
         yield pull_back_from(call, array)
-    yield pull_back_from(call, np.where(call.steps.allowed, wrong, 0))._replace(scores=call.gradients.scores)
+    yield pull_back_from(call, np.where(call.steps.allowed_pairs, wrong, 0))._replace(scores=call.gradients.scores)
 
 
 @predict_gradients
 def reach_empty_rows(call: Call) -> Iterator[Gradients]:
     steps = call.steps
-    if steps.empty_rows in ("zero", "any") and not steps.allowed.any(axis=-1).all():
-        filled = steps.changed(empty_rows="mean").pull_back(call.case.cotangents, call.forward.weights)
+    if steps.empty_rows in ("zero", "any") and not steps.allowed_pairs.any(axis=-1).all():
+        filled = steps.change(empty_rows="mean").pull_back(call.case.cotangents, call.forward.weights)
         yield call.gradients._replace(value=filled.value)
 
 
 @predict_gradients
 def spread_nan(call: Call) -> Iterator[Gradients]:
     """NaN as automatic differentiation of a guarded softmax has it: in the row's query alone, or in what it meets."""
-    empty, right = sum_row(call.steps.allowed) == 0, call.gradients
+    empty, right = sum_row(call.steps.allowed_pairs) == 0, call.gradients
     if call.steps.empty_rows in ("zero", "any") and empty.any():
         met = np.any(empty, axis=2, keepdims=True)
         places = {"query": empty, "scores": empty, "key": met} | ({} if right.value is None else {"value": met})
@@ -252,7 +252,7 @@ SLOPES: dict[str, Callable[[Call], Any]] = {
 @predict_gradients
 def take_slope(call: Call, slope: str) -> Iterator[Gradients]:
     if call.steps.softcap is not None:
-        scores, uncapped = call.gradients.scores * SLOPES[slope](call), call.steps.changed(softcap=None)
+        scores, uncapped = call.gradients.scores * SLOPES[slope](call), call.steps.change(softcap=None)
         found = uncapped.pull_back_scores(scores, None, call.forward.logsumexp)
         yield call.gradients._replace(query=found.query, key=found.key)
 
@@ -278,7 +278,7 @@ def use_weights(call: Call, of: str) -> Iterator[Gradients]:
 def forget_dropout(call: Call, of: str) -> Iterator[Gradients]:
     if call.case.options.get("dropout_keep") is None:
         return
-    steps = call.steps if of == "values" else call.steps.changed(factor=1.0)
+    steps = call.steps if of == "values" else call.steps.change(factor=1.0)
     value_factor = call.steps.factor if of == "weights" else 1.0
     for mean in (None, row_mean(call)):
         yield steps.pull_back(call.case.cotangents, call.forward.weights, mean=mean, value_factor=value_factor)
@@ -312,7 +312,7 @@ def take_logsumexp_cotangent(call: Call, how: str) -> Iterator[Gradients]:
     bars = call.case.cotangents | {"logsumexp": (0 if outside else LOGSUMEXP_FACTORS[how]) * bar}
     found = call.steps.pull_back(bars, call.forward.weights)
     if outside:
-        scores = np.where(call.steps.allowed, found.scores + bar[..., None], 0)
+        scores = np.where(call.steps.allowed_pairs, found.scores + bar[..., None], 0)
         found = pull_back_from(call, scores)._replace(sinks=found.sinks)
     yield found
     yield found._replace(sinks=call.gradients.sinks)
@@ -324,7 +324,7 @@ def count_padded_queries(call: Call) -> Results | None:
     if "query_lengths" not in case.inputs or not case.cotangents or case.special:
         return None
     whole = {name: array for name, array in case.inputs.items() if name != "query_lengths"}
-    steps = AttentionSteps.of_case(replace(case, inputs=whole))
+    steps = AttentionSteps.read_case(replace(case, inputs=whole))
     gradients = steps.pull_back(case.cotangents, steps.forward().weights)
     return steps.sum_gradients(gradients, whole.keys() - {"query"})
 
@@ -510,7 +510,7 @@ def round_part(call: Call, of: str, dtype: str) -> Iterator[Gradients | Results]
 
 BIASES: dict[str, Callable[[Call], list[np.ndarray]]] = {
     "multiplied by the slope of the softcap": lambda call: [call.gradients.scores * slope_of(call)],
-    "that of the weights": lambda call: [weights_bar(call), weights_bar(call) * call.steps.allowed],
+    "that of the weights": lambda call: [weights_bar(call), weights_bar(call) * call.steps.allowed_pairs],
     "without the mean rowsum(P * P_bar)": lambda call: [call.forward.weights * weights_bar(call)],
     "NaN where the bias is -inf": lambda call: [np.where(call.steps.open, call.gradients.scores, np.nan)],
 }
@@ -527,7 +527,7 @@ SHARES: dict[str, Callable[[Call, np.ndarray, np.ndarray], np.ndarray]] = {
     "exp(sink - maximum)": lambda call, sink, L: np.exp(sink - row_maximum(call.forward.scores, sink)),
     "exp(sink)": lambda call, sink, L: np.exp(sink + 0 * L),
     "exp(sink - L) with L of the keys alone": lambda call, sink, L: np.exp(
-        sink - call.steps.changed(sinks=None).forward().logsumexp
+        sink - call.steps.change(sinks=None).forward().logsumexp
     ),
     "1": lambda call, sink, L: np.ones_like(L),
     "exp(sink - L), without the mean that it is multiplied by,": lambda call, sink, L: np.exp(sink - L),
@@ -615,7 +615,7 @@ BY_NAME["masks.ignored"] = next(mistake for mistake in masks.MISTAKES if mistake
 def plant(name: str, *conditions: Condition, **values: Sequence[Any]) -> list[Mistake]:
     """Choose each combination of these values, and the first ones of other parameters, under each condition."""
     combinations = (dict(zip(values, chosen, strict=True)) for chosen in product(*values.values()))
-    return [BY_NAME[name].choose(**one).under(at) for one in combinations for at in conditions or (ALWAYS,)]
+    return [BY_NAME[name].choose(**one).limit(at) for one in combinations for at in conditions or (ALWAYS,)]
 
 
 PLANTED = (

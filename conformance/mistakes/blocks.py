@@ -268,12 +268,12 @@ def count_sink(call: Call, how: str, block: int) -> AttentionSteps | None:
     steps = call.steps
     if steps.sinks is None or steps.sizes[-1] == 0:
         return None
-    times = SINK_COUNTS[how](find_seen_blocks(steps.allowed, block))
-    return steps.changed(sinks=steps.sinks + np.log(times.astype(float))[..., None])
+    times = SINK_COUNTS[how](find_seen_blocks(steps.allowed_pairs, block))
+    return steps.change(sinks=steps.sinks + np.log(times.astype(float))[..., None])
 
 
 def count_sink_twice(call: Call) -> AttentionSteps | None:
-    return None if call.steps.sinks is None else call.steps.changed(sinks=call.steps.sinks + LOG2)
+    return None if call.steps.sinks is None else call.steps.change(sinks=call.steps.sinks + LOG2)
 
 
 def subtract_infinities(call: Call) -> Results | None:
@@ -281,7 +281,7 @@ def subtract_infinities(call: Call) -> Results | None:
     steps = call.steps
     if steps.sinks is None:
         return None
-    rows = ~steps.allowed.any(axis=-1, keepdims=True) & (steps.sinks == -np.inf)
+    rows = ~steps.allowed_pairs.any(axis=-1, keepdims=True) & (steps.sinks == -np.inf)
     return {"output": np.where(rows, np.nan, call.forward.output)} if rows.any() else None
 
 
@@ -298,13 +298,13 @@ INFINITE_SINK = Mistake("blocks.infinite-sink-nan", "ATT-5", "rows that see noth
 def skip_blocks(call: Call, by: str, block: int) -> AttentionSteps | None:
     """Skip a block of keys for all where one sees nothing of it; the first query skips none before its first key."""
     steps, K = call.steps, call.steps.sizes[-1]
-    if not steps.allowed.size:
+    if not steps.allowed_pairs.size:
         return None
-    seen = np.asarray(steps.allowed[SKIPS[by]].any(axis=(0, 1, 2)))
+    seen = np.asarray(steps.allowed_pairs[SKIPS[by]].any(axis=(0, 1, 2)))
     read = seen[::block] if by == "its first key" else find_seen_blocks(seen, block)
     read[0] |= by == "the first query"
     visible = steps.visible & read.repeat(block)[:K]
-    return None if np.array_equal(visible, steps.visible) else steps.changed(visible=visible)
+    return None if np.array_equal(visible, steps.visible) else steps.change(visible=visible)
 
 
 SKIPS: dict[str, tuple[slice, ...]] = {
@@ -316,8 +316,8 @@ SKIPS: dict[str, tuple[slice, ...]] = {
 
 
 def share_empty_rows(call: Call) -> AttentionSteps | None:
-    allowed = call.steps.allowed
-    return call.steps.changed(visible=call.steps.visible & allowed[:1].any(axis=-1, keepdims=True))
+    allowed = call.steps.allowed_pairs
+    return call.steps.change(visible=call.steps.visible & allowed[:1].any(axis=-1, keepdims=True))
 
 
 SKIPPED = Mistake(
@@ -335,9 +335,9 @@ PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     ONLINE[0].choose(block=16),
     LAZY.choose(limit=8.0, block=16),
-    *(NATURAL.choose().under(past("K", n)) for n in (64, 16384)),
-    *(AVERAGED.choose().under(past("K", n)) for n in (128, 32768)),
-    SUMS.choose(division=Division(SHORTER, 32)).under(Condition("K", past=1023, features=("gqa",))),
+    *(NATURAL.choose().limit(past("K", n)) for n in (64, 16384)),
+    *(AVERAGED.choose().limit(past("K", n)) for n in (128, 32768)),
+    SUMS.choose(division=Division(SHORTER, 32)).limit(Condition("K", past=1023, features=("gqa",))),
     *(SINK_COUNT.choose(how=how, block=32) for how in SINK_COUNTS),
     SINK_COUNT.choose(block=512),
     SKIPPED.choose(by="its first key"),

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases.arrays import heads_of, joined
+from conformance.cases.arrays import heads_of, join_projections
 from conformance.cases.axes import Sizes
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
@@ -55,10 +55,10 @@ class Call:
     @cached_property
     def steps(self) -> AttentionSteps:
         """The steps of attention, of its weights or of its log-sum-exp."""
-        return AttentionSteps.of_case(self.case)
+        return AttentionSteps.read_case(self.case)
 
     @cached_property
-    def inside(self) -> Call:
+    def attention_call(self) -> Call:
         """The call of attention that multi-head attention makes."""
         return Call(attention_inside(self.case))
 
@@ -92,7 +92,7 @@ Split = Callable[[np.ndarray, int], np.ndarray]
 
 def attention_inside(case: Case, split: Split = split_heads, split_cotangent: Split = split_heads) -> Case:
     """The call of attention that multi-head attention makes, with arrays in float64."""
-    wide = {name: array.astype(float) for name, array in joined(case.inputs).items()}
+    wide = {name: array.astype(float) for name, array in join_projections(case.inputs).items()}
     inputs = {name: array for name, array in wide.items() if name in ("bias", "sinks")}
     for name, heads in heads_of(case).items():
         inputs[name] = split(wide[name] @ wide[f"{name}.weight"] + wide.get(f"{name}.bias", 0), heads)

@@ -15,7 +15,7 @@ from conformance.cases.case import Case
 from conformance.checks.comparison import PRECISION
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Prediction
-from conformance.oracle.reference import by_definition, oracle
+from conformance.oracle.reference import evaluate_definition, oracle
 
 
 def change_options(case: Case, **options: Any) -> Case | None:
@@ -62,7 +62,11 @@ def rearrange_inputs(move: Callable[..., Case | None]) -> Callable[..., Predicti
 
 def answer_in_float64(case: Case) -> Results:
     """Exact results, but for float64 those of the definition: they cost less, and many mistakes are tried."""
-    exact = by_definition(case) if case.dtype == "float64" and case.options.get("empty_rows") != "any" else oracle(case)
+    exact = (
+        evaluate_definition(case)
+        if case.dtype == "float64" and case.options.get("empty_rows") != "any"
+        else oracle(case)
+    )
     return {name: one.high for name, one in exact.items()}
 
 
@@ -86,7 +90,7 @@ def round_to(array: Any, dtype: str) -> np.ndarray:
         return np.asarray(array).astype(dtype).astype(float)
 
 
-def with_own_bounds(call: Call, results: Results) -> Prediction:
+def add_rounding_bounds(call: Call, results: Results) -> Prediction:
     """Results rounded as an implementation rounds them, for mistakes that are no more than a rounding themselves.
 
     An element's bound is 0, but where the error of the arithmetic inside may have it rounded to the next number.

@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import Mistake, Prediction, with_bounds
+from conformance.mistakes.mistake import Mistake, Prediction, add_bounds
 
 FILLINGS: dict[str, Callable[[int, int], float]] = {
     "the mean of all values": lambda Q, K: 1 / K,
@@ -26,7 +26,7 @@ def fill_weights(call: Call, rows: np.ndarray, number: float) -> list[Results]:
     Gradients flow to the values alone, as by a fill; to all that the rows read, as by adding a mask; or to all but the
     values, as where a fill comes after the softmax.
     """
-    steps, weights, case = call.steps.changed(empty_rows="zero"), call.forward.weights, call.case
+    steps, weights, case = call.steps.change(empty_rows="zero"), call.forward.weights, call.case
     if case.operation == "attention_logsumexp" or not rows.any() or not weights.size:
         return []
     filled = np.where(rows, number, call.steps.fill_empty_rows(weights))
@@ -41,7 +41,7 @@ def fill_weights(call: Call, rows: np.ndarray, number: float) -> list[Results]:
 
 def fill_empty_rows(call: Call, rows: str, holds: str) -> list[Results]:
     steps, (_, _, Q, K) = call.steps, call.steps.sizes
-    empty = np.asarray(~steps.allowed.any(axis=-1, keepdims=True))
+    empty = np.asarray(~steps.allowed_pairs.any(axis=-1, keepdims=True))
     if rows == "that the bias alone leaves nothing":
         empty &= steps.visible.any(axis=-1, keepdims=True)
     return fill_weights(call, empty, FILLINGS[holds](Q, K)) if Q * K else []
@@ -49,7 +49,7 @@ def fill_empty_rows(call: Call, rows: str, holds: str) -> list[Results]:
 
 def fill_after_hidden_block(call: Call, block: int, end: str, holds: str) -> list[Results]:
     """A running maximum is still -inf after such a block, and -inf less -inf is NaN."""
-    allowed = call.steps.allowed
+    allowed = call.steps.allowed_pairs
     tile = allowed[..., :block] if end == "first" else allowed[..., -block:]
     hidden = np.asarray(~tile.any(axis=-1) & allowed.any(axis=-1))
     return fill_weights(call, hidden[..., None], float(holds))
@@ -57,10 +57,10 @@ def fill_after_hidden_block(call: Call, block: int, end: str, holds: str) -> lis
 
 def replace_logsumexp(call: Call, holds: str) -> Prediction | None:
     name = "output" if call.case.operation == "attention_logsumexp" else "logsumexp"
-    empty = ~call.steps.allowed.any(axis=-1)
+    empty = ~call.steps.allowed_pairs.any(axis=-1)
     if name not in call.right or not empty.any():
         return None
-    right, number = with_bounds(call, {name: call.right[name]}), float(holds)
+    right, number = add_bounds(call, {name: call.right[name]}), float(holds)
     return Prediction(
         {name: np.where(empty, number, right.results[name])},
         {name: np.where(empty, abs(number) / 2**8 if np.isfinite(number) else 0, right.bounds[name])},
@@ -88,13 +88,13 @@ MISTAKES = (FILLED, LOGSUMEXP, HIDDEN_BLOCK)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     FILLED.choose(holds="NaN"),
-    FILLED.choose(holds="NaN").under(Condition(passes="backward")),
+    FILLED.choose(holds="NaN").limit(Condition(passes="backward")),
     FILLED.choose(holds="NaN", rows="that the bias alone leaves nothing"),
     FILLED.choose(holds="the sum of all values divided by Q"),
-    FILLED.choose().under(Condition(features=("sinks",))),
-    FILLED.choose(holds="0").under(Condition(features=("empty_rows",))),
+    FILLED.choose().limit(Condition(features=("sinks",))),
+    FILLED.choose(holds="0").limit(Condition(features=("empty_rows",))),
     replace(FILLED.choose(), operations=("attention_weights",)),
     LOGSUMEXP.choose(holds="-inf"),
-    *(HIDDEN_BLOCK.choose(block=block).under(Condition("K", block)) for block in (64, 256)),
+    *(HIDDEN_BLOCK.choose(block=block).limit(Condition("K", block)) for block in (64, 256)),
 )
 """What is planted: every mistake with the first values of its parameters, other values, and some under a condition."""

@@ -28,7 +28,7 @@ def leave_out_keys(seen: Seen) -> Callable[..., AttentionSteps | None]:
     def change(call: Call, **values: Any) -> AttentionSteps | None:
         K = call.steps.sizes[-1]
         some = np.broadcast_to(seen(np.arange(K), K, **values), K)
-        return None if some.all() else call.steps.changed(visible=call.steps.visible & some)
+        return None if some.all() else call.steps.change(visible=call.steps.visible & some)
 
     return change
 
@@ -59,7 +59,7 @@ def count_tail_twice(call: Call, block: int) -> AttentionSteps | None:
     twice = (keys >= K - block) & ((K % block == 0) | (keys < K // block * block))
     places = {} if steps.bias_shape is None else {"bias": broadcast_places(steps.bias, 3, K)}
     wider = steps.read_elsewhere(**places)
-    return wider.changed(bias=wider.bias + np.where(twice, np.log(2), 0))
+    return wider.change(bias=wider.bias + np.where(twice, np.log(2), 0))
 
 
 def broadcast_places(array: np.ndarray, axis: int, size: int) -> np.ndarray:
@@ -86,7 +86,7 @@ def read_past_end(call: Call, block: int, what: str) -> AttentionSteps | None:
     behind = np.full((B, H, Q, extra), True)
     bias = broadcast_places(steps.bias, 3, K)
     bias = np.concatenate([bias, np.full((*bias.shape[:3], extra), -1)], axis=3)
-    return steps.read_elsewhere(**places, bias=bias).changed(visible=np.concatenate([steps.visible, behind], axis=3))
+    return steps.read_elsewhere(**places, bias=bias).change(visible=np.concatenate([steps.visible, behind], axis=3))
 
 
 def key_entry(name: str, says: str, seen: Seen, **parameters: Any) -> Mistake:
@@ -201,8 +201,8 @@ def leave_out_columns(call: Call, n: int) -> list[AttentionSteps]:
     if n >= steps.query.shape[-1]:
         return []
     some = np.arange(steps.query.shape[-1]) < n
-    fewer = steps.changed(query=np.where(some, steps.query, 0), key=np.where(some, steps.key, 0))
-    return [fewer] if call.case.options.get("scale") is not None else [fewer, fewer.changed(scale=n**-0.5)]
+    fewer = steps.change(query=np.where(some, steps.query, 0), key=np.where(some, steps.key, 0))
+    return [fewer] if call.case.options.get("scale") is not None else [fewer, fewer.change(scale=n**-0.5)]
 
 
 def leave_out_column_tail(call: Call, block: int) -> list[AttentionSteps]:
@@ -220,7 +220,7 @@ def count_columns_twice(call: Call, block: int) -> AttentionSteps | None:
 
 def take_default_scale_of(call: Call, width: int) -> AttentionSteps | None:
     given = call.case.options.get("scale") is not None
-    return None if given or width == call.steps.query.shape[-1] else call.steps.changed(scale=width**-0.5)
+    return None if given or width == call.steps.query.shape[-1] else call.steps.change(scale=width**-0.5)
 
 
 COLUMNS_PAST, KEY_COLUMN_TAIL, KEY_COLUMNS_TWICE, DEFAULT_SCALE = (
@@ -257,10 +257,10 @@ PLANTED = (
     *(KEYS_PAST.choose(n=n) for n in (32, 1024, 32768)),
     *(ONE_KEY.choose(n=n) for n in (1024, 32767)),
     *(AGAIN.choose(n=n) for n in (2048, 32768)),
-    *(TAIL.choose(block=n).under(past("K", n)) for n in (16, 128, 1024)),
+    *(TAIL.choose(block=n).limit(past("K", n)) for n in (16, 128, 1024)),
     *(LAST_TILE.choose(block=n) for n in (64, 256)),
-    *(READ_ON.choose(what=what, block=n).under(past("K", n)) for what in READ_ON.parameters["what"] for n in (64, 256)),
-    READ_ON.choose(what="the next head's").under(Condition("Q", up_to=8)),
+    *(READ_ON.choose(what=what, block=n).limit(past("K", n)) for what in READ_ON.parameters["what"] for n in (64, 256)),
+    READ_ON.choose(what="the next head's").limit(Condition("Q", up_to=8)),
     *plant_rest(
         ("queries", ZERO, (32, 2048, 65535)), ("queries", LAST, (64, 32768)), ("queries", FIRST, (32, 4096, 32768)),
         ("heads", LAST, (32, 100)), ("heads", FIRST, (64,)), ("batch-elements", LAST, (16, 1024, 32767)),
@@ -269,15 +269,15 @@ PLANTED = (
     *(PRODUCT.choose(n=n) for n in (1024, 65535)),
     QUERY_TAIL.choose(block=128),
     COLUMN_TAIL.choose(block=32),
-    *(BEYOND_KEYS.choose().under(Condition("V", past=n)) for n in (64, 128)),
-    COLUMNS_PAST.choose(n=32).under(Condition("D", past=63, up_to=64)),
+    *(BEYOND_KEYS.choose().limit(Condition("V", past=n)) for n in (64, 128)),
+    COLUMNS_PAST.choose(n=32).limit(Condition("D", past=63, up_to=64)),
     *(COLUMNS_PAST.choose(n=n) for n in (96, 192, 512)),
     *(KEY_COLUMN_TAIL.choose(block=n) for n in (8, 64)),
     KEY_COLUMNS_TWICE.choose(block=64),
-    *(DEFAULT_SCALE.choose(width=n).under(past("D", n)) for n in (64, 128, 256)),
+    *(DEFAULT_SCALE.choose(width=n).limit(past("D", n)) for n in (64, 128, 256)),
     *plant_in("attention_weights", *(KEYS_PAST.choose(n=n) for n in (64, 1024, 65535)),
               *plant_rest(("queries", ZERO, (64, 32768)), ("heads", LAST, (32, 64)))),
     *plant_in("attention_logsumexp", *(KEYS_PAST.choose(n=n) for n in (64, 4096, 65535)),
-              *(TAIL.choose(block=n).under(past("K", n)) for n in (32, 128)),
+              *(TAIL.choose(block=n).limit(past("K", n)) for n in (32, 128)),
               *plant_rest(("queries", ZERO, (64, 32768)), ("batch-elements", ZERO, (64, 4096)))),
 )  # fmt: skip

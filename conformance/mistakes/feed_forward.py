@@ -96,7 +96,7 @@ class Network(NamedTuple):
     factor: Any
 
     @classmethod
-    def of_call(cls, call: Call) -> Network:
+    def read_call(cls, call: Call) -> Network:
         case, keep = call.case, dropout_factor(call.case)
         wide = {name: array.astype(float) for name, array in case.inputs.items()}
         names = ("gate", "inner", "outer") if "gate.weight" in wide else ("inner", "outer")
@@ -111,12 +111,12 @@ class Network(NamedTuple):
         bar = self.case.cotangents["output"].astype(float)
         return np.asarray(bar.reshape(-1, bar.shape[-1]))
 
-    def projected(self) -> list[Array]:
+    def project_sides(self) -> list[Array]:
         """What each side gives, rounded to the dtype of x."""
         return [round_to(self.x @ weight + bias, self.case.dtype) for weight, bias in self.sides.values()]
 
     def hidden(self) -> Array:
-        return np.asarray(np.real(self.hide(*self.projected())) * self.factor)
+        return np.asarray(np.real(self.hide(*self.project_sides())) * self.factor)
 
     def results(self) -> Results:
         hidden = self.hidden()
@@ -125,7 +125,7 @@ class Network(NamedTuple):
 
     def gradients(self, hidden: Array) -> Results:
         """From these hidden numbers, and the slopes of `hide`."""
-        projected, bar = self.projected(), self.cotangent
+        projected, bar = self.project_sides(), self.cotangent
         hidden_bar = bar @ self.outer[0].T * self.factor
         found = {"outer.weight": hidden.T @ bar, "outer.bias": bar.sum(axis=0), "x": np.zeros_like(self.x)}
         for place, (name, (weight, _)) in enumerate(self.sides.items()):
@@ -152,7 +152,7 @@ def change_network(change: Callable[..., Network | None]) -> Change:
     """The mistake in both passes."""
 
     def results(call: Call, **values: Any) -> Results | None:
-        changed = change(Network.of_call(call), **values)
+        changed = change(Network.read_call(call), **values)
         return None if changed is None else changed.results()
 
     return results
@@ -175,7 +175,7 @@ OVERFLOWING: dict[str, tuple[str, Callable[[Array], Array]]] = {
 def overflow(network: Network, form: str) -> Network | None:
     activation, exponent = OVERFLOWING[form]
     largest = math.log(np.finfo(compute_dtype_name(network.case.dtype)).max)
-    if network.activation != activation or not (exponent(network.projected()[0]) > largest).any():
+    if network.activation != activation or not (exponent(network.project_sides()[0]) > largest).any():
         return None
 
     def activate(x: Array) -> Array:
@@ -234,7 +234,7 @@ def round_activation(call: Call) -> Prediction | None:
         case.cotangents.get("output"),
         activation_of(case),
         1.0 if factor is None else factor,
-        Precision.of(case.dtype),
+        Precision.make(case.dtype),
         round_here,
         round_here,
     )
@@ -273,16 +273,18 @@ def lose_past(case: Case, what: str, first: int = 0, block: int = 0) -> Case:
     """Leave 0 past the first ones, or past the last whole block."""
     inputs = dict(case.inputs)
 
-    def kept(size: int) -> Array:
+    def kept_elements(size: int) -> Array:
         return np.arange(size) < (size // block * block or size if block else first)
 
     if what == "hidden numbers":
-        inputs["outer.weight"] = np.where(kept(len(inputs["outer.weight"]))[:, None], inputs["outer.weight"], 0)
+        inputs["outer.weight"] = np.where(
+            kept_elements(len(inputs["outer.weight"]))[:, None], inputs["outer.weight"], 0
+        )
     elif what == "columns of x":
-        inputs["x"] = np.where(kept(inputs["x"].shape[-1]), inputs["x"], 0)
+        inputs["x"] = np.where(kept_elements(inputs["x"].shape[-1]), inputs["x"], 0)
     else:
         for name in {"outer.weight", "outer.bias"} & inputs.keys():
-            inputs[name] = np.where(kept(inputs[name].shape[-1]), inputs[name], 0)
+            inputs[name] = np.where(kept_elements(inputs[name].shape[-1]), inputs[name], 0)
     return replace(case, inputs=inputs)
 
 
@@ -300,7 +302,7 @@ def lose_rows(call: Call, first: int = 0, block: int = 0) -> Results | None:
 
 def count_last_block_twice(call: Call, block: int) -> Results | None:
     """The last block of hidden numbers ends with the row, and overlaps the one before."""
-    network = Network.of_call(call)
+    network = Network.read_call(call)
     F = len(network.outer[0])
     if block >= F or F % block == 0:
         return None
@@ -330,7 +332,7 @@ def take_slope(call: Call, slope: str) -> Results | None:
     """Another slope, beside the hidden numbers of the forward pass."""
     if not call.case.cotangents or call.case.special:
         return None
-    network = Network.of_call(call)
+    network = Network.read_call(call)
     activate = ACTIVATIONS[network.activation]
 
     def take(x: Array) -> Array:
@@ -356,8 +358,8 @@ def take_side(call: Call, which: str) -> Results | None:
     """The gradient of x through one of two projections, or the other one's gradient of a bias."""
     if not call.case.cotangents:
         return None
-    network = Network.of_call(call)
-    gate, _ = network.projected()
+    network = Network.read_call(call)
+    gate, _ = network.project_sides()
     inner = network.cotangent @ network.outer[0].T * network.factor * np.real(network.hide(gate))
     if which == "the gradient of x lacks its part through the gate":
         return network.shape({gradient_name("x"): inner @ network.sides["inner"][0].T})
@@ -454,7 +456,7 @@ MISTAKES = (*ACTIVATED, *PROJECTIONS, *GRADIENTS, *SILU)
 OWN = {mistake.id.removeprefix("feed_forward."): mistake for mistake in MISTAKES}
 
 
-def gated(mistake: Mistake) -> Mistake:
+def gate_mistake(mistake: Mistake) -> Mistake:
     """The same, planted in the gated network."""
     return replace(mistake, operations=GATED, rule="FFN-2")
 
@@ -465,15 +467,15 @@ PLANTED = (
         ("gelu_tanh", "gelu"), ("gelu", "quick GELU, x * sigmoid(1.702 x),"),
         ("gelu_tanh", "gelu_tanh with the constant 0.0447"), ("relu", "a leaky relu (0.01)"),
         ("relu", "relu cut off at 6"), ("silu", "quick GELU, x * sigmoid(1.702 x),"))),
-    *(gated(OWN["activation"].choose(asked=asked, used=used)) for asked, used in (
+    *(gate_mistake(OWN["activation"].choose(asked=asked, used=used)) for asked, used in (
         ("gelu_tanh", "gelu"), ("silu", "quick GELU, x * sigmoid(1.702 x),"))),
     *(OWN["product"].choose(product=product) for product in tuple(PRODUCTS)[1:4]),
-    *(gated(OWN["biases-ignored"].choose(of=of)) for of in ("outer", "gate, inner")),
-    gated(OWN["dropout"].choose()),
+    *(gate_mistake(OWN["biases-ignored"].choose(of=of)) for of in ("outer", "gate, inner")),
+    gate_mistake(OWN["dropout"].choose()),
     OWN["past-size"].choose(first=16384),
     OWN["past-size"].choose(what="columns of x", first=512),
     OWN["past-size"].choose(what="columns of the output", first=1024),
-    OWN["activation"].choose().under(Condition(passes="backward")),
+    OWN["activation"].choose().limit(Condition(passes="backward")),
     OWN["gradient-of-side"].choose(which="the gradient of the gate's bias is that of the inner one"),
     OWN["gradient-of-rows"].choose(rows="whole blocks", block=32),
     OWN["rows-past-size"].choose(first=65535),

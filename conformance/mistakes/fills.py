@@ -11,7 +11,7 @@ from conformance.checks.comparison import LARGEST
 from conformance.mistakes.attention_steps import AttentionSteps
 from conformance.mistakes.call import Call
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import Changed, Prediction, with_bounds
+from conformance.mistakes.mistake import Changed, Prediction, add_bounds
 from conformance.mistakes.scores import entry
 from conformance.mistakes.softmax import WEIGHED, few_roundings, size_of_values
 from specification.dtypes import compute_dtype_name
@@ -25,12 +25,12 @@ def put_number(call: Call, number: float) -> list[Changed]:
     s, visible = call.steps, call.steps.visible
     if visible.all():
         return []
-    filled = s.changed(
+    filled = s.change(
         score=lambda t, p: np.where(visible, t.cap(p) + t.bias, number),
         open=s.open | ~visible,
         visible=np.broadcast_to(visible.any(axis=-1, keepdims=True), visible.shape),
     )
-    ways = [filled] if visible.any(axis=-1).all() else [filled, filled.changed(visible=np.ones_like(visible))]
+    ways = [filled] if visible.any(axis=-1).all() else [filled, filled.change(visible=np.ones_like(visible))]
     return [predict_filled(call, way, ~visible) for way in ways]
 
 
@@ -47,7 +47,7 @@ def add_number(call: Call, number: float) -> list[Changed]:
         own = steps.cap(products) + steps.bias
         return np.asarray(np.where(absorbed, own - own.real, own) + added)
 
-    filled = s.changed(score=score, visible=np.ones_like(s.visible))
+    filled = s.change(score=score, visible=np.ones_like(s.visible))
     return [predict_filled(call, filled, absorbed, np.where(absorbed | (added == 0), 0, 4 * spacing))]
 
 
@@ -56,7 +56,7 @@ def lift_bias(call: Call, number: float) -> list[Changed]:
     s = call.steps
     if s.open.all():
         return []
-    filled = s.changed(score=lambda t, p: t.cap(p) + np.where(s.open, t.bias, number), open=np.ones_like(s.open))
+    filled = s.change(score=lambda t, p: t.cap(p) + np.where(s.open, t.bias, number), open=np.ones_like(s.open))
     return [predict_filled(call, filled, np.zeros_like(s.visible))]
 
 
@@ -87,7 +87,7 @@ def predict_filled(call: Call, steps: AttentionSteps, constant: np.ndarray, lost
     if call.case.cotangents and not call.case.special and not unsure:
         gradients = steps.pull_back(call.case.cotangents, forward.weights)
         results |= steps.sum_gradients(gradients, call.case.inputs)
-    found = with_bounds(call, results)
+    found = add_bounds(call, results)
     unit = np.finfo(compute_dtype_name(call.case.dtype)).eps / 2
     sizes = np.abs(steps.query) @ np.abs(steps.keys).swapaxes(-1, -2) * abs(steps.scale) + np.abs(steps.bias)
     off = np.where(constant, 0, np.expm1(2 * (steps.query.shape[-1] + 12) * unit * sizes + 2 * lost))
@@ -107,7 +107,7 @@ MISTAKES = (
 PUT, ADDED, LOWEST_BIAS = MISTAKES
 PLANTED = (
     *(PUT.choose(number=number) for number in NUMBERS),
-    PUT.choose(number=-1e9).under(Condition(lacks=("bias",))),
+    PUT.choose(number=-1e9).limit(Condition(lacks=("bias",))),
     *(ADDED.choose(number=number) for number in (-1e4, -1e9)),
     LOWEST_BIAS.choose(),
 )

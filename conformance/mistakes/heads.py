@@ -34,7 +34,7 @@ def read_key_heads(order: Order) -> Callable[..., AttentionSteps | None]:
         if np.array_equal(read, steps.key_heads):
             return None
         keys, values_read = (steps.key_heads if what == other else read for other in ("values", "keys"))
-        return steps.changed(key_heads=keys, value_heads=values_read)
+        return steps.change(key_heads=keys, value_heads=values_read)
 
     return change
 
@@ -83,7 +83,7 @@ def sum_values(call: Call) -> Results | None:
     steps = call.steps
     if steps.key.shape[1] < 2 or steps.value is None:
         return None
-    summed = steps.changed(value=np.broadcast_to(steps.value.sum(axis=1, keepdims=True), steps.value.shape))
+    summed = steps.change(value=np.broadcast_to(steps.value.sum(axis=1, keepdims=True), steps.value.shape))
     forward = summed.forward()
     results = summed.results(forward)
     if call.case.cotangents and not call.case.special:
@@ -106,7 +106,7 @@ def exchange_heads_and_positions(call: Call) -> Results | None:
     if K == 0 or Q % K or (mask is not None and mask.offset is None and H != G):
         return None
     inputs, cotangents = ({n: a.swapaxes(1, 2) for n, a in some.items()} for some in (case.inputs, case.cotangents))
-    steps = AttentionSteps.of_case(replace(case, inputs=inputs, cotangents=cotangents))
+    steps = AttentionSteps.read_case(replace(case, inputs=inputs, cotangents=cotangents))
     forward = steps.forward()
     results = steps.results(forward)
     if cotangents and not case.special:
@@ -121,7 +121,7 @@ def move_results(move: Callable[..., np.ndarray]) -> Callable[..., AttentionStep
         own = places_of(call.forward.output)
         if not own.size or np.array_equal(own, move(own, **values)):
             return None
-        return call.steps.changed(move=lambda places: move(places, **values))
+        return call.steps.change(move=lambda places: move(places, **values))
 
     return change
 
@@ -174,7 +174,7 @@ PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     *(MODULO.choose(what=what) for what in ("keys", "values")),
     POWERS.choose(way="down"),
-    *(POWERS.choose().under(Condition("S", past=n - 1, up_to=n)) for n in (3, 6, 12)),
-    *(MODULO.choose().under(Condition("S", past=n - 1, up_to=n)) for n in (3, 12)),
+    *(POWERS.choose().limit(Condition("S", past=n - 1, up_to=n)) for n in (3, 6, 12)),
+    *(MODULO.choose().limit(Condition("S", past=n - 1, up_to=n)) for n in (3, 12)),
     FIRST_PAST.choose(n=32),
 )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import answer_with, round_to, with_own_bounds
+from conformance.mistakes.changes import add_rounding_bounds, answer_with, round_to
 from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Mistake, Prediction
 from reference_numpy.positions import buckets_of
@@ -136,7 +136,7 @@ def round_root(call: Call) -> list[Prediction]:
     ratio = round_to(root, case.dtype) / root
     results = {name: array * ratio for name, array in call.right.items()}
     narrow = {GRADIENT: add_up_narrowly(case, ratio)} if case.cotangents else {}
-    return [with_own_bounds(call, found) for found in (results, results | narrow)]
+    return [add_rounding_bounds(call, found) for found in (results, results | narrow)]
 
 
 # --- gradients of rows that are read several times --------------------------------------------------------------------
@@ -172,7 +172,7 @@ def add_up_narrowly(case: Case, ratio: Any = 1.0) -> np.ndarray:
 
 def narrow_gradient(call: Call) -> Prediction | None:
     narrow = call.case.dtype in HALF and call.case.cotangents
-    return with_own_bounds(call, {GRADIENT: add_up_narrowly(call.case)}) if narrow else None
+    return add_rounding_bounds(call, {GRADIENT: add_up_narrowly(call.case)}) if narrow else None
 
 
 def gradient_mistakes(prefix: str, rule: str, operation: str) -> tuple[Mistake, ...]:
@@ -212,10 +212,10 @@ PLANTED = (
     *(READ["rows-end"].choose(size=size) for size in (4096, 32767)),
     *(READ["columns-lost"].choose(first=first) for first in (64, 1024, 8192)),
     *(READ["places-lost"].choose(first=first) for first in (1024, 32768, 65536)),
-    *(READ["rows-unread"].choose(first=first).under(BACKWARD) for first in (256, 32768)),
-    READ["last-block-lost"].choose(block=16).under(BACKWARD),
-    *(ROW.choose(row=row).under(BACKWARD) for row in (0, -1)),
+    *(READ["rows-unread"].choose(first=first).limit(BACKWARD) for first in (256, 32768)),
+    READ["last-block-lost"].choose(block=16).limit(BACKWARD),
+    *(ROW.choose(row=row).limit(BACKWARD) for row in (0, -1)),
     SCALE.choose(factor="1"),
-    SCALE.choose(factor="1").under(BACKWARD),
+    SCALE.choose(factor="1").limit(BACKWARD),
 )
 """Every mistake with the first values of its parameters, some past other sizes, some in the backward pass alone."""

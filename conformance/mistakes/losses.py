@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.bounds.losses import counted_targets, mixed
+from conformance.bounds.losses import counted_targets, smooth_targets
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
@@ -43,7 +43,7 @@ class Loss(NamedTuple):
     zero_times_nan: bool = False
 
     @property
-    def counted(self) -> Array:
+    def row_mask(self) -> Array:
         return self.weights != 0
 
     def log_probabilities(self) -> Array:
@@ -63,7 +63,7 @@ class Loss(NamedTuple):
         if not self.zero_times_nan:
             parts = np.where(self.mixed != 0, parts, 0)
         losses = -self.sign * np.sum(parts, axis=-1)
-        rows = self.weights * losses if self.zero_times_nan else np.where(self.counted, self.weights * losses, 0)
+        rows = self.weights * losses if self.zero_times_nan else np.where(self.row_mask, self.weights * losses, 0)
         if self.case.options.get("reduction") == "none":
             return np.asarray(rows.reshape(self.case.inputs["targets"].shape))
         return np.asarray(np.sum(rows))
@@ -94,7 +94,7 @@ def loss_of(case: Case) -> Loss:
     x = np.asarray(case.inputs[input_name(case)], float).reshape(counted.size, -1)
     smoothing = float(case.options.get("label_smoothing", 0.0))
     weights = counted.reshape(-1) / (max(int(counted.sum()), 1) if is_mean(case) else 1)
-    targets = mixed(classes.reshape(-1), x.shape[1], smoothing)
+    targets = smooth_targets(classes.reshape(-1), x.shape[1], smoothing)
     normalize = case.operation == "cross_entropy"
     return Loss(
         case, x, case.inputs["targets"].reshape(-1), targets, weights, weights, smoothing, normalize, x.shape[1]
@@ -140,11 +140,11 @@ def weigh(loss: Loss, weights: Array, **others: Any) -> Loss:
 
 
 def average_all_rows(loss: Loss) -> Loss | None:
-    return weigh(loss, loss.counted / len(loss.weights)) if is_mean(loss.case) else None
+    return weigh(loss, loss.row_mask / len(loss.weights)) if is_mean(loss.case) else None
 
 
 def sum_losses(loss: Loss) -> Loss | None:
-    return weigh(loss, loss.counted * 1.0) if is_mean(loss.case) else None
+    return weigh(loss, loss.row_mask * 1.0) if is_mean(loss.case) else None
 
 
 def average_sum(loss: Loss) -> Loss | None:
@@ -157,7 +157,7 @@ def average_sequences(loss: Loss) -> Loss | None:
     shape = loss.case.inputs["targets"].shape
     if not is_mean(loss.case) or len(shape) < 2:
         return None
-    counted = loss.counted.reshape(shape)
+    counted = loss.row_mask.reshape(shape)
     each = counted / np.maximum(counted.sum(-1, keepdims=True), 1)
     return weigh(loss, (each / (counted.size // shape[-1])).reshape(-1))
 
@@ -169,11 +169,11 @@ def count_targets(loss: Loss, counted: Array, targets: Array) -> Loss | None:
     if ((classes < 0) | (classes >= V)).any():
         return None
     weights = counted / (max(int(counted.sum()), 1) if is_mean(loss.case) else 1)
-    return weigh(loss, weights, mixed=mixed(classes, V, loss.smoothing))
+    return weigh(loss, weights, mixed=smooth_targets(classes, V, loss.smoothing))
 
 
 def count_ignored_as_class_0(loss: Loss) -> Loss | None:
-    return count_targets(loss, np.ones_like(loss.counted), np.where(loss.counted, loss.targets, 0))
+    return count_targets(loss, np.ones_like(loss.row_mask), np.where(loss.row_mask, loss.targets, 0))
 
 
 def count_only_other_than(loss: Loss, ignored: int) -> Loss | None:
@@ -185,7 +185,7 @@ def count_only_other_than(loss: Loss, ignored: int) -> Loss | None:
 
 def divide_by_no_target(loss: Loss) -> Loss | None:
     """0 / 0 where no target counts."""
-    if loss.counted.any() or not is_mean(loss.case):
+    if loss.row_mask.any() or not is_mean(loss.case):
         return None
     return weigh(loss, np.full(len(loss.weights), np.nan))
 
@@ -197,13 +197,13 @@ ROWS = (
     loss("mean-of-means", "the mean of every sequence is taken first, and then the mean of these", average_sequences),
     loss("ignored-as-class-0", "targets that do not count are taken for class 0", count_ignored_as_class_0),
     loss("all-targets-count", "every target counts, ignored ones too",
-         lambda loss: count_targets(loss, np.ones_like(loss.counted), loss.targets)),
+         lambda loss: count_targets(loss, np.ones_like(loss.row_mask), loss.targets)),
     loss("fixed-ignored-target", "the target {ignored} does not count, whatever the call says", count_only_other_than,
          parameters={"ignored": (-100, 0, -1)}),
     loss("targets-shifted", "every target is taken for the class {shift:+d} from it",
-         lambda loss, shift: count_targets(loss, loss.counted, loss.targets + shift), parameters={"shift": (-1, 1)}),
+         lambda loss, shift: count_targets(loss, loss.row_mask, loss.targets + shift), parameters={"shift": (-1, 1)}),
     loss("targets-in-few-bits", "targets are kept in {bits} bits",
-         lambda loss, bits: count_targets(loss, loss.counted, loss.targets & (2**bits - 1)),
+         lambda loss, bits: count_targets(loss, loss.row_mask, loss.targets & (2**bits - 1)),
          parameters={"bits": (16, 8)}),
     loss("mean-of-nothing", "where no target counts, the mean is 0 / 0", divide_by_no_target),
     loss("zero-times-nan", "rows that do not count are multiplied by 0, and 0 * NaN and 0 * inf are NaN",
@@ -220,7 +220,7 @@ def smooth(share: Callable[[Loss, Array, int], Array]) -> Callable[..., Loss | N
 
     def change(loss: Loss) -> Loss | None:
         V = loss.x.shape[1]
-        hot = mixed(np.where(loss.counted, loss.targets, 0), V, 0.0)
+        hot = smooth_targets(np.where(loss.row_mask, loss.targets, 0), V, 0.0)
         return loss._replace(mixed=share(loss, hot, V)) if loss.smoothing else None
 
     return change

@@ -29,7 +29,7 @@ def see_pairs(call: Call, visible: np.ndarray) -> AttentionSteps | None:
     visible = np.broadcast_to(visible, own.shape)
     if "query_lengths" in call.case.inputs:
         visible = visible & ~padded_queries(call.case)[:, None, :, None]
-    return None if np.array_equal(visible, own) else call.steps.changed(visible=visible)
+    return None if np.array_equal(visible, own) else call.steps.change(visible=visible)
 
 
 # --- the allowed pairs as an array ------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def share_first_row(call: Call, block: int) -> list[AttentionSteps | Results | N
     if "bias" not in call.case.inputs:
         return [shared]
     bias, unbiased = (array[:, :, rows] for array in (steps.bias, steps.open))
-    both = [*results_of_steps(call, (shared or steps).changed(bias=bias, open=unbiased), "both")]
+    both = [*results_of_steps(call, (shared or steps).change(bias=bias, open=unbiased), "both")]
     for results in both:
         if name in results and len(rows):
             taken, results[name] = results[name], np.zeros_like(results[name])
@@ -145,7 +145,7 @@ def add_to_scores(call: Call) -> AttentionSteps | None:
     visible = call.steps.visible
     if call.case.options.get("mask") is None:
         return None
-    return call.steps.changed(
+    return call.steps.change(
         visible=np.ones_like(visible), score=lambda steps, products: steps.cap(products) + steps.bias + visible
     )
 
@@ -162,7 +162,7 @@ def combine_with_bias(call: Call, allowed: str) -> AttentionSteps | None:
     if call.case.options.get("mask") is None or steps.open.all():
         return None
     visible = steps.visible | steps.open if allowed == "either allows" else steps.visible
-    return steps.changed(visible=visible, open=np.ones_like(steps.open))
+    return steps.change(visible=visible, open=np.ones_like(steps.open))
 
 
 def see_causally(call: Call, corner: str, how: str) -> AttentionSteps | None:
@@ -377,26 +377,26 @@ MISTAKES = (*ARRAYS, *BESIDE, *BANDS, *DESCRIPTIONS)
 KNOWN = {mistake.id.removeprefix("masks."): mistake for mistake in MISTAKES}
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
-    *(KNOWN["ignored"].choose().under(past("K", n)) for n in (256, 4096)),
-    *(KNOWN["batch-element"].choose().under(past("B", n)) for n in (16, 4096)),
-    *(KNOWN["head"].choose().under(past("H", n)) for n in (16, 64)),
-    *(KNOWN["first-row-of-block"].choose(block=n).under(past("Q", n)) for n in (32, 512, 4096)),
+    *(KNOWN["ignored"].choose().limit(past("K", n)) for n in (256, 4096)),
+    *(KNOWN["batch-element"].choose().limit(past("B", n)) for n in (16, 4096)),
+    *(KNOWN["head"].choose().limit(past("H", n)) for n in (16, 64)),
+    *(KNOWN["first-row-of-block"].choose(block=n).limit(past("Q", n)) for n in (32, 512, 4096)),
     *(KNOWN["keys-start-anew"].choose(block=n) for n in (2048, 32768)),
     *(KNOWN["ignored-from-key"].choose(first=n) for n in (1024, 65535)),
     *(KNOWN["causal-offset"].choose(taken=taken) for taken in (*OFFSETS,)[1:]),
     *(KNOWN["causal-block-start"].choose(block=n) for n in (32, 1024)),
-    *(KNOWN["causal-whole-blocks"].choose(block=n).under(past("K", n)) for n in (128, 1024)),
+    *(KNOWN["causal-whole-blocks"].choose(block=n).limit(past("K", n)) for n in (128, 1024)),
     *(KNOWN["causal-ignored-from"].choose(axis="key", first=n) for n in (256, 4096, 32768)),
     *(KNOWN["window-ignored-from"].choose(axis="query", first=n) for n in (64, 512, 8192)),
     *(KNOWN["window-ignored-from"].choose(axis="key", first=n) for n in (1024, 8192)),
     *(KNOWN["window-first-query"].choose(block=n) for n in (32, 128)),
-    *(KNOWN["window-last-block"].choose(when=ONE_KEY, block=n).under(past("K", n)) for n in (32, 128)),
+    *(KNOWN["window-last-block"].choose(when=ONE_KEY, block=n).limit(past("K", n)) for n in (32, 128)),
     *(KNOWN["window-ends"].choose(taken=taken) for taken in (*ENDS,)[1:]),
     *(KNOWN["length"].choose(taken=taken) for taken in (*LENGTHS,)[1:]),
-    *(KNOWN["length-rounded"].choose(block=n, way="up").under(past("K", n)) for n in (64, 1024)),
+    *(KNOWN["length-rounded"].choose(block=n, way="up").limit(past("K", n)) for n in (64, 1024)),
     *(KNOWN["length-limited"].choose(limit=n) for n in (256, 4096)),
     *(KNOWN["padding-ignored-from"].choose(first=n) for n in (512, 8192, 32768)),
-    *(KNOWN["segment-of-first-key"].choose(block=n).under(past("K", n)) for n in (256, 1024)),
+    *(KNOWN["segment-of-first-key"].choose(block=n).limit(past("K", n)) for n in (256, 1024)),
     *(KNOWN["segment-ids"].choose(held=held) for held in IDS[1:]),
     *(KNOWN["infinite-bias"].choose(allowed="the mask allows"), KNOWN["row"].choose(row="last")),
     *(KNOWN["and"].choose(taken=taken) for taken in ("the first", "the second")),

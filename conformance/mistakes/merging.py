@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases.arguments import gradient_name, listed
+from conformance.cases.arguments import gradient_name, list_arrays
 from conformance.mistakes.attention_steps import add_at_places, places_of, take_places
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.extents import fill_rest
@@ -23,12 +23,12 @@ class Parts(NamedTuple):
     logs: np.ndarray
 
     @classmethod
-    def of_call(cls, call: Call) -> Parts:
-        outputs, logs = (np.stack([a.astype(float) for a in listed(call.case.inputs, n)]) for n in ARGUMENTS)
+    def read_call(cls, call: Call) -> Parts:
+        outputs, logs = (np.stack([a.astype(float) for a in list_arrays(call.case.inputs, n)]) for n in ARGUMENTS)
         return cls(np.where(np.isfinite(outputs) | (logs[..., None] > -np.inf), outputs, 0), logs)
 
     @property
-    def seen(self) -> np.ndarray:
+    def visible_parts(self) -> np.ndarray:
         return self.logs > -np.inf
 
     @property
@@ -98,7 +98,7 @@ def entry(name: str, says: str, change: Callable[..., Any], **parameters: Sequen
     """`change(call, parts, **values)`."""
 
     def answer(call: Call, **values: Any) -> Any:
-        return change(call, Parts.of_call(call), **values)
+        return change(call, Parts.read_call(call), **values)
 
     return Mistake(f"merging.{name}", "ATT-14", says, answer, ("merge_attention",), parameters)
 
@@ -165,9 +165,9 @@ def move_weights(call: Call, parts: Parts, part: str) -> Results:
 
 
 def take_infinity_for_zero(call: Call, parts: Parts) -> Results | None:
-    if parts.seen.all():
+    if parts.visible_parts.all():
         return None
-    other = parts._replace(logs=np.where(parts.seen, parts.logs, 0))
+    other = parts._replace(logs=np.where(parts.visible_parts, parts.logs, 0))
     return merge_by(call, parts, other.exponentials, log=(other.logsumexp, other.weights))
 
 
@@ -192,10 +192,10 @@ WEIGHTS = (
     entry("one-by-one", "parts are merged one by one, and the {slip}", merge_one_by_one,
           slip=("log-sum-exp stays that of the first part", "output is rounded every time")),
     entry("equal-weights", "parts are merged with equal weights",
-          lambda call, parts: merge_by(call, parts, parts.seen * 1.0, slope=0)),
+          lambda call, parts: merge_by(call, parts, parts.visible_parts * 1.0, slope=0)),
     BASE,
     entry("inverse-weights", "weights are exp(maximum - log-sum-exp)",
-          lambda call, parts: merge_by(call, parts, divide(parts.seen, parts.exponentials), slope=-1)),
+          lambda call, parts: merge_by(call, parts, divide(parts.visible_parts, parts.exponentials), slope=-1)),
     entry("weights-moved", "parts get the weight of {part}", move_weights, part=tuple(ORDERS)),
     entry("infinity-taken-for-zero", "a log-sum-exp of -inf is taken for 0", take_infinity_for_zero),
     entry("not-divided", "the weighted outputs are not divided by the sum of the weights",
@@ -209,7 +209,7 @@ WEIGHTS = (
 
 def lose_rows(call: Call, parts: Parts, which: str) -> list[Results]:
     """Rows in which log-sum-exps are -inf are NaN, in both results or in one: -inf - -inf, or 0 / 0."""
-    seen = parts.seen
+    seen = parts.visible_parts
     rows = {"every": ~seen.any(axis=0), "some": ~seen.all(axis=0), "the first": ~seen[0], "the last": ~seen[-1]}[which]
     if not rows.any():
         return []
@@ -223,7 +223,7 @@ def overflow(call: Call, parts: Parts, maximum: str) -> list[Results]:
     held = np.finfo(compute_dtype_name(call.case.dtype))
     largest = parts.logs.max(axis=0) - subtracted
     above, below = largest > np.log(held.max), largest < np.log(held.smallest_subnormal) - 1
-    if not (above | (below & parts.seen.any(axis=0))).any():
+    if not (above | (below & parts.visible_parts.any(axis=0))).any():
         return []
     log = np.where(above, np.inf, np.where(below, -np.inf, parts.logsumexp))
     lost, kept = above[..., None], below[..., None]
@@ -270,7 +270,7 @@ def keep_gradients(call: Call, parts: Parts, bars: tuple[float, float, float]) -
 
 
 def forget_weights(call: Call, parts: Parts) -> Results:
-    return name_gradients("outputs", parts.seen[..., None] * call.cotangent()) if call.case.cotangents else {}
+    return name_gradients("outputs", parts.visible_parts[..., None] * call.cotangent()) if call.case.cotangents else {}
 
 
 GRADIENTS = (

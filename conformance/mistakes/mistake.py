@@ -12,12 +12,12 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.arguments import expected_dtype
 from conformance.cases.case import Case
-from conformance.cases.kernel_arguments import without_kernel_arguments
+from conformance.cases.kernel_arguments import replace_kernel_arguments
 from conformance.checks.comparison import LARGEST, PRECISION
 from conformance.mistakes.attention_steps import AttentionSteps
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import ALWAYS, Condition
-from conformance.oracle.reference import by_definition
+from conformance.oracle.reference import evaluate_definition
 
 
 class Prediction(NamedTuple):
@@ -100,7 +100,7 @@ class Mistake:
         chosen = ", ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in self.values.items())
         return f"{self.id} ({chosen})" if chosen else self.id
 
-    def under(self, condition: Condition) -> Mistake:
+    def limit(self, condition: Condition) -> Mistake:
         """The same mistake where a condition holds."""
         return replace(self, condition=condition)
 
@@ -147,7 +147,7 @@ def predictions_of(
     if changed is None:
         return
     if isinstance(changed, Case) and changed.operation == call.case.operation and changed.operation in STEPPED:
-        changed = AttentionSteps.of_case(changed)  # much faster than the definition with its bounds
+        changed = AttentionSteps.read_case(changed)  # much faster than the definition with its bounds
     if isinstance(changed, Prediction):
         yield changed
     elif isinstance(changed, Case):
@@ -157,9 +157,9 @@ def predictions_of(
             return
     elif isinstance(changed, AttentionSteps):
         for results in results_of_steps(call, changed, passes):
-            yield with_bounds(call, results)
+            yield add_bounds(call, results)
     else:
-        yield with_bounds(call, changed)
+        yield add_bounds(call, changed)
 
 
 def predict_case(case: Case, solve: Callable[[Case], Results] | None) -> Prediction:
@@ -170,7 +170,7 @@ def predict_case(case: Case, solve: Callable[[Case], Results] | None) -> Predict
 
 
 def solve_by_definition(case: Case) -> Results:
-    return {name: exact.high for name, exact in by_definition(without_kernel_arguments(case)).items()}
+    return {name: exact.high for name, exact in evaluate_definition(replace_kernel_arguments(case)).items()}
 
 
 def keep_pass(call: Call, prediction: Prediction, passes: str) -> Prediction:
@@ -191,12 +191,12 @@ def results_of_steps(call: Call, steps: AttentionSteps, passes: str) -> Iterator
     """
     fillings: tuple[str, ...] = (steps.empty_rows,)
     if steps.sinks is None and steps.operation != "attention_logsumexp":
-        emptied = call.steps.allowed.any(axis=-1) & ~steps.allowed.any(axis=-1)
+        emptied = call.steps.allowed_pairs.any(axis=-1) & ~steps.allowed_pairs.any(axis=-1)
         if emptied.any() and steps.empty_rows in ("zero", "any"):
             fillings = ("zero", "mean", "nan")
     graded = call.case.cotangents and not call.case.special and steps.weigh is None
     for filling in fillings:
-        filled = steps.changed(empty_rows=filling)
+        filled = steps.change(empty_rows=filling)
         forward = filled.forward()
         found = filled.results(forward)
         if not graded:
@@ -204,7 +204,7 @@ def results_of_steps(call: Call, steps: AttentionSteps, passes: str) -> Iterator
             continue
         weights, means = [forward.weights], [None]
         if passes == "backward" and steps.operation == "attention":
-            saved = np.where(steps.allowed, np.exp(filled.all_scores() - call.forward.logsumexp), 0)
+            saved = np.where(steps.allowed_pairs, np.exp(filled.all_scores() - call.forward.logsumexp), 0)
             weights.append(saved)
             means.append(np.sum(call.cotangent() * call.forward.output, axis=-1, keepdims=True))
         for one, mean in product(weights, means):
@@ -212,7 +212,7 @@ def results_of_steps(call: Call, steps: AttentionSteps, passes: str) -> Iterator
             yield found | filled.sum_gradients(gradients, call.case.inputs)
 
 
-def with_bounds(call: Call, results: Results) -> Prediction:
+def add_bounds(call: Call, results: Results) -> Prediction:
     """Results with the bounds that the right computation would have on numbers as large as theirs.
 
     A computation with a mistake rounds as often as the right one, in other elements: so the bound of every element is

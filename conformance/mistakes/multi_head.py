@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.arguments import gradient_name
-from conformance.cases.arrays import heads_of, joined
+from conformance.cases.arrays import heads_of, join_projections
 from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results, attention_inside
 from conformance.mistakes.catalogue import TOPICS, load_topic
@@ -45,7 +45,7 @@ def change_projections(change: Callable[..., Arrays | None], separate: bool = Fa
     def move(case: Case, of: str, **values: Any) -> Case | None:
         if separate and not is_separate(case):
             return None
-        fused = replace(case, inputs=joined(case.inputs))
+        fused = replace(case, inputs=join_projections(case.inputs))
         inputs: Arrays = dict(fused.inputs)
         for name in of.split(", "):
             changed = change(fused, name, **values)
@@ -125,7 +125,7 @@ def lose_end(case: Case, name: str, what: str, first: int = 0, block: int = 0) -
 
 @rearrange_inputs
 def exchange_projections(case: Case, pair: str) -> Case | None:
-    inputs = joined(case.inputs)
+    inputs = join_projections(case.inputs)
     one, other = pair.split(" and ")
     if inputs[f"{one}.weight"].shape != inputs[f"{other}.weight"].shape:
         return None
@@ -178,8 +178,8 @@ def carry_out(call: Call, found: Results, join: Callable[[Array], Array] = conca
 
     join: of heads before the output projection. join_bars: of the gradients of query, key and value.
     """
-    wide = {name: array.astype(float) for name, array in joined(call.case.inputs).items()}
-    heads = join(found.get("output", call.inside.forward.output))
+    wide = {name: array.astype(float) for name, array in join_projections(call.case.inputs).items()}
+    heads = join(found.get("output", call.attention_call.forward.output))
     results: Results = {}
     if "output" in found:
         results["output"] = heads @ wide["output.weight"] + wide.get("output.bias", 0)
@@ -210,7 +210,7 @@ def carry(mistake: Mistake) -> Mistake:
 
     def change(call: Call, **values: Any) -> list[Results]:
         inside = replace(mistake, operations=("attention",), values=values, condition=ALWAYS)
-        found = inside.predict(call.inside, solve_by_definition)
+        found = inside.predict(call.attention_call, solve_by_definition)
         sure = (one for one in found if not any(np.isposinf(array).any() for array in one.bounds.values()))
         return [carry_out(call, one.results) for one in sure]
 
@@ -262,7 +262,7 @@ def count_terms(call: Call, of: str, terms: str, along: str) -> Results | None:
     """The gradients of a projection's weight or bias by some batch elements or positions only."""
     if not call.case.cotangents or call.case.special:
         return None
-    inside = call.inside
+    inside = call.attention_call
     cut: Callable[[Array], Array] = TERMS[terms] if along == "batch elements" else (
         lambda x: TERMS[terms](x.swapaxes(0, -2)).swapaxes(0, -2))  # fmt: skip
     right = inside.steps.sum_gradients(inside.gradients, inside.case.inputs)

@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.bounds import layer_norm as bounds
 from conformance.bounds.arithmetic import Approx, Precision, exact, multiply
-from conformance.bounds.operations import finished
+from conformance.bounds.operations import result_bound
 from conformance.cases.arguments import expected_dtype
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import round_to
@@ -40,10 +40,10 @@ def change_gradients(change: Gradients) -> Callable[..., Changed | list[Changed]
     def results(call: Call, **values: Any) -> Changed | list[Changed]:
         if not call.case.cotangents or not call.case.inputs["x"].size:
             return None
-        s = NormSteps.of_case(call.case)
+        s = NormSteps.read_case(call.case)
         changed = change(s, **values)
         ways = changed if isinstance(changed, list) else [changed]
-        return [s.reshaped(way) for way in ways if way]
+        return [s.reshape_results(way) for way in ways if way]
 
     return results
 
@@ -115,7 +115,7 @@ TERMS = (
 
 def divide_means(s: NormSteps, part: str, m: int) -> Results:
     """The sums over a row are divided by m, not by n."""
-    if m in (0, s.n) or (part != "square" and not s.centered):
+    if m in (0, s.n) or (part != "square" and not s.has_mean):
         return {}
     mean, square = (s.n / m if part in (name, "both") else 1.0 for name in ("mean", "square"))
     return {OF_X: s.pull_back(mean=mean, square=square)}
@@ -123,7 +123,7 @@ def divide_means(s: NormSteps, part: str, m: int) -> Results:
 
 def sum_first_columns(s: NormSteps, part: str, first: int) -> list[Results]:
     """The sums over a row hear only of its first columns, and are divided by n or by their number."""
-    if not 0 < first < s.n or (part != "square" and not s.centered):
+    if not 0 < first < s.n or (part != "square" and not s.has_mean):
         return []
     few = s.row_bar * (np.arange(s.n) < first)
     changed = {f"of_{name}": few for name in ("mean", "square") if part in (name, "both")}
@@ -275,16 +275,16 @@ def add_in_16_bits(call: Call, name: str, dtype: str, tile: int) -> Changed:
         return None
     argument = case.inputs[name.removeprefix("gradient of ")]
     form = str(argument.dtype) if dtype == OWN else dtype
-    s, p = NormSteps.of_case(case), Precision.of(case.dtype)
+    s, p = NormSteps.read_case(case), Precision.make(case.dtype)
     starts = np.arange(0, len(s.x), tile)
     if form not in HALF or not 1 < len(starts) <= MOST_ADDED:
         return None
     terms = exact(s.bar)
     if name == OF_WEIGHT:
-        terms = multiply(terms, bounds.normalized(case.operation, s.x, s.eps, p)[2], p)
+        terms = multiply(terms, bounds.normalize_rows(case.operation, s.x, s.eps, p)[2], p)
     error = terms.error + p.gamma(tile) * terms.size
     total = add_narrowly(Approx(*(np.add.reduceat(a, starts, axis=0) for a in (terms.value, error))), form)
-    limits = total.error if form == str(argument.dtype) else finished(name, total, case, p)
+    limits = total.error if form == str(argument.dtype) else result_bound(name, total, case, p)
     return Prediction({name: total.value.reshape(argument.shape)}, {name: limits.reshape(argument.shape)})
 
 

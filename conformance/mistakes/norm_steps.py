@@ -99,7 +99,7 @@ class NormSteps:
     source: np.ndarray | None = None
 
     @classmethod
-    def of_case(cls, case: Case, width: int = 0) -> NormSteps:
+    def read_case(cls, case: Case, width: int = 0) -> NormSteps:
         """The right steps, or those of rows of another width."""
         wide = {name: array.astype(float) for name, array in case.inputs.items()}
         n = width or wide["weight"].size
@@ -117,17 +117,17 @@ class NormSteps:
         eps, divisor = case.options.get("eps", 1e-5), add_eps_outside if spread else add_eps
         return cls(case, x, weight, bias, bar, eps, statistics, divisor)
 
-    def changed(self, **fields: Any) -> NormSteps:
+    def change(self, **fields: Any) -> NormSteps:
         return replace(self, **fields)
 
-    def measured(self, mean: Any, squares: Any, center: Any = None, zeros: float = 0.0) -> NormSteps:
+    def change_statistics(self, mean: Any, squares: Any, center: Any = None, zeros: float = 0.0) -> NormSteps:
         """With statistics by these weights, see `measure_rows`; a norm that has no mean keeps none."""
-        if not self.centered:
+        if not self.has_mean:
             mean, center = None, None
-        return self.changed(statistics=measure_rows(self.x, mean, squares, center, zeros))
+        return self.change(statistics=measure_rows(self.x, mean, squares, center, zeros))
 
     @property
-    def centered(self) -> bool:
+    def has_mean(self) -> bool:
         return self.case.operation != "rms_norm"
 
     @property
@@ -205,7 +205,7 @@ class NormSteps:
             if self.statistics.slope is not None:
                 found[gradient_name("x")] = self.pull_back(bar * self.weight)
             found |= self.sum_over_rows(bar)
-        return self.reshaped(found)
+        return self.reshape_results(found)
 
     def sum_over_rows(self, bar: np.ndarray) -> Results:
         """The gradients of weight and bias."""
@@ -213,7 +213,7 @@ class NormSteps:
         size = self.case.inputs["weight"].size
         return {gradient_name(name): array.reshape(-1, size).sum(axis=0) for name, array in sums.items()}
 
-    def reshaped(self, results: Results) -> Results:
+    def reshape_results(self, results: Results) -> Results:
         """Each in the shape of its argument; of what the call has."""
         inputs = {gradient_name(name): array for name, array in self.case.inputs.items()}
         shapes = {"output": inputs[gradient_name("x")].shape} | {name: array.shape for name, array in inputs.items()}

@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.bounds import layer_norm as bounds
 from conformance.bounds.arithmetic import Approx, Precision, exact, multiply
-from conformance.bounds.operations import BOUNDS, finished
+from conformance.bounds.operations import BOUNDS, result_bound
 from conformance.cases.arguments import expected_dtype
 from conformance.cases.case import Case
 from conformance.checks.comparison import LARGEST, PRECISION
@@ -35,7 +35,7 @@ def vary(change: Step) -> Callable[..., Changed | list[Changed]]:
     """Take the results of other steps: `change(steps, **values)`; None where there is nothing to change."""
 
     def results(call: Call, **values: Any) -> Changed | list[Changed]:
-        changed = change(NormSteps.of_case(call.case), **values) if call.case.inputs["x"].size else None
+        changed = change(NormSteps.read_case(call.case), **values) if call.case.inputs["x"].size else None
         if changed is None:
             return None
         return [s.results() for s in changed] if isinstance(changed, list) else changed.results()
@@ -60,44 +60,44 @@ def square_weights(s: NormSteps) -> np.ndarray:
 
 
 def divide_squares(divisor: Callable[[int], float]) -> Step:
-    return lambda s: s.measured(mean_weights(s), np.full(s.n, 1 / divisor(s.n)), mean_weights(s))
+    return lambda s: s.change_statistics(mean_weights(s), np.full(s.n, 1 / divisor(s.n)), mean_weights(s))
 
 
 def subtract_mean(s: NormSteps) -> NormSteps:
     """rms_norm with the statistics of layer norm."""
-    return s.changed(statistics=measure_rows(s.x, mean_weights(s), mean_weights(s), mean_weights(s)))
+    return s.change(statistics=measure_rows(s.x, mean_weights(s), mean_weights(s), mean_weights(s)))
 
 
 def take_absolute(s: NormSteps) -> NormSteps:
     """The square of the mean absolute deviation."""
     mean = np.mean(np.abs(s.deviation), axis=-1, keepdims=True)
     sign = np.sign(s.deviation)
-    slope = 2 * mean * (sign - np.mean(sign, axis=-1, keepdims=True) * s.centered) / s.n
-    return s.changed(statistics=s.statistics._replace(square=mean**2, slope=slope))
+    slope = 2 * mean * (sign - np.mean(sign, axis=-1, keepdims=True) * s.has_mean) / s.n
+    return s.change(statistics=s.statistics._replace(square=mean**2, slope=slope))
 
 
 def take_eps_as_floor(s: NormSteps, of: str) -> NormSteps:
     if of == "variance":
-        return s.changed(divisor=lambda square, eps: np.sqrt(np.maximum(square, eps)))
-    return s.changed(divisor=lambda square, eps: np.maximum(np.sqrt(square), eps))
+        return s.change(divisor=lambda square, eps: np.sqrt(np.maximum(square, eps)))
+    return s.change(divisor=lambda square, eps: np.maximum(np.sqrt(square), eps))
 
 
 def run_over_axes(s: NormSteps, first: int) -> NormSteps | None:
     """Statistics over the axes from the first of these on."""
     width = int(np.prod(s.case.inputs["x"].shape[first:]))
     alone = width == 1 and s.case.operation == "standard_deviation_norm"
-    return None if width == s.n or alone else NormSteps.of_case(s.case, width)
+    return None if width == s.n or alone else NormSteps.read_case(s.case, width)
 
 
 def zero_small_variances(s: NormSteps, least: float) -> NormSteps:
-    return s.changed(divisor=lambda square, eps: s.divisor(np.where(np.real(square) < least, 0, square), eps))
+    return s.change(divisor=lambda square, eps: s.divisor(np.where(np.real(square) < least, 0, square), eps))
 
 
 def raise_small_variances(s: NormSteps, least: float) -> list[NormSteps]:
     """The variance, with eps or without, has a floor."""
     return [
-        s.changed(divisor=lambda square, eps: s.divisor(np.maximum(square, least), eps)),
-        s.changed(divisor=lambda square, eps: np.sqrt(np.maximum(square + eps, least))),
+        s.change(divisor=lambda square, eps: s.divisor(np.maximum(square, least), eps)),
+        s.change(divisor=lambda square, eps: np.sqrt(np.maximum(square + eps, least))),
     ]
 
 
@@ -112,25 +112,25 @@ STATISTICS = (
          operations=LAYER + RMS),
     norm("biased-deviation", "the squares are divided by n", divide_squares(lambda n: n), "NORM-7",
          operations=DEVIATION),
-    norm("eps-outside-the-root", "eps is added outside the root", lambda s: s.changed(divisor=add_eps_outside),
+    norm("eps-outside-the-root", "eps is added outside the root", lambda s: s.change(divisor=add_eps_outside),
          operations=LAYER + RMS),
-    norm("eps-inside-the-root", "eps is added inside the root", lambda s: s.changed(divisor=add_eps), "NORM-7",
+    norm("eps-inside-the-root", "eps is added inside the root", lambda s: s.change(divisor=add_eps), "NORM-7",
          operations=DEVIATION),
     norm("standard-deviation", "the deviation is unbiased and eps is added outside the root (standard_deviation_norm)",
-         lambda s: NormSteps.of_case(replace(s.case, operation=DEVIATION[0])).changed(case=s.case), operations=LAYER),
+         lambda s: NormSteps.read_case(replace(s.case, operation=DEVIATION[0])).change(case=s.case), operations=LAYER),
     norm("mean-not-subtracted", "the mean is not subtracted (rms_norm)",
-         lambda s: s.measured(None, square_weights(s)), operations=LAYER + DEVIATION),
+         lambda s: s.change_statistics(None, square_weights(s)), operations=LAYER + DEVIATION),
     norm("mean-in-the-variance-only", "the mean is subtracted in the variance only",
-         lambda s: s.measured(None, square_weights(s), mean_weights(s)), operations=LAYER + DEVIATION),
+         lambda s: s.change_statistics(None, square_weights(s), mean_weights(s)), operations=LAYER + DEVIATION),
     norm("mean-subtracted", "the mean is subtracted", subtract_mean, "NORM-7", operations=RMS),
-    norm("one-variance", "all rows have the mean of their variances", lambda s: s.changed(pooled=True)),
+    norm("one-variance", "all rows have the mean of their variances", lambda s: s.change(pooled=True)),
     norm("absolute-deviation", "the deviation is the mean of the absolute ones", take_absolute, operations=LAYER + RMS),
-    norm("eps-left-out", "eps is left out", lambda s: s.changed(eps=0.0)),
-    norm("eps-twice", "eps is added twice", lambda s: s.changed(eps=2 * s.eps)),
-    norm("eps-squared", "eps is squared", lambda s: s.changed(eps=s.eps**2)),
+    norm("eps-left-out", "eps is left out", lambda s: s.change(eps=0.0)),
+    norm("eps-twice", "eps is added twice", lambda s: s.change(eps=2 * s.eps)),
+    norm("eps-squared", "eps is squared", lambda s: s.change(eps=s.eps**2)),
     norm("eps-as-floor", "eps is the least {of}, and not added", take_eps_as_floor,
          parameters={"of": ("variance", "deviation")}, operations=LAYER + RMS),
-    norm("root-not-taken", "the root is not taken", lambda s: s.changed(divisor=lambda square, eps: square + eps)),
+    norm("root-not-taken", "the root is not taken", lambda s: s.change(divisor=lambda square, eps: square + eps)),
     norm("squares-not-divided", "the sum of squares is not divided by n", divide_squares(lambda n: 1)),
     norm("last-axis-only", "statistics run over the last axis only", lambda s: run_over_axes(s, -1), lacks="axes"),
     norm("all-axes-but-the-first", "statistics run over all axes but the first", lambda s: run_over_axes(s, 1)),
@@ -149,29 +149,29 @@ STATISTICS = (
 def pad(name: str, says: str, change: Callable[[NormSteps, int], NormSteps], **fields: Any) -> tuple[Mistake, Mistake]:
     """`change(steps, padded width)`, for rows that are filled up to a multiple of a block and to a power of two."""
 
-    def padded(s: NormSteps, block: int = 0) -> NormSteps | None:
+    def pad_rows(s: NormSteps, block: int = 0) -> NormSteps | None:
         m = -(-s.n // block) * block if block else 1 << (s.n - 1).bit_length()
         return change(s, m) if m > s.n else None
 
     says = f"{says} (a row is filled up to"
     blocks = norm(
-        f"{name}-of-blocks", f"{says} blocks of {{block}} columns)", padded, parameters={"block": BLOCKS}, **fields
+        f"{name}-of-blocks", f"{says} blocks of {{block}} columns)", pad_rows, parameters={"block": BLOCKS}, **fields
     )
-    return blocks, norm(f"{name}-of-a-power-of-two", f"{says} a power of two)", padded, **fields)
+    return blocks, norm(f"{name}-of-a-power-of-two", f"{says} a power of two)", pad_rows, **fields)
 
 
 def pad_everything(s: NormSteps, m: int) -> NormSteps:
     u = np.full(s.n, 1 / m)
-    return s.measured(u, u, u, zeros=(m - s.n) / m)
+    return s.change_statistics(u, u, u, zeros=(m - s.n) / m)
 
 
 def read_on(s: NormSteps, m: int) -> NormSteps:
     """Statistics of m elements from the beginning of every row, divided by the row's own number of elements."""
     flat = np.concatenate([s.x.ravel(), np.zeros(m - s.n)])
     longer = flat[np.arange(len(s.x))[:, None] * s.n + np.arange(m)]
-    mean = longer.sum(-1, keepdims=True) / s.n if s.centered else np.zeros((len(s.x), 1))
+    mean = longer.sum(-1, keepdims=True) / s.n if s.has_mean else np.zeros((len(s.x), 1))
     square = np.sum((longer - mean) ** 2, -1, keepdims=True) * square_weights(s)[0]
-    return s.changed(statistics=Statistics(mean, 0.0, square, None))
+    return s.change(statistics=Statistics(mean, 0.0, square, None))
 
 
 def count_last_block_twice(s: NormSteps, block: int) -> NormSteps | None:
@@ -179,12 +179,12 @@ def count_last_block_twice(s: NormSteps, block: int) -> NormSteps | None:
     if s.n <= block or s.n % block == 0:
         return None
     counts = 1.0 + ((np.arange(s.n) >= s.n - block) & (np.arange(s.n) < s.n // block * block))
-    return s.measured(counts / s.n, counts * square_weights(s), counts / s.n)
+    return s.change_statistics(counts / s.n, counts * square_weights(s), counts / s.n)
 
 
 def share_first_row(s: NormSteps, rows: int) -> NormSteps | None:
     first = np.arange(len(s.x)) // rows * rows
-    return s.changed(rows=first) if len(s.x) > 1 else None
+    return s.change(rows=first) if len(s.x) > 1 else None
 
 
 def merge_parts(s: NormSteps, part_of: np.ndarray, whole: int, how: str) -> list[NormSteps]:
@@ -204,22 +204,22 @@ def merge_parts(s: NormSteps, part_of: np.ndarray, whole: int, how: str) -> list
     squares = np.add.reduceat(inside[:, order] ** 2, starts, axis=-1)
     mean = np.mean(means, axis=-1, keepdims=True)
 
-    def merged(own: Any, between: float) -> NormSteps:
+    def merge_statistics(own: Any, between: float) -> NormSteps:
         """own: what the squares of a part count, [parts]. between: what the squared difference of means counts."""
         square = np.sum(own * squares + between * (means - mean) ** 2, axis=-1, keepdims=True)
         slope = 2 * own[part_of] * inside + 2 * between * ((means - mean) / counts)[:, part_of]
-        return s.changed(statistics=Statistics(mean, 1 / (len(counts) * counts[part_of]), square, slope))
+        return s.change(statistics=Statistics(mean, 1 / (len(counts) * counts[part_of]), square, slope))
 
     alike, parts = np.full(len(counts), 1 / s.n), len(counts)
     if how == "without the difference of their means":
-        apart = merged(alike, 0.0).statistics
+        apart = merge_statistics(alike, 0.0).statistics
         right = s.statistics
-        return [s.changed(statistics=apart._replace(shift=right.shift, share=right.share))]
+        return [s.change(statistics=apart._replace(shift=right.shift, share=right.share))]
     if np.all(counts == counts[0]):
         return []
     if how == "as averages":
-        return [merged(1 / (counts * parts), 1 / parts)]
-    return [merged(alike, whole / s.n), merged(alike, 1 / parts)]
+        return [merge_statistics(1 / (counts * parts), 1 / parts)]
+    return [merge_statistics(alike, whole / s.n), merge_statistics(alike, 1 / parts)]
 
 
 MERGES = {"how": ("without the difference of their means", "as if all were whole", "as averages")}
@@ -235,30 +235,33 @@ def merge_lanes(s: NormSteps, how: str, lanes: int) -> list[NormSteps]:
 
 def leave_out(s: NormSteps, first: int, part: str) -> list[NormSteps] | None:
     """Statistics, or one of them, hear only of the first columns, and are divided by their number or by all."""
-    if not 0 < first < s.n or (part != "variance" and not s.centered):
+    if not 0 < first < s.n or (part != "variance" and not s.has_mean):
         return None
     u, squares, seen = mean_weights(s), square_weights(s), np.arange(s.n) < first
     few = seen / first
     if part == "variance":
-        return [s.measured(u, seen * squares, u), s.measured(u, few, u)]
+        return [s.change_statistics(u, seen * squares, u), s.change_statistics(u, few, u)]
     # What is missing counts as 0, or as the first element where deviations are measured from that.
     filled = u * seen + (1 - first / s.n) * (np.arange(s.n) == 0)
     if part == "mean":
-        return [s.measured(mean, squares, of) for mean in (u * seen, few, filled) for of in (mean, u)]
-    return [s.measured(few, few, few), *(s.measured(mean, seen * squares, mean) for mean in (u * seen, filled))]
+        return [s.change_statistics(mean, squares, of) for mean in (u * seen, few, filled) for of in (mean, u)]
+    return [
+        s.change_statistics(few, few, few),
+        *(s.change_statistics(mean, seen * squares, mean) for mean in (u * seen, filled)),
+    ]
 
 
 PARTS = {"part": ("variance", "mean", "mean and variance")}
 PARTIAL = (
     *pad("divisor", "the squares are divided by the padded width",
-         lambda s, m: s.measured(mean_weights(s), np.full(s.n, 1 / m), mean_weights(s))),
+         lambda s, m: s.change_statistics(mean_weights(s), np.full(s.n, 1 / m), mean_weights(s))),
     *pad("padding-in-the-variance", "padding counts in the variance",
-         lambda s, m: s.measured(mean_weights(s), square_weights(s), mean_weights(s),
+         lambda s, m: s.change_statistics(mean_weights(s), square_weights(s), mean_weights(s),
                                  zeros=(m - s.n) * square_weights(s)[0]), operations=LAYER + DEVIATION),
     *pad("padding-in-mean-and-variance", "padding counts in mean and variance", pad_everything,
          operations=LAYER + DEVIATION),
     *pad("mean-divisor", "the mean is divided by the padded width",
-         lambda s, m: s.measured(np.full(s.n, 1 / m), square_weights(s), np.full(s.n, 1 / m)),
+         lambda s, m: s.change_statistics(np.full(s.n, 1 / m), square_weights(s), np.full(s.n, 1 / m)),
          operations=LAYER + DEVIATION),
     *pad("next-row-read", "a row is read on into the next one", read_on),
     norm("last-block-twice", "the last block of {block} columns overlaps the one before, which counts twice there",
@@ -286,44 +289,44 @@ def ignore(name: str) -> Callable[[Call], Changed | list[Changed]]:
     def change(call: Call) -> Changed | list[Changed]:
         if name not in call.case.inputs:
             return None
-        s, gradient = NormSteps.of_case(call.case), f"gradient of {name}"
-        found = s.changed(**{name: np.full(s.n, 1.0 if name == "weight" else 0.0)}).results()
+        s, gradient = NormSteps.read_case(call.case), f"gradient of {name}"
+        found = s.change(**{name: np.full(s.n, 1.0 if name == "weight" else 0.0)}).results()
         return [found, found | {gradient: 0 * found[gradient]}] if gradient in found else found
 
     return change
 
 
 def add_bias_first(call: Call) -> Changed:
-    s = NormSteps.of_case(call.case)
+    s = NormSteps.read_case(call.case)
     if "bias" not in call.case.inputs:
         return None
-    found = s.changed(bias=s.bias * s.weight).results()
+    found = s.change(bias=s.bias * s.weight).results()
     if not call.case.cotangents:
         return found
     sums = {"weight": s.bar * (s.normal + s.bias), "bias": s.bar * s.weight}
-    return found | s.reshaped({f"gradient of {name}": array.sum(axis=0) for name, array in sums.items()})
+    return found | s.reshape_results({f"gradient of {name}": array.sum(axis=0) for name, array in sums.items()})
 
 
 def add_bias_to_first(call: Call, first: int) -> Changed:
-    s = NormSteps.of_case(call.case)
+    s = NormSteps.read_case(call.case)
     if "bias" not in call.case.inputs or not 0 < first < s.n:
         return None
     there = np.arange(s.n) < first
-    found = s.changed(bias=s.bias * there).results()
+    found = s.change(bias=s.bias * there).results()
     return found | {n: a * there.reshape(a.shape) for n, a in found.items() if n == "gradient of bias"}
 
 
 def multiply_first(call: Call) -> Changed:
     """x * weight is normalised."""
-    s = NormSteps.of_case(call.case)
-    scaled = NormSteps.of_case(replace(call.case, inputs=call.case.inputs | {"x": s.x * s.weight}))
-    scaled = scaled.changed(case=call.case, weight=np.ones(s.n))
+    s = NormSteps.read_case(call.case)
+    scaled = NormSteps.read_case(replace(call.case, inputs=call.case.inputs | {"x": s.x * s.weight}))
+    scaled = scaled.change(case=call.case, weight=np.ones(s.n))
     found = scaled.results()
     if not call.case.cotangents:
         return found
     bar = scaled.pull_back()
     sums = {"gradient of x": bar * s.weight, "gradient of weight": np.sum(bar * s.x, axis=0)}
-    return found | s.reshaped(sums)
+    return found | s.reshape_results(sums)
 
 
 def round_parameters(case: Case) -> Case | None:
@@ -349,14 +352,14 @@ def round_inputs(change: Callable[[Case], Case | None]) -> Callable[[Call], Chan
         other = change(call.case)
         if other is None or call.case.special:
             return None
-        return predict_rounded(call, BOUNDS[other.operation](other, Precision.of(other.dtype)))
+        return predict_rounded(call, BOUNDS[other.operation](other, Precision.make(other.dtype)))
 
     return results
 
 
 def add_ones(more: float, plus_one: bool) -> Step:
     """`more` is added to the weight, in calls with `plus_one` or in those without."""
-    return lambda s: s.changed(weight=s.weight + more) if bool(s.case.options.get("plus_one")) == plus_one else None
+    return lambda s: s.change(weight=s.weight + more) if bool(s.case.options.get("plus_one")) == plus_one else None
 
 
 AFFINE = (
@@ -395,16 +398,16 @@ def write_columns(s: NormSteps, first: int) -> list[NormSteps] | None:
         return None
     seen = np.arange(s.n) < first
     few, source = seen / first, np.where(seen, places(s), -1).ravel()
-    return [other.changed(source=source) for other in (s.measured(few, few, few), s)]
+    return [other.change(source=source) for other in (s.change_statistics(few, few, few), s)]
 
 
 def write_rows(s: NormSteps, first: int) -> NormSteps | None:
     rows = np.arange(len(s.x))[:, None]
-    return s.changed(source=np.where(rows < first, places(s), -1).ravel()) if 0 < first < len(s.x) else None
+    return s.change(source=np.where(rows < first, places(s), -1).ravel()) if 0 < first < len(s.x) else None
 
 
 def repeat_rows(s: NormSteps, first: int) -> NormSteps | None:
-    return s.changed(source=places(s)[np.arange(len(s.x)) % first].ravel()) if first < len(s.x) else None
+    return s.change(source=places(s)[np.arange(len(s.x)) % first].ravel()) if first < len(s.x) else None
 
 
 def write_pairs(s: NormSteps) -> NormSteps | None:
@@ -413,21 +416,21 @@ def write_pairs(s: NormSteps) -> NormSteps | None:
         return None
     source = places(s)
     source[:, -1] -= 1
-    return s.changed(source=source.ravel())
+    return s.change(source=source.ravel())
 
 
 def overwrite_next_row(call: Call) -> list[Changed]:
     """The pair's other half is the row's first element. The gradients are those of copies, or without what is lost."""
-    s = NormSteps.of_case(call.case)
+    s = NormSteps.read_case(call.case)
     if s.n % 2 == 0 or len(s.x) < 2:
         return []
     source = places(s)
     source[1:, 0] = source[:-1, 0].copy()
-    copied = s.changed(source=source.ravel()).results()
+    copied = s.change(source=source.ravel()).results()
     if not call.case.cotangents:
         return [copied]
     lost = s.bar * ((np.arange(len(s.x)) == 0)[:, None] | (np.arange(s.n) > 0))
-    return [s.changed(bar=lost).results() | {"output": copied["output"]}, copied]
+    return [s.change(bar=lost).results() | {"output": copied["output"]}, copied]
 
 
 def last_block(size: int, block: int) -> int:
@@ -490,33 +493,33 @@ def narrow_dtype(case: Case, dtype: str) -> str | None:
 
 def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
     """Round one quantity of the forward pass, and follow what is uncertain about it into the results."""
-    case, s, form = call.case, NormSteps.of_case(call.case), narrow_dtype(call.case, dtype)
+    case, s, form = call.case, NormSteps.read_case(call.case), narrow_dtype(call.case, dtype)
     if form is None or case.special or not s.x.size or (what in SUMS and s.n > MOST_ADDED):
         return []
     if what == "x" and form == case.dtype:
         return []
-    p, spread = Precision.of(case.dtype), case.operation == "standard_deviation_norm"
+    p, spread = Precision.make(case.dtype), case.operation == "standard_deviation_norm"
     rounds = {"mean and variance": ("the mean", "the variance")}.get(what, (what,))
-    if not s.centered and what in ("the mean", "mean and variance", "each sum of the mean"):
+    if not s.has_mean and what in ("the mean", "mean and variance", "each sum of the mean"):
         return []
 
-    def at(place: str, a: Approx) -> Approx:
+    def round_at(place: str, a: Approx) -> Approx:
         return round_approx(a, form) if place in rounds else a
 
     if what in ("the normalised row", "the row before the bias"):
-        _, _, normal = bounds.normalized(case.operation, s.x, s.eps, p)
+        _, _, normal = bounds.normalize_rows(case.operation, s.x, s.eps, p)
     else:
-        x, n = at("x", exact(s.x)), s.n
+        x, n = round_at("x", exact(s.x)), s.n
         mean = Approx(bounds.average(x.value), p.gamma(n + 2) * bounds.average(x.size))
         if what == "each sum of the mean":
             added = add_narrowly(exact(x.value.T), form)
             mean = Approx(added.value[:, None] / n, added.error[:, None] / n)
-        mean = at("the mean", mean)
+        mean = round_at("the mean", mean)
         d = x
-        if s.centered:
+        if s.has_mean:
             value = x.value - mean.value
             d = Approx(value, x.error + mean.error + 2 * p.inner * (x.size + np.abs(value)))
-        squares = at("the squares", multiply(d, d, p))
+        squares = round_at("the squares", multiply(d, d, p))
         if what == "each sum of squares":
             added = add_narrowly(Approx(squares.value.T, squares.error.T), form)
             total = Approx(added.value[:, None], added.error[:, None])
@@ -524,11 +527,11 @@ def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
             error = np.sum(squares.error, -1, keepdims=True) + p.gamma(n + 2) * np.sum(squares.size, -1, keepdims=True)
             total = Approx(np.sum(squares.value, -1, keepdims=True), error)
         count = n - 1 if spread else n
-        square = at("the variance", Approx(total.value / count, total.error / count))
+        square = round_at("the variance", Approx(total.value / count, total.error / count))
         root = bounds.reciprocal_deviation if spread else bounds.reciprocal_root
         normal = multiply(d, root(square, s.eps, p), p, 2)
-    normal = at("the normalised row", normal)
-    output = at("the row before the bias", multiply(normal, exact(s.weight), p))
+    normal = round_at("the normalised row", normal)
+    output = round_at("the row before the bias", multiply(normal, exact(s.weight), p))
     output = Approx(
         output.value + s.bias, output.error + p.inner * (np.abs(output.value + s.bias) + 2 * np.abs(s.bias))
     )
@@ -554,12 +557,12 @@ def sum_terms(s: NormSteps, terms: Approx, p: Precision) -> dict[str, Approx]:
 
 def predict_rounded(call: Call, found: dict[str, Approx]) -> Prediction:
     """Round results to their dtypes; to 16 bits really, so that a rounding on the way shows in the digits left."""
-    results, limits, p = {}, {}, Precision.of(call.case.dtype)
+    results, limits, p = {}, {}, Precision.make(call.case.dtype)
     for name in found.keys() & call.right.keys():
         dtype = expected_dtype(name, call.case)
         stored = round_approx(found[name], dtype) if dtype in HALF else found[name]
         results[name] = stored.value
-        limits[name] = stored.error if dtype in HALF else finished(name, stored, call.case, p)
+        limits[name] = stored.error if dtype in HALF else result_bound(name, stored, call.case, p)
     return Prediction(results, limits)
 
 
@@ -570,7 +573,7 @@ def overflow_squares(s: NormSteps, dtype: str) -> NormSteps | None:
     beyond = np.any(squares > LARGEST[dtype], -1) if dtype == "float16" else np.sum(squares, -1) > LARGEST[dtype]
     if s.case.dtype != wide or not beyond.any():
         return None
-    return s.changed(statistics=s.statistics._replace(square=np.where(beyond[:, None], np.inf, s.square)))
+    return s.change(statistics=s.statistics._replace(square=np.where(beyond[:, None], np.inf, s.square)))
 
 
 def scale_rows(call: Call, example: np.ndarray, least: np.ndarray, most: np.ndarray) -> list[Changed]:
@@ -579,14 +582,14 @@ def scale_rows(call: Call, example: np.ndarray, least: np.ndarray, most: np.ndar
     What an answer has of it is read from the answer: a row of the output has one factor in all its elements, and the
     gradient of x is r * a - r^3 * b. Gradients of weights add up rows: they are only known to lie between.
     """
-    s = NormSteps.of_case(call.case)
+    s = NormSteps.read_case(call.case)
     direction, a = s.deviation * s.weight, s.pull_back(square=0.0) / s.inverse
     b = (s.pull_back(square=0.0) - s.pull_back()) / s.inverse**3
     between = np.sum(np.abs(s.bar * s.deviation) * (most - least), axis=0)
 
     def row_results(r: np.ndarray) -> Results:
         sums = {"gradient of weight": np.sum(s.bar * s.deviation * r, axis=0), "gradient of bias": s.bar.sum(axis=0)}
-        return s.reshaped({"output": r * direction + s.bias, "gradient of x": r * a - r**3 * b} | sums)
+        return s.reshape_results({"output": r * direction + s.bias, "gradient of x": r * a - r**3 * b} | sums)
 
     def fit(name: str, got: np.ndarray) -> np.ndarray:
         if name not in ("output", "gradient of x"):
@@ -620,7 +623,7 @@ def square_in_one_pass(call: Call) -> list[Changed]:
     Of n terms that are added one after the other, E[x^2] is off by at most n u E[x^2]; the squares, the quotient and
     the difference are rounded too. The order of the sums decides which variance comes out.
     """
-    s, dtype = NormSteps.of_case(call.case), compute_dtype_name(call.case.dtype)
+    s, dtype = NormSteps.read_case(call.case), compute_dtype_name(call.case.dtype)
     if call.case.special or not s.x.size:
         return []
     x = s.x.astype(dtype)
@@ -634,7 +637,7 @@ def square_in_one_pass(call: Call) -> list[Changed]:
 
 def root_coarsely(call: Call) -> list[Changed]:
     """An estimate of 1 / sqrt without the step of Newton's that belongs to it."""
-    s = NormSteps.of_case(call.case)
+    s = NormSteps.read_case(call.case)
     if call.case.special or call.case.dtype != "float32" or not s.x.size:
         return []
     mantissa, exponent = np.frexp(s.inverse)
@@ -659,8 +662,8 @@ def special_output(change: Callable[[NormSteps, np.ndarray], np.ndarray]) -> Cal
     """`change(steps, output)` for calls with NaN or infinity in x."""
 
     def results(call: Call) -> Changed:
-        s = NormSteps.of_case(call.case)
-        return s.reshaped({"output": change(s, s.forward())}) if not np.isfinite(s.x).all() else None
+        s = NormSteps.read_case(call.case)
+        return s.reshape_results({"output": change(s, s.forward())}) if not np.isfinite(s.x).all() else None
 
     return results
 
@@ -697,10 +700,10 @@ PLANTED = (
     *(plant("divisor-of-blocks", block=n) for n in (128, 1024)),
     *(plant("rows-not-written", first=n) for n in (128, 1024, 65535)),
     *(plant("rows-repeated", first=n) for n in (4096, 32768)),
-    *(plant("written-in-pairs").under(past("W", n)) for n in (128, 2048)),
-    *(plant("one-pass-variance").under(past("W", n)) for n in (128, 4096, 32768)),
-    plant("one-pass-variance").under(past("rows", 128)),
-    plant("pair-overwrites-next-row").under(Condition(dtypes=HALF)),
+    *(plant("written-in-pairs").limit(past("W", n)) for n in (128, 2048)),
+    *(plant("one-pass-variance").limit(past("W", n)) for n in (128, 4096, 32768)),
+    plant("one-pass-variance").limit(past("rows", 128)),
+    plant("pair-overwrites-next-row").limit(Condition(dtypes=HALF)),
     plant("another-default-eps", eps=1e-12),
     *(plant(name, operation, first=n)
       for operation in RMS + DEVIATION
@@ -709,7 +712,7 @@ PLANTED = (
     *(plant("divisor-of-blocks", operation, block=8) for operation in RMS + DEVIATION),
     *(plant(name, "rms_norm")
       for name in ("unbiased-variance", "eps-outside-the-root", "weight-from-one", "part-rounded")),
-    plant("columns-left-out", "rms_norm", first=1024).under(Condition("rows", up_to=1)),
+    plant("columns-left-out", "rms_norm", first=1024).limit(Condition("rows", up_to=1)),
     plant("nan-swallowed", "rms_norm", "NORM-5"),
     replace(plant("part-rounded", what="the mean", dtype="bfloat16"), rule="NORM-3"),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases.arguments import listed
+from conformance.cases.arguments import list_arrays
 from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import answer_with, round_to
@@ -213,7 +213,7 @@ class Clipping(NamedTuple):
 
     def clip(self, case: Case) -> Results:
         limit = case.options["limit"]
-        arrays = [array.astype(float) for array in listed(case.inputs, "gradients")]
+        arrays = [array.astype(float) for array in list_arrays(case.inputs, "gradients")]
         norm = np.float64(self.norm(arrays))  # by which a limit may be divided, also where it is 0
         factors = [self.factor(np.float64(self.norm([a])) if self.by_array else norm, limit) for a in arrays]
         found = {f"gradients[{i}]": a * f for i, (a, f) in enumerate(zip(arrays, factors, strict=True))}
@@ -232,7 +232,7 @@ def clip_by_value(call: Call) -> Results:
 
 def round_norms_of_parts(call: Call) -> list[Results]:
     """The norm of each array is rounded to its own 16 bits before they are put together, and its square may be, too."""
-    arrays = listed(call.case.inputs, "gradients")
+    arrays = list_arrays(call.case.inputs, "gradients")
     if any(array.dtype.itemsize > 2 for array in arrays):
         return []
 

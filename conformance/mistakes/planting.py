@@ -10,10 +10,10 @@ import numpy as np
 
 from conformance.cases.arguments import expected_dtype
 from conformance.cases.case import Case
-from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS, without_kernel_arguments
+from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS, replace_kernel_arguments
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Mistake
-from conformance.oracle.reference import by_definition
+from conformance.oracle.reference import evaluate_definition
 from conformance.subjects.subject import Answers, NumpySubject
 
 
@@ -39,7 +39,7 @@ class PlantedSubject(NumpySubject):
         """The definition's answers; it raises what the definition raises. It has no arguments of kernels."""
         if not case.with_logsumexp and not {*KERNEL_ARGUMENTS} & case.inputs.keys():
             return super().__call__(case)
-        exact = by_definition(without_kernel_arguments(case))
+        exact = evaluate_definition(replace_kernel_arguments(case))
         return {name: one.high.astype(dtype_named(expected_dtype(name, case))) for name, one in exact.items()}
 
 

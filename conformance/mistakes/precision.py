@@ -95,19 +95,19 @@ class Stages(NamedTuple):
 
 def attend(call: Call, stages: Stages) -> dict[str, Approx]:
     """The results of attention in these stages, before they are rounded to their dtype."""
-    s, p = call.steps, Precision.of(call.case.dtype)
+    s, p = call.steps, Precision.make(call.case.dtype)
     query, key = stages.factors(exact(s.query)), stages.factors(exact(s.keys))
     products = stages.products(matmul(query, Approx(*(a.swapaxes(-1, -2) for a in key)), p, SCALE))
     scaled = Approx(s.cap(products.value * s.scale), products.error * abs(s.scale))
     scaled = stages.scaled(scaled._replace(error=scaled.error + (TANH + 2) * p.inner * (s.softcap or 0)))
     scores = stages.scores(Approx(scaled.value + s.bias, scaled.error + 2 * p.inner * np.abs(s.bias)))
-    masked = np.where(s.allowed, scores.value, -np.inf)
+    masked = np.where(s.allowed_pairs, scores.value, -np.inf)
     maximum = row_maximum(masked, s.sinks)
     shifted = stages.shift(masked - maximum)
-    p = Precision.of(stages.inside) if stages.inside else p
+    p = Precision.make(stages.inside) if stages.inside else p
     exact_shift = 0 if stages.inside else 3 * p.inner
-    off = np.expm1(scores.error + exact_shift * np.abs(np.where(s.allowed, shifted, 0)) + EXP * p.inner)
-    exponentials = np.where(s.allowed, np.exp(shifted), 0)
+    off = np.expm1(scores.error + exact_shift * np.abs(np.where(s.allowed_pairs, shifted, 0)) + EXP * p.inner)
+    exponentials = np.where(s.allowed_pairs, np.exp(shifted), 0)
     computed = Approx(exponentials, exponentials * off)
     held = stages.exponentials(computed)
     added = held if stages.own_sum else computed
@@ -126,7 +126,7 @@ def attend(call: Call, stages: Stages) -> dict[str, Approx]:
     filled = Approx(s.fill_empty_rows(weights.value) * s.factor, weights.error * s.factor)
     if s.operation == "attention_weights":
         return {"output": filled}
-    add = stages.add or partial(matmul, p=Precision.of(call.case.dtype), roundings=1)
+    add = stages.add or partial(matmul, p=Precision.make(call.case.dtype), roundings=1)
     output = add(filled, stages.values(exact(s.values)))
     return {"output": output} | ({"logsumexp": logsumexp} if s.with_logsumexp else {})
 
@@ -162,7 +162,7 @@ def entry(
         if (
             call.case.special
             or "alibi_slopes" in call.case.inputs
-            or UNITS[form] <= Precision.of(call.case.dtype).inner
+            or UNITS[form] <= Precision.make(call.case.dtype).inner
         ):
             return []
         stages = narrow(partial(round_stage, form=form), form, **values)
@@ -267,7 +267,7 @@ OWN = {mistake.id.removeprefix("precision."): mistake for mistake in MISTAKES}
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     *(OWN["weights-rounded"].choose(dtype=dtype) for dtype in HALVES[1:]),
-    OWN["weights-rounded"].choose().under(Condition("D", whole=16)),
+    OWN["weights-rounded"].choose().limit(Condition("D", whole=16)),
     OWN["sum-rounded"].choose(dtype="bfloat16"),
     OWN["factors-rounded"].choose(of="weights and values"),
     OWN["factors-rounded"].choose(dtype="bfloat16"),

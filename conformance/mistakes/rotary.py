@@ -17,9 +17,9 @@ from conformance.bounds.rotary import Call as Asked
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import answer_with, change_options, round_to, with_own_bounds
+from conformance.mistakes.changes import add_rounding_bounds, answer_with, change_options, round_to
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import Mistake, Prediction, with_bounds
+from conformance.mistakes.mistake import Mistake, Prediction, add_bounds
 from reference_numpy.rotary import rotary_table
 from specification.frequencies import attention_factor, exact_frequencies
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
@@ -40,7 +40,7 @@ def turning(name: str, says: str, change: Callable[..., Any], **parameters: Any)
     return Mistake(f"rotary.{name}", "POS-3", says, change, BOTH[:1], parameters)
 
 
-def either(name: str, rule: str, says: str, change: Callable[..., Any], **parameters: Any) -> Mistake:
+def mistake(name: str, rule: str, says: str, change: Callable[..., Any], **parameters: Any) -> Mistake:
     """A mistake of both operations."""
     return Mistake(f"rotary.{name}", rule, says, change, BOTH, parameters)
 
@@ -260,11 +260,11 @@ def use_head_width(call: Call) -> list[Any]:
 
 
 FREQUENCIES = (
-    either("base", "POS-3", "the base is {base}", answer_with(),
+    mistake("base", "POS-3", "the base is {base}", answer_with(),
            base=(500000.0, 10000.0, 1000000.0, 160000.0, 100000.0)),
-    either("base-cut-to-integer", "POS-3", "the base is cut to a whole number",
+    mistake("base-cut-to-integer", "POS-3", "the base is cut to a whole number",
            lambda call: change_options(call.case, base=float(int(call_of(call.case).base)))),
-    either("exponent", "POS-3", "the frequencies are base^(-{exponent})", change_frequencies(shift_exponent),
+    mistake("exponent", "POS-3", "the frequencies are base^(-{exponent})", change_frequencies(shift_exponent),
            exponent=("2(p + 1) / W", "2p / (W - 2)", "p / W")),
     turning("partial-by-head-width", "a partial rotation takes the head's width for its own", use_head_width),
 )  # fmt: skip
@@ -344,34 +344,34 @@ def take_axis_for_length(call: Call, axis: str) -> list[Case]:
 
 
 SCALINGS = (
-    either("scaling-ignored", "POS-4", "the scaling is ignored", answer_with(scaling=None)),
-    either("attention-factor", "POS-4", "the factor of sine and cosine is {factor}",
+    mistake("scaling-ignored", "POS-4", "the scaling is ignored", answer_with(scaling=None)),
+    mistake("attention-factor", "POS-4", "the factor of sine and cosine is {factor}",
            change_scaling((YarnScaling, LongRopeScaling), change_factor),
            factor=("1", "its square", "the one that is the default")),
-    either("frequencies-multiplied", "POS-4", "frequencies are multiplied by the linear factor, not divided",
+    mistake("frequencies-multiplied", "POS-4", "frequencies are multiplied by the linear factor, not divided",
            change_frequencies(lambda asked, plain: plain * asked.scaling.factor
                               if isinstance(asked.scaling, LinearScaling) else None)),
-    either("ramp-inverted", "POS-4", "the ramp of {scaling} is inverted: it keeps slow pairs, not fast ones",
+    mistake("ramp-inverted", "POS-4", "the ramp of {scaling} is inverted: it keeps slow pairs, not fast ones",
            mix_frequencies(lambda asked, plain: 1 - kept_share(asked, plain)), scaling=tuple(RAMPS)),
-    either("all-frequencies-divided", "POS-4", "{scaling} has no ramp: all frequencies are divided",
+    mistake("all-frequencies-divided", "POS-4", "{scaling} has no ramp: all frequencies are divided",
            mix_frequencies(lambda asked, plain: 0 * plain), scaling=tuple(RAMPS)),
-    either("ramp-is-a-step", "POS-4", "{scaling} has no ramp: what is below the {edge} factor is divided",
+    mistake("ramp-is-a-step", "POS-4", "{scaling} has no ramp: what is below the {edge} factor is divided",
            mix_frequencies(lambda asked, plain, edge: EDGES[edge](kept_share(asked, plain))),
            scaling=("Llama 3",), edge=tuple(EDGES)),
-    either("wavelength-without-2-pi", "POS-4", "wavelengths of {scaling} are 1 / frequency, without 2 pi",
+    mistake("wavelength-without-2-pi", "POS-4", "wavelengths of {scaling} are 1 / frequency, without 2 pi",
            mix_frequencies(lambda asked, plain: kept_share(asked, plain, turn=1.0)), scaling=("Llama 3",)),
-    either("ramp-ends-at-last-pair", "POS-4", "the ramp of {scaling} ends at W / 2 - 1 at the latest, not at W - 1",
+    mistake("ramp-ends-at-last-pair", "POS-4", "the ramp of {scaling} ends at W / 2 - 1 at the latest, not at W - 1",
            mix_frequencies(lambda asked, plain: kept_share(asked, plain, last=plain.size - 1)), scaling=("YaRN",)),
-    either("ramp-ends-rounded", "POS-4", "the ends of YaRN's ramp have truncate={truncate}",
+    mistake("ramp-ends-rounded", "POS-4", "the ends of YaRN's ramp have truncate={truncate}",
            change_scaling(YarnScaling, lambda scaling, truncate: {"truncate": truncate}), truncate=(False, True)),
-    either("usual-ramp", "POS-4", "YaRN's ramp is that of 32 and 1 turns, whatever is given",
+    mistake("usual-ramp", "POS-4", "YaRN's ramp is that of 32 and 1 turns, whatever is given",
            change_scaling(YarnScaling, lambda scaling: {"beta_fast": 32.0, "beta_slow": 1.0})),
-    either("one-list-of-factors", "POS-4", "LongRoPE's {used} factors are used at any length",
+    mistake("one-list-of-factors", "POS-4", "LongRoPE's {used} factors are used at any length",
            change_scaling(LongRopeScaling, lambda scaling, used: dict.fromkeys(
                ("short_factors", "long_factors"), getattr(scaling, f"{used}_factors"))), used=("short", "long")),
-    either("long-factors-too-early", "POS-4", "LongRoPE's long factors are used at the original length already",
+    mistake("long-factors-too-early", "POS-4", "LongRoPE's long factors are used at the original length already",
            use_long_list_at_length),
-    either("base-always-grows", "POS-4", "the dynamic base grows by the factor, whatever the length", grow_always),
+    mistake("base-always-grows", "POS-4", "the dynamic base grows by the factor, whatever the length", grow_always),
     Mistake("rotary.axis-for-length", "POS-4", "the dynamic base takes the number of {axis} for the length",
             take_axis_for_length, BOTH[:1], {"axis": AXES}),
 )  # fmt: skip
@@ -418,7 +418,7 @@ def round_quantity(call: Call, quantity: str, dtype: str) -> list[Any]:
     angles = [round_to(whole[..., None, :, None] * exact_frequencies_of(asked), dtype)]
     angles += [round_to(positions[..., None, :, None] * one, dtype) for one in narrow]
     turned = [turn(case, tables_of(case, np.ones(1), one)) for one in angles if np.isfinite(one).all()]
-    predictions = [with_bounds(call, results) for results in turned]
+    predictions = [add_bounds(call, results) for results in turned]
     if case.dtype == "float64":  # sines and cosines are float32 as the angles are, off by TANH units and a rounding
         largest = max(np.abs(a).max(initial=0) for a in (case.inputs["x"], *case.cotangents.values()))
         extra = 2 * (TANH + 1) * SINGLE * attention_factor(asked.scaling) * largest
@@ -434,11 +434,11 @@ def round_sines(call: Call, dtype: str, products: bool) -> list[Prediction]:
     tables = [
         tuple(round_to(a, dtype) for a in one) for one in (exact_tables(case), tables_of(case, np.ones(1), single))
     ]
-    return [with_own_bounds(call, turn(case, one, narrow=dtype if products else "")) for one in tables]  # type: ignore
+    return [add_rounding_bounds(call, turn(case, one, narrow=dtype if products else "")) for one in tables]  # type: ignore
 
 
 DIGITS = (
-    either("digits", "POS-3", "{quantity} are rounded to {dtype}", round_quantity,
+    mistake("digits", "POS-3", "{quantity} are rounded to {dtype}", round_quantity,
            quantity=("angles", "frequencies", "positions"), dtype=("bfloat16", "float16", "float32", "int16", INPUTS)),
     turning("digits-of-sines", "sine and cosine are rounded to {dtype} (products, too: {products})", round_sines,
             dtype=("bfloat16", "float16", INPUTS), products=(False, True)),
@@ -452,7 +452,7 @@ NAMED = {mistake.id.removeprefix("rotary."): mistake for mistake in MISTAKES}
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     NAMED["pairing"].choose(pairing="halves"),
-    NAMED["other-direction"].under(Condition(passes="backward")),
+    NAMED["other-direction"].limit(Condition(passes="backward")),
     NAMED["other-columns-spoiled"].choose(becomes="rounded to bfloat16"),
     *(NAMED["table-ends"].choose(rows=rows) for rows in (32768, 131072)),
     NAMED["table-starts-anew"].choose(rows=8192),

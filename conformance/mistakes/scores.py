@@ -59,7 +59,7 @@ def change_default_scale(call: Call, scale: str) -> list[Changed]:
     """Where a scale is given it is used, or that one takes its place too."""
     sizes = {name: size_of(call, name) for name in "DVKH"}
     try:
-        other = call.steps.changed(scale=float(DEFAULT_SCALES[scale](**sizes)))
+        other = call.steps.change(scale=float(DEFAULT_SCALES[scale](**sizes)))
     except ZeroDivisionError:
         return []
     return [other] if call.case.options.get("scale") is None else [call.case, other]
@@ -68,17 +68,17 @@ def change_default_scale(call: Call, scale: str) -> list[Changed]:
 def change_scale(change: Callable[..., float | None]) -> Change:
     """`change(scale, D, given, **values)`: from the scale, and whether the call gives it; None for the same."""
 
-    def changed(call: Call, **values: Any) -> Case | None:
+    def change_case(call: Call, **values: Any) -> Case | None:
         own, given = call.steps.scale, call.case.options.get("scale") is not None
         new = change(own, size_of(call, "D"), given, **values)
         return None if new is None or new == own else change_options(call.case, scale=float(new))
 
-    return changed
+    return change_case
 
 
 def take_root_of_scale(call: Call) -> Results | None:
     """NaN of every row that has a key."""
-    rows = call.steps.allowed.any(axis=-1, keepdims=call.case.operation != "attention_logsumexp")
+    rows = call.steps.allowed_pairs.any(axis=-1, keepdims=call.case.operation != "attention_logsumexp")
     return {"output": np.where(rows, np.nan, call.right["output"])} if call.steps.scale < 0 else None
 
 
@@ -123,7 +123,7 @@ def score_otherwise(uses: str, score: Score) -> Change:
         case = call.case
         if uses and case.inputs.get(uses, case.options.get(uses)) is None:
             return None
-        return call.steps.changed(score=lambda steps, products: score(steps, products, **values))
+        return call.steps.change(score=lambda steps, products: score(steps, products, **values))
 
     return change
 
@@ -134,11 +134,11 @@ def cap_after_mask(call: Call) -> list[Changed]:
     if s.softcap is None or call.case.options.get("mask") is None:
         return []
     c, allowed = s.softcap, s.visible
-    capped = s.changed(
+    capped = s.change(
         score=lambda steps, p: np.where(allowed, steps.cap(p) + steps.bias, steps.bias - c),
         visible=np.broadcast_to(allowed.any(axis=-1, keepdims=True), allowed.shape),
     )
-    return [capped, capped.changed(visible=np.ones_like(allowed))]
+    return [capped, capped.change(visible=np.ones_like(allowed))]
 
 
 def cap_after_bias(call: Call) -> list[Changed]:
@@ -148,8 +148,8 @@ def cap_after_bias(call: Call) -> list[Changed]:
         return []
     c, allowed = s.softcap, s.open
     return [
-        s.changed(score=lambda steps, p: steps.cap(p + steps.bias)),
-        s.changed(open=np.ones_like(allowed), score=lambda steps, p: np.where(allowed, steps.cap(p + steps.bias), -c)),
+        s.change(score=lambda steps, p: steps.cap(p + steps.bias)),
+        s.change(open=np.ones_like(allowed), score=lambda steps, p: np.where(allowed, steps.cap(p + steps.bias), -c)),
     ]
 
 
@@ -244,7 +244,7 @@ def round_bias(call: Call) -> Case | None:
 
 def lose_rows_emptied_by_bias(call: Call) -> Results | None:
     s = call.steps
-    rows = s.visible.any(axis=-1, keepdims=True) & ~s.allowed.any(axis=-1, keepdims=True)
+    rows = s.visible.any(axis=-1, keepdims=True) & ~s.allowed_pairs.any(axis=-1, keepdims=True)
     if not rows.any() or s.sinks is not None or s.empty_rows != "zero":
         return None
     return {"output": np.where(rows, np.nan, call.right["output"])}
@@ -284,7 +284,7 @@ def bias_by_slopes(bias: Callable[..., Any], from_first: bool = False) -> Change
             return None
         places = np.arange(Q)[:, None] + (0 if from_first else K - Q) - np.arange(K)
         found = bias(np.atleast_2d(slopes.astype(float))[..., None, None], places, call, **values)
-        return call.steps.changed(bias=found, bias_shape=None)
+        return call.steps.change(bias=found, bias_shape=None)
 
     return change
 
@@ -318,7 +318,7 @@ def drop_otherwise(factor: Callable[[np.ndarray, float], Any]) -> Change:
 
     def change(call: Call) -> AttentionSteps | None:
         keep, rate = call.case.options.get("dropout_keep"), call.case.options.get("dropout_rate", 0.0)
-        return None if keep is None else call.steps.changed(factor=factor(np.asarray(keep), np.float64(rate)))
+        return None if keep is None else call.steps.change(factor=factor(np.asarray(keep), np.float64(rate)))
 
     return change
 
@@ -327,7 +327,7 @@ def drop_scores(call: Call) -> AttentionSteps | None:
     factor = call.steps.factor
     if call.case.options.get("dropout_keep") is None:
         return None
-    return call.steps.changed(factor=1.0, score=lambda s, p: (s.cap(p) + s.bias) * factor)
+    return call.steps.change(factor=1.0, score=lambda s, p: (s.cap(p) + s.bias) * factor)
 
 
 def drop_pairs_before_softmax(call: Call) -> list[Changed]:
@@ -335,8 +335,8 @@ def drop_pairs_before_softmax(call: Call) -> list[Changed]:
     s, keep = call.steps, call.case.options.get("dropout_keep")
     if keep is None:
         return []
-    masked = s.changed(factor=1.0, visible=s.visible & keep)
-    return [masked] if s.sinks is None else [masked, masked.changed(sinks=None)]
+    masked = s.change(factor=1.0, visible=s.visible & keep)
+    return [masked] if s.sinks is None else [masked, masked.change(sinks=None)]
 
 
 DROPOUT = (
@@ -366,14 +366,14 @@ ENTRIES = {mistake.id.removeprefix("scores."): mistake for mistake in MISTAKES}
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES if mistake not in ALIBI),
     *(ENTRIES["default-scale"].choose(scale=scale) for scale in tuple(DEFAULT_SCALES)[5:11]),
-    ENTRIES["softcap-ignored"].under(Condition(features=("scale",))),
-    *(ENTRIES["softcap-ignored"].under(past(*w)) for w in (("K", 64), ("K", 32768), ("D", 128), ("Q", 1024))),
+    ENTRIES["softcap-ignored"].limit(Condition(features=("scale",))),
+    *(ENTRIES["softcap-ignored"].limit(past(*w)) for w in (("K", 64), ("K", 32768), ("D", 128), ("Q", 1024))),
     ENTRIES["bias-of-other-heads"].choose(order="h // 2 * 2"),
-    *(ENTRIES["bias-of-other-heads"].choose().under(past("H", n)) for n in (16, 64)),
+    *(ENTRIES["bias-of-other-heads"].choose().limit(past("H", n)) for n in (16, 64)),
     ENTRIES["bias-of-blocks-first-row"].choose(block=128),
     *(ENTRIES["bias-cut"].choose(first=n) for n in (1024, 65535)),
-    *(ENTRIES["dropout-moved"].under(past(*where)) for where in (("K", 64), ("K", 1024), ("K", 32768), ("Q", 512))),
-    ENTRIES["dropout-of-head-0"].under(past("H", 64)),
+    *(ENTRIES["dropout-moved"].limit(past(*where)) for where in (("K", 64), ("K", 1024), ("K", 32768), ("Q", 512))),
+    ENTRIES["dropout-of-head-0"].limit(past("H", 64)),
 )
 """What is planted: every mistake with the first values of its parameters, and some with others or past a size.
 

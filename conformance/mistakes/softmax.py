@@ -15,7 +15,7 @@ from conformance.mistakes.attention_steps import AttentionSteps, row_maximum
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import answer_with
 from conformance.mistakes.condition import Condition, past
-from conformance.mistakes.mistake import Change, Changed, Prediction, results_of_steps, with_bounds
+from conformance.mistakes.mistake import Change, Changed, Prediction, add_bounds, results_of_steps
 from conformance.mistakes.scores import HEAD_ORDERS, SCORED, entry, keep_bits, order_heads
 from specification.dtypes import compute_dtype_name
 
@@ -61,7 +61,7 @@ def results_of_weights(call: Call, found: Weights) -> Results:
         value = (steps.fill_empty_rows(found.weights) * steps.factor).swapaxes(-1, -2) @ bar
         bar = bar @ steps.values.swapaxes(-1, -2) * steps.factor
     scores, sinks = found.pull_back(bar)
-    gradients = steps.changed(sinks=None).pull_back_scores(scores, value, scores)
+    gradients = steps.change(sinks=None).pull_back_scores(scores, value, scores)
     return results | steps.sum_gradients(gradients._replace(sinks=sinks), call.case.inputs)
 
 
@@ -98,7 +98,7 @@ def mask_weights(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, nu
     """The weights of all keys, and a number for those that the mask forbids."""
     if s.visible.all():
         return None
-    seen = s.changed(visible=np.ones_like(s.visible))
+    seen = s.change(visible=np.ones_like(s.visible))
     exponentials, total, maximum = seen.exponentials(seen.masked_scores())
     sink = np.zeros(1) if s.sinks is None else np.exp(s.sinks - maximum)
     found = divide_by_sums(np.where(s.visible, exponentials, 0), exponentials, total, sink)
@@ -119,7 +119,7 @@ def take_base_2(call: Call) -> list[Changed]:
     """exp2 of scores and sinks that log2(e) has not multiplied."""
     s, ln2, name = call.steps, np.log(2), gradient_name("sinks")
     sinks = None if s.sinks is None else s.sinks * ln2
-    found = results_of_steps(call, s.changed(score=lambda t, p: (t.cap(p) + t.bias) * ln2, sinks=sinks), "both")
+    found = results_of_steps(call, s.change(score=lambda t, p: (t.cap(p) + t.bias) * ln2, sinks=sinks), "both")
     return [results | ({name: results[name] * ln2} if name in results else {}) for results in found]
 
 
@@ -171,15 +171,15 @@ def read_other_sinks(call: Call, order: str) -> AttentionSteps | None:
 def change_sinks(change: Callable[..., np.ndarray | None]) -> Change:
     """`change(steps, sinks, **values)` in place of the sinks, with complex numbers too, which tell its slope."""
 
-    def changed(call: Call, **values: Any) -> list[Changed]:
+    def change_results(call: Call, **values: Any) -> list[Changed]:
         s, name = call.steps, gradient_name("sinks")
         new = None if s.sinks is None else change(s, s.sinks + 1e-200j, **values)
         if new is None:
             return []
-        found = results_of_steps(call, s.changed(sinks=new.real), "both")
+        found = results_of_steps(call, s.change(sinks=new.real), "both")
         return [r | ({name: r[name] * new.imag[:, 0, 0] / 1e-200} if name in r else {}) for r in found]
 
-    return changed
+    return change_results
 
 
 def cut_beside_sink(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, end: str) -> Any:
@@ -202,7 +202,7 @@ def shift_all_but_sink(call: Call) -> list[Changed]:
 
 SINKS = (
     entry("softmax.sinks-ignored", "ATT-5", "sinks are ignored",
-          lambda call: None if call.steps.sinks is None else call.steps.changed(sinks=None), lacks="sinks"),
+          lambda call: None if call.steps.sinks is None else call.steps.change(sinks=None), lacks="sinks"),
     entry("softmax.sinks-of-other-heads", "ATT-5", "head h has the sink of head {order}",
           read_other_sinks,
           order=tuple(HEAD_ORDERS)),
@@ -254,14 +254,14 @@ def exponentiate(call: Call, low: np.ndarray, guard: float, form: np.finfo[Any])
     few = np.isfinite(best) & (best < np.log(form.tiny / form.eps)) & ~none & (guard <= form.tiny / form.eps)
     if not (beyond | none | faded).any():
         return None
-    exponentials = np.where(s.allowed, np.exp((scores - low).astype(form.dtype)), 0).astype(float)
+    exponentials = np.where(s.allowed_pairs, np.exp((scores - low).astype(form.dtype)), 0).astype(float)
     total = exponentials.sum(axis=-1, keepdims=True) + np.exp((sinks - low).astype(form.dtype)).astype(float)
-    total = np.where(s.allowed.any(axis=-1, keepdims=True) | np.isfinite(sinks), np.maximum(total, guard), 1)
+    total = np.where(s.allowed_pairs.any(axis=-1, keepdims=True) | np.isfinite(sinks), np.maximum(total, guard), 1)
     weights = exponentials / total
     changed, unsure = beyond | none | faded, high & ~beyond | few
     if lse:
         wrong, changed, unsure = low + np.log(total), changed[..., 0], unsure[..., 0]
-        return with_doubt(call, {"output": np.where(changed, wrong[..., 0], call.right["output"])}, unsure)
+        return add_doubt(call, {"output": np.where(changed, wrong[..., 0], call.right["output"])}, unsure)
     output = s.weigh_values(weights) if s.operation == "attention" else weights
     results = {"output": np.where(changed, output, call.right["output"])}
     graded = call.case.cotangents and not call.case.special and not s.with_logsumexp and s.sinks is None
@@ -270,18 +270,18 @@ def exponentiate(call: Call, low: np.ndarray, guard: float, form: np.finfo[Any])
         mean = call.cotangent() * output if s.operation == "attention" else call.cotangent() * weights
         mean = np.where(sums < guard, 0, mean.sum(axis=-1, keepdims=True))
         results |= s.sum_gradients(s.pull_back(call.case.cotangents, weights, mean=mean), call.case.inputs)
-    return with_doubt(call, results, unsure)
+    return add_doubt(call, results, unsure)
 
 
-def with_doubt(call: Call, results: Results, unsure: np.ndarray) -> Prediction:
+def add_doubt(call: Call, results: Results, unsure: np.ndarray) -> Prediction:
     """Say nothing of these rows of the output."""
-    found = with_bounds(call, results)
+    found = add_bounds(call, results)
     return found._replace(bounds=found.bounds | {"output": np.where(unsure, np.inf, found.bounds["output"])})
 
 
 def lowest_score(s: AttentionSteps, scores: np.ndarray) -> np.ndarray | None:
     """The smallest score, where the scale is below 0."""
-    lowest = np.where(s.allowed, scores, np.inf).min(axis=-1, keepdims=True, initial=np.inf)
+    lowest = np.where(s.allowed_pairs, scores, np.inf).min(axis=-1, keepdims=True, initial=np.inf)
     lowest = lowest if s.sinks is None else np.maximum(lowest, s.sinks)
     return np.where(np.isfinite(lowest), lowest, 0) if s.scale < 0 else None
 
@@ -347,12 +347,12 @@ PLANTED = (
     ENTRIES["number-in-denominator"].choose(number=1.0),
     ENTRIES["sum-of-first-keys"].choose(first=1024),
     ENTRIES["sinks-of-other-heads"].choose(order="H - 1 - h"),
-    ENTRIES["sinks-of-other-heads"].choose().under(past("H", 64)),
-    ENTRIES["sinks-ignored"].under(Condition(lacks=("unmasked",))),
-    *(ENTRIES["sinks-ignored"].under(past("K", n)) for n in (64, 2048, 32768)),
+    ENTRIES["sinks-of-other-heads"].choose().limit(past("H", 64)),
+    ENTRIES["sinks-ignored"].limit(Condition(lacks=("unmasked",))),
+    *(ENTRIES["sinks-ignored"].limit(past("K", n)) for n in (64, 2048, 32768)),
     replace(ENTRIES["sinks-ignored"], operations=WEIGHED[1:]),
     replace(ENTRIES["sinks-ignored"], operations=LOGSUMEXP, rule="ATT-14"),
     replace(ENTRIES["maximum-not-subtracted"], operations=LOGSUMEXP, rule="ATT-14"),
-    *(ENTRIES["logsumexp-base-2"].under(past("K", n)) for n in (128, 8192)),
+    *(ENTRIES["logsumexp-base-2"].limit(past("K", n)) for n in (128, 8192)),
 )
 """What is planted: every mistake with the first values of its parameters, and some with others or past a size."""

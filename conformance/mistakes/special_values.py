@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from conformance.cases.arguments import listed
+from conformance.cases.arguments import list_arrays
 from conformance.mistakes.attention_steps import AttentionSteps
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition, past
@@ -23,18 +23,18 @@ def multiply_all(call: Call, steps: AttentionSteps, weights: np.ndarray) -> list
     if not call.case.cotangents:
         return [found]
     every = steps.pull_back(call.case.cotangents, weights)
-    masked = steps.pull_back_scores(np.where(steps.allowed, every.scores, 0), every.value, np.zeros((1, 1, 1, 1)))
+    masked = steps.pull_back_scores(np.where(steps.allowed_pairs, every.scores, 0), every.value, np.zeros((1, 1, 1, 1)))
     ways = (every, masked._replace(sinks=every.sinks))
     return [found | steps.sum_gradients(way, call.case.inputs) for way in ways]
 
 
 def clear_hidden(steps: AttentionSteps, kept: tuple[str, ...] = (), *, infinity: bool = False) -> AttentionSteps:
     """Put 0 where no row sees it, in all inputs but the kept ones. infinity: in these, too, but for infinities."""
-    seen = np.asarray(steps.allowed.reshape(*steps.key.shape[:2], -1, *steps.sizes[2:]).any(axis=(2, 3)))
-    needed = {"query": np.asarray(steps.allowed.any(axis=-1)), "key": seen, "value": seen}
+    seen = np.asarray(steps.allowed_pairs.reshape(*steps.key.shape[:2], -1, *steps.sizes[2:]).any(axis=(2, 3)))
+    needed = {"query": np.asarray(steps.allowed_pairs.any(axis=-1)), "key": seen, "value": seen}
     arrays = {name: getattr(steps, name) for name in needed if getattr(steps, name) is not None}
     stays = {n: needed[n][..., None] | (n in kept) & (np.isinf(a) | (not infinity)) for n, a in arrays.items()}
-    return steps.changed(**{name: np.where(stays[name], array, 0) for name, array in arrays.items()})
+    return steps.change(**{name: np.where(stays[name], array, 0) for name, array in arrays.items()})
 
 
 MULTIPLIED = {
@@ -62,7 +62,7 @@ HIDDEN: dict[str, Callable[[AttentionSteps], np.ndarray]] = {
 
 def read_hidden(call: Call, what: str) -> list[Results]:
     """-inf is added to hidden scores, or they are masked too early, or their maximum is taken over all."""
-    spoiled = np.any(HIDDEN[what](call.steps) & ~call.steps.allowed, axis=-1, keepdims=True)
+    spoiled = np.any(HIDDEN[what](call.steps) & ~call.steps.allowed_pairs, axis=-1, keepdims=True)
     if not spoiled.any():
         return []
     ways = multiply_all(call, clear_hidden(call.steps), np.where(spoiled, np.nan, call.forward.weights))
@@ -71,7 +71,7 @@ def read_hidden(call: Call, what: str) -> list[Results]:
 
 
 def merge_unseen(call: Call) -> Results:
-    outputs, logs = (np.stack(listed(call.case.inputs, n)).astype(float) for n in ("outputs", "logsumexps"))
+    outputs, logs = (np.stack(list_arrays(call.case.inputs, n)).astype(float) for n in ("outputs", "logsumexps"))
     highest = logs.max(axis=0)
     weights = np.exp(logs - np.where(np.isfinite(highest), highest, 0))
     total = weights.sum(axis=0)
@@ -84,7 +84,7 @@ def swallow(call: Call, where: str, number: float) -> Results | None:
         return None
     if where == "values":
         value = call.case.inputs["value"].astype(float)
-        output = steps.changed(value=np.where(np.isfinite(value), value, 0)).forward().output
+        output = steps.change(value=np.where(np.isfinite(value), value, 0)).forward().output
     elif where == "weights":
         output = steps.weigh_values(np.nan_to_num(call.forward.weights))
     return {"output": np.where(np.isnan(output), number, output) if where == "output" else output}
@@ -100,7 +100,7 @@ def skip_weights_of_0(call: Call) -> AttentionSteps | None:
     if not call.case.special:
         return None
     steps, weights = call.steps, call.forward.weights
-    return steps.changed(visible=steps.visible & (weights * steps.factor != 0), weigh=lambda steps, scores: weights)
+    return steps.change(visible=steps.visible & (weights * steps.factor != 0), weigh=lambda steps, scores: weights)
 
 
 MISTAKES = tuple(
@@ -126,11 +126,11 @@ PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     *(
         KNOWN["hidden-multiplied"].choose(numbers="infinity"),
-        KNOWN["hidden-multiplied"].choose().under(past("K", 1024)),
+        KNOWN["hidden-multiplied"].choose().limit(past("K", 1024)),
     ),
     *(KNOWN["hidden-multiplied"].choose(what=what) for what in ("keys", "everything")),
     replace(KNOWN["hidden-multiplied"].choose(what=(*MULTIPLIED,)[4]), rule="ATT-10"),
-    *(KNOWN["hidden-multiplied"].choose(what=what).under(Condition(passes="backward")) for what in ("values", "keys")),
+    *(KNOWN["hidden-multiplied"].choose(what=what).limit(Condition(passes="backward")) for what in ("values", "keys")),
     *(KNOWN["hidden-read"].choose(what=what) for what in (*HIDDEN,)[1:]),
     *(replace(KNOWN["hidden-read"].choose(), operations=(operation,)) for operation in MASKED[1:]),
     *(KNOWN["swallowed"].choose(where=where) for where in ("weights", "values")),

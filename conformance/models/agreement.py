@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases.declaration import known
+from conformance.cases.declaration import check_names
 from conformance.checks.comparison import compare
 from conformance.models.error_propagation import carried_bound
 from conformance.models.local import cast
-from conformance.models.stepwise import Oracle, forced_steps, framed, framework_of, substantial, without_nan
-from conformance.models.structures import as_float64
+from conformance.models.stepwise import Oracle, convert_arrays, forced_steps, framework_of, replace_nan, substantial
+from conformance.models.structures import widen_parameters
 from conformance.oracle.reference import Exact
 from conformance.subjects.subject import IMPLEMENTATIONS
 from reference_numpy import Model
@@ -66,10 +66,10 @@ def agreement(
 ) -> Agreement:
     """parameters: NumPy arrays, in the dtype in which the packages compute."""
     dtype = dtype_of(parameters)
-    exact = Model(as_float64(parameters), configuration)
+    exact = Model(widen_parameters(parameters), configuration)
     oracle = Oracle(exact, exactly(inputs, dtype), options, dtype)
     ratios: dict[str, dict[str, float]] = {}
-    for package in compared(packages, dtype):
+    for package in comparable_packages(packages, dtype):
         framework = framework_of(package)
         with framework.context():
             own = mapped(framework.array, parameters)
@@ -93,11 +93,11 @@ def exactly(inputs: tuple[np.ndarray, ...], dtype: str) -> tuple[np.ndarray, ...
     return tuple(cast(cast(array, dtype), "float64") for array in inputs)
 
 
-def compared(packages: Iterable[str], dtype: str) -> list[str]:
+def comparable_packages(packages: Iterable[str], dtype: str) -> list[str]:
     """Packages whose errors in that dtype say something: the definition in float64 is what others are compared with."""
     return [
         package
-        for package in known("packages", packages, IMPLEMENTATIONS)
+        for package in check_names("packages", packages, IMPLEMENTATIONS)
         if (package, dtype) != (DEFINITION, "float64")
     ]
 
@@ -122,7 +122,7 @@ def end_to_end(
     of a wide and deep model is coarse, because it allows every rounding of sums over a thousand products to add up; in
     float64 it is 2^29 times smaller, while what is wired or loaded wrongly is as wrong as before.
     """
-    dtype, wide = dtype_of(parameters), as_float64(parameters)
+    dtype, wide = dtype_of(parameters), widen_parameters(parameters)
     name = f"from end to end, {dtype}"
     exact_inputs = exactly(inputs, dtype)
 
@@ -130,21 +130,21 @@ def end_to_end(
         return functions.MODELS[type(wide)](wide, *exact_inputs, configuration=configuration, **options)
 
     exact, bound = carried_bound(run, wide, dtype)
-    bound = without_nan(bound)
+    bound = replace_nan(bound)
     ratios = {}
-    for package in compared(models, dtype):
+    for package in comparable_packages(models, dtype):
         model = models[package]
-        answer = called(package, model, tuple(cast(array, dtype) for array in inputs), options)
+        answer = call_model(package, model, tuple(cast(array, dtype) for array in inputs), options)
         ratios[package] = compare(name, answer, Exact(exact, 0 * exact), bound, dtype).ratio
     return StepAgreement(name, exact.shape, *extent(exact), ratios, substantial(exact, bound))
 
 
-def called(package: str, model: Any, inputs: tuple[np.ndarray, ...], options: dict[str, Any]) -> np.ndarray:
+def call_model(package: str, model: Any, inputs: tuple[np.ndarray, ...], options: dict[str, Any]) -> np.ndarray:
     """The package's own model on these inputs, as a user calls it; in JAX under `jax.jit`."""
     framework = framework_of(package)
     with framework.context():
         given = [framework.array(array) for array in inputs]
-        keywords = {name: framed(value, framework) for name, value in options.items()}
+        keywords = {name: convert_arrays(value, framework) for name, value in options.items()}
         if framework.name == "jax":
             jit = importlib.import_module("jax").jit
             return framework.numpy(

@@ -19,7 +19,7 @@ import numpy as np
 from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norms
 from conformance.bounds import layers
-from conformance.bounds.arithmetic import Approx, Precision, add, exact, stored
+from conformance.bounds.arithmetic import Approx, Precision, add, exact, round_output
 from conformance.bounds.reading import joined_heads, pairs, split_heads
 from conformance.bounds.rotary import pair_columns, rotation
 from reference_numpy import materialize
@@ -51,7 +51,7 @@ class UnderNorm(NamedTuple):
     direction_moved: np.ndarray
 
 
-def under_norm(norm: Norm, x: Approx, configuration: Configuration, p: Precision) -> UnderNorm:
+def norm_input(norm: Norm, x: Approx, configuration: Configuration, p: Precision) -> UnderNorm:
     kind, eps = configuration.norm.removesuffix("_plus_one"), configuration.norm_eps
     weight = norms.multiplier(np.asarray(norm.weight, float), configuration.norm.endswith("_plus_one"), p)
     bias = None if norm.bias is None else np.asarray(norm.bias, float)
@@ -76,14 +76,14 @@ def under_norm(norm: Norm, x: Approx, configuration: Configuration, p: Precision
     )
 
 
-def flat(x: Approx) -> Approx:
+def flatten_rows(x: Approx) -> Approx:
     return x.reshape(-1, x.value.shape[-1])
 
 
 def norm_of(norm: Norm, x: Approx, configuration: Configuration, p: Precision) -> Approx:
     """The norm over the last axis."""
-    rows = flat(x)
-    n = under_norm(norm, rows, configuration, p)
+    rows = flatten_rows(x)
+    n = norm_input(norm, rows, configuration, p)
     own = norms.forward(n.kind, rows.value, n.weight, n.bias, n.eps, p)
     # The last roundings are of what was moved, too.
     carried = n.moved * n.weight.size * (1 + p.gamma(8))
@@ -94,8 +94,8 @@ def norm_gradients(
     norm: Norm, x: Approx, cotangent: Approx, configuration: Configuration, p: Precision
 ) -> tuple[Norm, Approx]:
     """Bounds of the gradients of weight and bias, each an Approx, and of x."""
-    rows, bars = flat(x), flat(cotangent)
-    n = under_norm(norm, rows, configuration, p)
+    rows, bars = flatten_rows(x), flatten_rows(cotangent)
+    n = norm_input(norm, rows, configuration, p)
     own = norms.gradients(n.kind, rows.value, n.weight, bars.value, n.eps, p)
     inner, inner_off = np.abs(bars.value) * n.weight.size, bars.error * n.weight.size
     size = np.abs(n.normalized) + n.moved
@@ -112,7 +112,7 @@ def norm_gradients(
     return Norm(weight, None if norm.bias is None else bias), x_gradient
 
 
-def turned(x: Approx, rotary: Rotary | None, sign: int, p: Precision) -> Approx:
+def rotate_approx(x: Approx, rotary: Rotary | None, sign: int, p: Precision) -> Approx:
     """x [B, H, T, D] turned by its positions, or back; rounded where it is turned."""
     if rotary is None:
         return x
@@ -126,7 +126,7 @@ def turned(x: Approx, rotary: Rotary | None, sign: int, p: Precision) -> Approx:
     sine, cosine = size * np.abs(np.sin(angles)), size * np.abs(np.cos(angles))
     carried[..., first] = x.error[..., first] * cosine + x.error[..., second] * sine
     carried[..., second] = x.error[..., second] * cosine + x.error[..., first] * sine
-    return stored(Approx(own.value, own.error + carried * (1 + p.gamma(32))), p)
+    return round_output(Approx(own.value, own.error + carried * (1 + p.gamma(32))), p)
 
 
 # --- queries and keys -------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Part(NamedTuple):
 
 def linear(projection: Linear, x: Approx, p: Precision) -> Approx:
     bias = None if projection.bias is None else exact(projection.bias)
-    return stored(layers.linear(x, exact(projection.weight), bias, p), p)
+    return round_output(layers.linear(x, exact(projection.weight), bias, p), p)
 
 
 def part(
@@ -163,26 +163,26 @@ def part(
     if norm is None:
         result = split_heads(columns, heads)
     elif found.whole:
-        result = split_heads(stored(norm_of(norm, columns, configuration, p), p), heads)
+        result = split_heads(round_output(norm_of(norm, columns, configuration, p), p), heads)
     else:
-        result = stored(norm_of(norm, split_heads(columns, heads), configuration, p), p)
-    return found._replace(result=turned(result, rotary, 1, p))
+        result = round_output(norm_of(norm, split_heads(columns, heads), configuration, p), p)
+    return found._replace(result=rotate_approx(result, rotary, 1, p))
 
 
 def part_gradients(
     part: Part, x: Any, cotangent: Approx, configuration: Configuration, p: Precision
 ) -> tuple[Linear, Norm | None, Approx]:
     """Of the projection, of the norm and of x, each array an Approx."""
-    bar, norm_gradient = turned(stored(cotangent, p), part.rotary, -1, p), None
+    bar, norm_gradient = rotate_approx(round_output(cotangent, p), part.rotary, -1, p), None
     if part.norm is None:
         bar = joined_heads(bar)
     elif part.whole:
         norm_gradient, bar = norm_gradients(part.norm, part.columns, joined_heads(bar), configuration, p)
-        bar = stored(bar, p)
+        bar = round_output(bar, p)
     else:
         columns = split_heads(part.columns, part.heads)
         norm_gradient, bar = norm_gradients(part.norm, columns, bar, configuration, p)
-        bar = joined_heads(stored(bar, p))
+        bar = joined_heads(round_output(bar, p))
     x_gradient, weight, bias = layers.linear_gradients(exact(x), exact(part.projection.weight), bar, p)
     return Linear(weight, None if part.projection.bias is None else bias), norm_gradient, x_gradient
 
@@ -195,7 +195,7 @@ def attending(
     layer: Any, bias: Any, cotangent: Any = None,
 ) -> Any:  # fmt: skip
     """The bound of the result; with a cotangent, those of all that `attend_vjp` gives, in its structure."""
-    u, H = Precision.of(dtype), configuration.num_heads
+    u, H = Precision.make(dtype), configuration.num_heads
     query = part(p.query, p.query_norm, x, H, layer.rotary, configuration, u)
     G = key_heads(p, H)
     key = part(p.key, p.key_norm, memory, G, layer.rotary, configuration, u)
@@ -208,7 +208,7 @@ def attending(
     given = None if cotangent is None else exact(cotangent)
     bar = None
     if given is not None:
-        bar = split_heads(stored(layers.input_gradient(exact(p.output.weight), given, u), u), H)
+        bar = split_heads(round_output(layers.input_gradient(exact(p.output.weight), given, u), u), H)
     forward, inner = att.attention(
         "output", query.result, key.result, value.result, np.broadcast_to(allowed, shape), bar,
         bias=pairs(bias), scale=options["scale"], softcap=options["softcap"],
@@ -216,9 +216,9 @@ def attending(
         factor=None if keep is None else np.where(keep, 1 / (1 - options["dropout_rate"]), 0.0),
         empty_rows=options["empty_rows"], p=u,
     )  # fmt: skip
-    heads = joined_heads(stored(forward, u))
+    heads = joined_heads(round_output(forward, u))
     if given is None:
-        return finished(linear(p.output, heads, u), dtype)
+        return result_error(linear(p.output, heads, u), dtype)
     weight, output_bias = layers.parameter_gradients(heads, given, u)
     output = Linear(weight, None if p.output.bias is None else output_bias)
     of_query = part_gradients(query, x, inner["query"], configuration, u)
@@ -226,22 +226,22 @@ def attending(
     of_value = part_gradients(value, memory, inner["value"], configuration, u)
     sinks = inner.get("sinks")
     gradients = MultiHeadAttention(of_query[0], of_key[0], of_value[0], output, of_query[1], of_key[1], sinks)
-    of_memory = add(stored(of_key[2], u), stored(of_value[2], u), u)
+    of_memory = add(round_output(of_key[2], u), round_output(of_value[2], u), u)
     of_bias = None if bias is None else inner["bias"].reshape(*bias.shape)
-    return rounded((gradients, of_query[2], of_memory, of_bias), dtype)
+    return round_errors((gradients, of_query[2], of_memory, of_bias), dtype)
 
 
-def finished(x: Approx, dtype: str) -> np.ndarray:
+def result_error(x: Approx, dtype: str) -> np.ndarray:
     """The error of a result in that dtype; the oracle is rounded to float64 itself."""
     error = x.error + (2.0**-46 * np.abs(x.value) if dtype != "float64" else 0)
     return np.where(np.isnan(error), np.inf, error)
 
 
-def rounded(tree: Any, dtype: str) -> Any:
+def round_errors(tree: Any, dtype: str) -> Any:
     """The errors of a structure of gradients, each rounded to the dtype."""
     if isinstance(tree, Approx):
-        return finished(stored(tree, Precision.of(dtype)), dtype)
+        return result_error(round_output(tree, Precision.make(dtype)), dtype)
     if tree is None:
         return None
-    parts = [rounded(part, dtype) for part in tree]
+    parts = [round_errors(part, dtype) for part in tree]
     return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)

@@ -10,9 +10,9 @@ import numpy as np
 
 from conformance.checks.comparison import Finding, compare
 from conformance.models.error_propagation import carried_bound
-from conformance.models.inside import MASKED, piece_names, walked_inside
+from conformance.models.inside import MASKED, piece_names, walk_inside
 from conformance.models.local import cast
-from conformance.models.stepwise import Oracle, without_nan
+from conformance.models.stepwise import Oracle, replace_nan
 from conformance.oracle.reference import Exact
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
@@ -84,19 +84,19 @@ def departures(oracle: Oracle, configuration: Configuration, arrays: Mapping[str
         of_kind = functions.MODELS[type(parameters)]
         return of_kind(parameters, *oracle.inputs, configuration=configuration, **oracle.options)
 
-    exact, bounds = carried_bound(run, parameters, dtypes[0], walk=walked_inside(looked_into))
+    exact, bounds = carried_bound(run, parameters, dtypes[0], walk=walk_inside(looked_into))
     order = [name for step in oracle.taken for name in (*(inside[step] if step in looked_into else ()), step)]
     judged = dict(zip(order, zip(exact, bounds, strict=True), strict=True))
 
     def finding(name: str) -> Finding:
         result, bound = judged[name]
-        got = with_forbidden(known[name]) if name.endswith(f": {MASKED}") else known[name]
-        return compare(name, got, Exact(result, np.zeros_like(result)), without_nan(bound), dtypes[0])
+        got = mark_forbidden(known[name]) if name.endswith(f": {MASKED}") else known[name]
+        return compare(name, got, Exact(result, np.zeros_like(result)), replace_nan(bound), dtypes[0])
 
     return Departures(dtypes[0], {name: finding(name) for name in known}, unknown, looked_into, rounded)
 
 
-def with_forbidden(scores: np.ndarray) -> np.ndarray:
+def mark_forbidden(scores: np.ndarray) -> np.ndarray:
     """Masked scores with -inf for every number that forbids its pair.
 
     `conformance watch` reads masks alike: what is at or below half the lowest number of its dtype forbids the pair.

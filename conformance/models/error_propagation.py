@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds.arithmetic import Precision
-from conformance.models.instrumentation import Visit, visited
+from conformance.models.instrumentation import Visit, visited_package
 from conformance.models.local import local_bound
 from specification.parameters import mapped
 
@@ -40,7 +40,7 @@ Run = Callable[[types.SimpleNamespace], Any]
 """From the functions of an instrumented definition to results, in any structure of float64 arrays."""
 
 Walk = Callable[[Run, Any, Visit], Any]
-"""`walked`, or another way to collect what the run gives."""
+"""`walk_steps`, or another way to collect what the run gives."""
 
 
 def carried_bound(
@@ -56,11 +56,11 @@ def carried_bound(
     """(results, bounds), both in the structure of what `run` returns, for an implementation in that dtype.
 
     parameters: those that `run` gives to those functions, in float64. narrow: steps that the implementation takes
-    in float32 whatever the dtype. walk: `inside.walked_inside` for the results of steps; `walked` by default.
+    in float32 whatever the dtype. walk: `inside.walked_inside` for the results of steps; `walk_steps` by default.
     """
-    walk = walked if walk is None else walk
+    walk = walk_steps if walk is None else walk
     clean, bounds = step_bounds(run, parameters, dtype, narrow, walk)
-    scale = SMALL / Precision.of(dtype).inner
+    scale = SMALL / Precision.make(dtype).inner
     moved = []
     for sample in range(samples):
         generator = np.random.default_rng([seed, sample])
@@ -90,19 +90,19 @@ def step_bounds(
     """The results, and every step's own bound by its name."""
     found: dict[str, Any] = {}
 
-    def bounded(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+    def record_bound(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
         if name not in found:
             here = "float32" if step in narrow else dtype
             found[name] = local_bound(step, here, arguments, keywords)
             if step == "add":  # of three parts the first two may be any, and cancel
                 size = np.abs(arguments[0]) + np.abs(arguments[1])
-                found[name] = np.maximum(found[name], Precision.of(here).output * size)
+                found[name] = np.maximum(found[name], Precision.make(here).output * size)
         return function(*arguments, **keywords)
 
-    return walk(run, parameters, bounded), found
+    return walk(run, parameters, record_bound), found
 
 
-def walked(run: Run, parameters: Any, visit: Visit) -> Any:
+def walk_steps(run: Run, parameters: Any, visit: Visit) -> Any:
     """The results of the definition, when every step goes through `visit`."""
     with np.errstate(all="ignore"):
-        return run(visited("reference_numpy", parameters, visit))
+        return run(visited_package("reference_numpy", parameters, visit))

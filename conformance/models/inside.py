@@ -15,18 +15,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.bounds.arithmetic import Precision, exact, multiply, stored
+from conformance.bounds.arithmetic import Precision, exact, multiply, round_output
 from conformance.bounds.attention import scores_and_slope
 from conformance.bounds.layers import activation as activation_bound
 from conformance.bounds.reading import pairs
 from conformance.checks.comparison import compare
-from conformance.models.agreement import Agreement, StepAgreement, compared, extent
-from conformance.models.attention_bounds import norm_of, turned
-from conformance.models.error_propagation import Run, Walk, walked
+from conformance.models.agreement import Agreement, StepAgreement, comparable_packages, extent
+from conformance.models.attention_bounds import norm_of, rotate_approx
+from conformance.models.error_propagation import Run, Walk, walk_steps
 from conformance.models.instrumentation import Visit
 from conformance.models.local import case_of, cast
 from conformance.models.local import linear as linear_bound
-from conformance.models.stepwise import Oracle, Taken, framed, framework_of, substantial, without_nan
+from conformance.models.stepwise import Oracle, Taken, convert_arrays, framework_of, replace_nan, substantial
 from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework
 from reference_numpy.attention_steps import repeat_heads, resolve_scale
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
     bound: Callable[..., np.ndarray]
 
 
-def projected(part: str, heads: str) -> tuple[Callable[..., Any], Callable[..., np.ndarray]]:
+def projection_functions(part: str, heads: str) -> tuple[Callable[..., Any], Callable[..., np.ndarray]]:
     """A projection of an attention, split into its heads."""
 
     def compute(functions: Any, settings: Any, x: Any) -> Any:
@@ -68,7 +68,7 @@ def projected(part: str, heads: str) -> tuple[Callable[..., Any], Callable[..., 
     return compute, error
 
 
-def normalized(part: str, heads: str) -> tuple[Callable[..., Any], Callable[..., np.ndarray]]:
+def norm_functions(part: str, heads: str) -> tuple[Callable[..., Any], Callable[..., np.ndarray]]:
     """The norm of queries or keys, of each head or of all together."""
 
     def compute(functions: Any, settings: Any, x: Any) -> Any:
@@ -76,15 +76,17 @@ def normalized(part: str, heads: str) -> tuple[Callable[..., Any], Callable[...,
         return functions.normalized_heads(norm, columns, getattr(settings, heads), settings.configuration)
 
     def error(dtype: str, settings: Any, x: Any) -> np.ndarray:
-        norm, count, p = getattr(settings.parameters, f"{part}_norm"), getattr(settings, heads), Precision.of(dtype)
+        norm, count, p = getattr(settings.parameters, f"{part}_norm"), getattr(settings, heads), Precision.make(dtype)
         whole = norm.weight.shape == (x.shape[1] * x.shape[3],)
-        found = stored(norm_of(norm, exact(concatenate_heads(x) if whole else x), settings.configuration, p), p).error
+        found = round_output(
+            norm_of(norm, exact(concatenate_heads(x) if whole else x), settings.configuration, p), p
+        ).error
         return split_heads(found, count) if whole else found
 
     return compute, error
 
 
-def rotated(functions: Any, settings: Any, x: Any) -> Any:
+def rotate_heads(functions: Any, settings: Any, x: Any) -> Any:
     rotary, positions = settings.layer.rotary, settings.framework.array(np.arange(x.shape[2]))
     return functions.rotary_embedding(
         x, positions,
@@ -93,7 +95,7 @@ def rotated(functions: Any, settings: Any, x: Any) -> Any:
 
 
 def rotated_bound(dtype: str, settings: Any, x: np.ndarray) -> np.ndarray:
-    return turned(exact(x), settings.layer.rotary, 1, Precision.of(dtype)).error
+    return rotate_approx(exact(x), settings.layer.rotary, 1, Precision.make(dtype)).error
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
@@ -112,7 +114,7 @@ def scores(functions: Any, settings: Any, query: Any, key: Any) -> Any:
 def scores_bound(dtype: str, settings: Any, query: np.ndarray, key: np.ndarray) -> np.ndarray:
     repeated = repeat_heads(key, settings.heads)
     scale, options = resolve_scale(settings.scale, query.shape[-1]), settings.options
-    bias, p = pairs(options.get("bias")), Precision.of(dtype)
+    bias, p = pairs(options.get("bias")), Precision.make(dtype)
     found, _ = scores_and_slope(exact(query), exact(repeated), bias, scale, options.get("softcap"), p)
     return found.error
 
@@ -145,26 +147,26 @@ def operation_bound(operation: str) -> Callable[..., np.ndarray]:
     return error
 
 
-def on_the_way(name: str, part: str, heads: str, source: str, norm: Any, layer: AttentionLayer) -> list[Piece]:
+def head_pieces(name: str, part: str, heads: str, source: str, norm: Any, layer: AttentionLayer) -> list[Piece]:
     """From a step's activation to queries or keys: projected, and then normalised and rotated where they are."""
-    found = [Piece(name, (source,), *projected(part, heads))]
+    found = [Piece(name, (source,), *projection_functions(part, heads))]
     if norm is not None:
-        found.append(Piece(f"{name}, normalised", (name,), *normalized(part, heads)))
+        found.append(Piece(f"{name}, normalised", (name,), *norm_functions(part, heads)))
     if layer.rotary is not None:
-        found.append(Piece(f"{name}, rotated", (found[-1].name,), rotated, rotated_bound))
+        found.append(Piece(f"{name}, rotated", (found[-1].name,), rotate_heads, rotated_bound))
     return found
 
 
 def attention_pieces(taken: Any) -> list[Piece]:
     """Those of a block's attention, in order."""
     parameters, layer = taken.arguments[0], attention_arguments(taken).layer
-    queries = on_the_way("queries", "query", "heads", "x", parameters.query_norm, layer)
-    keys = on_the_way("keys", "key", "key_heads", "memory", parameters.key_norm, layer)
+    queries = head_pieces("queries", "query", "heads", "x", parameters.query_norm, layer)
+    keys = head_pieces("keys", "key", "key_heads", "memory", parameters.key_norm, layer)
     query, key = queries[-1].name, keys[-1].name
     return [
         *queries,
         *keys,
-        Piece("values", ("memory",), *projected("value", "key_heads")),
+        Piece("values", ("memory",), *projection_functions("value", "key_heads")),
         Piece("scores", (query, key), scores, scores_bound),
         Piece(MASKED, ("scores",), masked_scores, lambda dtype, settings, scores: np.zeros(scores.shape)),
         Piece("weights", (query, key), weights, operation_bound("attention_weights")),
@@ -182,8 +184,8 @@ def attention_pieces(taken: Any) -> list[Piece]:
 
 
 def activated_bound(dtype: str, settings: Any, x: np.ndarray) -> np.ndarray:
-    p = Precision.of(dtype)
-    return stored(activation_bound(settings.configuration.activation, exact(x), p), p).error
+    p = Precision.make(dtype)
+    return round_output(activation_bound(settings.configuration.activation, exact(x), p), p).error
 
 
 def layer_piece(name: str, part: str) -> Piece:
@@ -204,22 +206,22 @@ ACTIVATION = Piece(
 )
 
 
-def gated(functions: Any, settings: Any, before: Any, x: Any) -> Any:
+def gate_activation(functions: Any, settings: Any, before: Any, x: Any) -> Any:
     """The activation of one projection times the other, before it is rounded."""
     return functions.ACTIVATIONS[settings.configuration.activation](functions.widen(before)) * functions.widen(x)
 
 
 def gated_bound(dtype: str, settings: Any, before: np.ndarray, x: np.ndarray) -> np.ndarray:
-    p = Precision.of(dtype)
+    p = Precision.make(dtype)
     activated = activation_bound(settings.configuration.activation, exact(before), p)
-    return stored(multiply(activated, exact(x), p), p).error
+    return round_output(multiply(activated, exact(x), p), p).error
 
 
 def feed_forward_pieces(taken: Any) -> list[Piece]:
     """Those of the feed-forward network, in order."""
     if not isinstance(taken.arguments[0], GatedFeedForward):
         return [layer_piece("pre-activation", "inner"), ACTIVATION]
-    product = Piece("gated", ("pre-activation", "inner"), gated, gated_bound)
+    product = Piece("gated", ("pre-activation", "inner"), gate_activation, gated_bound)
     return [layer_piece("pre-activation", "gate"), ACTIVATION, layer_piece("inner", "inner"), product]
 
 
@@ -252,16 +254,16 @@ def visited_pieces(step: str, taken: Taken, visit: Visit) -> dict[str, np.ndarra
     for piece in PIECES[taken.step](taken):
         arguments = (piece, functions, settings, *(values[name] for name in piece.takes))
         with np.errstate(all="ignore"):
-            made = np.asarray(visit(f"{step}: {piece.name}", "piece", computed, arguments, {}))
+            made = np.asarray(visit(f"{step}: {piece.name}", "piece", compute_piece, arguments, {}))
         values[piece.name] = found[f"{step}: {piece.name}"] = made
     return found
 
 
-def computed(piece: Piece, functions: Any, settings: Any, *arrays: Any) -> Any:
+def compute_piece(piece: Piece, functions: Any, settings: Any, *arrays: Any) -> Any:
     return piece.compute(functions, settings, *arrays)
 
 
-def walked_inside(steps: Collection[str]) -> Walk:
+def walk_inside(steps: Collection[str]) -> Walk:
     """A walk that gives the result of every step, and before it the pieces of those steps."""
 
     def walk(run: Run, parameters: Any, visit: Visit) -> list[Any]:
@@ -274,7 +276,7 @@ def walked_inside(steps: Collection[str]) -> Walk:
             results[name] = result
             return result
 
-        walked(run, parameters, keeping)
+        walk_steps(run, parameters, keeping)
         return list(results.values())
 
     return walk
@@ -288,7 +290,7 @@ def pieces_of(oracle: Oracle, step: str, packages: Sequence[str]) -> list[StepAg
     taken, dtype = oracle.taken[step], oracle.dtype
     values = {"x": taken.arguments[1], "memory": taken.arguments[2]}
     own, found = settings_of(taken, framework_of("reference_numpy"), "float64"), []
-    there = {package: framework_of(package) for package in compared(packages, dtype)}
+    there = {package: framework_of(package) for package in comparable_packages(packages, dtype)}
     settings = {package: settings_of(taken, framework, dtype) for package, framework in there.items()}
     for piece in PIECES[taken.step](taken):
         with np.errstate(all="ignore"):
@@ -296,7 +298,7 @@ def pieces_of(oracle: Oracle, step: str, packages: Sequence[str]) -> list[StepAg
             given = [cast(values[name], dtype) for name in piece.takes]
             wide = [array.astype(np.float64) for array in given]
             truth = np.asarray(piece.compute(functions_of("reference_numpy"), own, *wide))
-            limit = without_nan(piece.bound(dtype, own, *wide) * (2 if dtype == "float64" else 1))
+            limit = replace_nan(piece.bound(dtype, own, *wide) * (2 if dtype == "float64" else 1))
         ratios = {}
         for package, framework in there.items():
             with framework.context(), np.errstate(all="ignore"):
@@ -350,7 +352,7 @@ def settings_of(taken: Any, framework: Framework, dtype: str) -> SimpleNamespace
         mask = windowed(given.mask, given.layer)
         options = attention_options(given.x.shape[-1], mask, None, given.configuration)
         found = SimpleNamespace(parameters=parameters, configuration=given.configuration, framework=framework)
-        found.mask, bias = framed(options["mask"], framework), None if given.bias is None else own(given.bias)
+        found.mask, bias = convert_arrays(options["mask"], framework), None if given.bias is None else own(given.bias)
     found.layer, found.scale, found.heads = given.layer, options["scale"], given.configuration.num_heads
     found.key_heads = key_heads(given.parameters, found.heads)
     found.options = {"mask": found.mask, "scale": found.scale, "empty_rows": options["empty_rows"]}
@@ -359,7 +361,7 @@ def settings_of(taken: Any, framework: Framework, dtype: str) -> SimpleNamespace
     return found
 
 
-def with_pieces(found: Agreement, steps: Sequence[str], packages: Sequence[str]) -> Agreement:
+def insert_pieces(found: Agreement, steps: Sequence[str], packages: Sequence[str]) -> Agreement:
     """The same with the pieces of these steps before each of them."""
     listed: list[StepAgreement] = []
     for step in found.steps:

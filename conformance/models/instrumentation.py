@@ -52,26 +52,26 @@ Visit = Callable[[str, str, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """From a step's name, its kind, its function, and positional and keyword arguments to what stands for its result."""
 
 
-def visited(package: str, parameters: Any, visit: Visit) -> types.SimpleNamespace:
+def visited_package(package: str, parameters: Any, visit: Visit) -> types.SimpleNamespace:
     """The copy of a package whose every step goes through `visit`, named after the parameters that it will be given."""
     namer = Namer(parameters)
 
     def wrap(step: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*arguments: Any, **keywords: Any) -> Any:
+        def call_visit(*arguments: Any, **keywords: Any) -> Any:
             name = namer(step, arguments[0] if arguments else None)
             return visit(name, step, function, arguments, keywords)
 
-        return called
+        return call_visit
 
-    return instrumented(package, wrap)
+    return instrument_package(package, wrap)
 
 
-def only_when_dropping(function: Any, wrapped: Any) -> Any:
+def skip_without_dropout(function: Any, wrapped: Any) -> Any:
     """Where there is no dropout, `drop` hands its argument on, and is no step."""
     return lambda x, dropout: function(x, None) if dropout is None else wrapped(x, dropout)
 
 
-def instrumented(package: str, wrap: Wrap) -> types.SimpleNamespace:
+def instrument_package(package: str, wrap: Wrap) -> types.SimpleNamespace:
     """The package's functions on models, by name, with every step wrapped; `MODELS` is by the parameters' structure."""
     modules = {}
     for file in FILES:
@@ -81,7 +81,7 @@ def instrumented(package: str, wrap: Wrap) -> types.SimpleNamespace:
     names = {module: dict(vars(modules[module])) for module in modules}
     copies: dict[Any, Any] = {}
 
-    def copied(function: Any) -> Any:
+    def copy_function(function: Any) -> Any:
         plain = inspect.unwrap(function)
         made = types.FunctionType(
             plain.__code__, names[plain.__module__], plain.__name__, plain.__defaults__, plain.__closure__
@@ -89,19 +89,19 @@ def instrumented(package: str, wrap: Wrap) -> types.SimpleNamespace:
         made.__kwdefaults__ = plain.__kwdefaults__
         return made
 
-    def replaced(name: str, value: Any) -> Any:
+    def replace_value(name: str, value: Any) -> Any:
         if not callable(value) or isinstance(value, type) or getattr(value, "__module__", None) is None:
             return value
         if is_step(name):
-            return only_when_dropping(value, wrap(name, value)) if name == "drop" else wrap(name, value)
+            return skip_without_dropout(value, wrap(name, value)) if name == "drop" else wrap(name, value)
         if value.__module__ not in names:
             return value
-        return copies.setdefault(value, copied(value))
+        return copies.setdefault(value, copy_function(value))
 
     for found in names.values():
         for name, value in list(found.items()):
-            found[name] = replaced(name, value)
+            found[name] = replace_value(name, value)
         if "MODELS" in found:
-            found["MODELS"] = {kind: replaced(f.__name__, f) for kind, f in found["MODELS"].items()}
+            found["MODELS"] = {kind: replace_value(f.__name__, f) for kind, f in found["MODELS"].items()}
     merged = {name: value for found in names.values() for name, value in found.items() if not name.startswith("_")}
     return types.SimpleNamespace(**merged)

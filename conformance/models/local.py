@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.bounds.arithmetic import LOG, TANH, Approx, Precision, exact, stored
+from conformance.bounds.arithmetic import LOG, TANH, Approx, Precision, exact, round_output
 from conformance.bounds.attention import EXP
 from conformance.bounds.layers import linear as linear_bound
 from conformance.bounds.layers import linear_gradients
@@ -65,7 +65,7 @@ def attention_case(dtype: str, parameters: Any, query: Any, key: Any, value: Any
     return case_of(dtype, "multi_head_attention", inputs, cotangent, **options)
 
 
-def structured(bounds: dict[str, Any], parameters: Any) -> Any:
+def structure_bounds(bounds: dict[str, Any], parameters: Any) -> Any:
     """Bounds of gradients, in the parameters' structure."""
 
     def part(name: str, projection: Linear) -> Linear:
@@ -111,7 +111,7 @@ def transform(dtype: str, p: Any, x: Any, dropout: Any, configuration: Any) -> A
 
 def transform_vjp(dtype: str, p: Any, x: Any, dropout: Any, configuration: Any, cotangent: Any) -> Any:
     bounds = bound(forward_case(dtype, p, x, dropout, configuration, cotangent))
-    return structured(bounds, p), bounds[gradient_name("x")]
+    return structure_bounds(bounds, p), bounds[gradient_name("x")]
 
 
 def norm_case(dtype: str, p: Norm, x: Any, configuration: Any, cotangent: Any = None) -> Case:
@@ -132,22 +132,22 @@ def normalize_vjp(dtype: str, p: Norm, x: Any, cotangent: Any, configuration: An
     return Norm(bounds[gradient_name("weight")], bias), bounds[gradient_name("x")]
 
 
-def summed(dtype: str, total: Any, error: Any = 0.0) -> Any:
-    p = Precision.of(dtype)
+def sum_error(dtype: str, total: Any, error: Any = 0.0) -> Any:
+    p = Precision.make(dtype)
     size = np.abs(total) + error
-    return stored(Approx(total, error + p.inner * size + p.inner_tiny), p).error
+    return round_output(Approx(total, error + p.inner * size + p.inner_tiny), p).error
 
 
 def add(dtype: str, x: Any, y: Any) -> Any:
-    return summed(dtype, np.asarray(x, float) + np.asarray(y, float))
+    return sum_error(dtype, np.asarray(x, float) + np.asarray(y, float))
 
 
 def drop(dtype: str, x: Any, dropout: Any) -> Any:
     if dropout is None:
         return np.zeros(np.shape(x))
-    p = Precision.of(dtype)
+    p = Precision.make(dtype)
     kept = np.where(dropout.keep, np.asarray(x, float) / (1 - dropout.rate), 0)
-    return stored(Approx(kept, 3 * p.inner * np.abs(kept)), p).error
+    return round_output(Approx(kept, 3 * p.inner * np.abs(kept)), p).error
 
 
 def embedding(dtype: str, table: Any, ids: Any, *, scaled: bool = False) -> Any:
@@ -195,33 +195,33 @@ def prepend(dtype: str, row: Any, x: Any) -> Any:
 
 def shrink(dtype: str, x: Any) -> Any:
     """The root, its reciprocal and the product round."""
-    p = Precision.of(dtype)
+    p = Precision.make(dtype)
     value = np.abs(x) / math.sqrt(x.shape[-1])
-    return stored(Approx(value, 3 * p.inner * value + p.inner_tiny), p).error
+    return round_output(Approx(value, 3 * p.inner * value + p.inner_tiny), p).error
 
 
 def squeeze(dtype: str, x: Any, cap: float) -> Any:
     """Quotient and product round, each with a rounded cap; the slope is at most what the tangent's is nearby."""
-    p = Precision.of(dtype)
+    p = Precision.make(dtype)
     ratio = np.tanh(x / cap)
     off = 2 * p.inner * np.abs(x)
     value = cap * np.abs(ratio)
     slope = np.minimum(1, 1 - ratio**2 + 0.77 * off / cap)
-    return stored(Approx(value, slope * off + (TANH + 2) * p.inner * value + p.inner_tiny), p).error
+    return round_output(Approx(value, slope * off + (TANH + 2) * p.inner * value + p.inner_tiny), p).error
 
 
 def squeeze_vjp(dtype: str, x: Any, cap: float, cotangent: Any) -> Any:
     """The slope 1 - t^2 changes by at most 0.77 / cap for each unit of x."""
-    p = Precision.of(dtype)
+    p = Precision.make(dtype)
     slope, moved = 1 - np.tanh(x / cap) ** 2, 0.77 * 2 * p.inner * np.abs(x) / cap
     off = np.minimum(1, moved + (2 * TANH + 4) * p.inner)
     size = np.abs(cotangent) * (slope + off)
-    return stored(Approx(size, np.abs(cotangent) * off + 2 * p.inner * size + p.inner_tiny), p).error
+    return round_output(Approx(size, np.abs(cotangent) * off + 2 * p.inner * size + p.inner_tiny), p).error
 
 
 def batch_sum(dtype: str, x: Any) -> Any:
-    p = Precision.of(dtype)
-    return stored(Approx(np.sum(x, axis=0), p.gamma(x.shape[0]) * np.sum(np.abs(x), axis=0)), p).error
+    p = Precision.make(dtype)
+    return round_output(Approx(np.sum(x, axis=0), p.gamma(x.shape[0]) * np.sum(np.abs(x), axis=0)), p).error
 
 
 def sinusoidal_positions(judged: str, length: int, width: int, **options: Any) -> Any:
@@ -230,49 +230,49 @@ def sinusoidal_positions(judged: str, length: int, width: int, **options: Any) -
 
 
 def linear(dtype: str, parameters: Linear, x: Any) -> Any:
-    p = Precision.of(dtype)
+    p = Precision.make(dtype)
     bias = None if parameters.bias is None else exact(parameters.bias)
-    return stored(linear_bound(exact(x), exact(parameters.weight), bias, p), p).error
+    return round_output(linear_bound(exact(x), exact(parameters.weight), bias, p), p).error
 
 
 def linear_vjp(dtype: str, parameters: Linear, x: Any, cotangent: Any) -> Any:
-    p = Precision.of(dtype)
+    p = Precision.make(dtype)
     found = linear_gradients(exact(x), exact(parameters.weight), exact(cotangent), p)
-    x_bar, weight_bar, bias_bar = (stored(approx, p).error for approx in found)
+    x_bar, weight_bar, bias_bar = (round_output(approx, p).error for approx in found)
     return Linear(weight_bar, None if parameters.bias is None else bias_bar), x_bar
 
 
 def pool(dtype: str, x: Any, pooling: str, keep: Any = None) -> Any:
     if pooling == "max":
         return np.zeros((x.shape[0], x.shape[2]))
-    p = Precision.of(dtype)
+    p = Precision.make(dtype)
     kept = np.ones(x.shape[:2], bool) if keep is None else np.asarray(keep)
     size = np.sum(np.where(kept[..., None], np.abs(x), 0), axis=1) / np.maximum(kept.sum(axis=1), 1)[:, None]
-    return stored(Approx(size, (p.gamma(x.shape[1]) + 2 * p.inner) * size), p).error
+    return round_output(Approx(size, (p.gamma(x.shape[1]) + 2 * p.inner) * size), p).error
 
 
 def pool_vjp(dtype: str, x: Any, pooling: str, keep: Any, cotangent: Any) -> Any:
-    return np.broadcast_to(2 * Precision.of(dtype).inner * np.abs(cotangent)[:, None], x.shape)
+    return np.broadcast_to(2 * Precision.make(dtype).inner * np.abs(cotangent)[:, None], x.shape)
 
 
 def log_softmax(dtype: str, x: Any) -> Any:
-    p = Precision.of(dtype)
+    p = Precision.make(dtype)
     shifted = x - np.max(x, axis=-1, keepdims=True)
     share = np.exp(shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True)))
     of_sum = p.gamma(x.shape[-1]) + np.sum(share * (EXP + np.abs(shifted)), axis=-1, keepdims=True) * p.inner
     result = np.abs(shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True)))
     error = p.inner * np.abs(shifted) + of_sum + p.inner * (result + LOG * math.log(max(x.shape[-1], 2)))
-    return stored(Approx(result, error), p).error
+    return round_output(Approx(result, error), p).error
 
 
 def log_softmax_vjp(dtype: str, x: Any, cotangent: Any) -> Any:
     """The share of a class is off by as much, relatively, as its logarithm is off; and the sum of the cotangents."""
-    p = Precision.of(dtype)
+    p = Precision.make(dtype)
     share = np.exp(x - np.max(x, axis=-1, keepdims=True))
     share = share / np.sum(share, axis=-1, keepdims=True)
     total = np.sum(np.abs(cotangent), axis=-1, keepdims=True)
     relative = log_softmax(dtype, x) + (EXP + 2) * p.inner + p.gamma(x.shape[-1])
-    return stored(
+    return round_output(
         Approx(cotangent, relative * share * total + 2 * p.inner * (np.abs(cotangent) + share * total)), p
     ).error
 

@@ -14,11 +14,11 @@ from conformance.cases.arguments import arguments
 from conformance.cases.arrays import heads_and_keys
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, declaration_of
-from conformance.cases.features import beyond
+from conformance.cases.features import unsupported_features
 from conformance.cases.signatures import Signature, names_taken, signature_of
-from conformance.subjects.attention_calls import AXES, in_words
+from conformance.subjects.attention_calls import AXES, describe_returned
 from conformance.subjects.callables import load
-from conformance.subjects.conventions import dense_mapped, inverted, without_offset
+from conformance.subjects.conventions import dense_mapped, drop_offset, invert_mask
 from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.mask_descriptions import described_for
 from reference_numpy import materialize
@@ -68,9 +68,9 @@ def implementation(attention: str) -> str:
         raise ValueError(
             f"{attention} names no parameters: name those of attention, or those of transformers' attention interface"
         )
-    if of_interface(function):
+    if follows_interface(function):
         refuse_other_parameters(attention, function)
-    register(OWN, function=function if of_interface(function) else adapted(function))
+    register(OWN, function=function if follows_interface(function) else adapt_function(function))
     return OWN
 
 
@@ -83,12 +83,12 @@ def refuse_other_parameters(attention: str, function: Callable[..., Any]) -> Non
         raise ValueError(f"{attention} must take {expected}, as transformers calls it: {error}") from error
 
 
-def of_interface(function: Callable[..., Any]) -> bool:
+def follows_interface(function: Callable[..., Any]) -> bool:
     """Whether a function has the signature of `transformers`' attention interface."""
     return bool(names_taken(function)[0] & INTERFACE)
 
 
-def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
+def adapt_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function with the signature of `attention` as one of the interface.
 
     It gets tensors, in the layout and mask polarity that it declares, as in `conformance check`. Masks are boolean
@@ -117,7 +117,9 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
         positional, keywords = signature.bound(*arguments("attention", given, options))
         output = function(*positional, **keywords)
         if not isinstance(output, type(query)) or output.ndim != 4:
-            raise TypeError(f"the function must return one tensor {AXES[declared.layout]}, got {in_words(output)}")
+            raise TypeError(
+                f"the function must return one tensor {AXES[declared.layout]}, got {describe_returned(output)}"
+            )
         return output if length_first else output.transpose(1, 2), None
 
     forward.declaration = declared  # type: ignore[attr-defined]
@@ -129,7 +131,7 @@ def outline(query: Any, key: Any, value: Any, options: dict[str, Any], declared:
     import torch
 
     given = {"query": query, "key": key, "value": value, "bias": options["bias"], "sinks": options["sinks"]}
-    inputs = {name: without_numbers(tensor) for name, tensor in given.items() if tensor is not None}
+    inputs = {name: placeholder_array(tensor) for name, tensor in given.items() if tensor is not None}
     (B, _, Q, _), K, mask = query.shape, key.shape[2], options["mask"]
     mask = map_arrays(mask, TorchArrays().numpy)
     own = {"mask": described_for(declared, mask, B, Q, K), "scale": options["scale"], "softcap": options["softcap"]}
@@ -138,7 +140,7 @@ def outline(query: Any, key: Any, value: Any, options: dict[str, Any], declared:
     return Case("attention", dtype_name(query), inputs, own, cotangents)
 
 
-def without_numbers(tensor: Any) -> np.ndarray:
+def placeholder_array(tensor: Any) -> np.ndarray:
     """An array of its shape that takes no memory."""
     return np.broadcast_to(np.float32(0), tuple(tensor.shape))
 
@@ -152,14 +154,14 @@ def mask_given(mask: Any, case: Case, declared: Declaration, device: Any) -> Any
 
     found = case.options["mask"]
     if "structured" in declared:
-        found = without_offset(found, declared.convention("causal"), case)
+        found = drop_offset(found, declared.convention("causal"), case)
     elif mask is None or (found is None and "dense" not in declared):
         return None
     else:
         H, _, Q, K = heads_and_keys(case)
         found = Dense(materialize(found, Q, K, batch=case.inputs["query"].shape[0], heads=H))
     if declared.convention("polarity") == "masked":
-        found = dense_mapped(found, inverted)
+        found = dense_mapped(found, invert_mask)
     found = map_arrays(found, lambda array: torch.as_tensor(array, device=device))
     return found if "structured" in declared or found is None else found.array
 
@@ -173,7 +175,7 @@ def refuse_lacking(signature: Signature, options: dict[str, Any]) -> None:
 
 def refuse_undeclared(case: Case, declared: Declaration) -> None:
     """Raise TypeError for what a call has and the function does not declare that it takes."""
-    names = list(beyond(case, declared))
+    names = list(unsupported_features(case, declared))
     if names:
         raise TypeError(f"the call needs {', '.join(names)}, which the function does not declare")
 

@@ -40,7 +40,7 @@ def probe(parameters: Any, configuration: Configuration, seed: int = 0) -> Probe
     if isinstance(parameters, Classifier | LanguageModel):
         padding = configuration.source_padding if isinstance(parameters, Classifier) else configuration.target_padding
         x = probe_stack(parameters[0], generator, padding=padding)
-        kept_positions = {"keep": kept(x.shape[1])} if isinstance(parameters, Classifier) else {}
+        kept_positions = {"keep": real_positions(x.shape[1])} if isinstance(parameters, Classifier) else {}
         return (x,), {"mask": holes(x.shape[1])} | kept_positions
     if isinstance(parameters, Encoder):
         return probe_encoder(parameters, configuration, generator)
@@ -58,8 +58,12 @@ def probe_transformer(parameters: Transformer, configuration: Configuration, gen
     S, T = source.shape[1], target.shape[1]
     masks: dict[str, Any] = {"source_mask": holes(S), "target_mask": holes(T), "memory_mask": holes(T, S)}
     if parameters.encoder.embedding is None:
-        padding = KeyPadding(kept(S))
-        beside = {"source_mask": padding, "target_mask": Causal() & KeyPadding(kept(T)), "memory_mask": padding}
+        padding = KeyPadding(real_positions(S))
+        beside = {
+            "source_mask": padding,
+            "target_mask": Causal() & KeyPadding(real_positions(T)),
+            "memory_mask": padding,
+        }
         masks = {name: beside[name] & mask for name, mask in masks.items()}
     return (source, target), masks
 
@@ -73,7 +77,7 @@ def probe_encoder(parameters: Encoder, configuration: Configuration, generator: 
         length = min(length, embedding.positions.shape[0] - configuration.position_padding - 1)
     x = probe_stack(parameters, generator, length, padding=padding, size=configuration.patch_size)
     positions = embedding.positions.shape[0] if isinstance(embedding, ImageEmbedding) else x.shape[1]
-    options: dict[str, Any] = {"key_padding": kept(positions), "mask": holes(positions)}
+    options: dict[str, Any] = {"key_padding": real_positions(positions), "mask": holes(positions)}
     if isinstance(embedding, Embedding) and embedding.token_types is not None:
         options["token_types"] = generator.integers(0, embedding.token_types.shape[0], x.shape)
     return (x,), options
@@ -83,23 +87,23 @@ def probe_decoder(parameters: Decoder, configuration: Configuration, generator: 
     x = probe_stack(parameters, generator, padding=configuration.target_padding)
     mask: Any = holes(x.shape[1])
     if configuration.target_mask == "none":
-        mask = Causal() & KeyPadding(kept(x.shape[1])) & mask
+        mask = Causal() & KeyPadding(real_positions(x.shape[1])) & mask
     if not parameters.blocks or parameters.blocks[0].cross_attention is None:
         return (x,), {"mask": mask}
     memory = probe_heads(parameters.blocks[0].cross_attention.key, generator, LENGTH - 3)
     S = memory.shape[1]
-    return (x, memory), {"mask": mask, "memory_mask": KeyPadding(kept(S)) & holes(x.shape[1], S)}
+    return (x, memory), {"mask": mask, "memory_mask": KeyPadding(real_positions(S)) & holes(x.shape[1], S)}
 
 
 def probe_attention(parameters: MultiHeadAttention, generator: np.random.Generator) -> Probe:
     inputs = tuple(probe_heads(part, generator, LENGTH) for part in parameters[:3])
-    return inputs, {"mask": KeyPadding(kept(LENGTH)) & holes(LENGTH)}
+    return inputs, {"mask": KeyPadding(real_positions(LENGTH)) & holes(LENGTH)}
 
 
 # --- sequences --------------------------------------------------------------------------------------------------------
 
 
-def kept(length: int) -> np.ndarray:
+def real_positions(length: int) -> np.ndarray:
     """Which positions of each sequence are real: the first ones, and at least one."""
     lengths = [max(1, round(share * length)) for share in SHARES]
     return np.arange(length) < np.array(lengths)[:, None]
@@ -131,7 +135,7 @@ def probe_stack(
     every = np.arange(embedding.tokens.shape[0])
     ids = every[every != padding] if len(every) > 1 else every
     tokens = generator.choice(ids, (len(SHARES), longest))
-    return tokens if padding is None else np.where(kept(longest), tokens, padding)
+    return tokens if padding is None else np.where(real_positions(longest), tokens, padding)
 
 
 def probe_images(embedding: ImageEmbedding, generator: np.random.Generator, size: Any) -> np.ndarray:

@@ -30,7 +30,7 @@ from conformance.models.error_propagation import carried_bound
 from conformance.models.local import cast, local_bound
 from conformance.models.naming import EMBEDDINGS, WIDE
 from conformance.models.stepwise import Oracle, forced_steps, framework_of
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework
 from reference_numpy import Model, pool
@@ -76,7 +76,7 @@ class RealResult(NamedTuple):
 # --- the model and its text -------------------------------------------------------------------------------------------
 
 
-def missing() -> list[str]:
+def missing_packages() -> list[str]:
     """What would have to be installed."""
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
@@ -98,7 +98,7 @@ def parameters() -> Any:
 @cache
 def definition() -> Model:
     found, configuration = parameters()
-    return Model(as_float64(found), configuration)
+    return Model(widen_parameters(found), configuration)
 
 
 def sentences() -> list[str]:
@@ -151,18 +151,18 @@ def own_in_float64(package: str) -> tuple[Framework, Any]:
 def judge_batch(batch: Batch, packages: Sequence[str]) -> RealResult:
     """Every step of every package, and the sentence embeddings; of a `wide` batch in float64 too."""
     oracle = oracle_of(batch, "float32")
-    exact = normalized(pool(last_states(oracle), "mean", batch.keep))
+    exact = normalize_length(pool(last_states(oracle), "mean", batch.keep))
     findings, cosines = [], {}
     for package in packages:
         framework, arrays = own(package)
         findings += judged_steps(package, framework, arrays, batch, oracle)
         cosines[package] = np.sum(own_embeddings(package, framework, arrays, batch) * exact, axis=-1)
     if batch.wide:
-        findings += judged_in_float64(batch, [package for package in packages if package != "reference_numpy"])
+        findings += judge_in_float64(batch, [package for package in packages if package != "reference_numpy"])
     return RealResult(findings, cosines)
 
 
-def judged_in_float64(batch: Batch, packages: Sequence[str]) -> list[RealFinding]:
+def judge_in_float64(batch: Batch, packages: Sequence[str]) -> list[RealFinding]:
     """Every step, and the sentence embeddings from end to end. The definition would be compared with itself."""
     oracle, (exact, bound) = oracle_of(batch, "float64"), carried_embeddings(batch)
     findings = []
@@ -198,7 +198,7 @@ def judged_steps(package: str, framework: Framework, arrays: Any, batch: Batch, 
     return [*found, RealFinding(package, MEAN, mean)]
 
 
-def hidden(package: str, framework: Framework, arrays: Any, batch: Batch) -> np.ndarray:
+def hidden_states(package: str, framework: Framework, arrays: Any, batch: Batch) -> np.ndarray:
     """The last hidden states of the package's own model, from the tokens on."""
     called = importlib.import_module(f"{package}.models").MODELS[type(arrays)]
     with framework.context():
@@ -215,15 +215,15 @@ def own_mean(package: str, framework: Framework, states: np.ndarray, batch: Batc
 
 def own_embeddings(package: str, framework: Framework, arrays: Any, batch: Batch) -> np.ndarray:
     """Sentence embeddings by the package's own model and mean, from the tokens on."""
-    return normalized(own_mean(package, framework, hidden(package, framework, arrays, batch), batch))
+    return normalize_length(own_mean(package, framework, hidden_states(package, framework, arrays, batch), batch))
 
 
 def embeddings(states: np.ndarray, batch: Batch) -> np.ndarray:
     """Sentence embeddings of given hidden states, in float64."""
-    return normalized(pool(states.astype(np.float64), "mean", batch.keep))
+    return normalize_length(pool(states.astype(np.float64), "mean", batch.keep))
 
 
-def normalized(mean: np.ndarray) -> np.ndarray:
+def normalize_length(mean: np.ndarray) -> np.ndarray:
     """Divided by its length, in float64."""
     wide = mean.astype(np.float64)
     return wide / np.linalg.norm(wide, axis=-1, keepdims=True)
@@ -236,8 +236,8 @@ def carried_embeddings(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     def run(functions: SimpleNamespace) -> np.ndarray:
         called = functions.MODELS[type(model.parameters)]
         states = called(model.parameters, batch.tokens, batch.keep, configuration=model.configuration)
-        return normalized(functions.pool(states, "mean", batch.keep))
+        return normalize_length(functions.pool(states, "mean", batch.keep))
 
     exact, bound = carried_bound(run, model.parameters, "float64", samples=DRAWS)
-    p = Precision.of("float64")  # the squares' sum, its root and the quotient round too, on either side
+    p = Precision.make("float64")  # the squares' sum, its root and the quotient round too, on either side
     return exact, bound + 2 * p.gamma(exact.shape[-1] + 3) * np.abs(exact)

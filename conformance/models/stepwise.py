@@ -19,7 +19,7 @@ import numpy as np
 
 from conformance.checks.comparison import compare
 from conformance.checks.findings import ChangedLater, Finding, OtherSource, Source, SurplusStep, TimesTaken
-from conformance.models.instrumentation import visited
+from conformance.models.instrumentation import visited_package
 from conformance.models.local import cast, local_bound
 from conformance.models.naming import Namer
 from conformance.oracle.reference import Exact
@@ -66,13 +66,13 @@ def taken_steps(
     found: dict[str, Taken] = {}
     made = named_inputs(inputs)
 
-    def kept(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+    def record_step(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
         result = function(*arguments, **keywords)
         found[name] = Taken(step, function, arguments, keywords, result, sources_of(arguments, made))
         made[id(result)] = name
         return result
 
-    called = visited("reference_numpy", model.parameters, kept).MODELS[type(model.parameters)]
+    called = visited_package("reference_numpy", model.parameters, record_step).MODELS[type(model.parameters)]
     with np.errstate(all="ignore"):
         result = called(model.parameters, *inputs, configuration=model.configuration, **options)
     if returned is not None:
@@ -112,7 +112,7 @@ def substantial(truth: np.ndarray, bound: np.ndarray) -> bool:
     return truth.size == 0 or bool(numbers.any() and np.isfinite(bound[numbers]).all())
 
 
-def without_nan(bound: np.ndarray) -> np.ndarray:
+def replace_nan(bound: np.ndarray) -> np.ndarray:
     """The bound with infinity for NaN, where nothing is known: any number keeps it."""
     return np.where(np.isnan(bound), np.inf, bound)
 
@@ -134,7 +134,7 @@ class Oracle:
     def __getitem__(self, name: str) -> Judged:
         if name not in self.judged:
             step, function, arguments, keywords, result, _ = self.taken[name]
-            exactly = tuple(self.rounded(argument) for argument in arguments)
+            exactly = tuple(self.round_argument(argument) for argument in arguments)
             if self.dtype == "float64":  # nothing was rounded
                 truth = result
             else:
@@ -142,7 +142,7 @@ class Oracle:
                     truth = function(*exactly, **keywords)
             # The definition's own step, in float64, is as far off as that of an implementation in float64.
             bound = local_bound(step, self.dtype, exactly, keywords) * (2 if self.dtype == "float64" else 1)
-            self.judged[name] = Judged(exactly, truth, without_nan(bound))
+            self.judged[name] = Judged(exactly, truth, replace_nan(bound))
         return self.judged[name]
 
     def is_activation(self, argument: Any) -> bool:
@@ -150,7 +150,7 @@ class Oracle:
         floating = isinstance(argument, np.ndarray) and str(argument.dtype) in FLOATING
         return floating and id(argument) not in self.own.paths
 
-    def rounded(self, argument: Any) -> Any:
+    def round_argument(self, argument: Any) -> Any:
         """An activation as the implementation can hold it, in float64; everything else as it is."""
         return cast(argument, self.dtype).astype(np.float64) if self.is_activation(argument) else argument
 
@@ -162,7 +162,7 @@ def forced_steps(package: str, framework: Framework, parameters: Any, oracle: Or
     results: list[Any] = []  # kept, so that no identity is given away
     dtype = oracle.dtype
 
-    def forced(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+    def force_step(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
         if name not in oracle.taken:
             surplus = Finding(name, np.inf, detail=SurplusStep())
             found.append(StepFinding(name, step, surplus, np.empty(0)))
@@ -175,16 +175,16 @@ def forced_steps(package: str, framework: Framework, parameters: Any, oracle: Or
         result = function(*given, **keywords)
         answer = np.array(framework.numpy(result))  # a copy, because what comes later may change the result
         finding = compare(name, answer, Exact(truth, 0 * truth), bound, dtype)
-        finding = misled(name, oracle, exactly, sources_of(arguments, made)) or finding
+        finding = check_sources(name, oracle, exactly, sources_of(arguments, made)) or finding
         found.append(StepFinding(name, step, finding, answer))
         made[id(result)] = name
         results.append((result, len(found) - 1))
         return result
 
-    called = visited(package, parameters, forced).MODELS[type(parameters)]
+    called = visited_package(package, parameters, force_step).MODELS[type(parameters)]
     with framework.context(), np.errstate(all="ignore"):
         arrays = [framework.array(cast(a, dtype)) for a in oracle.inputs]
-        keywords = {name: framed(value, framework) for name, value in oracle.options.items()}
+        keywords = {name: convert_arrays(value, framework) for name, value in oracle.options.items()}
         made |= named_inputs(arrays)
         returned = called(parameters, *arrays, configuration=oracle.model.configuration, **keywords)
     source = made.get(id(returned))
@@ -199,7 +199,7 @@ def forced_steps(package: str, framework: Framework, parameters: Any, oracle: Or
     return found + left_out([step.name for step in found if step.finding.kind != "changed_later"], oracle)
 
 
-def misled(name: str, oracle: Oracle, exactly: tuple[Any, ...], sources: tuple[Source, ...]) -> Finding | None:
+def check_sources(name: str, oracle: Oracle, exactly: tuple[Any, ...], sources: tuple[Source, ...]) -> Finding | None:
     """Where an activation comes from another step than in the definition."""
     for argument, own, right in zip(exactly, sources, oracle.taken[name].sources, strict=True):
         if oracle.is_activation(argument) and own != right:
@@ -217,7 +217,7 @@ def left_out(names: list[str], oracle: Oracle) -> list[StepFinding]:
     ]
 
 
-def framed(value: Any, framework: Framework) -> Any:
+def convert_arrays(value: Any, framework: Framework) -> Any:
     from specification.masks import map_arrays
 
     return mapped(framework.array, value) if isinstance(value, np.ndarray) else map_arrays(value, framework.array)

@@ -9,5 +9,5 @@ import numpy as np
 from specification.parameters import mapped
 
 
-def as_float64(parameters: Any) -> Any:
+def widen_parameters(parameters: Any) -> Any:
     return mapped(lambda array: array.astype(np.float64), parameters)

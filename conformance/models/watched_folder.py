@@ -52,7 +52,7 @@ def load_model(folder: Path, attention: str | None, dtype: str) -> tuple[Any, li
     try:
         configuration = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library's own, whatever they are
-        raise ValueError(f"{path}: {in_one_line(error)}") from error
+        raise ValueError(f"{path}: {error_line(error)}") from error
     kind = class_of(configuration, path)
     if kind.main_input_name != "input_ids":
         raise ValueError(f"{kind.__name__} reads {kind.main_input_name}: only models that read tokens can be watched")
@@ -61,7 +61,7 @@ def load_model(folder: Path, attention: str | None, dtype: str) -> tuple[Any, li
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True, **given
         )
     except Exception as error:
-        raise ValueError(broken_file(folder) or f"{folder} cannot be loaded: {in_one_line(error)}") from error
+        raise ValueError(broken_file(folder) or f"{folder} cannot be loaded: {error_line(error)}") from error
     refuse_other_shapes(folder, found["mismatched_keys"])
     return model.eval(), sorted(found["missing_keys"])
 
@@ -125,9 +125,9 @@ def read_texts(folder: Path, texts: str | Sequence[str]) -> dict[str, Any]:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library's own, whatever they are
-        why = broken_tokenizer(folder) or f"{folder} has no tokenizer that can be loaded: {in_one_line(error)}"
+        why = broken_tokenizer(folder) or f"{folder} has no tokenizer that can be loaded: {error_line(error)}"
         raise ValueError(f"{why}; {INSTEAD}") from error
-    if invented(tokenizer, folder):
+    if is_invented(tokenizer, folder):
         raise ValueError(f"{folder / TOKENIZER} is not there; {INSTEAD}")
     several = [texts] if isinstance(texts, str) else list(texts)
     if tokenizer.pad_token is None:
@@ -135,7 +135,7 @@ def read_texts(folder: Path, texts: str | Sequence[str]) -> dict[str, Any]:
     return dict(tokenizer(several, padding=len(several) > 1, return_tensors="pt"))
 
 
-def invented(tokenizer: Any, folder: Path) -> bool:
+def is_invented(tokenizer: Any, folder: Path) -> bool:
     """Whether `transformers` made it of nothing: it has an empty vocabulary where the folder has none of its files."""
     files = getattr(tokenizer, "vocab_files_names", None) or {}  # tokenizers of bytes have none
     return bool(files) and not any((folder / name).is_file() for name in {TOKENIZER, *files.values()})
@@ -152,7 +152,7 @@ def broken_tokenizer(folder: Path) -> str:
     return "" if found else f"{folder / TOKENIZER} is not there"
 
 
-def in_one_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """What an error of several lines says, and its kind where that is no general one."""
     words = " ".join(str(error).split())
     told = words if len(words) <= LONGEST else f"{words[:LONGEST]}..."

@@ -74,7 +74,7 @@ def watch(model: Any, inputs: Mapping[str, Any], *, backward: bool = False, labe
             model(**given)
         else:
             loss_of(model, given).backward()
-    return with_numbers([differentiated(*record) if backward else record.call for record in recorded])
+    return number_calls([add_gradients(*record) if backward else record.call for record in recorded])
 
 
 class Recorded(NamedTuple):
@@ -113,7 +113,7 @@ def recording(model: Any, recorded: list[Recorded], backward: bool) -> Iterator[
             layer, form = names.get(id(module), "attention"), form_of(attention_mask, implementation)
             try:
                 returned = function(module, *given, attention_mask, **keywords)
-                output, again = twice(output_of(returned))
+                output, again = copy_output(output_of(returned))
             except Exception as error:
                 error.add_note(layer)
                 raise
@@ -121,10 +121,10 @@ def recording(model: Any, recorded: list[Recorded], backward: bool) -> Iterator[
             detached = backward and any(tensor.requires_grad for tensor in given) and not output.requires_grad
             call = AttentionCall(
                 layer, function, module, form, kept[0], kept[1], kept[2], attention_mask, keywords, output.detach(),
-                changed=changed + others.restored(), backward=backward, detached=detached,
+                changed=changed + others.restore(), backward=backward, detached=detached,
             )  # fmt: skip
             recorded.append(Recorded(call, given, output))
-            return usable(again, query, value), returned[1]
+            return fit_output(again, query, value), returned[1]
 
         return attend
 
@@ -141,7 +141,7 @@ class Others:
         tensors = {name: tensor for name, tensor in given.items() if isinstance(tensor, torch.Tensor)}
         self.kept = [(name, tensor, tensor.detach().clone()) for name, tensor in tensors.items()]
 
-    def restored(self) -> tuple[str, ...]:
+    def restore(self) -> tuple[str, ...]:
         """The names of those that have changed since; they are again as they were."""
         changed = [(name, tensor, before) for name, tensor, before in self.kept if not same_bits(before, tensor)]
         for _, tensor, before in changed:
@@ -149,7 +149,7 @@ class Others:
         return tuple(name for name, *_ in changed)
 
 
-def usable(output: Any, query: Any, value: Any) -> Any:
+def fit_output(output: Any, query: Any, value: Any) -> Any:
     """The output in the dtype and shape that the model needs: it can go on, and all its calls are judged."""
     from torch.nn.functional import pad
 
@@ -171,7 +171,7 @@ def own(tensor: Any) -> Any:
     return alone
 
 
-def twice(output: Any) -> tuple[Any, Any]:
+def copy_output(output: Any) -> tuple[Any, Any]:
     """The output to keep, with its gradient, and the same for the model, which may change its own in place."""
     kept = output.clone()
     if kept.requires_grad:
@@ -192,7 +192,7 @@ def form_of(mask: Any, implementation: str) -> str:
     return NUMBERS if mask.is_floating_point() else BOOLEANS
 
 
-def with_numbers(calls: list[AttentionCall]) -> list[AttentionCall]:
+def number_calls(calls: list[AttentionCall]) -> list[AttentionCall]:
     """The calls, of which a layer's second is named so."""
     seen = Counter[str]()
     named = []
@@ -202,7 +202,7 @@ def with_numbers(calls: list[AttentionCall]) -> list[AttentionCall]:
     return named
 
 
-def differentiated(call: AttentionCall, given: tuple[Any, ...], output: Any) -> AttentionCall:
+def add_gradients(call: AttentionCall, given: tuple[Any, ...], output: Any) -> AttentionCall:
     """The call with what the backward pass has left; as it is where the loss does not depend on it.
 
     After a function that changed its inputs, PyTorch has the gradients of what they were changed to.

@@ -39,7 +39,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.onnx.cases import NodeCase
-from conformance.onnx.translation import Copied, Translated, Translation, given, unchanged
+from conformance.onnx.translation import Copied, Translated, Translation, keep_array, present_arguments
 from reference_numpy import materialize
 from reference_numpy.multi_head_attention import concatenate_heads, split_heads
 from specification import Causal, Dense, KeyLengths, SlidingWindow
@@ -78,8 +78,8 @@ def attention(node: NodeCase) -> Translation:
 
 
 def attention_call(node: NodeCase) -> Call:
-    query = by_heads(node, "Q", "q_num_heads")
-    key, value = cached(node, "K", "past_key"), cached(node, "V", "past_value")
+    query = split_array(node, "Q", "q_num_heads")
+    key, value = append_to_past(node, "K", "past_key"), append_to_past(node, "V", "past_value")
     pairs = (*query.shape[:3], key.shape[2])
     attn_mask = four_axes(node.inputs.get("attn_mask"), pairs)
     boolean = attn_mask is not None and attn_mask.dtype == bool
@@ -87,22 +87,22 @@ def attention_call(node: NodeCase) -> Call:
         query,
         key,
         value,
-        combined(causal(node, pairs), window(node, pairs), lengths(node), Dense(attn_mask) if boolean else None),
+        combine_masks(causal(node, pairs), window(node, pairs), lengths(node), Dense(attn_mask) if boolean else None),
         None if boolean else attn_mask,
         node.attributes.get("scale"),
         node.attributes.get("softcap") or None,
     )
 
 
-def by_heads(node: NodeCase, name: str, heads: str) -> np.ndarray:
+def split_array(node: NodeCase, name: str, heads: str) -> np.ndarray:
     """[B, H, T, W], also from [B, T, H * W]."""
     array = node.inputs[name]
     return split_heads(array, node.attributes[heads]) if array.ndim == 3 else array
 
 
-def cached(node: NodeCase, name: str, past: str) -> np.ndarray:
+def append_to_past(node: NodeCase, name: str, past: str) -> np.ndarray:
     """Keys or values: the past's, if there is one, and then the new ones."""
-    new = by_heads(node, name, "kv_num_heads")
+    new = split_array(node, name, "kv_num_heads")
     return np.concatenate([node.inputs[past], new], axis=2) if past in node.inputs else new
 
 
@@ -143,7 +143,7 @@ def lengths(node: NodeCase) -> KeyLengths | None:
     return KeyLengths(node.inputs["nonpad_kv_seqlen"]) if "nonpad_kv_seqlen" in node.inputs else None
 
 
-def combined(*masks: Any) -> Any:
+def combine_masks(*masks: Any) -> Any:
     """What all of them allow; None if there is none."""
     both = None
     for mask in masks:
@@ -159,11 +159,11 @@ def attention_case(call: Call, operation: str = "attention") -> Case:
     if operation != "attention":
         del inputs["value"]
     options = {"mask": call.mask, "scale": call.scale, "softcap": call.softcap}
-    return Case(operation, dtype_name(call.query), given(inputs), given(options))
+    return Case(operation, dtype_name(call.query), present_arguments(inputs), present_arguments(options))
 
 
 def rank_of_query(node: NodeCase) -> Any:
-    return concatenate_heads if node.inputs["Q"].ndim == 3 else unchanged
+    return concatenate_heads if node.inputs["Q"].ndim == 3 else keep_array
 
 
 def matrix(call: Call, mode: int) -> Translated:
@@ -185,8 +185,8 @@ def scores(call: Call) -> Translated:
     single = call._replace(
         query=np.repeat(call.query, K, axis=0),
         key=one_key_each(call.key),
-        mask=None if allowed is None else Dense(each_pair(allowed, B)),
-        bias=None if call.bias is None else each_pair(call.bias, B),
+        mask=None if allowed is None else Dense(repeat_pairs(allowed, B)),
+        bias=None if call.bias is None else repeat_pairs(call.bias, B),
     )
 
     def together(logsumexp: np.ndarray) -> np.ndarray:
@@ -204,7 +204,7 @@ def one_key_each(key: np.ndarray) -> np.ndarray:
     return np.swapaxes(key, 1, 2).reshape(B * K, G, 1, D)
 
 
-def each_pair(pairs: np.ndarray, batch: int) -> np.ndarray:
+def repeat_pairs(pairs: np.ndarray, batch: int) -> np.ndarray:
     """[B or 1, H or 1, Q, K] to [B * K, H or 1, Q, 1]."""
     _, H, Q, K = pairs.shape
     full = np.broadcast_to(pairs, (batch, H, Q, K))

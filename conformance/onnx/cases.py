@@ -82,7 +82,7 @@ def skipped_cases() -> dict[str, str]:
 
 
 def all_nodes() -> list[NodeCase]:
-    return [node_case(case) for case in collected() if is_node(case)]
+    return [node_case(case) for case in collect_cases() if is_node(case)]
 
 
 def skip_reason(node: NodeCase) -> str:
@@ -93,11 +93,11 @@ def skip_reason(node: NodeCase) -> str:
 
 def expansions() -> list[tuple[Any, Any]]:
     """Every expansion, beside the case that it expands; both as ONNX has them."""
-    by_name = {case.name: case for case in collected()}
+    by_name = {case.name: case for case in collect_cases()}
     return [(case, by_name[expanded_name(case)]) for case in by_name.values() if not is_node(case)]
 
 
-def collected() -> list[Any]:
+def collect_cases() -> list[Any]:
     """ONNX's `TestCase`s of the operators, expansions included."""
     state = np.random.get_state()  # the modules seed NumPy's global generator
     with warnings.catch_warnings():
@@ -129,16 +129,16 @@ def node_case(case: Any) -> NodeCase:
     return NodeCase(
         case.name.removeprefix("test_"),
         node.op_type,
-        named(schema.inputs, node.input, dataset[0]),
+        name_arrays(schema.inputs, node.input, dataset[0]),
         {attribute.name: value(attribute) for attribute in node.attribute},
-        named(schema.outputs, node.output, dataset[1]),
+        name_arrays(schema.outputs, node.output, dataset[1]),
         case.rtol,
         case.atol,
         case.model,
     )
 
 
-def named(parameters: Any, present: Any, arrays: Any) -> Arrays:
+def name_arrays(parameters: Any, present: Any, arrays: Any) -> Arrays:
     """The arrays under the operator's own names; an empty name in the node stands for a parameter that is left out.
 
     Where the operator takes any number of arrays, they have the node's names.

@@ -37,7 +37,7 @@ DEVIATIONS = {
 """The reason for every case and output that departs."""
 
 
-def rounded_once(node: NodeCase) -> Arrays:
+def round_evaluator(node: NodeCase) -> Arrays:
     """What ONNX's reference evaluator gives for the same node in float32, each output rounded to ONNX's dtype.
 
     It shows that nothing but the 16 bits in between makes an output depart: these arrays lie within the bounds.
@@ -51,7 +51,7 @@ def rounded_once(node: NodeCase) -> Arrays:
     return {name: array.astype(d) for name, array, d in zip(node.outputs, outputs, dtypes, strict=True)}
 
 
-def found(cases: Iterable[Bridged]) -> dict[tuple[str, str], float]:
+def find_deviations(cases: Iterable[Bridged]) -> dict[tuple[str, str], float]:
     """Every case and output that departs, and by how many bounds."""
     return {
         (case.node.name, output): ratio

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from conformance.cases.features import within
+from conformance.cases.features import supports_case
 from conformance.onnx.cases import Arrays
 from conformance.onnx.running import Bridged, objection, outputs_of
 from conformance.onnx.translation import Translated, Translation
-from conformance.runner.limits import TooSlow, limited
+from conformance.runner.limits import TooSlow, limit_time
 from conformance.selftest.selftest import Planted
 from conformance.subjects.subject import NumpySubject, Subject
 
@@ -41,20 +41,20 @@ class Catch:
 
 def catches(faults: Iterable[Planted], cases: Collection[Bridged]) -> Iterator[Catch]:
     """One for each fault of an operation that ONNX has cases for."""
-    return (caught(fault, cases) for fault in faults if fault.operation in OPERATIONS)
+    return (catch_fault(fault, cases) for fault in faults if fault.operation in OPERATIONS)
 
 
-def caught(fault: Planted, cases: Iterable[Bridged]) -> Catch:
+def catch_fault(fault: Planted, cases: Iterable[Bridged]) -> Catch:
     wrong, right = fault.make(), fault.make_right() or NumpySubject()
     catch = Catch(fault)
     for case in cases:
         parts = outputs_asked(wrong, fault.operation, case.translation)
-        answer = answered(right, parts) if parts else None
-        if answer is None or not accepted(case, answer):
+        answer = try_outputs(right, parts) if parts else None
+        if answer is None or not is_accepted(case, answer):
             continue
-        mistaken = answered(wrong, parts)
+        mistaken = try_outputs(wrong, parts)
         catch.asked.append(case.node.name)
-        if not accepted(case, mistaken):
+        if not is_accepted(case, mistaken):
             catch.by_onnx.append(case.node.name)
         if conforms(case, answer) and not conforms(case, mistaken):
             catch.by_bounds.append(case.node.name)
@@ -66,20 +66,22 @@ def outputs_asked(subject: Subject, operation: str, translation: Translation) ->
     return {
         name: part
         for name, part in translation.items()
-        if isinstance(part, Translated) and part.case.operation == operation and within(part.case, subject.declaration)
+        if isinstance(part, Translated)
+        and part.case.operation == operation
+        and supports_case(part.case, subject.declaration)
     }
 
 
-def answered(subject: Subject, parts: Translation) -> Arrays | None:
+def try_outputs(subject: Subject, parts: Translation) -> Arrays | None:
     """The outputs; None if the subject raises an error or takes too long."""
     try:
-        with limited(TIME_LIMIT):
+        with limit_time(TIME_LIMIT):
             return outputs_of(subject, parts)
     except (Exception, SystemExit, TooSlow):
         return None
 
 
-def accepted(case: Bridged, outputs: Arrays | None) -> bool:
+def is_accepted(case: Bridged, outputs: Arrays | None) -> bool:
     """By ONNX's tolerances."""
     return outputs is not None and not objection(case.node, outputs)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.onnx.cases import NodeCase
-from conformance.onnx.translation import Translated, Translation, given
+from conformance.onnx.translation import Translated, Translation, present_arguments
 from specification.dtypes import dtype_name
 
 
@@ -43,7 +43,7 @@ def classes_last(array: np.ndarray) -> np.ndarray:
 
 def options(node: NodeCase) -> dict[str, object]:
     reduction = node.attributes.get("reduction", b"mean").decode()
-    return given({"reduction": reduction, "ignore": node.attributes.get("ignore_index")})
+    return present_arguments({"reduction": reduction, "ignore": node.attributes.get("ignore_index")})
 
 
 def every_class(logits: np.ndarray) -> Case:

@@ -22,7 +22,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.onnx.cases import NodeCase
-from conformance.onnx.translation import Translated, Translation, given
+from conformance.onnx.translation import Translated, Translation, present_arguments
 from specification.dtypes import dtype_name
 
 EPSILON = 1e-5
@@ -37,7 +37,7 @@ def layer_normalization(node: NodeCase) -> Translation:
     plain = Case("layer_norm", dtype_name(x), {"x": x, "weight": np.ones(shape, x.dtype)}, options)
     line = StraightLine(x, len(shape))
     outputs: Translation = {
-        "Y": Translated(Case("layer_norm", dtype_name(x), given({"x": x} | affine), options)),
+        "Y": Translated(Case("layer_norm", dtype_name(x), present_arguments({"x": x} | affine), options)),
         "Mean": Translated(plain, line.mean, line.mean_bound, "float32"),
         "InvStdDev": Translated(plain, line.slope, line.slope_bound, "float32"),
     }
@@ -48,7 +48,7 @@ def rms_normalization(node: NodeCase) -> Translation:
     """The node's only output."""
     x = node.inputs["X"]
     options = {"eps": node.attributes.get("epsilon", EPSILON)}
-    inputs = given({"x": x, "weight": parameter(node, "scale")})
+    inputs = present_arguments({"x": x, "weight": parameter(node, "scale")})
     return {"Y": Translated(Case("rms_norm", dtype_name(x), inputs, options))}
 
 
@@ -76,23 +76,23 @@ class StraightLine:
         self.x = x.reshape(int(np.prod(self.shape)), -1).astype(np.float64)
         self.low, self.high = np.argmin(self.x, axis=1), np.argmax(self.x, axis=1)
         self.near = np.argmin(np.abs(self.x - self.x.mean(axis=1, keepdims=True)), axis=1)
-        self.rise = self.at(self.x, self.high) - self.at(self.x, self.low)
+        self.rise = self.take_elements(self.x, self.high) - self.take_elements(self.x, self.low)
 
-    def at(self, array: np.ndarray, index: np.ndarray) -> np.ndarray:
+    def take_elements(self, array: np.ndarray, index: np.ndarray) -> np.ndarray:
         rows = array.reshape(self.x.shape).astype(np.float64)
         return np.take_along_axis(rows, index[:, None], axis=1).reshape(self.shape)
 
     def slope(self, y: np.ndarray) -> np.ndarray:
-        return (self.at(y, self.high) - self.at(y, self.low)) / self.rise
+        return (self.take_elements(y, self.high) - self.take_elements(y, self.low)) / self.rise
 
     def slope_bound(self, y: np.ndarray, bound: np.ndarray) -> np.ndarray:
-        return (self.at(bound, self.high) + self.at(bound, self.low)) / self.rise
+        return (self.take_elements(bound, self.high) + self.take_elements(bound, self.low)) / self.rise
 
     def mean(self, y: np.ndarray) -> np.ndarray:
-        return self.at(self.x, self.near) - self.at(y, self.near) / self.slope(y)
+        return self.take_elements(self.x, self.near) - self.take_elements(y, self.near) / self.slope(y)
 
     def mean_bound(self, y: np.ndarray, bound: np.ndarray) -> np.ndarray:
         """The error of the quotient y / slope."""
         slope, error = self.slope(y), self.slope_bound(y, bound)
-        quotient = np.abs(self.at(y, self.near) / slope)
-        return (self.at(bound, self.near) + quotient * error) / (slope - error)
+        quotient = np.abs(self.take_elements(y, self.near) / slope)
+        return (self.take_elements(bound, self.near) + quotient * error) / (slope - error)

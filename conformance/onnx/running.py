@@ -54,7 +54,7 @@ class Bridged:
             return float(np.max(ratio(got.astype(np.float64), exact, error, str(got.dtype)), initial=0.0))
 
 
-def bridged(node: NodeCase) -> Bridged:
+def bridge_node(node: NodeCase) -> Bridged:
     translation = TRANSLATIONS[node.operator](node)
     return Bridged(node, translation, {name: truth_of(part) for name, part in translation.items()})
 

@@ -15,7 +15,7 @@ from conformance.cases.expectations import Exact
 Rearrangement = Callable[[np.ndarray], np.ndarray]
 
 
-def unchanged(array: np.ndarray) -> np.ndarray:
+def keep_array(array: np.ndarray) -> np.ndarray:
     return array
 
 
@@ -29,7 +29,7 @@ class Translated:
     """
 
     case: Case
-    read: Rearrangement = unchanged
+    read: Rearrangement = keep_array
     read_bound: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     dtype: str | None = None
     result: str = "output"
@@ -63,6 +63,6 @@ Translation = dict[str, Translated | Copied]
 """By the names of ONNX's outputs, in the node's order."""
 
 
-def given(arguments: dict[str, Any]) -> dict[str, Any]:
+def present_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """Without those that are absent."""
     return {name: argument for name, argument in arguments.items() if argument is not None}

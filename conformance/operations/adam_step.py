@@ -29,7 +29,7 @@ PLAN = Plan(values={"rows": ROWS}, typical={"rows": (3, 130, 65537)})
 def probes(declaration: Declaration) -> list[Probe]:
     drawn = partial(adam_cases, declaration=declaration)
 
-    def at_size(row: Row) -> st.SearchStrategy[Case]:
+    def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return drawn(("usual",), plans=((row["rows"],),))
 
     decay = {"weight_decay": (0.3, 0.1)}
@@ -44,27 +44,27 @@ def probes(declaration: Declaration) -> list[Probe]:
         agreement(
             "OPT-1", "NaN and infinity in gradients of adam_step", NAME, drawn(("usual",), special=True), 0.8, ROBUST
         ),
-        agreement("OPT-1", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
+        agreement("OPT-1", "sizes", NAME, rows_of_layers(PLAN, row_cases, declaration)),
     ]
 
 
 def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     wide = compute_dtype_name(array.dtype)
 
-    def refused(title: str, error: Kind, changes: dict[str, Any], **options: Any) -> Refusal:
+    def make_refusal(title: str, error: Kind, changes: dict[str, Any], **options: Any) -> Refusal:
         inputs = {"parameters": array(2, 3), "gradients": array(2, 3)} | dict.fromkeys(
             ("mean", "square"), np.abs(array(2, 3, dtype=wide))
         )
         given = {"step": 3, "learning_rate": 0.1} | options
         return array.refusal("OPT-1", title, error, NAME, inputs | changes, **given)
 
-    yield refused("gradients of another shape", ValueError, {"gradients": array(3, 2)})
-    yield refused("a mean of another shape", ValueError, {"mean": array(3, dtype=wide)})
-    yield refused("parameters of integers", TypeError, {"parameters": np.ones((2, 3), int)})
-    yield refused("a negative learning rate", ValueError, {}, learning_rate=-0.1)
-    yield refused("beta_2 of 1", ValueError, {}, beta_2=1.0)
-    yield refused("eps 0", ValueError, {}, eps=0.0)
-    yield refused("a negative step", ValueError, {}, step=-1)
+    yield make_refusal("gradients of another shape", ValueError, {"gradients": array(3, 2)})
+    yield make_refusal("a mean of another shape", ValueError, {"mean": array(3, dtype=wide)})
+    yield make_refusal("parameters of integers", TypeError, {"parameters": np.ones((2, 3), int)})
+    yield make_refusal("a negative learning rate", ValueError, {}, learning_rate=-0.1)
+    yield make_refusal("beta_2 of 1", ValueError, {}, beta_2=1.0)
+    yield make_refusal("eps 0", ValueError, {}, eps=0.0)
+    yield make_refusal("a negative step", ValueError, {}, step=-1)
 
 
 OPERATION = JudgedOperation(NAME, probes, refusals)

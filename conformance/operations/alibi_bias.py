@@ -28,13 +28,13 @@ PLAN = Plan(
 def probes(declaration: Declaration) -> list[Probe]:
     drawn = partial(alibi_cases, declaration=declaration)
 
-    def at_size(row: Row) -> st.SearchStrategy[Case]:
+    def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return drawn(plan=(row["heads"], row["queries"], row["keys"]))
 
     return [
         agreement("POS-5", "alibi", NAME, drawn(), weight=1.5),
         agreement("POS-5", "heads that are no power of two", NAME, drawn(heads=(3, 6, 12, 20, 40, 71))),
-        agreement("POS-5", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
+        agreement("POS-5", "sizes", NAME, rows_of_layers(PLAN, row_cases, declaration)),
     ]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.sizes import Sizes, adapted
+from conformance.cases.sizes import Sizes, adapt_sizes
 from conformance.checks.catalogue import (
     AGREEMENT,
     DESCRIPTION,
@@ -29,7 +29,7 @@ from conformance.checks.histories import attention_histories
 from conformance.checks.levels import CORE, ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal, ones
-from conformance.operations.common import OFTEN, planned
+from conformance.operations.common import OFTEN, plan_probe
 from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
@@ -46,22 +46,22 @@ SPLITTING = ("attention", "attention_logsumexp", "merge_attention")
 """What attention over parts of the keys needs."""
 
 
-def featured_in(declaration: Declaration) -> tuple[str, ...]:
+def score_features(declaration: Declaration) -> tuple[str, ...]:
     """What changes scores and softmax, as far as the subject has it."""
     return tuple(feature for feature in ("scale", "softcap", "bias", "sinks") if feature in declaration)
 
 
-def unscaled(case: Case) -> Case:
+def zero_scale(case: Case) -> Case:
     """The same with a scale of 0, which is not the same as none."""
     return replace(case, options=case.options | {"scale": 0.0})
 
 
-def negated(case: Case) -> Case:
+def negate_scale(case: Case) -> Case:
     """The same with a scale below 0."""
     return replace(case, options=case.options | {"scale": -abs(case.options["scale"]) or -0.5})
 
 
-def by_head(case: Case) -> bool:
+def has_head_masks(case: Case) -> bool:
     """Whether each query head has a mask of its own."""
     mask = case.options["mask"]
     shape = np.shape(mask.array if isinstance(mask, Dense) else mask)
@@ -76,7 +76,7 @@ def forbidding(case: Case) -> bool:
 def probes(declaration: Declaration) -> list[Probe]:
     """Of the output alone, and of both results where the subject returns both."""
     both = probes_with_logsumexp(declaration) if "logsumexp" in declaration else []
-    alone = declaration.without("logsumexp")
+    alone = declaration.remove_features("logsumexp")
     return [*probes_of_the_output(alone), *probes_of_kernels(alone), *both]
 
 
@@ -106,7 +106,7 @@ def probes_with_logsumexp(declaration: Declaration) -> list[Probe]:
     """Of output and log-sum-exp: a wrong number in either violates the rule."""
     cases = partial(generation.attention_cases, declaration=declaration)
     empty = partial(special.empty_row_cases, declaration=declaration)
-    featured = featured_in(declaration)
+    featured = score_features(declaration)
 
     def both(rule: str, title: str, cases: CaseStrategy, by: Check[Any, Any] = AGREEMENT, weight: float = 1.0) -> Probe:
         return Probe(rule, f"{title} with the log-sum-exp", ("attention",), cases, by, weight)
@@ -114,8 +114,8 @@ def probes_with_logsumexp(declaration: Declaration) -> list[Probe]:
     def far(*focus: str) -> st.SearchStrategy[Case]:
         return special.far_cases("attention", focus, declaration)
 
-    def at(title: str, plan: str, **given: Any) -> Probe:
-        return planned("ATT-14", f"{title} with the log-sum-exp, {plan}", plan, "attention", declaration, **given)
+    def make_probe(title: str, plan: str, **given: Any) -> Probe:
+        return plan_probe("ATT-14", f"{title} with the log-sum-exp, {plan}", plan, "attention", declaration, **given)
 
     return [
         both("MASK-7", "hidden", special.hidden_cases("attention", declaration), TWIN, 0.8),
@@ -128,11 +128,11 @@ def probes_with_logsumexp(declaration: Declaration) -> list[Probe]:
         both("ATT-14", "scores far from 0", far(), weight=0.4),
         both("ATT-14", "sinks far from 0", far("sinks"), weight=0.4),
         both("ATT-14", "gradients", cases(focus=("gradients",)), weight=2.0),
-        at("attention", "features", mask="none"),
-        at("attention", "lengths", others=True, rate=OFTEN),
-        at("gradients", "lengths", focus=("gradients",), others=True),
-        at("gradients", "widths", focus=("gradients",)),
-        at("gradients", "heads", mask="none", focus=("gradients",)),
+        make_probe("attention", "features", mask="none"),
+        make_probe("attention", "lengths", others=True, rate=OFTEN),
+        make_probe("gradients", "lengths", focus=("gradients",), others=True),
+        make_probe("gradients", "widths", focus=("gradients",)),
+        make_probe("gradients", "heads", mask="none", focus=("gradients",)),
     ]
 
 
@@ -161,7 +161,10 @@ def probes_of_masks(declaration: Declaration) -> list[Probe]:
         agree("MASK-1", "dense masks", alone(mask="dense")),
         agree("MASK-1", "as many heads as batch elements", special.narrow_masks(declaration), weight=0.8),
         agree(
-            "MASK-1", "a mask for each of grouped heads", alone(mask="dense", grouped=True).filter(by_head), weight=0.5
+            "MASK-1",
+            "a mask for each of grouped heads",
+            alone(mask="dense", grouped=True).filter(has_head_masks),
+            weight=0.5,
         ),
         *(
             Probe("MASK-2", f"{kind} and its array", ALONE, alone(mask=kind), DESCRIPTION, weight=0.3)
@@ -210,8 +213,8 @@ def probes_of_softmax(declaration: Declaration) -> list[Probe]:
     empty = partial(special.empty_row_cases, declaration=declaration)
     return [
         agree("ATT-1", "scale", alone(focus=("scale",)), weight=1.5),
-        agree("ATT-1", "scale 0", alone(focus=("scale",)).map(unscaled), weight=0.3),
-        agree("ATT-1", "scale below 0", alone(focus=("scale",)).map(negated), weight=0.3),
+        agree("ATT-1", "scale 0", alone(focus=("scale",)).map(zero_scale), weight=0.3),
+        agree("ATT-1", "scale below 0", alone(focus=("scale",)).map(negate_scale), weight=0.3),
         agree("ATT-1", "default scale", alone(mask="none")),
         agree("ATT-2", "softcap", alone(focus=("softcap",))),
         agree("ATT-2", "softcap of scaled scores", alone(focus=("scale", "softcap")), weight=0.5),
@@ -244,14 +247,14 @@ def probes_of_arrays(declaration: Declaration) -> list[Probe]:
     alone = partial(cases, others=False)
     far = partial(special.far_cases, "attention", declaration=declaration)
     empty = partial(special.empty_row_cases, declaration=declaration)
-    featured = featured_in(declaration)
+    featured = score_features(declaration)
     # Where no gradient is asked for, many libraries call another function: that of inference, of `jax.custom_vjp`.
     without_gradients = partial(cases, gradients=False, plans=FEATURED[:1])
     return [
         agree("ATT-8", "every feature", cases(focus=featured, mask="any")),
         agree("ATT-8", "without gradients", without_gradients(), weight=0.8),
         agree("ATT-8", "without gradients, every feature", without_gradients(focus=featured), weight=0.8),
-        *(agree("ATT-8", f"{adapted(s, declaration).K} keys", cases(plans=(s,)), weight=0.5) for s in LONG),
+        *(agree("ATT-8", f"{adapt_sizes(s, declaration).K} keys", cases(plans=(s,)), weight=0.5) for s in LONG),
         agree("ATT-8", "one query", cases(plans=SHORT[-1:]), weight=0.5),
         agree("ATT-8", "one query, every feature", cases(focus=featured, mask="any", plans=SHORT[-1:]), weight=0.8),
         agree("ATT-8", "one key", cases(plans=ONE_KEY), weight=0.3),
@@ -321,32 +324,34 @@ def probes_of_arrays(declaration: Declaration) -> list[Probe]:
 def sizes_probes(declaration: Declaration) -> list[Probe]:
     """Those at the sizes of the plan."""
 
-    def at(rule: str, title: str, plan: str, weight: float = 1.0, **given: Any) -> Probe:
-        return planned(rule, f"{title}, {plan}", plan, "attention", declaration, weight, **given)
+    def make_probe(rule: str, title: str, plan: str, weight: float = 1.0, **given: Any) -> Probe:
+        return plan_probe(rule, f"{title}, {plan}", plan, "attention", declaration, weight, **given)
 
     gradients = ("gradients",)
     return [
-        *(at("MASK-1", "dense", plan, mask="dense") for plan in ("lengths", "features")),
-        *(at("MASK-2", kind, "lengths", mask=kind) for kind in ("lengths", "padding", "segments")),
-        at("MASK-3", "causal", "lengths", mask="causal"),
-        at("MASK-4", "window", "lengths", mask="window"),
-        at("MASK-6", "combined", "lengths", 0.5, mask="combined"),
-        *(at("ATT-1", "scale", plan, focus=("scale",)) for plan in ("widths", "features")),
-        at("ATT-1", "default scale", "widths", mask="none"),
-        at("ATT-2", "softcap", "features", focus=("softcap",)),
-        at("ATT-3", "bias", "features", 3.25, focus=("bias",)),
-        at("ATT-5", "softmax", "features", mask="none"),
-        at("ATT-5", "sinks", "features", focus=("sinks",)),
-        at("ATT-7", "grouped heads", "heads", grouped=True),
-        at("ATT-8", "everything", "everything", others=True, rate=OFTEN),
-        at("ATT-9", "16-bit inputs", "features", dtypes=HALF),
-        at("ATT-11", "dropout", "features", focus=("dropout",)),
-        *(at("ATT-12", "gradients", plan, focus=gradients, others=True) for plan in ("features", "lengths")),
-        at("ATT-12", "gradients", "heads", mask="none", focus=gradients, others=True),
-        at("ATT-12", "gradients", "widths", focus=gradients),
-        at("ATT-12", "gradients of a shared bias", "heads", mask="none", focus=(*gradients, "bias"), shared_bias=True),
+        *(make_probe("MASK-1", "dense", plan, mask="dense") for plan in ("lengths", "features")),
+        *(make_probe("MASK-2", kind, "lengths", mask=kind) for kind in ("lengths", "padding", "segments")),
+        make_probe("MASK-3", "causal", "lengths", mask="causal"),
+        make_probe("MASK-4", "window", "lengths", mask="window"),
+        make_probe("MASK-6", "combined", "lengths", 0.5, mask="combined"),
+        *(make_probe("ATT-1", "scale", plan, focus=("scale",)) for plan in ("widths", "features")),
+        make_probe("ATT-1", "default scale", "widths", mask="none"),
+        make_probe("ATT-2", "softcap", "features", focus=("softcap",)),
+        make_probe("ATT-3", "bias", "features", 3.25, focus=("bias",)),
+        make_probe("ATT-5", "softmax", "features", mask="none"),
+        make_probe("ATT-5", "sinks", "features", focus=("sinks",)),
+        make_probe("ATT-7", "grouped heads", "heads", grouped=True),
+        make_probe("ATT-8", "everything", "everything", others=True, rate=OFTEN),
+        make_probe("ATT-9", "16-bit inputs", "features", dtypes=HALF),
+        make_probe("ATT-11", "dropout", "features", focus=("dropout",)),
+        *(make_probe("ATT-12", "gradients", plan, focus=gradients, others=True) for plan in ("features", "lengths")),
+        make_probe("ATT-12", "gradients", "heads", mask="none", focus=gradients, others=True),
+        make_probe("ATT-12", "gradients", "widths", focus=gradients),
+        make_probe(
+            "ATT-12", "gradients of a shared bias", "heads", mask="none", focus=(*gradients, "bias"), shared_bias=True
+        ),
         *(
-            at("ATT-12", f"gradients beside {name}", "features", weight, focus=(*gradients, name))
+            make_probe("ATT-12", f"gradients beside {name}", "features", weight, focus=(*gradients, name))
             for name, weight in (("bias", 2.0), ("sinks", 2.0), ("softcap", 0.5))
         ),
     ]
@@ -354,10 +359,10 @@ def sizes_probes(declaration: Declaration) -> list[Probe]:
 
 def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     """Some arguments of a call changed."""
-    B, H, G, Q, K, D, V = adapted(SIZES, declaration)
+    B, H, G, Q, K, D, V = adapt_sizes(SIZES, declaration)
     names = ("query", "key", "value", "bias", "sinks")
 
-    def refused(rule: str, title: str, error: Kind, **changes: Any) -> Refusal:
+    def make_refusal(rule: str, title: str, error: Kind, **changes: Any) -> Refusal:
         inputs: dict[str, Any] = {"query": array(B, H, Q, D), "key": array(B, G, K, D), "value": array(B, G, K, V)}
         inputs |= {name: value for name, value in changes.items() if name in names}
         options = {name: value for name, value in changes.items() if name not in names}
@@ -365,48 +370,48 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
 
     # A function may look at the dtype of one form only. Who takes no array of rank 2 may give that as the reason.
     for form, shape, error in (("", (B, H, Q, K), TypeError), (" [queries, keys]", (Q, K), Exception)):
-        yield refused("MASK-1", f"a mask{form} of 0 and 1", error, mask=np.ones(shape, np.int64))
-        yield refused("MASK-1", f"an additive mask{form}", error, mask=np.zeros(shape, np.float32))
-    yield refused("MASK-1", "an additive padding mask", TypeError, mask=KeyPadding(np.zeros((B, K), np.float32)))
+        yield make_refusal("MASK-1", f"a mask{form} of 0 and 1", error, mask=np.ones(shape, np.int64))
+        yield make_refusal("MASK-1", f"an additive mask{form}", error, mask=np.zeros(shape, np.float32))
+    yield make_refusal("MASK-1", "an additive padding mask", TypeError, mask=KeyPadding(np.zeros((B, K), np.float32)))
     # Who takes no other number of keys than of queries may give that as the reason, by an error of its own.
     more, refusing = (K, ValueError) if "cross" in declaration else (K + 2, Exception)
     keys = {"key": array(B, G, more, D), "value": array(B, G, more, V)}
     if declaration.convention("causal") == "explicit":
-        yield refused("MASK-3", "causal without offset, Q != K", refusing, mask=Causal(), **keys)
-    yield refused("MASK-3", "a fractional offset", TypeError, mask=Causal(1.5))
-    yield refused("MASK-3", "offsets for another batch", ValueError, mask=Causal(np.arange(B + 1)))
-    yield refused("MASK-4", "a window without offset, Q != K", refusing, mask=SlidingWindow(1, 1), **keys)
-    yield refused("MASK-4", "a negative window", ValueError, mask=SlidingWindow(-1, 1, 0))
-    yield refused("MASK-5", "a mask of rank 1", ValueError, mask=ones(K))
-    yield refused("MASK-5", "a mask of rank 3", ValueError, mask=ones(B, Q, K))
-    yield refused("MASK-5", "a mask [batch, keys]", ValueError, mask=ones(B, K))
-    yield refused("MASK-5", "a mask [4, 1, 3, 5] for batch 2", ValueError, mask=ones(2 * B, 1, Q, K))
-    yield refused("MASK-5", "lengths beyond K", ValueError, mask=KeyLengths(np.array([K, K + 1])))
-    yield refused("MASK-5", "negative lengths", ValueError, mask=KeyLengths(np.array([-1, 2])))
+        yield make_refusal("MASK-3", "causal without offset, Q != K", refusing, mask=Causal(), **keys)
+    yield make_refusal("MASK-3", "a fractional offset", TypeError, mask=Causal(1.5))
+    yield make_refusal("MASK-3", "offsets for another batch", ValueError, mask=Causal(np.arange(B + 1)))
+    yield make_refusal("MASK-4", "a window without offset, Q != K", refusing, mask=SlidingWindow(1, 1), **keys)
+    yield make_refusal("MASK-4", "a negative window", ValueError, mask=SlidingWindow(-1, 1, 0))
+    yield make_refusal("MASK-5", "a mask of rank 1", ValueError, mask=ones(K))
+    yield make_refusal("MASK-5", "a mask of rank 3", ValueError, mask=ones(B, Q, K))
+    yield make_refusal("MASK-5", "a mask [batch, keys]", ValueError, mask=ones(B, K))
+    yield make_refusal("MASK-5", "a mask [4, 1, 3, 5] for batch 2", ValueError, mask=ones(2 * B, 1, Q, K))
+    yield make_refusal("MASK-5", "lengths beyond K", ValueError, mask=KeyLengths(np.array([K, K + 1])))
+    yield make_refusal("MASK-5", "negative lengths", ValueError, mask=KeyLengths(np.array([-1, 2])))
     ids = Segments(np.zeros((B, Q + 2), int), np.zeros((B, K), int))
-    yield refused("MASK-5", "ids of another length", ValueError, mask=ids)
-    yield refused("ATT-1", "scale NaN", ValueError, scale=float("nan"))
-    yield refused("ATT-1", "scale infinite", ValueError, scale=float("inf"))
-    yield refused("ATT-1", "width 0", ValueError, query=array(B, H, Q, 0), key=array(B, G, K, 0))
-    yield refused("ATT-2", "softcap 0", ValueError, softcap=0.0)
-    yield refused("ATT-2", "softcap negative", ValueError, softcap=-1.0)
-    yield refused("ATT-3", "a bias of integers", TypeError, bias=np.zeros((B, H, Q, K), np.int32))
-    yield refused("ATT-3", "a bias [queries, keys] of integers", Exception, bias=np.zeros((Q, K), np.int32))
-    yield refused("ATT-3", "a bias of rank 3", ValueError, bias=array(H, Q, K))
-    yield refused("ATT-5", "sinks for the key heads", ValueError, sinks=array(H // 2))
-    yield refused("ATT-6", "an unknown kind of empty row", ValueError, empty_rows="one")
+    yield make_refusal("MASK-5", "ids of another length", ValueError, mask=ids)
+    yield make_refusal("ATT-1", "scale NaN", ValueError, scale=float("nan"))
+    yield make_refusal("ATT-1", "scale infinite", ValueError, scale=float("inf"))
+    yield make_refusal("ATT-1", "width 0", ValueError, query=array(B, H, Q, 0), key=array(B, G, K, 0))
+    yield make_refusal("ATT-2", "softcap 0", ValueError, softcap=0.0)
+    yield make_refusal("ATT-2", "softcap negative", ValueError, softcap=-1.0)
+    yield make_refusal("ATT-3", "a bias of integers", TypeError, bias=np.zeros((B, H, Q, K), np.int32))
+    yield make_refusal("ATT-3", "a bias [queries, keys] of integers", Exception, bias=np.zeros((Q, K), np.int32))
+    yield make_refusal("ATT-3", "a bias of rank 3", ValueError, bias=array(H, Q, K))
+    yield make_refusal("ATT-5", "sinks for the key heads", ValueError, sinks=array(H // 2))
+    yield make_refusal("ATT-6", "an unknown kind of empty row", ValueError, empty_rows="one")
     refusing, misfit = ValueError if "gqa" in declaration else Exception, {"key": array(B, 3, K, D)}
-    yield refused("ATT-7", "4 query heads, 3 key heads", refusing, **misfit, value=array(B, 3, K, V))
-    yield refused("ATT-8", "query of rank 3", ValueError, query=array(B, Q, D))
-    yield refused("ATT-8", "widths that differ", ValueError, key=array(B, G, K, D - 2))
-    yield refused("ATT-8", "values for other keys", ValueError, value=array(B, G, K - 1, V))
-    yield refused("ATT-8", "batches that differ", ValueError, key=array(1, G, K, D), value=array(1, G, K, V))
-    yield refused("ATT-9", "integers", TypeError, query=array(B, H, Q, D, dtype="int32"))
-    yield refused("ATT-9", "mixed dtypes", TypeError, value=array(B, G, K, V, dtype=array.another))
-    yield refused("ATT-11", "rate 1", ValueError, dropout_keep=ones(B, H, Q, K), dropout_rate=1.0)
-    yield refused("ATT-11", "a rate without a keep mask", ValueError, dropout_rate=0.5)
+    yield make_refusal("ATT-7", "4 query heads, 3 key heads", refusing, **misfit, value=array(B, 3, K, V))
+    yield make_refusal("ATT-8", "query of rank 3", ValueError, query=array(B, Q, D))
+    yield make_refusal("ATT-8", "widths that differ", ValueError, key=array(B, G, K, D - 2))
+    yield make_refusal("ATT-8", "values for other keys", ValueError, value=array(B, G, K - 1, V))
+    yield make_refusal("ATT-8", "batches that differ", ValueError, key=array(1, G, K, D), value=array(1, G, K, V))
+    yield make_refusal("ATT-9", "integers", TypeError, query=array(B, H, Q, D, dtype="int32"))
+    yield make_refusal("ATT-9", "mixed dtypes", TypeError, value=array(B, G, K, V, dtype=array.another))
+    yield make_refusal("ATT-11", "rate 1", ValueError, dropout_keep=ones(B, H, Q, K), dropout_rate=1.0)
+    yield make_refusal("ATT-11", "a rate without a keep mask", ValueError, dropout_rate=0.5)
     another = {"dropout_keep": ones(Q, K), "dropout_rate": 0.5}
-    yield refused("ATT-11", "a keep mask of another shape", ValueError, **another)
+    yield make_refusal("ATT-11", "a keep mask of another shape", ValueError, **another)
 
 
 OPERATION = JudgedOperation("attention", probes, refusals, attention_histories)

@@ -13,8 +13,8 @@ from conformance.checks.histories import attention_histories
 from conformance.checks.levels import CORE, ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import no_refusals
-from conformance.operations.attention import featured_in
-from conformance.operations.common import OFTEN, planned
+from conformance.operations.attention import score_features
+from conformance.operations.common import OFTEN, plan_probe
 from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
@@ -25,7 +25,7 @@ NAME = "attention_logsumexp"
 def probes(declaration: Declaration) -> list[Probe]:
     cases = partial(generation.attention_cases, NAME, declaration=declaration)
     empty = partial(special.empty_row_cases, NAME, declaration=declaration)
-    featured = featured_in(declaration)
+    featured = score_features(declaration)
 
     def agree(rule: str, name: str, cases: st.SearchStrategy[Case], weight: float = 1.0, level: str = CORE) -> Probe:
         return agreement(rule, name, NAME, cases, weight, level)
@@ -49,8 +49,8 @@ def probes(declaration: Declaration) -> list[Probe]:
             agree("ATT-14", name, special.far_cases(NAME, focus, declaration), weight=0.4, level=ROBUST)
             for name, focus in (("log-sum-exp far from 0", ()), ("log-sum-exp of sinks far from 0", ("sinks",)))
         ),
-        planned("ATT-14", "log-sum-exp, features", "features", NAME, declaration, mask="none"),
-        planned("ATT-14", "log-sum-exp, lengths", "lengths", NAME, declaration, others=True, rate=OFTEN),
+        plan_probe("ATT-14", "log-sum-exp, features", "features", NAME, declaration, mask="none"),
+        plan_probe("ATT-14", "log-sum-exp, lengths", "lengths", NAME, declaration, others=True, rate=OFTEN),
     ]
 
 

@@ -12,8 +12,8 @@ from conformance.checks.catalogue import EMPTY_ROWS, TWIN
 from conformance.checks.histories import attention_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import no_refusals
-from conformance.operations.attention import featured_in
-from conformance.operations.common import OFTEN, planned
+from conformance.operations.attention import score_features
+from conformance.operations.common import OFTEN, plan_probe
 from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
@@ -24,7 +24,7 @@ NAME = "attention_weights"
 def probes(declaration: Declaration) -> list[Probe]:
     cases = partial(generation.attention_cases, NAME, declaration=declaration)
     empty = partial(special.empty_row_cases, NAME, declaration=declaration)
-    featured = featured_in(declaration)
+    featured = score_features(declaration)
 
     def agree(rule: str, title: str, cases: st.SearchStrategy[Case], weight: float = 1.0) -> Probe:
         return agreement(rule, title, NAME, cases, weight)
@@ -41,8 +41,8 @@ def probes(declaration: Declaration) -> list[Probe]:
         ),
         agree("ATT-14", "weights", cases(), weight=1.5),
         agree("ATT-14", "weights, every feature", cases(focus=featured, mask="any"), weight=0.5),
-        planned("ATT-14", "weights, features", "features", NAME, declaration, mask="none"),
-        planned("ATT-14", "weights, lengths", "lengths", NAME, declaration, others=True, rate=OFTEN),
+        plan_probe("ATT-14", "weights, features", "features", NAME, declaration, mask="none"),
+        plan_probe("ATT-14", "weights, lengths", "lengths", NAME, declaration, others=True, rate=OFTEN),
     ]
 
 

@@ -26,7 +26,7 @@ NAME = "clip_by_global_norm"
 def probes(declaration: Declaration) -> list[Probe]:
     drawn = partial(clip_cases, declaration=declaration)
 
-    def at_size(row: Row) -> st.SearchStrategy[Case]:
+    def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return drawn(("usual",), (0.1, 0.5), plans=(((row["rows"],), (3, 2)),))
 
     usual = ("usual", "small", "uneven")
@@ -41,18 +41,18 @@ def probes(declaration: Declaration) -> list[Probe]:
             "OPT-3", "limits far below the norm", NAME, drawn(("huge",), FAR_BELOW, dtypes=("float32",)), 0.5, ROBUST
         ),
         agreement("OPT-3", "NaN and infinity in gradients to clip", NAME, drawn(usual, special=True), 0.5, ROBUST),
-        agreement("OPT-3", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
+        agreement("OPT-3", "sizes", NAME, rows_of_layers(PLAN, row_cases, declaration)),
     ]
 
 
 def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
-    def refused(title: str, error: type[Exception], inputs: dict[str, Any], limit: float = 1.0) -> Refusal:
+    def make_refusal(title: str, error: type[Exception], inputs: dict[str, Any], limit: float = 1.0) -> Refusal:
         return array.refusal("OPT-3", title, error, NAME, inputs, limit=limit)
 
     gradients = {"gradients[0]": array(2, 3), "gradients[1]": array(5)}
-    yield refused("a limit of 0", ValueError, gradients, 0.0)
-    yield refused("gradients of integers", TypeError, gradients | {"gradients[1]": np.array([1, 2])})
-    yield refused("no gradients", ValueError, {})
+    yield make_refusal("a limit of 0", ValueError, gradients, 0.0)
+    yield make_refusal("gradients of integers", TypeError, gradients | {"gradients[1]": np.array([1, 2])})
+    yield make_refusal("no gradients", ValueError, {})
 
 
 OPERATION = JudgedOperation(NAME, probes, refusals)

@@ -24,7 +24,7 @@ from conformance.checks.catalogue import (
     THREADS,
 )
 from conformance.checks.check import Check
-from conformance.checks.histories import asking_gradients, repeatable
+from conformance.checks.histories import asking_gradients, repeatable_cases
 from conformance.checks.probe import Probe, agreement
 from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling import strategies as generation
@@ -53,12 +53,12 @@ def some_gradients_probe(operation: JudgedOperation, declaration: Declaration) -
     if "gradients" not in declaration or len(operation.facts.differentiated) < 2:
         return []
     name, rule = operation.name, operation.facts.rules.get("gradients", operation.facts.rules[""])
-    cases = operation_cases(operation.name, DTYPES, declaration).flatmap(with_constants)
+    cases = operation_cases(operation.name, DTYPES, declaration).flatmap(draw_constants)
     weight = 0.5 if declaration.compiled else 2.0
     return [Probe(rule, f"gradients of some inputs of {name}", (name,), cases, weight=weight)]
 
 
-def with_constants(case: Case) -> st.SearchStrategy[Case]:
+def draw_constants(case: Case) -> st.SearchStrategy[Case]:
     """All inputs but one are constants, or one is; as the case is, where it has no gradients or no two inputs."""
     names = differentiable(case)
     if not case.cotangents or len(names) < 2:
@@ -117,7 +117,7 @@ def state_probes(operation: JudgedOperation, declaration: Declaration) -> list[P
         (f"after other {kind} in {name}", calls, AFTER_OTHER_CALLS, (0.4 if operation.facts.norm else 0.2) * few_shapes)
         for kind, calls in operation.histories(name, declaration, None).items()
     ]
-    found.append((f"many equal calls of {name}", repeatable(name, declaration), REPETITIONS, 1.0 * few_shapes))
+    found.append((f"many equal calls of {name}", repeatable_cases(name, declaration), REPETITIONS, 1.0 * few_shapes))
     if "gradients" in declaration and operation.facts.differentiated:
         found.append((f"alternating passes of {name}", asking_gradients(few, 2), INTERLEAVED, 0.3))
     found.append((f"several threads in {name}", few, THREADS, 0.3 if declaration.compiled else 0.8))
@@ -131,7 +131,7 @@ OFTEN = 3
 Cases = Callable[..., st.SearchStrategy[Case]]
 
 
-def planned(
+def plan_probe(
     rule: str,
     name: str,
     plan: str,
@@ -144,7 +144,7 @@ def planned(
 ) -> Probe:
     """A probe with one case for each row of a plan; without rows where the subject lacks what all of them need."""
     cases = partial(generation.attention_cases, operation, others=others, declaration=declaration, **given)
-    takes = generation.possible(given.get("mask", "maybe"), declaration)
+    takes = generation.takes_mask(given.get("mask", "maybe"), declaration)
     takes = takes and not set(dtypes).isdisjoint(declaration.dtypes)
     if not takes or not set(given.get("focus", ())) <= declaration.features:
         return agreement(rule, name, operation, Rows(tuple), weight)
@@ -170,14 +170,14 @@ def rows_of(
     """
     able = [dtype for dtype in dtypes if dtype in declaration.dtypes and dtype != "float64"] or [*dtypes]
 
-    def of(sizes: tuple[Sizes, ...]) -> tuple[st.SearchStrategy[Case], ...]:
+    def make_strategies(sizes: tuple[Sizes, ...]) -> tuple[st.SearchStrategy[Case], ...]:
         every = [(able[index % len(able)],) if declaration.compiled else dtypes for index in range(len(sizes))]
         return tuple(cases(plans=(s,), dtypes=some) for s, some in zip(sizes, every, strict=True) if wanted(s))
 
     def later() -> tuple[st.SearchStrategy[Case], ...]:
-        return of(attention_plan.thorough_plan(declaration)) if plan == "everything" else ()
+        return make_strategies(attention_plan.thorough_plan(declaration)) if plan == "everything" else ()
 
-    return Rows(lambda: of(attention_plan.plan_of(plan, declaration, zlib.crc32(name.encode()))), later)
+    return Rows(lambda: make_strategies(attention_plan.plan_of(plan, declaration, zlib.crc32(name.encode()))), later)
 
 
 def rows_of_layers(

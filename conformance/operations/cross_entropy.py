@@ -35,7 +35,7 @@ PLAN = Plan(
 def probes(declaration: Declaration) -> list[Probe]:
     cases = partial(loss_cases, NAME, declaration=declaration)
 
-    def at_size(row: Row) -> st.SearchStrategy[Case]:
+    def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return cases(("usual", "trained"), plans=(((row["rows"],), row["classes"]),))
 
     def agree(name: str, cases: CaseStrategy, weight: float = 1.0, level: str = CORE) -> Probe:
@@ -50,14 +50,14 @@ def probes(declaration: Declaration) -> list[Probe]:
         agree("logits far from 0", cases(("far",))),
         agree("cross-entropy where no target counts", cases(ignored=(-100, 0), none_counts=True), 0.5, ROBUST),
         agree("logits of -inf", cases(spoiled="classes"), 0.75),
-        agree("NaN and infinity in rows that do not count", uncounted(NAME, declaration), 0.75),
+        agree("NaN and infinity in rows that do not count", uncounted_rows(NAME, declaration), 0.75),
         agree("NaN and infinity in logits", cases(spoiled="anywhere"), 0.5),
         agree("cross-entropy of many classes", cases(("usual",), plans=MANY_CLASSES, dtypes=NARROW), 0.3),
-        agree("cross-entropy, sizes", rows_of_layers(PLAN, at_size, declaration)),
+        agree("cross-entropy, sizes", rows_of_layers(PLAN, row_cases, declaration)),
     ]
 
 
-def uncounted(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
+def uncounted_rows(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
     """Rows that do not count, with NaN and infinity in them."""
     return loss_cases(operation, ignored=(-1, 0), spoiled="that do not count", plans=SEVERAL, declaration=declaration)
 
@@ -74,15 +74,15 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
 def refused_targets(rule: str, name: str, of: str, declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     """Of every loss."""
 
-    def refused(title: str, error: Kind, targets: Any, **options: Any) -> Refusal:
+    def make_refusal(title: str, error: Kind, targets: Any, **options: Any) -> Refusal:
         return array.refusal(rule, title, error, name, {of: array(2, 3), "targets": np.asarray(targets)}, **options)
 
-    yield refused("a target past the classes", ValueError, [0, 3])
-    yield refused("a negative target", ValueError, [0, -1])
-    yield refused("-100 as a target that counts", ValueError, [-100, 1])
-    yield refused("targets that are no integers", TypeError, array(2))
-    yield refused("one target for two rows", ValueError, [1])
-    yield refused("an unknown reduction", ValueError, [0, 2], reduction="batchmean")
+    yield make_refusal("a target past the classes", ValueError, [0, 3])
+    yield make_refusal("a negative target", ValueError, [0, -1])
+    yield make_refusal("-100 as a target that counts", ValueError, [-100, 1])
+    yield make_refusal("targets that are no integers", TypeError, array(2))
+    yield make_refusal("one target for two rows", ValueError, [1])
+    yield make_refusal("an unknown reduction", ValueError, [0, 2], reduction="batchmean")
 
 
 OPERATION = JudgedOperation(NAME, probes, refusals)

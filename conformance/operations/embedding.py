@@ -30,23 +30,23 @@ PLAN = Plan(
 def probes(declaration: Declaration) -> list[Probe]:
     cases = partial(generation.lookup_cases, NAME, declaration=declaration)
 
-    def at_size(row: Row) -> st.SearchStrategy[Case]:
+    def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return cases(plans=((row["vocabulary"], row["model_width"], (row["rows"],)),))
 
     return [
         agreement("EMB-1", "embedding", NAME, cases(), weight=2.0),
         agreement("EMB-1", "rows of 16 bits scaled", NAME, cases((True,), HALF), weight=0.5),
-        agreement("EMB-1", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
+        agreement("EMB-1", "sizes", NAME, rows_of_layers(PLAN, row_cases, declaration)),
     ]
 
 
 def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
-    def refused(title: str, error: Kind, ids: np.ndarray) -> Refusal:
+    def make_refusal(title: str, error: Kind, ids: np.ndarray) -> Refusal:
         return array.refusal("EMB-1", title, error, NAME, {"table": array(4, 3), "ids": ids})
 
-    yield refused("an id past the vocabulary", ValueError, np.array([0, 4]))
-    yield refused("a negative id", ValueError, np.array([0, -1]))
-    yield refused("ids that are no integers", TypeError, array(2))
+    yield make_refusal("an id past the vocabulary", ValueError, np.array([0, 4]))
+    yield make_refusal("a negative id", ValueError, np.array([0, -1]))
+    yield make_refusal("ids that are no integers", TypeError, array(2))
 
 
 OPERATION = JudgedOperation(NAME, probes, refusals)

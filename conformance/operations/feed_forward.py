@@ -35,12 +35,12 @@ PLAN = Plan(
 def probes(declaration: Declaration) -> list[Probe]:
     cases = partial(generation.feed_forward_cases, NAME, declaration=declaration)
 
-    def at_size(row: Row) -> st.SearchStrategy[Case]:
+    def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return cases(plans=(((row["rows"], row["model_width"]), row["inner_width"], row["outer_width"]),))
 
     return [
         *(agreement("FFN-1", f"with {name}", NAME, cases((name,)), weight=2.0) for name in ACTIVATIONS),
-        agreement("FFN-1", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
+        agreement("FFN-1", "sizes", NAME, rows_of_layers(PLAN, row_cases, declaration)),
     ]
 
 

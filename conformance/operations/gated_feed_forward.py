@@ -24,7 +24,7 @@ NAME = "gated_feed_forward"
 def probes(declaration: Declaration) -> list[Probe]:
     cases = partial(generation.feed_forward_cases, NAME, declaration=declaration)
 
-    def at_size(row: Row) -> st.SearchStrategy[Case]:
+    def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return cases(plans=(((row["rows"], row["model_width"]), row["inner_width"], row["outer_width"]),))
 
     return [
@@ -32,7 +32,7 @@ def probes(declaration: Declaration) -> list[Probe]:
         agreement(
             "FFN-2", "activation before the product", NAME, generation.gates_rounded_alike(declaration=declaration)
         ),
-        agreement("FFN-2", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
+        agreement("FFN-2", "sizes", NAME, rows_of_layers(PLAN, row_cases, declaration)),
     ]
 
 

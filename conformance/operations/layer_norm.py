@@ -32,7 +32,7 @@ PLAN = Plan(
 """Of every norm."""
 
 
-def at_sizes(operation: str, title: str, declaration: Declaration, **given: Any) -> draws.Rows:
+def norm_rows(operation: str, title: str, declaration: Declaration, **given: Any) -> draws.Rows:
     """Cases of a norm at the sizes of its plan."""
 
     def cases(row: Row) -> st.SearchStrategy[Case]:
@@ -44,7 +44,7 @@ def at_sizes(operation: str, title: str, declaration: Declaration, **given: Any)
 
 def probes(declaration: Declaration) -> list[Probe]:
     cases = partial(generation.norm_cases, declaration=declaration)
-    planned = partial(at_sizes, NAME, declaration=declaration)
+    planned = partial(norm_rows, NAME, declaration=declaration)
     tiny: dict[str, Any] = {"means": (0.0,), "spreads": (1e-4, 1e-3), "epsilons": (1e-12,)}
     far: dict[str, Any] = {"means": (1e3, -1e4), "gradients": False, "dtypes": WIDE}
     narrow: dict[str, Any] = {"gradients": False, "dtypes": HALF}
@@ -61,7 +61,7 @@ def probes(declaration: Declaration) -> list[Probe]:
         Probe("NORM-3", "constant rows", (NAME,), special.constant_rows(declaration=declaration), CONSTANT_ROWS, 2.5),
         agree("NORM-4", "far from zero", cases(**far)),
         agree("NORM-4", "a first element far from the others", special.outlying_rows(declaration)),
-        spoiled(NAME, declaration),
+        spoiled_probe(NAME, declaration),
         agree("NORM-6", "gradients", cases(focus=("gradients",)), weight=2.0),
         agree("NORM-1", "layer norm, sizes", planned("output", gradients=False)),
         agree("NORM-2", "16-bit inputs, sizes", planned("16 bits", **narrow), 0.3),
@@ -70,7 +70,7 @@ def probes(declaration: Declaration) -> list[Probe]:
     ]
 
 
-def spoiled(operation: str, declaration: Declaration) -> Probe:
+def spoiled_probe(operation: str, declaration: Declaration) -> Probe:
     cases = special.spoiled_rows(operation, declaration)
     return Probe("NORM-5", f"NaN and infinity in {operation}", (operation,), cases, SPOILED_ROWS, weight=0.5)
 
@@ -78,13 +78,13 @@ def spoiled(operation: str, declaration: Declaration) -> Probe:
 def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     bias = {} if "bias" in declaration.lacking else {"bias": array(6)}
 
-    def refused(rule: str, title: str, error: Kind, eps: float = 1e-5, **changes: Any) -> Refusal:
+    def make_refusal(rule: str, title: str, error: Kind, eps: float = 1e-5, **changes: Any) -> Refusal:
         inputs = {"x": array(2, 3, 6), "weight": array(6)} | bias | changes
         return array.refusal(rule, title, error, NAME, inputs, eps=eps)
 
-    yield refused("NORM-1", "weight of another width", ValueError, weight=array(5))
-    yield refused("NORM-1", "eps 0", ValueError, eps=0.0)
-    yield refused("NORM-2", "mixed dtypes", TypeError, weight=array(6, dtype=array.another))
+    yield make_refusal("NORM-1", "weight of another width", ValueError, weight=array(5))
+    yield make_refusal("NORM-1", "eps 0", ValueError, eps=0.0)
+    yield make_refusal("NORM-2", "mixed dtypes", TypeError, weight=array(6, dtype=array.another))
 
 
 OPERATION = JudgedOperation(NAME, probes, refusals, norm_histories)

@@ -28,12 +28,12 @@ PLAN = Plan(
 def probes(declaration: Declaration) -> list[Probe]:
     cases = partial(generation.lookup_cases, NAME, declaration=declaration)
 
-    def at_size(row: Row) -> st.SearchStrategy[Case]:
+    def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return cases(plans=((row["vocabulary"], row["model_width"], (row["length"],)),))
 
     return [
         agreement("POS-2", "learned", NAME, cases(), weight=2.0),
-        agreement("POS-2", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
+        agreement("POS-2", "sizes", NAME, rows_of_layers(PLAN, row_cases, declaration)),
     ]
 
 

@@ -30,11 +30,11 @@ def probes(declaration: Declaration) -> list[Probe]:
         agreement("ATT-14", "merge of far parts", NAME, merges(("float32", *HALF), (2, 3, 4), 100.0), 0.5, ROBUST),
         agreement("ATT-14", "merge in 16 bits", NAME, merges(HALF, (3, 4)), weight=0.5),
         agreement("ATT-14", "merge, sizes", NAME, rows_of(merges, "merges", "merge", declaration)),
-        agreement("ATT-14", "merge of many parts", NAME, of_many_parts(merges, declaration)),
+        agreement("ATT-14", "merge of many parts", NAME, many_part_rows(merges, declaration)),
     ]
 
 
-def of_many_parts(merges: Cases, declaration: Declaration) -> Rows:
+def many_part_rows(merges: Cases, declaration: Declaration) -> Rows:
     """Where shapes are compiled, two numbers of parts stand for all."""
     counts = (9, 65) if declaration.compiled else MANY_PARTS
     return Rows(lambda: tuple(merges(parts=(count,), plans=SHORT) for count in counts))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from conformance.cases.declaration import Declaration
-from conformance.cases.sizes import Sizes, adapted
+from conformance.cases.sizes import Sizes, adapt_sizes
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
 from conformance.operations.common import rows_of
@@ -30,7 +30,7 @@ MODELS = (
 def probes(declaration: Declaration) -> list[Probe]:
     heads = partial(generation.multi_head_cases, declaration=declaration)
 
-    def planned(rule: str, plan: str) -> Rows:
+    def plan_rows(rule: str, plan: str) -> Rows:
         return rows_of(partial(heads, separate=rule == "MHA-2"), plan, rule, declaration, few_columns)
 
     return [
@@ -38,7 +38,7 @@ def probes(declaration: Declaration) -> list[Probe]:
         agreement("MHA-1", "square weights", NAME, heads(plans=(SQUARE,), model_widths=(SQUARE.H * SQUARE.D,) * 4)),
         agreement("MHA-2", "separate heads", NAME, heads(separate=True), weight=2.0),
         *(
-            agreement(rule, plan, NAME, planned(rule, plan))
+            agreement(rule, plan, NAME, plan_rows(rule, plan))
             for rule in ("MHA-1", "MHA-2")
             for plan in ("heads", "widths")
         ),
@@ -62,7 +62,7 @@ def few_columns(s: Sizes) -> bool:
 
 
 def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
-    (B, H, G, Q, K, D, V), E = adapted(SIZES, declaration), 6
+    (B, H, G, Q, K, D, V), E = adapt_sizes(SIZES, declaration), 6
     inputs = {"query": array(B, Q, E), "key": array(B, K, E), "value": array(B, K, E)}
     inputs |= {"query.weight": array(E, H * D), "key.weight": array(E, G * D), "value.weight": array(E, G * V)}
     inputs["output.weight"] = array(H * V, E)

@@ -30,24 +30,24 @@ PLAN = Plan(
 def probes(declaration: Declaration) -> list[Probe]:
     drawn = partial(relative_bias_cases, declaration=declaration)
 
-    def at_size(row: Row) -> st.SearchStrategy[Case]:
+    def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return drawn(plan=(row["heads"], row["queries"], row["keys"]))
 
     return [
         agreement("POS-6", "relative buckets", NAME, drawn(), weight=2.0),
         agreement("POS-6", "edges of buckets where logarithms err", NAME, drawn(hard=True), weight=1.5, level=STRICT),
-        agreement("POS-6", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
+        agreement("POS-6", "sizes", NAME, rows_of_layers(PLAN, row_cases, declaration)),
     ]
 
 
 def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
-    def refused(title: str, error: Kind, rows: int = 8, **changes: Any) -> Refusal:
+    def make_refusal(title: str, error: Kind, rows: int = 8, **changes: Any) -> Refusal:
         given = {"query_length": 3, "key_length": 4, "bidirectional": True} | changes
         return array.refusal("POS-6", title, error, NAME, {"table": array(rows, 2)}, **given)
 
-    yield refused("a table of three buckets for both directions", ValueError, rows=3)
-    yield refused("a furthest distance that has a bucket of its own", ValueError, furthest=2)
-    yield refused("bidirectional that is no truth value", TypeError, bidirectional=1)
+    yield make_refusal("a table of three buckets for both directions", ValueError, rows=3)
+    yield make_refusal("a furthest distance that has a bucket of its own", ValueError, furthest=2)
+    yield make_refusal("bidirectional that is no truth value", TypeError, bidirectional=1)
 
 
 OPERATION = JudgedOperation(NAME, probes, refusals)

@@ -10,7 +10,7 @@ from conformance.checks.histories import norm_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
 from conformance.operations.judged_operation import JudgedOperation
-from conformance.operations.layer_norm import at_sizes, spoiled
+from conformance.operations.layer_norm import norm_rows, spoiled_probe
 from conformance.sampling import strategies as generation
 from specification.dtypes import HALF
 
@@ -19,10 +19,10 @@ NAME = "rms_norm"
 
 def probes(declaration: Declaration) -> list[Probe]:
     cases = partial(generation.norm_cases, NAME, declaration=declaration)
-    planned = partial(at_sizes, NAME, declaration=declaration)
+    planned = partial(norm_rows, NAME, declaration=declaration)
     graded = ("gradients",)
     return [
-        spoiled(NAME, declaration),
+        spoiled_probe(NAME, declaration),
         agreement("NORM-7", NAME, NAME, cases(gradients=False), weight=2.0),
         *one_more(declaration),
         agreement("NORM-6", f"gradients of {NAME}", NAME, cases(focus=graded), weight=2.0),

@@ -30,29 +30,29 @@ PLAN = Plan(
 def probes(declaration: Declaration) -> list[Probe]:
     cases = partial(frequency_cases, declaration=declaration)
 
-    def at_size(row: Row) -> st.SearchStrategy[Case]:
+    def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return cases(("none",), widths=(row["model_width"],))
 
     return [
         agreement("POS-4", "frequencies", NAME, cases(("none",))),
         *(agreement("POS-4", f"{kind} frequencies", NAME, cases((kind,)), 1.5) for kind in SCALED),
-        agreement("POS-4", "frequencies, sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
+        agreement("POS-4", "frequencies, sizes", NAME, rows_of_layers(PLAN, row_cases, declaration)),
     ]
 
 
 def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
-    def refused(title: str, error: Kind, **given: Any) -> Refusal:
+    def make_refusal(title: str, error: Kind, **given: Any) -> Refusal:
         return array.refusal("POS-4", title, error, NAME, {}, **{"width": 8, "base": 10000.0} | given)
 
     ramp = Llama3Scaling(factor=8.0, low_frequency_factor=4.0, high_frequency_factor=1.0, original_length=8192)
-    yield refused("frequencies of an odd width", ValueError, width=7)
-    yield refused("a base below 1", ValueError, base=0.5)
-    yield refused("a scaling of another kind", TypeError, scaling={"factor": 2.0})
-    yield refused("a factor below 1", ValueError, scaling=LinearScaling(factor=0.25))
-    yield refused("a factor that is NaN", ValueError, scaling=LinearScaling(factor=float("nan")))
-    yield refused("a low factor above the high one", ValueError, scaling=ramp)
+    yield make_refusal("frequencies of an odd width", ValueError, width=7)
+    yield make_refusal("a base below 1", ValueError, base=0.5)
+    yield make_refusal("a scaling of another kind", TypeError, scaling={"factor": 2.0})
+    yield make_refusal("a factor below 1", ValueError, scaling=LinearScaling(factor=0.25))
+    yield make_refusal("a factor that is NaN", ValueError, scaling=LinearScaling(factor=float("nan")))
+    yield make_refusal("a low factor above the high one", ValueError, scaling=ramp)
     narrow = DynamicScaling(factor=2.0, original_length=8)
-    yield refused("a dynamic scaling of one pair", ValueError, width=2, scaling=narrow)
+    yield make_refusal("a dynamic scaling of one pair", ValueError, width=2, scaling=narrow)
 
 
 OPERATION = JudgedOperation(NAME, probes, refusals)

@@ -27,7 +27,7 @@ NAME = "sgd_step"
 def probes(declaration: Declaration) -> list[Probe]:
     drawn = partial(sgd_cases, declaration=declaration)
 
-    def at_size(row: Row) -> st.SearchStrategy[Case]:
+    def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return drawn(("usual",), plans=((row["rows"],),))
 
     momentum = {"momentum": (0.9, 0.5)}
@@ -40,22 +40,22 @@ def probes(declaration: Declaration) -> list[Probe]:
         agreement(
             "OPT-2", "NaN and infinity in gradients of sgd_step", NAME, drawn(("usual",), special=True), 0.5, ROBUST
         ),
-        agreement("OPT-2", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
+        agreement("OPT-2", "sizes", NAME, rows_of_layers(PLAN, row_cases, declaration)),
     ]
 
 
 def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     wide = compute_dtype_name(array.dtype)
 
-    def refused(title: str, error: Kind, changes: dict[str, Any], **options: Any) -> Refusal:
+    def make_refusal(title: str, error: Kind, changes: dict[str, Any], **options: Any) -> Refusal:
         inputs = {"parameters": array(2, 3), "gradients": array(2, 3), "velocity": array(2, 3, dtype=wide)}
         given = {"learning_rate": 0.1} | options
         return array.refusal("OPT-2", title, error, NAME, inputs | changes, **given)
 
-    yield refused("gradients of another shape", ValueError, {"gradients": array(3, 2)})
-    yield refused("parameters of integers", TypeError, {"parameters": np.ones((2, 3), int)})
-    yield refused("a momentum of 1", ValueError, {}, momentum=1.0)
-    yield refused("nesterov without momentum", ValueError, {}, nesterov=True)
+    yield make_refusal("gradients of another shape", ValueError, {"gradients": array(3, 2)})
+    yield make_refusal("parameters of integers", TypeError, {"parameters": np.ones((2, 3), int)})
+    yield make_refusal("a momentum of 1", ValueError, {}, momentum=1.0)
+    yield make_refusal("nesterov without momentum", ValueError, {}, nesterov=True)
 
 
 OPERATION = JudgedOperation(NAME, probes, refusals)

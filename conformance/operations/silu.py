@@ -26,14 +26,14 @@ PLAN = Plan(values={"rows": ROWS}, typical={"rows": (3, 130, 65537)})
 def probes(declaration: Declaration) -> list[Probe]:
     drawn = partial(silu_cases, declaration=declaration)
 
-    def at_size(row: Row) -> st.SearchStrategy[Case]:
+    def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return drawn(plans=((row["rows"],),))
 
     return [
         agreement("ACT-1", "silu", NAME, drawn(), weight=2.0),
         agreement("ACT-1", "the last normal numbers", NAME, drawn(("last normal",))),
         agreement("ACT-1", "NaN and infinity in silu", NAME, drawn(special=True), weight=0.5),
-        agreement("ACT-1", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
+        agreement("ACT-1", "sizes", NAME, rows_of_layers(PLAN, row_cases, declaration)),
     ]
 
 

@@ -29,13 +29,13 @@ PLAN = Plan(
 def probes(declaration: Declaration) -> list[Probe]:
     cases = partial(generation.sinusoidal_cases, declaration=declaration)
 
-    def at_size(row: Row) -> st.SearchStrategy[Case]:
+    def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return cases(plan=(row["length"], row["model_width"]))
 
     return [
         agreement("POS-1", "sinusoidal", NAME, cases(), weight=1.7),
         agreement("POS-1", "far positions", NAME, cases(offsets=(10_007, 20_011)), weight=0.5),
-        agreement("POS-1", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
+        agreement("POS-1", "sizes", NAME, rows_of_layers(PLAN, row_cases, declaration)),
     ]
 
 

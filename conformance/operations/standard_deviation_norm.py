@@ -12,7 +12,7 @@ from conformance.checks.levels import ROBUST
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
 from conformance.operations.judged_operation import JudgedOperation
-from conformance.operations.layer_norm import at_sizes
+from conformance.operations.layer_norm import norm_rows
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
 
@@ -26,7 +26,7 @@ def probes(declaration: Declaration) -> list[Probe]:
         agreement("NORM-7", NAME, NAME, generation.norm_cases(NAME, declaration=declaration), weight=2.0),
         Probe("NORM-7", f"constant rows of {NAME}", (NAME,), constant(), CONSTANT_ROWS, 1.5),
         agreement("NORM-7", f"gradients in constant rows of {NAME}", NAME, gradients, weight=0.5, level=ROBUST),
-        agreement("NORM-7", f"{NAME}, sizes", NAME, at_sizes(NAME, NAME, declaration)),
+        agreement("NORM-7", f"{NAME}, sizes", NAME, norm_rows(NAME, NAME, declaration)),
     ]
 
 

@@ -14,13 +14,13 @@ import numpy as np
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, nan_rows
-from conformance.cases.kernel_arguments import without_kernel_arguments
+from conformance.cases.kernel_arguments import replace_kernel_arguments
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from conformance.subjects.subject import NumpySubject
 from specification.dtypes import FLOATING
 
 
-def widened(case: Case) -> Case:
+def widen_case(case: Case) -> Case:
     """The same case in float64; every float16, bfloat16 and float32 is a float64."""
 
     def wide(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -32,21 +32,21 @@ def widened(case: Case) -> Case:
     return replace(case, dtype="float64", inputs=wide(case.inputs), cotangents=wide(case.cotangents), options=options)
 
 
-def by_definition(case: Case) -> dict[str, Exact]:
+def evaluate_definition(case: Case) -> dict[str, Exact]:
     if case.with_logsumexp:
-        return with_logsumexp(by_definition(output_alone(case)), by_definition(logsumexp_alone(case)))
-    answers = NumpySubject()(widened(case))
+        return add_logsumexp(evaluate_definition(output_alone(case)), evaluate_definition(logsumexp_alone(case)))
+    answers = NumpySubject()(widen_case(case))
     return {name: Exact(array, np.zeros_like(array)) for name, array in answers.items()}
 
 
-def with_logsumexp(output: dict[str, Exact], logsumexp: dict[str, Exact]) -> dict[str, Exact]:
+def add_logsumexp(output: dict[str, Exact], logsumexp: dict[str, Exact]) -> dict[str, Exact]:
     """Both results of one call, and their gradients added."""
     pairs = {name: (output[name], exact) for name, exact in logsumexp.items() if name != "output"}
     sums = {name: Exact(one.high + other.high, one.low + other.low) for name, (one, other) in pairs.items()}
     return output | sums | {"logsumexp": logsumexp["output"]}
 
 
-def by_balls(case: Case) -> dict[str, Exact]:
+def evaluate_balls(case: Case) -> dict[str, Exact]:
     from conformance.oracle import ball
 
     return {name: Exact(*exact) for name, exact in ball.evaluate(case).items()}
@@ -61,12 +61,12 @@ def balls_available() -> bool:
 
 
 def oracle(case: Case) -> dict[str, Exact]:
-    case = without_kernel_arguments(case)
+    case = replace_kernel_arguments(case)
     mode = case.options.get("empty_rows")
     if mode in ("nan", "any"):
         plain = {name: value for name, value in case.options.items() if name != "empty_rows"}
         truth = oracle(replace(case, options=plain))
         return nan_rows(case, truth) if mode == "nan" else truth
-    found = by_balls(case) if case.dtype == "float64" and not case.special else by_definition(case)
+    found = evaluate_balls(case) if case.dtype == "float64" and not case.special else evaluate_definition(case)
     unasked = {gradient_name(name) for name in case.constants}
     return {name: exact for name, exact in found.items() if name not in unasked}

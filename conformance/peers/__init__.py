@@ -2,8 +2,8 @@
 
     from conformance.peers.matrix import matrix
     from conformance.peers.rows import rows_of
-    from conformance.peers.markdown import as_markdown
-    print(as_markdown(rows_of(matrix("default", seed=0))))
+    from conformance.peers.markdown import format_markdown
+    print(format_markdown(rows_of(matrix("default", seed=0))))
 
 An adapter passes arrays straight through. It raises NotImplementedError where its path has no such parameter, and
 nothing else in it refuses, widens or repairs anything.

@@ -51,7 +51,7 @@ ENGINES = (
 
 
 @contextlib.contextmanager
-def limited(engine: Engine) -> Iterator[Any]:
+def limit_engine(engine: Engine) -> Iterator[Any]:
     """The port, with the engine's limits for as long as the block lasts."""
     package: Any = importlib.import_module(engine.package)
     choosing: Any = importlib.import_module(f"{engine.package}.engines.choice")
@@ -77,7 +77,7 @@ def attention_by(engine: Engine, device: str = "cpu") -> Callable[..., Any]:
         softcap: Any = None, sinks: Any = None,
     ) -> Any:  # fmt: skip
         options = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
-        with limited(engine) as package:
+        with limit_engine(engine) as package:
             return package.attention(query, key, value, engine=engine.name, **options)
 
     return attention

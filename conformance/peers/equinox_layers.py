@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from conformance.cases.declaration import declare
-from conformance.peers.heads import joined
+from conformance.peers.heads import join_heads
 from conformance.peers.peer import Peer
 
 
@@ -23,7 +23,7 @@ def heads(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, 
     import equinox
     import jax
 
-    parts = [joined(part, jax.numpy.concatenate) for part in parameters[:3]]
+    parts = [join_heads(part, jax.numpy.concatenate) for part in parameters[:3]]
     parts.append(parameters.output)
     sizes = {"query_size": query.shape[-1], "key_size": key.shape[-1], "value_size": value.shape[-1]}
     sizes |= {"qk_size": parts[0].weight.shape[1] // num_heads, "vo_size": parts[2].weight.shape[1] // num_heads}

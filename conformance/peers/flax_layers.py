@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conformance.cases.declaration import declare
-from conformance.peers.heads import joined, resized
+from conformance.peers.heads import join_heads, resize_case
 from conformance.peers.peer import BROADCAST, Peer
 
 HEADS_LACK = ("no-gqa", "no-value_width", "no-empty")
@@ -29,13 +29,13 @@ def nnx_attention(query: Any, key: Any, value: Any, *, mask: Any = None, bias: A
     return nnx.dot_product_attention(query, key, value, bias=bias, mask=mask, module=nnx.Module())
 
 
-def by_heads(parameters: Any, heads: int) -> dict[str, dict[str, Any]]:
+def split_parameters(parameters: Any, heads: int) -> dict[str, dict[str, Any]]:
     """Kernels [E, H, D] and biases [H, D] of the first three projections, kernel [H, D, E_out] of the last."""
     from jax import numpy
 
     split = {}
     for name in ("query", "key", "value"):
-        part = joined(getattr(parameters, name), numpy.concatenate)
+        part = join_heads(getattr(parameters, name), numpy.concatenate)
         split[name] = {"kernel": part.weight.reshape(part.weight.shape[0], heads, -1)}
         split[name] |= {} if part.bias is None else {"bias": part.bias.reshape(heads, -1)}
     weight, bias = parameters.output
@@ -53,7 +53,7 @@ def linen_heads(parameters: Any, query: Any, key: Any, value: Any, *, num_heads:
     module = linen.MultiHeadDotProductAttention(
         num_heads, qkv_features=weight.shape[0], out_features=weight.shape[1], use_bias=bias is not None
     )
-    named = {"params": by_heads(parameters, num_heads)}
+    named = {"params": split_parameters(parameters, num_heads)}
     return module.apply(named, query, key, value, mask=mask, deterministic=True)
 
 
@@ -126,7 +126,7 @@ def peer(name: str, subject: str, operation: str, **fields: Any) -> Peer:
 PEERS = (
     peer("linen.dot_product_attention", "linen_attention", "attention", documented=BROADCAST),
     peer("nnx.dot_product_attention, weights sown", "nnx_attention", "attention", documented=BROADCAST),
-    peer("linen.MultiHeadDotProductAttention", "linen_heads", "multi_head_attention", fitted=resized),
+    peer("linen.MultiHeadDotProductAttention", "linen_heads", "multi_head_attention", fitted=resize_case),
     peer("linen.LayerNorm", "linen_layer_norm_fast", "layer_norm"),
     peer("linen.LayerNorm, use_fast_variance=False", "linen_layer_norm_slow", "layer_norm"),
     peer("linen.RMSNorm", "linen_rms_norm", "rms_norm"),

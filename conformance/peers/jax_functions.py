@@ -11,7 +11,7 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
-from conformance.peers.peer import BROADCAST, Peer, causal_flag, no_mask, top_left, unmasked_or
+from conformance.peers.peer import BROADCAST, Peer, causal_flag, no_mask, takes_masks, top_left
 from specification import KeyLengths, SlidingWindow
 
 DESCRIBED = {"structured", "scale", "cross", "gqa", "gradients"}
@@ -23,7 +23,7 @@ def attend(implementation: Any, query: Any, key: Any, value: Any, **keywords: An
     return jax.nn.dot_product_attention(query, key, value, implementation=implementation, **keywords)
 
 
-def masked(implementation: str) -> Callable[..., Any]:
+def make_masked_attention(implementation: str) -> Callable[..., Any]:
     @declare(["no-value_width", "no-empty"], layout="BTHD")
     def attention(
         query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None
@@ -72,8 +72,13 @@ def plain_window(case: Case) -> bool:
     return bounded and isinstance(mask.offset, int | None) and not mask.offset
 
 
-xla_mask, xla_causal, xla_lengths, xla_window = masked("xla"), causal("xla"), lengths("xla"), window("xla")
-cudnn_mask, cudnn_causal = masked("cudnn"), causal("cudnn")
+xla_mask, xla_causal, xla_lengths, xla_window = (
+    make_masked_attention("xla"),
+    causal("xla"),
+    lengths("xla"),
+    window("xla"),
+)
+cudnn_mask, cudnn_causal = make_masked_attention("cudnn"), causal("cudnn")
 
 
 @functools.cache
@@ -95,7 +100,7 @@ def einsum(query: Any, key: Any, value: Any, *, scale: float | None = None) -> A
     return compiled_einsum()(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)
 
 
-def standardized(algorithm: str) -> Callable[..., Any]:
+def make_layer_norm(algorithm: str) -> Callable[..., Any]:
     def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float | None = None) -> Any:
         """`jax.nn.standardize`, times weight, plus bias."""
         import jax
@@ -108,7 +113,7 @@ def standardized(algorithm: str) -> Callable[..., Any]:
     return layer_norm
 
 
-standardize_fast, standardize_stable = standardized("fast"), standardized("stable")
+standardize_fast, standardize_stable = make_layer_norm("fast"), make_layer_norm("stable")
 
 WIDE = {"dtypes": ("float32", "float64")}
 """Multiplying what `standardize` returned is the adapter's doing, and in 16 bits it would round once more; nor is it
@@ -129,7 +134,7 @@ def norm(algorithm: str) -> Peer:
 PEERS = (
     peer("xla", "xla_mask", "mask and bias", documented=BROADCAST),
     peer("xla", "xla_causal", "is_causal", takes=top_left),
-    peer("xla", "xla_lengths", "key_value_seq_lengths", takes=unmasked_or(KeyLengths)),
+    peer("xla", "xla_lengths", "key_value_seq_lengths", takes=takes_masks(KeyLengths)),
     peer("xla", "xla_window", "local_window_size", takes=plain_window),
     peer("cudnn", "cudnn_mask", "mask and bias", device="cuda", given=HALF, documented=BROADCAST),
     peer("cudnn", "cudnn_causal", "is_causal", takes=top_left, device="cuda", given=HALF),

@@ -39,7 +39,7 @@ from conformance.judge.judgement import Claim, Judgement
 from conformance.judge.run import cut_down, run_probe, settle_all, violation
 from conformance.operations.refusals import refusals_of
 from conformance.peers import probes as own
-from conformance.peers.peer import Peer, anything, as_it_is
+from conformance.peers.peer import Peer, keep_case, takes_anything
 from conformance.runner.in_process import Runner
 from conformance.runner.in_subprocess import SubprocessRunner
 from conformance.sampling.draws import Rows
@@ -95,7 +95,7 @@ class PathRunner(Runner):
     made smaller stays within the path.
     """
 
-    asks: Callable[[Case], bool] = staticmethod(anything)
+    asks: Callable[[Case], bool] = staticmethod(takes_anything)
 
     def __call__(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
         if check not in BEYOND and not all(map(self.asks, cases_in(check, example))):
@@ -148,7 +148,7 @@ class PeerJudgement(Judgement):
             self.runner.asks = self.asks
 
     @property
-    def skipped(self) -> tuple[str, ...]:
+    def skipped_inputs(self) -> tuple[str, ...]:
         return () if "structured" in self.runner.declaration else DESCRIBED
 
     def run(self) -> None:
@@ -156,7 +156,7 @@ class PeerJudgement(Judgement):
         super().run()
         shown = {id(cause.lead) for cause in self.causes}
         for key, found in self.results.violations.items():  # a row shows every rule that is broken by a case of its own
-            if id(found) not in shown and self.shrinking and not found.of_state and not self.runner.overrun:
+            if id(found) not in shown and self.shrinking and not found.depends_on_state and not self.runner.overrun:
                 self.results.violations[key] = cut_down(found, self.runner, self.shrinking)
         lost = {id(one) for cause in self.causes if cause.kind == "digits" for one in cause.violations}
         settle_all(self.results, lambda found: self.charge_to_dtype(found) if id(found) in lost else found)
@@ -176,12 +176,12 @@ class PeerJudgement(Judgement):
     def judge(self, declaration: Declaration) -> None:
         declaration = self.precise(declaration)
         self.level_rows = self.breaks("NORM-4", [declaration])
-        plain = declaration.without("gradients").promising(empty_rows="any")
+        plain = declaration.remove_features("gradients").promising(empty_rows="any")
         self.positive_scales = self.breaks("ATT-1", [plain])
         for rule, feature in FEATURES.items():
             if self.breaks(rule, [plain]):
-                declaration, plain = declaration.without(feature), plain.without(feature)
-        declared = self.differentiated(declaration)
+                declaration, plain = declaration.remove_features(feature), plain.remove_features(feature)
+        declared = self.split_by_gradients(declaration)
         if self.breaks("ATT-6", declared):
             declared = [one.promising(empty_rows="any") for one in declared]
         self.nothing_hidden = self.breaks("MASK-7", declared)
@@ -203,12 +203,12 @@ class PeerJudgement(Judgement):
     def precise(self, declaration: Declaration) -> Declaration:
         """The declaration with the dtypes in which plain results are right; the first is taken to be."""
         rule, (first, *others) = own.dtype_rule(self.operation), declaration.dtypes
-        plain = declaration.without("gradients", "scale", "softcap", "bias").promising(empty_rows="any")
+        plain = declaration.remove_features("gradients", "scale", "softcap", "bias").promising(empty_rows="any")
         wrong = self.wrong(others, rule, lambda dtype: own.dtype_probe(self.operation, rule, dtype, plain))
         self.remark(rule, [WrongDtype(dtype, self.excuse(rule, dtype, plain)) for dtype in wrong])
         return replace(declaration, dtypes=(first, *(dtype for dtype in others if dtype not in wrong)))
 
-    def differentiated(self, declaration: Declaration) -> list[Declaration]:
+    def split_by_gradients(self, declaration: Declaration) -> list[Declaration]:
         """The same with gradients in those dtypes in which they are right, and without in the others."""
         if "gradients" not in declaration or not operation_facts(self.operation).differentiated:
             return [declaration]
@@ -217,14 +217,17 @@ class PeerJudgement(Judgement):
         wrong = self.wrong(declaration.dtypes, rule, probe)
         self.remark(rule, [WrongDtype(dtype, {}) for dtype in wrong], gradients=True)
         right = tuple(dtype for dtype in declaration.dtypes if dtype not in wrong)
-        parts = [replace(declaration, dtypes=right), replace(declaration.without("gradients"), dtypes=tuple(wrong))]
+        parts = [
+            replace(declaration, dtypes=right),
+            replace(declaration.remove_features("gradients"), dtypes=tuple(wrong)),
+        ]
         return [part for part in parts if part.dtypes]
 
     def wrong(self, dtypes: Iterable[str], rule: str, probe: Callable[[str], Probe]) -> list[str]:
         """The dtypes in which the probe fails."""
         found = []
         for dtype in dtypes:
-            results = self.tried(probe(dtype))
+            results = self.try_probe(probe(dtype))
             self.results.include(results)
             found += [dtype] if results.violations else []
         return found
@@ -234,7 +237,7 @@ class PeerJudgement(Judgement):
         for conventions in EXCUSES.get(self.operation, ()):
             declared = declaration.promising(**conventions)
             probe = own.dtype_probe(self.operation, rule, dtype, declared)
-            if roundings(declared, dtype) and not self.tried(probe).violations:
+            if roundings(declared, dtype) and not self.try_probe(probe).violations:
                 return conventions
         return {}
 
@@ -245,11 +248,11 @@ class PeerJudgement(Judgement):
         if wrong and remark not in self.remarks.get(rule, ()):
             self.remarks.setdefault(rule, []).append(remark)
 
-    def tried(self, probe: Probe) -> Results:
+    def try_probe(self, probe: Probe) -> Results:
         plan = self.examples, self.seed, self.progress
-        return run_probe(self.within(probe), [self.runner], *plan, settle=self.settled)
+        return run_probe(self.limit_probe(probe), [self.runner], *plan, settle=self.settle_violation)
 
-    def settled(self, found: Violation) -> Violation | None:
+    def settle_violation(self, found: Violation) -> Violation | None:
         """Of several calls in a row the one that is wrong alone, under its own rule: that is no matter of state."""
         if found.check != AFTER_OTHER_CALLS:
             return found
@@ -259,15 +262,15 @@ class PeerJudgement(Judgement):
     # --- within the path ---
 
     def ask_probes(self, probes: Iterable[Probe]) -> None:
-        super().ask_probes([self.within(probe) for probe in probes])
+        super().ask_probes([self.limit_probe(probe) for probe in probes])
 
     def takes(self, claim: Claim) -> bool:
-        return claim.rule in self.skipped or super().takes(replace(claim, cases=self.path(claim.cases)))
+        return claim.rule in self.skipped_inputs or super().takes(replace(claim, cases=self.path(claim.cases)))
 
-    def within(self, probe: Probe) -> Probe:
-        cases = probe.cases.map(self.fitted)
+    def limit_probe(self, probe: Probe) -> Probe:
+        cases = probe.cases.map(self.fit_example)
         if self.operation == "layer_norm" and probe.name != own.EPS_LEFT_OUT:
-            cases = cases.map(self.with_eps)
+            cases = cases.map(self.set_eps)
 
         cases = cases.filter(lambda m: all(map(self.asks, cases_in(probe.check, m))))
         return replace(probe, cases=cases, weight=probe.weight * self.share(probe))
@@ -276,41 +279,41 @@ class PeerJudgement(Judgement):
         slow = self.runner.declaration.compiled or isinstance(self.runner, SubprocessRunner)
         return SHARE_OF_PLAN if slow and isinstance(probe.cases, Rows) else 1.0
 
-    def fitted(self, example: Any) -> Any:
+    def fit_example(self, example: Any) -> Any:
         """Every case in it, alone or one of several, in the sizes of the path."""
         if isinstance(example, Case):
             return self.peer.fitted(example)
-        return tuple(map(self.fitted, example)) if type(example) is tuple else example
+        return tuple(map(self.fit_example, example)) if type(example) is tuple else example
 
-    def with_eps(self, example: Any) -> Any:
+    def set_eps(self, example: Any) -> Any:
         """Layer norms with eps written out; what it is when left out is asked by itself."""
         if isinstance(example, Case):
             return replace(example, options={"eps": 1e-5} | example.options)
-        return tuple(map(self.with_eps, example)) if type(example) is tuple else example
+        return tuple(map(self.set_eps, example)) if type(example) is tuple else example
 
     def path(self, cases: st.SearchStrategy[Case]) -> st.SearchStrategy[Case]:
         return cases.map(self.peer.fitted).filter(self.peer.takes)
 
     def asks(self, case: Case) -> bool:
         """Whether the path takes the case, in its own sizes, and its answer is not already known to be wrong."""
-        return self.peer.takes(case) and self.answered(case) and self.fits(case)
+        return self.peer.takes(case) and self.expects_answer(case) and self.fits(case)
 
     def fits(self, case: Case) -> bool:
-        if self.peer.fitted is as_it_is:
+        if self.peer.fitted is keep_case:
             return True
         with contextlib.suppress(ValueError, IndexError):
             fitted = self.peer.fitted(case).inputs
             return {n: a.shape for n, a in fitted.items()} == {n: a.shape for n, a in case.inputs.items()}
         return False
 
-    def answered(self, case: Case) -> bool:
+    def expects_answer(self, case: Case) -> bool:
         """Whether the call is within what it has not already been seen to get wrong."""
         scale = case.options.get("scale")
         return (not self.level_rows or own.level(case)) and (not self.positive_scales or scale is None or scale > 0)
 
     def probes(self, declaration: Declaration) -> Iterator[Probe]:
         for probe in (*super().probes(declaration), *own.probes(self.operation, declaration)):
-            if probe.rule not in self.skipped:
+            if probe.rule not in self.skipped_inputs:
                 yield probe
 
     # --- refusals ---
@@ -321,7 +324,7 @@ class PeerJudgement(Judgement):
         for refusal in refusals_of(self.operation, explicit):
             wanted = self.rules is None or refusal.rule in self.rules
             if wanted and refusal.title not in self.peer.documented:
-                asked = refusal._replace(case=self.sized(refusal.case))
+                asked = refusal._replace(case=self.fit_refusal(refusal.case))
                 findings = [f for f in self.runner(REFUSAL, asked, None) if not is_error(f)]
                 self.results.add(refusal.rule, self.runner.name, findings, refusal.case)
                 if any(finding.ratio > 1 for finding in findings):
@@ -330,7 +333,7 @@ class PeerJudgement(Judgement):
                         self.results.violate(found)
                     self.accepted.setdefault(refusal.rule, []).append(refusal.title)
 
-    def sized(self, case: Case) -> Case:
+    def fit_refusal(self, case: Case) -> Case:
         """A call of multi-head attention that must be refused, in sizes of the path."""
         if self.operation == own.HEADS:
             with contextlib.suppress(ValueError, IndexError):

@@ -11,7 +11,7 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
-from conformance.peers.heads import joined, one_mask_for_all_heads, resized
+from conformance.peers.heads import join_heads, one_mask_for_all_heads, resize_case
 from conformance.peers.peer import BROADCAST, Peer, causal_flag, top_left
 
 CAUSAL = {"structured", "causal", "scale", "cross", "gqa", "gradients"}
@@ -23,7 +23,7 @@ def attend(query: Any, key: Any, value: Any, *, fused: bool, **keywords: Any) ->
     return keras.ops.dot_product_attention(query, key, value, flash_attention=fused, **keywords)
 
 
-def masked(fused: bool, *lacks: str) -> Callable[..., Any]:
+def make_masked_attention(fused: bool, *lacks: str) -> Callable[..., Any]:
     @declare([f"no-{feature}" for feature in lacks], layout="BTHD")
     def attention(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
         """With `mask`."""
@@ -32,7 +32,7 @@ def masked(fused: bool, *lacks: str) -> Callable[..., Any]:
     return attention
 
 
-def biased(fused: bool, *lacks: str) -> Callable[..., Any]:
+def make_biased_attention(fused: bool, *lacks: str) -> Callable[..., Any]:
     @declare([f"no-{feature}" for feature in lacks], layout="BTHD")
     def attention(query: Any, key: Any, value: Any, *, bias: Any = None, scale: float | None = None) -> Any:
         """With `bias`."""
@@ -50,9 +50,16 @@ def causal(fused: bool) -> Callable[..., Any]:
     return attention
 
 
-jax_mask, jax_bias = masked(False, "value_width", "empty"), biased(False, "value_width", "empty")
-torch_mask, torch_bias, unfused_causal = masked(False, "value_width"), biased(False, "value_width"), causal(False)
-fused_mask, fused_causal = masked(True, "value_width", "empty"), causal(True)
+jax_mask, jax_bias = (
+    make_masked_attention(False, "value_width", "empty"),
+    make_biased_attention(False, "value_width", "empty"),
+)
+torch_mask, torch_bias, unfused_causal = (
+    make_masked_attention(False, "value_width"),
+    make_biased_attention(False, "value_width"),
+    causal(False),
+)
+fused_mask, fused_causal = make_masked_attention(True, "value_width", "empty"), causal(True)
 
 
 @functools.cache
@@ -74,7 +81,7 @@ def multi_head(weighing: bool, *lacks: str) -> Callable[..., Any]:
         """`keras.layers.MultiHeadAttention`; `weighing`: with `return_attention_scores`."""
         import keras
 
-        parts = [joined(part, keras.ops.concatenate) for part in parameters[:3]]
+        parts = [join_heads(part, keras.ops.concatenate) for part in parameters[:3]]
         widths = [part.weight.shape[1] // num_heads for part in parts]
         weight, bias = parameters.output
         shapes = tuple(tuple(array.shape) for array in (query, value, key))
@@ -158,7 +165,7 @@ def peer(backend: str, name: str, subject: str, operation: str, **fields: Any) -
 def peers(backend: str) -> list[Peer]:
     attention, heads = "ops.dot_product_attention", "layers.MultiHeadAttention"
     given: dict[str, Any] = {"operation": "attention", "documented": BROADCAST}
-    many: dict[str, Any] = {"operation": "multi_head_attention", "fitted": resized, "takes": one_mask_for_all_heads}
+    many: dict[str, Any] = {"operation": "multi_head_attention", "fitted": resize_case, "takes": one_mask_for_all_heads}
     fused: dict[str, Any] = {"device": "cuda", "given": {"dtypes": ("bfloat16", "float16"), "width_multiple": 8}}
     return [
         peer(backend, f"{attention}, flash_attention=False, mask", f"{backend}_mask", **given),

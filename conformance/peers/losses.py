@@ -9,7 +9,7 @@ from conformance.cases.declaration import declare
 from conformance.peers.peer import Peer
 
 
-def by_torch(function: str, rows: Any, targets: Any, ignore: int | None, reduction: str, **options: Any) -> Any:
+def torch_loss(function: str, rows: Any, targets: Any, ignore: int | None, reduction: str, **options: Any) -> Any:
     """Of rows in one axis: classes are on axis 1, and targets must be int64."""
     from torch.nn import functional
 
@@ -24,13 +24,13 @@ def torch_cross_entropy(
     logits: Any, targets: Any, *, label_smoothing: float = 0.0, ignore: int | None = None, reduction: str = "mean"
 ) -> Any:
     """`F.cross_entropy`."""
-    return by_torch("cross_entropy", logits, targets, ignore, reduction, label_smoothing=label_smoothing)
+    return torch_loss("cross_entropy", logits, targets, ignore, reduction, label_smoothing=label_smoothing)
 
 
 @declare()
 def torch_nll_loss(log_probabilities: Any, targets: Any, *, ignore: int | None = None, reduction: str = "mean") -> Any:
     """`F.nll_loss`."""
-    return by_torch("nll_loss", log_probabilities, targets, ignore, reduction)
+    return torch_loss("nll_loss", log_probabilities, targets, ignore, reduction)
 
 
 def rows_alone(reduction: str, path: str) -> None:
@@ -72,7 +72,7 @@ def keras_class(logits: Any, targets: Any, *, ignore: int | None = None, reducti
     return loss(targets, logits)
 
 
-def of_rows(case: Case) -> bool:
+def is_unreduced(case: Case) -> bool:
     return case.options.get("reduction") == "none"
 
 
@@ -94,12 +94,12 @@ PEERS = (
     peer("torch F.nll_loss", "torch_nll_loss", "nll_loss", "torch", "torch",
          documented=("-100 as a target that counts",)),
     peer("optax softmax_cross_entropy_with_integer_labels", "optax_cross_entropy", "cross_entropy", "jax", "optax",
-         takes=of_rows),
+         takes=is_unreduced),
     *(
         one
         for backend in ("jax", "torch")
         for one in (
-            keras(backend, "losses.sparse_categorical_crossentropy", "keras_function", takes=of_rows),
+            keras(backend, "losses.sparse_categorical_crossentropy", "keras_function", takes=is_unreduced),
             keras(backend, "losses.SparseCategoricalCrossentropy", "keras_class"),
         )
     ),

@@ -11,8 +11,8 @@ from conformance.peers.rows import (
     Divergence,
     Row,
     Run,
-    accepted,
     columns,
+    describe_accepted,
     kept_by,
     legend,
     runs,
@@ -49,12 +49,12 @@ of the libraries and without the judge.
 """
 
 
-def as_page(rows: Sequence[Row]) -> str:
+def format_page(rows: Sequence[Row]) -> str:
     """The page docs/divergences.md."""
-    return PREFACE + "".join(f"{line}\n\n" for line in without_rows(rows)) + as_markdown(rows)
+    return PREFACE + "".join(f"{line}\n\n" for line in list_missing_peers(rows)) + format_markdown(rows)
 
 
-def without_rows(rows: Sequence[Row]) -> Iterator[str]:
+def list_missing_peers(rows: Sequence[Row]) -> Iterator[str]:
     """A line for every reason why peers have no row."""
     judged = {one.path for one in rows}
     lacking = [peer for peer in PEERS if peer.name not in judged]
@@ -62,10 +62,10 @@ def without_rows(rows: Sequence[Row]) -> Iterator[str]:
     others = [peer.name for peer in lacking if peer.device != "cuda"]
     for reason, names in (("Without a row, for want of a GPU", gpu), ("Not judged yet", others)):
         if names:
-            yield f"{reason}: {'; '.join(map(escaped, names))}."
+            yield f"{reason}: {'; '.join(map(escape_markdown, names))}."
 
 
-def as_markdown(rows: Sequence[Row], level: int = 2) -> str:
+def format_markdown(rows: Sequence[Row], level: int = 2) -> str:
     """One table for each operation, and below it every divergence with its smallest case.
 
     level: of the headings.
@@ -73,7 +73,7 @@ def as_markdown(rows: Sequence[Row], level: int = 2) -> str:
     return "\n".join(lines(rows, "#" * level)) + "\n"
 
 
-def as_tables(rows: Sequence[Row], level: int = 2) -> str:
+def format_tables(rows: Sequence[Row], level: int = 2) -> str:
     """The same without the cases."""
     return "\n".join(lines(rows, "#" * level, cases=False)) + "\n"
 
@@ -83,7 +83,7 @@ def lines(rows: Sequence[Row], heading: str, cases: bool = True) -> Iterator[str
         yield "No peer is installed."
         return
     every = runs(rows)
-    yield from (f"{number}. {run.told}" for number, run in enumerate(every, 1))
+    yield from (f"{number}. {run.summary}" for number, run in enumerate(every, 1))
     yield ""
     yield f"{legend(rows)}."
     for operation, title in OPERATION_TITLES.items():
@@ -101,28 +101,28 @@ def table(rows: Sequence[Row], numbers: Sequence[Run]) -> Iterator[str]:
     yield row("---", *[":-:"] * (len(headings) + 2))
     for one in rows:
         number = numbers.index(one.run) + 1
-        yield row(escaped(one.path), str(number), kept_by(one), *(sign(one, name) for name in headings))
+        yield row(escape_markdown(one.path), str(number), kept_by(one), *(sign(one, name) for name in headings))
 
 
 def divergences(rows: Sequence[Row], heading: str) -> Iterator[str]:
     for one in rows:
         if one.divergences or one.accepted or one.untried:
             yield from ["", f"{heading}# {one.path}", ""]
-            yield from (line for divergence in one.divergences for line in told(divergence))
+            yield from (line for divergence in one.divergences for line in divergence_lines(divergence))
             if one.accepted:
-                yield f"- Takes what should be refused: {accepted(one)}."
+                yield f"- Takes what should be refused: {describe_accepted(one)}."
             if one.untried:
                 yield f"- Not everything was tried: {one.untried}."
 
 
-def told(divergence: Divergence) -> Iterator[str]:
+def divergence_lines(divergence: Divergence) -> Iterator[str]:
     """Two lines: what came of it, and the call."""
     level = f" ({divergence.level})" if divergence.level else ""
-    yield f"- **{divergence.rule}** {divergence.title}{level}: {escaped(divergence.message)}"
+    yield f"- **{divergence.rule}** {divergence.title}{level}: {escape_markdown(divergence.message)}"
     yield f"  `{divergence.call}`"
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """As it stands, where Markdown would read signs into it."""
     for character in "\\|*_<":
         text = text.replace(character, f"\\{character}")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields
 
-from conformance.cases.declaration import listed
+from conformance.cases.declaration import split_names
 from conformance.judge.checking import EFFORTS
 from conformance.judge.report import Report, report_of
 from conformance.judge.run import Progress, silent
@@ -44,14 +44,14 @@ def matrix(
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
     reports = []
     for peer in list(chosen(only, say)):
-        reports.append(judged(peer, effort, seed, progress))
+        reports.append(judge_peer(peer, effort, seed, progress))
         say(f"{peer.name}: {len(reports[-1].violations)} divergences in {reports[-1].seconds:.0f} s")
     return reports
 
 
 def chosen(only: Collection[str], say: Callable[[str], None]) -> Iterator[Peer]:
     for peer in PEERS:
-        named = any(part in peer.name for part in listed(only))
+        named = any(part in peer.name for part in split_names(only))
         if only and not named:
             continue
         why = peer.absent or ("" if named else peer.slow)
@@ -61,7 +61,7 @@ def chosen(only: Collection[str], say: Callable[[str], None]) -> Iterator[Peer]:
             yield peer
 
 
-def judged(peer: Peer, effort: str, seed: int, progress: Progress = silent) -> PeerReport:
+def judge_peer(peer: Peer, effort: str, seed: int, progress: Progress = silent) -> PeerReport:
     """One peer's report, as `conformance.check` gives it, within what its path has parameters for."""
     start, runner = time.monotonic(), runner_of(peer)
     try:

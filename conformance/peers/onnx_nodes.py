@@ -40,7 +40,7 @@ def run(runner: str, operator: str, opset: int, inputs: dict[str, Any], domain: 
     """The node's first output. Inputs in the node's order, None for one that is left out; attributes None likewise."""
     kinds = tuple((name, array_kind(array)) for name, array in inputs.items())
     given = tuple((name, value) for name, value in attributes.items() if value is not None)
-    call = prepared(runner, operator, opset, domain, kinds, given)
+    call = prepare_run(runner, operator, opset, domain, kinds, given)
     return call({name: array for name, array in inputs.items() if array is not None})[0]
 
 
@@ -49,7 +49,7 @@ def array_kind(array: np.ndarray | None) -> tuple[str, int] | None:
 
 
 @functools.cache
-def prepared(runner: str, operator: str, opset: int, domain: str, kinds: Any, attributes: Any) -> Run:
+def prepare_run(runner: str, operator: str, opset: int, domain: str, kinds: Any, attributes: Any) -> Run:
     return RUNNERS[runner](model(operator, opset, domain, kinds, attributes))
 
 

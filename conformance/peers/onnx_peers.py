@@ -10,7 +10,7 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
 from conformance.peers.onnx_nodes import CONTRIBUTED, run
-from conformance.peers.peer import BROADCAST, FLOAT_MASK, Peer, causal_flag, no_mask, top_left, unmasked_or
+from conformance.peers.peer import BROADCAST, FLOAT_MASK, Peer, causal_flag, no_mask, takes_masks, top_left
 from specification import KeyLengths, KeyPadding, SlidingWindow
 
 DTYPES = {"runtime": ("float32", "float16", "float64"), "reference": ("float32", "bfloat16", "float16", "float64")}
@@ -21,7 +21,7 @@ def attend(runner: str, opset: int, query: Any, key: Any, value: Any, extra: dic
     return run(runner, "Attention", opset, {"Q": query, "K": key, "V": value} | extra, **attributes)
 
 
-def masked(runner: str) -> Callable[..., Any]:
+def make_masked_attention(runner: str) -> Callable[..., Any]:
     @declare(["no-empty", "no-gradients"], dtypes=DTYPES[runner])
     def attention(
         query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None, softcap: float | None = None
@@ -32,7 +32,7 @@ def masked(runner: str) -> Callable[..., Any]:
     return attention
 
 
-def biased(runner: str) -> Callable[..., Any]:
+def make_biased_attention(runner: str) -> Callable[..., Any]:
     @declare(["no-empty", "no-gradients"], dtypes=DTYPES[runner])
     def attention(
         query: Any, key: Any, value: Any, *, bias: Any = None, scale: float | None = None, softcap: float | None = None
@@ -88,7 +88,7 @@ def window(runner: str) -> Callable[..., Any]:
     dtypes=("float32", "float16"),
     conventions={"causal": "top_left"},
 )
-def contributed(
+def contrib_attention(
     query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None
 ) -> Any:
     """com.microsoft's MultiHeadAttention with `key_padding_mask`, `unidirectional` and `attention_bias`."""
@@ -123,8 +123,8 @@ def rms_norm_by(runner: str) -> Callable[..., Any]:
     return rms_norm
 
 
-runtime_mask, reference_mask = masked("runtime"), masked("reference")
-runtime_bias, reference_bias = biased("runtime"), biased("reference")
+runtime_mask, reference_mask = make_masked_attention("runtime"), make_masked_attention("reference")
+runtime_bias, reference_bias = make_biased_attention("runtime"), make_biased_attention("reference")
 runtime_causal, reference_causal = causal("runtime"), causal("reference")
 runtime_lengths, reference_lengths = lengths("runtime"), lengths("reference")
 reference_window = window("reference")
@@ -146,7 +146,7 @@ def plain_window(case: Case) -> bool:
     return mask is None or aligned
 
 
-def padded_or_causal(case: Case) -> bool:
+def has_padding_or_causal(case: Case) -> bool:
     """`unidirectional` is for tokens that attend to themselves: as many queries as keys."""
     mask, inputs = case.options.get("mask"), case.inputs
     alike = mask is None or inputs["query"].shape == inputs["key"].shape
@@ -157,7 +157,7 @@ PATHS: dict[str, tuple[str, Callable[[Case], bool]]] = {
     "mask": ("Attention-23, attn_mask of booleans", exact),
     "bias": ("Attention-23, attn_mask of numbers", exact),
     "causal": ("Attention-23, is_causal", lambda case: exact(case) and top_left(case)),
-    "lengths": ("Attention-24, nonpad_kv_seqlen", lambda case: exact(case) and unmasked_or(KeyLengths)(case)),
+    "lengths": ("Attention-24, nonpad_kv_seqlen", lambda case: exact(case) and takes_masks(KeyLengths)(case)),
     "window": ("Attention-25, window sizes", lambda case: exact(case) and plain_window(case)),
 }
 PRODUCTS = {"runtime": ("ONNX Runtime", ("onnxruntime", "onnx")), "reference": ("ONNX reference", ("onnx",))}
@@ -187,6 +187,6 @@ def peers(runner: str) -> list[Peer]:
 
 PEERS = (
     *peers("runtime"),
-    peer("runtime", "contributed", "com.microsoft MultiHeadAttention", "attention", padded_or_causal),
+    peer("runtime", "contrib_attention", "com.microsoft MultiHeadAttention", "attention", has_padding_or_causal),
     *peers("reference"),
 )

@@ -158,7 +158,7 @@ def has_momentum(case: Case) -> bool:
     return case.options.get("momentum", 0.0) > 0
 
 
-def with_momentum(case: Case) -> Case:
+def add_momentum(case: Case) -> Case:
     return case if has_momentum(case) else replace(case, options=case.options | {"momentum": 0.5})
 
 
@@ -168,7 +168,7 @@ def adam(name: str, subject: str, arrays: str, packages: tuple[str, ...], decoup
 
 
 adam_of_torch, adamw_of_torch, fused_of_torch = torch_adam("Adam"), torch_adam("AdamW"), torch_adam("AdamW", fused=True)
-MOMENTUM: dict[str, Any] = {"takes": has_momentum, "fitted": with_momentum}
+MOMENTUM: dict[str, Any] = {"takes": has_momentum, "fitted": add_momentum}
 
 PEERS = (
     adam("torch.optim.Adam", "adam_of_torch", "torch", ("torch",), decoupled=False),

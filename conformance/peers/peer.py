@@ -20,11 +20,11 @@ BROADCAST = ("a mask of rank 1", "a mask of rank 3", "a bias of rank 3")
 """Masks and biases are documented to be broadcast as arrays are."""
 
 
-def anything(case: Case) -> bool:
+def takes_anything(case: Case) -> bool:
     return True
 
 
-def as_it_is(case: Case) -> Case:
+def keep_case(case: Case) -> Case:
     return case
 
 
@@ -52,8 +52,8 @@ class Peer:
     environment: dict[str, str] = field(default_factory=dict)
     isolated: bool = False
     given: dict[str, Any] = field(default_factory=dict)
-    takes: Callable[[Case], bool] = anything
-    fitted: Callable[[Case], Case] = as_it_is
+    takes: Callable[[Case], bool] = takes_anything
+    fitted: Callable[[Case], Case] = keep_case
     documented: tuple[str, ...] = ()
     slow: str = ""
     time_limit: float = 60.0
@@ -66,7 +66,7 @@ class Peer:
     @property
     def absent(self) -> str:
         """Why it cannot be judged here; empty if it can."""
-        missing = [package for package in self.packages if not installed(package)]
+        missing = [package for package in self.packages if not is_installed(package)]
         if missing:
             return f"{missing[0]} is not installed"
         if self.device == "cuda" and not gpu_of(self.arrays):
@@ -74,7 +74,7 @@ class Peer:
         return ""
 
 
-def installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
@@ -89,7 +89,7 @@ def version(package: str) -> str:
     return importlib.metadata.version(package)
 
 
-def unmasked_or(*kinds: type) -> Callable[[Case], bool]:
+def takes_masks(*kinds: type) -> Callable[[Case], bool]:
     """Calls without a mask, or with one of these descriptions."""
 
     def takes(case: Case) -> bool:

@@ -68,7 +68,7 @@ def probes(operation: str, declaration: Declaration) -> Iterator[Probe]:
             yield Probe("MASK-7", "hidden NaN in multi-head attention", (HEADS,), hidden_tokens(whole), TWIN)
 
 
-def allowed(case: Case) -> np.ndarray:
+def visible_pairs(case: Case) -> np.ndarray:
     """[B, H, Q, K] of multi-head attention; -inf in a bias forbids too."""
     (B, Q), K, H = case.inputs["query"].shape[:2], case.inputs["key"].shape[1], case.options["num_heads"]
     found = np.broadcast_to(materialize(case.options.get("mask"), Q, K, batch=B, heads=H), (B, H, Q, K))
@@ -76,14 +76,14 @@ def allowed(case: Case) -> np.ndarray:
 
 
 def has_empty_rows(case: Case) -> bool:
-    return not allowed(case).any(-1).all()
+    return not visible_pairs(case).any(-1).all()
 
 
 @st.composite
 def hidden_tokens(draw: st.DrawFn, cases: st.SearchStrategy[Case]) -> tuple[Case, Case]:
     """(with NaN or infinity in tokens that no query of any head may attend to, the clean case); no gradients."""
     clean = replace(draw(cases), cotangents={})
-    hidden: Any = ~allowed(clean).any((1, 2))
+    hidden: Any = ~visible_pairs(clean).any((1, 2))
     assume(hidden.any())
     poison = draw(st.sampled_from((np.nan, np.inf, -np.inf)))
     planted = {

@@ -87,7 +87,7 @@ def embedding(family: str, name: str, width: int, base: float, scaling: Scaling 
     return getattr(modeling, f"{name}RotaryEmbedding")(config), modeling.apply_rotary_pos_emb
 
 
-def rotated(family: str, name: str, x: Any, positions: Any, base: float, scaling: Any, part: int | None = None) -> Any:
+def rotate(family: str, name: str, x: Any, positions: Any, base: float, scaling: Any, part: int | None = None) -> Any:
     rows = positions if positions.ndim == 2 else positions[None]
     module, apply = embedding(family, name, x.shape[-1], base, scaling, part)
     cosine, sine = module(x, rows)
@@ -97,13 +97,13 @@ def rotated(family: str, name: str, x: Any, positions: Any, base: float, scaling
 @declare()
 def llama(x: Any, positions: Any, *, base: float = 10000.0, scaling: Any = None, length: int | None = None) -> Any:
     """Pairs of halves. The module finds the length of the sequence by itself."""
-    return rotated("llama", "Llama", x, positions, base, scaling)
+    return rotate("llama", "Llama", x, positions, base, scaling)
 
 
 @declare()
 def gpt_neox(x: Any, positions: Any, *, base: float = 10000.0, rotary_width: int | None = None) -> Any:
     """Pairs of halves, of the first columns."""
-    return rotated("gpt_neox", "GPTNeoX", x, positions, base, None, rotary_width or x.shape[-1])
+    return rotate("gpt_neox", "GPTNeoX", x, positions, base, None, rotary_width or x.shape[-1])
 
 
 @declare()
@@ -111,7 +111,7 @@ def cohere(x: Any, positions: Any, *, base: float = 10000.0, pairing: str = "hal
     """Pairs of neighbours."""
     if pairing != "interleaved":
         raise NotImplementedError("Cohere's pairs are neighbours")
-    return rotated("cohere", "Cohere", x, positions, base, None)
+    return rotate("cohere", "Cohere", x, positions, base, None)
 
 
 def neighbours(case: Case) -> bool:

@@ -16,12 +16,12 @@ from conformance.cases.arguments import is_gradient
 from conformance.cases.case import six_digits
 from conformance.checks.catalogue import REFUSAL
 from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import LEVELS, STRICT, kept, least_level
+from conformance.checks.levels import LEVELS, STRICT, highest_profile, least_level
 from conformance.checks.results import Violation
 from conformance.peers import PEERS
 from conformance.peers.judging import DtypeRemark
 from conformance.peers.matrix import PeerReport
-from conformance.peers.peer import installed, version
+from conformance.peers.peer import is_installed, version
 from conformance.reports.blocks import error
 from conformance.reports.causes import cause_content, describe_cause
 from conformance.reports.content import real, violation_content
@@ -79,7 +79,7 @@ class Run(NamedTuple):
     note: str = ""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         note = f" {self.note}" if self.note else ""
         return f"{self.date}: {versions}; seed {self.seed}, effort {self.effort}.{note}"
@@ -142,7 +142,7 @@ def row_of(report: PeerReport, run: Run) -> Row:
 def versions() -> dict[str, str]:
     """Of everything here that peers need. It is the same for all rows of a run, whichever peers are judged."""
     packages = dict.fromkeys(["numpy", *(package for peer in PEERS for package in peer.packages)])
-    return {"python": platform.python_version()} | {name: version(name) for name in packages if installed(name)}
+    return {"python": platform.python_version()} | {name: version(name) for name in packages if is_installed(name)}
 
 
 def violation_of(report: PeerReport, rule: str) -> Violation | None:
@@ -160,7 +160,7 @@ def state_of(report: PeerReport, rule: str) -> State:
 
 def call_of(violation: Violation) -> str:
     """The call, in one line; numbers with six digits."""
-    return str(violation.case) if violation.case is None else violation.case.as_call(six_digits)
+    return str(violation.case) if violation.case is None else violation.case.call_text(six_digits)
 
 
 def message_of(report: PeerReport, violation: Violation) -> str:
@@ -235,7 +235,7 @@ def kept_by(row: Row) -> str:
     """
     if row.broken is None:
         return UNKNOWN
-    return "-" if row.untried else kept(set(row.broken)) or "-"
+    return "-" if row.untried else highest_profile(set(row.broken)) or "-"
 
 
 def sign(row: Row, column: str) -> str:
@@ -250,7 +250,7 @@ def state_in(row: Row, column: str) -> State:
     return VIOLATED if column in (row.broken or ()) else CONFORMS
 
 
-def accepted(row: Row) -> str:
+def describe_accepted(row: Row) -> str:
     """Every call that it should refuse and takes, by rule; empty if there is none."""
     return "; ".join(f"{rule} {', '.join(titles)}" for rule, titles in row.accepted.items())
 
@@ -272,7 +272,7 @@ def runs(rows: Iterable[Row]) -> list[Run]:
     return sorted(found, key=lambda run: run.date)
 
 
-def renewed(old: Iterable[Row], new: Sequence[Row]) -> list[Row]:
+def renew_rows(old: Iterable[Row], new: Sequence[Row]) -> list[Row]:
     """The new rows, and the old ones of all other peers that there still are, in the order of the table."""
     paths = {row.path for row in new}
     return sorted((*new, *(row for row in old if row.path in PLACES.keys() - paths)), key=place)
@@ -290,10 +290,10 @@ def read(path: Path) -> list[Row]:
         raise ValueError(f"{path} cannot be read as a divergence matrix: {error}") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise ValueError(f"{path} is no divergence matrix of version {SCHEMA['version']}")
-    return sorted((as_row(row, run) for run in content["runs"] for row in run["rows"]), key=place)
+    return sorted((read_row(row, run) for run in content["runs"] for row in run["rows"]), key=place)
 
 
-def as_row(content: dict[str, Any], run: dict[str, Any]) -> Row:
+def read_row(content: dict[str, Any], run: dict[str, Any]) -> Row:
     made = Run(**{name: run[name] for name in Run._fields})
     divergences = tuple(Divergence(**one) for one in content["divergences"])
     return Row(**content | {"divergences": divergences, "run": made})

@@ -19,8 +19,8 @@ from conformance.peers.rows import (
     VIOLATED,
     Row,
     State,
-    accepted,
     columns,
+    describe_accepted,
     kept_by,
     runs,
     state_in,
@@ -30,7 +30,7 @@ STYLES: dict[State, str] = {CONFORMS: "green", VIOLATED: "bold red", NOT_ASKED: 
 STYLES |= {AT_STRICT: "yellow", ACCEPTS: "yellow"}
 
 
-def as_table(rows: Sequence[Row]) -> RenderableType:
+def render_rows(rows: Sequence[Row]) -> RenderableType:
     """One table for each operation, and below it every divergence with its smallest case."""
     parts: list[RenderableType] = []
     for operation, title in OPERATION_TITLES.items():
@@ -38,7 +38,7 @@ def as_table(rows: Sequence[Row]) -> RenderableType:
         if chosen:
             parts += [table(chosen, title), *(divergences(row) for row in chosen)]
     legend = [Text.assemble(sign(state), f" {meaning}") for state, meaning in LEGEND.items()]
-    return Group(*parts, *legend, *(Text(run.told, style="dim") for run in runs(rows)))
+    return Group(*parts, *legend, *(Text(run.summary, style="dim") for run in runs(rows)))
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
@@ -66,7 +66,7 @@ def divergences(row: Row) -> RenderableType:
         found.append(f"  {call}\n", style="dim")
     if row.accepted:
         found.append(f"{row.path} takes what should be refused: ", style="yellow")
-        found.append(accepted(row) + "\n")
+        found.append(describe_accepted(row) + "\n")
     if row.untried:
         found.append(f"{row.path}: {row.untried}\n", style="red")
     return found

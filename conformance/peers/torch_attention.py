@@ -21,7 +21,7 @@ SWITCHED = contextlib.ExitStack()
 
 
 @contextlib.contextmanager
-def only(kernel: str) -> Iterator[None]:
+def restrict_kernel(kernel: str) -> Iterator[None]:
     """Allow no other kernel until the last call has ended; RuntimeError while a call with another one runs.
 
     `sdpa_kernel` has the switches of the whole process. If each of several threads set them, a call could find all of
@@ -50,11 +50,11 @@ def attend(kernel: str, query: Any, key: Any, value: Any, **keywords: Any) -> An
     import torch
 
     keywords["enable_gqa"] = query.shape[1] != key.shape[1]
-    with only(kernel):
+    with restrict_kernel(kernel):
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, **keywords)
 
 
-def masked(kernel: str, *lacks: str) -> Callable[..., Any]:
+def make_masked_attention(kernel: str, *lacks: str) -> Callable[..., Any]:
     @declare(lacking(lacks))
     def attention(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
         """With `attn_mask` boolean: True may attend."""
@@ -63,7 +63,7 @@ def masked(kernel: str, *lacks: str) -> Callable[..., Any]:
     return attention
 
 
-def biased(kernel: str, *lacks: str) -> Callable[..., Any]:
+def make_biased_attention(kernel: str, *lacks: str) -> Callable[..., Any]:
     @declare(lacking(lacks))
     def attention(query: Any, key: Any, value: Any, *, bias: Any = None, scale: float | None = None) -> Any:
         """With `attn_mask` of numbers, which are added to the scores."""
@@ -87,12 +87,15 @@ def lacking(features: tuple[str, ...]) -> list[str] | None:
     return [f"no-{feature}" for feature in features] or None
 
 
-math_mask, math_bias, math_causal = masked("MATH"), biased("MATH"), causal("MATH")
-flash_mask = masked("FLASH_ATTENTION", "value_width")
-flash_bias = biased("FLASH_ATTENTION", "value_width", "gradients")
+math_mask, math_bias, math_causal = make_masked_attention("MATH"), make_biased_attention("MATH"), causal("MATH")
+flash_mask = make_masked_attention("FLASH_ATTENTION", "value_width")
+flash_bias = make_biased_attention("FLASH_ATTENTION", "value_width", "gradients")
 flash_causal = causal("FLASH_ATTENTION", "value_width")
-efficient_mask, efficient_causal = masked("EFFICIENT_ATTENTION", "gqa"), causal("EFFICIENT_ATTENTION", "gqa")
-cudnn_mask, cudnn_causal = masked("CUDNN_ATTENTION"), causal("CUDNN_ATTENTION")
+efficient_mask, efficient_causal = (
+    make_masked_attention("EFFICIENT_ATTENTION", "gqa"),
+    causal("EFFICIENT_ATTENTION", "gqa"),
+)
+cudnn_mask, cudnn_causal = make_masked_attention("CUDNN_ATTENTION"), causal("CUDNN_ATTENTION")
 flash_cuda_causal = causal("FLASH_ATTENTION", "value_width")
 
 HALF: dict[str, Any] = {"dtypes": ("bfloat16", "float16"), "width_multiple": 8}

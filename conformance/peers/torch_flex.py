@@ -18,11 +18,11 @@ def score_mod(bias: Any, softcap: float | None) -> Callable[..., Any] | None:
         return None
     found = None if bias is None else lookup(bias)
 
-    def changed(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    def change_score(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         capped = score if softcap is None else softcap * torch.tanh(score / softcap)
         return capped if found is None else capped + found(b, h, i, j)
 
-    return changed
+    return change_score
 
 
 @declare(["no-empty", "no-gradients"])
@@ -56,7 +56,7 @@ def compiled_flex() -> Callable[..., Any]:
 
 
 @declare(["no-empty", "no-gradients"], dtypes=("float32", "bfloat16", "float16"))
-def compiled(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+def compiled_attention(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
     """Under torch.compile, which compiles anew for every shape."""
     blocks = None if mask is None else block_mask(mask, query, key)
     grouped = query.shape[1] != key.shape[1]
@@ -84,7 +84,7 @@ PEERS = (
     ),
     Peer(
         "torch FlexAttention, compiled (CPU), mask_mod",
-        f"{__name__}:compiled",
+        f"{__name__}:compiled_attention",
         "attention",
         "torch",
         ("torch",),

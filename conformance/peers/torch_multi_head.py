@@ -11,7 +11,7 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
-from conformance.peers.heads import joined, square, to_itself
+from conformance.peers.heads import join_heads, make_self_attention, square
 from conformance.peers.peer import Peer
 
 LACKS = ("no-gqa", "no-value_width", "no-empty")
@@ -31,7 +31,7 @@ def state(parameters: Any, packed: bool) -> dict[str, Any]:
     """The parameters under the module's names, weights transposed to [out, in]."""
     import torch
 
-    parts = [joined(part, torch.cat) for part in (parameters.query, parameters.key, parameters.value)]
+    parts = [join_heads(part, torch.cat) for part in (parameters.query, parameters.key, parameters.value)]
     weights = [part.weight.T for part in parts]
     named = {"in_proj_weight": torch.cat(weights)} if packed else {}
     if not packed:
@@ -99,7 +99,7 @@ def peer(subject: str, path: str, **fields: Any) -> Peer:
 
 
 PEERS = (
-    peer("fast", "fast path", fitted=to_itself, takes=even_heads),
+    peer("fast", "fast path", fitted=make_self_attention, takes=even_heads),
     peer("slow", "slow path", fitted=square),
     peer("weighing", "need_weights=True", fitted=square),
 )

@@ -23,17 +23,19 @@ def layer(query: Any, key: Any, **own: Any) -> Any:
     return SimpleNamespace(**{"num_key_value_groups": groups, "is_causal": False, "training": False, **own})
 
 
-def of_model(name: str) -> Callable[..., Any]:
+def model_attention(name: str) -> Callable[..., Any]:
     module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     return module.eager_attention_forward
 
 
-def in_rank_4(array: Any) -> Any:
+def expand_to_rank_4(array: Any) -> Any:
     """Masks and biases of models have a batch and heads."""
     return array if array is None or array.ndim == 4 else array[None, None]
 
 
-def called(function: Callable[..., Any], module: Any, query: Any, key: Any, value: Any, mask: Any, **given: Any) -> Any:
+def call_attention(
+    function: Callable[..., Any], module: Any, query: Any, key: Any, value: Any, mask: Any, **given: Any
+) -> Any:
     """The output [B, H, Q, V]; the scale as models give it."""
     given["scaling"] = query.shape[-1] ** -0.5 if given["scaling"] is None else given["scaling"]
     return function(module, query, key, value, mask, **given)[0].transpose(1, 2)
@@ -44,14 +46,18 @@ def numbers(mask: Any, query: Any) -> Any:
 
 
 def llama(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
-    return called(of_model("llama"), layer(query, key), query, key, value, numbers(mask, query), scaling=scale)
+    return call_attention(
+        model_attention("llama"), layer(query, key), query, key, value, numbers(mask, query), scaling=scale
+    )
 
 
 def gemma2(
     query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None, softcap: float | None = None
 ) -> Any:
     given = {"scaling": scale, "softcap": softcap}
-    return called(of_model("gemma2"), layer(query, key), query, key, value, numbers(mask, query), **given)
+    return call_attention(
+        model_attention("gemma2"), layer(query, key), query, key, value, numbers(mask, query), **given
+    )
 
 
 def gpt_oss(
@@ -60,20 +66,20 @@ def gpt_oss(
     """The layer always has sinks; without any they are -inf."""
     sinks = query.new_full((query.shape[1],), -float("inf")) if sinks is None else sinks
     module = layer(query, key, sinks=sinks)
-    return called(of_model("gpt_oss"), module, query, key, value, numbers(mask, query), scaling=scale)
+    return call_attention(model_attention("gpt_oss"), module, query, key, value, numbers(mask, query), scaling=scale)
 
 
 @declare(["no-gqa"])
 def t5(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None) -> Any:
     given = {"scaling": scale, "position_bias": bias}
-    return called(of_model("t5"), layer(query, key), query, key, value, numbers(mask, query), **given)
+    return call_attention(model_attention("t5"), layer(query, key), query, key, value, numbers(mask, query), **given)
 
 
 def sdpa(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None) -> Any:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    given = {"scaling": scale, "position_bias": in_rank_4(bias)}
-    return called(sdpa_attention_forward, layer(query, key), query, key, value, in_rank_4(mask), **given)
+    given = {"scaling": scale, "position_bias": expand_to_rank_4(bias)}
+    return call_attention(sdpa_attention_forward, layer(query, key), query, key, value, expand_to_rank_4(mask), **given)
 
 
 @declare(["no-empty", "no-gradients"], dtypes=("float32", "bfloat16", "float16"))
@@ -92,7 +98,7 @@ def flex(
     (B, H, Q, _), K = query.shape, key.shape[2]
     blocks = None if mask is None else block_mask(mask, query, key)
     given = {"scaling": scale, "softcap": softcap, "position_bias": None if bias is None else bias.expand(B, H, Q, K)}
-    return called(flex_attention_forward, layer(query, key), query, key, value, blocks, **given)
+    return call_attention(flex_attention_forward, layer(query, key), query, key, value, blocks, **given)
 
 
 @declare(["no-empty", "no-gradients"])

@@ -37,7 +37,7 @@ def one_axis_plus_one(case: Case) -> bool:
     return bool(case.options.get("plus_one")) and case.inputs["weight"].ndim == 1
 
 
-def gated(family: str, kind: str, activation: str, parameters: Any, x: Any) -> Any:
+def gated_feed_forward(family: str, kind: str, activation: str, parameters: Any, x: Any) -> Any:
     import torch
 
     biased = parameters.gate.bias is not None
@@ -53,16 +53,16 @@ def gated(family: str, kind: str, activation: str, parameters: Any, x: Any) -> A
 @declare()
 def llama_network(parameters: Any, x: Any, *, activation: str = "silu") -> Any:
     """`LlamaMLP`."""
-    return gated("llama", "LlamaMLP", activation, parameters, x)
+    return gated_feed_forward("llama", "LlamaMLP", activation, parameters, x)
 
 
 @declare()
 def gemma_network(parameters: Any, x: Any, *, activation: str = "silu") -> Any:
     """`GemmaMLP`, which has no biases."""
-    return gated("gemma", "GemmaMLP", activation, parameters, x)
+    return gated_feed_forward("gemma", "GemmaMLP", activation, parameters, x)
 
 
-def without_biases(case: Case) -> bool:
+def lacks_biases(case: Case) -> bool:
     return "gate.bias" not in case.inputs
 
 
@@ -93,6 +93,6 @@ def peer(name: str, subject: str, operation: str, **fields: Any) -> Peer:
 PEERS = (
     peer("GemmaRMSNorm", "gemma_norm", "rms_norm", takes=one_axis_plus_one),
     peer("LlamaMLP", "llama_network", "gated_feed_forward"),
-    peer("GemmaMLP", "gemma_network", "gated_feed_forward", takes=without_biases),
+    peer("GemmaMLP", "gemma_network", "gated_feed_forward", takes=lacks_biases),
     peer("T5Attention.compute_bias", "t5_bias", "relative_position_bias"),
 )

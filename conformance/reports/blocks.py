@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.cases.signatures import MASK_REQUIRED, parameters_never_given
 from conformance.checks.judged_rules import CONTRACT
-from conformance.checks.levels import within
+from conformance.checks.levels import is_required
 from conformance.reports.causes import (
     describe_alternatives,
     describe_cause,
@@ -56,8 +56,8 @@ def rows(cause: Content, subject: Content | None = None) -> list[tuple[str, str]
     if violation["index"] is None:
         found.append(("found", violation["message"]))
     else:
-        found += [("where", where(violation)), ("got", got(violation))]
-        found += [("expected", expected(violation)), ("error", error(violation))]
+        found += [("where", format_place(violation)), ("got", got(violation))]
+        found += [("expected", format_expected(violation)), ("error", error(violation))]
         if violation["dtype"] is None:  # a message of its own beside the numbers
             found.append(("found", violation["message"]))
     pattern = None if cause["mistake"] else describe_pattern(cause["pattern"])
@@ -70,10 +70,10 @@ def rows(cause: Content, subject: Content | None = None) -> list[tuple[str, str]
         found.append(("smallest case", violation["case"]))
     if violation["threshold"] is not None:
         found.append(("sizes", violation["threshold"]))
-    found += under("worst", [worst_line(one, violation) for one in violation["worst"]])
+    found += label_lines("worst", [worst_line(one, violation) for one in violation["worst"]])
     declared = describe_declaration(cause, subject)
     if declared is not None:
-        found += under("declare", [ADVICE[declared[0]], declared[1]])
+        found += label_lines("declare", [ADVICE[declared[0]], declared[1]])
     if violation["kind"] == "unrefused":
         found.append(("mend", MEND))
     if violation["replay_command"] is not None:
@@ -81,7 +81,7 @@ def rows(cause: Content, subject: Content | None = None) -> list[tuple[str, str]
     return found
 
 
-def under(label: str, lines: list[str]) -> list[tuple[str, str]]:
+def label_lines(label: str, lines: list[str]) -> list[tuple[str, str]]:
     return [(label if number == 0 else "", line) for number, line in enumerate(lines)]
 
 
@@ -110,7 +110,7 @@ def summary(subject: Content) -> str:
 # --- limits of a subject's verdict ------------------------------------------------------------------------------------
 
 
-def guessed(subject: Content) -> str:
+def describe_guess(subject: Content) -> str:
     """Name the arrays that the judge chose, and why; empty if the caller chose them."""
     why = subject.get("arrays_guessed")
     return f"arrays: {subject['arrays']}, a guess: {why}; --arrays names others" if why else ""
@@ -138,15 +138,15 @@ def levels(subject: Content) -> str:
     return told if untried else f"{told}. Highest profile kept: {subject['kept'] or 'none'}"
 
 
-def asked_for(violation: Content, subject: Content) -> bool:
+def requires_rule(violation: Content, subject: Content) -> bool:
     """Return whether the subject's profile asks for what is violated; older reports ask for everything."""
-    return "profile" not in subject or within(violation["level"], subject["profile"])
+    return "profile" not in subject or is_required(violation["level"], subject["profile"])
 
 
-def above_profile(rule: Content, subject: Content) -> bool:
+def exceeds_profile(rule: Content, subject: Content) -> bool:
     """Return whether a rule is violated at levels only that the subject's profile does not ask for."""
     violated = rule["status"] == "violated" and rule.get("level") is not None
-    return violated and not within(rule["level"], subject["profile"])
+    return violated and not is_required(rule["level"], subject["profile"])
 
 
 def rules_not_tried(subject: Content) -> str:
@@ -168,7 +168,7 @@ def notes(subject: Content) -> list[Note]:
     untried = subject["untried"]
     told = {
         "headline": summary(subject),
-        "guess": guessed(subject),
+        "guess": describe_guess(subject),
         "skipped": never_given(subject),
         "masked": MASK_REQUIRED if (subject["declaration"] or {}).get("mask_required") else "",
         "left-out": subject["left_out"],
@@ -178,7 +178,7 @@ def notes(subject: Content) -> list[Note]:
     return [Note(kind, f"{text}.") for kind, text in told.items() if text]
 
 
-def only_refused(rule: Content) -> bool:
+def refuses_all(rule: Content) -> bool:
     """Return whether the subject supports none of the rule's cases and refused them all."""
     return rule["status"] == "conforms" and rule.get("refused", 0) == rule["cases"]
 
@@ -186,23 +186,23 @@ def only_refused(rule: Content) -> bool:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def where(violation: Content) -> str:
+def format_place(violation: Content) -> str:
     return f"{violation['result']}{violation['index']}"
 
 
 def got(violation: Content) -> str:
     """Return the number with enough digits to distinguish it from its neighbours in its dtype."""
     value, dtype = real(violation["got"]), violation["dtype"]
-    return repr(value) if dtype in (None, "float64") else str(narrowed(value, dtype))
+    return repr(value) if dtype in (None, "float64") else str(narrow_value(value, dtype))
 
 
-def expected(violation: Content) -> str:
+def format_expected(violation: Content) -> str:
     """Return the number with enough digits to show an error of that dtype."""
     value = real(violation["expected"])
     return repr(value) if violation["dtype"] in (None, "float64") else repr(float(f"{value:.12g}"))
 
 
-def narrowed(value: float, dtype: str) -> Any:
+def narrow_value(value: float, dtype: str) -> Any:
     with np.errstate(all="ignore"):
         return np.asarray(value).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)[()]
 

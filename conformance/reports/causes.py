@@ -44,7 +44,7 @@ def cause_content(cause: Cause) -> Content:
         "pattern": None if cause.pattern is None else pattern_content(cause.pattern),
         "conventions": dict(cause.conventions),
         "lacks": list(cause.lacks),
-        "layout": cause.other_layout,
+        "layout": cause.has_other_layout,
     }
 
 

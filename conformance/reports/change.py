@@ -40,12 +40,12 @@ def level_change(old: Content, new: Content) -> tuple[str, str] | None:
 def status_change(old: Content, new: Content) -> tuple[str, str]:
     """Return (kind, text) for two verdicts that differ."""
     if new["status"] == "violated":
-        return "worse", f"violated now, {described(new)}"
+        return "worse", f"violated now, {describe_worst(new)}"
     if new["status"] == "untried":
         return "worse", f"no longer tried; {'it was violated' if old['status'] == 'violated' else 'it conformed'}"
     if old["status"] == "violated":
-        return "better", f"repaired, {described(new)}"
-    return "other", f"tried now, {described(new)}"
+        return "better", f"repaired, {describe_worst(new)}"
+    return "other", f"tried now, {describe_worst(new)}"
 
 
 def ratio_change(old: Content, new: Content, same: bool) -> tuple[str, str]:
@@ -55,7 +55,7 @@ def ratio_change(old: Content, new: Content, same: bool) -> tuple[str, str]:
     if not is_change(largest):
         return "", ""
     kind = "better" if largest < 1 else "worse"
-    text = f"{described(old)} -> {described(new)}"
+    text = f"{describe_worst(old)} -> {describe_worst(new)}"
     return (kind, text) if same else ("other", f"{text}, on other cases")
 
 
@@ -75,7 +75,7 @@ def size(by: float) -> float:
     return abs(math.log(by)) if by > 0 else math.inf
 
 
-def described(rule: Content) -> str:
+def describe_worst(rule: Content) -> str:
     worst, wide = real(rule["worst"]), real(rule.get("worst_wide"))
     if math.isnan(worst):
         return "not tried"

@@ -76,7 +76,7 @@ def pairs(before: Content, after: Content) -> list[tuple[Content | None, Content
     return [(old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new])]
 
 
-def declared(old: Content, new: Content) -> list[str]:
+def compare_declarations(old: Content, new: Content) -> list[str]:
     """Return the differences between two declarations, which change the cases and the verdict."""
     before, after = old["declaration"] or {}, new["declaration"] or {}
     found = []
@@ -98,7 +98,7 @@ def subject_changes(old: Content, new: Content, same: bool) -> list[Change]:
         kind = "worse" if new["untried"] else "better"
         found.append(Change(kind, name, "", new["untried"] or "everything was tried again"))
     if (old["declaration"] or {}) != (new["declaration"] or {}):
-        found.append(Change("other", name, "", f"another declaration: {', '.join(declared(old, new))}"))
+        found.append(Change("other", name, "", f"another declaration: {', '.join(compare_declarations(old, new))}"))
     profiles = [subject.get("profile", STRICT) for subject in (old, new)]
     if profiles[0] != profiles[1]:
         found.append(Change("other", name, "", f"another profile: {' -> '.join(profiles)}"))

@@ -19,7 +19,7 @@ from conformance.cases.declaration import CONVENTIONS, Declaration
 from conformance.checks.catalogue import UNSUPPORTED
 from conformance.checks.findings import Finding, Raised
 from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import LEVELS, STRICT, kept, within
+from conformance.checks.levels import LEVELS, STRICT, highest_profile, is_required
 from conformance.checks.results import Cell, Violation
 from conformance.checks.threshold import Threshold
 from conformance.reports.replays import askable, replay_command, save
@@ -66,15 +66,15 @@ def document(
         "cases_per_probe": cases,
         "runs": runs,
         "seconds": round(seconds, 3),
-        "conforms": error is None and all(part["conforms"] for part in counted(subjects, models)),
-        "error": None if error is None else clean(error),
+        "conforms": error is None and all(part["conforms"] for part in counted_parts(subjects, models)),
+        "error": None if error is None else clean_text(error),
         "subjects": subjects,
         "models": list(models),
         "joined": [],
     }
 
 
-def counted(subjects: Iterable[Content], models: Iterable[Content]) -> list[Content]:
+def counted_parts(subjects: Iterable[Content], models: Iterable[Content]) -> list[Content]:
     """Return the parts that count in the verdict: no peers, and no skipped models."""
     ours = [subject for subject in subjects if not subject["peer"]]
     return ours + [model for model in models if model["left_out"] is None]
@@ -112,21 +112,21 @@ def subject_content(
     broken = {violation["rule"]: violation["level"] for violation in violations}
     listed = [rule for rule in JUDGED if rule in {*rules, *cells, *broken}]
     return {
-        "name": clean(target.title),
+        "name": clean_text(target.title),
         "peer": peer,
         "target": target.subject if isinstance(target.subject, str) else None,
         "operations": list(operations),
         "arrays": target.arrays,
-        "arrays_guessed": clean(target.guessed) or None,
+        "arrays_guessed": clean_text(target.guessed) or None,
         "device": target.device,
         "declaration": None if declaration is None else declaration_content(declaration),
         "profile": profile,
-        "conforms": not untried and not any(within(level, profile) for level in broken.values()),
-        "kept": None if untried or some else kept(broken.values()),
+        "conforms": not untried and not any(is_required(level, profile) for level in broken.values()),
+        "kept": None if untried or some else highest_profile(broken.values()),
         "levels": {level: [rule for rule in listed if broken.get(rule) == level] for level in LEVELS},
-        "untried": clean(untried) or None,
-        "left_out": clean(left_out) or None,
-        "never_given": [clean(name) for name in never_given],
+        "untried": clean_text(untried) or None,
+        "left_out": clean_text(left_out) or None,
+        "never_given": [clean_text(name) for name in never_given],
         "seconds": None if seconds is None else round(seconds, 3),
         "rules": [rule_content(rule, cells.get(rule), broken.get(rule)) for rule in listed],
         "violations": violations,
@@ -186,17 +186,17 @@ def violation_content(violation: Violation, replay_file: str | None = None, caus
         "level": violation.level,
         "probe": violation.title,
         "kind": finding.kind,
-        "message": clean(describe_finding(finding)),
+        "message": clean_text(describe_finding(finding)),
         **numbers_content(violation, finding),
-        "raised_at": clean(finding.raised_at) or None,
-        "case": None if violation.case is None else clean(repr(violation.case)),
+        "raised_at": clean_text(finding.raised_at) or None,
+        "case": None if violation.case is None else clean_text(repr(violation.case)),
         "worst": [worst_content(one) for one in violation.larger],
-        "threshold": clean(describe_thresholds(violation.threshold)) or None,
+        "threshold": clean_text(describe_thresholds(violation.threshold)) or None,
         "thresholds": [threshold_content(threshold) for threshold in violation.threshold],
         "replay": None if cause is not None else replay_content(violation),
         "replay_file": replay_file,
         "replay_command": None if replay_file is None else replay_command(violation, replay_file),
-        "called_with": called_with(violation),
+        "called_with": passed_arrays(violation),
         "cause": cause,
     }
 
@@ -210,8 +210,8 @@ def worst_content(largest: Violation) -> Content:
         "dtype": largest.case.dtype,
         "ratio": number(largest.ratio),
         "level": largest.level,
-        "message": clean(describe_finding(largest.finding)),
-        "case": clean(repr(largest.case)),
+        "message": clean_text(describe_finding(largest.finding)),
+        "case": clean_text(repr(largest.case)),
     }
 
 
@@ -225,7 +225,7 @@ UNCALLED = ("SystemExit", "ModuleNotFoundError", "ImportError")
 """Errors that other arrays would not prevent."""
 
 
-def called_with(violation: Violation) -> str | None:
+def passed_arrays(violation: Violation) -> str | None:
     """Return which arrays the judge passed, if the plainest call fails and its error speaks of arrays of some kind."""
     if violation.rule != "CALL" or violation.case is None or violation.target is None:
         return None
@@ -248,7 +248,7 @@ def told_of_arrays(finding: Finding) -> str:
 
 def numbers_content(violation: Violation, finding: Finding) -> Content:
     """Return the index and numbers of the worst element; for a violation without numbers, all but the ratio is null."""
-    content = {"ratio": number(finding.ratio), "result": clean(finding.name)}
+    content = {"ratio": number(finding.ratio), "result": clean_text(finding.name)}
     if finding.kind != "value" and not finding.index:
         return content | dict.fromkeys(("dtype", "index", "got", "expected", "bound", "ulp"))
     return content | {
@@ -274,7 +274,7 @@ def replay_content(violation: Violation) -> Content | None:
         return json.loads(path.read_text())
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """Return the text without characters that a terminal or a file cannot show."""
     return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 

@@ -47,13 +47,13 @@ def keys_of_files() -> str:
     rows = []
     for name, dialect in DIALECTS.items():
         if dialect.config is not None:
-            keys = {one: told(dialect.config.read_by(one)) for one in dialect.config.keys}
+            keys = {one: format_keys(dialect.config.read_by(one)) for one in dialect.config.keys}
             types = ", ".join(f"`{family}`" for family in dialect.config.families)
             rows.append((f"`{name}`", types, "; ".join(f"`{one}`: {where}" for one, where in keys.items())))
     return markdown(("dialect", "model_type", "hyperparameters, and their keys"), rows)
 
 
-def told(keys: tuple[str, ...]) -> str:
+def format_keys(keys: tuple[str, ...]) -> str:
     """The keys that one hyperparameter comes from; their record names them where they are many."""
     return "several" if len(keys) > 2 else ", ".join(f"`{key}`" for key in keys)
 
@@ -82,7 +82,7 @@ TABLES = {
 """By the name in the comments."""
 
 
-def renewed(text: str) -> str:
+def renew_tables(text: str) -> str:
     """The document with its tables made anew. ValueError where the comments around one are missing."""
     for name, made in TABLES.items():
         begin, end = f"<!-- {name}: made by `conformance dev dialects` -->", f"<!-- end of {name} -->"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from conformance.reports.blocks import above_profile, block, levels, only_refused
-from conformance.reports.content import PROJECT, Content, clean
+from conformance.reports.blocks import block, exceeds_profile, levels, refuses_all
+from conformance.reports.content import PROJECT, Content, clean_text
 from conformance.reports.real import EMBEDDINGS, smallest_cosine, violations_of
 
 
@@ -30,9 +30,9 @@ def junit(report: Content) -> str:
 
 
 def suite(report: Content, subject: Content) -> Element:
-    status = ["conforms" if above_profile(rule, subject) else rule["status"] for rule in subject["rules"]]
+    status = ["conforms" if exceeds_profile(rule, subject) else rule["status"] for rule in subject["rules"]]
     counts = {"tests": len(status), "failures": status.count("violated"), "skipped": status.count("untried")}
-    found = Element("testsuite", name=clean(subject["name"]), errors="0", timestamp=report["written"])
+    found = Element("testsuite", name=clean_text(subject["name"]), errors="0", timestamp=report["written"])
     for name, count in counts.items():
         found.set(name, str(count))
     found.set("time", f"{report['seconds'] if subject['seconds'] is None else subject['seconds']:.3f}")
@@ -51,25 +51,25 @@ def properties(parent: Element, report: Content, subject: Content) -> None:
     inside = SubElement(parent, "properties")
     for name, value in named.items():
         if value is not None:
-            SubElement(inside, "property", name=name, value=clean(str(value)))
+            SubElement(inside, "property", name=name, value=clean_text(str(value)))
 
 
 def test_case(rule: Content, subject: Content) -> Element:
-    case = Element("testcase", classname=clean(subject["name"]), name=f"{rule['rule']} {rule['title']}")
+    case = Element("testcase", classname=clean_text(subject["name"]), name=f"{rule['rule']} {rule['title']}")
     if rule["status"] == "untried":
-        SubElement(case, "skipped", message=clean(subject["untried"] or "no case was tried"))
+        SubElement(case, "skipped", message=clean_text(subject["untried"] or "no case was tried"))
     violations = [violation for violation in subject["violations"] if violation["rule"] == rule["rule"]]
     causes = [block(cause, subject) for cause in subject["causes"] if rule["rule"] in cause["rules"]]
-    if above_profile(rule, subject):
+    if exceeds_profile(rule, subject):
         told = f"beyond the profile {subject['profile']}:"
-        SubElement(case, "system-out").text = clean("\n\n".join([told, *causes]))
+        SubElement(case, "system-out").text = clean_text("\n\n".join([told, *causes]))
     elif rule["status"] == "violated":
         message = violations[0]["message"] if violations else "its largest error is beyond its bound"
-        failure = SubElement(case, "failure", message=clean(message), type=rule["rule"])
-        failure.text = clean("\n\n".join(causes))
+        failure = SubElement(case, "failure", message=clean_text(message), type=rule["rule"])
+        failure.text = clean_text("\n\n".join(causes))
     elif rule["cases"]:
         worst = "all unsupported, and refused as they must be"
-        worst = worst if only_refused(rule) else f"worst error {rule['worst']} of its bound"
+        worst = worst if refuses_all(rule) else f"worst error {rule['worst']} of its bound"
         SubElement(case, "system-out").text = f"{rule['cases']} case{'s' * (rule['cases'] != 1)}, {worst}"
     return case
 
@@ -80,21 +80,21 @@ def model_suites(report: Content, model: Content) -> list[Element]:
         return [implementation_suite(report, model["name"], one) for one in model["implementations"]]
     found = Element("testsuite", name=model["name"], tests="1", failures="0", errors="0", skipped="1")
     case = SubElement(found, "testcase", classname=model["name"], name="real sentences")
-    SubElement(case, "skipped", message=clean(model["left_out"]))
+    SubElement(case, "skipped", message=clean_text(model["left_out"]))
     return [found]
 
 
 def implementation_suite(report: Content, model: str, implementation: Content) -> Element:
     """Return a test case for each step, and one for the sentence embeddings."""
-    name, failed = clean(f"{implementation['name']}, {model}"), violations_of(implementation)
+    name, failed = clean_text(f"{implementation['name']}, {model}"), violations_of(implementation)
     told = {step["step"]: f"worst error {step['worst']} of its bound" for step in implementation["steps"]}
     told[EMBEDDINGS] = f"smallest cosine with the definition's {smallest_cosine(implementation)}"
     counts = {"tests": str(len(told)), "failures": str(len(failed)), "errors": "0", "skipped": "0"}
     found = Element("testsuite", counts, name=name, timestamp=report["written"])
     for step, text in told.items():
-        case = SubElement(found, "testcase", classname=name, name=clean(step))
+        case = SubElement(found, "testcase", classname=name, name=clean_text(step))
         if step in failed:
-            SubElement(case, "failure", message=clean(failed[step]), type="real sentences").text = text
+            SubElement(case, "failure", message=clean_text(failed[step]), type="real sentences").text = text
         else:
             SubElement(case, "system-out").text = text
     return found
@@ -103,6 +103,6 @@ def implementation_suite(report: Content, model: str, implementation: Content) -
 def error_suite(report: Content) -> Element:
     """Return the error that stopped the judge, as one test case."""
     found = Element("testsuite", name="conformance", tests="1", failures="0", errors="1", skipped="0")
-    case = SubElement(found, "testcase", classname="conformance", name=clean(report["command"]))
-    SubElement(case, "error", message=clean(report["error"]), type="error")
+    case = SubElement(found, "testcase", classname="conformance", name=clean_text(report["command"]))
+    SubElement(case, "error", message=clean_text(report["error"]), type="error")
     return found

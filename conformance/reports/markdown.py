@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 
-def as_markdown(table: Table) -> str:
+def format_markdown(table: Table) -> str:
     """Convert a table for a terminal to Markdown."""
     columns = [[plain(cell) for cell in column.cells] for column in table.columns]
     headings = [plain(column.header) for column in table.columns]

@@ -12,7 +12,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from conformance.cases.declaration import listed
+from conformance.cases.declaration import split_names
 from conformance.models.agreement import Agreement, StepAgreement
 from conformance.models.stepwise import framework_of
 from specification.checkpoints import flatten
@@ -49,13 +49,13 @@ def probe_line(inputs: Sequence[np.ndarray], options: dict[str, Any]) -> str:
     """Describe the arguments of the model."""
     shapes = [f"{array.dtype} {list(array.shape)}" for array in inputs]
     return ", ".join(
-        ["the input: " + " and ".join(shapes), *(f"{name} {told(value)}" for name, value in options.items())]
+        ["the input: " + " and ".join(shapes), *(f"{name} {mask_text(value)}" for name, value in options.items())]
     )
 
 
-def told(value: Any) -> str:
+def mask_text(value: Any) -> str:
     if isinstance(value, And):
-        return f"{told(value.left)} and {told(value.right)}"
+        return f"{mask_text(value.left)} and {mask_text(value.right)}"
     if isinstance(value, Dense):
         return "with holes"
     if isinstance(value, KeyPadding):
@@ -78,7 +78,7 @@ def steps_table(
 
     A dash means that there is nothing to compare: the definition in float64, or a step without finite numbers.
     """
-    packages = listed(packages)
+    packages = split_names(packages)
     table = Table(title=f"steps in {found.oracle.dtype}: largest error ratio, by the definition in float64")
     table.add_column("step", overflow="fold")
     for name in ("shape", "from", "to", *(framework_of(package).name for package in packages)):
@@ -103,10 +103,10 @@ def ratio_cell(step: StepAgreement, package: str) -> Text:
 def ratio_text(ratio: float | None) -> Text:
     if ratio is None:
         return Text("-")
-    return Text(in_bounds(ratio), style="" if ratio <= 1 else "bold red")
+    return Text(format_ratio(ratio), style="" if ratio <= 1 else "bold red")
 
 
-def in_bounds(ratio: float) -> str:
+def format_ratio(ratio: float) -> str:
     """Format a ratio with two decimal places, very small and large ones with few digits, and an exact result as 0."""
     if ratio == 0:
         return "0"

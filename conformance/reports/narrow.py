@@ -28,10 +28,10 @@ def fitting(table: Table, console: Console) -> Table:
     names, *others = table.columns
     widths = widths_of(others, console.width - FRAME - INDENT)
     narrow = Table(title=table.title)
-    narrow.add_column(stacked(names.header, [column.header for column in others], others, widths))
+    narrow.add_column(stack_cells(names.header, [column.header for column in others], others, widths))
     rows = zip(*(list(column.cells) for column in table.columns), strict=True)
     for row, (name, *cells) in zip(table.rows, rows, strict=True):
-        narrow.add_row(stacked(name, cells, others, widths), end_section=row.end_section)
+        narrow.add_row(stack_cells(name, cells, others, widths), end_section=row.end_section)
     return narrow
 
 
@@ -51,7 +51,7 @@ def cell_width(cell: RenderableType) -> int:
     return cell_len(cell.plain if isinstance(cell, Text) else str(cell))
 
 
-def stacked(
+def stack_cells(
     name: RenderableType, cells: Sequence[RenderableType], columns: Sequence[Column], widths: Sequence[int]
 ) -> Group:
     """The name above its cells."""

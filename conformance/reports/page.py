@@ -16,22 +16,22 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from conformance.reports.blocks import (
-    above_profile,
-    asked_for,
     error,
-    expected,
+    exceeds_profile,
+    format_expected,
+    format_place,
     got,
     heading,
     notes,
-    only_refused,
+    refuses_all,
+    requires_rule,
     rules_not_tried,
-    where,
     worst_line,
 )
 from conformance.reports.blocks import (
     rows as cause_rows,
 )
-from conformance.reports.change import described
+from conformance.reports.change import describe_worst
 from conformance.reports.content import Content, real
 from conformance.reports.pictures import pictures
 from conformance.reports.real import (
@@ -54,10 +54,10 @@ def page(report: Content) -> str:
     style = Markup((HERE / "page.css").read_text())  # our own file; nothing from the report goes in here
     names = [subject["name"] for subject in report["subjects"] if not subject["peer"]]
     helpers: dict[str, Any] = {"pictures": pictures, "ratio": ratio, "real": real, "status": status}
-    helpers |= {"where": where, "got": got, "expected": expected, "error": error}
+    helpers |= {"where": format_place, "got": got, "expected": format_expected, "error": error}
     helpers |= {"notes": notes, "not_tried": rules_not_tried, "heading": heading}
     helpers |= {"worst_line": worst_line, "facts": facts}
-    helpers |= {"described": described, "title": ", ".join(names) or f"conformance {report['command']}"}
+    helpers |= {"described": describe_worst, "title": ", ".join(names) or f"conformance {report['command']}"}
     helpers |= {"layers": layer_rows, "parts": " / ".join(PARTS), "cosine": smallest_cosine, "step_ratio": step_ratio}
     return template.render(report=report, style=style, rows=matrix(report), verdict=verdict(report), **helpers)
 
@@ -93,7 +93,7 @@ def status(cell: dict[str, Any]) -> str:
     """Return the status of a cell; "beyond" where the profile does not ask for what is violated."""
     if cell["rule"] is None:
         return "untried"
-    return "beyond" if above_profile(cell["rule"], cell["subject"]) else str(cell["rule"]["status"])
+    return "beyond" if exceeds_profile(cell["rule"], cell["subject"]) else str(cell["rule"]["status"])
 
 
 def layer_rows(model: Content) -> list[dict[str, Any]]:
@@ -119,7 +119,7 @@ def verdict(report: Content) -> str:
     if report["conforms"]:
         return "Conforms"
     ours = [subject for subject in report["subjects"] if not subject["peer"]]
-    count = sum(asked_for(violation, subject) for subject in ours for violation in subject["violations"])
+    count = sum(requires_rule(violation, subject) for subject in ours for violation in subject["violations"])
     told = [f"{count} rule{'s' * (count > 1)} violated"] if count else []
     for model in (model for model in report["models"] if model["conforms"] is False):
         count = violation_count(model)
@@ -134,7 +134,7 @@ def ratio(rule: Content | None) -> str:
     worst = real(rule["worst"])
     if rule["status"] == "violated":
         return "violated" if not math.isfinite(worst) or worst <= 1 else f"{worst:.3g}\N{MULTIPLICATION SIGN}"
-    if only_refused(rule):
+    if refuses_all(rule):
         return "refused"
     return "exact" if worst == 0 else f"{worst:.2f}"
 

@@ -40,7 +40,7 @@ class Picture:
     tables: list[list[list[Cell]]]
 
     @property
-    def marked(self) -> bool:
+    def has_marks(self) -> bool:
         return any(cell.marked for table in self.tables for row in table for cell in row)
 
 
@@ -96,7 +96,7 @@ def picture(name: str, array: np.ndarray, index: list[int], heads: int, place: P
     part: np.ndarray = array
     fixed: tuple[int, ...] = ()
     if array.size > LARGEST and array.ndim == 4 and 0 not in array.shape:
-        fixed = (within(index, 0, array.shape[0], None), within(index, 1, array.shape[1], heads))
+        fixed = (place_on_axis(index, 0, array.shape[0], None), place_on_axis(index, 1, array.shape[1], heads))
         part = array[fixed]
     if part.size == 0 or part.size > LARGEST:
         return None
@@ -107,7 +107,7 @@ def picture(name: str, array: np.ndarray, index: list[int], heads: int, place: P
     return Picture(title, str(array.dtype), array.shape, tables)
 
 
-def within(index: list[int], axis: int, length: int, of: int | None) -> int:
+def place_on_axis(index: list[int], axis: int, length: int, of: int | None) -> int:
     """The worst element's place on an axis of `length`, which has `of` places in the result: heads share key heads."""
     place = index[axis] if axis < len(index) else 0
     place = place if of is None else place * length // of

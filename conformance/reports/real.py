@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.models.naming import EMBEDDINGS as EMBEDDINGS
 from conformance.models.naming import WIDE
-from conformance.reports.content import Content, clean, number
+from conformance.reports.content import Content, clean_text, number
 from conformance.reports.content import real as real_number
 from conformance.reports.sentences import describe_finding
 
@@ -37,7 +37,7 @@ def model_content(results: Sequence[RealResult], packages: Sequence[str], senten
 
 def left_out_content(reason: str) -> Content:
     """Return the part of a skipped model, which counts in no verdict."""
-    return empty() | {"left_out": clean(reason)}
+    return empty() | {"left_out": clean_text(reason)}
 
 
 def empty() -> Content:
@@ -67,7 +67,7 @@ def step_content(name: str, findings: Sequence[RealFinding]) -> Content:
     here = [finding for finding in findings if finding.step == name]
     worst = here[int(np.argmax([finding.ratio for finding in here]))]  # a NaN is larger than every number
     within = worst.ratio <= 1
-    status, message = ("conforms", None) if within else ("violated", clean(describe_finding(worst.finding)))
+    status, message = ("conforms", None) if within else ("violated", clean_text(describe_finding(worst.finding)))
     return {"step": name, "status": status, "worst": number(worst.ratio), "message": message}
 
 
@@ -91,7 +91,7 @@ def steps_of(implementation: Content, layer: str) -> list[Content]:
     return [step for step in implementation["steps"] if layer_of(step["step"]) == layer]
 
 
-def in_dtype(steps: Sequence[Content], wide: bool) -> list[Content]:
+def select_dtype(steps: Sequence[Content], wide: bool) -> list[Content]:
     """Return the steps that were judged in float64, or those in the model's own dtype."""
     return [step for step in steps if step["step"].endswith(WIDE) == wide]
 

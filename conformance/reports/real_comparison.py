@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.reports.change import Change, described, factor, is_change, size, status_change
+from conformance.reports.change import Change, describe_worst, factor, is_change, size, status_change
 from conformance.reports.content import Content, real
 from conformance.reports.real import EMBEDDINGS, smallest_cosine, violations_of
 
@@ -79,8 +79,8 @@ def error_changes(name: str, old: Content, new: Content, same: bool) -> list[Cha
         if there:
             most = max(there, key=lambda step: size(moved[step]))
             told = f"{'larger' if kind == 'worse' else 'smaller'} errors in {len(there)} of {len(news)} steps, "
-            told += f"most of all in this one: {described(olds[most])} -> {described(news[most])}"
-            found.append(on_same(Change(kind, name, most, told), same))
+            told += f"most of all in this one: {describe_worst(olds[most])} -> {describe_worst(news[most])}"
+            found.append(mark_other_text(Change(kind, name, most, told), same))
     return found
 
 
@@ -93,7 +93,7 @@ def cosine_changes(name: str, old: Content, new: Content, same: bool) -> list[Ch
         return [Change(kind, name, EMBEDDINGS, f"{verdict}, {text}")]
     by = factor(distance(old), distance(new))
     change = Change("worse" if by > 1 else "better", name, EMBEDDINGS, text)
-    return [on_same(change, same)] if is_change(by) else []
+    return [mark_other_text(change, same)] if is_change(by) else []
 
 
 def distance(implementation: Content) -> float:
@@ -101,7 +101,7 @@ def distance(implementation: Content) -> float:
     return float(np.maximum(1 - real(implementation["embeddings"]["cosine"]), np.finfo(np.float64).eps))
 
 
-def on_same(change: Change, same: bool) -> Change:
+def mark_other_text(change: Change, same: bool) -> Change:
     """Return the change without a verdict if the text or the model differs."""
     return change if same else Change("other", change.subject, change.rule, f"{change.text}, on other text")
 

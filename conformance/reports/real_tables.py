@@ -12,8 +12,8 @@ from conformance.reports.content import Content
 from conformance.reports.content import real as real_number
 from conformance.reports.real import (
     PARTS,
-    in_dtype,
     layers_of,
+    select_dtype,
     smallest_cosine,
     violation_count,
     violations_of,
@@ -39,7 +39,7 @@ def real_report(model: Content) -> RenderableType:
     for one in implementations:
         found = violations_of(one).items()
         lines += [Text(f"{one['name']}, {step}: {told}", "bold red") for step, told in found if step != EMBEDDINGS]
-    steps = in_dtype([step for one in implementations for step in one["steps"]], wide=False)
+    steps = select_dtype([step for one in implementations for step in one["steps"]], wide=False)
     count, sums = len({step["step"] for step in steps}), worst_step(steps, "add")
     told = f"{model['sentences']} sentences, {count} steps, each from the definition's activations"
     lines.append(Text(f"{told}; largest error ratio of the sums, which round once: {sums}"))
@@ -56,7 +56,7 @@ def real_report(model: Content) -> RenderableType:
 
 def wide_line(implementation: Content) -> str:
     """Return the largest error ratio of a step and of the embeddings in float64; empty if there are none."""
-    found = in_dtype(implementation["steps"], wide=True)
+    found = select_dtype(implementation["steps"], wide=True)
     steps = [step for step in found if step["step"] != EMBEDDINGS + WIDE]
     if not steps:
         return ""

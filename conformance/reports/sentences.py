@@ -11,7 +11,7 @@ import numpy as np
 from conformance.cases.declaration import DIMENSIONS, OTHER_LAYOUT
 from conformance.checks import findings as kinds
 from conformance.checks.findings import Detail, Finding, Phase
-from conformance.checks.levels import within
+from conformance.checks.levels import is_required
 from conformance.checks.results import Violation
 from conformance.reports.causes import cause_content, describe_cause
 from conformance.reports.threshold_sentences import describe_thresholds
@@ -50,7 +50,7 @@ def describe_worst(worst: Violation) -> str:
 
 def describe_report(report: Report) -> str:
     """Return verdict, levels and causes, each with its smallest case; for an assertion's message."""
-    count = sum(within(violation.level, report.profile) for violation in report.violations)
+    count = sum(is_required(violation.level, report.profile) for violation in report.violations)
     verdict = f"{report.subject} " + ("conforms" if report.conforms else f"violates {count} rule{'s' * (count != 1)}")
     verdict += f" ({report.profile}); {report.cases} cases, seed {report.seed}"
     target = report.target

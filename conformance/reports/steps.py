@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.cases.declaration import listed
+from conformance.cases.declaration import split_names
 from conformance.models.agreement import Agreement, StepAgreement
 from conformance.models.departures import Departures
 from conformance.reports.content import Content, number
 from conformance.reports.sentences import describe_finding
-from conformance.reports.writing import as_json
+from conformance.reports.writing import format_json
 
 SCHEMA = {"name": "transformer-conformance steps", "version": 1}
 
@@ -39,7 +39,7 @@ def steps_content(
         "schema": SCHEMA,
         **more,
         "dtype": found.oracle.dtype,
-        "packages": list(listed(packages)),
+        "packages": list(split_names(packages)),
         "conforms": kept and (own is None or own.first is None),
         "judged": all(step.judged for step in every),
         "first_beyond": None if beyond is None else {"step": beyond[0], "package": beyond[1]},
@@ -70,6 +70,6 @@ def departures_content(found: Departures, file: Path) -> Content:
 def write_steps(content: Content, path: Path) -> None:
     """Write the content; ValueError says why it cannot be written."""
     try:
-        path.write_text(as_json(content), encoding="utf-8")
+        path.write_text(format_json(content), encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from conformance.judge.report import Report
 
 
-def checked(report: Report, replays: Path | None, *, peer: bool = False) -> Content:
+def checked_content(report: Report, replays: Path | None, *, peer: bool = False) -> Content:
     """Return the part about a checked subject. replays: folder for replay files."""
     shown = {id(cause.lead) for cause in report.causes}
     numbers = {id(one): number for number, cause in enumerate(report.causes) for one in cause.violations}
@@ -82,10 +82,10 @@ def run_subject(
     """
     target = Target(name, "attention", arrays, device)
 
-    def named(violation: Violation) -> Violation:
+    def name_operation(violation: Violation) -> Violation:
         return replace(violation, target=replace(target, operation=violation.case.operation))
 
-    broken = [named(v) for (_, subject), v in results.violations.items() if subject == name]
+    broken = [name_operation(v) for (_, subject), v in results.violations.items() if subject == name]
     causes = [cause_with_violation(Cause(cause_kind(one), (one,)), None) for one in broken]
     violations = [cause["violation"] for cause in causes]
     causes = [cause | {"violation": cause["violation"] | {"replay": None}} for cause in causes]

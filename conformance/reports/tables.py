@@ -12,11 +12,11 @@ from rich.text import Text
 
 from conformance.checks.results import Cell, Results, Substance, Violation
 from conformance.reports.blocks import (
-    above_profile,
-    asked_for,
+    exceeds_profile,
     heading,
     notes,
-    only_refused,
+    refuses_all,
+    requires_rule,
     rows,
     rules_not_tried,
 )
@@ -135,10 +135,10 @@ def print_report(results: Results, subjects: Sequence[str], console: Console, en
 
 
 def verdict_of(rule: Content, subject: Content) -> Text:
-    if above_profile(rule, subject):
+    if exceeds_profile(rule, subject):
         return Text(f"violated ({rule['level']} only)", style="yellow")
     styles = {"conforms": "green", "violated": "bold red", "untried": "dim"}
-    return Text("refused" if only_refused(rule) else rule["status"], style=styles[rule["status"]])
+    return Text("refused" if refuses_all(rule) else rule["status"], style=styles[rule["status"]])
 
 
 def worst_of(rule: Content, alike: bool = False) -> Text:
@@ -146,7 +146,7 @@ def worst_of(rule: Content, alike: bool = False) -> Text:
 
     alike: the judged dtypes are all of one of these kinds, and the ratio is one.
     """
-    if rule["status"] == "untried" or only_refused(rule) or (rule["status"] == "violated" and real(rule["worst"]) <= 1):
+    if rule["status"] == "untried" or refuses_all(rule) or (rule["status"] == "violated" and real(rule["worst"]) <= 1):
         return Text("-")
     if alike:
         return ratio(real(rule["worst"]))
@@ -195,11 +195,11 @@ def cause_block(cause: Content, subject: Content) -> RenderableType:
             inside.add_row(Text(label), Text(text))
     head = Text(heading(cause))
     head.stylize("bold red", 0, head.plain.index(":") + 1)
-    commands = [unbroken(label, text) for label, text in told if label == "replay"]
+    commands = [unbroken_line(label, text) for label, text in told if label == "replay"]
     return Group(head, Padding(inside, (0, 0, 0, 2)), *commands, Text())
 
 
-def unbroken(label: str, text: str) -> Text:
+def unbroken_line(label: str, text: str) -> Text:
     """Return a line to be copied, which no terminal breaks."""
     return Text.assemble((f"  {label:<{LABELS + 2}}", "dim"), text, no_wrap=True, overflow="ignore")
 
@@ -210,7 +210,7 @@ def subject_report(subject: Content, seed: int | None) -> RenderableType:
     parts += [cause_block(cause, subject) for cause in subject["causes"]]
     parts += [Text(note.text, style=STYLES.get(note.kind, "")) for note in notes(subject)]
     cases = sum(rule["cases"] for rule in subject["rules"])
-    count = sum(asked_for(violation, subject) for violation in subject["violations"])
+    count = sum(requires_rule(violation, subject) for violation in subject["violations"])
     violates = f"violates {count} rule{'s' * (count != 1)}" if count else "is not judged in full"
     what = "conforms" if subject["conforms"] else violates
     style = "bold green" if subject["conforms"] else "bold red"

@@ -13,11 +13,11 @@ from conformance.cases.arrays import heads_and_keys
 from conformance.cases.case import Case
 from conformance.checks.findings import Finding
 from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import within
+from conformance.checks.levels import is_required
 from conformance.checks.results import Violation
 from conformance.reports.causes import cause_content, describe_cause
-from conformance.reports.content import Content, clean, number
-from conformance.reports.models import in_bounds
+from conformance.reports.content import Content, clean_text, number
+from conformance.reports.models import format_ratio
 from conformance.reports.sentences import describe_finding
 from conformance.reports.versions import versions
 from reference_numpy import materialize
@@ -57,12 +57,12 @@ def call_cells(call: JudgedCall, profile: str) -> list[Text | str]:
     H, G, Q, K = heads_and_keys(call.case)
     heads = str(H) if H == G else f"{H}/{G}"
     broken = [part.violation for part in call.parts if part.violation is not None]
-    style = "" if not broken else "bold red" if any(within(v.level, profile) for v in broken) else "yellow"
+    style = "" if not broken else "bold red" if any(is_required(v.level, profile) for v in broken) else "yellow"
     rules = ", ".join(f"{found.rule} ({found.level})" for found in broken)
-    verdict = f"breaks {rules}" if broken else "conforms" if call.judged else "not judged in full"
+    verdict = f"breaks {rules}" if broken else "conforms" if call.is_judged else "not judged in full"
     verdict += f"; {call.reason}" if call.reason else ""
     shown = [heads, f"{Q} x {K}", mask_name(call.case), call.given]
-    return [call.layer, *shown, Text(in_bounds(call.worst.ratio), style=style), Text(verdict, style=style)]
+    return [call.layer, *shown, Text(format_ratio(call.worst.ratio), style=style), Text(verdict, style=style)]
 
 
 def mask_name(case: Case) -> str:
@@ -134,7 +134,7 @@ def block(found: Violation, same: list[JudgedCall]) -> str:
     rows += [("remark", call.remark)] if call.remark else []
     rows += [("diagnosis", line) for line in describe_part(call)]
     rows += [("smallest case", repr(found.case))] if found.uncut is not None else []
-    lines = (f"  {label:<15}{clean(text)}" for label, text in rows)
+    lines = (f"  {label:<15}{clean_text(text)}" for label, text in rows)
     return "\n".join([f"{rule.id} {rule.title}: {rule.statement}", *lines])
 
 
@@ -166,7 +166,7 @@ def watch_content(calls: Sequence[JudgedCall], profile: str, **more: Any) -> Con
     Returns:
         The content; "conforms" is null where nothing is broken, but not everything was judged.
     """
-    judged = bool(calls) and all(call.judged for call in calls)
+    judged = bool(calls) and all(call.is_judged for call in calls)
     broken = not all(call.conforms(profile) for call in calls)
     return {
         "schema": dict(SCHEMA),
@@ -181,7 +181,7 @@ def watch_content(calls: Sequence[JudgedCall], profile: str, **more: Any) -> Con
 
 
 def call_content(call: JudgedCall) -> Content:
-    content: Content = {"layer": call.layer, "reason": clean(call.reason) or None}
+    content: Content = {"layer": call.layer, "reason": clean_text(call.reason) or None}
     if call.case is None:
         return content
     H, G, Q, K = heads_and_keys(call.case)
@@ -201,7 +201,7 @@ def call_content(call: JudgedCall) -> Content:
         "remark": call.remark or None,
         "unsteady": call.unsteady or None,
         "cause": None if call.cause is None else cause_content(call.cause),
-        "smallest_case": None if found is None or found.uncut is None else clean(repr(found.case)),
+        "smallest_case": None if found is None or found.uncut is None else clean_text(repr(found.case)),
     }
 
 
@@ -213,5 +213,5 @@ def finding_content(finding: Finding) -> Content:
         "level": finding.level,
         "index": list(finding.index),
         **(dict.fromkeys(numbers) if finding.kind != "value" else numbers),
-        "message": clean(describe_finding(finding)),
+        "message": clean_text(describe_finding(finding)),
     }

@@ -9,17 +9,17 @@ from conformance.reports.content import Content
 from conformance.reports.junit import junit
 
 
-def as_json(report: Content) -> str:
+def format_json(report: Content) -> str:
     return json.dumps(report, indent=1, allow_nan=False) + "\n"
 
 
-def as_page(report: Content) -> str:
+def format_page(report: Content) -> str:
     from conformance.reports.page import page
 
     return page(report)
 
 
-FORMATS = {"json": as_json, "junit": junit, "html": as_page}
+FORMATS = {"json": format_json, "junit": junit, "html": format_page}
 
 
 def write(report: Content, paths: dict[str, Path | None]) -> None:

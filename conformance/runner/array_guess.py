@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.runner.limits import limited
+from conformance.runner.limits import limit_time
 from conformance.subjects.callables import CallableSubject
 from conformance.subjects.frameworks import FRAMEWORKS
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
@@ -34,7 +34,7 @@ OF_PACKAGE |= {"reference_numpy": "numpy", "torch_impl": "torch", "jax_impl": "j
 NOTHING_TELLS = "nothing tells which it takes"
 
 
-def made(target: Target, time_limit: float | None) -> tuple[Target, Subject]:
+def make_subject(target: Target, time_limit: float | None) -> tuple[Target, Subject]:
     """Return the target with its arrays, guessed if it has none, and its subject.
 
     Args:
@@ -49,7 +49,7 @@ def made(target: Target, time_limit: float | None) -> tuple[Target, Subject]:
     if isinstance(target.subject, str) and target.subject in IMPLEMENTATIONS:
         return replace(target, arrays=OF_PACKAGE[target.subject]), target.make()
     function = target.function()
-    arrays, why = guessed(function) or tried(target, function, time_limit) or ("numpy", NOTHING_TELLS)
+    arrays, why = guess_arrays(function) or try_arrays(target, function, time_limit) or ("numpy", NOTHING_TELLS)
     target = replace(target, arrays=arrays, guessed=why)
     return target, target.make(function)
 
@@ -57,7 +57,7 @@ def made(target: Target, time_limit: float | None) -> tuple[Target, Subject]:
 # --- what can be read -------------------------------------------------------------------------------------------------
 
 
-def guessed(function: Callable[..., Any]) -> tuple[str, str] | None:
+def guess_arrays(function: Callable[..., Any]) -> tuple[str, str] | None:
     """Return the framework's name and what names it; None if nothing names one alone."""
     used = named_by_code(function)
     evidence = {
@@ -88,12 +88,12 @@ def packages(value: Any) -> Iterator[str]:
 
 def imported_beside(function: Any) -> set[str]:
     """Return the frameworks of what the function's module has not defined itself."""
-    function = unwrapped(function)
+    function = unwrap_function(function)
     home, names = getattr(function, "__module__", None), getattr(function, "__globals__", {})
     return frameworks(value for value in names.values() if getattr(value, "__module__", None) != home)
 
 
-def unwrapped(function: Any) -> Any:
+def unwrap_function(function: Any) -> Any:
     """Return the Python function behind a partial, a decorator, a method or a callable object."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -104,28 +104,28 @@ def unwrapped(function: Any) -> Any:
 
 
 def named_by_annotations(function: Any) -> set[str]:
-    function = unwrapped(function)
+    function = unwrap_function(function)
     names = getattr(function, "__globals__", {})
-    return {f for a in getattr(function, "__annotations__", {}).values() for f in of_annotation(a, names)}
+    return {f for a in getattr(function, "__annotations__", {}).values() for f in annotation_frameworks(a, names)}
 
 
-def of_annotation(annotation: Any, names: dict[str, Any]) -> set[str]:
+def annotation_frameworks(annotation: Any, names: dict[str, Any]) -> set[str]:
     """Return the frameworks in an annotation: "torch.Tensor", np.ndarray, Float[Array, "T"], jax.Array | None."""
     if isinstance(annotation, str):
         words = re.findall(r"\w+", annotation)
-        return frameworks(names[word] for word in words if word in names) | of_words(words, names)
+        return frameworks(names[word] for word in words if word in names) | word_frameworks(words, names)
     parts = [annotation, getattr(annotation, "array_type", None), *typing.get_args(annotation)]
     return frameworks(parts)
 
 
-def of_words(words: Iterable[str], names: dict[str, Any]) -> set[str]:
+def word_frameworks(words: Iterable[str], names: dict[str, Any]) -> set[str]:
     """Return the frameworks among names that a module lacks: imported in a function, or for type checkers only."""
     return {OF_PACKAGE[word] for word in words if word in OF_PACKAGE and word not in names}
 
 
 def named_by_code(function: Any) -> set[str]:
     """Return the frameworks that the function uses, or another function of its module that it calls."""
-    found, seen, left = set[str](), set[Any](), [unwrapped(function)]
+    found, seen, left = set[str](), set[Any](), [unwrap_function(function)]
     while left:
         one = left.pop()
         code, names = getattr(one, "__code__", None), getattr(one, "__globals__", {})
@@ -134,8 +134,8 @@ def named_by_code(function: Any) -> set[str]:
         seen.add(code)
         used = set(names_in(code))
         values = [names[name] for name in used if name in names]
-        found |= frameworks(values) | of_words(used, names)
-        left += [unwrapped(value) for value in values if getattr(value, "__module__", None) == one.__module__]
+        found |= frameworks(values) | word_frameworks(used, names)
+        left += [unwrap_function(value) for value in values if getattr(value, "__module__", None) == one.__module__]
     return found
 
 
@@ -150,13 +150,13 @@ def names_in(code: types.CodeType) -> Iterator[str]:
 # --- a trial call -----------------------------------------------------------------------------------------------------
 
 
-def tried(target: Target, function: Callable[..., Any], time_limit: float | None) -> tuple[str, str] | None:
+def try_arrays(target: Target, function: Callable[..., Any], time_limit: float | None) -> tuple[str, str] | None:
     """Return the arrays that the function returns when called with a tiny case; None if no call returns any.
 
     The trial passes NumPy arrays, then those of each framework that is loaded by now.
     """
     for arrays in ("numpy", *(name for name in FRAMEWORKS if name != "numpy" and name in sys.modules)):
-        returned = called(replace(target, arrays=arrays), function, time_limit)
+        returned = call_tiny_case(replace(target, arrays=arrays), function, time_limit)
         first = returned[0] if isinstance(returned, tuple | list) and returned else returned
         found = frameworks([first]) if hasattr(first, "dtype") else set()
         if len(found) == 1:
@@ -164,20 +164,20 @@ def tried(target: Target, function: Callable[..., Any], time_limit: float | None
     return None
 
 
-def called(target: Target, function: Callable[..., Any], time_limit: float | None) -> Any:
+def call_tiny_case(target: Target, function: Callable[..., Any], time_limit: float | None) -> Any:
     """Return what the function returns for a tiny case; None if it raises an error or takes too long."""
-    from conformance.sampling.draws import drawn
+    from conformance.sampling.draws import draw_cases
     from conformance.sampling.operations import operation_cases
 
     subject = target.make(function)
     assert isinstance(subject, CallableSubject)
-    least = replace(subject.declaration.bare(), dtypes=subject.declaration.dtypes[:1])
-    cases = list(drawn(operation_cases(target.operation, least.dtypes, least), 1, 0))
+    least = replace(subject.declaration.keep_features(), dtypes=subject.declaration.dtypes[:1])
+    cases = list(draw_cases(operation_cases(target.operation, least.dtypes, least), 1, 0))
     if not cases:
         return None
-    case = subject.asked(cases[0][1])
+    case = subject.translate_case(cases[0][1])
     try:
-        with quiet(), subject.framework.context(), limited(time_limit):
+        with silence(), subject.framework.context(), limit_time(time_limit):
             positional, keywords = subject.bound(case.operation, *subject.arrays(case))
             return subject.function(*positional, **keywords)
     except KeyboardInterrupt:
@@ -187,7 +187,7 @@ def called(target: Target, function: Callable[..., Any], time_limit: float | Non
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Drop what a call prints and warns of; NumPy's settings stay as they are."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")

@@ -18,7 +18,7 @@ def kind(declaration: Declaration) -> str:
     return repr((*said, sorted(declaration.conventions.items()), *sizes, declaration.compiled))
 
 
-def together(kinds: Sequence[Hashable]) -> list[list[int]]:
+def group_indices(kinds: Sequence[Hashable]) -> list[list[int]]:
     """Indices of equal kinds, largest group first."""
     found: dict[Hashable, list[int]] = {}
     for index, of in enumerate(kinds):

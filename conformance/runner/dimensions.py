@@ -16,7 +16,7 @@ from conformance.cases.declaration import Declaration
 from conformance.cases.facts import operation_facts
 from conformance.checks.comparison import LARGEST
 from conformance.checks.threshold import AxisName
-from conformance.sampling.layouts import in_memory
+from conformance.sampling.layouts import apply_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
 from specification.rotary import DynamicScaling, LongRopeScaling
@@ -56,11 +56,11 @@ def layout_of(case: Case) -> Layout:
     found = {}
     for name, array in arrays_of(case).items():
         element = name.partition("[")[0] + name.partition("]")[2] if "[" in name else name
-        found[name] = repeated(arrays[name if name in arrays else element], array, sizes)
+        found[name] = array_axes(arrays[name if name in arrays else element], array, sizes)
     return Layout(sizes, found, lists)
 
 
-def repeated(axes: tuple[Axis, ...], array: np.ndarray, sizes: Sizes) -> tuple[Axis, ...]:
+def array_axes(axes: tuple[Axis, ...], array: np.ndarray, sizes: Sizes) -> tuple[Axis, ...]:
     """The array's axes, the last of these; empty products where its size is 1 and the axis's is not."""
     own = axes[len(axes) - array.ndim :]
     return tuple(
@@ -87,7 +87,7 @@ PRODUCTS: dict[Axis, AxisName] = {
 # --- the case at other sizes ------------------------------------------------------------------------------------------
 
 
-def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> Case | None:
+def take_parts(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> Case | None:
     """The case with only these parts of its dimensions; None where there is no such case.
 
     A part may be larger than its dimension. The arrays are then repeated, and what is new is multiplied by normal
@@ -97,11 +97,11 @@ def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> C
     parts = fitting(case, sizes, parts)
     if any(name != OFFSET and (part.size > 0) != (sizes[name] > 0) for name, part in parts.items()):
         return None
-    cut = {n: resized(array, arrays[n], sizes, parts, rng) for n, array in arrays_of(case).items()}
+    cut = {n: resize_array(array, arrays[n], sizes, parts, rng) for n, array in arrays_of(case).items()}
     cut |= {name: np.abs(cut[name]) for name in operation_facts(case.operation).positive if name in cut}
     inputs = {name: cut[name] for name in case.inputs}
     for name, axis in lists.items():
-        inputs = relisted(inputs, name, places(axis, sizes, parts)[0])
+        inputs = renumber_list(inputs, name, places(axis, sizes, parts)[0])
     options = case.options | {name.removeprefix("option "): a for name, a in cut.items() if name.startswith("option ")}
     if options.get("mask") is not None:
         options["mask"] = cut_mask(options["mask"], sizes, parts)
@@ -112,15 +112,15 @@ def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> C
         start, size = parts["vocabulary"]
         inputs["ids"] = np.clip(inputs["ids"] - start, 0, size - 1).astype(inputs["ids"].dtype)
     if "targets" in inputs and "classes" in parts:
-        inputs["targets"] = among_classes(inputs["targets"], parts["classes"], options.get("ignore"))
+        inputs["targets"] = move_targets(inputs["targets"], parts["classes"], options.get("ignore"))
     if "query_lengths" in inputs and "Q" in parts:
         start, size = parts["Q"]
         inputs["query_lengths"] = np.clip(inputs["query_lengths"] - start, 0, size).astype(np.int32)
     cotangents = {name: cut[f"-> {name}"] for name in case.cotangents}
-    return in_memory(replace(case, inputs=inputs, options=options, cotangents=cotangents), case.memory)
+    return apply_memory(replace(case, inputs=inputs, options=options, cotangents=cotangents), case.memory)
 
 
-def among_classes(targets: np.ndarray, part: Part, ignore: int | None) -> np.ndarray:
+def move_targets(targets: np.ndarray, part: Part, ignore: int | None) -> np.ndarray:
     """Targets that are among the classes of the part; what does not count stays as it is."""
     found = np.clip(targets - part.start, 0, part.size - 1)
     return found.astype(targets.dtype) if ignore is None else np.where(targets == ignore, targets, found)
@@ -168,13 +168,13 @@ def turning(case: Case, width: int) -> dict[str, Any]:
     if part is not None:
         width = found["rotary_width"] = min(part, width)
     if isinstance(scaling, LongRopeScaling):
-        found["scaling"] = fitted(scaling, width // 2)
+        found["scaling"] = fit_scaling(scaling, width // 2)
     if isinstance(scaling, DynamicScaling) and width < 4:
         found["scaling"] = None
     return found
 
 
-def fitted(scaling: LongRopeScaling, pairs: int) -> LongRopeScaling:
+def fit_scaling(scaling: LongRopeScaling, pairs: int) -> LongRopeScaling:
     """With so many factors; after the last one they start anew."""
     short, long = (tuple(islice(cycle(f), pairs)) for f in (scaling.short_factors, scaling.long_factors))
     return replace(scaling, short_factors=short, long_factors=long)
@@ -197,7 +197,7 @@ def cast(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.clip(numbers, -largest, largest).astype(dtype)
 
 
-def resized(
+def resize_array(
     array: np.ndarray, axes: tuple[Axis, ...], sizes: Sizes, parts: Parts, rng: np.random.Generator | None
 ) -> np.ndarray:
     fresh = np.zeros((1,) * array.ndim, bool)
@@ -214,7 +214,7 @@ def resized(
     return np.ascontiguousarray(array).reshape(array.shape)  # which makes an axis where there is none
 
 
-def relisted(inputs: dict[str, np.ndarray], name: str, chosen: np.ndarray) -> dict[str, np.ndarray]:
+def renumber_list(inputs: dict[str, np.ndarray], name: str, chosen: np.ndarray) -> dict[str, np.ndarray]:
     """With the chosen elements of a list alone, numbered anew."""
     found = {n: array for n, array in inputs.items() if not n.startswith(f"{name}[")}
     for i, place in enumerate(chosen):
@@ -234,7 +234,7 @@ def cut_mask(mask: Any, sizes: Sizes, parts: Parts) -> Any:
         array = np.asarray(array)
         return array[batch] if len(array) == sizes["B"] else array
 
-    def edged(array: np.ndarray, part: Part) -> Any:
+    def repeat_edge(array: np.ndarray, part: Part) -> Any:
         """New places are as the last one was."""
         return array[:, np.minimum(part.places(), array.shape[1] - 1)]
 
@@ -248,11 +248,11 @@ def cut_mask(mask: Any, sizes: Sizes, parts: Parts) -> Any:
         lengths = rows(mask.lengths)
         return KeyLengths(np.clip(lengths - keys.start + grown, 0, keys.size).astype(lengths.dtype))
     if isinstance(mask, KeyPadding):
-        return KeyPadding(edged(rows(mask.keep), keys))
+        return KeyPadding(repeat_edge(rows(mask.keep), keys))
     if isinstance(mask, Segments):
-        return Segments(edged(rows(mask.query_ids), queries), edged(rows(mask.key_ids), keys))
+        return Segments(repeat_edge(rows(mask.query_ids), queries), repeat_edge(rows(mask.key_ids), keys))
     array = np.asarray(mask.array if isinstance(mask, Dense) else mask)
-    array = resized(array, repeated(PAIRS, array, sizes), sizes, parts, None)
+    array = resize_array(array, array_axes(PAIRS, array, sizes), sizes, parts, None)
     return Dense(array) if isinstance(mask, Dense) else array
 
 

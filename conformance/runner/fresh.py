@@ -15,9 +15,9 @@ from types import FunctionType
 from typing import Any
 
 from conformance.checks.findings import Finding, ProcessEnded
-from conformance.runner.in_process import Step, broken
+from conformance.runner.in_process import Step, failed_call
 from conformance.runner.own_time import ready_in_time
-from conformance.runner.process_lifetime import begun, ended
+from conformance.runner.process_lifetime import end_process, start_process
 from conformance.runner.template import Reply, Request
 from conformance.subjects.targets import Target
 
@@ -42,7 +42,7 @@ class Template:
 
     def ask(self, request: Request) -> Reply | None:
         """None where the template process does not answer."""
-        pipe = self.started()
+        pipe = self.connect()
         try:
             pipe.send(request)
             if self.process is not None and ready_in_time(pipe.poll, self.process.pid, request.seconds + MARGIN):
@@ -56,17 +56,17 @@ class Template:
         self.close()
         return None
 
-    def started(self) -> Connection:
+    def connect(self) -> Connection:
         running = self.process is not None and self.owner == os.getpid() and self.process.poll() is None
         if running and self.pipe is not None:
             return self.pipe
-        self.process, ours = begun("conformance.runner.template:serve", stderr=subprocess.DEVNULL)
+        self.process, ours = start_process("conformance.runner.template:serve", stderr=subprocess.DEVNULL)
         self.pipe, self.owner = Connection(ours.detach()), os.getpid()
         return self.pipe
 
     def close(self) -> None:
         if self.process is not None and self.owner == os.getpid():
-            ended(self.process)
+            end_process(self.process)
         if self.pipe is not None:
             with contextlib.suppress(OSError):
                 self.pipe.close()
@@ -104,7 +104,7 @@ class FreshProcesses:
             return found.answers
         if found.code == 0:  # the target was not loaded, or the judge failed
             return None
-        return found.answers + [broken(ProcessEnded(found.code))] * (len(steps) - len(found.answers))
+        return found.answers + [failed_call(ProcessEnded(found.code))] * (len(steps) - len(found.answers))
 
 
 def loadable(target: Target) -> Target | None:

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from conformance.checks.check import Check
-from conformance.checks.comparison import raised
+from conformance.checks.comparison import error_finding
 from conformance.checks.findings import Detail, Finding, TookTooLong
 from conformance.checks.size_limits import SizeLimits
 from conformance.runner.compiled_code import forget_compiled_code
-from conformance.runner.limits import TooSlow, limited, valid_limit
+from conformance.runner.limits import TooSlow, limit_time, valid_limit
 from conformance.subjects.subject import Subject, first_line
 from conformance.subjects.targets import Target
 from conformance.subjects.wrong_answers import WrongAnswer
@@ -61,7 +61,7 @@ def judging() -> Iterator[None]:
             raise RuntimeError(str(error)) from error
 
 
-def broken(detail: Detail) -> list[Finding]:
+def failed_call(detail: Detail) -> list[Finding]:
     return [Finding("call", float("inf"), detail=detail)]
 
 
@@ -95,8 +95,8 @@ class Runner:
     def __call__(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
         """The findings; an exception that the subject raises is a finding like any other."""
         self.log.append((check, example))
-        findings = check.levelled(self.run_check(check, example, shared), example)
-        return self.sizes.learned(check.case_of(example), findings) if check.tells_size else findings
+        findings = check.raise_levels(self.run_check(check, example, shared), example)
+        return self.sizes.learn_limits(check.case_of(example), findings) if check.tells_size else findings
 
     def violates(self, rule: str) -> None:
         """Hear which rule a failing case speaks of."""
@@ -106,24 +106,24 @@ class Runner:
         if self.asked % LOOKING == 0:
             forget_compiled_code()
         try:
-            with self.capturing(), limited(self.time_limit):
+            with self.capturing(), limit_time(self.time_limit):
                 return check.run(self.subject, example, shared)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            return self.found(error)
+            return self.error_findings(error)
         finally:
             self.subject.answering.raised = None  # with all that its traceback holds
 
-    def found(self, error: BaseException) -> list[Finding]:
+    def error_findings(self, error: BaseException) -> list[Finding]:
         """What an exception says of the subject; JudgeError where it is not the subject's."""
         if isinstance(error, TooSlow):
             self.overrun += 1
-            return broken(TookTooLong(self.time_limit or 0.0))
+            return failed_call(TookTooLong(self.time_limit or 0.0))
         if isinstance(error, WrongAnswer):
             return [Finding(error.name, float("inf"), detail=error.detail)]
         if error is self.subject.answering.raised:
-            return [raised(error, self.subject)]
+            return [error_finding(error, self.subject)]
         if isinstance(error, Exception):
             raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error
         raise error
@@ -141,7 +141,7 @@ class Runner:
             with contextlib.redirect_stdout(self.output.stream):
                 yield
         finally:
-            self.printed = self.printed or self.output.taken()
+            self.printed = self.printed or self.output.take_text()
 
     def close(self) -> None:
         if self.output is not None:
@@ -156,7 +156,7 @@ class Output:
         self.file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         self.stream = open(os.dup(self.file.fileno()), "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
 
-    def taken(self) -> str:
+    def take_text(self) -> str:
         """Return the beginning of what was written, and empty the file."""
         with contextlib.suppress(ValueError, OSError):  # closed by the subject; on a full disk
             self.stream.flush()

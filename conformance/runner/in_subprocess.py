@@ -16,12 +16,12 @@ from conformance.cases.declaration import Declaration
 from conformance.checks.check import Check
 from conformance.checks.findings import Finding, ProcessEnded, TookTooLong
 from conformance.checks.size_limits import SizeLimits
-from conformance.runner.array_guess import made
+from conformance.runner.array_guess import make_subject
 from conformance.runner.compiled_code import keep_compiled_code
-from conformance.runner.in_process import JudgeError, Runner, broken, ignore_warnings_of_numbers, judging, new_log
+from conformance.runner.in_process import JudgeError, Runner, failed_call, ignore_warnings_of_numbers, judging, new_log
 from conformance.runner.limits import valid_limit
 from conformance.runner.own_time import LOOKING, ready_in_time
-from conformance.runner.process_lifetime import POSIX, begun, describe_end, end_with_input, ended
+from conformance.runner.process_lifetime import POSIX, describe_end, end_process, end_with_input, start_process
 from conformance.subjects.subject import first_line
 from conformance.subjects.targets import Target
 
@@ -60,7 +60,7 @@ def runner_for(target: Target, time_limit: float, isolate: bool | None) -> Runne
 
 
 def runner_here(target: Target, time_limit: float) -> Runner:
-    target, subject = made(target, time_limit)
+    target, subject = make_subject(target, time_limit)
     runner = Runner(subject, time_limit)
     runner.target = target
     return runner
@@ -85,10 +85,12 @@ class SubprocessRunner(Runner):
         if loading:
             raise ValueError(UNGUARDED)
         start = sendable(self.target, self.time_limit)
-        self.process, self.socket = begun("conformance.runner.in_subprocess:serve", env=KEEP_MEMORY | os.environ)
+        self.process, self.socket = start_process(
+            "conformance.runner.in_subprocess:serve", env=KEEP_MEMORY | os.environ
+        )
         self.answers = self.socket.makefile("rb")
-        self.kill = weakref.finalize(self, ended, self.process)
-        answered, in_time = self.received(STARTING, start)
+        self.kill = weakref.finalize(self, end_process, self.process)
+        answered, in_time = self.receive_answer(STARTING, start)
         loaded = answered
         if isinstance(loaded, tuple):
             declaration, self.never_given, arrays = loaded
@@ -117,12 +119,12 @@ class SubprocessRunner(Runner):
         except Exception as error:
             raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error
         # The child ends what Python can end itself; a little later only ending the child is left.
-        answer, in_time = self.received(self.time_limit + ENDING, question)
+        answer, in_time = self.receive_answer(self.time_limit + ENDING, question)
         if answer is None:
             self.overrun += not in_time
             detail = ProcessEnded(self.exit_code()) if in_time else TookTooLong(self.time_limit, ended=True)
             self.close()
-            return broken(detail)
+            return failed_call(detail)
         if isinstance(answer, JudgeError):
             if not self.answered:
                 raise answer
@@ -133,7 +135,7 @@ class SubprocessRunner(Runner):
         self.answered += 1
         return findings
 
-    def received(self, seconds: float, question: bytes) -> tuple[Any, bool]:
+    def receive_answer(self, seconds: float, question: bytes) -> tuple[Any, bool]:
         """(what the process answers, None if it ends or answers nothing that can be read; whether it was in time).
 
         A process that is gone is not waited for: one that it has started may hold the socket open.
@@ -188,7 +190,7 @@ def sendable(target: Target, time_limit: float) -> bytes:
         raise ValueError(f"{target.title} cannot be sent to a process of its own ({error}): {what}") from error
 
 
-def apart(*arguments: Any, **keywords: Any) -> None:
+def remote_vjp(*arguments: Any, **keywords: Any) -> None:
     """Stands for a function for gradients that is in the child."""
 
 
@@ -198,7 +200,7 @@ def serve(descriptor: int) -> None:
     keep_compiled_code()
     ignore_warnings_of_numbers()
     with socket.socket(fileno=descriptor) as ours, ours.makefile("rwb") as pipe:
-        runner = loaded(pipe)
+        runner = load_runner(pipe)
         own = os.getpid()
         with contextlib.suppress(EOFError):
             while runner is not None:
@@ -209,7 +211,7 @@ def serve(descriptor: int) -> None:
                 runner.overrun = 0
 
 
-def loaded(pipe: Any) -> Runner | None:
+def load_runner(pipe: Any) -> Runner | None:
     """The runner of the target that is sent; None where that cannot be loaded, which the judge is told."""
     global loading
     loading = True
@@ -223,7 +225,7 @@ def loaded(pipe: Any) -> Runner | None:
         loading = False
     declaration, target = runner.declaration, runner.target or target
     arrays = {"arrays": target.arrays, "guessed": target.guessed}
-    send(pipe, (replace(declaration, vjp=declaration.vjp and apart), runner.never_given, arrays))
+    send(pipe, (replace(declaration, vjp=declaration.vjp and remote_vjp), runner.never_given, arrays))
     return runner
 
 

@@ -34,7 +34,7 @@ def valid_limit(seconds: Limit) -> Limit:
 
 
 @contextlib.contextmanager
-def limited(seconds: float | None) -> Iterator[None]:
+def limit_time(seconds: float | None) -> Iterator[None]:
     """Raise `TooSlow` in here once so much own time is over (see `own_time.py`).
 
     It does so on the main thread of a system with alarms; elsewhere never.
@@ -50,7 +50,7 @@ def limited(seconds: float | None) -> Iterator[None]:
 
     def ring(number: int, frame: FrameType | None) -> None:
         nonlocal over
-        left = seconds - own.passed()
+        left = seconds - own.elapsed_seconds()
         if left > 0:
             signal.setitimer(signal.ITIMER_REAL, min(max(left, SHORTEST), seconds / LOOKS))
             return

@@ -46,14 +46,14 @@ def times(pid: int) -> Times:
     return found
 
 
-def now(pid: int) -> tuple[float, Times]:
+def read_times(pid: int) -> tuple[float, Times]:
     return time.monotonic(), times(pid)
 
 
 @lru_cache(maxsize=1)
-def lately(pid: int, period: tuple[int, float]) -> tuple[float, Times]:
-    """As `now`, for all calls with the same period: a reading takes some 20 microseconds for each thread."""
-    return now(pid)
+def read_recent_times(pid: int, period: tuple[int, float]) -> tuple[float, Times]:
+    """As `read_times`, for all calls with the same period: a reading takes some 20 microseconds for each thread."""
+    return read_times(pid)
 
 
 class OwnTime:
@@ -65,12 +65,14 @@ class OwnTime:
     def __init__(self, pid: int, tolerance: float = 0.0) -> None:
         start = time.monotonic()
         self.pid = pid
-        self.since, self.first = lately(pid, (int(start / tolerance), tolerance)) if tolerance else now(pid)
+        self.since, self.first = (
+            read_recent_times(pid, (int(start / tolerance), tolerance)) if tolerance else read_times(pid)
+        )
         self.before, self.latest = start - self.since, self.first
 
-    def passed(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Seconds. Call it now and then: of threads that have ended, it knows what an earlier call has seen."""
-        at, found = now(self.pid)
+        at, found = read_times(self.pid)
         self.latest = self.latest | found
         ran = waited = 0.0
         for thread, (ran_then, waited_then) in self.latest.items():
@@ -95,6 +97,6 @@ def ready_in_time(ready: Callable[[float], object], pid: int, seconds: float) ->
         return True
     own = OwnTime(pid)
     while not ready(LOOKING):
-        if own.passed() > seconds - LOOKING:
+        if own.elapsed_seconds() > seconds - LOOKING:
             return False
     return True

@@ -14,11 +14,11 @@ from multiprocessing.connection import wait
 from typing import Any
 
 POSIX = os.name == "posix"
-"""Whether this system has sessions, and processes inherit sockets, as `begun` needs."""
+"""Whether this system has sessions, and processes inherit sockets, as `start_process` needs."""
 STANDARD_INPUT = 0
 
 
-def begun(serve: str, **options: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_process(serve: str, **options: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a process that calls a function with the descriptor of its end of a socket.
 
     `multiprocessing` would load the script again that calls the judge. The process has a session of its own: an
@@ -45,7 +45,7 @@ def begun(serve: str, **options: Any) -> tuple[subprocess.Popen[bytes], socket.s
     return process, ours
 
 
-def ended(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: subprocess.Popen[bytes]) -> None:
     """Kill the process, and what it has started in its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -66,7 +66,7 @@ def describe_end(code: int | None) -> str:
 
 
 def end_with_input() -> None:
-    """End this process with the one that has started it by `begun`, and holds its standard input open."""
+    """End this process with the one that has started it by `start_process`, and holds its standard input open."""
     threading.Thread(target=end_after, args=(STANDARD_INPUT,), daemon=True).start()
 
 

@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.arguments import expected_dtype
-from conformance.cases.arrays import heads_and_keys, joined
+from conformance.cases.arrays import heads_and_keys, join_projections
 from conformance.cases.axes import OFFSET
 from conformance.cases.case import Case
 from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
 from conformance.cases.expectations import Planted, allowed_pairs, empty_rows
 from conformance.cases.facts import operation_facts
-from conformance.cases.features import alignment, has_masks, within
+from conformance.cases.features import alignment, has_masks, supports_case
 from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
-from conformance.cases.signatures import definition, left_out
+from conformance.cases.signatures import definition, equals_default
 from conformance.cases.with_logsumexp import output_alone
-from conformance.runner.dimensions import Dimension, Part, Parts, dimensions, sizes_of, taken
-from conformance.sampling.layouts import in_memory
-from conformance.sampling.strategies import at, numpy_dtype, roundings
+from conformance.runner.dimensions import Dimension, Part, Parts, dimensions, sizes_of, take_parts
+from conformance.sampling.layouts import apply_memory
+from conformance.sampling.strategies import numpy_dtype, roundings, set_offset
 from specification.dtypes import FLOATING, compute_dtype_name
 from specification.masks import And, Dense, Or
 
@@ -56,7 +56,7 @@ class Reduced:
     steady: bool = True
 
 
-def reduced(
+def shrink_example(
     example: Example,
     declaration: Declaration,
     fails: Callable[[Example], bool],
@@ -85,7 +85,7 @@ ASKED_AGAIN = 8
 
 def cuttable(example: Example) -> bool:
     """Whether it is made of cases that can be cut alike."""
-    return mapped(example, lambda case: case) is not None
+    return map_cases(example, lambda case: case) is not None
 
 
 def call(example: Example) -> Case:
@@ -93,7 +93,7 @@ def call(example: Example) -> Case:
     return example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
 
 
-def mapped(example: Example, change: Change) -> Example | None:
+def map_cases(example: Example, change: Change) -> Example | None:
     """The example with all its cases changed alike; None where that cannot be, or nothing planted is left.
 
     What is planted stays attended to, or hidden: with that the rule changes which the example is of.
@@ -107,7 +107,7 @@ def mapped(example: Example, change: Change) -> Example | None:
                 return None
             marks = {name: planted.inputs[name] != clean.inputs[name] for name in example.marks}
             smaller = Planted(clean, planted, allowed_pairs(clean), marks, example.infinite)
-            left = any(mark.any() for mark in marks.values()) and smaller.attended == example.attended
+            left = any(mark.any() for mark in marks.values()) and smaller.is_attended == example.is_attended
             return smaller if left else None
         case (Case(), Case()):
             both = tuple(map(change, example))
@@ -155,7 +155,7 @@ class Search:
             known = len(self.failing)
             self.leave_out()
             if known == 1 and not keeps_numbers:
-                self.takes(mapped(self.example, plain_numbers))
+                self.takes(map_cases(self.example, plain_numbers))
             self.cut_together()
             for dimension in self.dimensions():
                 self.cut(dimension)
@@ -178,15 +178,15 @@ class Search:
             return False
         case = call(candidate)
         bare = self.masked and case.options.get("mask") is None
-        if bare or not within(case, self.declaration) or not self.fails(candidate):
+        if bare or not supports_case(case, self.declaration) or not self.fails(candidate):
             return False
         self.failing.append(candidate)
         return True
 
     def leave_out(self) -> None:
-        of_planted = [opened] if isinstance(self.example, Planted) else []
+        of_planted = [open_mask] if isinstance(self.example, Planted) else []
         for change in [*simplifications(call(self.example), self.declaration, self.keeps_dtype), *of_planted]:
-            if self.takes(mapped(self.example, change)):
+            if self.takes(map_cases(self.example, change)):
                 self.passed.clear()
 
     def cut_together(self) -> None:
@@ -209,7 +209,7 @@ class Search:
         moved = any(part.start for part in parts.values())
         if not moved and key in self.passed:
             return False
-        candidate = mapped(self.example, lambda case: self.promised(case, taken(case, parts)))
+        candidate = map_cases(self.example, lambda case: self.promised_case(case, take_parts(case, parts)))
         if candidate is not None and sizes_of(call(candidate)) == sizes and self.takes(candidate):
             if moved:
                 self.passed.clear()
@@ -221,9 +221,9 @@ class Search:
     def takes_last(self, dimension: Dimension, n: int) -> bool:
         return self.takes_parts(dimension.parts(n, self.size(dimension) - n))
 
-    def promised(self, before: Case, smaller: Case | None) -> Case | None:
+    def promised_case(self, before: Case, smaller: Case | None) -> Case | None:
         """The smaller case; None where rows come to allow nothing, and the subject does otherwise there."""
-        after = aligned(smaller, self.declaration)
+        after = align_masks(smaller, self.declaration)
         if after is None or after.operation != "attention" or self.declaration.convention("empty_rows") == "zero":
             return after
         return after if empty_rows(after).any() <= empty_rows(before).any() else None
@@ -283,12 +283,12 @@ def ladder(dimension: Dimension, size: int) -> Iterator[int]:
 # --- what a case can do without ---------------------------------------------------------------------------------------
 
 
-def aligned(case: Case | None, declaration: Declaration) -> Case | None:
+def align_masks(case: Case | None, declaration: Declaration) -> Case | None:
     """The case with causal masks where the subject has them, if it has them at one offset only."""
     if case is None or "offset" in declaration or case.options.get("mask") is None or not has_masks(case.operation):
         return case
     _, _, queries, keys = heads_and_keys(case)
-    mask = at(case.options["mask"], alignment(queries, keys, declaration))
+    mask = set_offset(case.options["mask"], alignment(queries, keys, declaration))
     return replace(case, options=case.options | {"mask": mask})
 
 
@@ -303,32 +303,32 @@ def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> 
     if case.with_logsumexp:
         yield output_alone
     if operation_facts(case.operation).rows is not None:
-        yield collapsed
+        yield collapse_axes
     beside = ("bias", "sinks", *KERNEL_ARGUMENTS)
     biases = [name for name in case.inputs if name in beside or name.endswith(".bias")]
     if len(biases) > 1:
-        yield without(*biases)
-    yield from (without(name) for name in biases if "[" not in name)
+        yield remove_arguments(*biases)
+    yield from (remove_arguments(name) for name in biases if "[" not in name)
     if case.options.get("dropout_keep") is not None or case.options.get("dropout_rate"):
-        yield without("dropout_keep", "dropout_rate")
+        yield remove_arguments("dropout_keep", "dropout_rate")
     if case.options.get("ignore") is not None:
         yield counting_all
     mask = case.options.get("mask")
     if mask is not None:
-        yield without("mask")
+        yield remove_arguments("mask")
     if isinstance(mask, And | Or):
         yield from (half("left"), half("right"))
     own = definition(case.operation)
     for name, value in case.options.items():
         optional = own.get(name, inspect.Parameter.empty) is not inspect.Parameter.empty
-        if optional and name not in NEVER_LEFT_OUT and not left_out(case.operation, name, value):
-            yield without(name)
+        if optional and name not in NEVER_LEFT_OUT and not equals_default(case.operation, name, value):
+            yield remove_arguments(name)
     if any("[" in name for name in case.inputs) and "num_heads" in case.options:
-        yield lambda case: replace(case, inputs=joined(case.inputs))
+        yield lambda case: replace(case, inputs=join_projections(case.inputs))
     if case.operation.startswith("attention"):
-        yield ungrouped
+        yield ungroup_heads
     if not keeps_dtype:
-        yield from (in_dtype(dtype, declaration) for dtype in SIMPLEST_FIRST[:1] if dtype in declaration.dtypes)
+        yield from (change_dtype(dtype, declaration) for dtype in SIMPLEST_FIRST[:1] if dtype in declaration.dtypes)
 
 
 def contiguous(case: Case) -> Case:
@@ -337,7 +337,7 @@ def contiguous(case: Case) -> Case:
     return replace(case, **plain)
 
 
-def without(*names: str) -> Change:
+def remove_arguments(*names: str) -> Change:
     """Without inputs or options of these names; None where there are none."""
 
     def change(case: Case) -> Case | None:
@@ -349,7 +349,7 @@ def without(*names: str) -> Change:
     return change
 
 
-def opened(case: Case) -> Case | None:
+def open_mask(case: Case) -> Case | None:
     """The same keys hidden, and all others seen by every query; None for masks that are no arrays, or are so already.
 
     Queries and keys can then be cut alike, and no row is left without a key.
@@ -385,7 +385,7 @@ def half(side: str) -> Change:
     return change
 
 
-def collapsed(case: Case) -> Case | None:
+def collapse_axes(case: Case) -> Case | None:
     """With one axis of rows, and one that is normalised."""
     kind = operation_facts(case.operation).rows
     if kind is None:
@@ -411,7 +411,7 @@ def collapsed(case: Case) -> Case | None:
     return replace(case, inputs=inputs, options=options, cotangents=cotangents)
 
 
-def ungrouped(case: Case) -> Case | None:
+def ungroup_heads(case: Case) -> Case | None:
     """With a key head of its own for every query head."""
     H, G = case.inputs["query"].shape[1], case.inputs["key"].shape[1]
     if H == G or G == 0:
@@ -420,7 +420,7 @@ def ungrouped(case: Case) -> Case | None:
     return replace(case, inputs=case.inputs | own)
 
 
-def in_dtype(dtype: str, declaration: Declaration) -> Change:
+def change_dtype(dtype: str, declaration: Declaration) -> Change:
     """In another dtype, companions too; None where that does not hold a number."""
 
     def change(case: Case) -> Case | None:
@@ -434,7 +434,7 @@ def in_dtype(dtype: str, declaration: Declaration) -> Change:
             inputs = {n: a.astype(numpy_dtype(wide.get(n, dtype))) for n, a in floating.items()}
             cotangents = {n: a.astype(numpy_dtype(expected_dtype(n, other))) for n, a in case.cotangents.items()}
         if any(
-            overflown(old, new[n])
+            has_overflown(old, new[n])
             for was, new in ((floating, inputs), (case.cotangents, cotangents))
             for n, old in was.items()
         ):
@@ -444,7 +444,7 @@ def in_dtype(dtype: str, declaration: Declaration) -> Change:
     return change
 
 
-def overflown(old: np.ndarray, new: np.ndarray) -> bool:
+def has_overflown(old: np.ndarray, new: np.ndarray) -> bool:
     """Whether a number has become infinite."""
     return bool((np.isinf(new.astype(float)) & np.isfinite(old.astype(float))).any())
 
@@ -459,4 +459,4 @@ def plain_numbers(case: Case, seed: int = 0) -> Case | None:
             finite, numbers = np.isfinite(array.astype(float)), rng.normal(size=array.shape)
             numbers = np.abs(numbers) if name in operation_facts(case.operation).positive else numbers
             inputs[name] = np.where(finite, numbers.astype(array.dtype), array)
-    return in_memory(replace(case, inputs=inputs), case.memory)
+    return apply_memory(replace(case, inputs=inputs), case.memory)

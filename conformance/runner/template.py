@@ -79,7 +79,7 @@ def reply(request: Request) -> Reply:
     while True:
         ready, _, _ = select.select([reader], [], [], LOOKING)
         if not ready:
-            if own.passed() <= request.seconds:
+            if own.elapsed_seconds() <= request.seconds:
                 continue
             ended = False
             os.kill(child, signal.SIGKILL)

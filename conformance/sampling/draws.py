@@ -89,14 +89,14 @@ def strategy_of(strategy: CaseStrategy, number: int, seed: int) -> st.SearchStra
     return strategy.row(number, seed) if isinstance(strategy, Rows) else strategy
 
 
-def drawn(strategy: CaseStrategy, count: int, seed: int) -> Iterator[tuple[int, Any]]:
+def draw_cases(strategy: CaseStrategy, count: int, seed: int) -> Iterator[tuple[int, Any]]:
     """(number, case): of several from one strategy the first is the simplest; none where the strategy has none."""
     hopeless, of_plan = 0, isinstance(strategy, Rows)
     if isinstance(strategy, Rows) and not strategy.strategies:
         return
     for number in range(count):
         simplest = number == 0 and count > 1 and not of_plan
-        found = of_seed(strategy_of(strategy, number, seed), own_seed(seed, number), simplest)
+        found = draw_from_seed(strategy_of(strategy, number, seed), own_seed(seed, number), simplest)
         hopeless = 0 if found or of_plan else hopeless + 1
         if hopeless == HOPELESS:
             return
@@ -104,7 +104,7 @@ def drawn(strategy: CaseStrategy, count: int, seed: int) -> Iterator[tuple[int, 
             yield number, found[0 if simplest else -1]
 
 
-def with_lot(strategy: st.SearchStrategy[Any], simplest: bool = True) -> st.SearchStrategy[tuple[int, Any]]:
+def add_lot(strategy: st.SearchStrategy[Any], simplest: bool = True) -> st.SearchStrategy[tuple[int, Any]]:
     """After the simplest case Hypothesis makes another first choice than that one's: this one, which is of no account.
 
     Without it a first choice (a dtype, say) would hardly ever come out as the simplest. Unless `simplest`, that case is
@@ -114,13 +114,13 @@ def with_lot(strategy: st.SearchStrategy[Any], simplest: bool = True) -> st.Sear
     return st.tuples(lot if simplest else lot.filter(bool), strategy)
 
 
-def of_seed(strategy: st.SearchStrategy[Any], seed: int, simplest: bool = True) -> list[Any]:
+def draw_from_seed(strategy: st.SearchStrategy[Any], seed: int, simplest: bool = True) -> list[Any]:
     """The case of one seed; `simplest`: after the simplest of all."""
     found: list[Any] = []
 
     @hypothesis.seed(seed)
     @drawing(EACH if simplest else 1, Phase.generate)
-    @hypothesis.given(with_lot(strategy, simplest))
+    @hypothesis.given(add_lot(strategy, simplest))
     def each(drawn: tuple[int, Any]) -> None:
         found.append(drawn[1])
 

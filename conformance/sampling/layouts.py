@@ -51,18 +51,18 @@ def choices(case: Case, declaration: Declaration) -> dict[str, list[str]]:
     """Layouts, with the arrays that each of them makes lie in another way."""
     rows_stay = declaration.convention("empty_rows") != "zero"  # an equal mask could leave more rows empty
 
-    def possible(layout: str, name: str, arrays: list[np.ndarray]) -> bool:
+    def is_possible(layout: str, name: str, arrays: list[np.ndarray]) -> bool:
         kind = role(name)
         if layout not in PLAUSIBLE[kind] or (kind in ("pairs", "cotangent") and layout in SHARED and rows_stay):
             return False
         return any(changes(layout, array.shape) for array in arrays)
 
     arrays = arrays_of(case)
-    found = {layout: [name for name in arrays if possible(layout, name, arrays[name])] for layout in LAYOUTS}
+    found = {layout: [name for name in arrays if is_possible(layout, name, arrays[name])] for layout in LAYOUTS}
     return {layout: names for layout, names in found.items() if names}
 
 
-def with_memory(draw: st.DrawFn, case: Case, declaration: Declaration, layout: str | None = None) -> Case:
+def draw_memory(draw: st.DrawFn, case: Case, declaration: Declaration, layout: str | None = None) -> Case:
     """Draw a memory layout for one array of a case or for all that can have it, or, two times in three, for none.
 
     Args:
@@ -83,16 +83,16 @@ def with_memory(draw: st.DrawFn, case: Case, declaration: Declaration, layout: s
         return case
     kind = draw(st.sampled_from(kinds))
     chosen = [draw(st.sampled_from(names[kind]))] if draw(st.booleans()) else names[kind]  # the simplest case has all
-    return in_memory(case, dict.fromkeys(chosen, kind))
+    return apply_memory(case, dict.fromkeys(chosen, kind))
 
 
 @st.composite
 def memory_cases(draw: st.DrawFn, cases: st.SearchStrategy[Case], layout: str, declaration: Declaration) -> Case:
     """Draw cases with this layout for one array, or for all that can have it; with another one if none can."""
-    return with_memory(draw, replace(draw(cases), memory={}), declaration, layout)
+    return draw_memory(draw, replace(draw(cases), memory={}), declaration, layout)
 
 
-def in_memory(case: Case, memory: dict[str, str]) -> Case:
+def apply_memory(case: Case, memory: dict[str, str]) -> Case:
     """The case with these layouts; values along axes of stride 0 are made equal."""
 
     def equal(name: str, array: np.ndarray) -> np.ndarray:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
-from conformance.cases.signatures import left_out
+from conformance.cases.signatures import equals_default
 from conformance.oracle.work import ball_work
-from conformance.sampling.layouts import with_memory
+from conformance.sampling.layouts import draw_memory
 from conformance.sampling.strategies import (
     DTYPES,
     MANY_KEYS,
@@ -23,9 +23,9 @@ from conformance.sampling.strategies import (
     draw_option,
     edges,
     numpy_dtype,
+    reset_lacking,
     seeds,
-    wanted,
-    without_lacking,
+    select_cotangents,
 )
 
 Plan = tuple[tuple[int, ...], int]
@@ -89,10 +89,12 @@ def loss_cases(
     of_rows = options["reduction"] == "none"
     bar = cotangent(draw, d, (count,), 0).reshape(shape) if of_rows else np.asarray(d.normal())
     unsaid = draw(st.booleans())
-    options = {n: value for n, value in options.items() if not (unsaid and left_out(operation, n, value))}
-    options = without_lacking(operation, {n: v for n, v in options.items() if v is not None}, declaration)
-    case = Case(operation, dtype, inputs, options, wanted({"output": bar}, declaration), special=bool(spoiled))
-    return with_memory(draw, case, declaration)
+    options = {n: value for n, value in options.items() if not (unsaid and equals_default(operation, n, value))}
+    options = reset_lacking(operation, {n: v for n, v in options.items() if v is not None}, declaration)
+    case = Case(
+        operation, dtype, inputs, options, select_cotangents({"output": bar}, declaration), special=bool(spoiled)
+    )
+    return draw_memory(draw, case, declaration)
 
 
 def rows_of(operation: str) -> str:

@@ -12,7 +12,7 @@ from conformance.bounds import optimizers as bounds_of
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.oracle.work import ball_work
-from conformance.sampling.layouts import with_memory
+from conformance.sampling.layouts import draw_memory
 from conformance.sampling.strategies import (
     DTYPES,
     HUGE,
@@ -95,7 +95,7 @@ def adam_cases(
         "square": square.astype(wide),
     }
     inputs = {name: array.reshape(shape) for name, array in arrays.items()}
-    return with_memory(draw, Case("adam_step", dtype, inputs, {"step": step, **given}, special=special), declaration)
+    return draw_memory(draw, Case("adam_step", dtype, inputs, {"step": step, **given}, special=special), declaration)
 
 
 @st.composite
@@ -130,7 +130,7 @@ def sgd_cases(
         "velocity": velocity.astype(wide),
     }
     inputs = {name: array.reshape(shape) for name, array in arrays.items()}
-    return with_memory(draw, Case("sgd_step", dtype, inputs, given, special=special), declaration)
+    return draw_memory(draw, Case("sgd_step", dtype, inputs, given, special=special), declaration)
 
 
 LIST_SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
@@ -188,4 +188,4 @@ def clip_cases(
         chosen = int(d.integers(0, len(arrays) - 1))
         arrays[chosen].flat[int(d.integers(0, arrays[chosen].size - 1))] = d.choice((np.nan, np.inf, -np.inf), 1)[0]
     inputs = {f"gradients[{i}]": array for i, array in enumerate(arrays)}
-    return with_memory(draw, Case("clip_by_global_norm", dtype, inputs, {"limit": limit}, special=special), declaration)
+    return draw_memory(draw, Case("clip_by_global_norm", dtype, inputs, {"limit": limit}, special=special), declaration)

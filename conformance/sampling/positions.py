@@ -10,7 +10,7 @@ from conformance.cases.axes import OFFSET
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.oracle.work import AFFORDABLE, ball_work
-from conformance.sampling.layouts import with_memory
+from conformance.sampling.layouts import draw_memory
 from conformance.sampling.strategies import (
     DTYPES,
     EXACTLY,
@@ -19,11 +19,11 @@ from conformance.sampling.strategies import (
     digits,
     draw_dtype,
     draw_option,
-    judged,
+    judged_dtypes,
+    reset_lacking,
     seeds,
+    select_cotangents,
     some,
-    wanted,
-    without_lacking,
 )
 from specification.positions import bucket_edges
 
@@ -48,9 +48,9 @@ def alibi_cases(
     offset = draw(st.one_of(st.sampled_from((0, 0, max(K - Q, 0), 511, 4099)), digits(4)))
     able = dtypes if "dtype" not in declaration.lacking else ("float32",)
     cheap, near = ball_work("alibi_bias", gradients=False, pairs=H * Q * K) <= EXACTLY, max(offset + Q, K) < LARGEST
-    able = tuple(d for d in judged(able, declaration) if (cheap or d != "float64") and (near or d != "float16"))
+    able = tuple(d for d in judged_dtypes(able, declaration) if (cheap or d != "float64") and (near or d != "float16"))
     given: dict[str, Any] = {"num_heads": H, "query_length": Q, "key_length": K, OFFSET: offset}
-    given = without_lacking("alibi_bias", given | {"dtype": draw(st.sampled_from(some(able)))}, declaration)
+    given = reset_lacking("alibi_bias", given | {"dtype": draw(st.sampled_from(some(able)))}, declaration)
     return Case("alibi_bias", given["dtype"], {}, given)
 
 
@@ -101,8 +101,8 @@ def relative_bias_cases(
     dtype = draw_dtype(draw, dtypes, declaration, work, AFFORDABLE / 8)
     d = Draw(draw(seeds), dtype)
     given: dict[str, Any] = {"query_length": Q, "key_length": K, "bidirectional": bidirectional, "furthest": furthest}
-    given = without_lacking("relative_position_bias", given | {OFFSET: offset}, declaration)
-    cotangents = wanted({"output": cotangent(draw, d, (1, H, Q, K), 0)}, declaration)
-    return with_memory(
+    given = reset_lacking("relative_position_bias", given | {OFFSET: offset}, declaration)
+    cotangents = select_cotangents({"output": cotangent(draw, d, (1, H, Q, K), 0)}, declaration)
+    return draw_memory(
         draw, Case("relative_position_bias", dtype, {"table": d.normal(rows, H)}, given, cotangents), declaration
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.oracle.work import ball_work
-from conformance.sampling.layouts import with_memory
+from conformance.sampling.layouts import draw_memory
 from conformance.sampling.strategies import (
     DTYPES,
     HUGE,
@@ -20,13 +20,13 @@ from conformance.sampling.strategies import (
     cotangent,
     draw_dtype,
     draw_option,
-    judged,
+    judged_dtypes,
     numpy_dtype,
+    reset_lacking,
     roundings,
     seeds,
+    select_cotangents,
     some,
-    wanted,
-    without_lacking,
 )
 from specification.rotary import (
     DynamicScaling,
@@ -151,7 +151,7 @@ def rotary_cases(
     """kinds: of positions. far: where they end, the choices; by default they are those of `STARTS`. partial: whether
     columns are left as they are; None now and then. scalings: the choices. special: NaN and infinity stand in x.
     """
-    B, H, T, D = within(draw(st.sampled_from(plans)), declaration)
+    B, H, T, D = limit_plan(draw(st.sampled_from(plans)), declaration)
     sizes = {"numbers": B * H * T * D, "angles": B * T * D}
     dtype = draw_dtype(draw, dtypes, declaration, ball_work("rotary_embedding", gradients=True, **sizes))
     d = Draw(draw(seeds), dtype)
@@ -172,20 +172,20 @@ def rotary_cases(
         "pairing": pairing,
         "rotary_width": width if part else None,
     }
-    options = without_lacking("rotary_embedding", options, declaration)
+    options = reset_lacking("rotary_embedding", options, declaration)
     x = numbers(d, draw(st.sampled_from(("usual",) if special else NUMBERS)), (B, H, T, D))
     if special:
         x = np.where(d.booleans(*x.shape, share=0.85), x, d.choice((np.nan, np.inf, -np.inf), *x.shape))
     stored = x.astype(numpy_dtype(dtype)) if special else d.cast(x)
     index = draw(st.sampled_from((np.int64, np.int32)))
-    cotangents = wanted({"output": cotangent(draw, d, (B, H, T, D), 2)}, declaration)
+    cotangents = select_cotangents({"output": cotangent(draw, d, (B, H, T, D), 2)}, declaration)
     inputs = {"x": stored, "positions": positions.astype(index)}
     rounding = roundings(declaration, dtype)
     case = Case("rotary_embedding", dtype, inputs, options, cotangents, special=special, rounding=rounding)
-    return with_memory(draw, case, declaration)
+    return draw_memory(draw, case, declaration)
 
 
-def within(plan: Plan, declaration: Declaration) -> Plan:
+def limit_plan(plan: Plan, declaration: Declaration) -> Plan:
     """The sizes within the subject's limits, with an even width."""
     names = ("batch", "heads", "length", "model_width")
     B, H, T, D = (min(size, declaration.limits.get(name, size)) for name, size in zip(names, plan, strict=True))
@@ -201,7 +201,7 @@ def frequency_cases(
     declaration: Declaration = EVERYTHING,
 ) -> Case:
     """scalings, widths: the choices. Results are float64, and so is every case."""
-    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if d == "float64")))
+    dtype = draw(st.sampled_from(some(d for d in judged_dtypes(dtypes, declaration) if d == "float64")))
     d, width = Draw(draw(seeds), dtype), draw(st.sampled_from(widths))
     width = min(width, declaration.limits.get("model_width", width))
     width -= width % 2
@@ -217,5 +217,5 @@ def frequency_cases(
         "scaling": scaling,
         "length": draw(st.sampled_from((length, length, length, None))) if needs else None,
     }
-    options = without_lacking("rotary_frequencies", options, declaration)
+    options = reset_lacking("rotary_frequencies", options, declaration)
     return Case("rotary_frequencies", dtype, {}, options, rounding=roundings(declaration, dtype))

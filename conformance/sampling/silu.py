@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.oracle.work import ball_work
-from conformance.sampling.layouts import with_memory
+from conformance.sampling.layouts import draw_memory
 from conformance.sampling.strategies import (
     DTYPES,
     HUGE,
@@ -20,7 +20,7 @@ from conformance.sampling.strategies import (
     draw_dtype,
     numpy_dtype,
     seeds,
-    wanted,
+    select_cotangents,
 )
 
 SHAPES = ((7,), (3, 5), (2, 3, 4), (1,), (40,))
@@ -55,5 +55,5 @@ def silu_cases(
     if special:
         x = np.where(d.booleans(count, share=0.7), d.choice((np.nan, np.inf, -np.inf), count), x)
     inputs = {"x": (x.astype(numpy_dtype(dtype)) if special else d.cast(x)).reshape(shape)}
-    cotangents = wanted({"output": cotangent(draw, d, (count,), 0).reshape(shape)}, declaration)
-    return with_memory(draw, Case("silu", dtype, inputs, {}, cotangents, special=special), declaration)
+    cotangents = select_cotangents({"output": cotangent(draw, d, (count,), 0).reshape(shape)}, declaration)
+    return draw_memory(draw, Case("silu", dtype, inputs, {}, cotangents, special=special), declaration)

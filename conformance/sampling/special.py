@@ -19,17 +19,17 @@ from conformance.sampling.strategies import (
     DTYPES,
     NORM_SHAPES,
     Draw,
-    allowed,
     attention_cases,
+    broadcast_mask,
     draw_mask,
     empty_row_convention,
-    judged,
+    judged_dtypes,
     merge_cases,
     norm_cases,
     roundings,
     seeds,
+    select_cotangents,
     sizes,
-    wanted,
 )
 from specification import Causal, Dense
 
@@ -53,7 +53,7 @@ def planted_cases(
     strict = where == "hidden" or declaration.convention("isolation") == "strict"
     mask, focus = "any" if strict else "none", tuple(sorted({*focus} & declaration.features))
     clean = draw(attention_cases(mask=mask, focus=focus, plans=plans, declaration=declaration))
-    isolated(clean, declaration, where == "hidden")
+    assume_isolation(clean, declaration, where == "hidden")
     assume(strict or allowed_pairs(clean).all())  # a bias of -inf hides too
     d = Draw(draw(seeds), clean.dtype)
     allowed, arrays = allowed_pairs(clean), dict(clean.inputs)
@@ -87,7 +87,7 @@ def planted_cases(
     return Planted(clean, dirty, allowed, marks, bool(np.isinf(poison)))
 
 
-def isolated(case: Case, declaration: Declaration, hidden: bool = True) -> None:
+def assume_isolation(case: Case, declaration: Declaration, hidden: bool = True) -> None:
     """The subject promises something about what is hidden, and its own kind of empty row does not read it."""
     assume(not hidden or declaration.convention("isolation") == "strict")
     assume(declaration.convention("empty_rows") == "zero" or allowed_pairs(case).any(-1).all())
@@ -97,7 +97,7 @@ def isolated(case: Case, declaration: Declaration, hidden: bool = True) -> None:
 def padded_queries(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[Case, Case]:
     """(with NaN in what follows a sequence's queries, the clean case)."""
     clean = draw(attention_cases(focus=("query_lengths",), others=False, declaration=declaration))
-    isolated(clean, declaration)
+    assume_isolation(clean, declaration)
     query = np.where(
         rows_past(clean)[:, None, :, None], clean.inputs["query"].dtype.type(np.nan), clean.inputs["query"]
     )
@@ -115,7 +115,7 @@ def hidden_cases(draw: st.DrawFn, operation: str, declaration: Declaration = EVE
         clean = draw(merge_cases(declaration=declaration))
     else:
         clean = draw(attention_cases(operation, mask="any", declaration=declaration))
-        isolated(clean, declaration)
+        assume_isolation(clean, declaration)
     d, poison = Draw(draw(seeds), clean.dtype), draw(st.sampled_from((np.nan, np.inf, -np.inf)))
     inputs = dict(clean.inputs)
     if operation == "merge_attention":
@@ -181,22 +181,22 @@ def sunken_cases(draw: st.DrawFn, level: float, declaration: Declaration = EVERY
     forbidden pair takes part with a score of its own (ATT-4). Forbidden scores are as low, or 0, far above the others.
     """
     assume({"scale", "bias"} <= declaration.features)
-    dtype = draw(st.sampled_from(judged(("float16", "bfloat16", "float32"), declaration)))
+    dtype = draw(st.sampled_from(judged_dtypes(("float16", "bfloat16", "float32"), declaration)))
     s, d = draw(sizes(dtype, declaration)), Draw(draw(seeds), dtype)
     inputs = {
         "query": d.normal(s.B, s.H, s.Q, s.D),
         "key": d.normal(s.B, s.G, s.K, s.D),
         "value": d.normal(s.B, s.G, s.K, s.V),
     }
-    cotangents = wanted({"output": d.normal(s.B, s.H, s.Q, s.V)}, declaration)
+    cotangents = select_cotangents({"output": d.normal(s.B, s.H, s.Q, s.V)}, declaration)
     options: dict[str, Any] = {"scale": 0.0, "mask": draw_mask(draw, "any", s, d, declaration)}
     bias = {depth: np.full((s.Q, s.K), depth, np.float32) for depth in (0.0, level)}
     if draw(st.sampled_from((True, False))):
-        visible = allowed(options["mask"], s)
+        visible = broadcast_mask(options["mask"], s)
         bias = {depth: np.where(visible, np.float32(depth), np.float32(0)) for depth in bias}
     rounding = roundings(declaration, dtype)
     flat = Case("attention", dtype, inputs | {"bias": bias[0.0]}, options, cotangents, rounding=rounding)
-    isolated(flat, declaration, hidden=False)
+    assume_isolation(flat, declaration, hidden=False)
     return replace(flat, inputs=inputs | {"bias": bias[level]}), flat
 
 
@@ -207,7 +207,7 @@ def deep_cases(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[
     What `sunken_cases` does by a bias, for subjects that take none. The key's gradient alone is another one with
     products of 0.
     """
-    dtype = draw(st.sampled_from(judged(("float16", "bfloat16", "float32"), declaration)))
+    dtype = draw(st.sampled_from(judged_dtypes(("float16", "bfloat16", "float32"), declaration)))
     s, d = draw(sizes(dtype, declaration)), Draw(draw(seeds), dtype)
     rounding = roundings(declaration, dtype)
     narrow = "float16" in (dtype, rounding.get("products"))
@@ -222,10 +222,10 @@ def deep_cases(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[
     options = {"mask": draw_mask(draw, "any", s, d, declaration)}
     if "scale" in declaration:  # a rounded one would leave no power of two for a constant that comes after it
         options["scale"] = 1.0
-    cotangents = wanted({"output": d.normal(s.B, s.H, s.Q, s.V)}, declaration)
+    cotangents = select_cotangents({"output": d.normal(s.B, s.H, s.Q, s.V)}, declaration)
     constants = ("key",) if cotangents else ()
     case = Case("attention", dtype, inputs, options, cotangents, rounding=rounding, constants=constants)
-    isolated(case, declaration, hidden=False)
+    assume_isolation(case, declaration, hidden=False)
     return case, replace(case, inputs=inputs | {"query": np.zeros_like(query)})
 
 
@@ -239,18 +239,18 @@ def towering_cases(
     exactly equal for the keys that share the row's maximum and 0 for the rest (ATT-10).
     """
     assume("scale" in declaration)
-    dtype = draw(st.sampled_from(judged(DTYPES, declaration)))
+    dtype = draw(st.sampled_from(judged_dtypes(DTYPES, declaration)))
     s, d = draw(sizes(dtype, declaration)), Draw(draw(seeds), dtype)
     inputs = {
         "query": d.integers(-2, 2, s.B, s.H, s.Q, s.D).astype(d.normal(1).dtype),
         "key": d.integers(-2, 2, s.B, s.G, s.K, s.D).astype(d.normal(1).dtype),
         "value": d.normal(s.B, s.G, s.K, s.V),
     }
-    cotangents = wanted({"output": d.normal(s.B, s.H, s.Q, s.V)}, declaration)
+    cotangents = select_cotangents({"output": d.normal(s.B, s.H, s.Q, s.V)}, declaration)
     options: dict[str, Any] = {"scale": draw(st.sampled_from(scales))}
     options["mask"] = draw_mask(draw, "maybe", s, d, declaration)
     case = Case("attention", dtype, inputs, options, cotangents, rounding=roundings(declaration, dtype))
-    isolated(case, declaration, hidden=False)
+    assume_isolation(case, declaration, hidden=False)
     return case, replace(case, options={"scale": 0.0, "mask": Dense(largest(case, s))})
 
 
@@ -270,12 +270,12 @@ def absent_sinks(
 ) -> tuple[Case, Case]:
     """Sinks of -inf; and the same case without sinks, which they do not change (ATT-5)."""
     assume("sinks" in declaration)
-    plain = declaration.without("sinks")
+    plain = declaration.remove_features("sinks")
     if draw(st.sampled_from((True, True, False))):  # rows that are left with nothing at all
         clean = draw(empty_row_cases(operation, declaration=plain))
     else:
         clean = draw(attention_cases(operation, mask="maybe", others=False, declaration=plain))
-    isolated(clean, declaration, hidden=False)
+    assume_isolation(clean, declaration, hidden=False)
     query = clean.inputs["query"]
     sinks = np.full(query.shape[1], -np.inf, query.dtype)
     return replace(clean, inputs=clean.inputs | {"sinks": sinks}, special=True), clean
@@ -295,7 +295,7 @@ def infinite_scores(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> t
     key[:, :, place, 0] = np.inf
     allowed[..., place] = False
     clean = replace(clean, inputs=inputs, options=clean.options | {"mask": Dense(allowed)})
-    isolated(clean, declaration, hidden=False)
+    assume_isolation(clean, declaration, hidden=False)
     seen = allowed.copy()
     seen[..., place] = True
     dirty = replace(clean, inputs=inputs | {"key": key}, options=clean.options | {"mask": Dense(seen)}, special=True)
@@ -330,7 +330,7 @@ def narrow_masks(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> Case
     d, (B, H, Q, _), K = Draw(draw(seeds), case.dtype), case.inputs["query"].shape, case.inputs["key"].shape[2]
     shape = draw(st.sampled_from(((B, 1, Q, K), (1, H, Q, K))))
     case = replace(case, options=case.options | {"mask": Dense(d.booleans(*shape))})
-    isolated(case, declaration, hidden=False)
+    assume_isolation(case, declaration, hidden=False)
     return case
 
 
@@ -342,7 +342,7 @@ def flat_masks(draw: st.DrawFn, plans: tuple[Sizes, ...] | None = None, declarat
     d = Draw(draw(seeds), case.dtype)
     shape = (case.inputs["query"].shape[2], case.inputs["key"].shape[2])
     case = replace(case, options=case.options | {"mask": Dense(d.booleans(*shape))})
-    isolated(case, declaration, hidden=False)
+    assume_isolation(case, declaration, hidden=False)
     return case
 
 

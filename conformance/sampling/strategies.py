@@ -28,11 +28,11 @@ from conformance.cases.declaration import EVERYTHING, SIMPLEST_FIRST, Declaratio
 from conformance.cases.expectations import empty_rows as rows_without_keys
 from conformance.cases.features import alignment
 from conformance.cases.signatures import default
-from conformance.cases.sizes import Sizes, adapted
+from conformance.cases.sizes import Sizes, adapt_sizes
 from conformance.cases.with_logsumexp import returns_both
 from conformance.oracle.reference import balls_available
 from conformance.oracle.work import ball_work
-from conformance.sampling.layouts import with_memory
+from conformance.sampling.layouts import draw_memory
 from reference_numpy import materialize
 from reference_numpy.feed_forward import ACTIVATIONS as ACTIVATION_FUNCTIONS
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
@@ -43,7 +43,7 @@ from specification.masks import And, Or
 DTYPES = SIMPLEST_FIRST
 
 
-def judged(dtypes: tuple[str, ...], declaration: Declaration) -> tuple[str, ...]:
+def judged_dtypes(dtypes: tuple[str, ...], declaration: Declaration) -> tuple[str, ...]:
     """Those that the subject takes. Without its oracle, float64 cannot be judged."""
     return some(d for d in dtypes if d in declaration.dtypes and (d != "float64" or balls_available()))
 
@@ -63,7 +63,7 @@ def draw_dtype(
     draw: st.DrawFn, dtypes: tuple[str, ...], declaration: Declaration, work: float, limit: float = EXACTLY
 ) -> str:
     """Draw a dtype that the subject takes; not float64 where its oracle's work is beyond the limit."""
-    return draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if work <= limit or d != "float64")))
+    return draw(st.sampled_from(some(d for d in judged_dtypes(dtypes, declaration) if work <= limit or d != "float64")))
 
 
 SHORT = (
@@ -159,11 +159,11 @@ def sizes(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None 
 
 def sizes_for(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None) -> list[Sizes]:
     usual = SHORT if dtype == "float64" else SHORT + LONG
-    found = dict.fromkeys(adapted(plan, declaration) for plan in (usual if plans is None else plans))
+    found = dict.fromkeys(adapt_sizes(plan, declaration) for plan in (usual if plans is None else plans))
     if dtype != "float64":
         return [*found]
     able = [s for s in found if exactly_affordable(s)]
-    few = [s for s in able if s in {adapted(plan, declaration) for plan in FLOAT64}]
+    few = [s for s in able if s in {adapt_sizes(plan, declaration) for plan in FLOAT64}]
     return few if few and declaration.compiled and len(declaration.dtypes) > 1 else able
 
 
@@ -181,7 +181,7 @@ def dtype_and_sizes(
     """A dtype, and sizes for it. grouped: True for H > G only, False for H = G."""
     able = {
         dtype: [s for s in sizes_for(dtype, declaration, plans) if grouped is None or (s.H > s.G) == grouped]
-        for dtype in judged(dtypes, declaration)
+        for dtype in judged_dtypes(dtypes, declaration)
     }
     chosen = st.sampled_from(some(dtype for dtype, found in able.items() if found))
     return chosen.flatmap(lambda dtype: st.tuples(st.just(dtype), st.sampled_from(able[dtype])))
@@ -224,11 +224,11 @@ def window(draw: st.DrawFn, s: Sizes, d: Draw, only: tuple[Window, ...] = ()) ->
     if left is None and right is None:
         right = draw(st.integers(0, s.K // 3))
     if s.K > MANY_KEYS and draw(st.integers(0, 3)) > 0:
-        offset = at_tile(draw, s, offset, right if right is not None else -(left or 0))
+        offset = tile_offset(draw, s, offset, right if right is not None else -(left or 0))
     return SlidingWindow(left, right, offset)
 
 
-def at_tile(draw: st.DrawFn, s: Sizes, offset: Any, side: int) -> Any:
+def tile_offset(draw: st.DrawFn, s: Sizes, offset: Any, side: int) -> Any:
     """The nearest offset at which a window's edge is where a tile of keys ends, or one key before or after.
 
     side: how many keys the edge is past the query's own place.
@@ -242,7 +242,7 @@ MOST_PAIRS = 2**22
 """Of queries and keys, in a case that is larger than a window."""
 
 
-def past_windows(declaration: Declaration) -> tuple[Sizes, ...]:
+def window_sizes(declaration: Declaration) -> tuple[Sizes, ...]:
     """Sizes at which each edge of the windows that a subject takes leaves out keys, wherever its windows stand.
 
     Few queries have more keys than the window, or so many queries few keys. Where lengths are equal there are more
@@ -251,9 +251,9 @@ def past_windows(declaration: Declaration) -> tuple[Sizes, ...]:
     sides = {side for pair in declaration.windows for side in pair if side is not None}
     longer = [side + 6 for side in sorted(sides)]
     plans = [s for n in longer for s in (Sizes(2, 2, 1, 3, n, 5, 4), Sizes(1, 4, 2, n, 4, 3, 6))]
-    found = dict.fromkeys(adapted(s, declaration) for s in plans)
+    found = dict.fromkeys(adapt_sizes(s, declaration) for s in plans)
     if "cross" not in declaration:
-        found = dict.fromkeys(adapted(Sizes(1, 1, 1, n, n, 5, 4), declaration) for n in longer)
+        found = dict.fromkeys(adapt_sizes(Sizes(1, 1, 1, n, n, 5, 4), declaration) for n in longer)
     return tuple(s for s in found if s.B * s.H * s.Q * s.K <= MOST_PAIRS)
 
 
@@ -322,7 +322,7 @@ MASKS: Masks = {
 }
 
 
-def combined(draw: st.DrawFn, s: Sizes, d: Draw, available: Masks, either: bool) -> Any:
+def draw_combination(draw: st.DrawFn, s: Sizes, d: Draw, available: Masks, either: bool) -> Any:
     """available: the kinds to choose from. either: some are joined by |."""
     kinds = draw(st.lists(st.sampled_from(sorted(available)), min_size=2, max_size=min(3, len(available)), unique=True))
     parts = [available[kind](draw, s, d) for kind in kinds]
@@ -352,16 +352,16 @@ def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw, declaration: Declar
         return Causal(aligned)
     masks: Masks = {**MASKS, "window": partial(window, only=declaration.windows)}
     if kind == "combined":
-        mask = combined(draw, s, d, {name: masks[name] for name in kinds}, "or" in declaration)
+        mask = draw_combination(draw, s, d, {name: masks[name] for name in kinds}, "or" in declaration)
     else:
         mask = masks[kind](draw, s, d)
-    return mask if "offset" in declaration else at(mask, aligned)
+    return mask if "offset" in declaration else set_offset(mask, aligned)
 
 
-def at(mask: Any, offset: int) -> Any:
+def set_offset(mask: Any, offset: int) -> Any:
     """The same with every causal mask and window at this offset."""
     if isinstance(mask, And | Or):
-        return type(mask)(at(mask.left, offset), at(mask.right, offset))
+        return type(mask)(set_offset(mask.left, offset), set_offset(mask.right, offset))
     if isinstance(mask, Causal):
         return Causal(offset)
     return SlidingWindow(mask.left, mask.right, offset) if isinstance(mask, SlidingWindow) else mask
@@ -373,7 +373,7 @@ def kinds_of_masks(declaration: Declaration) -> tuple[list[str], tuple[str, ...]
     return kinds, ("combined",) if len(kinds) > 1 and "combined" in declaration else ()
 
 
-def possible(mask: str, declaration: Declaration) -> bool:
+def takes_mask(mask: str, declaration: Declaration) -> bool:
     """Whether a subject takes such masks at all; asked first, because drawing a case only to drop it takes time."""
     kinds, several = kinds_of_masks(declaration)
     if mask in ("none", "maybe"):
@@ -381,7 +381,7 @@ def possible(mask: str, declaration: Declaration) -> bool:
     return mask in (*kinds, *several) or (mask == "any" and bool(kinds))
 
 
-def allowed(mask: Any, s: Sizes) -> np.ndarray:
+def broadcast_mask(mask: Any, s: Sizes) -> np.ndarray:
     return np.broadcast_to(materialize(mask, s.Q, s.K, batch=s.B, heads=s.H), (s.B, s.H, s.Q, s.K))
 
 
@@ -412,14 +412,14 @@ def attention_cases(
     grouped: True for H > G only. plans: the sizes to draw from, instead of the usual ones. shared_bias: many heads or
     batch elements have one bias.
     """
-    assume(set(focus) <= declaration.features and possible(mask, declaration))
+    assume(set(focus) <= declaration.features and takes_mask(mask, declaration))
     if declaration.compiled and plans is None and set(focus) & set(FEATURES):
         plans = FEATURED
     if declaration.windows and plans is None and mask == "window":
-        plans = past_windows(declaration)
+        plans = window_sizes(declaration)
     dtype, s = draw(dtype_and_sizes(dtypes, declaration, plans, grouped))
     d = Draw(draw(seeds), dtype)
-    features = (set(focus) | (other_features(draw, rate, declaration) if others else set())) & declaration.features
+    features = (set(focus) | (draw_features(draw, rate, declaration) if others else set())) & declaration.features
     if operation != "attention":
         features.discard("dropout")
     rounding = roundings(declaration, dtype)
@@ -450,10 +450,10 @@ def attention_cases(
         if convention == "any":
             for array in cotangents.values():
                 array[empty] = 0
-    return with_memory(draw, replace(case, cotangents=cotangents, with_logsumexp=both), declaration)
+    return draw_memory(draw, replace(case, cotangents=cotangents, with_logsumexp=both), declaration)
 
 
-def other_features(draw: st.DrawFn, rate: int, declaration: Declaration) -> set[str]:
+def draw_features(draw: st.DrawFn, rate: int, declaration: Declaration) -> set[str]:
     """Each with a chance of one in `rate`. Where every combination is compiled, all of them or none."""
     if declaration.compiled:
         return set(FEATURES) if draw(st.integers(0, rate - 1)) == rate - 1 else set()
@@ -479,7 +479,7 @@ def cotangent(
     return array
 
 
-def over_rows(draw: st.DrawFn, d: Draw, shape: tuple[int, ...], trailing: int = 1) -> np.ndarray:
+def draw_row_cotangents(draw: st.DrawFn, d: Draw, shape: tuple[int, ...], trailing: int = 1) -> np.ndarray:
     """What gradients start from that are summed over rows; the bound of their sum grows with the number of rows.
 
     trailing: axes that make up one row.
@@ -559,14 +559,14 @@ def attention_inputs(
         peak = max(2.0, 0.6 * np.log(s.K), 2 * spread)
         key[:, :, standing_out] *= peak / max(spread, 1.0)
         score = 2.2 * peak * (60 if kind == "saturated" else 1)
-        key[:, :, -2:] = sought(query[:, :: max(s.H // max(s.G, 1), 1), -1:], key[:, :, -2:], score)
+        key[:, :, -2:] = turn_keys(query[:, :: max(s.H // max(s.G, 1), 1), -1:], key[:, :, -2:], score)
         if value is not None and kind != "huge":
             value[:, :, standing_out] *= 8
     inputs = {"query": d.cast(query), "key": d.cast(key)}
     return inputs | ({} if value is None else {"value": d.cast(value)}), {}
 
 
-def sought(query: np.ndarray, key: np.ndarray, score: float) -> np.ndarray:
+def turn_keys(query: np.ndarray, key: np.ndarray, score: float) -> np.ndarray:
     """Keys [B, G, 2, D] turned so that a query [B, G, 1, D], by the default scale, gives them about this score.
 
     Random keys, however large, have a score below 0 half of the time, and nobody misses them.
@@ -655,10 +655,12 @@ def merge_cases(
         logsumexp[d.booleans(s.B, s.H, s.Q, share=0.2)] = -np.inf
         inputs[f"logsumexps[{i}]"] = logsumexp
     cotangents = {"output": d.normal(s.B, s.H, s.Q, s.V), "logsumexp": d.normal(s.B, s.H, s.Q, dtype=wide)}
-    return with_memory(draw, Case("merge_attention", dtype, inputs, {}, wanted(cotangents, declaration)), declaration)
+    return draw_memory(
+        draw, Case("merge_attention", dtype, inputs, {}, select_cotangents(cotangents, declaration)), declaration
+    )
 
 
-def wanted(cotangents: dict[str, np.ndarray], declaration: Declaration) -> dict[str, np.ndarray]:
+def select_cotangents(cotangents: dict[str, np.ndarray], declaration: Declaration) -> dict[str, np.ndarray]:
     return cotangents if "gradients" in declaration else {}
 
 
@@ -698,11 +700,11 @@ def multi_head_cases(
     features = set(focus) | ({f for f in FEATURES if draw(st.integers(0, 5)) == 5} & declaration.features)
     add_features(draw, s, d, features, inputs, options)
     # Without promises about empty rows, none are asked for.
-    visible = allowed(options["mask"], s) & (inputs.get("bias", 0.0) != -np.inf)
+    visible = broadcast_mask(options["mask"], s) & (inputs.get("bias", 0.0) != -np.inf)
     assume(declaration.convention("empty_rows") == "zero" or visible.any(-1).all())
-    cotangents = wanted({"output": d.normal(s.B, s.Q, E_out)}, declaration)
+    cotangents = select_cotangents({"output": d.normal(s.B, s.Q, E_out)}, declaration)
     rounding = roundings(declaration, dtype)
-    return with_memory(
+    return draw_memory(
         draw, Case("multi_head_attention", dtype, inputs, options, cotangents, rounding=rounding), declaration
     )
 
@@ -749,7 +751,7 @@ def norm_cases(
     shape, axes = draw(st.sampled_from(some(s for s in shapes if s[1] == 1 or "axes" in declaration)))
     sizes = {"rows": prod(shape[:-axes]), "width": prod(shape[-axes:])}
     cheap = ball_work(operation, gradients=gradients, **sizes) <= EXACTLY * (4 if far else 1)
-    able = some(d for d in judged(dtypes, declaration) if cheap or d != "float64")
+    able = some(d for d in judged_dtypes(dtypes, declaration) if cheap or d != "float64")
     wide = far and sizes["width"] > WIDE_ROW and "float64" in able
     dtype = draw(st.sampled_from(("float64",) if wide else able))
     d, scale = Draw(draw(seeds), dtype), draw(st.sampled_from(spreads))
@@ -783,10 +785,12 @@ def norm_cases(
     if operation != "layer_norm" or epsilons or (not default_eps and draw(st.booleans())):
         usual = [eps for eps in EPSILONS if shape[-1] <= MANY_KEYS or eps <= scale**2]
         options["eps"] = draw(st.sampled_from(epsilons or usual))
-    options = without_lacking(operation, options, declaration)
-    cotangents = wanted({"output": over_rows(draw, d, shape, axes)}, declaration) if gradients else {}
+    options = reset_lacking(operation, options, declaration)
+    cotangents = (
+        select_cotangents({"output": draw_row_cotangents(draw, d, shape, axes)}, declaration) if gradients else {}
+    )
     rounding = roundings(declaration, dtype)
-    return with_memory(draw, Case(operation, dtype, inputs, options, cotangents, rounding=rounding), declaration)
+    return draw_memory(draw, Case(operation, dtype, inputs, options, cotangents, rounding=rounding), declaration)
 
 
 def norm_shapes(rows: int, width: int) -> tuple[NormShape, ...]:
@@ -798,7 +802,7 @@ def norm_shapes(rows: int, width: int) -> tuple[NormShape, ...]:
     return tuple(((*front, *back), len(back)) for front in leading for back in inner if len(back) == 1 or back[1] > 1)
 
 
-def without_lacking(operation: str, options: dict[str, Any], declaration: Declaration) -> dict[str, Any]:
+def reset_lacking(operation: str, options: dict[str, Any], declaration: Declaration) -> dict[str, Any]:
     """The options with the operation's own defaults for those that the function has no parameter for."""
     return {n: default(operation, n) if n in declaration.lacking else value for n, value in options.items()}
 
@@ -839,8 +843,8 @@ def feed_forward_cases(
     options: dict[str, Any] = {"activation": draw_option(draw, operation, "activation", activations, declaration)}
     if draw(st.integers(0, 2)) == 0 and "dropout" in declaration:
         options |= {"dropout_rate": 0.25, "dropout_keep": d.booleans(*shape[:-1], inner, share=0.75)}
-    cotangents = wanted({"output": over_rows(draw, d, (*shape[:-1], outer))}, declaration)
-    return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
+    cotangents = select_cotangents({"output": draw_row_cotangents(draw, d, (*shape[:-1], outer))}, declaration)
+    return draw_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
 
 
 ROUNDED_ALIKE = {
@@ -855,7 +859,7 @@ and the product round up in the first, down in the second: with the activation's
 @st.composite
 def gates_rounded_alike(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> Case:
     """Two columns whose errors add up in their difference, which is about 0 and adds no rounding of its own."""
-    dtype = draw(st.sampled_from(judged(("bfloat16",), declaration)))
+    dtype = draw(st.sampled_from(judged_dtypes(("bfloat16",), declaration)))
     name = draw_option(draw, "gated_feed_forward", "activation", ROUNDED_ALIKE, declaration)
     d, (x, gate, inner) = Draw(0, dtype), np.array(ROUNDED_ALIKE[name]).T
     inner = inner * 2.0 ** draw(st.integers(-3, 3))
@@ -867,7 +871,7 @@ def gates_rounded_alike(draw: st.DrawFn, declaration: Declaration = EVERYTHING) 
         "inner.weight": np.diag(inner),
     }
     inputs = {name: d.cast(array) for name, array in (inputs | {"outer.weight": outer}).items()}
-    return with_memory(draw, Case("gated_feed_forward", dtype, inputs, {"activation": name}), declaration)
+    return draw_memory(draw, Case("gated_feed_forward", dtype, inputs, {"activation": name}), declaration)
 
 
 EXACT_POSITIONS = 2**15
@@ -893,9 +897,9 @@ def sinusoidal_cases(
         "width": draw(st.integers(1, min(70, limits.get("model_width", 70)))) if plan is None else plan[1],
         "offset": draw(st.sampled_from(offsets) if offsets else st.one_of(st.sampled_from((0, 511, 4099)), digits(4))),
         "exponent": draw(st.sampled_from(("shared", "doubled"))),
-        "dtype": draw(st.sampled_from(judged(dtypes, declaration))),
+        "dtype": draw(st.sampled_from(judged_dtypes(dtypes, declaration))),
     }
-    options = without_lacking("sinusoidal_positions", options, declaration)
+    options = reset_lacking("sinusoidal_positions", options, declaration)
     return Case("sinusoidal_positions", options["dtype"], {}, options)
 
 
@@ -934,6 +938,6 @@ def lookup_cases(
         if rows > MANY_KEYS:  # so that the last rows are read, whatever is drawn
             inputs["ids"].reshape(-1)[-2:] = (rows - 2, rows - 1)[-inputs["ids"].size :]
         options = {"scaled": draw_option(draw, operation, "scaled", scaled, declaration)}
-    options = without_lacking(operation, options, declaration)
-    cotangents = wanted({result_names(operation)[0]: cotangent(draw, d, (*shape, width), 0)}, declaration)
-    return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
+    options = reset_lacking(operation, options, declaration)
+    cotangents = select_cotangents({result_names(operation)[0]: cotangent(draw, d, (*shape, width), 0)}, declaration)
+    return draw_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)

@@ -32,7 +32,7 @@ from conformance.judge.checking import EFFORTS
 from conformance.judge.run import breaks, cases_of, run_refusals, seed_of
 from conformance.operations.probes import probes_of
 from conformance.runner.in_process import TIME_LIMIT, Runner
-from conformance.sampling.draws import Rows, drawn, of_seed, own_seed
+from conformance.sampling.draws import Rows, draw_cases, draw_from_seed, own_seed
 from conformance.selftest.selftest import Planted, choose_planted, group_planted
 
 CASES, ENOUGH = 60, 20
@@ -140,7 +140,7 @@ def after_probe(probe: Probe, before: Sequence[tuple[Detection, Runner]], cases:
     now = [detection for detection, _ in before]
     of_probe = seed_of(probe, seed)
     settled = starts_the_same(probe.cases, of_probe)
-    for number, example in drawn(probe.cases, cases, of_probe):
+    for number, example in draw_cases(probe.cases, cases, of_probe):
         asked = [index for index, detection in enumerate(now) if number < ENOUGH or not detection.sure]
         if not asked:
             break
@@ -165,7 +165,7 @@ def after_plan(
             for index, detection in enumerate(now)
             if not detection.sure and (turn < AT_FIRST or any(shows[index][row]))
         ]
-        drawn_now = of_seed(rows[row], own_seed(of_probe, turn * len(rows) + row), False) if asked else []
+        drawn_now = draw_from_seed(rows[row], own_seed(of_probe, turn * len(rows) + row), False) if asked else []
         for example in drawn_now[-1:]:
             shared = probe.check.prepare(example)
             for index in asked:
@@ -184,7 +184,7 @@ def shown_by(probe: Probe, runner: Runner, example: Any, shared: Any) -> bool:
 
 def starts_the_same(strategy: SearchStrategy[Any], seed: int) -> bool:
     """Whether the first case is the same with every seed, of some."""
-    firsts = (of_seed(strategy, own_seed(seed, number))[:1] for number in range(SEEDS))
+    firsts = (draw_from_seed(strategy, own_seed(seed, number))[:1] for number in range(SEEDS))
     return len({json.dumps(encode(tuple(first))) for first in firsts}) == 1
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.cases.declaration import listed
+from conformance.cases.declaration import split_names
 from conformance.checks.results import Results
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import STUCK, run_probe, run_refusals, silent
@@ -30,7 +30,7 @@ from conformance.mistakes.planting import PlantedMistake
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import balls_available
 from conformance.reports.sentences import describe_finding
-from conformance.runner.cores import kind, start, together
+from conformance.runner.cores import group_indices, kind, start
 from conformance.runner.in_process import TIME_LIMIT, Runner
 from conformance.selftest.behaviours import behaviours, missing_frameworks
 from conformance.subjects.subject import Subject
@@ -77,7 +77,7 @@ def choose_planted(only: Collection[str] | None) -> tuple[Planted, ...]:
     """Return those of these rules, operations or frameworks, or with these words in their names; all for None."""
     if not only:
         return everything_planted()
-    words = listed(only)
+    words = split_names(only)
 
     def is_meant(one: Planted, word: str) -> bool:
         return word in (one.rule, one.operation, one.arrays) or word in one.name
@@ -139,7 +139,7 @@ class Suspect(Runner):
 
 def group_planted(planted: Sequence[Planted]) -> list[list[int]]:
     """Return the indices of those that the same cases test, largest group first."""
-    return together([(p.rule, p.operation, p.arrays, kind(p.make().declaration)) for p in planted])
+    return group_indices([(p.rule, p.operation, p.arrays, kind(p.make().declaration)) for p in planted])
 
 
 def judge_together(planted: Sequence[Planted], effort: str, seed: int) -> Outcome:

@@ -10,14 +10,14 @@ from rich.table import Table
 
 from conformance.bounds import bound
 from conformance.cases.case import Case
-from conformance.cases.features import within
+from conformance.cases.features import supports_case
 from conformance.checks.comparison import judge
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import run_probe, silent
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import oracle
 from conformance.runner.in_process import Runner
-from conformance.sampling.draws import drawn
+from conformance.sampling.draws import draw_cases
 from conformance.sampling.strategies import attention_cases
 from conformance.selftest.selftest import Planted, everything_planted
 from conformance.subjects.subject import Subject
@@ -71,7 +71,11 @@ def caught(fault: Planted, seed: int) -> bool:
 def sensitivity(fault: Planted, count: int, runs: int, seed: int) -> Sensitivity:
     subject = fault.make()
     cases = attention_cases(dtypes=("float32",), gradients=False, declaration=subject.declaration)
-    ratios = [ratio_of(case, subject) for _, case in drawn(cases, count, seed) if within(case, subject.declaration)]
+    ratios = [
+        ratio_of(case, subject)
+        for _, case in draw_cases(cases, count, seed)
+        if supports_case(case, subject.declaration)
+    ]
     hits = sum(caught(fault, seed + run) for run in range(runs))
     return Sensitivity(fault.title, float(np.mean(np.array(ratios) > 1)), float(np.median(ratios)), hits, runs)
 

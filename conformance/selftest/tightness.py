@@ -30,11 +30,11 @@ from rich.text import Text
 
 from conformance.bounds import bound
 from conformance.cases.case import Case
-from conformance.cases.features import within
+from conformance.cases.features import supports_case
 from conformance.checks.comparison import judge
 from conformance.operations.common import WIDE
 from conformance.oracle.reference import oracle
-from conformance.reports.markdown import as_markdown
+from conformance.reports.markdown import format_markdown
 from conformance.sampling.draws import drawing
 from conformance.sampling.operations import operation_cases
 from conformance.sampling.strategies import DTYPES, norm_cases
@@ -120,7 +120,7 @@ def ratios_of(case: Case, subjects: Sequence[Subject]) -> Ratios:
     truth, bounds = oracle(case), bound(case)
     found: Ratios = defaultdict(float)
     for subject in subjects:
-        if within(case, subject.declaration):
+        if supports_case(case, subject.declaration):
             for finding in judge(case, subject(case), truth, bounds):
                 name = re.sub(r"\[\d+\]", "", finding.name)
                 found[name] = max(found[name], finding.ratio)
@@ -221,7 +221,7 @@ def page(tightness: Tightness, sensitivities: Sequence[sensitivity.Sensitivity])
     """docs/tightness.md."""
     low, high = WANTED
     wrong, honest = sensitivity.sensitivity_table(sensitivities), tightness_table(tightness)
-    return PAGE.format(low=low, high=high, wrong=as_markdown(wrong), honest=as_markdown(honest))
+    return PAGE.format(low=low, high=high, wrong=format_markdown(wrong), honest=format_markdown(honest))
 
 
 def renewed(text: str, found: Tightness) -> str:
@@ -229,7 +229,7 @@ def renewed(text: str, found: Tightness) -> str:
     head, honest = text[: text.index(FIRST)], stored(text)
     for key, row in found.rows.items():
         honest.rows[key] |= row
-    return head + as_markdown(tightness_table(honest)) + "\n"
+    return head + format_markdown(tightness_table(honest)) + "\n"
 
 
 def stored(text: str) -> Tightness:

@@ -16,7 +16,7 @@ from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.subjects.frameworks import TorchArrays
-from conformance.subjects.mask_descriptions import described, described_for
+from conformance.subjects.mask_descriptions import describe_mask, described_for
 from conformance.subjects.subject import Answers, Subject
 from conformance.subjects.torch_masks import additive, block_mask
 from conformance.subjects.wrong_answers import DtypeOrShape, WrongAnswer
@@ -82,17 +82,17 @@ def case_of(call: AttentionCall, empty_rows: str = "zero") -> Case:
     inputs = given | {"bias": bias, "sinks": None if sinks is None else sinks.reshape(-1)}
     inputs = {name: arrays.numpy(tensor) for name, tensor in inputs.items() if tensor is not None}
     (B, H, Q, _), K, V = call.query.shape, call.key.shape[2], call.value.shape[-1]
-    declared, scale = declared_by(call.function), keywords.get("scaling")
+    declared, scale = own_declaration(call.function), keywords.get("scaling")
     if declared is not None and "structured" in declared:
         mask = described_for(declared, mask, B, Q, K)
     else:
-        mask = described(mask, Q, K)
+        mask = describe_mask(mask, Q, K)
     scale = scale if declared is None or "scale" in declared else None  # it got this call by the default alone
     options = {"mask": mask, "softcap": keywords.get("softcap"), "scale": scale}
     options |= {"empty_rows": None if empty_rows == "zero" else empty_rows}
     options = {name: value for name, value in options.items() if value is not None}
     answered = call.cotangent is not None and form(call.cotangent) == (call.query.dtype, (B, Q, H, V))
-    cotangents = {"output": arrays.numpy(in_order(call.cotangent))} if answered else {}
+    cotangents = {"output": arrays.numpy(move_heads_first(call.cotangent))} if answered else {}
     special = not all(np.isfinite(array.astype(float)).all() for array in (*inputs.values(), *cotangents.values()))
     constants = tuple(name for name in ("bias", "sinks") if name in inputs) if cotangents else ()
     return Case("attention", dtypes["query"], inputs, options, cotangents, special=special, constants=constants)
@@ -112,15 +112,15 @@ def output_of(returned: Any) -> Any:
 
     if not isinstance(returned, tuple | list) or len(returned) != 2 or not isinstance(returned[0], torch.Tensor):
         raise TypeError(
-            f"the function must return (output, weights), where weights may be None, got {in_words(returned)}"
+            f"the function must return (output, weights), where weights may be None, got {describe_returned(returned)}"
         )
     return returned[0]
 
 
-def in_words(returned: Any) -> str:
+def describe_returned(returned: Any) -> str:
     """A tensor by its shape, a tuple or list by what it holds, anything else by its type."""
     if isinstance(returned, tuple | list):
-        return f"a {type(returned).__name__} of ({', '.join(map(in_words, returned))})"
+        return f"a {type(returned).__name__} of ({', '.join(map(describe_returned, returned))})"
     kind = type(returned)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
     return f"{name} {list(returned.shape)}" if hasattr(returned, "shape") else kind.__name__
@@ -131,22 +131,22 @@ def refuse_other_form(call: AttentionCall) -> None:
     (B, H, Q, _), V = call.query.shape, call.value.shape[-1]
     if form(call.output) == (call.query.dtype, (B, Q, H, V)):
         return
-    declared = declared_by(call.function)
+    declared = own_declaration(call.function)
     layout = "BTHD" if declared is None else declared.layout  # BTHD is that of the interface
     heads_first = layout == "BHTD"
-    got = in_order(call.output) if heads_first and call.output.ndim == 4 else call.output
+    got = move_heads_first(call.output) if heads_first and call.output.ndim == 4 else call.output
     expected = (B, H, Q, V) if heads_first else (B, Q, H, V)
     swapped = call.output.shape == (B, H, Q, V) != (B, Q, H, V)
     dtype, due = (str(tensor.dtype).removeprefix("torch.") for tensor in (got, call.query))
     raise WrongAnswer(DtypeOrShape(dtype, tuple(got.shape), (due,), expected, swapped, layout), "output")
 
 
-def in_order(output: Any) -> Any:
+def move_heads_first(output: Any) -> Any:
     """[B, H, Q, V] of [B, Q, H, V]."""
     return output.transpose(1, 2)
 
 
-def declared_by(function: Any) -> Declaration | None:
+def own_declaration(function: Any) -> Declaration | None:
     """What a function with the signature of `attention` says of itself; None of one with that of the interface."""
     found = getattr(function, "declaration", None)
     return found if isinstance(found, Declaration) else None
@@ -154,7 +154,7 @@ def declared_by(function: Any) -> Declaration | None:
 
 def form_given(call: AttentionCall, case: Case) -> str:
     """The form in which the function got the mask: the names of its descriptions, or that of an array."""
-    declared, mask = declared_by(call.function), case.options.get("mask")
+    declared, mask = own_declaration(call.function), case.options.get("mask")
     if declared is not None and "structured" in declared:
         return "none" if mask is None else description_name(mask)
     nothing = call.mask is None or (declared is not None and mask is None and "dense" not in declared)
@@ -174,7 +174,7 @@ class CallSubject(Subject):
     def __init__(self, call: AttentionCall, case: Case, conventions: Mapping[str, str]) -> None:
         super().__init__(call.layer, TorchArrays(str(call.query.device)))
         self.call_made, self.case = call, case
-        declared = declared_by(call.function) or EVERYTHING
+        declared = own_declaration(call.function) or EVERYTHING
         features = declared.features - set(NEVER_JUDGED)
         self.declaration: Declaration = replace(
             declared, features=features, conventions=dict(conventions), layout="BHTD", vjp=None
@@ -189,16 +189,16 @@ class CallSubject(Subject):
             return super().__call__(case)
         call = self.call_made
         refuse_other_form(call)
-        found = {"output": in_order(call.output)}
+        found = {"output": move_heads_first(call.output)}
         if case.cotangents:
             found |= dict(zip(map(gradient_name, GIVEN), call.gradients, strict=True))
         return {name: self.answer(name, case, found) for name in found}
 
     def call(self, operation: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
-        return again(self.call_made, *positional, **keywords)
+        return repeat_call(self.call_made, *positional, **keywords)
 
 
-def again(
+def repeat_call(
     call: AttentionCall,
     query: Any,
     key: Any,
@@ -225,9 +225,9 @@ def again(
         keywords["position_bias"], bias = bias.expand(B, H, Q, K), None
     unseen = query.new_full((H,), -torch.inf) if sinks is None else sinks
     module = Layer(call.module, num_key_value_groups=H // max(G, 1), is_causal=flagged, sinks=unseen)
-    given = formed(call.form, None if flagged else mask, bias, query, key)
+    given = form_mask(call.form, None if flagged else mask, bias, query, key)
     output = output_of(call.function(module, query, key, value, given, **keywords))
-    return in_order(output) if output.ndim == 4 else output
+    return move_heads_first(output) if output.ndim == 4 else output
 
 
 def keys_seen(mask: Any) -> int | None:
@@ -235,7 +235,7 @@ def keys_seen(mask: Any) -> int | None:
     return mask.left + 1 if isinstance(mask, SlidingWindow) and mask.left is not None else None
 
 
-def formed(form: str, mask: Any, bias: Any, query: Any, key: Any) -> Any:
+def form_mask(form: str, mask: Any, bias: Any, query: Any, key: Any) -> Any:
     """Mask and bias in the form of the function's masks; None where there is neither."""
     import torch
 

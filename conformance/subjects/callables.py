@@ -25,14 +25,14 @@ from conformance.subjects.conventions import (
     FEATURES_LAST,
     along_heads,
     dense_mapped,
+    drop_offset,
     has_heads,
     heads_moved,
     inputs_moved,
-    inverted,
+    invert_mask,
     layout_swapped,
-    swapped,
+    swap_axes,
     tiled_order,
-    without_offset,
 )
 from conformance.subjects.frameworks import Arrays, Framework, NoGradients
 from conformance.subjects.gradients import gradients_by_name
@@ -41,9 +41,9 @@ from conformance.subjects.subject import (
     NumpySubject,
     Subject,
     differentiable,
+    drop_promise,
     expected_shape,
     returned_by_name,
-    without_promise,
 )
 from reference_numpy import materialize
 from specification.masks import Dense, as_mask
@@ -60,7 +60,7 @@ def load(target: str) -> Callable[..., Any]:
         raise ValueError(f"target must be package.module:callable or path/to/file.py:callable, got {target!r}")
     path = Path(where)
     try:
-        with on_path(path.resolve().parent if where.endswith(".py") else Path.cwd()):
+        with extend_path(path.resolve().parent if where.endswith(".py") else Path.cwd()):
             module = module_of_file(path) if where.endswith(".py") else importlib.import_module(where)
     except KeyboardInterrupt:
         raise
@@ -77,7 +77,7 @@ def load(target: str) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def on_path(folder: Path) -> Iterator[None]:
+def extend_path(folder: Path) -> Iterator[None]:
     """The folder first on the path in here, and last on it from then on."""
     sys.path.insert(0, str(folder))
     try:
@@ -155,10 +155,10 @@ class CallableSubject(Subject):
                     found[name] = self.lay("cotangent", self.framework.array(zeros))
         return found
 
-    def differentiated(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
+    def differentiate(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
         """By the declared function for the gradients, or as the framework does."""
         if self.declaration.vjp is None:
-            return super().differentiated(case, inputs, options)
+            return super().differentiate(case, inputs, options)
         positional, keywords = self.bound(case.operation, inputs, options)
         cotangents = self.cotangents(case)
         bars = [cotangents[name] for name in self.returned_names(case.operation)]
@@ -176,42 +176,42 @@ class CallableSubject(Subject):
             zeros = {gradient_name(name): np.zeros_like(case.inputs[name]) for name in differentiable(case)}
             return super().__call__(replace(case, cotangents={})) | zeros
 
-    def materialized(self, mask: Any, shape: tuple[int, int, int, int]) -> None:
+    def materialize(self, mask: Any, shape: tuple[int, int, int, int]) -> None:
         """A function has no masks of its own."""
 
     # --- conventions: what the function is asked, and what its answers mean ---
 
-    def asked(self, case: Case) -> Case:
-        case = without_promise(case)
+    def translate_case(self, case: Case) -> Case:
+        case = drop_promise(case)
         options = {name: value for name, value in case.options.items() if name != "empty_rows"}
         if "empty_rows" in self.declaration:
             options = dict(case.options)
         if options.get("mask") is not None:
             options["mask"] = self.mask_as_asked(options["mask"], case)
-        case, order = replace(case, options=options), self.tiled(case)
+        case, order = replace(case, options=options), self.head_order(case)
         case = case if order is None else heads_moved(case, order)
         return case if self.declaration.layout == "BHTD" else layout_swapped(case)
 
     def mask_as_asked(self, mask: Any, case: Case) -> Any:
         mask = as_mask(mask)
         if "structured" in self.declaration:
-            mask = without_offset(mask, self.declaration.convention("causal"), case)
+            mask = drop_offset(mask, self.declaration.convention("causal"), case)
         elif not isinstance(mask, Dense):
             H, _, Q, K = heads_and_keys(case)
             mask = Dense(np.array(materialize(mask, Q, K, batch=case.inputs["query"].shape[0], heads=H)))
-        return dense_mapped(mask, inverted) if self.declaration.convention("polarity") == "masked" else mask
+        return dense_mapped(mask, invert_mask) if self.declaration.convention("polarity") == "masked" else mask
 
-    def tiled(self, case: Case) -> np.ndarray | None:
+    def head_order(self, case: Case) -> np.ndarray | None:
         """The order of query heads, where the function reads key head h % G and the definition h // (H / G)."""
         return tiled_order(case) if self.declaration.convention("heads") == "tiled" else None
 
-    def meant(self, case: Case, answers: Answers) -> Answers:
+    def translate_answers(self, case: Case, answers: Answers) -> Answers:
         if self.declaration.layout == "BTHD" and case.operation.startswith("attention"):
             names = {gradient_name(name) for name in FEATURES_LAST}
             names |= {"output"} if case.operation == "attention" else set()
-            answers = {n: swapped(a) if n in names else a for n, a in answers.items()}
+            answers = {n: swap_axes(a) if n in names else a for n, a in answers.items()}
             case = layout_swapped(case)
-        order = self.tiled(case)
+        order = self.head_order(case)
         if order is None:
             return answers
         back = np.argsort(order)

@@ -30,16 +30,16 @@ def dense_mapped(mask: Any, change: Callable[[Any], Any]) -> Any:
     return Dense(change(mask.array)) if isinstance(mask, Dense) else mask
 
 
-def inverted(array: Any) -> Any:
+def invert_mask(array: Any) -> Any:
     """True for False; what is no boolean array, and to be refused, stays."""
     array = np.asarray(array)
     return ~array if array.dtype == bool else array
 
 
-def without_offset(mask: Any, convention: str, case: Case) -> Any:
+def drop_offset(mask: Any, convention: str, case: Case) -> Any:
     """`Causal()` in place of the offset that the subject's convention gives it."""
     if isinstance(mask, And | Or):
-        return type(mask)(*(without_offset(side, convention, case) for side in (mask.left, mask.right)))
+        return type(mask)(*(drop_offset(side, convention, case) for side in (mask.left, mask.right)))
     _, _, Q, K = heads_and_keys(case)
     aligned = {"top_left": 0, "bottom_right": K - Q}.get(convention)
     bare = isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == aligned
@@ -63,13 +63,13 @@ def tiled_order(case: Case) -> np.ndarray | None:
 def heads_moved(case: Case, order: np.ndarray) -> Case:
     """The case with its query heads in another order."""
 
-    def moved(array: Any) -> Any:
+    def move_heads(array: Any) -> Any:
         return along_heads(np.asarray(array), order)
 
-    options = case.options | {"mask": dense_mapped(case.options.get("mask"), moved)}
+    options = case.options | {"mask": dense_mapped(case.options.get("mask"), move_heads)}
     if options.get("dropout_keep") is not None:
-        options["dropout_keep"] = moved(options["dropout_keep"])
-    cotangents = {n: moved(a) for n, a in case.cotangents.items()} if has_heads(case) else case.cotangents
+        options["dropout_keep"] = move_heads(options["dropout_keep"])
+    cotangents = {n: move_heads(a) for n, a in case.cotangents.items()} if has_heads(case) else case.cotangents
     return replace(case, inputs=inputs_moved(case, case.inputs, order), cotangents=cotangents, options=options)
 
 
@@ -117,7 +117,7 @@ def blocks_moved(array: np.ndarray, order: np.ndarray, axis: int) -> np.ndarray:
 # --- layout -----------------------------------------------------------------------------------------------------------
 
 
-def swapped(array: np.ndarray) -> np.ndarray:
+def swap_axes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.swapaxes(array, 1, 2)) if array.ndim == 4 else array
 
 
@@ -125,6 +125,6 @@ def layout_swapped(case: Case) -> Case:
     """[B, H, T, D] to [B, T, H, D] and back; nothing but attention has such a layout."""
     if not case.operation.startswith("attention"):
         return case
-    inputs = {n: swapped(a) if n in FEATURES_LAST else a for n, a in case.inputs.items()}
-    cotangents = {n: swapped(a) if case.operation == "attention" else a for n, a in case.cotangents.items()}
+    inputs = {n: swap_axes(a) if n in FEATURES_LAST else a for n, a in case.inputs.items()}
+    cotangents = {n: swap_axes(a) if case.operation == "attention" else a for n, a in case.cotangents.items()}
     return replace(case, inputs=inputs, cotangents=cotangents)

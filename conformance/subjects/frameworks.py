@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from conformance.cases.layouts import Placement, strided
+from conformance.cases.layouts import Placement, strided_view
 
 Arrays = dict[str, Any]
 """A framework's own arrays, by name."""
@@ -76,7 +76,7 @@ class NumpyArrays:
         return np.asarray(array)
 
     def view(self, buffer: np.ndarray, shape: Sequence[int], place: Placement) -> np.ndarray:
-        return strided(buffer, shape, place)
+        return strided_view(buffer, shape, place)
 
     def memory(self, array: np.ndarray) -> np.ndarray:
         return array
@@ -216,11 +216,11 @@ class JaxArrays:
         results, pull = self.jax.vjp(lambda floating: function(floating | others), floating)
         return results, lambda cotangents, again=False: pull(cotangents)[0]
 
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return self.jax.jit(function) if self.jit else function
 
     def evaluate(self, function: Function, inputs: Arrays) -> Arrays:
-        return self.compiled(function)(inputs)
+        return self.compile_function(function)(inputs)
 
     def differentiate(
         self, function: Function, inputs: Arrays, names: Sequence[str], cotangents: Arrays
@@ -231,7 +231,7 @@ class JaxArrays:
             results, pullback = self.jax.vjp(lambda floating: function(floating | others), floating)
             return results, pullback(cotangents)[0]
 
-        return self.compiled(both)({name: inputs[name] for name in names}, cotangents)
+        return self.compile_function(both)({name: inputs[name] for name in names}, cotangents)
 
 
 FRAMEWORKS = {"numpy": NumpyArrays, "torch": TorchArrays, "jax": JaxArrays}

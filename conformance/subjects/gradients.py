@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
-from conformance.cases.arrays import listed
+from conformance.cases.arrays import list_arrays
 from conformance.cases.case import Case
 from conformance.cases.facts import operation_facts
 from conformance.cases.signatures import definition
-from conformance.subjects.subject import described, type_name
+from conformance.subjects.subject import describe_value, type_name
 from conformance.subjects.wrong_answers import ReturnedGradients, WrongAnswer
 from specification import Linear
 
@@ -31,9 +31,9 @@ def gradients_by_name(case: Case, returned: Any, kind: type, lacking: Collection
     elif isinstance(returned, kind) and len(present) == 1:
         returned = {present[0]: returned}
     elif isinstance(returned, tuple | list):
-        returned = dict(in_order(returned, names, present))
+        returned = dict(pair_gradients(returned, names, present))
     if not isinstance(returned, dict):
-        raise WrongAnswer(ReturnedGradients(described(returned), names=tuple(present)))
+        raise WrongAnswer(ReturnedGradients(describe_value(returned), names=tuple(present)))
     flat: dict[str, Any] = {}
     for name, gradient in returned.items():
         if gradient is not None:
@@ -41,11 +41,13 @@ def gradients_by_name(case: Case, returned: Any, kind: type, lacking: Collection
     found = {name: gradient for name, gradient in flat.items() if name in case.inputs and gradient is not None}
     for name, gradient in found.items():
         if not isinstance(gradient, kind):
-            raise WrongAnswer(ReturnedGradients(described(gradient), of=name, array=type_name(kind)))
+            raise WrongAnswer(ReturnedGradients(describe_value(gradient), of=name, array=type_name(kind)))
     return found
 
 
-def in_order(returned: tuple[Any, ...] | list[Any], names: list[str], present: list[str]) -> Iterator[tuple[str, Any]]:
+def pair_gradients(
+    returned: tuple[Any, ...] | list[Any], names: list[str], present: list[str]
+) -> Iterator[tuple[str, Any]]:
     """One for each argument, or for each that is present."""
     given = [gradient for gradient in returned if gradient is not None]
     if len(returned) == len(names):
@@ -54,16 +56,16 @@ def in_order(returned: tuple[Any, ...] | list[Any], names: list[str], present: l
         return zip(present, given, strict=True)
     if len(returned) == len(present):
         return zip(present, returned, strict=True)
-    raise WrongAnswer(ReturnedGradients(described(returned), names=tuple(present)))
+    raise WrongAnswer(ReturnedGradients(describe_value(returned), names=tuple(present)))
 
 
 def spread(case: Case, name: str, gradient: Any) -> dict[str, Any]:
     """Of one argument, by the names of the inputs of which it consists."""
     record = operation_facts(case.operation)
     if name in record.lists:
-        parts = listed(case.inputs, name)
+        parts = list_arrays(case.inputs, name)
         if not isinstance(gradient, tuple | list) or len(gradient) != len(parts):
-            raise WrongAnswer(ReturnedGradients(described(gradient), of=name, count=len(parts)))
+            raise WrongAnswer(ReturnedGradients(describe_value(gradient), of=name, count=len(parts)))
         return {f"{name}[{i}]": part for i, part in enumerate(gradient)}
     if name != "parameters":
         return {name: gradient}
@@ -72,28 +74,28 @@ def spread(case: Case, name: str, gradient: Any) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for field in record.structure.fields if record.structure is not None else ():
         if not hasattr(gradient, field):
-            raise WrongAnswer(ReturnedGradients(described(gradient), of=name, lacks=field))
-        flat |= of_projection(case, field, getattr(gradient, field))
+            raise WrongAnswer(ReturnedGradients(describe_value(gradient), of=name, lacks=field))
+        flat |= projection_gradients(case, field, getattr(gradient, field))
     return flat
 
 
-def of_projection(case: Case, name: str, gradient: Any) -> dict[str, Any]:
+def projection_gradients(case: Case, name: str, gradient: Any) -> dict[str, Any]:
     """Of a projection, or of those of all heads, which may come side by side."""
-    heads = listed(case.inputs, name, ".weight")
+    heads = list_arrays(case.inputs, name, ".weight")
     if not hasattr(gradient, "weight") and not (isinstance(gradient, tuple | list) and len(gradient) == len(heads)):
-        raise WrongAnswer(ReturnedGradients(described(gradient), of=name))
+        raise WrongAnswer(ReturnedGradients(describe_value(gradient), of=name))
     if not heads:
-        return of_linear(name, gradient)
+        return linear_gradients(name, gradient)
     if hasattr(gradient, "weight"):
         stops = pairwise(accumulate((head.shape[1] for head in heads), initial=0))
         biases = getattr(gradient, "bias", None)
         gradient = [Linear(columns(gradient.weight, *cut), columns(biases, *cut)) for cut in stops]
-    return {n: g for i, head in enumerate(gradient) for n, g in of_linear(f"{name}[{i}]", head).items()}
+    return {n: g for i, head in enumerate(gradient) for n, g in linear_gradients(f"{name}[{i}]", head).items()}
 
 
 def columns(whole: Any, start: int, stop: int) -> Any:
     return None if whole is None else whole[..., start:stop]
 
 
-def of_linear(name: str, gradient: Any) -> dict[str, Any]:
+def linear_gradients(name: str, gradient: Any) -> dict[str, Any]:
     return {f"{name}.{field}": getattr(gradient, field, None) for field in ("weight", "bias")}

@@ -16,7 +16,7 @@ from specification.masks import And
 BY_KEYS = (And, KeyLengths, KeyPadding)
 
 
-def described(mask: Any, query_length: int, key_length: int) -> Any:
+def describe_mask(mask: Any, query_length: int, key_length: int) -> Any:
     """The mask with arrays of NumPy; None for one that allows every pair, and a causal mask or window as such."""
     if mask is None or isinstance(mask, Causal | SlidingWindow):
         return mask
@@ -26,12 +26,12 @@ def described(mask: Any, query_length: int, key_length: int) -> Any:
 def described_for(declaration: Declaration, mask: Any, batch: int, query_length: int, key_length: int) -> Any:
     """The mask as the plainest that a subject takes, or the plainest of all."""
 
-    def taken(found: Any) -> bool:
+    def is_supported(found: Any) -> bool:
         return not any(mask_beyond(found, query_length, key_length, declaration))
 
     allowed = materialize(mask, query_length, key_length)
     allowed = np.array(np.broadcast_to(allowed, (batch, *allowed.shape[1:])))
-    return description(allowed, taken, declaration.windows)
+    return description(allowed, is_supported, declaration.windows)
 
 
 def description(allowed: np.ndarray, taken: Callable[[Any], bool], windows: tuple[Window, ...] = ()) -> Any:

@@ -24,7 +24,7 @@ def raised_at(error: BaseException, code: Any) -> str:
     if not frames:
         return ""
     frame, line = frames[-1]
-    return f"{shown(frame.f_code.co_filename)}:{line} in {frame.f_code.co_name}"
+    return f"{relative_path(frame.f_code.co_filename)}:{line} in {frame.f_code.co_name}"
 
 
 def is_own(frame: FrameType, package: str) -> bool:
@@ -39,7 +39,7 @@ def package_of(module: str) -> str:
     return module.partition(".")[0]
 
 
-def shown(file: str) -> str:
+def relative_path(file: str) -> str:
     """Return the path from the working directory, where the file is in it."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

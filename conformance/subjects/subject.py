@@ -20,7 +20,7 @@ from conformance.cases.arguments import (
     arguments,
     gradient_input,
     gradient_name,
-    listed,
+    list_arrays,
     named_gradients,
     result_names,
     results_of,
@@ -29,7 +29,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.facts import operation_facts
 from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
-from conformance.cases.layouts import placed
+from conformance.cases.layouts import place_array
 from conformance.subjects.frameworks import Arrays, Framework, JaxArrays, NumpyArrays, TorchArrays
 from conformance.subjects.wrong_answers import (
     DtypeOrShape,
@@ -81,11 +81,11 @@ def first_line(error: BaseException, most: int | None = 300) -> str:
     return lines[0][:most] if lines else ""
 
 
-def as_it_is(role: str, array: Any) -> Any:
+def keep_array(role: str, array: Any) -> Any:
     return array
 
 
-def described(value: Any) -> str:
+def describe_value(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
     return type_name(type(value))
@@ -114,7 +114,7 @@ def returned_by_name(case: Case, names: Sequence[str], returned: Any, framework:
     """
     parts = returned if len(names) > 1 else (returned,)
     if len(names) > 1 and (not isinstance(returned, tuple | list) or len(returned) != len(names)):
-        raise WrongAnswer(Returned(described(returned), names=tuple(names)))
+        raise WrongAnswer(Returned(describe_value(returned), names=tuple(names)))
     found = Arrays()
     for name, part in zip(names, parts, strict=True):
         found |= parts_by_name(case, name, part, framework)
@@ -123,7 +123,7 @@ def returned_by_name(case: Case, names: Sequence[str], returned: Any, framework:
     found |= {name: framework.array(np.asarray(float(found[name]))) for name in plain}
     for part in found.values():
         if not isinstance(part, framework.kind):
-            raise WrongAnswer(Returned(described(part), array=type_name(framework.kind)))
+            raise WrongAnswer(Returned(describe_value(part), array=type_name(framework.kind)))
     return found
 
 
@@ -136,9 +136,9 @@ def parts_by_name(case: Case, name: str, part: Any, framework: Framework) -> Arr
     """One result by name: an array, the elements of a list, or the fields of a state."""
     record = operation_facts(case.operation)
     if name in record.lists:
-        count = len(listed(case.inputs, name))
+        count = len(list_arrays(case.inputs, name))
         if not isinstance(part, tuple | list) or len(part) != count:
-            raise WrongAnswer(OtherType(described(part), count=count), name)
+            raise WrongAnswer(OtherType(describe_value(part), count=count), name)
         return {f"{name}[{i}]": array for i, array in enumerate(part)}
     if record.state is None or name != "state":
         return {name: part}
@@ -156,7 +156,7 @@ class Subject:
         self.name, self.framework, self.module = name, framework, module
         self.declaration: Declaration = replace(EVERYTHING, strides=framework.strides)
         self.answering = Answering()
-        self.lay: Callable[[str, Any], Any] = as_it_is
+        self.lay: Callable[[str, Any], Any] = keep_array
 
     @property
     def differentiates_by_hand(self) -> bool:
@@ -171,11 +171,11 @@ class Subject:
     def call(self, operation: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
         return getattr(self.module, operation)(*positional, **keywords)
 
-    def asked(self, case: Case) -> Case:
+    def translate_case(self, case: Case) -> Case:
         """The case in the subject's own conventions."""
-        return without_promise(case)
+        return drop_promise(case)
 
-    def meant(self, case: Case, answers: Answers) -> Answers:
+    def translate_answers(self, case: Case, answers: Answers) -> Answers:
         """The subject's answers in the definition's conventions."""
         return answers
 
@@ -197,7 +197,7 @@ class Subject:
         layout = case.memory.get(name)
         if layout is None or not self.framework.strides:
             return self.framework.array(array)
-        buffer, place = placed(array, layout, head_axis(case.operation, name, self.declaration.layout))
+        buffer, place = place_array(array, layout, head_axis(case.operation, name, self.declaration.layout))
         return self.framework.view(buffer, array.shape, place)
 
     def results(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
@@ -210,7 +210,7 @@ class Subject:
         """By result, in the subject's framework."""
         return {name: self.lay("cotangent", self.laid(case, "cotangent", a)) for name, a in case.cotangents.items()}
 
-    def differentiated(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
+    def differentiate(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
         return self.framework.differentiate(
             lambda arrays: self.results(case, arrays, options),
             inputs,
@@ -218,7 +218,7 @@ class Subject:
             self.cotangents(case),
         )
 
-    def materialized(self, mask: Any, shape: tuple[int, int, int, int]) -> np.ndarray | None:
+    def materialize(self, mask: Any, shape: tuple[int, int, int, int]) -> np.ndarray | None:
         """The subject's dense array of a mask for [B, H, Q, K]; None if it has no such function."""
         B, H, Q, K = shape
         if mask is None:
@@ -233,18 +233,18 @@ class Subject:
 
     def __call__(self, case: Case) -> Answers:
         """All results and gradients of the case."""
-        case_asked = self.asked(case)
+        case_asked = self.translate_case(case)
         with self.framework.context():
             inputs, options = self.arrays(case_asked)
             with self.answering:
-                answers = self.answered(case_asked, inputs, options)
-        return self.meant(case_asked, answers)
+                answers = self.compute_answers(case_asked, inputs, options)
+        return self.translate_answers(case_asked, answers)
 
-    def answered(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> Answers:
+    def compute_answers(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> Answers:
         """What is returned, as NumPy arrays; WrongAnswer where something is missing, or is not what it has to be."""
         names = list(results_of(case))
         if case.cotangents and differentiable(case):
-            results, gradients = self.differentiated(case, inputs, options)
+            results, gradients = self.differentiate(case, inputs, options)
             names += [gradient_name(name) for name in differentiable(case)]
             results = results | {gradient_name(name): gradient for name, gradient in gradients.items()}
         else:
@@ -274,7 +274,7 @@ def heads_and_lengths_swapped(got: Sequence[int], expected: Sequence[int]) -> bo
     return len(got) == len(expected) == 4 and tuple(got) == (expected[0], expected[2], expected[1], expected[3])
 
 
-def without_promise(case: Case) -> Case:
+def drop_promise(case: Case) -> Case:
     """The case without "any" for empty rows, which says what is judged and is no argument of the operation."""
     if case.options.get("empty_rows") != "any":
         return case
@@ -297,7 +297,7 @@ class NumpySubject(Subject):
     def __init__(self, module: str = "reference_numpy", device: str = "cpu") -> None:
         super().__init__(module, NumpyArrays(device), importlib.import_module(module))
 
-    def differentiated(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
+    def differentiate(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
         positional, keywords = arguments(case.operation, inputs, options)
         vjp, cotangents = getattr(self.module, f"{case.operation}_vjp"), self.cotangents(case)
         bars = [cotangents[name] for name in result_names(case.operation)]

@@ -130,7 +130,7 @@ class DtypeOrShape:
     layout: str = ""
 
     @property
-    def of_dtype(self) -> bool:
+    def has_wrong_dtype(self) -> bool:
         """Whether the dtype alone is wrong."""
         return self.dtype not in self.dtypes and self.shape == self.due
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.parameters import mapped
@@ -50,7 +50,7 @@ def run_of(package: Any, framework: Any) -> Run:
 
 def bound_of_logits() -> tuple[np.ndarray, np.ndarray]:
     """The full forward pass in float64, and how far from it an honest implementation in float32 may be."""
-    wide = as_float64(Maker(6).language_model())
+    wide = widen_parameters(Maker(6).language_model())
     return carried_bound(
         lambda functions: functions.language_model(wide, TOKENS, configuration=CONFIGURATION), wide, "float32"
     )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.parameters import mapped
@@ -84,7 +84,7 @@ def judged(what: str, got: Mapping[str, np.ndarray], run: Callable[[Any, Any], n
 
     run: from the instrumented functions and the parameters in float64 to the same numbers.
     """
-    wide = as_float64(parameters())
+    wide = widen_parameters(parameters())
     exact, bound = carried_bound(lambda functions: run(functions, wide), wide, "float32")
     return verdict(got, exact, bound, what)
 

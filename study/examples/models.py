@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.models.agreement import Agreement, StepAgreement, agreement
 from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from conformance.reports.models import weights_of
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
@@ -153,7 +153,7 @@ def whole(example: Example) -> dict[str, np.ndarray]:
 
 def judged(example: Example, results: dict[str, np.ndarray]) -> str:
     """Of the whole, each on its own numbers, in units of the bounds of all steps, carried to the end."""
-    wide = as_float64(example.parameters)
+    wide = widen_parameters(example.parameters)
     inputs = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in example.inputs.values()]
 
     def run(functions: Any) -> Any:

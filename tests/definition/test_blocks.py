@@ -13,7 +13,7 @@ import reference_numpy
 from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.checks.comparison import judge
-from conformance.oracle.reference import by_definition
+from conformance.oracle.reference import evaluate_definition
 from conformance.sampling.strategies import attention_cases
 from conformance.subjects.subject import NumpySubject
 from reference_numpy.attention_steps import query_blocks
@@ -24,7 +24,7 @@ from specification import Causal
 @given(attention_cases(dtypes=("float32",)))
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 def test_blocks_change_nothing(case: Case) -> None:
-    truth = by_definition(case)
+    truth = evaluate_definition(case)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["reference_numpy.attention_steps"], "BLOCK_SCORES", 200)
         answers = NumpySubject()(case)

@@ -15,7 +15,16 @@ from typer.testing import CliRunner
 from conformance.checks.levels import LEVELS
 from conformance.cli import app
 from conformance.cli.dev import spec
-from conformance.cli.dev.spec import BEGIN, END, ROOT, marked, mentioned, shortened, together, with_table
+from conformance.cli.dev.spec import (
+    BEGIN,
+    END,
+    ROOT,
+    count_markers,
+    insert_table,
+    mentioned_rules,
+    merge_titles,
+    shorten_titles,
+)
 from conformance.operations.probes import PROBES
 from specification import MODEL_RULES, RULES
 from tests.support.faults import FAULTS
@@ -115,7 +124,9 @@ def test_no_rule_is_mentioned_that_does_not_exist() -> None:
 
 
 def test_markers_name_rules() -> None:
-    named = {rule for path in (ROOT / "tests").rglob("test_*.py") for rule in marked(ast.parse(path.read_text()))}
+    named = {
+        rule for path in (ROOT / "tests").rglob("test_*.py") for rule in count_markers(ast.parse(path.read_text()))
+    }
     assert named
     assert named - set(TITLES) == set()
 
@@ -194,28 +205,28 @@ def helper(): ...
 def test_docstrings_are_read() -> None:
     tree, rules = ast.parse(DEFINING), ["MASK-1", "MASK-2", "MASK-3", "MASK-4", "MASK-5"]
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    assert mentioned(tree, rules) == {"MASK-1", "MASK-2", "MASK-3"}
-    assert [mentioned(function, rules) for function in functions] == [{"MASK-3"}, set()]
+    assert mentioned_rules(tree, rules) == {"MASK-1", "MASK-2", "MASK-3"}
+    assert [mentioned_rules(function, rules) for function in functions] == [{"MASK-3"}, set()]
 
 
 def test_marked_tests_are_counted() -> None:
     expected = {"MASK-6": 3, "MASK-1": 1, "MASK-2": 1, "ATT-1": 1, "ATT-2": 1}
-    assert marked(ast.parse(TESTING)) == expected
+    assert count_markers(ast.parse(TESTING)) == expected
 
 
 def test_titles_are_put_together() -> None:
     titles = ["scale", *(f"memory of {name}" for name in "abcd"), "rows of a"]
-    assert together(titles, "abcd") == ["scale", *["memory of an operation"] * 4, "rows of a"]
-    assert shortened(["a | b", "c", "c"]) == "a \\| b; c"
-    assert shortened(map(str, range(10))) == "0; 1; 2; 3; 4; 5; 6; 7; and 2 more"
+    assert merge_titles(titles, "abcd") == ["scale", *["memory of an operation"] * 4, "rows of a"]
+    assert shorten_titles(["a | b", "c", "c"]) == "a \\| b; c"
+    assert shorten_titles(map(str, range(10))) == "0; 1; 2; 3; 4; 5; 6; 7; and 2 more"
 
 
 def test_table_stands_between_the_comments() -> None:
     text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert with_table(text, ["new"]) == text.replace("old", "new")
+    assert insert_table(text, ["new"]) == text.replace("old", "new")
     for broken in ("", f"{END}\n{BEGIN}", text + text):
         with pytest.raises(ValueError, match="must have the comments"):
-            with_table(broken, ["new"])
+            insert_table(broken, ["new"])
 
 
 def test_old_table_is_noticed_and_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,4 +240,4 @@ def test_old_table_is_noticed_and_written_anew(tmp_path: Path, monkeypatch: pyte
     assert (checked.exit_code, "out of date" in checked.output) == (1, True)
     assert "| MASK-9 |" in path.read_text()
     assert CliRunner().invoke(app, ["dev", "spec"]).exit_code == 0
-    assert path.read_text() == with_table(SPEC, spec.table())
+    assert path.read_text() == insert_table(SPEC, spec.table())

@@ -13,8 +13,8 @@ import torch
 
 from conformance.cases.layouts import LAYOUTS, SHARED
 from conformance.checks.independence import check_determinism, check_memory
-from conformance.peers.engines import Engine, limited
-from conformance.sampling.layouts import in_memory
+from conformance.peers.engines import Engine, limit_engine
+from conformance.sampling.layouts import apply_memory
 from conformance.subjects.frameworks import TorchArrays
 from specification import Causal, Dense, KeyLengths
 from specification.masks import map_arrays
@@ -50,7 +50,7 @@ def test_same_bits_and_inputs_as_they_were(engine: Engine, name: str) -> None:
 @pytest.mark.rule("ATT-13")
 def test_strides_do_not_matter(engine: Engine, name: str) -> None:
     for layout in set(LAYOUTS) - set(SHARED):
-        case = in_memory(CASES[name], dict.fromkeys((*CASES[name].inputs, "mask", "cotangent"), layout))
+        case = apply_memory(CASES[name], dict.fromkeys((*CASES[name].inputs, "mask", "cotangent"), layout))
         finding = worst(check_memory(subject(engine), case, truth(name)))
         assert finding.ratio <= 1, f"{layout}: {finding}"
 
@@ -58,7 +58,7 @@ def test_strides_do_not_matter(engine: Engine, name: str) -> None:
 def gradients_of(engine: Engine, arrays: list[Any], wanted: list[bool], **options: Any) -> list[Any]:
     """The output, and the gradients of those arrays that are wanted, None for the others."""
     leaves = [array.detach().requires_grad_(want) for array, want in zip(arrays, wanted, strict=True)]
-    with limited(engine) as package:
+    with limit_engine(engine) as package:
         names = dict(zip(("bias", "sinks"), leaves[3:], strict=False))
         output = package.attention(*leaves[:3], **names, **options, engine=engine.name)
     assert output.requires_grad == any(wanted)
@@ -88,7 +88,7 @@ def test_without_gradients(engine: Engine, mode: Any) -> None:
     given = [torch.from_numpy(array).requires_grad_() for array in CASES["all"].inputs.values()]
     for mask in (MASKS["all"], None):
         expected, *_ = gradients_of(engine, given, [True] * 3, mask=mask)
-        with mode(), limited(engine) as package:
+        with mode(), limit_engine(engine) as package:
             output = package.attention(*given, mask=mask, engine=engine.name)
         assert torch.equal(output, expected)
         assert not output.requires_grad
@@ -120,14 +120,14 @@ def test_inputs_that_are_views_of_one_array(engine: Engine) -> None:
         one = torch.from_numpy(keys.inputs["key"]).requires_grad_()
         query, cotangent = torch.from_numpy(keys.inputs["query"]), torch.from_numpy(keys.cotangents["output"])
         packed = torch.cat([query.detach(), query.detach() * 0], dim=-1).requires_grad_()
-        with limited(engine) as package:
+        with limit_engine(engine) as package:
             output = package.attention(packed[..., :D], one, one, mask=keys.options["mask"], engine=engine.name)
         of_packed, of_one = torch.autograd.grad(output, [packed, one], cotangent)
         assert not of_packed[..., D:].any()
         of_packed = of_packed[..., :D]
     else:
         one, query = jnp.asarray(keys.inputs["key"]), jnp.asarray(keys.inputs["query"])
-        with limited(engine) as package:
+        with limit_engine(engine) as package:
             output, pullback = jax.vjp(
                 lambda query, one: package.attention(query, one, one, mask=keys.options["mask"], engine=engine.name),
                 query, one,
@@ -152,7 +152,7 @@ def test_a_mask_that_is_changed_before_the_backward_pass(engine: Engine, kind: s
     )
     mask = KeyLengths(array) if kind == "lengths" else Dense(array)
     expected = gradients_of(engine, given, [True] * 3, mask=map_arrays(mask, torch.clone))
-    with limited(engine) as package:
+    with limit_engine(engine) as package:
         output = package.attention(*given, mask=mask, engine=engine.name)
     array.copy_(array + 3 if kind == "lengths" else ~array)
     try:

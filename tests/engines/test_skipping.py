@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.peers.engines import Engine, limited
+from conformance.peers.engines import Engine, limit_engine
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from tests.support.engine_cases import BLOCKED, PIECES, module_of
 
@@ -30,7 +30,7 @@ def counted(engine: Engine, mask: Any, batch: int, monkeypatch: pytest.MonkeyPat
     """How many scores of a head the forward pass computes, and how many the backward pass."""
     arrays = [np.ones((batch, 1, T, 2), np.float32)] * 3
     TALLY.clear()
-    with limited(engine) as package:
+    with limit_engine(engine) as package:
         if engine.arrays == "torch":
             count_in_torch(monkeypatch)
             leaves = [torch.from_numpy(array.copy()).requires_grad_() for array in arrays]

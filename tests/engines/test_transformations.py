@@ -14,7 +14,7 @@ import torch
 
 import jax_impl
 import torch_impl
-from conformance.peers.engines import Engine, limited
+from conformance.peers.engines import Engine, limit_engine
 from specification import Causal, KeyLengths, SlidingWindow
 from tests.ports import test_jax_framework, test_torch_framework
 from tests.support.engine_cases import BLOCKED, CASES, FUSED, PIECES, every_engine
@@ -26,7 +26,7 @@ def second_in_torch(engine: Engine, same: bool) -> list[torch.Tensor]:
     """The gradients of the squared gradients, of one tensor as query, key and value or of three."""
     one = test_torch_framework.normal(1, 2, 3, 9, 5)
     arrays = [one.requires_grad_()] * 3 if same else [one.clone().mul_(n + 1).requires_grad_() for n in range(3)]
-    with limited(engine) as package:
+    with limit_engine(engine) as package:
         output = package.attention(*arrays, mask=SlidingWindow(4, 0, -1) & KeyLengths([9, 7]), engine=engine.name)
     first = torch.autograd.grad(output.sin().sum(), arrays, create_graph=True)
     return [*first, *torch.autograd.grad(sum((gradient**2).sum() for gradient in first), arrays)]
@@ -37,7 +37,7 @@ def second_in_jax(engine: Engine, same: bool) -> list[jax.Array]:
 
     def attend(arrays: list[Any]) -> Any:
         arrays = arrays * 3 if same else arrays
-        with limited(engine) as package:
+        with limit_engine(engine) as package:
             output = package.attention(*arrays, mask=SlidingWindow(4, 0, -1), engine=engine.name)
         return jnp.sum(jnp.sin(output))
 
@@ -64,7 +64,7 @@ def test_gradients_of_gradients_are_limits_of_quotients(engine: Engine) -> None:
     arrays = [test_torch_framework.normal(n, 1, 2, 5, 2).requires_grad_() for n in range(3)]
 
     def attend(*arrays: Any) -> Any:
-        with limited(engine._replace(limits=(2,))) as package:
+        with limit_engine(engine._replace(limits=(2,))) as package:
             return package.attention(*arrays, mask=Causal(-1), engine=engine.name)
 
     assert torch.autograd.gradcheck(attend, arrays)
@@ -171,7 +171,7 @@ def test_jax_transforms_attention_by_default() -> None:
     lengths, offsets = jnp.array([2, 19]), jnp.array([6, -3])
 
     def loss(name: str, arrays: Any, lengths: Any, offsets: Any) -> Any:
-        with limited(PIECES) as package:
+        with limit_engine(PIECES) as package:
             mask = KeyLengths(lengths) & Causal(offsets)
             return jnp.sum(jnp.sin(package.attention(*arrays, mask=mask, engine=name)))
 
@@ -188,7 +188,7 @@ def test_every_product_of_the_blocks_asks_for_full_precision() -> None:
     arrays = [jnp.asarray(array, jnp.bfloat16) for array in CASES["none"].inputs.values()]
 
     def gradients(*arrays: Any) -> Any:
-        with limited(PIECES) as package:
+        with limit_engine(PIECES) as package:
             output, pullback = jax.vjp(lambda *a: package.attention(*a, mask=Causal(0), engine="blocked"), *arrays)
         return output, pullback(output)
 

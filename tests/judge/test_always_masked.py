@@ -20,14 +20,14 @@ import reference_numpy
 import specification
 from conformance import check
 from conformance.cases.declaration import MASK_KINDS, declaration_of
-from conformance.cases.features import mask_kinds, masked_as_declared, windows_of
+from conformance.cases.features import has_declared_masks, mask_kinds, windows_of
 from conformance.judge.judgement import plain_claim
 from conformance.operations.probes import catalogue
 from conformance.reports.blocks import notes
-from conformance.reports.subjects import checked
+from conformance.reports.subjects import checked_content
 from conformance.reports.tables import dtypes_judged, subject_table
-from conformance.sampling.draws import drawn
-from conformance.sampling.strategies import past_windows
+from conformance.sampling.draws import draw_cases
+from conformance.sampling.strategies import window_sizes
 from specification import Causal, Dense, KeyLengths, SlidingWindow
 from specification.dtypes import HALF
 from tests.support import kernels
@@ -134,7 +134,7 @@ def test_the_report_says_that_a_mask_is_always_there() -> None:
         given: dict[str, Any] = QUICK | {"limits": SMALL, "dtypes": ["float32"], "rules": ["CALL"]}
         report = check(function, "attention", supports=supports, **given)
         assert report.conforms
-        assert ("masked" in [note.kind for note in notes(checked(report, None))]) == said
+        assert ("masked" in [note.kind for note in notes(checked_content(report, None))]) == said
 
 
 @pytest.mark.parametrize(("works", "declare"), [(True, "--supports no-unmasked"), (False, "")])
@@ -155,14 +155,14 @@ def test_no_case_is_without_a_mask(supports: str) -> None:
     said = replace(said, windows=((31, 0), (2, None)) if "window" in said else ())
     for probe in catalogue(said):
         if probe.operations in {("attention",), ("attention_weights",)}:
-            for _, found in drawn(probe.cases, 2, 1):
-                assert masked_as_declared(probe.check.case_of(found), said), probe.title
+            for _, found in draw_cases(probe.cases, 2, 1):
+                assert has_declared_masks(probe.check.case_of(found), said), probe.title
 
 
 @pytest.mark.parametrize("kind", MASK_KINDS)
 def test_a_plain_call_has_a_mask(kind: str) -> None:
     said = declaration_of(by_default, False, supports=f"{kind},scale,no-unmasked")
-    cases = [case for _, case in drawn(plain_claim("attention", said).cases, 2, 1)]
+    cases = [case for _, case in draw_cases(plain_claim("attention", said).cases, 2, 1)]
     assert [mask_kinds(case.options["mask"]) for case in cases] == [{kind}] * 2
 
 
@@ -212,12 +212,12 @@ def test_windows_of_a_mask() -> None:
 def test_sizes_go_past_each_edge_of_a_window(window: Any, supports: str, convention: str) -> None:
     """A window that is one key wider, on either side that has an end, allows other pairs at one of the sizes."""
     said = declaration_of(by_default, False, supports=f"structured,{supports},no-offset", windows=[window])
-    assert past_windows(said)
+    assert window_sizes(said)
     for side in (side for side in (0, 1) if window[side] is not None):
         wider = tuple(n + 1 if i == side else n for i, n in enumerate(window))
         arrays = [
             [reference_numpy.materialize(SlidingWindow(*w, offset(s, convention)), s.Q, s.K) for w in (window, wider)]
-            for s in past_windows(said)
+            for s in window_sizes(said)
         ]
         assert any((one != other).any() for one, other in arrays)
 
@@ -284,6 +284,6 @@ def test_the_table_names_the_judged_dtypes(dtypes: list[str], told: str) -> None
 
 def test_what_a_failed_plain_call_leaves_untried_is_one_row() -> None:
     report = check(always, "attention", supports="structured,causal,unmasked", **QUICK, dtypes=["float32"])
-    table = subject_table(checked(report, None))
+    table = subject_table(checked_content(report, None))
     assert [*table.columns[0].cells] == ["CALL", "others"]
-    assert [*table.columns[1].cells][1] == f"{len(checked(report, None)['rules']) - 1} rules"
+    assert [*table.columns[1].cells][1] == f"{len(checked_content(report, None)['rules']) - 1} rules"

@@ -16,10 +16,10 @@ import conformance
 import jax_impl
 import reference_numpy
 import torch_impl
-from conformance.reports.blocks import guessed
-from conformance.reports.subjects import checked
+from conformance.reports.blocks import describe_guess
+from conformance.reports.subjects import checked_content
 from conformance.reports.tables import subject_report
-from conformance.runner.array_guess import NOTHING_TELLS, made
+from conformance.runner.array_guess import NOTHING_TELLS, make_subject
 from conformance.runner.in_subprocess import UNTRIED, SubprocessRunner
 from conformance.subjects.targets import Target
 from tests.support.helpers import FEW_SIZES, SMALL, command
@@ -67,7 +67,7 @@ def test_guess_of_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     arrays, why, text = FILES[name]
     file = tmp_path / f"{name}.py"
     file.write_text(text)
-    target, subject = made(Target(f"{file}:attention", "attention", None), 1.0)
+    target, subject = make_subject(Target(f"{file}:attention", "attention", None), 1.0)
     assert (target.arrays, target.guessed) == (arrays, why)
     assert subject.framework.name == arrays
     assert subject.name == f"{file}:attention"
@@ -101,7 +101,7 @@ def of_numpy(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarra
     ],
 )
 def test_guess_of_objects_and_names(subject: Any, arrays: str) -> None:
-    assert made(Target(subject, "attention", None), 1.0)[0].arrays == arrays
+    assert make_subject(Target(subject, "attention", None), 1.0)[0].arrays == arrays
 
 
 def test_a_trial_call_that_ends_the_process_is_no_verdict_yet(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_trial_call_that_ends_the_process_is_no_verdict_yet(tmp_path: Path) ->
 
 
 def test_what_is_given_is_not_guessed() -> None:
-    target, subject = made(Target(torch_impl.attention, "attention", "numpy"), 1.0)
+    target, subject = make_subject(Target(torch_impl.attention, "attention", "numpy"), 1.0)
     assert (target.guessed, subject.framework.name) == ("", "numpy")
 
 
@@ -121,12 +121,12 @@ def test_report_names_the_guess() -> None:
     report = conformance.check(torch_impl.attention, "attention", **given)
     line = "arrays: torch, a guess: its annotations name torch"
     assert line in str(report)
-    subject = checked(report, None)
+    subject = checked_content(report, None)
     assert (subject["arrays"], subject["arrays_guessed"]) == ("torch", "its annotations name torch")
-    assert guessed(subject) == f"{line}; --arrays names others"
+    assert describe_guess(subject) == f"{line}; --arrays names others"
     assert subject_report(subject, 1) is not None
-    said = checked(conformance.check(torch_impl.attention, "attention", arrays="torch", **given), None)
-    assert (said["arrays_guessed"], guessed(said)) == (None, "")
+    said = checked_content(conformance.check(torch_impl.attention, "attention", arrays="torch", **given), None)
+    assert (said["arrays_guessed"], describe_guess(said)) == (None, "")
 
 
 def test_guess_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,5 +160,5 @@ def test_guess_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_hint_about_arrays_stands_where_it_may_be_true(body: str, hint: bool) -> None:
     function: Any = eval(f"lambda query, key, value: {body}", {"torch": torch})
     report = conformance.check(function, "attention", arrays="numpy", effort="quick", seed=1, shrink=False)
-    (violation,) = checked(report, None)["violations"]
+    (violation,) = checked_content(report, None)["violations"]
     assert (violation["called_with"] is not None) == hint

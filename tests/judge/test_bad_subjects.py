@@ -31,13 +31,13 @@ from conformance.judge.run import cut_down, violation
 from conformance.operations.probes import probes_of
 from conformance.reports.content import document
 from conformance.reports.sentences import describe_detail, describe_finding
-from conformance.reports.subjects import checked
-from conformance.reports.writing import as_json
+from conformance.reports.subjects import checked_content
+from conformance.reports.writing import format_json
 from conformance.runner import in_subprocess
 from conformance.runner.in_process import Runner
 from conformance.runner.in_subprocess import SubprocessRunner
-from conformance.runner.limits import limited
-from conformance.sampling.draws import drawn
+from conformance.runner.limits import limit_time
+from conformance.sampling.draws import draw_cases
 from conformance.subjects.callables import module_name
 from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.subject import NumpySubject
@@ -409,7 +409,7 @@ def outer_alarm() -> Iterator[list[float]]:
 
 def test_alarms_of_others_are_kept(outer_alarm: list[float]) -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.4)
-    with limited(10):
+    with limit_time(10):
         time.sleep(0.01)
     assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 0.4
     time.sleep(0.6)
@@ -580,7 +580,7 @@ def test_what_is_no_number_is_not_lost_by_shrinking() -> None:
     runner = Runner(Target(nan_or_wrong, "attention", given={"dtypes": ["float32"]}).make())
     probes = probes_of("ATT-1", "attention", runner.declaration)
     probe = next(probe for probe in probes if probe.title == "default scale")
-    (_, case), *_ = ((n, one) for n, one in drawn(probe.cases, 20, 1) if one.inputs["query"].shape[2] >= 16)
+    (_, case), *_ = ((n, one) for n, one in draw_cases(probe.cases, 20, 1) if one.inputs["query"].shape[2] >= 16)
     findings = runner(AGREEMENT, case, AGREEMENT.prepare(case))
     found = cut_down(violation("ATT-1", "scale", AGREEMENT, runner, case, findings), runner, 4.0)
     assert np.isnan(found.finding.got)
@@ -762,10 +762,10 @@ def no_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_float64_is_not_left_out_silently() -> None:
     report = check(good, "ATT-9", dtypes=["float32", "float64"])
     assert (report.conforms, report.left_out, report.declaration.dtypes) == (True, NO_ORACLE, ("float32",))
-    subject = checked(report, None)
+    subject = checked_content(report, None)
     assert subject["left_out"] == NO_ORACLE
     assert subject["declaration"]["dtypes"] == ["float32"]
-    assert NO_ORACLE in as_json(document("check", [subject]))
+    assert NO_ORACLE in format_json(document("check", [subject]))
     with pytest.raises(ValueError, match=r"nothing was tried: .*python-flint"):
         check(good, "ATT-9", dtypes=["float64"])
 
@@ -971,7 +971,7 @@ def test_replay_needs_the_gradients_that_were_given(folder: Path) -> None:
         return 2 * found.query, found.key, found.value
 
     report = check("targets.py:good", "ATT-12", vjp=doubled)  # type: ignore[arg-type]
-    (violation,) = checked(report, folder)["violations"]
+    (violation,) = checked_content(report, folder)["violations"]
     assert violation["replay_command"].startswith("python: conformance.replay(")
     assert "vjp=" in violation["replay_command"]
     file = violation["replay_file"]
@@ -986,7 +986,7 @@ def test_replay_needs_the_gradients_that_were_given(folder: Path) -> None:
 @pytest.mark.usefixtures("no_oracle")
 def test_replay_of_float64_without_its_oracle(folder: Path) -> None:
     report = check("targets.py:unscaled", "ATT-1", isolate=False)  # type: ignore[arg-type]
-    file = Path(checked(report, folder)["violations"][0]["replay_file"])
+    file = Path(checked_content(report, folder)["violations"][0]["replay_file"])
     content = json.loads(file.read_text())
     content["material"]["fields"]["dtype"] = "float64"
     file.write_text(json.dumps(content))

@@ -15,7 +15,7 @@ pytest.importorskip("flint")
 
 from flint import arb, ctx
 
-from conformance.cases.arrays import joined
+from conformance.cases.arrays import join_projections
 from conformance.cases.case import Case
 from conformance.cases.mask_predicate import visible_pairs
 from conformance.oracle import ball
@@ -534,7 +534,7 @@ def balls_made(subject: Case, monkeypatch: pytest.MonkeyPatch) -> int:
 
 def sizes_of(case: Case) -> dict[str, int]:
     """The sizes of a case, by the names that `ball_work` takes."""
-    inputs, options = joined(case.inputs), case.options
+    inputs, options = join_projections(case.inputs), case.options
     shapes = {name: array.shape for name, array in inputs.items()}
     if case.operation == "multi_head_attention":
         (B, Q, E), K, H = shapes["query"], shapes["key"][1], options["num_heads"]

@@ -288,7 +288,7 @@ def attention_case(width: int = 4, keys: int = 5, seed: int = 0, dtype: str = "f
 
 def scaled_by(name: str, scale: Callable[[int], float]) -> Mistake:
     return Mistake(
-        name, "ATT-1", name, lambda call: call.steps.changed(scale=scale(call.case.inputs["query"].shape[-1]))
+        name, "ATT-1", name, lambda call: call.steps.change(scale=scale(call.case.inputs["query"].shape[-1]))
     )
 
 
@@ -304,7 +304,7 @@ def evidence_of(mistake: Mistake, case: Case) -> Evidence:
 
 def test_a_mistake_explains_is_spoken_against_or_silent() -> None:
     wrong, alike = evidence_of(QUARTER, attention_case(9)), evidence_of(QUARTER, attention_case(4))
-    right = evidence_of(QUARTER.under(Condition("K", past=5)), attention_case(9))
+    right = evidence_of(QUARTER.limit(Condition("K", past=5)), attention_case(9))
     assert [judge_mistake(QUARTER, one) for one in (wrong, alike, right)] == ["explains", "explains", "against"]
     assert [judge_mistake(INVERSE, one) for one in (wrong, alike, right)] == ["against", "explains", "against"]
     silent = scaled_by("scale.right", lambda width: width**-0.5)
@@ -317,12 +317,12 @@ def test_a_mistake_explains_is_spoken_against_or_silent() -> None:
 def test_mistakes_that_explain_no_case_are_not_looked_at_again() -> None:
     failing = [evidence_of(QUARTER, attention_case(9, seed=seed)) for seed in range(3)]
     assert [one.mistake.id for one in screen([QUARTER, INVERSE], failing)] == ["scale.quarter"]
-    backward = [evidence_of(QUARTER.under(Condition(passes="backward")), attention_case(9))]
+    backward = [evidence_of(QUARTER.limit(Condition(passes="backward")), attention_case(9))]
     (found,) = screen([QUARTER, INVERSE], backward)
     assert found.mistake.condition.passes == "backward"
 
 
-SQUARED = Mistake("scale.squared", "ATT-1", "", lambda call: call.steps.changed(scale=call.steps.scale**2))
+SQUARED = Mistake("scale.squared", "ATT-1", "", lambda call: call.steps.change(scale=call.steps.scale**2))
 
 
 @pytest.mark.parametrize(("mistakes", "name"), [([QUARTER, SQUARED], "scale.squared"), ([QUARTER], None)])
@@ -379,7 +379,7 @@ def test_places_are_described(wrong: str, kind: Any, start: int, stride: int) ->
 
 def test_the_pattern_is_of_the_first_wrong_result() -> None:
     case = attention_case()
-    answers = PlantedSubject(QUARTER.under(Condition("K", past=100)))(case)
+    answers = PlantedSubject(QUARTER.limit(Condition("K", past=100)))(case)
     assert find_pattern(Evidence(Call(case), answers, frozenset())) is None
     answers["output"][:, 1] += 1
     answers["gradient of key"][:] = 0

@@ -557,8 +557,8 @@ MASKED = Case("attention", "float32", {n: np.ones((1, 1, 1, 1), "float32") for n
 def judged_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """`conformance run` with workers that find what they are told to, and its three reports."""
     monkeypatch.setattr("conformance.judge.pool.Workers", Pool)
-    monkeypatch.setattr("conformance.judge.pool.asked_again", lambda violation, device: violation)
-    monkeypatch.setattr("conformance.models.real.missing", list)
+    monkeypatch.setattr("conformance.judge.pool.confirm_violation", lambda violation, device: violation)
+    monkeypatch.setattr("conformance.models.real.missing_packages", list)
     monkeypatch.setattr("conformance.models.real.batches", lambda: [None] * 8)
 
     def run(*words: object, runs: tuple[Any, ...] = (0.5,), real: Any = 0.5) -> Run:
@@ -607,7 +607,7 @@ def test_worse_trained_model_conforms_in_no_report(judged_by: Callable[..., Run]
 
 
 def test_trained_model_that_cannot_be_judged(judged_by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conformance.models.real.missing", lambda: ["tokenizers"])
+    monkeypatch.setattr("conformance.models.real.missing_packages", lambda: ["tokenizers"])
     found = judged_by()
     assert found.code == 0
     assert "the trained model is skipped: tokenizers not installed" in found.output
@@ -679,7 +679,7 @@ def test_error_when_a_violation_is_asked_again(judged_by: Callable[..., Run], mo
     def broken(violation: Any, device: str) -> None:
         raise RuntimeError("a worker died")
 
-    monkeypatch.setattr("conformance.judge.pool.asked_again", broken)
+    monkeypatch.setattr("conformance.judge.pool.confirm_violation", broken)
     found = judged_by(runs=(3.0,))
     assert found.code == 2
     assert found.report["error"] == "a worker died"

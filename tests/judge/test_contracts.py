@@ -20,14 +20,14 @@ import pytest
 import reference_numpy
 from conformance import check
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration, declaration_of, declare, known
-from conformance.cases.features import features_of, has_or, within
-from conformance.cases.signatures import needed, signature_of
+from conformance.cases.declaration import Declaration, check_names, declaration_of, declare
+from conformance.cases.features import features_of, has_or, supports_case
+from conformance.cases.signatures import required_arguments, signature_of
 from conformance.checks.catalogue import DESCRIPTION
 from conformance.checks.judged_rules import JUDGED
 from conformance.judge.judgement import Question
 from conformance.judge.session import JudgeSession, NotAsked
-from conformance.models.agreement import compared
+from conformance.models.agreement import comparable_packages
 from conformance.operations.corpus import entries_for
 from conformance.operations.probes import catalogue
 from conformance.operations.refusals import REFUSALS, refusals_of
@@ -377,8 +377,8 @@ def test_arguments_are_handed_over_as_the_function_has_them() -> None:
 
 def test_arguments_that_a_case_needs() -> None:
     case = Case("layer_norm", "float32", {"x": normal(1, 3, 4), "weight": normal(2, 4)}, {"eps": 1e-5})
-    assert needed(case) == {"x", "weight"}
-    assert needed(replace(case, options={"eps": 1e-6})) == {"x", "weight", "eps"}
+    assert required_arguments(case) == {"x", "weight"}
+    assert required_arguments(replace(case, options={"eps": 1e-6})) == {"x", "weight", "eps"}
 
 
 @pytest.mark.filterwarnings("ignore")  # what torch.compile imports
@@ -505,7 +505,11 @@ def test_offsets_come_with_causal_masks() -> None:
 
 def test_description_is_no_array_for_who_takes_no_arrays() -> None:
     whole = Declaration()
-    for said, found in ((whole.without("dense"), False), (whole.without("structured", "dense"), True), (whole, True)):
+    for said, found in (
+        (whole.remove_features("dense"), False),
+        (whole.remove_features("structured", "dense"), True),
+        (whole, True),
+    ):
         assert any(probe.check == DESCRIPTION for probe in catalogue(said)) == found
         assert any(entry.check == DESCRIPTION for entry in entries_for({"attention"}, said)) == found
 
@@ -542,9 +546,9 @@ def test_features_of_multi_head_attention() -> None:
         case = multi_head_case(separate)
         assert features_of(case) == {"gradients", "gqa", "cross", "value_width", "bias", "sinks"}
         assert "gqa" not in features_of(multi_head_case(separate, key_heads=4))
-        assert within(case, Declaration())
-        assert not within(case, Declaration(width_multiple=2))
-        assert not within(case, Declaration().without("cross"))
+        assert supports_case(case, Declaration())
+        assert not supports_case(case, Declaration(width_multiple=2))
+        assert not supports_case(case, Declaration().remove_features("cross"))
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -903,18 +907,22 @@ def test_declaration_knows_what_is_lacking() -> None:
 
 def test_a_string_is_one_name_or_several_with_commas() -> None:
     """And never one for each letter."""
-    assert known("rules", "ATT-1", JUDGED) == ("ATT-1",)
-    assert known("rules", "ATT-1, ATT-2,", JUDGED) == known("rules", ["ATT-1", "ATT-2"], JUDGED) == ("ATT-1", "ATT-2")
+    assert check_names("rules", "ATT-1", JUDGED) == ("ATT-1",)
+    assert (
+        check_names("rules", "ATT-1, ATT-2,", JUDGED)
+        == check_names("rules", ["ATT-1", "ATT-2"], JUDGED)
+        == ("ATT-1", "ATT-2")
+    )
     for given, told in (("ATT-1,no", "'no'"), (["ATT-1,ATT-2"], "'ATT-1,ATT-2'"), ("A", "'A'")):
         with pytest.raises(ValueError, match=f"rules: got {told}, expected one of"):
-            known("rules", given, JUDGED)
+            check_names("rules", given, JUDGED)
 
 
 def test_every_list_of_names_may_be_a_string() -> None:
     assert JudgeSession(Target(every_width, "attention", "numpy"), rules="ATT-1,ATT-2").rules == ("ATT-1", "ATT-2")
-    assert compared("reference_numpy,torch_impl", "float64") == ["torch_impl"]
+    assert comparable_packages("reference_numpy,torch_impl", "float64") == ["torch_impl"]
     with pytest.raises(ValueError, match="packages: got 'torch', expected one of reference_numpy, torch_impl"):
-        compared("torch", "float32")
+        comparable_packages("torch", "float32")
     words = "masks.inverted"
     assert choose_planted("ATT-5,MASK-7") == choose_planted(["ATT-5", "MASK-7"])
     assert len(choose_planted(words)) == len(choose_planted([words])) < len(choose_planted(None))

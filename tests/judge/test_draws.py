@@ -14,7 +14,7 @@ from conformance.checks.probe import Probe
 from conformance.judge.run import run_probe, seed_of, shrink_violations, silent
 from conformance.operations.probes import catalogue
 from conformance.runner.in_process import Runner
-from conformance.sampling.draws import HOPELESS, drawn, of_seed, own_seed
+from conformance.sampling.draws import HOPELESS, draw_cases, draw_from_seed, own_seed
 from conformance.sampling.strategies import norm_cases
 from conformance.subjects.targets import Target
 from tests.support.drawn_once import drawn_once
@@ -23,7 +23,7 @@ NUMBERS = st.integers(0, 2**60)
 
 
 def listed(strategy: st.SearchStrategy[Any], count: int, seed: int = 1) -> list[Any]:
-    return [case for _, case in drawn(strategy, count, seed)]
+    return [case for _, case in draw_cases(strategy, count, seed)]
 
 
 def test_the_same_for_the_same_seed() -> None:
@@ -89,7 +89,7 @@ def test_the_smallest_case_comes_from_the_one_that_failed() -> None:
 
 def test_numbers_of_one_probe_are_seeds_apart() -> None:
     assert len({own_seed(7, number) for number in range(100)}) == 100
-    one, other = (of_seed(NUMBERS, own_seed(7, number)) for number in (1, 2))
+    one, other = (draw_from_seed(NUMBERS, own_seed(7, number)) for number in (1, 2))
     assert one[0] == other[0] == 0
     assert one[1] != other[1]
     assert np.isfinite(one[1])
@@ -109,7 +109,7 @@ def test_cases_that_tests_keep_are_those_that_are_drawn() -> None:
     assert results.violations
     for number, kept in drawn_once(probe.cases, 3, seed):
         assert kept is before[number][1]
-    for (_, kept), (_, fresh) in zip(before, drawn(probe.cases, 3, seed), strict=True):
+    for (_, kept), (_, fresh) in zip(before, draw_cases(probe.cases, 3, seed), strict=True):
         assert kept.options == fresh.options
         for name, array in fresh.inputs.items():
             np.testing.assert_array_equal(kept.inputs[name], array)

@@ -16,14 +16,14 @@ from conformance.cases.declaration import EVERYTHING
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.findings import Detail, Finding, NotReproducible, ProcessEnded, Raised, same_error
 from conformance.checks.results import Results, Violation
-from conformance.judge.judgement import claims, telling
+from conformance.judge.judgement import claims, telling_sizes
 from conformance.judge.run import narrowest, settle_all
 from conformance.reports.blocks import block
 from conformance.reports.content import real
 from conformance.reports.sentences import describe_violation
-from conformance.reports.subjects import checked
-from conformance.runner.shrinking import in_dtype
-from conformance.sampling.draws import drawn
+from conformance.reports.subjects import checked_content
+from conformance.runner.shrinking import change_dtype
+from conformance.sampling.draws import draw_cases
 from tests.support.helpers import options_of
 
 QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "profile": "strict"}
@@ -44,7 +44,7 @@ def test_of_each_dtype_the_largest_error_is_kept() -> None:
     other.violate(violated(60.0, "float64"))
     other.violate(violated(80.0, "float16"))
     one.include(other)
-    one.with_worst()
+    one.set_worst()
     (told,) = one.violations.values()
     assert told.ratio == 3.0  # the first that was found
     assert {dtype: worst.ratio for dtype, worst in told.worst.items()} == {
@@ -57,7 +57,7 @@ def test_of_each_dtype_the_largest_error_is_kept() -> None:
 def test_a_smaller_case_with_a_larger_error_counts_in_the_table() -> None:
     results = Results()
     results.violations["ATT-5", "a subject"] = violated(9.0)
-    results.with_worst()
+    results.set_worst()
     cell = results.rules["ATT-5", "a subject"]
     assert (cell.worst, cell.wide) == (9.0, 9.0)
     assert results.violations["ATT-5", "a subject"].larger == []
@@ -93,19 +93,19 @@ def narrow_and_off(query: Any, key: Any, value: Any, *, scale: Any = None) -> An
 def test_no_number_becomes_infinite_in_another_dtype() -> None:
     """What is cut down to a dtype that does not hold it is another case, on which nobody is right."""
     far = Case("attention", "float64", {name: np.full((1, 1, 1, 1), 1e119) for name in ("query", "key", "value")})
-    assert in_dtype("float32", EVERYTHING)(far) is None
+    assert change_dtype("float32", EVERYTHING)(far) is None
     near = replace(far, inputs=far.inputs | {name: np.ones((1, 1, 1, 1)) for name in far.inputs})
-    assert in_dtype("float32", EVERYTHING)(near) is not None
+    assert change_dtype("float32", EVERYTHING)(near) is not None
     graded = replace(near, cotangents={"output": np.full((1, 1, 1, 1), 1e119)})
-    assert in_dtype("float32", EVERYTHING)(graded) is None
+    assert change_dtype("float32", EVERYTHING)(graded) is None
     special = replace(near, inputs=near.inputs | {"value": np.full((1, 1, 1, 1), np.inf)}, special=True)
-    assert in_dtype("float32", EVERYTHING)(special) is not None
+    assert change_dtype("float32", EVERYTHING)(special) is not None
 
 
 @pytest.mark.slow
 def test_the_table_and_the_evidence_have_the_same_largest_error(tmp_path: Path) -> None:
     report = conformance.check(narrow_and_off, "attention", rules=["ATT-1", "ATT-5"], shrink=False, **QUICK)
-    subject = checked(report, tmp_path)
+    subject = checked_content(report, tmp_path)
     worst = {rule["rule"]: real(rule["worst"]) for rule in subject["rules"]}
     assert len(subject["violations"]) == 2
     for violation in subject["violations"]:
@@ -134,7 +134,7 @@ WITHOUT = "no-causal,no-lengths,no-padding,no-segments"
 def test_one_error_is_told_once_with_its_line_and_what_declares_it(isolate: bool, tmp_path: Path) -> None:
     told: dict[str, Any] = {"rules": ["MASK-2", "MASK-3"], "dtypes": ["float32"], "shrink": False}
     report = conformance.check(maskless, "attention", arrays="numpy", isolate=isolate, **told, **QUICK)
-    subject = checked(report, tmp_path)
+    subject = checked_content(report, tmp_path)
     (cause,), (first, other) = subject["causes"], subject["violations"]
     assert (cause["kind"], cause["rules"]) == ("error", ["MASK-2", "MASK-3"])
     assert {first["cause"], other["cause"]} == {None, 0}
@@ -194,7 +194,7 @@ def test_the_layout_is_declared_before_features() -> None:
     report = conformance.check(length_first, "attention", **told, **QUICK)
     assert {cause.rules: cause.lacks for cause in report.causes} == {("ATT-1",): ("BHTD",), ("ATT-8",): ("cross",)}
     assert "--layout BTHD" in options_of(report)
-    subject = checked(report, None)
+    subject = checked_content(report, None)
     (lines,) = (block(cause, subject) for cause in subject["causes"] if cause["rules"] == ["ATT-8"])
     assert "judge it again with:" in lines
     assert "--supports" not in lines
@@ -252,9 +252,9 @@ def test_grouped_heads_are_missed_by_every_seed(seed: int) -> None:
 @pytest.mark.parametrize("operation", ["attention", "attention_weights", "multi_head_attention"])
 def test_no_axis_of_size_1_broadcasts_in_a_claim(operation: str) -> None:
     (claim,) = [claim for claim in claims(operation, EVERYTHING) if claim.name == "gqa"]
-    for _, case in drawn(claim.cases, 5, 0):
+    for _, case in draw_cases(claim.cases, 5, 0):
         heads = case.options.get("num_heads", case.inputs["query"].shape[1])
-        groups = telling("gqa", EVERYTHING)[0].G
+        groups = telling_sizes("gqa", EVERYTHING)[0].G
         assert 1 < groups < heads
         assert min(case.inputs["query"].shape) > 1
         assert operation == "multi_head_attention" or case.inputs["key"].shape[1] == groups
@@ -262,9 +262,9 @@ def test_no_axis_of_size_1_broadcasts_in_a_claim(operation: str) -> None:
 
 def test_claims_within_limits() -> None:
     """Where the subject takes no more than two heads, one key head is all that can be asked."""
-    (small,) = {(s.H, s.G) for s in telling("gqa", replace(EVERYTHING, limits={"heads": 2}))}
+    (small,) = {(s.H, s.G) for s in telling_sizes("gqa", replace(EVERYTHING, limits={"heads": 2}))}
     assert small == (2, 1)
-    assert telling("dense", replace(EVERYTHING, limits={"batch": 1}))
+    assert telling_sizes("dense", replace(EVERYTHING, limits={"batch": 1}))
 
 
 def test_the_case_of_a_gradient_shows_its_cotangent() -> None:

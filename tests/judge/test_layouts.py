@@ -21,10 +21,10 @@ from conformance.cases.layouts import (
     REFUSABLE,
     SHARED,
     equal_along,
-    placed,
+    place_array,
     same_bits,
     shared_axes,
-    strided,
+    strided_view,
 )
 from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
 from conformance.checks.encoding import decode, encode
@@ -35,8 +35,8 @@ from conformance.operations.probes import catalogue
 from conformance.reports.sentences import describe_finding
 from conformance.runner.in_process import Runner
 from conformance.runner.memory_layouts import depends_on_layout
-from conformance.sampling.draws import drawn
-from conformance.sampling.layouts import in_memory, with_memory
+from conformance.sampling.draws import draw_cases
+from conformance.sampling.layouts import apply_memory, draw_memory
 from conformance.subjects.frameworks import JaxArrays, NumpyArrays, TorchArrays
 from conformance.subjects.targets import Target
 from specification import Dense
@@ -90,7 +90,7 @@ def steps_of(array: Any) -> tuple[int, ...]:
 
 
 def laid(framework: Any, array: np.ndarray, layout: str, heads: int = 1) -> Any:
-    buffer, place = placed(array, layout, heads)
+    buffer, place = place_array(array, layout, heads)
     return framework.view(buffer, array.shape, place)
 
 
@@ -113,9 +113,9 @@ def test_values_are_the_same_bits_and_all_else_is_poison(layout: str) -> None:
             array = equal_along(values(shape, dtype), shared_axes(layout, len(shape)) if 0 not in shape else ())
             for framework in FRAMEWORKS:
                 assert same_bits(np.ascontiguousarray(framework.numpy(laid(framework, array, layout))), array)
-            buffer, place = placed(array, layout)
+            buffer, place = place_array(array, layout)
             assert buffer.size >= place.start + array.size
-            strided(buffer, shape, place)[...] = 0
+            strided_view(buffer, shape, place)[...] = 0
             rest = buffer[buffer != 0]
             assert rest.size >= 128 or np.dtype(dtype).kind == "i"
             poisoned = rest == array.max(initial=0) if np.dtype(dtype).kind == "i" else np.isnan(rest.astype(float))
@@ -144,7 +144,7 @@ def attention_case(shape: tuple[int, int, int, int] = (2, 3, 4, 5)) -> Case:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_array_of_a_case_reaches_the_subject_in_its_layout(layout: str) -> None:
-    case = in_memory(attention_case(), dict.fromkeys(NAMES, layout))
+    case = apply_memory(attention_case(), dict.fromkeys(NAMES, layout))
     seen: dict[str, Any] = {}
 
     class Seeing(torch.autograd.Function):
@@ -203,14 +203,14 @@ def test_a_case_says_its_layouts_and_keeps_them_in_a_file() -> None:
 def test_layouts_are_drawn_in_one_case_of_three() -> None:
     @st.composite
     def cases(draw: st.DrawFn, declaration: Any = EVERYTHING) -> Case:
-        return with_memory(draw, attention_case(), declaration)
+        return draw_memory(draw, attention_case(), declaration)
 
-    found = [case for _, case in drawn(cases(), 150, 1)]
+    found = [case for _, case in draw_cases(cases(), 150, 1)]
     kinds = {layout for case in found for layout in case.memory.values()}
     assert kinds == set(LAYOUTS) - set(REFUSABLE)
     assert 30 <= sum(bool(case.memory) for case in found) <= 70
     assert {name for case in found for name in case.memory} >= set(NAMES)
-    without = [case for _, case in drawn(cases(replace(EVERYTHING, strides=False)), 30, 1)]
+    without = [case for _, case in draw_cases(cases(replace(EVERYTHING, strides=False)), 30, 1)]
     assert not any(case.memory for case in without)
 
 

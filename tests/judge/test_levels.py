@@ -22,7 +22,18 @@ from conformance.checks import comparison
 from conformance.checks.catalogue import AGREEMENT, CONSTANT_ROWS, REFUSAL
 from conformance.checks.check import case_level
 from conformance.checks.comparison import Finding, breaks, judge, worst
-from conformance.checks.levels import CORE, LEVELS, PARTS, ROBUST, STRICT, WHOLE, described, higher, kept, least_level
+from conformance.checks.levels import (
+    CORE,
+    LEVELS,
+    PARTS,
+    ROBUST,
+    STRICT,
+    WHOLE,
+    describe_levels,
+    higher,
+    highest_profile,
+    least_level,
+)
 from conformance.checks.results import Results, Violation
 from conformance.cli import app
 from conformance.judge.report import Report
@@ -32,10 +43,10 @@ from conformance.reports import blocks
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
-from conformance.reports.subjects import checked, rules_listed, run_subject
+from conformance.reports.subjects import checked_content, rules_listed, run_subject
 from conformance.reports.tables import subject_report
 from conformance.reports.threshold_sentences import describe_thresholds
-from conformance.sampling.draws import drawn
+from conformance.sampling.draws import draw_cases
 from conformance.sampling.strategies import attention_cases
 from specification import RULES, Dense
 from specification.dtypes import HALF
@@ -62,7 +73,7 @@ def kept_of(report: Any) -> str | None:
     """The highest profile that some chosen rules leave; a report of them says none, as other rules may be violated."""
     assert report.chosen
     assert report.kept is None
-    return kept(violation.level for violation in report.violations)
+    return highest_profile(violation.level for violation in report.violations)
 
 
 def test_empty_rows_are_no_matter_of_the_core() -> None:
@@ -135,13 +146,18 @@ def test_levels_of_rules_and_probes() -> None:
     assert (levels["ATT-14 merge"], levels["ATT-14 merge of far parts"]) == (CORE, ROBUST)
     assert [least_level("ATT-14", level) for level in LEVELS] == [*LEVELS]
     assert least_level("MASK-7", CORE) == ROBUST
-    assert described("ATT-13", refuses=False) == "core; strict: the same bits twice"
-    assert described("ATT-8", refuses=True) == "core; robust: lengths of 0, refused calls"
-    assert described("ATT-4", refuses=True) == "robust"
+    assert describe_levels("ATT-13", refuses=False) == "core; strict: the same bits twice"
+    assert describe_levels("ATT-8", refuses=True) == "core; robust: lengths of 0, refused calls"
+    assert describe_levels("ATT-4", refuses=True) == "robust"
 
 
 def test_highest_profile_kept() -> None:
-    assert [kept(broken) for broken in ([], [STRICT], [STRICT, ROBUST], [ROBUST, CORE])] == [STRICT, ROBUST, CORE, None]
+    assert [highest_profile(broken) for broken in ([], [STRICT], [STRICT, ROBUST], [ROBUST, CORE])] == [
+        STRICT,
+        ROBUST,
+        CORE,
+        None,
+    ]
     assert higher(CORE, STRICT) == higher(STRICT, ROBUST) == STRICT
 
 
@@ -156,9 +172,9 @@ def test_cases_beyond_the_core() -> None:
     assert case_level(Case("attention", "float32", {"bias": bias})) == CORE
     assert case_level(Case("attention", "float32", {"bias": -bias})) == ROBUST
     found = [Finding("output", 2.0), Finding("gradient of x", INFINITE, level=STRICT)]
-    assert [finding.level for finding in AGREEMENT.levelled(found, plain)] == [CORE, STRICT]
+    assert [finding.level for finding in AGREEMENT.raise_levels(found, plain)] == [CORE, STRICT]
     empty = Case("silu", "float32", {"x": x[:0]})
-    assert [finding.level for finding in AGREEMENT.levelled(found, empty)] == [ROBUST, STRICT]
+    assert [finding.level for finding in AGREEMENT.raise_levels(found, empty)] == [ROBUST, STRICT]
 
 
 # --- one finding of several -------------------------------------------------------------------------------------------
@@ -451,7 +467,7 @@ def test_unknown_profile_is_wrong_usage() -> None:
 
 def test_reports_say_the_level() -> None:
     plain = judged(plain_norm, "layer_norm", "NORM-3")
-    told = {profile: checked(replace(plain, profile=profile, chosen=()), None) for profile in LEVELS}
+    told = {profile: checked_content(replace(plain, profile=profile, chosen=()), None) for profile in LEVELS}
     assert [document("check", [told[profile]])["conforms"] for profile in LEVELS] == [True, True, False]
     summary = "Violated at core: nothing; at robust: nothing; at strict: NORM-3. Highest profile kept: robust."
     console = Console(width=200)
@@ -469,7 +485,7 @@ def test_reports_say_the_level() -> None:
 
 
 def test_matrix_of_libraries_stands_by_level() -> None:
-    from conformance.peers.markdown import as_tables
+    from conformance.peers.markdown import format_tables
     from conformance.peers.matrix import PeerReport
     from conformance.peers.peer import Peer
     from conformance.peers.rows import Run, columns, row_of
@@ -480,7 +496,7 @@ def test_matrix_of_libraries_stands_by_level() -> None:
     row = row_of(report, Run("2026-01-02", 0, "quick", {}))
     assert columns([row]) == ["core", "NORM-1", "NORM-3", "robust", "NORM-5", "strict"]
     for one, keeps in ((row, "robust ✓ ✓ △ ✓ ✓ ✗"), (row._replace(broken=None), "? ? ✓ △ ? ✓ ?")):
-        text = as_tables([one])
+        text = format_tables([one])
         header, line = (found for found in text.splitlines() if found.startswith("|") and "---" not in found)
         assert header == "|  | run | keeps | **core** | NORM-1 | NORM-3 | **robust** | NORM-5 | **strict** |"
         assert line == f"| plain\\_norm | 1 | {' | '.join(keeps.split())} |"
@@ -491,7 +507,7 @@ def test_matrix_of_libraries_stands_by_level() -> None:
 def test_the_relaxed_bound_of_gradients(operation: str) -> None:
     """A log-sum-exp alone has a cotangent, and its weights none."""
     cases = attention_cases(operation, focus=("gradients",), dtypes=("float16",))
-    for _, case in drawn(cases, 3, 1):
+    for _, case in draw_cases(cases, 3, 1):
         strict, relaxed = bound(case), relaxed_bound(case)
         assert relaxed is not None
         assert relaxed.keys() == strict.keys()
@@ -515,7 +531,7 @@ def test_chosen_rules_are_said_so_where_core_is_violated_too(operation: str, unt
 def test_of_a_whole_run_no_rules_were_chosen() -> None:
     """Though it has no rule of calls. Of some rules no profile is kept."""
     results = Results()
-    ((_, case),) = drawn(attention_cases(), 1, 1)
+    ((_, case),) = draw_cases(attention_cases(), 1, 1)
     results.violate(
         Violation("ATT-5", "mine", Finding("output", 9.0, (0, 0, 0, 0), 1.5, 1.0), "a probe", AGREEMENT, case)
     )

@@ -26,7 +26,7 @@ from conformance.mistakes.mistake import Mistake
 from conformance.mistakes.planting import PlantedMistake, PlantedSubject
 from conformance.operations.corpus import entries_for
 from conformance.reports.causes import mistake_content
-from conformance.sampling.draws import drawn
+from conformance.sampling.draws import draw_cases
 from conformance.sampling.operations import operation_cases
 from conformance.subjects.subject import NumpySubject
 from specification.dtypes import FLOATING
@@ -41,7 +41,7 @@ CHECKS = (AGREEMENT, EMPTY_ROWS, PLANTED, TWIN)
 def calls_of(operation: str) -> list[Call]:
     """Small cases of an operation, each with its exact results, which all mistakes share."""
     dtypes = [dtype for dtype in FLOATING if dtype != "float64"]  # whose exact results are slow
-    cases = [case for _, case in drawn(operation_cases(operation, dtypes), 2 * DRAWN, 1)]
+    cases = [case for _, case in draw_cases(operation_cases(operation, dtypes), 2 * DRAWN, 1)]
     calls = [Call(case) for case in cases if number_count(case) < LARGEST][:DRAWN]
     entries = [entry for entry in entries_for({operation}, EVERYTHING) if number_count(entry.case) < LARGEST]
     for check in CHECKS:
@@ -106,7 +106,7 @@ def test_what_is_planted_stands_in_the_catalogue() -> None:
     entries = {mistake.id: mistake for mistake in known_mistakes()}
     for planted in planted_mistakes():
         entry = entries[planted.id]
-        assert planted.under(ALWAYS).change is entry.change
+        assert planted.limit(ALWAYS).change is entry.change
         assert planted.values.keys() == entry.parameters.keys(), planted
     told = [(one.operation, one.title) for one in map(PlantedMistake, planted_mistakes())]
     assert [one for one, count in Counter(told).items() if count > 1] == []
@@ -175,7 +175,7 @@ def test_gradients_of_a_broadcast_bias_of_nothing_are_0(B: int, H: int) -> None:
 
 
 UNSCALED = Mistake("scores.unscaled", "ATT-1", "the scale is {scale}",
-                   lambda call, scale: call.steps.changed(scale=scale), parameters={"scale": (1.0, 2.0)})  # fmt: skip
+                   lambda call, scale: call.steps.change(scale=scale), parameters={"scale": (1.0, 2.0)})  # fmt: skip
 
 
 def test_a_prediction_is_kept_apart_from_what_is_right() -> None:
@@ -235,12 +235,12 @@ def test_values_are_chosen() -> None:
 def test_a_condition_holds_for_cases(condition: Condition, clauses: int, holds: bool) -> None:
     call = attention_call(scale=0.3)
     assert (condition.clauses, condition.holds(call)) == (clauses, holds)
-    assert bool(UNSCALED.choose().under(condition).predict(call)) is holds
+    assert bool(UNSCALED.choose().limit(condition).predict(call)) is holds
 
 
 def test_a_condition_keeps_one_pass() -> None:
     names = {
-        passes: {*UNSCALED.choose().under(Condition(passes=passes)).predict(attention_call())[0].results}
+        passes: {*UNSCALED.choose().limit(Condition(passes=passes)).predict(attention_call())[0].results}
         for passes in ("both", "forward", "backward")
     }
     assert names["forward"] == {"output"}

@@ -21,10 +21,10 @@ from conformance.cases.operation import OperationFacts
 from conformance.cases.signatures import definition
 from conformance.operations import OPERATIONS
 from conformance.operations.probes import catalogue
-from conformance.oracle.reference import by_definition
+from conformance.oracle.reference import evaluate_definition
 from conformance.oracle.work import WORK
 from conformance.runner.dimensions import layout_of
-from conformance.sampling.draws import drawn
+from conformance.sampling.draws import draw_cases
 from conformance.sampling.operations import CASES, operation_cases
 from conformance.selftest.selftest import everything_planted
 from specification.rules import RULES
@@ -85,8 +85,8 @@ def test_a_record_fits_its_cases(name: str) -> None:
     """Shapes, bounds, axes and exact values have the names and shapes that the definition's results have."""
     operation = operation_facts(name)
     example = operation_cases(name, ("float32",), EVERYTHING)
-    for _, case in drawn(example, 6, 0):
-        truth = by_definition(case)
+    for _, case in draw_cases(example, 6, 0):
+        truth = evaluate_definition(case)
         assert set(truth) == {*results_of(case), *(gradient_name(n) for n in differentiated(case, operation))}
         assert {key: array.shape for key, array in bound(case).items()} == {k: e.high.shape for k, e in truth.items()}
         for result in results_of(case):

@@ -12,7 +12,7 @@ import pytest
 import torch_impl
 from conformance import check
 from conformance.cases.declaration import DIMENSIONS, EVERYTHING, Declaration
-from conformance.cases.features import dimensions, within
+from conformance.cases.features import dimensions, supports_case
 from conformance.cases.sizes import Sizes
 from conformance.judge.judgement import claims
 from conformance.judge.run import cases_of, silent, try_probe
@@ -20,11 +20,11 @@ from conformance.operations.corpus import entries_for
 from conformance.operations.layer_norm import PLAN
 from conformance.operations.probes import catalogue
 from conformance.runner.in_process import Runner
-from conformance.sampling.draws import Rows, drawn, of_seed
+from conformance.sampling.draws import Rows, draw_cases, draw_from_seed
 from conformance.sampling.plan import attention as plan
 from conformance.sampling.plan import layers
-from conformance.sampling.plan.covering import covering, smallest_with, with_sizes
-from conformance.sampling.plan.values import LENGTHS, WIDTHS, around, classes
+from conformance.sampling.plan.covering import choose_sizes, covering, smallest_with
+from conformance.sampling.plan.values import LENGTHS, WIDTHS, classes, neighbouring_sizes
 from conformance.sampling.strategies import FEATURED, LONG, SHORT, attention_cases
 from conformance.subjects.subject import NumpySubject
 from reference_numpy import attention_weights
@@ -33,7 +33,7 @@ KERNEL = Declaration(limits={"keys": 100, "key_width": 64, "heads": 8, "batch": 
 
 
 def test_sizes_around_powers_and_their_ranges() -> None:
-    assert around(4, 5) == (15, 16, 17, 31, 32, 33)
+    assert neighbouring_sizes(4, 5) == (15, 16, 17, 31, 32, 33)
     assert classes((1, 5, 16, 17, 300), 16, 64) == ((1, 5, 16), (17,), (300,))
 
 
@@ -66,7 +66,7 @@ def test_every_size_occurs_and_rows_are_affordable() -> None:
 
 def test_the_budget_is_what_forbids() -> None:
     levels = {"a": ((1,), (2,)), "b": ((1,), (2,))}
-    rows = with_sizes(covering(levels, lambda row: sum(row.values()) < 4), levels, lambda row: True, ())
+    rows = choose_sizes(covering(levels, lambda row: sum(row.values()) < 4), levels, lambda row: True, ())
     assert {"a": 2, "b": 2} not in rows
 
 
@@ -90,7 +90,7 @@ def test_a_query_seeks_the_last_keys(keys: int) -> None:
     sizes, found = Sizes(1, 2, 1, 3, keys, 2, 2), []
     for number in range(20):
         cases = attention_cases(mask="none", others=False, dtypes=("float32",), plans=(sizes,), gradients=False)
-        [case] = of_seed(cases, number, False)
+        [case] = draw_from_seed(cases, number, False)
         found.append(attention_weights(case.inputs["query"][:, :1], case.inputs["key"])[0, 0, -1, -2:].max())
     assert np.median(found) > 0.1
     assert np.mean(np.array(found) > 0.01) > 0.75
@@ -100,10 +100,10 @@ def test_each_row_gives_one_case_before_any_gives_another() -> None:
     from hypothesis import strategies as st
 
     rows = Rows(lambda: tuple(map(st.just, range(7))), later=lambda: (st.just(7),))
-    first = [case for _, case in drawn(rows, 7, 3)]
+    first = [case for _, case in draw_cases(rows, 7, 3)]
     assert sorted(first) == list(range(7))
-    assert first != [case for _, case in drawn(rows, 7, 4)]
-    assert 7 in [case for _, case in drawn(rows, 15, 3)]
+    assert first != [case for _, case in draw_cases(rows, 7, 4)]
+    assert 7 in [case for _, case in draw_cases(rows, 15, 3)]
 
 
 def at_sizes(operation: str, declaration: Declaration) -> list[Any]:
@@ -117,8 +117,8 @@ def test_nothing_beyond_a_limit_is_drawn(operation: str) -> None:
     declaration = replace(KERNEL, limits=KERNEL.limits | limits)
     for number, (_, row) in enumerate(at_sizes(operation, declaration)):
         if number % 7 == 0:
-            for case in of_seed(row, number, False):
-                assert within(case, declaration), dimensions(case)
+            for case in draw_from_seed(row, number, False):
+                assert supports_case(case, declaration), dimensions(case)
 
 
 def test_tiles_add_their_neighbours() -> None:
@@ -176,7 +176,7 @@ def test_the_thorough_effort_has_more_rows() -> None:
     probe = next(p for p in catalogue(replace(EVERYTHING, compiled=True)) if p.title == "everything, everything")
     assert isinstance(probe.cases, Rows)
     (square,) = probe.cases.later()
-    (case,) = of_seed(square, 1, False)
+    (case,) = draw_from_seed(square, 1, False)
     assert dimensions(case)["queries"] == dimensions(case)["keys"] == 4097
 
 
@@ -193,14 +193,14 @@ def sizes_of(case: Any) -> Sizes:
 @pytest.mark.parametrize(("declaration", "sizes"), [(COMPILED, {*FEATURED}), (EVERYTHING, {*SHORT, *LONG})])
 def test_features_are_compiled_for_few_shapes(declaration: Declaration, sizes: set[Sizes]) -> None:
     cases = attention_cases(mask="none", focus=("bias",), dtypes=("float32",), declaration=declaration)
-    assert {sizes_of(of_seed(cases, seed, False)[0]) for seed in range(60)} == sizes
+    assert {sizes_of(draw_from_seed(cases, seed, False)[0]) for seed in range(60)} == sizes
 
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_claims_share_their_shapes(compiled: bool) -> None:
     """One for what needs no shape of its own, and those of fewer heads, other lengths, other widths, and empty ones."""
     declaration = COMPILED if compiled else EVERYTHING
-    found = [of_seed(claim.cases, 1, False) for claim in claims("attention", declaration)]
+    found = [draw_from_seed(claim.cases, 1, False) for claim in claims("attention", declaration)]
     shapes = {sizes_of(case) for cases in found for case in cases}
     assert (len(shapes) <= 5) == compiled
 

@@ -29,18 +29,18 @@ from conformance.diagnosis.pattern import Pattern, Places
 from conformance.mistakes.catalogue import known_mistakes
 from conformance.mistakes.condition import Condition
 from conformance.models.real import RealFinding, RealResult
-from conformance.reports.blocks import block, expected, got
+from conformance.reports.blocks import block, format_expected, got
 from conformance.reports.causes import cause_content
 from conformance.reports.comparison import changes, circumstances, read_report
-from conformance.reports.content import clean, document, number, real, subject_content, violation_content
+from conformance.reports.content import clean_text, document, number, real, subject_content, violation_content
 from conformance.reports.junit import junit
 from conformance.reports.page import page
 from conformance.reports.pictures import LARGEST, case_pictures
 from conformance.reports.real import FAR, left_out_content, model_content
 from conformance.reports.replays import replay_command, slug, write_replay
-from conformance.reports.subjects import checked
+from conformance.reports.subjects import checked_content
 from conformance.reports.tables import both
-from conformance.reports.writing import as_json, write
+from conformance.reports.writing import format_json, write
 from conformance.subjects.targets import Target
 from specification import RULES, Causal
 from tests.judge.test_verdicts import printed
@@ -70,7 +70,7 @@ def cause(violation: Violation) -> Cause:
     """A known mistake, under a condition, behind a violation of ATT-1; of others none is known."""
     if violation.rule != "ATT-1":
         return Cause(cause_kind(violation), (violation,))
-    mistake = SCALE.under(Condition("K", past=16, dtypes=("float32",)))
+    mistake = SCALE.limit(Condition("K", past=16, dtypes=("float32",)))
     pattern = Pattern("output", (Places(("B",), "all", 1, 1), Places(("G", "S"), "from", 4, 2, 2)), 0.25)
     diagnosis = Diagnosis(mistake, 3, 4, 7, (SCALE,))
     return Cause("mistake", (violation,), diagnosis, mistake.condition, pattern, {"weights": "inputs"}, ("scale",))
@@ -142,7 +142,7 @@ valid = fastjsonschema.compile(SCHEMA)
 
 
 def test_report_is_strict_json_of_the_schema(any_report: dict[str, Any]) -> None:
-    read = json.loads(as_json(any_report), parse_constant=pytest.fail)
+    read = json.loads(format_json(any_report), parse_constant=pytest.fail)
     assert valid(read) == any_report
 
 
@@ -166,8 +166,8 @@ def test_report_of_a_check(tmp_path: Path) -> None:
         return reference_numpy.attention(query, key, value, mask=mask, scale=1.0)
 
     result = conformance.check(unscaled, "attention", effort="quick", seed=1, rules=["ATT-1"], shrink=False)
-    subject = checked(result, tmp_path)
-    valid(json.loads(as_json(document("check", [subject]))))
+    subject = checked_content(result, tmp_path)
+    valid(json.loads(format_json(document("check", [subject]))))
     (found,), (behind,) = subject["violations"], subject["causes"]
     assert behind["mistake"]["id"] == "scores.default-scale"
     assert behind["violation"] == found | {"replay": None}
@@ -227,7 +227,7 @@ def test_peer_counts_in_no_verdict() -> None:
 )
 def test_digits_of_a_dtype(dtype: str, told: tuple[str, str]) -> None:
     violation = {"got": -0.296897828578949, "expected": -0.2913814053962597, "dtype": dtype}
-    assert (got(violation), expected(violation)) == told
+    assert (got(violation), format_expected(violation)) == told
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
@@ -272,7 +272,7 @@ def test_model_in_json() -> None:
     assert {step["step"]: step["worst"] for step in definition["steps"]} == STEPS
     assert port["steps"][1] == {
         "step": "blocks.0.attention", "status": "violated", "worst": 2.0,
-        "message": clean(f"blocks.0.attention: raised ValueError: {NASTY}"),
+        "message": clean_text(f"blocks.0.attention: raised ValueError: {NASTY}"),
     }  # fmt: skip
     assert [step["message"] for step in definition["steps"]] == [None] * 4
     assert port["embeddings"] == {"status": "conforms", "cosine": 1 - 1e-13}
@@ -296,7 +296,7 @@ def test_model_in_json() -> None:
 def test_model_counts_in_the_verdict(found: dict[str, Any], conforms: bool) -> None:
     """In all three files alike."""
     report = model_report(found)
-    assert valid(json.loads(as_json(report)))["conforms"] == conforms
+    assert valid(json.loads(format_json(report)))["conforms"] == conforms
     root = ElementTree.fromstring(junit(report).encode())
     assert (root.get("failures") == "0") == conforms
     assert ('<p class="verdict good">Conforms</p>' in page(report)) == conforms
@@ -319,7 +319,7 @@ def test_model_in_junit() -> None:
     assert list(cases) == [*STEPS, "sentence embeddings"]
     failed = {name: failure.get("message") for name, case in cases.items() for failure in case.findall("failure")}
     assert failed == {
-        "blocks.0.attention": clean(f"blocks.0.attention: raised ValueError: {NASTY}"),
+        "blocks.0.attention": clean_text(f"blocks.0.attention: raised ValueError: {NASTY}"),
         "sentence embeddings": "smallest cosine with the definition's 1 - 5.0e-01",
     }
     assert definition.findtext(".//system-out") == "worst error 1.0 of its bound"
@@ -703,5 +703,7 @@ def test_error_and_untried_are_worse() -> None:
 
 
 def test_clean_keeps_what_can_be_printed() -> None:
-    assert clean("ß 0.5\n\t[1] <b> \N{GREEK SMALL LETTER ALPHA}") == "ß 0.5\n\t[1] <b> \N{GREEK SMALL LETTER ALPHA}"
-    assert clean("\x1b\x00\x9b\ud800\ufffe") == "\N{REPLACEMENT CHARACTER}" * 5
+    assert (
+        clean_text("ß 0.5\n\t[1] <b> \N{GREEK SMALL LETTER ALPHA}") == "ß 0.5\n\t[1] <b> \N{GREEK SMALL LETTER ALPHA}"
+    )
+    assert clean_text("\x1b\x00\x9b\ud800\ufffe") == "\N{REPLACEMENT CHARACTER}" * 5

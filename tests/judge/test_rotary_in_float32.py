@@ -24,7 +24,7 @@ from conformance.operations.probes import probes_of
 from conformance.oracle.reference import oracle
 from conformance.reports.sentences import describe_finding
 from conformance.runner.in_process import Runner
-from conformance.sampling.draws import of_seed
+from conformance.sampling.draws import draw_from_seed
 from conformance.sampling.rotary import FAR, FARTHEST, SCALED, rotary_cases
 from conformance.sampling.strategies import numpy_dtype
 from conformance.selftest.selftest import Planted, choose_planted
@@ -118,7 +118,7 @@ def rotation(rounded: str, power: Function = POWERS["1 / base^x"]) -> Function:
 def cases(declaration: Declaration, seeds: range, **given: Any) -> Iterator[Case]:
     """Drawn as the probes draw them."""
     for seed in seeds:
-        yield of_seed(rotary_cases(declaration=declaration, **given), seed, False)[-1]
+        yield draw_from_seed(rotary_cases(declaration=declaration, **given), seed, False)[-1]
 
 
 def runner_of(function: Function, operation: str, **conventions: str) -> Runner:
@@ -256,7 +256,7 @@ def test_planted_mistakes_are_still_seen(planted: Planted) -> None:
     """In one of the first cases of a probe of its rule, where positions are near as in most."""
     runner = planted_runner(planted)
     probes = [p for p in probes_of(planted.rule, planted.operation, runner.declaration) if p.check == AGREEMENT]
-    drawn = (of_seed(probe.cases, seed)[-1] for probe in probes for seed in range(12))
+    drawn = (draw_from_seed(probe.cases, seed)[-1] for probe in probes for seed in range(12))
     cases = (case for case in drawn if case.dtype in WIDE)
     assert any(breaks(runner(AGREEMENT, case, AGREEMENT.prepare(case))) for case in cases)
 

@@ -244,7 +244,7 @@ def test_weights_that_do_not_add_up_to_1() -> None:
     inputs = {name: array.astype(np.float32) for name, array in inputs.items()}
     cotangent = {"output": np.ones((1, 1, 1, 1), np.float32)}
     scores = (inputs["key"].astype(float) @ inputs["query"].astype(float).swapaxes(-1, -2))[0, 0, :, 0]
-    off = Precision.of("float32").gamma(64) * scores.min()
+    off = Precision.make("float32").gamma(64) * scores.min()
     weights = np.exp(scores - np.log(np.sum(np.exp(scores))) + off)
     gradient = weights * (1 - np.sum(weights))  # exactly 0 with weights that add up to 1
 

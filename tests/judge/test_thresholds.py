@@ -20,11 +20,11 @@ from conformance.checks.check import Check
 from conformance.checks.results import Violation
 from conformance.checks.threshold import AxisName, Threshold
 from conformance.judge.run import asking, breaks, cut_down, violation
-from conformance.judge.thresholds import by_chance, find_thresholds, multiples, rule
+from conformance.judge.thresholds import find_thresholds, may_be_chance, multiples, rule
 from conformance.operations import OPERATIONS
 from conformance.oracle.reference import oracle
 from conformance.reports.threshold_sentences import WORDS, describe_threshold, describe_thresholds
-from conformance.runner.dimensions import Part, sizes_of, taken
+from conformance.runner.dimensions import Part, sizes_of, take_parts
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Example, cuttable
 from conformance.sampling.operations import operation_cases
@@ -338,15 +338,17 @@ def test_every_operation_is_cut(operation: str) -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_cases_of_other_sizes_are_cases(operation: str) -> None:
     """The definition takes them, and gives results of their sizes."""
-    from conformance.sampling.draws import drawn
+    from conformance.sampling.draws import draw_cases
 
-    for _, case in drawn(operation_cases(operation, dtypes=("float32", "bfloat16"), declaration=EVERYTHING), 5, 3):
+    for _, case in draw_cases(operation_cases(operation, dtypes=("float32", "bfloat16"), declaration=EVERYTHING), 5, 3):
         sizes = sizes_of(case)
         for name, size in sizes.items():
             unit = operation_facts(operation).width_unit if name == "E" else 1
             for part in (Part(0, unit), Part(size - unit, unit), Part(0, size + 3 * unit)):
                 other = (
-                    taken(case, {name: part}, np.random.default_rng(0)) if size and case.dtype != "float64" else None
+                    take_parts(case, {name: part}, np.random.default_rng(0))
+                    if size and case.dtype != "float64"
+                    else None
                 )
                 if other is not None and not (operation == "standard_deviation_norm" and sizes_of(other)["W"] == 1):
                     assert sizes_of(other)[name] == part.size or operation == "learned_positions"
@@ -358,7 +360,7 @@ def test_what_is_left_is_what_was_there() -> None:
     case = attention_case(2, 2, 3, 4, 5, mask=Causal(1))
     whole = reference_numpy.attention(**case.inputs, mask=Causal(1))
     last = {"B": Part(1, 1), "G": Part(1, 1), "S": Part(2, 1), "Q": Part(3, 1), "V": Part(1, 1)}
-    cut = taken(case, last)
+    cut = take_parts(case, last)
     assert cut is not None
     part = reference_numpy.attention(**cut.inputs, **cut.options)
     np.testing.assert_allclose(part, whole[1:, 5:, 3:, 1:], rtol=1e-6)
@@ -546,7 +548,7 @@ def test_many_sizes_tell_multiples() -> None:
 
 @pytest.mark.parametrize(("above", "chance"), [(3849, True), (1024, False), (255, False)])
 def test_a_rule_past_no_round_size_may_be_chance(above: int, chance: bool) -> None:
-    assert by_chance(Threshold(("K",), "no power of two", (above + 1,), (above,), above)) is chance
+    assert may_be_chance(Threshold(("K",), "no power of two", (above + 1,), (above,), above)) is chance
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from conformance.runner import limits, own_time
-from conformance.runner.limits import TooSlow, limited
+from conformance.runner.limits import TooSlow, limit_time
 from conformance.runner.own_time import CORES, OwnTime, own_part, ready_in_time
 
 LIMIT = 0.1
@@ -56,7 +56,7 @@ HANGS = {
 
 @pytest.mark.parametrize("name", HANGS)
 def test_what_hangs_is_ended(name: str) -> None:
-    with pytest.raises(TooSlow), limited(LIMIT):
+    with pytest.raises(TooSlow), limit_time(LIMIT):
         HANGS[name]()
 
 
@@ -65,7 +65,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.time, self.threads = 0.0, {1: (0.0, 0.0)}
-        monkeypatch.setattr(own_time, "now", lambda pid: (self.time, dict(self.threads)))
+        monkeypatch.setattr(own_time, "read_times", lambda pid: (self.time, dict(self.threads)))
         monkeypatch.setattr(own_time.time, "monotonic", lambda: self.time)
 
     def passes(self, seconds: float, **threads: tuple[float, float]) -> None:
@@ -84,21 +84,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_time_that_others_have_does_not_count(clock: Clock) -> None:
     own = OwnTime(0)
     clock.passes(60, _1=(5, 55))
-    assert own.passed() == pytest.approx(max(5, 5 / CORES))
+    assert own.elapsed_seconds() == pytest.approx(max(5, 5 / CORES))
     clock.passes(10)  # it sleeps
-    assert own.passed() == pytest.approx(15)
+    assert own.elapsed_seconds() == pytest.approx(15)
     clock.passes(10, _2=(4, 6))  # what it has started, while it waits
     del clock.threads[2]
-    assert own.passed() == pytest.approx(25)
+    assert own.elapsed_seconds() == pytest.approx(25)
 
 
 def test_what_has_ended_is_remembered(clock: Clock) -> None:
     own = OwnTime(0)
     clock.passes(10, _2=(4, 6))
-    assert own.passed() == pytest.approx(4)
+    assert own.elapsed_seconds() == pytest.approx(4)
     del clock.threads[2]
     clock.passes(1)
-    assert own.passed() == pytest.approx(5)
+    assert own.elapsed_seconds() == pytest.approx(5)
 
 
 @pytest.mark.parametrize(
@@ -117,15 +117,15 @@ def test_own_part(wall: float, ran: float, waited: float, own: float) -> None:
 
 
 def test_a_reading_that_is_older_never_ends_a_call_early(clock: Clock) -> None:
-    own_time.lately.cache_clear()
+    own_time.read_recent_times.cache_clear()
     clock.time = 30.0
-    assert OwnTime(0, tolerance=3.0).passed() == 0.0
+    assert OwnTime(0, tolerance=3.0).elapsed_seconds() == 0.0
     clock.passes(2, _1=(2, 0))
     own = OwnTime(0, tolerance=3.0)
     assert own.since == 30.0
     clock.passes(5, _1=(5, 0))
-    assert own.passed() == pytest.approx(5)
-    own_time.lately.cache_clear()
+    assert own.elapsed_seconds() == pytest.approx(5)
+    own_time.read_recent_times.cache_clear()
 
 
 @pytest.mark.parametrize("starved", [True, False])
@@ -145,13 +145,13 @@ def test_a_starved_call_is_not_ended(monkeypatch: pytest.MonkeyPatch, starved: b
     """It sleeps here, and the stub says that it waited for a processor."""
 
     class Starved(OwnTime):
-        def passed(self) -> float:
-            return super().passed() / 20
+        def elapsed_seconds(self) -> float:
+            return super().elapsed_seconds() / 20
 
     if starved:
         monkeypatch.setattr(limits, "OwnTime", Starved)
     try:
-        with limited(LIMIT):
+        with limit_time(LIMIT):
             time.sleep(4 * LIMIT)
     except TooSlow:
         assert not starved
@@ -169,10 +169,10 @@ def test_rivals_for_the_only_core(tasks: str) -> None:
 import os, time
 os.sched_setaffinity(0, {core})
 from conformance.runner import own_time
-from conformance.runner.limits import limited
+from conformance.runner.limits import limit_time
 own_time.TASKS = {tasks!r}
 end = time.process_time() + 0.8
-with limited(1.2):
+with limit_time(1.2):
     while time.process_time() < end: pass
 """
     rivals = [subprocess.Popen(SPIN, preexec_fn=lambda: os.sched_setaffinity(0, core)) for _ in range(2)]

@@ -21,14 +21,14 @@ from conformance.cases.signatures import signature_of
 from conformance.checks.catalogue import PLANTED
 from conformance.checks.findings import Finding, NotANumber
 from conformance.checks.results import Violation
-from conformance.judge.pool import asked_again
+from conformance.judge.pool import confirm_violation
 from conformance.judge.session import JudgeSession, NotAsked
-from conformance.judge.skipped import missing, some_cases
-from conformance.reports.blocks import never_given, only_refused, rules_not_tried
+from conformance.judge.skipped import missing_features, some_cases
+from conformance.reports.blocks import never_given, refuses_all, rules_not_tried
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
-from conformance.reports.subjects import checked
+from conformance.reports.subjects import checked_content
 from conformance.reports.tables import ANOTHER_PROCESS, subject_report, violation_lines
 from conformance.subjects.targets import Target
 from specification import Causal, Dense
@@ -70,7 +70,7 @@ def printed(subject: dict[str, Any], width: int = 200) -> str:
 
 def told(function: Any, **options: Any) -> dict[str, Any]:
     """The report's part about the function."""
-    return checked(conformance.check(function, "attention", **(QUICK | options)), None)
+    return checked_content(conformance.check(function, "attention", **(QUICK | options)), None)
 
 
 # --- what was never asked ---------------------------------------------------------------------------------------------
@@ -141,8 +141,8 @@ def test_what_is_not_supported_and_refused_is_called_so() -> None:
         rules = {rule["rule"]: rule for rule in subject["rules"]}
         assert subject["conforms"]
         assert rules["MASK-4"]["status"] == "conforms"
-        assert only_refused(rules["MASK-4"]) is refused
-        assert not only_refused(rules["MASK-3"])
+        assert refuses_all(rules["MASK-4"]) is refused
+        assert not refuses_all(rules["MASK-3"])
         (row,) = (line for line in printed(subject).splitlines() if "MASK-4" in line and "window" in line)
         assert row.split()[-2] == ("refused" if refused else "conforms")
         assert (">refused<" in page(document("check", [subject]))) is refused
@@ -163,7 +163,7 @@ def test_a_call_that_fails_says_with_which_arrays() -> None:
 @pytest.mark.slow
 def test_a_command_is_never_broken(tmp_path: Path) -> None:
     folder = tmp_path / ("a-long-name-" * 8)
-    subject = checked(conformance.check(stale, "attention", rules=["ATT-5"], **QUICK), folder)
+    subject = checked_content(conformance.check(stale, "attention", rules=["ATT-5"], **QUICK), folder)
     text = printed(subject, width=80)
     assert f"  replay         {subject['violations'][0]['replay_command']}" in text.splitlines()
     assert all(len(line) <= 80 for line in text.splitlines() if "replay  " not in line)
@@ -202,11 +202,11 @@ def test_a_skip_says_what_is_missing(session: JudgeSession, question: str, lacks
 
 def test_missing_masks(session: JudgeSession) -> None:
     def combinations(declaration: Declaration) -> list[Case]:
-        probes = (p for p in session.fresh().probes(declaration) if p.title == "combinations")
+        probes = (p for p in session.fresh_judgement().probes(declaration) if p.title == "combinations")
         return [case for probe in probes for case in some_cases(probe)]
 
-    assert missing(combinations, session.runner.declaration.without("dense")) == "masks"
-    assert missing(lambda declaration: [], session.runner.declaration) == ""
+    assert missing_features(combinations, session.runner.declaration.remove_features("dense")) == "masks"
+    assert missing_features(lambda declaration: [], session.runner.declaration) == ""
 
 
 # --- violations seen once ---
@@ -224,6 +224,6 @@ def test_a_violation_is_asked_for_again_in_a_new_process(hidden: bool) -> None:
     example = Planted(clean, planted, np.array([[[[True, False]]]]), marks)
     finding = Finding("output", float("inf"), detail=NotANumber())
     seen = Violation("MASK-7", "reference_numpy", finding, "hidden NaN", PLANTED, example)
-    again = asked_again(seen)
+    again = confirm_violation(seen)
     assert again.steady is not hidden
     assert (ANOTHER_PROCESS in violation_lines(again).plain) is hidden

@@ -17,7 +17,7 @@ from conformance.judge import worker_processes
 from conformance.judge.judgement import Judgement
 from conformance.judge.report import Report
 from conformance.judge.run import silent
-from conformance.judge.worker_processes import Order, Start, WorkerProcesses, claimed, started
+from conformance.judge.worker_processes import Order, Start, WorkerProcesses, claim_probe, start_workers
 from conformance.reports.sentences import describe_finding
 from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
@@ -117,9 +117,9 @@ def worker_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def outcome(self: WorkerProcesses, index: int, waiting: Any) -> Any:
         alive = [process for process in self.processes.values() if process.poll() is None]
-        while alive and alive[0].poll() is None and not self.finished(index):
+        while alive and alive[0].poll() is None and not self.has_finished(index):
             time.sleep(0.01)
-        return self.found(index)
+        return self.read_outcome(index)
 
     monkeypatch.setattr(WorkerProcesses, "outcome", outcome)
 
@@ -208,7 +208,7 @@ def test_an_early_end_tells_what_workers_have_found(subject: Path, monkeypatch: 
 
     def outcome(self: WorkerProcesses, index: int, waiting: Any) -> Any:
         processes.extend(self.processes.values())
-        while not self.finished(index):
+        while not self.has_finished(index):
             time.sleep(0.01)
         raise KeyboardInterrupt
 
@@ -224,17 +224,19 @@ def test_there_is_one_process_where_a_second_has_no_target_or_no_memory(
     subject: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = Target(f"{subject}:attention", "attention")
-    assert started(Target(lambda query, key, value: value, "attention"), 30.0, 2) is None
-    assert started(Target(f"{subject}:attention", "attention", given={"vjp": lambda *given: None}), 30.0, 2) is None
-    assert started(named, 30.0, 1) is None
+    assert start_workers(Target(lambda query, key, value: value, "attention"), 30.0, 2) is None
+    assert (
+        start_workers(Target(f"{subject}:attention", "attention", given={"vjp": lambda *given: None}), 30.0, 2) is None
+    )
+    assert start_workers(named, 30.0, 1) is None
     monkeypatch.setattr(worker_processes, "memory", lambda: 4e9)
-    assert started(named, 30.0, 2) is None
+    assert start_workers(named, 30.0, 2) is None
 
 
 def test_a_probe_has_one_owner(tmp_path: Path) -> None:
-    assert claimed(tmp_path, 3) is None
-    assert claimed(tmp_path, 3) == os.getpid()
-    assert claimed(tmp_path, 4) is None
+    assert claim_probe(tmp_path, 3) is None
+    assert claim_probe(tmp_path, 3) == os.getpid()
+    assert claim_probe(tmp_path, 4) is None
 
 
 def test_an_order_that_cannot_be_sent_leaves_all_to_this_process(subject: Path) -> None:

@@ -107,7 +107,7 @@ def test_scores(implementation: Implementation, penalty: float, monkeypatch: pyt
     monkeypatch.setattr(module, "next_logits", next_logits)
     options = WIDE | {"length_penalty": penalty, "prompt": PROMPT}
     tokens, scores = generated(implementation, "beam_search", SMALL, **options)
-    p, exact = Precision.of("float64"), TABLE - np.log(np.exp(TABLE).sum(-1, keepdims=True))
+    p, exact = Precision.make("float64"), TABLE - np.log(np.exp(TABLE).sum(-1, keepdims=True))
     errors = local_bound("log_softmax", "float64", (TABLE,), {})
     for row, last in enumerate(PROMPT[:, -1]):
         expected = exhaustively(lambda beginning, last=last: exact[(last, *beginning)[-1]], STEPS, END, penalty)

@@ -21,7 +21,7 @@ import pytest
 
 from conformance.checks.comparison import compare
 from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from conformance.oracle.reference import Exact
 from reference_numpy.transformer import position_bias, target_mask
 from specification.masks import Causal, KeyPadding
@@ -113,7 +113,7 @@ def ratio(run: Callable[[Any], Any], parameters: Any, got: np.ndarray, dtype: st
 def ratios(example: Example, run: Watched, dtype: str) -> dict[str, float]:
     """The largest error of every stage, in units of its bound."""
     configuration, target, source = example.configuration, example.target(), example.source()
-    parameters = as_float64(example.parameters(dtype))
+    parameters = widen_parameters(example.parameters(dtype))
     decoder, output = parameters.decoder, parameters.output
     states = [state.astype(np.float64) for state in run.states]
     memory = None if run.memory is None else run.memory.astype(np.float64)

@@ -20,7 +20,7 @@ import reference_numpy
 from conformance.bounds import bound as operation_bound
 from conformance.cases.case import Case
 from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from conformance.reports import dialects as dialect_tables
 from specification import Causal, KeyPadding, dialects
 from specification.checkpoints import flatten
@@ -55,7 +55,7 @@ def expected(
     """What the definition gives in float64, and the bound for an implementation in that dtype."""
     options = given.pop("options", {})
     model = reference_numpy.load(dialect, checkpoint, **given)
-    wide = replace(model, parameters=as_float64(model.parameters))
+    wide = replace(model, parameters=widen_parameters(model.parameters))
     exact = tuple(a.astype(np.float64) if a.dtype.kind == "f" else a for a in inputs)
 
     def run(functions: Any) -> Any:
@@ -265,10 +265,10 @@ def test_an_example_is_read_and_every_entry_of_it_is_needed(dialect: str) -> Non
 def test_the_documents_list_every_dialect() -> None:
     """`conformance dev dialects` has been called since the last change of a record."""
     text = Path(dialect_tables.DOCUMENT).read_text()
-    assert dialect_tables.renewed(text) == text
+    assert dialect_tables.renew_tables(text) == text
     assert all(f"| `{dialect}`" in text for dialect in DIALECTS)
     with pytest.raises(ValueError, match="there is no place for the table"):
-        dialect_tables.renewed(text.replace("<!-- end of tutorials -->", ""))
+        dialect_tables.renew_tables(text.replace("<!-- end of tutorials -->", ""))
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 
 import reference_numpy
 from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from reference_numpy.blocks_vjp import attend_vjp
 from specification import Configuration
 from specification.checkpoints import flatten
@@ -98,7 +98,7 @@ def replaced_site(value: Any, site: Dropout) -> Any:
 def exactly(name: str, order: str) -> tuple[np.ndarray, np.ndarray]:
     """What the definition gives in float64, and the bound for float32."""
     trained, configuration = MODELS[name](), ORDERS[order]
-    wide = as_float64(trained.parameters)
+    wide = widen_parameters(trained.parameters)
     inputs = tuple(a.astype(float) if a.dtype.kind == "f" else a for a in trained.inputs)
 
     def run(functions: Any) -> Any:
@@ -173,7 +173,7 @@ def test_gradients_with_dropout(name: str, order: str) -> None:
     """Of what takes padding as an array, and of attention alone; of all others in test_model_gradients."""
     trained, configuration = MODELS[name](), ORDERS[order]
     cotangent = np.random.default_rng(1).normal(size=(2, trained.inputs[0].shape[1], E)).astype("float32")
-    wide = as_float64(trained.parameters)
+    wide = widen_parameters(trained.parameters)
 
     def run(functions: Any) -> Any:
         return by_hand(functions, trained, configuration, wide, cotangent.astype(float))

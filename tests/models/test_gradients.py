@@ -21,7 +21,7 @@ import pytest
 
 import reference_numpy
 from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from reference_numpy.multi_head_attention import join_heads
 from specification import (
     Causal,
@@ -136,7 +136,7 @@ def example_of(kind: str, configuration: Configuration) -> Example:
     else:
         parameters, options = made.encoder(1)._replace(embedding=embedding), {"token_types": TYPES}
         parameters = parameters._replace(relative_positions=made.array(8, configuration.num_heads, spread=1.0))
-    return Example(kind, as_float64(fitted(parameters, configuration)), (tokens,), configuration, options)
+    return Example(kind, widen_parameters(fitted(parameters, configuration)), (tokens,), configuration, options)
 
 
 def changed(configuration: Configuration, field: str, choice: Any) -> Configuration:
@@ -186,7 +186,7 @@ def embedded_by_itself() -> Example:
 
 def encoder_of_embedded() -> Example:
     """No embedding and no last norm; a mask that the caller gives, with a row that may attend to nothing."""
-    parameters = as_float64(maker().encoder(2)._replace(embedding=None, norm=None))
+    parameters = widen_parameters(maker().encoder(2)._replace(embedding=None, norm=None))
     mask = np.tril(np.ones((5, 5), bool), -1)
     configuration = replace(PLAIN, empty_rows="mean")
     return Example("encoder", parameters, (numbers(1, 3, 5, E),), configuration, {"mask": mask})
@@ -194,7 +194,7 @@ def encoder_of_embedded() -> Example:
 
 def decoder_of_embedded() -> Example:
     """Memory, that both blocks read, receives a gradient too."""
-    parameters = as_float64(maker().decoder(2, cross=True)._replace(embedding=None))
+    parameters = widen_parameters(maker().decoder(2, cross=True)._replace(embedding=None))
     configuration = replace(PLAIN, target_mask="causal")
     options = {"memory_mask": KeyPadding(KEPT)}
     return Example("decoder", parameters, (numbers(1, 3, 5, E), numbers(2, 3, 5, E)), configuration, options)
@@ -206,7 +206,7 @@ def transformer_of_embedded() -> Example:
     up, down = (part._replace(embedding=None, norm=None) for part in (whole.encoder, whole.decoder))
     masks = {"source_mask": KeyPadding(KEPT), "target_mask": Causal(), "memory_mask": KeyPadding(KEPT)}
     inputs = numbers(1, 3, 5, E), numbers(2, 3, 5, E)
-    parameters = as_float64(whole._replace(encoder=up, decoder=down, output=None))
+    parameters = widen_parameters(whole._replace(encoder=up, decoder=down, output=None))
     return Example("transformer", parameters, inputs, replace(PLAIN, norm_order="pre"), masks)
 
 
@@ -215,9 +215,9 @@ def beside(function: str) -> Example:
     first, second, third = np.random.default_rng(3).random((3, 3, 1, 5, 5)) < 0.7
     if function == "transformer":
         masks = {"source_mask": first, "target_mask": second, "memory_mask": third}
-        return Example(function, as_float64(maker().transformer(1)), (TOKENS, LEADING), BASE, masks)
+        return Example(function, widen_parameters(maker().transformer(1)), (TOKENS, LEADING), BASE, masks)
     made = maker().language_model(1) if function == "language_model" else maker().classifier(1)
-    return Example(function, as_float64(made), (LEADING,), BASE, {"mask": first})
+    return Example(function, widen_parameters(made), (LEADING,), BASE, {"mask": first})
 
 
 def beside_causal() -> Example:
@@ -230,8 +230,8 @@ def beside_causal() -> Example:
 def of_three_blocks(function: str) -> Example:
     """So that each is at its own place, with a norm behind them."""
     if function == "language_model":
-        return Example(function, as_float64(maker().language_model(3)), (LEADING,), BASE, {})
-    whole, bare = as_float64(maker().encoder(3)), function == "embedded encoder"
+        return Example(function, widen_parameters(maker().language_model(3)), (LEADING,), BASE, {})
+    whole, bare = widen_parameters(maker().encoder(3)), function == "embedded encoder"
     inputs = (numbers(1, 3, 5, E),) if bare else (TOKENS,)
     return Example("encoder", whole._replace(embedding=None) if bare else whole, inputs, BASE, {})
 
@@ -239,13 +239,13 @@ def of_three_blocks(function: str) -> Example:
 def separate_heads() -> Example:
     """Lists of heads, two query heads to a key head, and values of another width; the same in cross-attention."""
     parameters = maker(per_head=True, key_heads=2, value_width=6).decoder(1, cross=True)._replace(embedding=None)
-    return Example("decoder", as_float64(parameters), (numbers(1, 3, 5, E), numbers(2, 3, 5, E)), PLAIN, {})
+    return Example("decoder", widen_parameters(parameters), (numbers(1, 3, 5, E), numbers(2, 3, 5, E)), PLAIN, {})
 
 
 def tied_output() -> Example:
     """One table for the embedding and for the output, which is without bias."""
     parameters = maker().language_model(1)
-    tied = as_float64(parameters._replace(output=parameters.output._replace(bias=None)))
+    tied = widen_parameters(parameters._replace(output=parameters.output._replace(bias=None)))
     tied = tied._replace(output=tied.output._replace(weight=tied.decoder.embedding.tokens.T))
     return Example("language_model", tied, (LEADING,), PRE, {}, tied=True)
 
@@ -263,13 +263,15 @@ def dropped(kind: str, configuration: Configuration) -> Example:
             without_cross(keep_masks(2, 3, 5, 1, memory=5)) if kind == "language_model" else keep_masks(2, 3, 5, 1)
         )
         inputs = (LEADING,)
-    return Example(kind, as_float64(fitted(parameters, configuration)), inputs, configuration, {"dropout": dropout})
+    return Example(
+        kind, widen_parameters(fitted(parameters, configuration)), inputs, configuration, {"dropout": dropout}
+    )
 
 
 def equal_maxima(positions: int) -> Example:
     """Rows of small integers right into the pooling: nearly every maximum is reached more than once."""
     table = np.random.default_rng(0).integers(-1, 2, (VOCABULARY, E)).astype(float)
-    parameters = as_float64(maker().classifier(0))._replace(encoder=Encoder(Embedding(table), []))
+    parameters = widen_parameters(maker().classifier(0))._replace(encoder=Encoder(Embedding(table), []))
     tokens = np.array([[3, 1, 4, 1, 5], [2, 8, 9, 10, 7], [6, 5, 3, 5, 8]])
     options = {"keep": (KEPT | [[False], [True], [False]])[:, :positions]}
     return Example("classifier", parameters, (tokens[:, :positions],), replace(PLAIN, pooling="max"), options)
@@ -295,7 +297,9 @@ PARTS: dict[str, Callable[[], Example]] = {
     "embedded encoder": encoder_of_embedded,
     "embedded decoder": decoder_of_embedded,
     "embedded transformer": transformer_of_embedded,
-    "transformer": lambda: Example("transformer", as_float64(maker().transformer(1)), (TOKENS, LEADING), BASE, {}),
+    "transformer": lambda: Example(
+        "transformer", widen_parameters(maker().transformer(1)), (TOKENS, LEADING), BASE, {}
+    ),
     "masks beside padding, transformer": lambda: beside("transformer"),
     "masks beside padding, language model": lambda: beside("language_model"),
     "masks beside padding, classifier": lambda: beside("classifier"),

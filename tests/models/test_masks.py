@@ -16,7 +16,7 @@ import torch
 
 import reference_numpy
 from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from specification import Configuration, Embedding
 from specification.dialects import read
 from specification.parameters import mapped
@@ -150,7 +150,7 @@ CASES: dict[str, Callable[[], Beside]] = {
 
 def exactly(case: Beside, masks: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """The definition in float64 under these masks alone, and the bound for float32."""
-    wide = as_float64(case.parameters)
+    wide = widen_parameters(case.parameters)
     inputs = tuple(a.astype(float) if a.dtype.kind == "f" else a for a in case.inputs[: case.plain])
     configuration = replace(case.configuration, **UNKNOWING)
 

@@ -22,7 +22,7 @@ import torch_impl.models as torch_models
 from conformance.checks.findings import OtherSource
 from conformance.models.error_propagation import carried_bound
 from conformance.models.stepwise import Oracle, StepFinding, forced_steps, framework_of
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from conformance.subjects.frameworks import TorchArrays
 from reference_numpy import (
     classifier_vjp,
@@ -66,7 +66,7 @@ def own_parameters(package: str, parameters: Any) -> Any:
 
 
 def steps(package: str, parameters: Any, configuration: Configuration, dtype: str = "float32") -> list[StepFinding]:
-    definition = reference_numpy.Model(as_float64(parameters), configuration)
+    definition = reference_numpy.Model(widen_parameters(parameters), configuration)
     oracle = Oracle(definition, inputs_of(parameters), {}, dtype)
     return forced_steps(package, framework_of(package), own_parameters(package, parameters), oracle)
 
@@ -107,7 +107,10 @@ def test_a_fault_in_one_layer_is_found_there(monkeypatch: pytest.MonkeyPatch) ->
     blocks = importlib.import_module("torch_impl.blocks")
     parameters = maker().encoder(6)
     parameters = parameters._replace(embedding=parameters.embedding._replace(tokens=0.1 * parameters.embedding.tokens))
-    own, definition = own_parameters("torch_impl", parameters), reference_numpy.Model(as_float64(parameters), POST)
+    own, definition = (
+        own_parameters("torch_impl", parameters),
+        reference_numpy.Model(widen_parameters(parameters), POST),
+    )
     right, spoilt = blocks.normalize, own.blocks[4].attention_norm
 
     def normalize(norm: Norm, x: torch.Tensor, configuration: Configuration) -> torch.Tensor:
@@ -221,7 +224,7 @@ def test_gradients_of_every_parameter(kind: str, order: str, dtype: str) -> None
     parameters = mapped(lambda array: array.astype(dtype), fitted(MODELS[kind](maker()), configuration))
     inputs, model = inputs_of(parameters), reference_numpy.Model(parameters, configuration)
     cotangent = np.random.default_rng(1).normal(size=model(*inputs).shape).astype(dtype)
-    wide = as_float64(parameters)
+    wide = widen_parameters(parameters)
 
     def run(functions: Any) -> Any:
         pullback = getattr(functions, PULLBACKS[kind].__name__)
@@ -243,7 +246,7 @@ def test_gradients_of_every_parameter(kind: str, order: str, dtype: str) -> None
 
 
 def test_gradients_of_a_transformer_that_takes_embeddings() -> None:
-    parameters = as_float64(maker().encoder(1)._replace(embedding=None))
+    parameters = widen_parameters(maker().encoder(1)._replace(embedding=None))
     generator = np.random.default_rng(0)
     x, cotangent = generator.normal(size=(2, 2, 5, E))
     configuration = replace(POST, source_padding=None)
@@ -457,7 +460,7 @@ def test_inputs_that_are_mixed_up_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     parameters, x = maker().attention(), np.random.default_rng(0).normal(size=(3, 2, 5, E)).astype("float32")
     options = "multi_head_attention(parameters, query, key, value, num_heads=configuration.num_heads, **options)"
     replaced(monkeypatch, "models", options, options.replace("key, value", "value, key"))
-    definition = reference_numpy.Model(as_float64(parameters), replace(POST, source_padding=None))
+    definition = reference_numpy.Model(widen_parameters(parameters), replace(POST, source_padding=None))
     oracle = Oracle(definition, tuple(x.astype(float)), {}, "float32")
     (found,) = forced_steps("torch_impl", TorchArrays(), own_parameters("torch_impl", parameters), oracle)
     assert found.finding.detail == OtherSource(2, 1)

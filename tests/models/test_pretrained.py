@@ -19,7 +19,7 @@ import torch
 
 import reference_numpy
 from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from reference_numpy import Model
 from specification.dialects import DIALECTS
 from specification.loading.record import Variant
@@ -62,7 +62,7 @@ def quiet() -> Any:
 
 def bound_of(model: Model, call: Call, dtype: str, samples: int = 64) -> tuple[np.ndarray, np.ndarray]:
     """What the definition gives in float64, and the carried bound for an implementation in that dtype."""
-    wide = replace(model, parameters=as_float64(model.parameters))
+    wide = replace(model, parameters=widen_parameters(model.parameters))
     inputs = tuple(array.astype(np.float64) if array.dtype.kind == "f" else array for array in call.inputs)
 
     def run(functions: Any) -> Any:
@@ -272,7 +272,7 @@ def test_gradients_of_all_parameters(name: str, dtype: str, tmp_path: Path) -> N
     cotangent = np.random.default_rng(3).normal(size=shape) * call.real[..., None]
     got = theirs(module, made, call, cotangent.astype(dtype), dtype, tmp_path / "gradients")
     tied = isinstance(model.parameters, LanguageModel | Transformer) and module.config.tie_word_embeddings
-    wide = replace(model, parameters=as_float64(model.parameters))
+    wide = replace(model, parameters=widen_parameters(model.parameters))
     call = call._replace(inputs=tuple(a.astype(np.float64) if a.dtype.kind == "f" else a for a in call.inputs))
     cotangent = cotangent.astype(dtype).astype(np.float64)
 

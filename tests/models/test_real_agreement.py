@@ -25,7 +25,7 @@ from tests.support.helpers import PACKAGES
 transformers = pytest.importorskip("transformers")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(bool(real.missing()), reason=f"not installed: {', '.join(real.missing())}"),
+    pytest.mark.skipif(bool(real.missing_packages()), reason=f"not installed: {', '.join(real.missing_packages())}"),
 ]
 
 BATCH, DRAWS = 16, 3
@@ -60,7 +60,8 @@ def parameters(package: str, dtype: str) -> Any:
 def all_states(dtype: str, batch: real.Batch) -> dict[str, np.ndarray]:
     """Hidden states, of Hugging Face's module first."""
     return {"transformers": theirs(bert(dtype), batch)} | {
-        package: real.hidden(package, framework_of(package), parameters(package, dtype), batch) for package in PACKAGES
+        package: real.hidden_states(package, framework_of(package), parameters(package, dtype), batch)
+        for package in PACKAGES
     }
 
 

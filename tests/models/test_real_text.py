@@ -23,7 +23,9 @@ from conformance.reports.real_comparison import model_changes
 from conformance.reports.real_tables import real_report
 from conformance.reports.sentences import describe_finding
 
-needs_model = pytest.mark.skipif(bool(real.missing()), reason=f"not installed: {', '.join(real.missing())}")
+needs_model = pytest.mark.skipif(
+    bool(real.missing_packages()), reason=f"not installed: {', '.join(real.missing_packages())}"
+)
 
 
 def test_sentences() -> None:
@@ -145,7 +147,7 @@ def test_padding_in_the_mean_is_found(package: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_weights_that_are_not_widened_are_found_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """One weight off by a millionth."""
-    right = real.hidden
+    right = real.hidden_states
 
     def wrong(package: str, framework: Any, arrays: Any, batch: real.Batch) -> np.ndarray:
         norm = arrays.blocks[5].feed_forward_norm
@@ -153,7 +155,7 @@ def test_weights_that_are_not_widened_are_found_from_end_to_end(monkeypatch: pyt
         block = arrays.blocks[5]._replace(feed_forward_norm=norm._replace(weight=weight))
         return right(package, framework, arrays._replace(blocks=[*arrays.blocks[:5], block]), batch)
 
-    monkeypatch.setattr(real, "hidden", wrong)
+    monkeypatch.setattr(real, "hidden_states", wrong)
     _, found = judged(["torch_impl"])
     assert violated(found, "torch_impl") == ["sentence embeddings in float64"]
 

@@ -23,7 +23,7 @@ import reference_numpy
 import torch_impl
 from conformance.models.error_propagation import carried_bound
 from conformance.models.stepwise import Oracle, StepFinding, forced_steps, framework_of
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from specification.checkpoints import flatten
 from specification.configuration import AttentionLayer
 from specification.masks import KeyPadding
@@ -41,7 +41,7 @@ NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 def steps(package: str, example: Example, dtype: str) -> list[StepFinding]:
     framework, parameters = framework_of(package), example.parameters(NARROW.get(dtype, dtype))
-    definition = reference_numpy.Model(as_float64(parameters), example.configuration)
+    definition = reference_numpy.Model(widen_parameters(parameters), example.configuration)
     oracle = Oracle(definition, in_dtype(example.inputs, "float64"), example.options(), dtype)
     with framework.context():
         own = mapped(framework.array, parameters)

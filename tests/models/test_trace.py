@@ -14,8 +14,8 @@ import torch
 
 from conformance.models.inside import PIECES, functions_of, pieces_of, settings_of
 from conformance.models.stepwise import Oracle, Taken, framework_of, taken_steps
-from conformance.models.structures import as_float64
-from conformance.reports.models import draw_weights, grid_columns, in_bounds
+from conformance.models.structures import widen_parameters
+from conformance.reports.models import draw_weights, format_ratio, grid_columns
 from reference_numpy import Model
 from specification.dialects import read
 from specification.parameters import mapped
@@ -85,7 +85,7 @@ def test_names_are_whole_on_a_narrow_terminal() -> None:
 def test_pieces_put_together_are_the_step() -> None:
     """Shapes, and what the mask forbids; the last piece and the output's projection give the step's result."""
     parameters = fitted(Maker(dtype="float32").language_model(1), GPT2)
-    oracle = Oracle(Model(as_float64(parameters), GPT2), (np.array([[3, 1, 4, 1, 5]]),), {}, "float32")
+    oracle = Oracle(Model(widen_parameters(parameters), GPT2), (np.array([[3, 1, 4, 1, 5]]),), {}, "float32")
     found = {p.name.split(": ")[1]: p for p in pieces_of(oracle, "decoder.blocks.0.self_attention", PACKAGES)}
     assert list(found) == INSIDE
     assert found["queries"].shape == found["weighted values"].shape == (1, 4, 5, 4)
@@ -210,8 +210,14 @@ def test_a_picture_has_room_for_its_words(folder: Path) -> None:
 
 
 def test_small_errors_are_told_from_none() -> None:
-    assert [in_bounds(ratio) for ratio in (0, 2e-6, 0.25, 1234.5, np.inf)] == ["0", "2e-06", "0.25", "1234.50", "inf"]
-    assert in_bounds(205758820.6) == "2.06e+08"
+    assert [format_ratio(ratio) for ratio in (0, 2e-6, 0.25, 1234.5, np.inf)] == [
+        "0",
+        "2e-06",
+        "0.25",
+        "1234.50",
+        "inf",
+    ]
+    assert format_ratio(205758820.6) == "2.06e+08"
 
 
 # --- values that were computed elsewhere ------------------------------------------------------------------------------

@@ -20,17 +20,17 @@ from rich.console import Console
 from conformance.cases.case import Case
 from conformance.checks.comparison import Finding
 from conformance.checks.levels import CORE, ROBUST, STRICT
-from conformance.cli.console import explained
+from conformance.cli.console import explain_error
 from conformance.cli.watch import tell_tokens
 from conformance.judge.watched import JudgedCall, judge_calls
 from conformance.models import watching
-from conformance.models.named_attention import adapted, implementation
+from conformance.models.named_attention import adapt_function, implementation
 from conformance.models.watching import read_tokens, refuse_absent, refuse_unknown, watch
 from conformance.reports.narrow import fitting
 from conformance.reports.sentences import describe_finding
 from conformance.reports.watched import blocks, call_cells, calls_table, mask_name, watch_content
 from conformance.subjects.attention_calls import case_of
-from conformance.subjects.mask_descriptions import described
+from conformance.subjects.mask_descriptions import describe_mask
 from reference_numpy import materialize
 from specification import Causal, Dense, SlidingWindow
 from tests.support import hugging_face as hf
@@ -70,7 +70,7 @@ def test_the_attention_of_transformers_conforms(family: str, attention: str) -> 
     calls = judged(family, attention)
     assert len(calls) == (6 if family == "t5" else 3 if family == "modernbert" else 2)
     for call in calls:
-        assert call.judged, call.reason
+        assert call.is_judged, call.reason
         assert call.conforms(STRICT), call.violation
         assert [finding.name for finding in call.findings[1:]] == [
             f"gradient of {n}" for n in ("query", "key", "value")
@@ -266,7 +266,7 @@ def test_an_output_without_a_gradient(fault: Callable[..., Any]) -> None:
 def test_a_loss_that_depends_on_no_output_judges_no_gradients() -> None:
     """One token alone predicts nothing."""
     for call in judge_calls(watch(hf.small_model("llama", "sdpa"), read_tokens([[3]]), backward=True)):
-        assert not call.judged
+        assert not call.is_judged
         assert call.conforms(STRICT)
         assert "the loss does not depend on the output" in call.reason
 
@@ -276,7 +276,7 @@ def test_weights_that_are_not_trained_are_no_missing_gradients() -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("self_attn" not in name and "embed" not in name)
     for call in judge_calls(watch(model, hf.inputs(), backward=True)):
-        assert call.judged, call.reason
+        assert call.is_judged, call.reason
         assert call.conforms(STRICT), call.violation
 
 
@@ -358,7 +358,7 @@ def test_another_form_is_told_in_the_axes_of_the_function() -> None:
     def length_first(query: Any, key: Any, value: Any, mask: Any = None, scale: Any = None) -> Any:
         return torch.zeros(query.shape).transpose(1, 2)
 
-    with hf.registered(adapted(length_first)) as name:
+    with hf.registered(adapt_function(length_first)) as name:
         call = judged("llama", name, backward=False)[0]
     told = f"is float32 [1, 12, 4, 8], expected float32 [1, 4, 12, 8] [batch, heads, queries, width]{SWAPPED}"
     assert describe_finding(call.worst).endswith(told)
@@ -437,7 +437,7 @@ def test_what_the_model_got_is_judged() -> None:
 def test_a_mask_is_described_as_what_it_is(mask: Any, sizes: tuple[int, int]) -> None:
     queries, keys = sizes
     array = materialize(mask, queries, keys)
-    found = described(array, queries, keys)
+    found = describe_mask(array, queries, keys)
     assert found is None or type(found) in (Causal, SlidingWindow, Dense)
     assert np.array_equal(materialize(found, queries, keys) & True, array)
     if sizes == (8, 8) and isinstance(mask, SlidingWindow) and mask.offset == 0:
@@ -492,7 +492,7 @@ def test_a_call_that_cannot_be_judged_says_why() -> None:
         with pytest.raises((TypeError, ValueError), match=why):
             case_of(other)
         (found,) = judge_calls([other])
-        assert not found.judged
+        assert not found.is_judged
         assert why in found.reason
 
 
@@ -643,10 +643,10 @@ def test_the_default_scale_needs_no_parameter() -> None:
     right = without_scale(*given).transpose(1, 2)
     rounded = torch.tensor(12**-0.5).item()
     for scale in (None, 12**-0.5, 1 / np.sqrt(12), rounded):
-        assert torch.equal(adapted(without_scale)(None, *given, is_causal=False, scaling=scale)[0], right)
+        assert torch.equal(adapt_function(without_scale)(None, *given, is_causal=False, scaling=scale)[0], right)
     for scale, inputs in ((0.25, given), (rounded, [x.double() for x in given])):
         with pytest.raises(TypeError, match="the call needs scale, and the function has no parameter of that name"):
-            adapted(without_scale)(None, *inputs, is_causal=False, scaling=scale)
+            adapt_function(without_scale)(None, *inputs, is_causal=False, scaling=scale)
 
 
 @pytest.mark.parametrize(
@@ -665,16 +665,16 @@ def test_what_is_no_output_is_told(output: Any, told: str) -> None:
 
     given = [torch.zeros(1, 2, 3, 4)] * 3
     with pytest.raises(TypeError, match=rf"must return one tensor \[batch, heads, queries, width\], got {told}$"):
-        adapted(function)(None, *given, is_causal=False)
+        adapt_function(function)(None, *given, is_causal=False)
 
 
 def test_a_function_without_a_mask_is_judged_where_every_pair_is_allowed() -> None:
     def attention(query: Any, key: Any, value: Any, *, scale: Any = None) -> Any:
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale)
 
-    with hf.registered(adapted(attention)) as name:
+    with hf.registered(adapt_function(attention)) as name:
         model = hf.small_model("bert", name)
-        assert all(call.conforms(STRICT) and call.judged for call in judge_calls(watch(model, hf.inputs())))
+        assert all(call.conforms(STRICT) and call.is_judged for call in judge_calls(watch(model, hf.inputs())))
         with pytest.raises(TypeError, match="the call needs mask, and the function has no parameter of that name") as e:
             watch(model, hf.inputs(padded="right"))
     assert e.value.__notes__ == ["bert.encoder.layer.0.attention.self"]
@@ -763,8 +763,8 @@ def test_tokens_are_told_without_padding(capsys: pytest.CaptureFixture[str]) -> 
 def test_no_message_of_its_own_is_cut() -> None:
     """Where a folder has a long path, what to do stands behind it. Other kinds of errors than ours are cut."""
     message = "x" * 400 + "; name it with --tokens"
-    assert explained(ValueError(message)) == message
-    assert explained(OSError(message)) == f"OSError: {'x' * 300}"
+    assert explain_error(ValueError(message)) == message
+    assert explain_error(OSError(message)) == f"OSError: {'x' * 300}"
 
 
 def test_a_device_must_be_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -805,7 +805,7 @@ def test_labels_are_read_by_the_decoder() -> None:
     """Of an encoder-decoder, whose targets may have another length."""
     calls = watch(hf.small_model("t5", "sdpa"), hf.inputs(), backward=True, labels=torch.tensor([[3, 4, 5]]))
     assert [tuple(call.query.shape[2:3]) for call in calls] == [(12,), (12,), (3,), (3,), (3,), (3,)]
-    assert all(call.conforms(STRICT) and call.judged for call in judge_calls(calls))
+    assert all(call.conforms(STRICT) and call.is_judged for call in judge_calls(calls))
 
 
 def test_several_sequences_are_padded() -> None:

@@ -14,10 +14,10 @@ import torch
 import conformance
 from conformance.cases.case import Case
 from conformance.cases.declaration import declaration_of
-from conformance.cases.features import beyond
+from conformance.cases.features import unsupported_features
 from conformance.checks.levels import CORE, STRICT
 from conformance.judge.watched import JudgedCall, judge_calls
-from conformance.models.named_attention import adapted
+from conformance.models.named_attention import adapt_function
 from conformance.models.watching import watch
 from conformance.reports.watched import call_cells, mask_name
 from conformance.subjects.mask_descriptions import described_for
@@ -48,7 +48,7 @@ def unchanged(mask: Any) -> Any:
 
 
 def run(function: Callable[..., Any], family: str = "llama", **inputs: Any) -> list[JudgedCall]:
-    with hf.registered(adapted(function)) as name:
+    with hf.registered(adapt_function(function)) as name:
         return judge_calls(watch(hf.small_model(family, name), hf.inputs(**inputs)))
 
 
@@ -75,7 +75,7 @@ def test_a_function_gets_the_description_that_the_mask_equals(
 ) -> None:
     calls = run(kernel(unchanged), family, padded=padded)
     assert shown(calls) == names
-    assert all(call.judged and call.conforms(STRICT) for call in calls)
+    assert all(call.is_judged and call.conforms(STRICT) for call in calls)
 
 
 def documented_adapter() -> Callable[..., Any]:
@@ -213,7 +213,7 @@ def test_a_declared_window_is_taken_where_the_text_is_shorter() -> None:
     assert same(found, SlidingWindow(31, 0, 0))
     inputs = {name: np.zeros((2, 1, 6, 2), np.float32) for name in ("query", "key", "value")}
     case = Case("attention", "float32", inputs, {"mask": found})
-    assert (mask_name(case), list(beyond(case, declared))) == ("window 32", [])
-    assert list(beyond(Case("attention", "float32", inputs, {"mask": SlidingWindow(3, 0, 0)}), declared)) == [
-        "windows 3/0"
-    ]
+    assert (mask_name(case), list(unsupported_features(case, declared))) == ("window 32", [])
+    assert list(
+        unsupported_features(Case("attention", "float32", inputs, {"mask": SlidingWindow(3, 0, 0)}), declared)
+    ) == ["windows 3/0"]

@@ -31,9 +31,9 @@ from conformance.onnx.cases import (  # noqa: E402
     skip_reason,
     skipped_cases,
 )
-from conformance.onnx.deviations import DEVIATIONS, ONNX, found, rounded_once  # noqa: E402
+from conformance.onnx.deviations import DEVIATIONS, ONNX, find_deviations, round_evaluator  # noqa: E402
 from conformance.onnx.faults_caught import catches  # noqa: E402
-from conformance.onnx.running import TRANSLATIONS, Bridged, bridged, objection, outcome, outputs_of  # noqa: E402
+from conformance.onnx.running import TRANSLATIONS, Bridged, bridge_node, objection, outcome, outputs_of  # noqa: E402
 from conformance.onnx.translation import Translated  # noqa: E402
 from conformance.selftest.behaviours import Behaviour  # noqa: E402
 from conformance.subjects.subject import IMPLEMENTATIONS, NumpySubject  # noqa: E402
@@ -45,7 +45,7 @@ known_version = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def cases() -> list[Bridged]:
-    return [bridged(node) for node in node_cases()]
+    return [bridge_node(node) for node in node_cases()]
 
 
 # --- the cases --------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_every_case(name: str, cases: list[Bridged]) -> None:
 
 @known_version
 def test_departures_are_the_known_ones(cases: list[Bridged]) -> None:
-    assert found(cases).keys() == DEVIATIONS.keys()
+    assert find_deviations(cases).keys() == DEVIATIONS.keys()
 
 
 def test_16_bits_in_between_are_all_that_departs(cases: list[Bridged]) -> None:
@@ -140,7 +140,7 @@ def test_16_bits_in_between_are_all_that_departs(cases: list[Bridged]) -> None:
     departing = [case for case in cases if case.node.name in names]
     assert len(departing) == len(names)
     for case in departing:
-        assert max(case.ratios(rounded_once(case.node)).values()) <= 1, case.node.name
+        assert max(case.ratios(round_evaluator(case.node)).values()) <= 1, case.node.name
 
 
 def model_of(node: NodeCase, **attributes: Any) -> Any:

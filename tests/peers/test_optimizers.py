@@ -20,7 +20,7 @@ from conformance.cases.case import Case
 from conformance.operations import OPERATIONS
 from conformance.oracle.reference import oracle
 from conformance.peers import PEERS
-from conformance.sampling.draws import drawn
+from conformance.sampling.draws import draw_cases
 from conformance.sampling.operations import operation_cases
 from tests.peers.test_divergences import VERSIONS, installed, require
 
@@ -46,7 +46,7 @@ def test_usual_steps_in_float32_agree(name: str) -> None:
     kinds = ("uneven",) if peer.operation == "clip_by_global_norm" else ("usual",)
     more = {"limits": (2.0, np.inf)} if name.startswith("torch.nn") else {}
     subject, count = peer.target.make(), 0
-    for _, drawn_case in drawn(operation_cases(peer.operation, kinds=kinds, dtypes=("float32",), **more), 30, 0):
+    for _, drawn_case in draw_cases(operation_cases(peer.operation, kinds=kinds, dtypes=("float32",), **more), 30, 0):
         case = peer.fitted(drawn_case)
         if not peer.takes(case) or case.memory or (name == "optax.sgd" and case.options["weight_decay"]):
             continue
@@ -238,6 +238,6 @@ def test_schedules_elsewhere() -> None:
 def test_every_path_has_its_case(name: str) -> None:
     """A path takes the cases that it is given."""
     peer = next(peer for peer in PEERS if peer.name == name)
-    for _, case in drawn(operation_cases(peer.operation, dtypes=("float32",)), 3, 0):
+    for _, case in draw_cases(operation_cases(peer.operation, dtypes=("float32",)), 3, 0):
         assert isinstance(case, Case)
         assert peer.takes(peer.fitted(case))

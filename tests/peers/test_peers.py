@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from conformance.bounds import bound
 from conformance.cases.arguments import arguments
 from conformance.cases.case import Case
-from conformance.cases.features import within
+from conformance.cases.features import supports_case
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import Finding
 from conformance.checks.findings import Raised
@@ -37,12 +37,12 @@ from conformance.judge.run import settle_all, silent
 from conformance.oracle.reference import oracle
 from conformance.peers import PEERS, heads, rows, torch_attention, torch_multi_head
 from conformance.peers.judging import DtypeRemark, PeerJudgement, WrongDtype, runner_of
-from conformance.peers.markdown import as_markdown, as_page, as_tables, escaped
+from conformance.peers.markdown import escape_markdown, format_markdown, format_page, format_tables
 from conformance.peers.matrix import chosen, matrix
 from conformance.peers.peer import Peer
 from conformance.peers.probes import hidden_tokens, level
 from conformance.peers.rows import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, describe_dtypes, describe_sizes, state_of
-from conformance.peers.terminal import as_table
+from conformance.peers.terminal import render_rows
 from conformance.runner.in_process import Runner
 from conformance.sampling.draws import Rows
 from conformance.subjects.callables import load
@@ -174,7 +174,7 @@ def cases_of(peer: Peer, runner: Runner) -> Iterator[Case]:
     """Those that its path has parameters for, with gradients if it gives any."""
     for case in CASES:
         case = case if "gradients" in runner.declaration else replace(case, cotangents={})
-        if case.operation == peer.operation and within(case, runner.declaration):
+        if case.operation == peer.operation and supports_case(case, runner.declaration):
             fitted = peer.fitted(case)
             if peer.takes(fitted) and mask_fits(fitted):
                 yield fitted
@@ -237,13 +237,13 @@ def test_what_a_path_has_no_parameter_for_is_refused(package: str, subject: str,
 def test_threads_leave_each_other_the_kernel_of_the_path() -> None:
     """The switches are the process's: the first to end must not turn on what the other has turned off."""
     allowed = torch.backends.cuda.flash_sdp_enabled
-    first, second = torch_attention.only("MATH"), torch_attention.only("MATH")
+    first, second = torch_attention.restrict_kernel("MATH"), torch_attention.restrict_kernel("MATH")
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
     assert not allowed()
     with pytest.raises(RuntimeError, match="FLASH_ATTENTION is asked for while calls with MATH run"):
-        torch_attention.only("FLASH_ATTENTION").__enter__()
+        torch_attention.restrict_kernel("FLASH_ATTENTION").__enter__()
     second.__exit__(None, None, None)
     assert allowed()
 
@@ -276,13 +276,13 @@ def test_what_cannot_be_judged_is_told_in_one_line() -> None:
     assert sum("FlexAttention, compiled" in line for line in lines) == 1
 
 
-@pytest.mark.parametrize("fitted", [heads.square, heads.to_itself, heads.resized])
+@pytest.mark.parametrize("fitted", [heads.square, heads.make_self_attention, heads.resize_case])
 def test_refitted_calls_are_calls_of_the_same_operation(fitted: Any) -> None:
     case = fitted(multi_head(keys=5, gradients=True))
     answers = NumpySubject()(case)
     assert answers["output"].shape == case.cotangents["output"].shape
     assert set(answers) == {"output", *(f"gradient of {name}" for name in case.inputs)}
-    if fitted is not heads.resized:
+    if fitted is not heads.resize_case:
         assert {case.inputs[name].shape[-1] for name in ("query", "key", "value")} == {6}
 
 
@@ -410,14 +410,14 @@ def test_a_divergence_stands_under_its_own_rule(monkeypatch: pytest.MonkeyPatch)
     assert next(v for v in report.violations if v.rule == "NORM-1").title == "eps left out"
     assert report.accepted == {"NORM-1": ["eps 0"], "NORM-2": ["mixed dtypes"]}
     found = rows.rows_of([report])
-    text = as_markdown(found)
+    text = format_markdown(found)
     assert "| one pass | " in text
     assert f"numpy {np.__version__}" in text
     assert "- **NORM-4** conditioning (core): output[" in text
     assert "- Takes what should be refused: NORM-1 eps 0; NORM-2 mixed dtypes." in text
-    assert "NORM-4** conditioning" not in as_tables(found)
+    assert "NORM-4** conditioning" not in format_tables(found)
     console = Console(file=io.StringIO(), width=200)
-    console.print(as_table(found))
+    console.print(render_rows(found))
     assert "one pass breaks NORM-4 (conditioning, core)" in console.file.getvalue()
 
 
@@ -444,7 +444,7 @@ def test_a_run_renews_its_rows_and_keeps_the_others(tmp_path: Path, monkeypatch:
     found = {row.path: (row.run.seed, row.marks["NORM-1"]) for row in rows.read(stored)}
     assert found == {first: (3, CONFORMS), second: (5, VIOLATED), third: (5, VIOLATED)}
     text = page.read_text()
-    assert f"1. {old.told}\n2. 2027-01-02: numpy 1; seed 5, effort quick.\n" in text
+    assert f"1. {old.summary}\n2. 2027-01-02: numpy 1; seed 5, effort quick.\n" in text
     assert [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| torch")] == ["1", "2", "2"]
 
     stored.write_text("{}")
@@ -454,15 +454,15 @@ def test_a_run_renews_its_rows_and_keeps_the_others(tmp_path: Path, monkeypatch:
 
 def test_the_page_says_what_is_stored() -> None:
     page = Path("docs/divergences.md")
-    assert page.read_text() == as_page(rows.read(page.with_suffix(".json")))
+    assert page.read_text() == format_page(rows.read(page.with_suffix(".json")))
 
 
 def test_the_page_names_peers_without_a_row() -> None:
     """So a peer that is new changes the page, and the test above tells."""
     stored = rows.read(Path("docs/divergences.json"))
     name = stored[0].path
-    assert name not in as_page(stored).partition("\n1. ")[0]
-    assert f"Not judged yet: {escaped(name)}" in as_page(stored[1:]).partition("\n1. ")[0]
+    assert name not in format_page(stored).partition("\n1. ")[0]
+    assert f"Not judged yet: {escape_markdown(name)}" in format_page(stored[1:]).partition("\n1. ")[0]
 
 
 @pytest.mark.slow
@@ -472,7 +472,7 @@ def test_what_is_wrong_past_a_size_is_told_as_that(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("conformance.peers.matrix.PEERS", (peer,))
     (report,) = matrix("quick", 1, say=lambda line: None)
     assert [violation.rule for violation in report.violations] == ["NORM-7"]
-    assert "(first wrong at 257 columns of a row (256 are right)" in as_markdown(rows.rows_of([report]))
+    assert "(first wrong at 257 columns of a row (256 are right)" in format_markdown(rows.rows_of([report]))
     assert describe_sizes(replace(report.violations[0], threshold=())) == ""
     odd = Threshold(("K",), "no multiple", (3, 5), (4,), multiple=2)
     small = Threshold(("Q",), "first", (3, 4), (2,), 2)
@@ -487,11 +487,11 @@ def test_what_is_slow_gets_a_share_of_the_planned_sizes() -> None:
     judgement = PeerJudgement(runner, peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
     declaration = runner.declaration
     probes = list(judgement.probes(declaration))
-    assert all(judgement.within(probe).weight == probe.weight for probe in probes)
+    assert all(judgement.limit_probe(probe).weight == probe.weight for probe in probes)
     runner.declaration = replace(declaration, compiled=True)
-    fewer = [probe for probe in probes if judgement.within(probe).weight < probe.weight]
+    fewer = [probe for probe in probes if judgement.limit_probe(probe).weight < probe.weight]
     assert fewer == [probe for probe in probes if isinstance(probe.cases, Rows)] != []
-    assert all(0 < run.cases_of(judgement.within(probe), 10) < run.cases_of(probe, 10) for probe in fewer)
+    assert all(0 < run.cases_of(judgement.limit_probe(probe), 10) < run.cases_of(probe, 10) for probe in fewer)
 
 
 def test_a_case_that_is_made_smaller_stays_within_the_path() -> None:

@@ -15,7 +15,7 @@ import torch
 import jax_impl
 import torch_impl
 from conformance.bounds import bound
-from conformance.sampling.draws import drawn
+from conformance.sampling.draws import draw_cases
 from conformance.sampling.operations import operation_cases
 from conformance.subjects.subject import JaxSubject
 from specification.parameters import leaves
@@ -35,7 +35,7 @@ def numbers(seed: int, *shape: int) -> torch.Tensor:
 def test_jit_is_as_exact_as_eager(name: str) -> None:
     """Both within the bounds, so that they are no further apart than twice these."""
     eager, jitted = JaxSubject(), JaxSubject(jit=True)
-    for _, case in drawn(operation_cases(name, dtypes=("float32", "bfloat16")), 4, 0):
+    for _, case in draw_cases(operation_cases(name, dtypes=("float32", "bfloat16")), 4, 0):
         allowed, one, other = bound(case), eager(case), jitted(case)
         for result, limit in allowed.items():
             off = np.abs(one[result].astype(float) - other[result].astype(float))

@@ -100,7 +100,7 @@ def model(dialect: str, **options: Any) -> reference_numpy.Model:
     """The small model in float64, with other options."""
     one = small()[dialect]
     loaded = reference_numpy.load(dialect, drawn(one.entries), **one.hyperparameters)
-    return reference_numpy.Model(dialects.as_float64(loaded.parameters), replace(loaded.configuration, **options))
+    return reference_numpy.Model(dialects.widen_parameters(loaded.parameters), replace(loaded.configuration, **options))
 
 
 @pytest.mark.parametrize(

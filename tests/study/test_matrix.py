@@ -71,7 +71,7 @@ def test_the_runs_are_folded_to_one_line(folder: Path) -> None:
     folded, _, after = rest.partition("</details>")
     assert f"<summary>{len(found.runs)} runs of the judge: versions, seeds and dates</summary>" in folded
     assert folded.count("<li>") == len(found.runs)
-    assert not any(run.told in shown + after for run in found.runs)
+    assert not any(run.summary in shown + after for run in found.runs)
 
 
 def test_columns_have_names_in_words(folder: Path) -> None:

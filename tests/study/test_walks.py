@@ -138,8 +138,8 @@ def needs(walk: str) -> None:
     for package in ("torch", "jax"):
         if f"import {package}\n" in (EXAMPLES / f"{walk}.py").read_text():
             pytest.importorskip(package)
-    if walk == "look_inside" and real.missing():
-        pytest.skip(f"needs {', '.join(real.missing())}")
+    if walk == "look_inside" and real.missing_packages():
+        pytest.skip(f"needs {', '.join(real.missing_packages())}")
 
 
 def cells(walk: str) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from conformance.judge import judgement, run
-from conformance.sampling.draws import CaseStrategy, drawn
+from conformance.sampling.draws import CaseStrategy, draw_cases
 
 LARGEST = 100_000
 """Bytes of the arrays of a series of cases that is kept."""
@@ -26,7 +26,7 @@ STRATEGIES = ("catalogue", "plain", "showing")
 def draw_once() -> None:
     for name in STRATEGIES:
         setattr(judgement, name, once(getattr(judgement, name)))
-    run.drawn = drawn_once
+    run.draw_cases = drawn_once
 
 
 def draw_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,13 +53,13 @@ KNOWN: dict[tuple[int, int, int], tuple[CaseStrategy, list[tuple[int, Any]]]] = 
 
 
 def drawn_once(strategy: CaseStrategy, count: int, seed: int) -> Iterator[tuple[int, Any]]:
-    """The cases of `drawn`, kept where they are small."""
+    """The cases of `draw_cases`, kept where they are small."""
     key = id(strategy), count, seed
     if key in KNOWN:
         yield from KNOWN[key][1]
         return
     series = []
-    for one in drawn(strategy, count, seed):
+    for one in draw_cases(strategy, count, seed):
         series.append(one)
         yield one
     if sum(size(case) for _, case in series) <= LARGEST:

@@ -13,7 +13,7 @@ from conformance.cli import app
 from conformance.cli.console import console
 from conformance.judge.report import Report
 from conformance.reports.causes import describe_declaration
-from conformance.reports.subjects import checked
+from conformance.reports.subjects import checked_content
 from conformance.subjects.subject import JaxSubject, NumpySubject, Subject, TorchSubject
 from specification.engines import Choice
 from specification.masks import Mask, map_arrays
@@ -86,7 +86,7 @@ def names_of_causes(report: Report) -> list[tuple[str, str]]:
 
 def options_of(report: Report) -> list[str]:
     """Of each cause the options that declare it, or nothing."""
-    subject = checked(report, None)
+    subject = checked_content(report, None)
     declared = (describe_declaration(cause, subject) for cause in subject["causes"])
     return ["" if one is None else one[1] for one in declared]
 

@@ -19,7 +19,7 @@ from conformance.checks.results import Cell
 from conformance.checks.results import Results as RunResults
 from conformance.reports.content import document
 from conformance.reports.subjects import run_subject
-from conformance.reports.writing import as_json
+from conformance.reports.writing import format_json
 from conformance.subjects.targets import Target
 from study import divergences, results, site
 from study.operations import OPERATIONS
@@ -119,7 +119,7 @@ def written(folder: Path, **contents: Result | str | None) -> results.Results:
     for name, content in contents.items():
         paths[name] = folder / f"{name}.json"
         if content is not None:
-            paths[name].write_text(content if isinstance(content, str) else as_json(content))
+            paths[name].write_text(content if isinstance(content, str) else format_json(content))
     return results.gather(**{"matrix": divergences.MATRIX} | paths)
 
 

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 import reference_numpy
 from conformance.bounds.arithmetic import Approx, Precision
-from conformance.models.error_propagation import walked
-from conformance.models.structures import as_float64
+from conformance.models.error_propagation import walk_steps
+from conformance.models.structures import widen_parameters
 from conformance.reports.sentences import describe_finding
 from conformance.subjects.callables import load
 from specification.checkpoints import flatten
@@ -425,7 +425,7 @@ def test_a_missing_and_a_surplus_tensor_depart() -> None:
 @pytest.mark.parametrize("scale", [1e-9, 1e-3, 1.0])
 def test_gradients_within_their_errors_lead_to_results_within_the_bounds(scale: float) -> None:
     """Also where a gradient is as small as its error, and at a norm close to the limit."""
-    rng, p, limit = np.random.default_rng(0), Precision.of("float64"), 1.0
+    rng, p, limit = np.random.default_rng(0), Precision.make("float64"), 1.0
     exact = {name: rng.normal(size=(4, 3)) * scale for name in "ab"}
     exact["a"][0] = 0
     norm = float(np.sqrt(sum(np.sum(g * g) for g in exact.values())))
@@ -472,8 +472,8 @@ def test_a_unit_at_its_kink_accuses_nobody() -> None:
             inputs.append(arguments[1])
         return function(*arguments, **keywords)
 
-    parameters = as_float64(given.state.parameters)
-    walked(Model(plan.task, given, "float32").forward, parameters, visit)
+    parameters = widen_parameters(given.state.parameters)
+    walk_steps(Model(plan.task, given, "float32").forward, parameters, visit)
     weight = parameters.encoder.blocks[0].feed_forward.inner.weight[:, :8]
     given = copy.deepcopy(given)
     inner = given.state.parameters.encoder.blocks[0].feed_forward.inner

@@ -18,7 +18,7 @@ import reference_numpy
 from conformance.bounds.arithmetic import Approx, Precision, exact
 from conformance.bounds.optimizers import SCHEDULES
 from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import as_float64
+from conformance.models.structures import widen_parameters
 from specification.checkpoints import flatten
 from specification.parameters import mapped
 from training.lockstep.bounds import adam, clipped
@@ -81,7 +81,7 @@ class Model:
 
     def __init__(self, task: Task, given: Given, dtype: str) -> None:
         self.task, self.given, self.dtype = task, given, dtype
-        self.parameters = as_float64(given.state.parameters)
+        self.parameters = widen_parameters(given.state.parameters)
         self.options = {"configuration": task.configuration, **given.batch.options}
         self.sites = {} if given.dropout is None else {"dropout": given.dropout}
 
@@ -134,7 +134,7 @@ def expected(
         answer: trees of NumPy arrays by quantity.
         dtype: in which the implementation computes.
     """
-    state, p = given.state, Precision.of(dtype)
+    state, p = given.state, Precision.make(dtype)
     gradients = answered(answer, "gradients", model["gradients"])
     small, norm = clipped(gradients, np.inf if recipe.clip is None else recipe.clip, p)
     options = recipe.adam_at(state.step, PACKAGES["reference_numpy"])

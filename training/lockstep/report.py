@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.reports import page
-from conformance.reports.content import clean, number, real
+from conformance.reports.content import clean_text, number, real
 from conformance.reports.sentences import describe_detail
 from conformance.reports.versions import versions
 from training.lockstep.expected import QUANTITIES
@@ -47,7 +47,7 @@ def content(result: Lockstep) -> Content:
 def course_content(course: Course) -> Content:
     departures = [departure_content(departure) for departure in course.departures]
     return {
-        "name": clean(course.name),
+        "name": clean_text(course.name),
         "conforms": not departures,
         "first": departures[0] if departures else None,
         "departures": departures[:MOST],
@@ -62,10 +62,10 @@ def course_content(course: Course) -> Content:
 
 def departure_content(departure: Departure) -> Content:
     finding = departure.finding
-    found: Content = {"step": departure.step, "quantity": departure.quantity, "tensor": clean(finding.name)}
+    found: Content = {"step": departure.step, "quantity": departure.quantity, "tensor": clean_text(finding.name)}
     told = None if finding.detail is None else describe_detail(finding.detail)
     told = f"{told} (raised at {finding.raised_at})" if finding.raised_at else told
-    found |= {"ratio": number(finding.ratio), "message": told and clean(told)}
+    found |= {"ratio": number(finding.ratio), "message": told and clean_text(told)}
     numbers = {"got": finding.got, "expected": finding.expected, "bound": finding.bound}
     numbers["error"] = abs(finding.got - finding.expected)
     found["index"] = None if finding.kind != "value" else list(finding.index)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.models.instrumentation import visited
-from conformance.models.structures import as_float64
+from conformance.models.instrumentation import visited_package
+from conformance.models.structures import widen_parameters
 from conformance.reports.models import draw_weights, unknown_format, weights_within
 from specification.configuration import Configuration
 from specification.parameters import Transformer
@@ -67,7 +67,7 @@ def refused(checkpoint: Checkpoint, texts: Sequence[str]) -> dict[int, str]:
 
 def from_checkpoint(package: Package, checkpoint: Checkpoint, texts: Sequence[str], beams: int = 1) -> list[str]:
     """Translate with a trained model, in float64, so that the packages agree."""
-    parameters, configuration = as_float64(checkpoint.parameters), checkpoint.settings.task().configuration
+    parameters, configuration = widen_parameters(checkpoint.parameters), checkpoint.settings.task().configuration
     return translate(package, package.arrays(parameters), configuration, checkpoint.vocabulary, texts, beams)
 
 
@@ -100,14 +100,14 @@ def cross_attention(
     Returns:
         [B, H, T, S] for each block.
     """
-    exact, found = as_float64(parameters), []
+    exact, found = widen_parameters(parameters), []
 
     def visit(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
         if name.endswith("cross_attention"):
             found.append(weights_within(*arguments, **keywords))
         return function(*arguments, **keywords)
 
-    visited("reference_numpy", exact, visit).transformer(exact, source, target, configuration=configuration)
+    visited_package("reference_numpy", exact, visit).transformer(exact, source, target, configuration=configuration)
     return found
 
 

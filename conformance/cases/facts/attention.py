@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from conformance.cases.arrays import heads_and_keys, listed, masked_dimensions, widths_of
+from conformance.cases.arrays import heads_and_keys, list_arrays, masked_dimensions, widths_of
 from conformance.cases.axes import HEADS, PAIRS, Arrays, Axis, B, D, Described, K, Q, V
 from conformance.cases.case import Case
 from conformance.cases.operation import OperationFacts, Shape, Structure
@@ -108,7 +108,7 @@ def merged_dimensions(case: Case) -> dict[str, int]:
 
 def merged_axes(case: Case) -> Described:
     batch, heads, queries, width = case.inputs["outputs[0]"].shape
-    sizes = {"parts": len(listed(case.inputs, "outputs")), "B": batch, "H": heads, "Q": queries, "V": width}
+    sizes = {"parts": len(list_arrays(case.inputs, "outputs")), "B": batch, "H": heads, "Q": queries, "V": width}
     outputs, sums = (B, ("H",), Q, V), (B, ("H",), Q)
     arrays: Arrays = {"outputs": outputs, "logsumexps": sums}
     lists: dict[str, Axis] = {"outputs": ("parts",), "logsumexps": ("parts",)}

@@ -14,12 +14,12 @@ def dialects(
     document: Annotated[Path | None, typer.Argument(help="with the tables; docs/models.md unless given")] = None,
 ) -> None:
     """Write the tables about all dialects into docs/models.md, in the folder from which this is called."""
-    from conformance.reports.dialects import DOCUMENT, renewed
+    from conformance.reports.dialects import DOCUMENT, renew_tables
 
     path = Path(DOCUMENT) if document is None else document
     try:
         before = path.read_text()
-        after = renewed(before)
+        after = renew_tables(before)
     except (OSError, ValueError) as error:
         refuse(str(error))
     path.write_text(after)

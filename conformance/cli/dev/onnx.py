@@ -25,7 +25,7 @@ def onnx(
         raise typer.Exit(2)
     from conformance.onnx.cases import expansions, node_cases, skipped_cases
     from conformance.onnx.faults_caught import catches
-    from conformance.onnx.running import bridged
+    from conformance.onnx.running import bridge_node
     from conformance.onnx.tables import faults_table, total_line
     from conformance.selftest.selftest import everything_planted
 
@@ -33,7 +33,7 @@ def onnx(
     console.print(f"onnx {version('onnx')}: {len(nodes)} cases; {len(expansions())} more are expansions of cases.")
     for name, reason in skipped_cases().items():
         console.print(f"skipped: {name}: {reason}")
-    cases = [bridged(node) for node in nodes]
+    cases = [bridge_node(node) for node in nodes]
     agrees = implementations_agree(cases)
     if faults:
         caught = list(catches(everything_planted(), cases))
@@ -43,12 +43,12 @@ def onnx(
 
 def implementations_agree(cases: Collection[Bridged]) -> bool:
     """Return whether every implementation passes, and ONNX departs from the definition only where it is known to."""
-    from conformance.onnx.deviations import DEVIATIONS, found
+    from conformance.onnx.deviations import DEVIATIONS, find_deviations
     from conformance.onnx.running import outcome
     from conformance.onnx.tables import cases_table, deviations_table, violation_lines
 
     outcomes = {subject.name: [outcome(subject, case) for case in cases] for subject in implementations()}
-    departures = found(cases)
+    departures = find_deviations(cases)
     console.print(cases_table(outcomes), deviations_table(departures), sep="\n")
     for line in violation_lines(outcomes):
         console.print(line)

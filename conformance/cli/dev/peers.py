@@ -22,9 +22,9 @@ def peers(
 ) -> None:
     """Judge the installed libraries, and print where each departs from the definition."""
     from conformance.peers import rows
-    from conformance.peers.markdown import as_page
+    from conformance.peers.markdown import format_page
     from conformance.peers.matrix import matrix
-    from conformance.peers.terminal import as_table
+    from conformance.peers.terminal import render_rows
 
     stored = None if markdown is None else markdown.with_suffix(".json")
     try:
@@ -32,8 +32,8 @@ def peers(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     found = rows.rows_of(matrix(effort, seed, only or (), say=console.print))
-    console.print(as_table(found))
+    console.print(render_rows(found))
     if markdown is not None and stored is not None:
-        every = rows.renewed(before, found)
+        every = rows.renew_rows(before, found)
         rows.write(every, stored)
-        markdown.write_text(as_page(every), encoding="utf-8")
+        markdown.write_text(format_page(every), encoding="utf-8")

@@ -33,7 +33,7 @@ def spec(
     if not path.is_file():
         refuse(f"{path} does not exist: this command needs a clone of the project")
     text = path.read_text()
-    current = with_table(text, table())
+    current = insert_table(text, table())
     if current == text:
         console.print("SPEC.md is up to date.")
     elif check:
@@ -43,7 +43,7 @@ def spec(
         console.print("SPEC.md is written.")
 
 
-def with_table(text: str, lines: Iterable[str]) -> str:
+def insert_table(text: str, lines: Iterable[str]) -> str:
     """Return the text of SPEC.md with these lines between the two comments."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise ValueError(f"SPEC.md must have the comments {BEGIN} and {END}, once each and in this order")
@@ -64,14 +64,14 @@ def table() -> list[str]:
 def levels(rules: list[str]) -> dict[str, str]:
     """Return the level of each rule and of its parts, in words."""
     from conformance.cases.declaration import EVERYTHING
-    from conformance.checks.levels import described
+    from conformance.checks.levels import describe_levels
     from conformance.operations.refusals import refusals_of
 
     refusing = {refusal.rule for refusal in refusals_of(None, EVERYTHING)}
-    return {rule: described(rule, rule in refusing) for rule in rules}
+    return {rule: describe_levels(rule, rule in refusing) for rule in rules}
 
 
-def shortened(titles: Iterable[str]) -> str:
+def shorten_titles(titles: Iterable[str]) -> str:
     """Return the first titles in one cell, and count the others."""
     names = [title.replace("|", "\\|") for title in dict.fromkeys(titles)]
     more = [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
@@ -90,10 +90,10 @@ def probes() -> dict[str, str]:
     found: defaultdict[str, list[str]] = defaultdict(list)
     for probe in catalogue(EVERYTHING):
         found[probe.rule].append(re.split(r"[,:] (?![^\[]*\])", probe.title)[0])
-    return defaultdict(str, {rule: shortened(together(titles, OPERATIONS)) for rule, titles in found.items()})
+    return defaultdict(str, {rule: shorten_titles(merge_titles(titles, OPERATIONS)) for rule, titles in found.items()})
 
 
-def together(titles: list[str], operations: Iterable[str]) -> list[str]:
+def merge_titles(titles: list[str], operations: Iterable[str]) -> list[str]:
     """Replace more than two titles that differ only in the name of an operation by one title."""
     name = re.compile(rf"\b({'|'.join(operations)})\b")
     alike: defaultdict[str, set[str]] = defaultdict(set)
@@ -111,7 +111,7 @@ def refusals() -> dict[str, str]:
     found: defaultdict[str, list[str]] = defaultdict(list)
     for refusal in refusals_of(None, EVERYTHING):
         found[refusal.rule].append(refusal.title)
-    return defaultdict(str, {rule: shortened(titles) for rule, titles in found.items()})
+    return defaultdict(str, {rule: shorten_titles(titles) for rule, titles in found.items()})
 
 
 # --- the definition ---------------------------------------------------------------------------------------------------
@@ -123,15 +123,17 @@ def definitions(rules: list[str]) -> dict[str, str]:
     for path in python_files("reference_numpy", "specification"):
         tree = ast.parse(path.read_text())
         functions = {
-            node.name: mentioned(node, rules) for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            node.name: mentioned_rules(node, rules)
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
         }
-        for rule in mentioned(tree, rules) | set().union(*functions.values()):
+        for rule in mentioned_rules(tree, rules) | set().union(*functions.values()):
             names = [name for name, named in functions.items() if rule in named]
-            found[rule] += [linked(name, path) for name in names or [path.relative_to(ROOT).as_posix()]]
+            found[rule] += [format_link(name, path) for name in names or [path.relative_to(ROOT).as_posix()]]
     return {rule: ", ".join(found[rule]) for rule in rules}
 
 
-def mentioned(node: ast.Module | ast.FunctionDef | ast.ClassDef, rules: list[str]) -> set[str]:
+def mentioned_rules(node: ast.Module | ast.FunctionDef | ast.ClassDef, rules: list[str]) -> set[str]:
     """Return the rules that a docstring names, alone or in a range like "MASK-1 to MASK-6"."""
     found: set[str] = set()
     for first, last in MENTION.findall(ast.get_docstring(node) or ""):
@@ -148,12 +150,12 @@ def tests() -> dict[str, str]:
     found: defaultdict[str, list[str]] = defaultdict(list)
     for path in python_files("tests"):
         if path.name.startswith("test_"):
-            for rule, count in sorted(marked(ast.parse(path.read_text())).items()):
-                found[rule].append(f"{linked(path.stem, path)} {count}")
+            for rule, count in sorted(count_markers(ast.parse(path.read_text())).items()):
+                found[rule].append(f"{format_link(path.stem, path)} {count}")
     return defaultdict(str, {rule: ", ".join(files) for rule, files in found.items()})
 
 
-def marked(tree: ast.Module) -> Counter[str]:
+def count_markers(tree: ast.Module) -> Counter[str]:
     """Count the test functions that are marked with each rule.
 
     A marker whose argument is not literal takes its rules from a table in the same file. It then counts for every
@@ -200,5 +202,5 @@ def python_files(*folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-def linked(text: str, path: Path) -> str:
+def format_link(text: str, path: Path) -> str:
     return f"[{text}]({path.relative_to(ROOT).as_posix()})"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted, allowed_pairs
-from conformance.cases.features import within
+from conformance.cases.features import supports_case
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, taken_as_array
 from conformance.checks.check import Check
 from conformance.checks.encoding import decode
@@ -94,34 +94,34 @@ def entry(line: dict[str, Any]) -> Entry:
 def entries_for(operations: set[str], declaration: Declaration) -> list[Entry]:
     """Those that a subject with these operations takes, and that can be judged here."""
     return [
-        entry._replace(example=as_declared(entry.example, declaration))
+        entry._replace(example=apply_roundings(entry.example, declaration))
         for entry in entries()
         if set(entry.operations) <= operations
         and taken_as_array(entry.check, declaration)
-        and all(taken(case, declaration) for case in entry.cases)
+        and all(is_judgeable(case, declaration) for case in entry.cases)
     ]
 
 
-def taken(case: Case, declaration: Declaration) -> bool:
+def is_judgeable(case: Case, declaration: Declaration) -> bool:
     """Whether the subject takes the case, and it can be judged here."""
     lies = declaration.strides or not case.memory
     judged = case.dtype != "float64" or balls_available()
-    return lies and judged and within(case, declaration) and promised(case, declaration)
+    return lies and judged and supports_case(case, declaration) and is_promised(case, declaration)
 
 
-def as_declared(example: Any, declaration: Declaration) -> Any:
+def apply_roundings(example: Any, declaration: Declaration) -> Any:
     """The example with the subject's declared roundings in each of its cases."""
     if isinstance(example, Case):
         return replace(example, rounding=roundings(declaration, example.dtype))
     if isinstance(example, Planted):
-        clean, planted = (as_declared(case, declaration) for case in (example.clean, example.planted))
+        clean, planted = (apply_roundings(case, declaration) for case in (example.clean, example.planted))
         return replace(example, clean=clean, planted=planted)
     if isinstance(example, tuple):
-        return tuple(as_declared(part, declaration) for part in example)
+        return tuple(apply_roundings(part, declaration) for part in example)
     return example
 
 
-def promised(case: Case, declaration: Declaration) -> bool:
+def is_promised(case: Case, declaration: Declaration) -> bool:
     """Whether the case is clear of all that the subject's conventions decide otherwise."""
     if case.special and declaration.convention("isolation") != "strict":
         return False

@@ -62,7 +62,7 @@ def evaluate(case: Case, precision: int = WORKING_PRECISION) -> dict[str, Exact]
                 answer = evaluate_balls(case)
             except Undecided:
                 answer = None
-            if answer is not None and all(settled(array).all() for array in answer.values()):
+            if answer is not None and all(find_settled(array).all() for array in answer.values()):
                 return {name: split(array) for name, array in answer.items()}
             precision *= 2
     finally:
@@ -108,7 +108,7 @@ def split_ball(ball: arb) -> tuple[float, float]:
     return high, 0.0 if math.isinf(high) else float(ball - high)
 
 
-def settled(array: np.ndarray) -> np.ndarray:
+def find_settled(array: np.ndarray) -> np.ndarray:
     return np.asarray(np.frompyfunc(is_settled, 1, 1)(array), dtype=bool)
 
 

@@ -195,7 +195,7 @@ def mixed_targets(leaves: Leaves, options: dict[str, Any], rows: str) -> tuple[n
     return counted, hot * (1 - smoothing) + smoothing / classes
 
 
-def reduced(losses: Variable, counted: np.ndarray, options: dict[str, Any]) -> Results:
+def reduce_losses(losses: Variable, counted: np.ndarray, options: dict[str, Any]) -> Results:
     losses = select(counted, losses, ZERO)
     reduction = options.get("reduction") or "mean"
     if reduction == "none":
@@ -210,11 +210,11 @@ def cross_entropy(leaves: Leaves, options: dict[str, Any]) -> Results:
     counted, mixed = mixed_targets(leaves, options, "logits")
     x = leaves.read("logits", counted[..., None])
     losses = log(exp(x).sum(-1)) - (x * constant(mixed)).sum(-1)
-    return reduced(losses.reshape(*counted.shape), counted, options)
+    return reduce_losses(losses.reshape(*counted.shape), counted, options)
 
 
 def nll_loss(leaves: Leaves, options: dict[str, Any]) -> Results:
     """-sum of q y, with the one-hot target q (LOSS-2)."""
     counted, hot = mixed_targets(leaves, options, "log_probabilities")
     y = leaves.read("log_probabilities", counted[..., None] & (hot != 0).astype(bool))
-    return reduced((y * constant(-hot)).sum(-1).reshape(*counted.shape), counted, options)
+    return reduce_losses((y * constant(-hot)).sum(-1).reshape(*counted.shape), counted, options)

@@ -14,7 +14,7 @@ from conformance.oracle.ball.tape import ONE, ZERO, Variable, concatenate
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
 
-def between(x: arb) -> arb:
+def clamp(x: arb) -> arb:
     """The number of [0, 1] that is nearest."""
     return x.max(ZERO).min(ONE)
 
@@ -38,13 +38,13 @@ def wavelengths(width: int, options: dict[str, Any], length: int | None) -> list
             start, end = start.floor(), end.ceil()
         start, end = start.max(ZERO), end.min(arb(width - 1))
         steep = (end - start) if start != end else arb(1) / 1000
-        return [slowed(wave, scaling.factor, between((p - start) / steep)) for p, wave in enumerate(plain)]
+        return [slow_wave(wave, scaling.factor, clamp((p - start) / steep)) for p, wave in enumerate(plain)]
     if isinstance(scaling, Llama3Scaling):
         longest = scaling.original_length / arb(scaling.low_frequency_factor)
         shortest = scaling.original_length / arb(scaling.high_frequency_factor)
         turns = [2 * arb.pi() * wave for wave in plain]
-        shares = [between((1 / shortest - 1 / turn) / (1 / shortest - 1 / longest)) for turn in turns]
-        return [slowed(wave, scaling.factor, share) for wave, share in zip(plain, shares, strict=True)]
+        shares = [clamp((1 / shortest - 1 / turn) / (1 / shortest - 1 / longest)) for turn in turns]
+        return [slow_wave(wave, scaling.factor, share) for wave, share in zip(plain, shares, strict=True)]
     return plain
 
 
@@ -53,7 +53,7 @@ def crossing(width: int, base: arb, scaling: YarnScaling, beta: float) -> arb:
     return arb(width) / 2 * (scaling.original_length / (2 * arb.pi() * arb(beta))).log() / base.log()
 
 
-def slowed(wave: arb, factor: float, share: arb) -> arb:
+def slow_wave(wave: arb, factor: float, share: arb) -> arb:
     """The wave whose frequency is a share of it divided by the factor, and the rest of it as it is."""
     return wave / (1 - share + share / arb(factor))
 

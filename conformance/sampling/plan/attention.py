@@ -6,8 +6,8 @@ from functools import cache
 from typing import NamedTuple
 
 from conformance.cases.declaration import Declaration
-from conformance.cases.sizes import Sizes, adapted
-from conformance.sampling.plan.covering import LevelRow, Levels, Row, covering, with_sizes
+from conformance.cases.sizes import Sizes, adapt_sizes
+from conformance.sampling.plan.covering import LevelRow, Levels, Row, choose_sizes, covering
 from conformance.sampling.plan.values import BATCHES, KEY_HEADS, LENGTHS, RATIOS, WIDTHS, classes
 
 
@@ -119,7 +119,7 @@ def rows(plan: str, compiled: bool, tile: tuple[int, int] | None, seed: int = 0,
     """
     found = level_rows(plan, compiled, tile, 1 if compiled else strength)
     levels, affords = levels_of(plan, compiled, tile), BUDGETS.get(plan, LESS).affords
-    return tuple(with_sizes(found, levels, affords, SINGLE if plan == "everything" else (), seed))
+    return tuple(choose_sizes(found, levels, affords, SINGLE if plan == "everything" else (), seed))
 
 
 def edges(tile: int) -> tuple[int, ...]:
@@ -140,23 +140,23 @@ def plan_of(name: str, declaration: Declaration, seed: int = 0, strength: int = 
     """
     name, seed = ("everything", 0) if declaration.compiled else (name, seed)
     found = (sizes_of(row) for row in rows(name, declaration.compiled, declaration.tile, seed, strength))
-    return tuple(dict.fromkeys(fitted(sizes, declaration) for sizes in found))
+    return tuple(dict.fromkeys(fit_sizes(sizes, declaration) for sizes in found))
 
 
-def fitted(s: Sizes, declaration: Declaration) -> Sizes:
+def fit_sizes(s: Sizes, declaration: Declaration) -> Sizes:
     """The sizes as the subject takes them, and no larger than any case may be.
 
     Where there are as many queries as keys, or widths in multiples, what was one large dimension may become two.
     """
     if "cross" not in declaration:
         s = s._replace(Q=max(s.Q, s.K))
-    s = adapted(s, declaration)
+    s = adapt_sizes(s, declaration)
     while not MOST.affords(row_of(s)):
-        s = adapted(s._replace(**halved(s, "cross" in declaration)), declaration)
+        s = adapt_sizes(s._replace(**halve_largest(s, "cross" in declaration)), declaration)
     return s
 
 
-def halved(s: Sizes, cross: bool) -> dict[str, int]:
+def halve_largest(s: Sizes, cross: bool) -> dict[str, int]:
     """The largest of batch, heads, queries and keys halved; heads with their key heads, queries with as many keys."""
     largest = max(("B", "H", "Q", "K"), key=lambda name: getattr(s, name))
     together = {"H": ("H", "G")} | ({} if cross else {"Q": ("Q", "K"), "K": ("Q", "K")})
@@ -175,6 +175,6 @@ SQUARE = Sizes(1, 1, 1, 4097, 4097, 1, 1)
 
 def thorough_plan(declaration: Declaration) -> tuple[Sizes, ...]:
     """Sizes for the thorough effort: every three ranges of dimensions meet, and 4,097 queries meet 4,097 keys."""
-    square = adapted(SQUARE, declaration)
+    square = adapt_sizes(SQUARE, declaration)
     squares = (square,) if square.D + square.V <= 8 else ()
     return squares if declaration.compiled else (*plan_of("everything", declaration, strength=3), *squares)

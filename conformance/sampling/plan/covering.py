@@ -37,7 +37,7 @@ def covering(levels: Levels, fits: Fits, strength: int = 2) -> list[LevelRow]:
     return rows
 
 
-def with_sizes(
+def choose_sizes(
     level_rows: Sequence[LevelRow], levels: Levels, fits: Fits, every: Collection[str], seed: int = 0
 ) -> list[Row]:
     """Choose a size of each level: one that no row has yet, if there is one. More rows have the three largest sizes of
@@ -46,9 +46,9 @@ def with_sizes(
     rng = np.random.default_rng(seed)
     unused = {(name, size) for name in levels for level in levels[name] for size in level}
     largest = {(name, size) for name in levels for size in levels[name][-1][-3:]}
-    rows = [sized(row, levels, fits, unused, rng) for row in level_rows]
+    rows = [size_row(row, levels, fits, unused, rng) for row in level_rows]
     while wanted := {pair for pair in unused if pair in largest or pair[0] in every}:
-        rows.append(packed(levels, fits, unused, max(wanted, key=lambda pair: (pair[1], pair[0])), rng))
+        rows.append(pack_row(levels, fits, unused, max(wanted, key=lambda pair: (pair[1], pair[0])), rng))
     return rows
 
 
@@ -76,20 +76,22 @@ def chosen(
     rest = [name for name in levels if name not in picked]
     for name in rng.permutation(rest):
         options = [
-            (len(touched(picked | {name: level}, open_tuples)), float(rng.random()), level)
+            (len(covered_tuples(picked | {name: level}, open_tuples)), float(rng.random()), level)
             for level in range(len(levels[name]))
             if fits(smallest_with(picked | {name: level}, levels))
         ]
         picked[str(name)] = max(options)[2]
-    return picked, touched(picked, open_tuples)
+    return picked, covered_tuples(picked, open_tuples)
 
 
-def touched(picked: Mapping[str, int], open_tuples: set[frozenset[tuple[str, int]]]) -> set[frozenset[tuple[str, int]]]:
+def covered_tuples(
+    picked: Mapping[str, int], open_tuples: set[frozenset[tuple[str, int]]]
+) -> set[frozenset[tuple[str, int]]]:
     items = picked.items()
     return {pairs for pairs in open_tuples if pairs <= items}
 
 
-def sized(
+def size_row(
     level_row: LevelRow, levels: Levels, fits: Fits, unused: set[tuple[str, int]], rng: np.random.Generator
 ) -> Row:
     """A size for every level: one that no row has yet, if it is affordable, and of the last level the largest."""
@@ -102,7 +104,7 @@ def sized(
     return row
 
 
-def packed(
+def pack_row(
     levels: Levels, fits: Fits, unused: set[tuple[str, int]], first: tuple[str, int], rng: np.random.Generator
 ) -> Row:
     """A row of this size of a dimension, and beside it the largest others that no row has yet and are affordable."""

@@ -7,7 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from conformance.cases.declaration import Declaration
-from conformance.sampling.plan.covering import LevelRow, Levels, Row, covering, with_sizes
+from conformance.sampling.plan.covering import LevelRow, Levels, Row, choose_sizes, covering
 from conformance.sampling.plan.values import classes
 
 NUMBERS, MULTIPLICATIONS = 2**18, 2**22
@@ -63,7 +63,7 @@ def plan_of(plan: Plan, declaration: Declaration, seed: int = 0) -> tuple[Row, .
     """The rows of a plan, within what the subject takes; each once. Every size of the plan occurs."""
     compiled = declaration.compiled
     found = rows(levels_of(plan, compiled), 1 if compiled else 2, 0 if compiled else seed)
-    limited = [within(row, declaration.limits) for row in found]
+    limited = [limit_row(row, declaration.limits) for row in found]
     return tuple(dict(items) for items in dict.fromkeys(tuple(row.items()) for row in limited))
 
 
@@ -75,9 +75,9 @@ def level_rows(levels: Frozen, strength: int) -> list[LevelRow]:
 @cache
 def rows(levels: Frozen, strength: int, seed: int) -> tuple[Row, ...]:
     ranges: Levels = dict(levels)
-    return tuple(with_sizes(level_rows(levels, strength), ranges, affordable, ranges, seed))
+    return tuple(choose_sizes(level_rows(levels, strength), ranges, affordable, ranges, seed))
 
 
-def within(row: Row, limits: Mapping[str, int]) -> Row:
+def limit_row(row: Row, limits: Mapping[str, int]) -> Row:
     """The row with every size at most what is declared."""
     return {name: min(size, limits.get(name, size)) for name, size in row.items()}

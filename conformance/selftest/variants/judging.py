@@ -6,13 +6,13 @@ import multiprocessing
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from conformance.cases.declaration import listed
+from conformance.cases.declaration import split_names
 from conformance.checks.results import Results
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import SHRINKING, run_corpus, run_probe, run_refusals, shrink_violations, silent
 from conformance.operations.corpus import entries_for
 from conformance.operations.probes import catalogue
-from conformance.runner.cores import kind, start, together
+from conformance.runner.cores import group_indices, kind, start
 from conformance.runner.in_process import TIME_LIMIT, Runner
 from conformance.selftest.variants import VARIANTS
 
@@ -28,14 +28,15 @@ def chosen(arrays: Collection[str], only: Collection[str] = ()) -> list[int]:
     return [
         index
         for index, variant in enumerate(VARIANTS)
-        if variant.arrays in listed(arrays) and (not only or any(word in variant.title for word in listed(only)))
+        if variant.arrays in split_names(arrays)
+        and (not only or any(word in variant.title for word in split_names(only)))
     ]
 
 
 def groups(indices: Sequence[int]) -> list[Group]:
     """Those of one operation and one declaration together, largest group first."""
     kinds = [(VARIANTS[index].operation, kind(VARIANTS[index].subject().declaration)) for index in indices]
-    return [tuple(indices[place] for place in places) for places in together(kinds)]
+    return [tuple(indices[place] for place in places) for places in group_indices(kinds)]
 
 
 def judged(group: Group, examples: int, seed: int) -> Results:
