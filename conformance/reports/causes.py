@@ -132,9 +132,9 @@ def describe_declaration(cause: Content, subject: Content | None) -> tuple[str, 
 
     The layout comes first: what a function does not support shows in its own layout only.
     """
-    if cause["layout"]:
-        return "layout", LAYOUT_FIRST
     features = ",".join(f"no-{name}" for name in FEATURES if name in cause["lacks"])
+    if cause["layout"] or (features and any(one["layout"] for one in (subject or {}).get("causes", ()))):
+        return "layout", LAYOUT_FIRST
     declared = (subject or {}).get("declaration") or {}
     dtypes = [name for name in declared.get("dtypes", ()) if name not in cause["lacks"]]
     options = [f"--supports {features}"] if features else []
