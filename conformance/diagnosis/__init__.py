@@ -1,4 +1,4 @@
-"""Which known mistake gives the answers that a subject gave: a name for what is wrong, beyond "differs".
+"""Which known mistakes explain a subject's wrong answers: found by experiment, once, after the run.
 
-A mistake is tried out on the failing case: where its exact answers are the subject's, within the bound, it is named.
+A mistake explains a case where its predicted answers are the subject's, within the bound, and not the right ones.
 """
