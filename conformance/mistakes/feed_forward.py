@@ -435,7 +435,7 @@ UNITS: dict[str, tuple[Callable[[Unit], Array] | None, Callable[[Unit], Array] |
 
 
 def take_unit(call: Call, form: str) -> Prediction:
-    """Bounds are those of each element, as many times larger as it is, and twice so, as in `with_bounds`."""
+    """Bounds are those of each element, as many times larger as it is, and twice so, as in `add_bounds`."""
     case, (output, slope) = call.case, UNITS[form]
     x, right = case.inputs["x"].astype(float), call.right["output"]
     bar = case.cotangents["output"].astype(float) if case.cotangents else np.ones_like(x)

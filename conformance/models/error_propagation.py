@@ -56,7 +56,7 @@ def carried_bound(
     """(results, bounds), both in the structure of what `run` returns, for an implementation in that dtype.
 
     parameters: those that `run` gives to those functions, in float64. narrow: steps that the implementation takes
-    in float32 whatever the dtype. walk: `inside.walked_inside` for the results of steps; `walk_steps` by default.
+    in float32 whatever the dtype. walk: `inside.walk_inside` for the results of steps; `walk_steps` by default.
     """
     walk = walk_steps if walk is None else walk
     clean, bounds = step_bounds(run, parameters, dtype, narrow, walk)

@@ -176,7 +176,7 @@ def test_without_the_model_it_says_so_and_ends(tmp_path: Path) -> None:
     copy = tmp_path / "walk.py"
     imported = "from conformance.models import real\n"
     text = (EXAMPLES / "look_inside.py").read_text()
-    copy.write_text(text.replace(imported, f'{imported}real.missing = lambda: ["tokenizers"]\n'))
+    copy.write_text(text.replace(imported, f'{imported}real.missing_packages = lambda: ["tokenizers"]\n'))
     done = run(copy, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "left out: the model needs tokenizers, which is not installed\n"
