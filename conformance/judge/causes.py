@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from conformance.checks.kept_cases import KeptCase
 from conformance.checks.results import Results, Violation
+from conformance.checks.threshold import Threshold
 from conformance.diagnosis.cause import Cause
 from conformance.diagnosis.causes import find_causes
 from conformance.diagnosis.evidence import ask_kept
@@ -62,7 +63,23 @@ def make_small(cause: Cause, runner: Runner, seconds: float, settle: Settle, siz
         lead = smaller if settle(smaller) is smaller else lead
     if sized:
         lead = replace(lead, threshold=find_thresholds(lead, runner, SIZES * seconds))
-    return replace(cause, violations=(lead, *cause.violations[1:]))
+    cause = replace(cause, violations=(lead, *cause.violations[1:]))
+    return choose_by_thresholds(cause, lead.threshold)
+
+
+def choose_by_thresholds(cause: Cause, thresholds: Collection[Threshold]) -> Cause:
+    """Of a mistake with several sizes that no case told apart, choose the one whose size the thresholds have."""
+    if cause.diagnosis is None:
+        return cause
+    sizes = {size for one in thresholds for size in (one.multiple, one.above) if size}
+    sizes |= {size for one in thresholds if one.kind == "first" for size in (one.wrong[0], one.last_right)}
+    mistake = cause.diagnosis.mistake
+    others = [one for one in cause.diagnosis.alternatives if one.id != mistake.id]
+    for one in (mistake, *cause.diagnosis.alternatives):
+        if one.id == mistake.id and not sizes.isdisjoint(one.values.values()):
+            diagnosis = replace(cause.diagnosis, mistake=one, alternatives=tuple(others))
+            return replace(cause, diagnosis=diagnosis, condition=one.condition)
+    return cause
 
 
 def explains_case(runner: Runner, mistake: Mistake | None) -> Callable[[Violation, Example], bool]:
