@@ -146,7 +146,9 @@ def group_numbers(
     for (kind, *_), keys in groups.items():
         evidence = [own[key] for key in keys if key in own and own[key].wrong]
         smallest = min(evidence, key=lambda one: one.size, default=None)
-        condition = learn_condition(evidence, [one for one in passing if not one.case.special]) if evidence else None
+        wrong = frozenset[str]().union(*(one.wrong for one in evidence))
+        others = [one for one in passing if not one.case.special and not wrong.isdisjoint(one.answers)]
+        condition = learn_condition(evidence, others) if evidence else None
         pattern = None if smallest is None else find_pattern(smallest)
         conventions = find_conventions(evidence)
         yield Cause(kind, sort_violations([violations[key] for key in keys]), None, condition, pattern, conventions)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Literal
 
 from conformance.cases.arguments import is_gradient
+from conformance.cases.features import FEATURES
 from conformance.diagnosis.evidence import Evidence
 from conformance.mistakes.condition import ALWAYS, Condition
 from conformance.mistakes.mistake import Mistake
@@ -124,7 +126,8 @@ def conditions(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Ite
     features = [one.call.features for one in explained]
     other_features = [one.call.features for one in others]
     common, anywhere = frozenset.intersection(*features), frozenset.union(*features)
-    present = [Condition(features=(name,)) for name in sorted(common - frozenset.intersection(*other_features))]
+    shared = sorted(common - frozenset.intersection(*other_features), key=lambda name: (name in FEATURES, name))
+    present = [Condition(features=(name,)) for name in shared]  # the call itself says more than what it declares
     absent = [Condition(lacks=(name,)) for name in sorted(frozenset.union(*other_features) - anywhere)]
     dtypes = tuple(sorted({one.case.dtype for one in explained}))
     of_dtype = [Condition(dtypes=dtypes)]
@@ -132,6 +135,8 @@ def conditions(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Ite
     yield from (*present, *of_dtype, *sizes, *absent)
     for one in (*present, *sizes, *absent):
         yield Condition(**{**vars(one), "dtypes": dtypes})
+    for one, other in combinations((*present, *absent), 2):
+        yield Condition(features=one.features + other.features, lacks=one.lacks + other.lacks)
     for one in (*present, *absent):
         for size in sizes:
             yield Condition(**{**vars(size), "features": one.features, "lacks": one.lacks})

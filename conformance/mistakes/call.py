@@ -12,7 +12,7 @@ from conformance.bounds import bound
 from conformance.cases.arrays import heads_of, join_projections
 from conformance.cases.axes import Sizes
 from conformance.cases.case import Case
-from conformance.cases.expectations import Exact
+from conformance.cases.expectations import Exact, empty_rows
 from conformance.cases.features import features_of
 from conformance.mistakes.attention_steps import AttentionSteps, Forward, Gradients
 from conformance.oracle.reference import oracle
@@ -50,7 +50,10 @@ class Call:
 
     @cached_property
     def features(self) -> frozenset[str]:
-        return frozenset(features_of(self.case))
+        """Those that a declaration names, and "hidden_rows": the mask allows some query no key."""
+        query = self.case.inputs.get("query")
+        hidden = query is not None and query.ndim == 4 and self.sizes.get("K") and empty_rows(self.case).any()
+        return frozenset(features_of(self.case) | ({"hidden_rows"} if hidden else set()))
 
     @cached_property
     def steps(self) -> AttentionSteps:

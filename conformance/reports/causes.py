@@ -163,6 +163,7 @@ FEATURE_WORDS = {
     "padding": "key padding",
     "empty": "lengths of 0",
     "empty_rows": "a convention for empty rows",
+    "hidden_rows": "rows that allow nothing",
     "bias": "a bias",
     "sinks": "sinks",
     "offset": "an offset",
