@@ -18,10 +18,9 @@ from conformance.cases.case import Case
 from conformance.cases.signatures import default
 from conformance.checks.comparison import PRECISION
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import answer_in_float64, rearrange_inputs, round_to
+from conformance.mistakes.changes import answer_in_float64, rearrange_inputs, round_stage, round_to
 from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Change, Mistake, Prediction
-from conformance.mistakes.precision import round_stage
 from specification.dtypes import HALF, compute_dtype_name
 
 Array = np.ndarray

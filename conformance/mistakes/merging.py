@@ -13,6 +13,7 @@ from conformance.mistakes.attention_steps import add_at_places, places_of, take_
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.extents import fill_rest
 from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.softmax import divide
 from specification.dtypes import compute_dtype_name
 
 
@@ -51,10 +52,6 @@ class Parts(NamedTuple):
 
 
 ARGUMENTS = ("outputs", "logsumexps")
-
-
-def divide(array: np.ndarray, total: np.ndarray) -> np.ndarray:
-    return np.asarray(array / np.where(total == 0, 1, total))
 
 
 def merge_by(

@@ -13,21 +13,10 @@ from conformance.bounds.arithmetic import Approx, Precision, exact, multiply
 from conformance.bounds.operations import result_bound
 from conformance.cases.arguments import expected_dtype
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import round_to
+from conformance.mistakes.changes import add_in_order, round_stage, round_to
 from conformance.mistakes.mistake import Changed, Mistake, Prediction
 from conformance.mistakes.norm_steps import NORMS, NormSteps
-from conformance.mistakes.norms import (
-    BLOCKS,
-    DEVIATION,
-    LAYER,
-    MOST_ADDED,
-    RMS,
-    ROWS,
-    SIZES,
-    add_narrowly,
-    last_block,
-    round_approx,
-)
+from conformance.mistakes.norms import BLOCKS, DEVIATION, LAYER, MOST_ADDED, RMS, ROWS, SIZES, last_block
 from specification.dtypes import HALF
 
 OF_X, OF_WEIGHT, OF_BIAS = "gradient of x", "gradient of weight", "gradient of bias"
@@ -283,7 +272,8 @@ def add_in_16_bits(call: Call, name: str, dtype: str, tile: int) -> Changed:
     if name == OF_WEIGHT:
         terms = multiply(terms, bounds.normalize_rows(case.operation, s.x, s.eps, p)[2], p)
     error = terms.error + p.gamma(tile) * terms.size
-    total = add_narrowly(Approx(*(np.add.reduceat(a, starts, axis=0) for a in (terms.value, error))), form)
+    sums = Approx(*(np.add.reduceat(a, starts, axis=0) for a in (terms.value, error)))
+    total = add_in_order(round_stage(sums, form), form, 0)
     limits = total.error if form == str(argument.dtype) else result_bound(name, total, case, p)
     return Prediction({name: total.value.reshape(argument.shape)}, {name: limits.reshape(argument.shape)})
 
@@ -291,7 +281,7 @@ def add_in_16_bits(call: Call, name: str, dtype: str, tile: int) -> Changed:
 def round_gradient(call: Call, name: str, dtype: str) -> Changed:
     if name not in call.right or expected_dtype(name, call.case) in HALF:
         return None
-    found = round_approx(Approx(call.right[name], call.bounds[name]), dtype)
+    found = round_stage(Approx(call.right[name], call.bounds[name]), dtype)
     return Prediction({name: found.value}, {name: found.error})
 
 

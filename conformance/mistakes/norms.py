@@ -15,7 +15,7 @@ from conformance.cases.arguments import expected_dtype
 from conformance.cases.case import Case
 from conformance.checks.comparison import LARGEST, PRECISION
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import round_to
+from conformance.mistakes.changes import add_in_order, round_stage
 from conformance.mistakes.condition import Condition, past
 from conformance.mistakes.mistake import Changed, Mistake, Prediction
 from conformance.mistakes.norm_steps import NORMS, NormSteps, Statistics, add_eps, add_eps_outside, measure_rows
@@ -458,21 +458,6 @@ WRITTEN = (
 # --- digits -----------------------------------------------------------------------------------------------------------
 
 
-def round_approx(a: Approx, dtype: str) -> Approx:
-    """Really round. Only what lies as near to the middle of two numbers as its error is uncertain afterwards."""
-    low, high = round_to(a.value - a.error, dtype), round_to(a.value + a.error, dtype)
-    return Approx(np.where(low == high, low, (low + high) / 2), np.where(low == high, 0, (high - low) / 2))
-
-
-def add_narrowly(terms: Approx, dtype: str) -> Approx:
-    """Add up rows of terms [n, ...] one after the other, rounding each and each sum."""
-    narrow = round_approx(terms, dtype)
-    low, high = np.zeros(terms.value.shape[1:]), np.zeros(terms.value.shape[1:])
-    for below, above in zip(narrow.value - narrow.error, narrow.value + narrow.error, strict=True):
-        low, high = round_to(low + below, dtype), round_to(high + above, dtype)
-    return Approx((low + high) / 2, (high - low) / 2)
-
-
 MOST_ADDED = 2**14
 """Numbers that are added up one after the other, at most: they take a second."""
 INPUTS = "the inputs' 16 bits"
@@ -504,7 +489,7 @@ def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
         return []
 
     def round_at(place: str, a: Approx) -> Approx:
-        return round_approx(a, form) if place in rounds else a
+        return round_stage(a, form) if place in rounds else a
 
     if what in ("the normalised row", "the row before the bias"):
         _, _, normal = bounds.normalize_rows(case.operation, s.x, s.eps, p)
@@ -512,8 +497,8 @@ def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
         x, n = round_at("x", exact(s.x)), s.n
         mean = Approx(bounds.average(x.value), p.gamma(n + 2) * bounds.average(x.size))
         if what == "each sum of the mean":
-            added = add_narrowly(exact(x.value.T), form)
-            mean = Approx(added.value[:, None] / n, added.error[:, None] / n)
+            added = add_in_order(round_stage(exact(x.value), form), form, -1)
+            mean = Approx(added.value / n, added.error / n)
         mean = round_at("the mean", mean)
         d = x
         if s.has_mean:
@@ -521,8 +506,7 @@ def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
             d = Approx(value, x.error + mean.error + 2 * p.inner * (x.size + np.abs(value)))
         squares = round_at("the squares", multiply(d, d, p))
         if what == "each sum of squares":
-            added = add_narrowly(Approx(squares.value.T, squares.error.T), form)
-            total = Approx(added.value[:, None], added.error[:, None])
+            total = add_in_order(round_stage(squares, form), form, -1)
         else:
             error = np.sum(squares.error, -1, keepdims=True) + p.gamma(n + 2) * np.sum(squares.size, -1, keepdims=True)
             total = Approx(np.sum(squares.value, -1, keepdims=True), error)
@@ -539,14 +523,14 @@ def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
     if what != "the normalised row" or not call.case.cotangents:
         return [predict_rounded(call, found)]
     # The gradient of a rounded row passes through the rounding, and with a 16-bit weight its terms may have 16 bits.
-    inner = round_approx(multiply(exact(s.bar), exact(s.weight), p), form)
+    inner = round_stage(multiply(exact(s.bar), exact(s.weight), p), form)
     x_bar = bounds.gradients(case.operation, s.x, exact(np.ones(s.n)), inner.value, s.eps, p)["x"]
     slack = s.inverse * (
         inner.error + bounds.average(inner.error) + np.abs(s.normal) * bounds.average(inner.error * np.abs(s.normal))
     )
     found["gradient of x"] = Approx(x_bar.value, x_bar.error + slack).reshape(*case.inputs["x"].shape)
     terms = multiply(exact(s.bar), normal, p)
-    return [predict_rounded(call, found | sum_terms(s, t, p)) for t in (terms, round_approx(terms, form))]
+    return [predict_rounded(call, found | sum_terms(s, t, p)) for t in (terms, round_stage(terms, form))]
 
 
 def sum_terms(s: NormSteps, terms: Approx, p: Precision) -> dict[str, Approx]:
@@ -560,7 +544,7 @@ def predict_rounded(call: Call, found: dict[str, Approx]) -> Prediction:
     results, limits, p = {}, {}, Precision.make(call.case.dtype)
     for name in found.keys() & call.right.keys():
         dtype = expected_dtype(name, call.case)
-        stored = round_approx(found[name], dtype) if dtype in HALF else found[name]
+        stored = round_stage(found[name], dtype) if dtype in HALF else found[name]
         results[name] = stored.value
         limits[name] = stored.error if dtype in HALF else result_bound(name, stored, call.case, p)
     return Prediction(results, limits)

@@ -24,11 +24,15 @@ WEIGHED, LOGSUMEXP = SCORED[:2], SCORED[2:]
 # --- weights by another quotient --------------------------------------------------------------------------------------
 
 
+PullBack = Callable[[np.ndarray], tuple[np.ndarray, "np.ndarray | None"]]
+"""From the gradient of the weights to those of the scores and of the sinks [B, H, Q, 1]."""
+
+
 class Weights(NamedTuple):
-    """Weights before dropout, and what takes their gradient to those of the scores and of the sinks [B, H, Q, 1]."""
+    """Weights before dropout, and what takes their gradient further."""
 
     weights: np.ndarray
-    pull_back: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]] | None = None
+    pull_back: PullBack | None = None
 
 
 def weigh(weights: Callable[..., Weights | np.ndarray | None]) -> Change:
