@@ -45,24 +45,14 @@ def rms_norm_rounded(x: Any, weight: Any, *, eps: float) -> Any:
 
 
 def layer_norm_chunks(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
-    """Two passes over chunks of 1024 elements, as one program for each row takes them."""
-    wide, width = flat_rows(widen(x), weight), weight.numel()
-    first = wide[:, :1].detach()
-    center = first + chunked_sum(wide - first) / width
-    deviation = wide - center
+    """Two passes over chunks of 1024 columns; the gradients of weight and bias by hand, in blocks of 128 rows."""
+    rows, width = widen(x).reshape(-1, weight.numel()), weight.numel()
+    first = rows[:, :1].detach()
+    deviation = rows - (first + chunked_sum(rows - first) / width)
     deviation = deviation - chunked_sum(deviation) / width
-    reciprocal = torch.rsqrt(chunked_sum(deviation**2) / width + eps)
-    return affine((deviation * reciprocal).reshape(x.shape), weight, bias).to(x.dtype)
-
-
-def layer_norm_blocked(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
-    """Gradients of weight and bias by hand: added up in blocks of 128 rows, then over the blocks."""
-    rows = flat_rows(widen(x), weight)
-    deviation = deviations(rows, (-1,))
-    normalized = deviation * torch.rsqrt((deviation**2).mean(dim=-1, keepdim=True) + eps)
+    normalized = deviation * torch.rsqrt(chunked_sum(deviation**2) / width + eps)
     flat = None if bias is None else widen(bias).reshape(-1)
-    output = BlockedAffine.apply(normalized, widen(weight).reshape(-1), flat)
-    return output.reshape(x.shape).to(x.dtype)
+    return BlockedAffine.apply(normalized, widen(weight).reshape(-1), flat).reshape(x.shape).to(x.dtype)
 
 
 class BlockedAffine(torch.autograd.Function):
@@ -81,11 +71,6 @@ class BlockedAffine(torch.autograd.Function):
         of_weight = chunked_sum((cotangent * normalized).mT, 128)[:, 0]
         of_bias = chunked_sum(cotangent.mT, 128)[:, 0] if ctx.biased else None
         return cotangent * weight, of_weight, of_bias
-
-
-def flat_rows(wide: Any, weight: Any) -> Any:
-    """x as [rows, width]."""
-    return wide.reshape(-1, weight.numel())
 
 
 def chunked_sum(rows: Any, size: int = 1024) -> Any:
