@@ -230,7 +230,6 @@ class AttentionSteps:
         weights: np.ndarray,
         *,
         mean: np.ndarray | None = None,
-        slope: bool = True,
         value_factor: Any = None,
     ) -> Gradients:
         """Compute the gradients from these weights P.
@@ -239,7 +238,6 @@ class AttentionSteps:
             cotangents: of "output", and of "logsumexp" where it is a result.
             weights: before dropout, [B, H, Q, K].
             mean: subtracted from the weights' gradient P_bar, instead of rowsum(P * P_bar).
-            slope: whether the softcap's slope counts.
             value_factor: dropout's factor for the values' gradient, instead of the call's.
         """
         if self.move is not None:
@@ -257,16 +255,14 @@ class AttentionSteps:
             mean = np.sum(weights * weights_bar, axis=-1, keepdims=True)
         if "logsumexp" in cotangents:
             mean = mean - cotangents["logsumexp"].astype(float)[..., None]
-        return self.pull_back_scores(weights * (weights_bar - mean), value, mean, slope)
+        return self.pull_back_scores(weights * (weights_bar - mean), value, mean)
 
-    def pull_back_scores(
-        self, scores: np.ndarray, value: np.ndarray | None, mean: np.ndarray, slope: bool = True
-    ) -> Gradients:
+    def pull_back_scores(self, scores: np.ndarray, value: np.ndarray | None, mean: np.ndarray) -> Gradients:
         """Compute the gradients of query, key and sinks from that of the scores."""
         products, sinks = scores, None
         if self.score is not None:
             products = scores * self.slope("products")
-        elif self.softcap is not None and slope:
+        elif self.softcap is not None:
             products = scores * (1 - np.tanh(self.products() / self.softcap) ** 2)
         if self.sinks is not None:
             _, total, maximum = self.exponentials(self.masked_scores())

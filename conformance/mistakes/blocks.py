@@ -11,10 +11,9 @@ import numpy as np
 from conformance.mistakes.attention_steps import AttentionSteps, row_maximum
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition, past
-from conformance.mistakes.mistake import Changed, Mistake
+from conformance.mistakes.mistake import ATTENTION, Changed, Mistake
 from conformance.mistakes.softmax import PullBack, Weights, divide, results_of_weights
 
-MASKED = ("attention", "attention_weights", "attention_logsumexp")
 BLOCKS = (64, 8, 16, 32, 128, 256, 512)
 MOST_BLOCKS = 512
 """More blocks than this are not gone through one by one."""
@@ -274,7 +273,7 @@ def subtract_infinities(call: Call) -> Results | None:
 
 
 SINK_COUNT = Mistake("blocks.sink-counted", "ATT-5", "the sink counts {how} (blocks of {block} keys)", count_sink,
-                     MASKED, {"how": tuple(SINK_COUNTS), "block": BLOCKS})  # fmt: skip
+                     ATTENTION, {"how": tuple(SINK_COUNTS), "block": BLOCKS})  # fmt: skip
 INFINITE_SINK = Mistake("blocks.infinite-sink-nan", "ATT-5", "rows that see nothing are NaN beside a sink of -inf",
                         subtract_infinities)  # fmt: skip
 
@@ -309,7 +308,7 @@ def share_empty_rows(call: Call) -> AttentionSteps | None:
 
 SKIPPED = Mistake(
     "blocks.skipped", "MASK-2", "a block of {block} keys is skipped for all where {by} sees nothing of it",
-    skip_blocks, MASKED, {"by": tuple(SKIPS), "block": (16, *BLOCKS)},
+    skip_blocks, ATTENTION, {"by": tuple(SKIPS), "block": (16, *BLOCKS)},
 )  # fmt: skip
 EMPTY_ROWS = Mistake(
     "blocks.rows-empty-by-first-batch-element", "ATT-6", "rows are empty where those of batch element 0 are",

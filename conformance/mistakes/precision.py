@@ -23,11 +23,10 @@ from conformance.mistakes.attention_steps import row_maximum
 from conformance.mistakes.call import Call
 from conformance.mistakes.changes import UNITS, add_in_order, answer_in_float64, round_number, round_stage, round_to
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import Mistake, Prediction
+from conformance.mistakes.mistake import ATTENTION, Mistake, Prediction
 
 Array = np.ndarray
 Stage = Callable[[Approx], Approx]
-ATTENTION = ("attention", "attention_weights", "attention_logsumexp")
 MOST = 2**22
 """Numbers that are added up one after the other, at most."""
 

@@ -16,9 +16,8 @@ from conformance.mistakes.attention_steps import AttentionSteps, places_of
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import change_options
 from conformance.mistakes.condition import Condition, past, size_of
-from conformance.mistakes.mistake import Change, Changed, Mistake
+from conformance.mistakes.mistake import ATTENTION, Change, Changed, Mistake
 
-SCORED = ("attention", "attention_weights", "attention_logsumexp")
 DROPPING = ("attention",)
 
 
@@ -27,7 +26,7 @@ def entry(
     rule: str,
     says: str,
     change: Change,
-    operations: tuple[str, ...] = SCORED,
+    operations: tuple[str, ...] = ATTENTION,
     *,
     lacks: str = "",
     **parameters: Sequence[Any],

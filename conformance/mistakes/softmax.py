@@ -15,11 +15,11 @@ from conformance.mistakes.attention_steps import AttentionSteps, row_maximum
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import answer_with
 from conformance.mistakes.condition import Condition, past
-from conformance.mistakes.mistake import Change, Changed, Prediction, add_bounds, results_of_steps
-from conformance.mistakes.scores import HEAD_ORDERS, SCORED, entry, keep_bits, order_heads
+from conformance.mistakes.mistake import ATTENTION, Change, Changed, Prediction, add_bounds, results_of_steps
+from conformance.mistakes.scores import HEAD_ORDERS, entry, keep_bits, order_heads
 from specification.dtypes import compute_dtype_name
 
-WEIGHED, LOGSUMEXP = SCORED[:2], SCORED[2:]
+WEIGHED, LOGSUMEXP = ATTENTION[:2], ATTENTION[2:]
 
 # --- weights by another quotient --------------------------------------------------------------------------------------
 
