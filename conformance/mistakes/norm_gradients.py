@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -37,19 +37,9 @@ def change_gradients(change: Gradients) -> Callable[..., Changed | list[Changed]
     return results
 
 
-NOTHING: Mapping[str, Sequence[Any]] = {}
-
-
-def gradient(
-    name: str,
-    says: str,
-    change: Gradients,
-    rule: str = "NORM-6",
-    operations: tuple[str, ...] = NORMS,
-    parameters: Mapping[str, Sequence[Any]] = NOTHING,
-) -> Mistake:
-    full = f"norm_gradients.{name}"
-    return Mistake(full, rule, says, change_gradients(change), operations, parameters, of_gradients=True)
+def gradient(name: str, says: str, change: Gradients, rule: str = "NORM-6", **fields: Any) -> Mistake:
+    full, fields = f"norm_gradients.{name}", {"operations": NORMS} | fields
+    return Mistake(full, rule, says, change_gradients(change), of_gradients=True, **fields)
 
 
 # --- x ----------------------------------------------------------------------------------------------------------------
@@ -181,12 +171,6 @@ def count_rows_of_one_axis(s: NormSteps) -> list[Results]:
     return [way for first in dict.fromkeys(shape) for way in count_first_rows(s, first)]
 
 
-def count_first_index(s: NormSteps) -> list[Results]:
-    """All rows of the first index of the first axis."""
-    shape = s.case.inputs["x"].shape[: -s.case.inputs["weight"].ndim]
-    return count_first_rows(s, len(s.x) // shape[0]) if shape else []
-
-
 def count_last_block(s: NormSteps, block: int) -> list[Results]:
     rows = len(s.x)
     return count_rows(s, np.arange(rows) >= (rows - 1) // block * block) if rows > block else []
@@ -217,17 +201,12 @@ def lose_columns(s: NormSteps, name: str, first: int) -> Results:
     return {name: array * (np.arange(s.n) < first)}
 
 
-def lose_rows(s: NormSteps, first: int) -> Results:
-    return {OF_X: s.pull_back() * (np.arange(len(s.x)) < first)[:, None]} if first < len(s.x) else {}
-
-
 OF_BOTH: dict[str, tuple[str, Gradients, dict[str, tuple[Any, ...]]]] = {
     "last-block-lost": ("lose the last block of {block} rows, which is not whole",
                         lambda s, block: count_first_rows(s, last_block(len(s.x), block)),
                         {"block": (4, 8, 2, *BLOCKS[3:])}),
     "rows-lost": ("lose rows past the first {first}", count_first_rows, {"first": ROWS}),
     "rows-of-one-axis": ("count as many rows as one axis of x has", count_rows_of_one_axis, {}),
-    "first-index-only": ("count only the rows of the first index of x", count_first_index, {}),
     "last-block-only": ("come from the last block of {block} rows only", count_last_block, {"block": BLOCKS}),
     "one-row-of-blocks": ("have the {which} row of every block of {block} {how}", count_one_row,
                           {"which": ("first", "last"), "how": tuple(COUNTS), "block": BLOCKS}),
@@ -250,7 +229,8 @@ SUMS = (
              parameters={"name": (OF_WEIGHT, OF_BIAS)}),
     gradient("columns-lost", "the {name} is 0 in columns past the first {first}", lose_columns,
              parameters={"name": (OF_X, OF_WEIGHT, OF_BIAS), "first": SIZES}),
-    gradient("rows-of-x-lost", "the gradient of x is 0 in rows past the first {first}", lose_rows,
+    gradient("rows-of-x-lost", "the gradient of x is 0 in rows past the first {first}",
+             lambda s, first: {OF_X: np.where(np.arange(len(s.x))[:, None] < first, s.pull_back(), 0)},
              parameters={"first": ROWS}),
 )  # fmt: skip
 

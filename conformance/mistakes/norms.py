@@ -14,6 +14,7 @@ from conformance.bounds.operations import BOUNDS, result_bound
 from conformance.cases.arguments import expected_dtype
 from conformance.cases.case import Case
 from conformance.checks.comparison import LARGEST, PRECISION
+from conformance.mistakes.attention_steps import places_of
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import add_in_order, round_stage
 from conformance.mistakes.condition import Condition, past
@@ -63,19 +64,6 @@ def divide_squares(divisor: Callable[[int], float]) -> Step:
     return lambda s: s.change_statistics(mean_weights(s), np.full(s.n, 1 / divisor(s.n)), mean_weights(s))
 
 
-def subtract_mean(s: NormSteps) -> NormSteps:
-    """rms_norm with the statistics of layer norm."""
-    return s.change(statistics=measure_rows(s.x, mean_weights(s), mean_weights(s), mean_weights(s)))
-
-
-def take_absolute(s: NormSteps) -> NormSteps:
-    """The square of the mean absolute deviation."""
-    mean = np.mean(np.abs(s.deviation), axis=-1, keepdims=True)
-    sign = np.sign(s.deviation)
-    slope = 2 * mean * (sign - np.mean(sign, axis=-1, keepdims=True) * s.has_mean) / s.n
-    return s.change(statistics=s.statistics._replace(square=mean**2, slope=slope))
-
-
 def take_eps_as_floor(s: NormSteps, of: str) -> NormSteps:
     if of == "variance":
         return s.change(divisor=lambda square, eps: np.sqrt(np.maximum(square, eps)))
@@ -87,10 +75,6 @@ def run_over_axes(s: NormSteps, first: int) -> NormSteps | None:
     width = int(np.prod(s.case.inputs["x"].shape[first:]))
     alone = width == 1 and s.case.operation == "standard_deviation_norm"
     return None if width == s.n or alone else NormSteps.read_case(s.case, width)
-
-
-def zero_small_variances(s: NormSteps, least: float) -> NormSteps:
-    return s.change(divisor=lambda square, eps: s.divisor(np.where(np.real(square) < least, 0, square), eps))
 
 
 def raise_small_variances(s: NormSteps, least: float) -> list[NormSteps]:
@@ -105,7 +89,6 @@ def take_eps(case: Case, eps: float) -> Case | None:
     return None if case.options.get("eps", 1e-5) == eps else replace(case, options=case.options | {"eps": eps})
 
 
-LEAST = {"least": (1e-6, 1e-5, 1e-8, 1e-7, 1e-4, 1e-3, 1e-10, 1e-12)}
 EPSILONS = {"eps": (1e-6, 1e-12, 1e-8, 1e-5, 1e-3)}
 STATISTICS = (
     norm("unbiased-variance", "the squares are divided by n - 1", divide_squares(lambda n: max(n - 1, 1)),
@@ -122,9 +105,9 @@ STATISTICS = (
          lambda s: s.change_statistics(None, square_weights(s)), operations=LAYER + DEVIATION),
     norm("mean-in-the-variance-only", "the mean is subtracted in the variance only",
          lambda s: s.change_statistics(None, square_weights(s), mean_weights(s)), operations=LAYER + DEVIATION),
-    norm("mean-subtracted", "the mean is subtracted", subtract_mean, "NORM-7", operations=RMS),
+    norm("mean-subtracted", "the mean is subtracted",
+         lambda s: s.change(statistics=measure_rows(s.x, u := mean_weights(s), u, u)), "NORM-7", operations=RMS),
     norm("one-variance", "all rows have the mean of their variances", lambda s: s.change(pooled=True)),
-    norm("absolute-deviation", "the deviation is the mean of the absolute ones", take_absolute, operations=LAYER + RMS),
     norm("eps-left-out", "eps is left out", lambda s: s.change(eps=0.0)),
     norm("eps-twice", "eps is added twice", lambda s: s.change(eps=2 * s.eps)),
     norm("eps-squared", "eps is squared", lambda s: s.change(eps=s.eps**2)),
@@ -134,8 +117,8 @@ STATISTICS = (
     norm("squares-not-divided", "the sum of squares is not divided by n", divide_squares(lambda n: 1)),
     norm("last-axis-only", "statistics run over the last axis only", lambda s: run_over_axes(s, -1), lacks="axes"),
     norm("all-axes-but-the-first", "statistics run over all axes but the first", lambda s: run_over_axes(s, 1)),
-    norm("small-variances-zero", "variances below {least:g} are taken for 0", zero_small_variances, parameters=LEAST),
-    norm("least-variance", "variances below {least:g} are raised to it", raise_small_variances, parameters=LEAST),
+    norm("least-variance", "variances below {least:g} are raised to it", raise_small_variances,
+         parameters={"least": (1e-6, 1e-5, 1e-8, 1e-7, 1e-4, 1e-3, 1e-10, 1e-12)}),
     Mistake("norms.another-eps", "NORM-1", "eps is {eps:g}, whatever the call says",
             lambda call, eps: take_eps(call.case, eps), NORMS, EPSILONS),
     Mistake("norms.another-default-eps", "NORM-1", "eps is {eps:g} where the call leaves it out",
@@ -388,33 +371,29 @@ AFFINE = (
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
-def places(s: NormSteps) -> np.ndarray:
-    return np.arange(s.x.size).reshape(s.x.shape)
-
-
 def write_columns(s: NormSteps, first: int) -> list[NormSteps] | None:
     """The others stay 0. They may count in the statistics or not."""
     if not 0 < first < s.n:
         return None
     seen = np.arange(s.n) < first
-    few, source = seen / first, np.where(seen, places(s), -1).ravel()
+    few, source = seen / first, np.where(seen, places_of(s.x), -1).ravel()
     return [other.change(source=source) for other in (s.change_statistics(few, few, few), s)]
 
 
 def write_rows(s: NormSteps, first: int) -> NormSteps | None:
     rows = np.arange(len(s.x))[:, None]
-    return s.change(source=np.where(rows < first, places(s), -1).ravel()) if 0 < first < len(s.x) else None
+    return s.change(source=np.where(rows < first, places_of(s.x), -1).ravel()) if 0 < first < len(s.x) else None
 
 
 def repeat_rows(s: NormSteps, first: int) -> NormSteps | None:
-    return s.change(source=places(s)[np.arange(len(s.x)) % first].ravel()) if first < len(s.x) else None
+    return s.change(source=places_of(s.x)[np.arange(len(s.x)) % first].ravel()) if first < len(s.x) else None
 
 
 def write_pairs(s: NormSteps) -> NormSteps | None:
     """Of an odd number the last column gets the result of the one before."""
     if s.n % 2 == 0 or s.n == 1:
         return None
-    source = places(s)
+    source = places_of(s.x)
     source[:, -1] -= 1
     return s.change(source=source.ravel())
 
@@ -424,7 +403,7 @@ def overwrite_next_row(call: Call) -> list[Changed]:
     s = NormSteps.read_case(call.case)
     if s.n % 2 == 0 or len(s.x) < 2:
         return []
-    source = places(s)
+    source = places_of(s.x)
     source[1:, 0] = source[:-1, 0].copy()
     copied = s.change(source=source.ravel()).results()
     if not call.case.cotangents:
@@ -443,8 +422,7 @@ WRITTEN = (
          parameters={"first": SIZES}),
     norm("last-block-not-written", "the last block of {block} columns, which is not whole, is not written",
          lambda s, block: write_columns(s, last_block(s.n, block)), parameters={"block": BLOCKS}),
-    norm("rows-not-written", "only the first {first} rows are written", write_rows,
-         parameters={"first": ROWS}),
+    norm("rows-not-written", "only the first {first} rows are written", write_rows, parameters={"first": ROWS}),
     norm("last-rows-not-written", "the last block of {block} rows, which is not whole, is not written",
          lambda s, block: write_rows(s, last_block(len(s.x), block)), parameters={"block": BLOCKS}),
     norm("rows-repeated", "row i gets the result of row i modulo {first}", repeat_rows, parameters={"first": SIZES}),
