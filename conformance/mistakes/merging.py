@@ -253,8 +253,6 @@ LOGS = (
                              mark_largest(parts) + (parts.weights - mark_largest(parts)) / np.log(2))),
     log_entry("log-added", "the log-sum-exp is the sum of those of the parts",
               lambda parts: (parts.logs.sum(axis=0), np.ones_like(parts.logs))),
-    log_entry("log-averaged", "the log-sum-exp is the mean of those of the parts",
-              lambda parts: (parts.logs.mean(axis=0), np.full_like(parts.logs, 1 / len(parts.logs)))),
 )  # fmt: skip
 
 

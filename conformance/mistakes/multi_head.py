@@ -250,11 +250,11 @@ def forget_exchange(call: Call, of: str) -> list[Results]:
     return [carry_out(call, one, join, join_bars) for one in results_of_steps(inside, inside.steps, "both")]
 
 
-TERMS: dict[str, Callable[[Array], Array]] = {
-    "the first": lambda x: x[:1],
-    "the last": lambda x: x[-1:],
-    "all but the first": lambda x: x[1:],
-    "all but the last": lambda x: x[:-1],
+TERMS = {
+    "the first": slice(1),
+    "the last": slice(-1, None),
+    "all but the first": slice(1, None),
+    "all but the last": slice(-1),
 }
 
 
@@ -263,15 +263,14 @@ def count_terms(call: Call, of: str, terms: str, along: str) -> Results | None:
     if not call.case.cotangents or call.case.special:
         return None
     inside = call.attention_call
-    cut: Callable[[Array], Array] = TERMS[terms] if along == "batch elements" else (
-        lambda x: TERMS[terms](x.swapaxes(0, -2)).swapaxes(0, -2))  # fmt: skip
+    counted = (TERMS[terms],) if along == "batch elements" else (slice(None), TERMS[terms])
     right = inside.steps.sum_gradients(inside.gradients, inside.case.inputs)
     bars = {name: concatenate_heads(right[gradient_name(name)]) for name in FIELDS[:-1]}
     inputs = {name: call.case.inputs[name].astype(float) for name in FIELDS[:-1]}
     bars["output"], inputs["output"] = call.cotangent(), concatenate_heads(inside.forward.output)
     gradients: Results = {}
     for name in FIELDS:
-        x, bar = cut(inputs[name]), cut(bars[name])
+        x, bar = inputs[name][counted], bars[name][counted]
         if bar.size == bars[name].size:
             return None
         gradients |= {f"{name}.weight": np.einsum("bti,bto->io", x, bar), f"{name}.bias": bar.sum(axis=(0, 1))}
