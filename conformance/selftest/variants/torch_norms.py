@@ -21,16 +21,8 @@ def layer_norm_one_pass(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) ->
     return affine((shifted - first) / torch.sqrt(variance + eps), weight, bias).to(x.dtype)
 
 
-def layer_norm_folded(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
-    """The reciprocal multiplies the weight first."""
-    wide, axes = widen(x), axes_of(weight)
-    deviation = deviations(wide, axes)
-    reciprocal = 1 / torch.sqrt((deviation**2).mean(dim=axes, keepdim=True) + eps)
-    output = deviation * (reciprocal * widen(weight))
-    return (output if bias is None else output + widen(bias)).to(x.dtype)
-
-
 def rms_norm_rsqrt(x: Any, weight: Any, *, eps: float) -> Any:
+    """The reciprocal multiplies the weight first."""
     wide, axes = widen(x), axes_of(weight)
     reciprocal = torch.rsqrt((wide * wide).mean(dim=axes, keepdim=True) + eps)
     return (wide * (reciprocal * widen(weight))).to(x.dtype)
@@ -82,19 +74,8 @@ def axes_of(weight: Any) -> tuple[int, ...]:
     return tuple(range(-weight.ndim, 0))
 
 
-def mean(wide: Any, axes: tuple[int, ...]) -> Any:
-    """By way of the row's first element, so that a constant row gives it back."""
-    first = wide[(..., *(slice(0, 1) for _ in axes))].detach()
-    return first + (wide - first).mean(dim=axes, keepdim=True)
-
-
-def deviations(wide: Any, axes: tuple[int, ...]) -> Any:
-    """With their own mean taken off once more: a first element far from the others costs the first one digits."""
-    once = wide - mean(wide, axes)
-    return once - once.mean(dim=axes, keepdim=True)
-
-
 def near_mean(wide: Any, axes: tuple[int, ...]) -> Any:
-    """Of at most eight elements on each axis; a constant row gives its constant."""
+    """Of at most eight elements on each axis, by way of the first, so that a constant row gives its constant."""
     few = wide[(..., *(slice(0, 8) for _ in axes))].detach()
-    return mean(few, axes)
+    first = few[(..., *(slice(0, 1) for _ in axes))]
+    return first + (few - first).mean(dim=axes, keepdim=True)
