@@ -63,11 +63,8 @@ def rearrange_inputs(move: Callable[..., Case | None]) -> Callable[..., Predicti
 
 def answer_in_float64(case: Case) -> Results:
     """Exact results, but for float64 those of the definition: they cost less, and many mistakes are tried."""
-    exact = (
-        evaluate_definition(case)
-        if case.dtype == "float64" and case.options.get("empty_rows") != "any"
-        else oracle(case)
-    )
+    by_definition = case.dtype == "float64" and case.options.get("empty_rows") != "any"
+    exact = evaluate_definition(case) if by_definition else oracle(case)
     return {name: one.high for name, one in exact.items()}
 
 

@@ -302,14 +302,11 @@ GRADIENTS = (
 )  # fmt: skip
 
 MISTAKES = (*ROWS, *TARGETS, *GRADIENTS)
+NAMED = {mistake.id.removeprefix("losses."): mistake for mistake in MISTAKES}
 NLL = ("mean-over-all-rows", "mean-of-nothing", "zero-times-nan", "targets-in-few-bits", "gradient-undivided",
        "gradient-of-softmax-too")  # fmt: skip
 """Mistakes that are planted in `nll_loss`, too."""
 PLANTED = (
     *(one.choose() for one in MISTAKES if one.id != "losses.gradient-of-softmax-too"),
-    *(
-        replace(one, operations=("nll_loss",), rule="LOSS-2").choose()
-        for one in MISTAKES
-        if one.id.removeprefix("losses.") in NLL
-    ),
+    *(replace(NAMED[name].choose(), operations=("nll_loss",), rule="LOSS-2") for name in NLL),
 )

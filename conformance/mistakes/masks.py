@@ -364,8 +364,6 @@ DESCRIPTIONS = tuple(
 )  # fmt: skip
 
 MISTAKES = (*ARRAYS, *BESIDE, *BANDS, *DESCRIPTIONS)
-
-
 KNOWN = {mistake.id.removeprefix("masks."): mistake for mistake in MISTAKES}
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),

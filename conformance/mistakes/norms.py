@@ -494,9 +494,8 @@ def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
         normal = multiply(d, root(square, s.eps, p), p, 2)
     normal = round_at("the normalised row", normal)
     output = round_at("the row before the bias", multiply(normal, exact(s.weight), p))
-    output = Approx(
-        output.value + s.bias, output.error + p.inner * (np.abs(output.value + s.bias) + 2 * np.abs(s.bias))
-    )
+    biased = output.value + s.bias
+    output = Approx(biased, output.error + p.inner * (np.abs(biased) + 2 * np.abs(s.bias)))
     found = {"output": output.reshape(*case.inputs["x"].shape)}
     if what != "the normalised row" or not call.case.cotangents:
         return [predict_rounded(call, found)]
@@ -572,9 +571,7 @@ def scale_rows(call: Call, example: np.ndarray, least: np.ndarray, most: np.ndar
         for name in limits.keys() & {"output", "gradient of x"}:
             limits[name] = (limits[name].reshape(s.x.shape) * growth).reshape(limits[name].shape)
         if "gradient of weight" in limits:
-            limits["gradient of weight"] = limits["gradient of weight"] + between.reshape(
-                call.case.inputs["weight"].shape
-            )
+            limits["gradient of weight"] = limits["gradient of weight"] + between.reshape(s.case.inputs["weight"].shape)
         ways.append(Prediction(found, limits, fit))
     return ways
 

@@ -128,11 +128,8 @@ def entry(
 
     def change(call: Call, dtype: str, **values: Any) -> list[Prediction]:
         form = call.case.dtype if dtype == "the inputs' dtype" else dtype
-        if (
-            call.case.special
-            or "alibi_slopes" in call.case.inputs
-            or UNITS[form] <= Precision.make(call.case.dtype).inner
-        ):
+        is_narrower = UNITS[form] > Precision.make(call.case.dtype).inner
+        if call.case.special or "alibi_slopes" in call.case.inputs or not is_narrower:
             return []
         stages = narrow(partial(round_stage, form=form), form, **values)
         size = call.steps.visible.size * (1 if call.steps.value is None else call.steps.value.shape[-1])

@@ -118,8 +118,6 @@ MISTAKES = tuple(
         ("weights-of-0-skipped", "ATT-10", "values of weight 0 are skipped", skip_weights_of_0, ("attention",), {}),
     )
 )  # fmt: skip
-
-
 KNOWN = {mistake.id.removeprefix("special_values."): mistake for mistake in MISTAKES}
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
