@@ -281,11 +281,8 @@ class AttentionSteps:
             axes = tuple(axis for axis in range(4) if self.bias.shape[axis] == 1 != self.visible.shape[axis])
             scores = gradients.scores if self.score is None else gradients.scores * self.slope("bias")
             found["bias"] = scores.sum(axis=axes, keepdims=True).reshape(self.bias_shape)
-        found |= {
-            n: add_at_places(found[n], at, inputs[n].shape)
-            for n, at in self.places.items()
-            if n in found and n in inputs
-        }
+        moved = {name: at for name, at in self.places.items() if name in found and name in inputs}
+        found |= {name: add_at_places(found[name], at, inputs[name].shape) for name, at in moved.items()}
         return {gradient_name(name): array for name, array in found.items() if name in inputs}
 
     def sum_over_groups(self, array: np.ndarray, heads: np.ndarray | None = None) -> np.ndarray:

@@ -19,10 +19,9 @@ def towards(old: Any, new: Any, beta: float) -> Any:
     return np.where(np.isfinite(difference), moved, beta * old + rest * new)
 
 
-def corrections(beta_1: float, beta_2: float, step: int) -> tuple[float, float]:
-    return -math.expm1(step * math.log(beta_1)) if beta_1 else 1.0, (
-        -math.expm1(step * math.log(beta_2)) if beta_2 else 1.0
-    )
+def correction(beta: float, step: int) -> float:
+    """1 - beta^step."""
+    return -math.expm1(step * math.log(beta)) if beta else 1.0
 
 
 @np.errstate(all="ignore")
@@ -35,7 +34,7 @@ def adam_by_differences(
     if not decoupled:
         gradient = gradient + weight_decay * wide
     mean, square = towards(state.mean, gradient, beta_1), towards(state.square, gradient * gradient, beta_2)
-    first, second = corrections(beta_1, beta_2, state.step + 1)
+    first, second = (correction(beta, state.step + 1) for beta in (beta_1, beta_2))
     moved = learning_rate / first * mean * (1 / (np.sqrt(square) / math.sqrt(second) + eps))
     if decoupled:
         moved = moved + learning_rate * weight_decay * wide
