@@ -281,12 +281,12 @@ MISTAKES = (*TERMS, *MEANS, *SUMS, *NARROW)
 NAMED = {mistake.id.removeprefix("norm_gradients."): mistake for mistake in MISTAKES}
 
 
-def plant_variants(name: str, **values: Any) -> tuple[Mistake, ...]:
-    """The mistake with these values in rms_norm and in standard_deviation_norm."""
-    return tuple(
-        replace(NAMED[name].choose(**values), operations=(operation,), rule=rule)
-        for operation, rule in (("rms_norm", "NORM-6"), ("standard_deviation_norm", "NORM-7"))
-    )
+RULES = {"rms_norm": "NORM-6", "standard_deviation_norm": "NORM-7"}
+
+
+def plant_variant(name: str, operation: str, **values: Any) -> Mistake:
+    """The mistake with these values in a variant of layer norm."""
+    return replace(NAMED[name].choose(**values), operations=(operation,), rule=RULES[operation])
 
 
 PLANTED = (
@@ -299,7 +299,7 @@ PLANTED = (
     *(NAMED["means-of-blocks"].choose(block=n) for n in (128, 1024)),
     *(NAMED["means-of-first-columns"].choose(part=part) for part in ("mean", "square")),
     NAMED["added-in-16-bits"].choose(name=OF_BIAS),
-    plant_variants("square-left-out")[0],
-    *(variant for n in (32, 128) for variant in plant_variants("last-block-lost", block=n)),
+    plant_variant("square-left-out", "rms_norm"),
+    *(plant_variant("last-block-lost", operation, block=n) for n in (32, 128) for operation in RULES),
 )
 """Every mistake with the first values of its parameters, others at some sizes, and some in its variants."""

@@ -179,6 +179,8 @@ def merge_parts(s: NormSteps, part_of: np.ndarray, whole: int, how: str) -> list
         whole: elements of a whole part.
         how: see `MERGES`.
     """
+    if not 1 < whole < s.n:
+        return []
     order = np.argsort(part_of, kind="stable")
     starts = np.flatnonzero(np.diff(part_of[order], prepend=-1))
     counts = np.diff(starts, append=s.n)
@@ -206,14 +208,6 @@ def merge_parts(s: NormSteps, part_of: np.ndarray, whole: int, how: str) -> list
 
 
 MERGES = {"how": ("without the difference of their means", "as if all were whole", "as averages")}
-
-
-def merge_blocks(s: NormSteps, how: str, block: int) -> list[NormSteps]:
-    return merge_parts(s, np.arange(s.n) // block, block, how) if block < s.n else []
-
-
-def merge_lanes(s: NormSteps, how: str, lanes: int) -> list[NormSteps]:
-    return merge_parts(s, np.arange(s.n) % lanes, -(-s.n // lanes), how) if lanes < s.n else []
 
 
 def leave_out(s: NormSteps, first: int, part: str) -> list[NormSteps] | None:
@@ -251,9 +245,11 @@ PARTIAL = (
          count_last_block_twice, parameters={"block": BLOCKS}),
     norm("statistics-of-first-row", "rows have the statistics of the first of their block of {rows}", share_first_row,
          parameters={"rows": (2, 4, 8, 16, 32, 64)}),
-    norm("blocks-merged", "statistics of blocks of {block} columns are merged {how}", merge_blocks,
+    norm("blocks-merged", "statistics of blocks of {block} columns are merged {how}",
+         lambda s, how, block: merge_parts(s, np.arange(s.n) // block, block, how),
          parameters=MERGES | {"block": (8, 4, *BLOCKS[3:], 2048, 4096)}, operations=LAYER),
-    norm("lanes-merged", "statistics of {lanes} lanes, each with one column in {lanes}, are merged {how}", merge_lanes,
+    norm("lanes-merged", "statistics of {lanes} lanes, each with one column in {lanes}, are merged {how}",
+         lambda s, how, lanes: merge_parts(s, np.arange(s.n) % lanes, -(-s.n // lanes), how),
          parameters=MERGES | {"lanes": (32, 64, 128, 256, 512, 1024)}, operations=LAYER),
     norm("columns-left-out", "columns past the first {first} take no part in the {part}", leave_out,
          parameters=PARTS | {"first": SIZES}),
