@@ -53,7 +53,6 @@ VARIANTS = (
     Variant("exp of log-softmax, split scale", "torch_attention:log_softmax", arrays="torch"),
     Variant("padded to tiles of 16 by 256", "torch_tiles:padded_16_by_256", arrays="torch"),
     Variant("parts of 64 keys, merged", "torch_tiles:split_64", arrays="torch"),
-    Variant("backwards as blocked kernels", "torch_rounded:flash", arrays="torch"),
     Variant("weights in bfloat16", "torch_rounded:bfloat16_weights", arrays="torch"),
     Variant("products in TF32", "torch_rounded:tf32_products", arrays="torch"),
     Variant("products and weights in the inputs' dtype", "torch_rounded:products_of_inputs", arrays="torch"),
