@@ -230,7 +230,6 @@ class AttentionSteps:
         weights: np.ndarray,
         *,
         mean: np.ndarray | None = None,
-        slope: bool = True,
         value_factor: Any = None,
     ) -> Gradients:
         """Compute the gradients from these weights P.
@@ -239,7 +238,6 @@ class AttentionSteps:
             cotangents: of "output", and of "logsumexp" where it is a result.
             weights: before dropout, [B, H, Q, K].
             mean: subtracted from the weights' gradient P_bar, instead of rowsum(P * P_bar).
-            slope: whether the softcap's slope counts.
             value_factor: dropout's factor for the values' gradient, instead of the call's.
         """
         if self.move is not None:
@@ -257,16 +255,14 @@ class AttentionSteps:
             mean = np.sum(weights * weights_bar, axis=-1, keepdims=True)
         if "logsumexp" in cotangents:
             mean = mean - cotangents["logsumexp"].astype(float)[..., None]
-        return self.pull_back_scores(weights * (weights_bar - mean), value, mean, slope)
+        return self.pull_back_scores(weights * (weights_bar - mean), value, mean)
 
-    def pull_back_scores(
-        self, scores: np.ndarray, value: np.ndarray | None, mean: np.ndarray, slope: bool = True
-    ) -> Gradients:
+    def pull_back_scores(self, scores: np.ndarray, value: np.ndarray | None, mean: np.ndarray) -> Gradients:
         """Compute the gradients of query, key and sinks from that of the scores."""
         products, sinks = scores, None
         if self.score is not None:
             products = scores * self.slope("products")
-        elif self.softcap is not None and slope:
+        elif self.softcap is not None:
             products = scores * (1 - np.tanh(self.products() / self.softcap) ** 2)
         if self.sinks is not None:
             _, total, maximum = self.exponentials(self.masked_scores())
@@ -285,11 +281,8 @@ class AttentionSteps:
             axes = tuple(axis for axis in range(4) if self.bias.shape[axis] == 1 != self.visible.shape[axis])
             scores = gradients.scores if self.score is None else gradients.scores * self.slope("bias")
             found["bias"] = scores.sum(axis=axes, keepdims=True).reshape(self.bias_shape)
-        found |= {
-            n: add_at_places(found[n], at, inputs[n].shape)
-            for n, at in self.places.items()
-            if n in found and n in inputs
-        }
+        moved = {name: at for name, at in self.places.items() if name in found and name in inputs}
+        found |= {name: add_at_places(found[name], at, inputs[name].shape) for name, at in moved.items()}
         return {gradient_name(name): array for name, array in found.items() if name in inputs}
 
     def sum_over_groups(self, array: np.ndarray, heads: np.ndarray | None = None) -> np.ndarray:

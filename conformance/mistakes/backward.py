@@ -26,10 +26,9 @@ from conformance.mistakes.attention_steps import AttentionSteps, Gradients, row_
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import round_to
 from conformance.mistakes.condition import ALWAYS, Condition, past
-from conformance.mistakes.mistake import Change, Mistake
+from conformance.mistakes.mistake import ATTENTION, Change, Mistake
 from specification.dtypes import HALF, compute_dtype_name
 
-DIFFERENTIATED = ("attention", "attention_weights", "attention_logsumexp")
 INPUTS = ("query", "key", "value", "bias", "sinks")
 BLOCKS = (64, 2, 4, 8, 16, 32, 48, 80, 96, 128, 160, 192, 256, 512)
 """Rows or keys that a step of a kernel goes through."""
@@ -571,8 +570,8 @@ MISTAKES = (
     entry("scores", "the gradient of the scores is {scores}", take_scores, scores=tuple(SCORES)),
     entry("empty-rows-reach-values", "a row that allows no key passes its gradient on to the values, as if it were "
           "filled with their mean", reach_empty_rows, "ATT-6"),
-    entry("empty-rows-nan", "rows that allow no key give NaN in gradients", spread_nan, "ATT-6", DIFFERENTIATED),
-    entry("slope", "the slope of the softcap is {slope} in the backward pass", take_slope, "ATT-2", DIFFERENTIATED,
+    entry("empty-rows-nan", "rows that allow no key give NaN in gradients", spread_nan, "ATT-6", ATTENTION),
+    entry("slope", "the slope of the softcap is {slope} in the backward pass", take_slope, "ATT-2", ATTENTION,
           slope=tuple(SLOPES)),
     entry("transpose-forgotten", "the gradient of key or value is computed without a transpose", forget_transpose),
     entry("weights-for-scores", "the gradient of {of} is computed from the weights, not from the gradient of the "
@@ -586,12 +585,12 @@ MISTAKES = (
     entry("padded-queries", "query_lengths are ignored: what follows the queries of a sequence counts in the gradients",
           count_padded_queries, "MASK-2"),
     entry("missing", "the gradient of {of} is missing: it is 0", partial(multiply_gradient, factor="0"),
-          operations=DIFFERENTIATED, of=(*INPUTS, "query and key", "bias and sinks", "every input")),
-    entry("factor", "the gradient of {of} is multiplied by {factor}", multiply_gradient, operations=DIFFERENTIATED,
+          operations=ATTENTION, of=(*INPUTS, "query and key", "bias and sinks", "every input")),
+    entry("factor", "the gradient of {of} is multiplied by {factor}", multiply_gradient, operations=ATTENTION,
           of=(*INPUTS, "query and key", "every input"), factor=tuple(FACTORS)[:-1]),
     entry("exchanged", "the gradients of {pair} are exchanged", exchange_gradients,
           pair=("key and value", "query and key", "query and value")),
-    entry("zero-past", "the gradient of {of} is 0 from {axis} {first} on", clear_from, operations=DIFFERENTIATED,
+    entry("zero-past", "the gradient of {of} is 0 from {axis} {first} on", clear_from, operations=ATTENTION,
           of=("key", "query", "value", "bias", "sinks"), axis=("key", "query", "head", "column"), first=SIZES),
     entry("tail-zero", "the gradient of {of} is 0 in a last tile of less than {block} along the {axis} axis",
           clear_from, of=("key", "query", "value", "bias"), axis=("key", "query", "column"),
@@ -606,7 +605,7 @@ MISTAKES = (
           of=("P", *ROUNDED)),
     entry("bias", "the gradient of bias is {how}", take_bias, how=tuple(BIASES)),
     entry("sink-share", "the gradient of a sink takes {share} for its share of the weights", take_share,
-          operations=DIFFERENTIATED, share=tuple(SHARES)),
+          operations=ATTENTION, share=tuple(SHARES)),
 )  # fmt: skip
 BY_NAME = {mistake.id.removeprefix("backward."): mistake for mistake in MISTAKES}
 BY_NAME["masks.ignored"] = next(mistake for mistake in masks.MISTAKES if mistake.id == "masks.ignored")

@@ -11,32 +11,22 @@ import numpy as np
 from conformance.mistakes.attention_steps import AttentionSteps, row_maximum
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition, past
-from conformance.mistakes.mistake import Changed, Mistake
+from conformance.mistakes.mistake import ATTENTION, Changed, Mistake
+from conformance.mistakes.softmax import PullBack, Weights, divide, results_of_weights
 
-MASKED = ("attention", "attention_weights", "attention_logsumexp")
 BLOCKS = (64, 8, 16, 32, 128, 256, 512)
 MOST_BLOCKS = 512
 """More blocks than this are not gone through one by one."""
 LOG2 = float(np.log(2))
 
-Pull = Callable[[np.ndarray], tuple[np.ndarray, "np.ndarray | None"]]
-"""From the gradient of the weights to those of the scores and of the sinks [B, H, Q, 1]."""
 
-
-def weigh_by(call: Call, weights: np.ndarray, pull: Pull | None) -> list[Changed]:
-    """Results by these weights before dropout, with gradients by `pull`, and without.
+def weigh_by(call: Call, weights: np.ndarray, pull: PullBack | None) -> list[Changed]:
+    """Results by these weights, with gradients by `pull` and without.
 
     An implementation may take its gradients through the maxima too, or by a kernel from what it saved.
     """
-    steps, case = call.steps, call.case
-    output = {"output": steps.weigh_values(weights)}
-    if pull is None or not case.cotangents or case.special or case.with_logsumexp:
-        return [output]
-    bar = call.cotangent()
-    scores, sinks = pull((bar @ steps.values.swapaxes(-1, -2)) * steps.factor)
-    value = (weights * steps.factor).swapaxes(-1, -2) @ bar
-    gradients = steps.pull_back_scores(scores, value, np.zeros(1))._replace(sinks=sinks)
-    return [output | steps.sum_gradients(gradients, case.inputs), output]
+    ways = (None,) if pull is None else (pull, None)
+    return [results_of_weights(call, Weights(weights, way)) for way in ways]
 
 
 # --- online softmax ---------------------------------------------------------------------------------------------------
@@ -156,7 +146,7 @@ ONLINE = (
     SATURATED,
     entry("normalised-in-each-block", "every block is divided by its own sum, and all by the whole sum",
           lambda old, new, factor: Rescaling(factor, factor, new),
-          lambda e: e / np.where((total := e.sum(axis=-1, keepdims=True)) == 0, 1, total), graded=False),
+          lambda e: divide(e, e.sum(axis=-1, keepdims=True)), graded=False),
 )  # fmt: skip
 
 
@@ -212,12 +202,12 @@ def merge_by(share: Share, slope: float) -> Callable[..., list[Changed]]:
             if sinks is not None:
                 total = total + np.exp(sinks - maximum)
                 of_sink = np.exp(sinks - maximum) / total
-            parts.append(exponentials / np.where(total == 0, 1, total))
+            parts.append(divide(exponentials, total))
             totals.append(total)
             logs.append(maximum + np.log(total))
         whole = np.max(logs, axis=0)
         shares = share(np.array(totals), np.array(logs) - np.where(np.isfinite(whole), whole, 0))
-        shares = shares / np.where((sums := shares.sum(axis=0)) == 0, 1, sums)
+        shares = divide(shares, shares.sum(axis=0))
         weights = np.concatenate([s * part for s, part in zip(shares, parts, strict=True)], axis=-1)
 
         def pull(gradient: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -258,6 +248,7 @@ def find_seen_blocks(allowed: np.ndarray, block: int) -> np.ndarray:
 SINK_COUNTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "once for each block": lambda seen: np.full(seen.shape[:-1], seen.shape[-1]),
     "once for each block that a row sees": lambda seen: seen.sum(axis=-1),
+    "twice": lambda seen: np.full(seen.shape[:-1], 2),
     "twice where the first block is hidden": lambda seen: 2 - seen[..., 0],
     "only where a row sees the first block": lambda seen: seen[..., 0],
     "only where a row sees the last block": lambda seen: seen[..., -1],
@@ -272,10 +263,6 @@ def count_sink(call: Call, how: str, block: int) -> AttentionSteps | None:
     return steps.change(sinks=steps.sinks + np.log(times.astype(float))[..., None])
 
 
-def count_sink_twice(call: Call) -> AttentionSteps | None:
-    return None if call.steps.sinks is None else call.steps.change(sinks=call.steps.sinks + LOG2)
-
-
 def subtract_infinities(call: Call) -> Results | None:
     """-inf - -inf where a row sees nothing and its sink is -inf."""
     steps = call.steps
@@ -286,8 +273,7 @@ def subtract_infinities(call: Call) -> Results | None:
 
 
 SINK_COUNT = Mistake("blocks.sink-counted", "ATT-5", "the sink counts {how} (blocks of {block} keys)", count_sink,
-                     MASKED, {"how": tuple(SINK_COUNTS), "block": BLOCKS})  # fmt: skip
-SINK_TWICE = Mistake("blocks.sink-twice", "ATT-5", "the sink counts twice", count_sink_twice, MASKED)
+                     ATTENTION, {"how": tuple(SINK_COUNTS), "block": BLOCKS})  # fmt: skip
 INFINITE_SINK = Mistake("blocks.infinite-sink-nan", "ATT-5", "rows that see nothing are NaN beside a sink of -inf",
                         subtract_infinities)  # fmt: skip
 
@@ -322,15 +308,14 @@ def share_empty_rows(call: Call) -> AttentionSteps | None:
 
 SKIPPED = Mistake(
     "blocks.skipped", "MASK-2", "a block of {block} keys is skipped for all where {by} sees nothing of it",
-    skip_blocks, MASKED, {"by": tuple(SKIPS), "block": (16, *BLOCKS)},
+    skip_blocks, ATTENTION, {"by": tuple(SKIPS), "block": (16, *BLOCKS)},
 )  # fmt: skip
 EMPTY_ROWS = Mistake(
     "blocks.rows-empty-by-first-batch-element", "ATT-6", "rows are empty where those of batch element 0 are",
     share_empty_rows,
 )  # fmt: skip
 
-MISTAKES = (*ONLINE, AVERAGED, BASE_2, NATURAL, SUMS, SINK_COUNT, SINK_TWICE, INFINITE_SINK,
-            SKIPPED, EMPTY_ROWS)  # fmt: skip
+MISTAKES = (*ONLINE, AVERAGED, BASE_2, NATURAL, SUMS, SINK_COUNT, INFINITE_SINK, SKIPPED, EMPTY_ROWS)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     ONLINE[0].choose(block=16),

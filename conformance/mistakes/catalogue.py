@@ -6,10 +6,9 @@ import importlib
 from functools import cache
 from types import ModuleType
 
-from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.mistake import ATTENTION, Mistake
+from conformance.mistakes.norm_steps import NORMS
 
-ATTENTION = ("attention", "attention_weights", "attention_logsumexp")
-NORMS = ("layer_norm", "rms_norm", "standard_deviation_norm")
 TOPICS: dict[str, tuple[str, ...]] = {
     "masks": ATTENTION,
     "scores": ATTENTION,

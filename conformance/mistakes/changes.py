@@ -10,6 +10,7 @@ import ml_dtypes  # noqa: F401  (names bfloat16 to NumPy)
 import numpy as np
 
 from conformance.bounds import bound
+from conformance.bounds.arithmetic import FORMATS, UNIT_ROUNDOFF, Approx
 from conformance.cases.arguments import expected_dtype, gradient_name, is_gradient
 from conformance.cases.case import Case
 from conformance.checks.comparison import PRECISION
@@ -62,11 +63,8 @@ def rearrange_inputs(move: Callable[..., Case | None]) -> Callable[..., Predicti
 
 def answer_in_float64(case: Case) -> Results:
     """Exact results, but for float64 those of the definition: they cost less, and many mistakes are tried."""
-    exact = (
-        evaluate_definition(case)
-        if case.dtype == "float64" and case.options.get("empty_rows") != "any"
-        else oracle(case)
-    )
+    by_definition = case.dtype == "float64" and case.options.get("empty_rows") != "any"
+    exact = evaluate_definition(case) if by_definition else oracle(case)
     return {name: one.high for name, one in exact.items()}
 
 
@@ -90,6 +88,38 @@ def round_to(array: Any, dtype: str) -> np.ndarray:
         return np.asarray(array).astype(dtype).astype(float)
 
 
+UNITS = UNIT_ROUNDOFF | {name: form.unit for name, form in FORMATS.items()}
+
+
+def round_number(array: np.ndarray, form: str, cut: bool = False) -> np.ndarray:
+    """Round to the nearest number of a format; or cut off, towards zero, in a format with the range of float32."""
+    if not cut and form != "tf32":
+        return round_to(array, form)
+    mantissa, exponent = np.frexp(array)
+    bits = -int(np.log2(UNITS[form]))
+    return np.asarray(np.ldexp((np.trunc if cut else np.rint)(np.ldexp(mantissa, bits)), exponent - bits))
+
+
+def round_stage(x: Approx, form: str, cut: bool = False) -> Approx:
+    """The rounded value; its error is how far from it any value within the error of x is rounded."""
+    value = round_number(x.value, form, cut)
+    ends = [np.abs(round_number(end, form, cut) - value) for end in (x.value - x.error, x.value + x.error)]
+    return Approx(value, np.where(np.isfinite(value), np.maximum(*ends), 0))
+
+
+def add_in_order(terms: Approx, form: str, axis: int) -> Approx:
+    """Add up one term after the other, each sum rounded. A sum grows with its terms, so its ends are sums of ends."""
+
+    def add(array: np.ndarray) -> np.ndarray:
+        total = np.zeros_like(np.take(array, 0, axis))
+        for term in np.moveaxis(array, axis, 0):
+            total = round_number(total + term, form)
+        return np.expand_dims(total, axis)
+
+    value, low, high = (add(array) for array in (terms.value, terms.value - terms.error, terms.value + terms.error))
+    return Approx(value, np.maximum(high - value, value - low))
+
+
 def add_rounding_bounds(call: Call, results: Results) -> Prediction:
     """Results rounded as an implementation rounds them, for mistakes that are no more than a rounding themselves.
 
@@ -99,7 +129,5 @@ def add_rounding_bounds(call: Call, results: Results) -> Prediction:
     for name, array in results.items():
         dtype = expected_dtype(name, call.case)
         inside = np.maximum(call.bounds[name] - 2.0 ** -PRECISION[dtype][0] * np.abs(call.right[name]), 0)
-        rounded[name] = round_to(array, dtype)
-        ends = [np.abs(round_to(end, dtype) - rounded[name]) for end in (array - inside, array + inside)]
-        bounds[name] = np.maximum(*ends)
+        rounded[name], bounds[name] = round_stage(Approx(array, inside), dtype)
     return Prediction(rounded, bounds)

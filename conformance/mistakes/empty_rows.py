@@ -83,8 +83,6 @@ HIDDEN_BLOCK = Mistake(
 )  # fmt: skip
 
 MISTAKES = (FILLED, LOGSUMEXP, HIDDEN_BLOCK)
-
-
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     FILLED.choose(holds="NaN"),

@@ -11,8 +11,8 @@ import numpy as np
 from conformance.mistakes.attention_steps import AttentionSteps, places_of
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition, past
-from conformance.mistakes.heads import MASKED, move_results
-from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.heads import move_results
+from conformance.mistakes.mistake import ATTENTION, Mistake
 
 SIZES = (64, 16, 32, 96, 128, 160, 192, 256, 320, 512, 1000, 1024, 2048, 4096, 8192, 16384, 32768, 65535)
 WIDTHS = (64, 8, 16, 32, 80, 96, 128, 160, 192, 256, 320, 512)
@@ -90,7 +90,7 @@ def read_past_end(call: Call, block: int, what: str) -> AttentionSteps | None:
 
 
 def key_entry(name: str, says: str, seen: Seen, **parameters: Any) -> Mistake:
-    return Mistake(f"extents.{name}", "ATT-8", says, leave_out_keys(seen), MASKED, parameters)
+    return Mistake(f"extents.{name}", "ATT-8", says, leave_out_keys(seen), ATTENTION, parameters)
 
 
 KEYS_PAST = key_entry("keys-past", "keys past the first {n} are left out", lambda keys, K, n: keys < n, n=SIZES)
@@ -107,7 +107,7 @@ LAST_TILE = key_entry(
     lambda keys, K, block: (keys < K - block) | (K % block != 0) | (block == K), block=BLOCKS,
 )  # fmt: skip
 AGAIN = Mistake(
-    "extents.keys-again", "ATT-8", "keys past the first {n} are the first ones again", read_keys_again, MASKED,
+    "extents.keys-again", "ATT-8", "keys past the first {n} are the first ones again", read_keys_again, ATTENTION,
     {"n": SIZES},
 )  # fmt: skip
 READ_ON = Mistake(
@@ -161,7 +161,7 @@ def move_along(axis: int, move: Callable[..., np.ndarray]) -> Callable[..., Atte
 WHAT = ("0", "the last one before them", "the first ones again")
 RESULTS = {
     name: Mistake(f"extents.{name}-past", "ATT-8", f"{things} past the first {{n}} are {{what}}",
-                  move_along(axis, fill_rest), MASKED if axis < 3 else MASKED[:1], {"n": sizes, "what": WHAT})
+                  move_along(axis, fill_rest), ATTENTION if axis < 3 else ATTENTION[:1], {"n": sizes, "what": WHAT})
     for axis, name, things, sizes in (
         (0, "batch-elements", "batch elements", (16, 32, 64, 128, 512, 1024, 4096, 32767, 65535)),
         (1, "heads", "heads", (16, 8, 32, 64, 100, 128)),
@@ -171,11 +171,11 @@ RESULTS = {
 }  # fmt: skip
 PRODUCT = Mistake(
     "extents.batch-times-heads-past", "ATT-8", "of batch elements times heads those past the first {n} are {what}",
-    move_results(fill_rest_of_heads), MASKED, {"n": (64, 32, 128, 1024, 65535), "what": WHAT},
+    move_results(fill_rest_of_heads), ATTENTION, {"n": (64, 32, 128, 1024, 65535), "what": WHAT},
 )  # fmt: skip
 QUERY_TAIL, COLUMN_TAIL = (
     Mistake(f"extents.{name}-tail", "ATT-8", f"{things} past the last whole tile are 0 (tiles of {{block}})",
-            move_along(axis, fill_tail), MASKED if axis < 3 else MASKED[:1], {"block": blocks})
+            move_along(axis, fill_tail), ATTENTION if axis < 3 else ATTENTION[:1], {"block": blocks})
     for axis, name, things, blocks in (
         (2, "query", "queries", (16, *BLOCKS)),
         (3, "column", "columns of the output", (8, 4, 16, 32, 64, 128)),
@@ -224,7 +224,7 @@ def take_default_scale_of(call: Call, width: int) -> AttentionSteps | None:
 
 
 COLUMNS_PAST, KEY_COLUMN_TAIL, KEY_COLUMNS_TWICE, DEFAULT_SCALE = (
-    Mistake(f"extents.{name}", "ATT-1", says, change, MASKED, parameters)
+    Mistake(f"extents.{name}", "ATT-1", says, change, ATTENTION, parameters)
     for name, says, change, parameters in (
         ("key-columns-past", "scores are taken from the first {n} columns of query and key", leave_out_columns,
          {"n": WIDTHS}),

@@ -18,10 +18,9 @@ from conformance.cases.case import Case
 from conformance.cases.signatures import default
 from conformance.checks.comparison import PRECISION
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import answer_in_float64, rearrange_inputs, round_to
+from conformance.mistakes.changes import answer_in_float64, rearrange_inputs, round_stage, round_to
 from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Change, Mistake, Prediction
-from conformance.mistakes.precision import round_stage
 from specification.dtypes import HALF, compute_dtype_name
 
 Array = np.ndarray
@@ -268,23 +267,22 @@ def drop_biases(case: Case, of: str) -> Case | None:
     return replace(case, inputs={name: at for name, at in case.inputs.items() if name not in dropped})
 
 
+LOST = {
+    "hidden numbers": {"outer.weight": 0},
+    "columns of x": {"x": -1},
+    "columns of the output": {"outer.weight": -1, "outer.bias": -1},
+}
+"""The axes along which arrays are cut."""
+
+
 @rearrange_inputs
 def lose_past(case: Case, what: str, first: int = 0, block: int = 0) -> Case:
     """Leave 0 past the first ones, or past the last whole block."""
     inputs = dict(case.inputs)
-
-    def kept_elements(size: int) -> Array:
-        return np.arange(size) < (size // block * block or size if block else first)
-
-    if what == "hidden numbers":
-        inputs["outer.weight"] = np.where(
-            kept_elements(len(inputs["outer.weight"]))[:, None], inputs["outer.weight"], 0
-        )
-    elif what == "columns of x":
-        inputs["x"] = np.where(kept_elements(inputs["x"].shape[-1]), inputs["x"], 0)
-    else:
-        for name in {"outer.weight", "outer.bias"} & inputs.keys():
-            inputs[name] = np.where(kept_elements(inputs[name].shape[-1]), inputs[name], 0)
+    for name in LOST[what].keys() & inputs.keys():
+        size = inputs[name].shape[LOST[what][name]]
+        kept = np.arange(size) < (size // block * block or size if block else first)
+        inputs[name] = np.where(kept if LOST[what][name] else kept[:, None], inputs[name], 0)
     return replace(case, inputs=inputs)
 
 
@@ -314,10 +312,9 @@ PROJECTIONS = (
     entry("biases-ignored", "biases are ignored: {of}", drop_biases,
           of=("outer", "inner", "inner, outer", "gate", "gate, inner", "gate, inner, outer")),
     entry("past-size", "{what} past the first {first} are left out", lose_past,
-          what=("hidden numbers", "columns of x", "columns of the output"),
-          first=(64, 256, 1024, 4096, 16384, 16, 32, 128, 512, 2048)),
+          what=tuple(LOST), first=(64, 256, 1024, 4096, 16384, 16, 32, 128, 512, 2048)),
     entry("partial-block", "{what} past the last whole block of {block} are left out", lose_past,
-          what=("hidden numbers", "columns of x", "columns of the output"), block=(32, 128, 4, 8, 16, 64, 256)),
+          what=tuple(LOST), block=(32, 128, 4, 8, 16, 64, 256)),
     entry("rows-past-size", "rows past the first {first} are 0", lose_rows, first=(64, 1024, 32768, 65535)),
     entry("rows-past-block", "rows past the last whole block of {block} are 0", lose_rows,
           block=(4, 2, 8, 16, 64, 128)),
@@ -426,8 +423,6 @@ UNITS: dict[str, tuple[Callable[[Unit], Array] | None, Callable[[Unit], Array] |
     "x * sigmoid(x), which is NaN at -infinity": (lambda u: np.where(u.x == -np.inf, np.nan, u.output), None),
     "0 where x is NaN": (lambda u: np.where(np.isnan(u.x), 0, u.output), None),
     "its sigmoid, as gradient": (None, lambda u: sigmoid(u.x)),
-    "x * sigmoid(1.702 x), in the gradient": (
-        None, lambda u: sigmoid(1.702 * u.x) * (1 + 1.702 * u.x * sigmoid(-1.702 * u.x))),
     "NaN at infinity, in the gradient": (None, lambda u: np.where(np.isinf(u.x), np.nan, u.slope)),
     "0 where x is NaN, in the gradient": (None, lambda u: np.where(np.isnan(u.x), 0, u.slope)),
 }  # fmt: skip
@@ -480,6 +475,7 @@ PLANTED = (
     OWN["gradient-of-rows"].choose(rows="whole blocks", block=32),
     OWN["rows-past-size"].choose(first=65535),
     OWN["gradient-past-size"].choose(first=2048),
+    OWN["silu"].choose().limit(Condition(passes="backward")),
     *(OWN["silu"].choose(form=form) for form in tuple(UNITS)[1:]),
 )  # fmt: skip
 """Each mistake, some of the gated network too, and those past a size."""

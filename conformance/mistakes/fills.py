@@ -65,13 +65,8 @@ def count_forbidding(call: Call) -> np.ndarray:
     mask = call.case.options.get("mask")
     if not isinstance(mask, And):
         return (~call.steps.visible).astype(int)
-    return np.sum(
-        [
-            count_forbidding(Call(replace(call.case, options=call.case.options | {"mask": m})))
-            for m in (mask.left, mask.right)
-        ],
-        axis=0,
-    )
+    sides = (replace(call.case, options=call.case.options | {"mask": side}) for side in (mask.left, mask.right))
+    return np.sum([count_forbidding(Call(case)) for case in sides], axis=0)
 
 
 def predict_filled(call: Call, steps: AttentionSteps, constant: np.ndarray, lost: Any = 0.0) -> Prediction:

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.arguments import gradient_name
 from conformance.mistakes.attention_steps import AttentionSteps, places_of
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.mistake import ATTENTION, Mistake, results_of_steps
 from specification import Causal, SlidingWindow
-
-MASKED = ("attention", "attention_weights", "attention_logsumexp")
 
 # --- key heads --------------------------------------------------------------------------------------------------------
 
@@ -54,7 +53,7 @@ def round_to_power_of_two(share: int, way: str) -> int:
 
 
 def entry(name: str, says: str, order: Order, **parameters: Any) -> Mistake:
-    return Mistake(f"heads.{name}", "ATT-7", says, read_key_heads(order), MASKED, parameters)
+    return Mistake(f"heads.{name}", "ATT-7", says, read_key_heads(order), ATTENTION, parameters)
 
 
 MODULO = entry("modulo", "query head h reads the {what} of key head h % G", lambda h, H, G: h % G,
@@ -78,40 +77,35 @@ def read_first_batch_element(call: Call) -> AttentionSteps | None:
     return steps.read_elsewhere(**places)
 
 
-def sum_values(call: Call) -> Results | None:
+def sum_over_heads(values: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(values.sum(axis=1, keepdims=True), values.shape)
+
+
+def sum_values(call: Call) -> list[Results]:
     """As an einsum with two letters for the heads."""
-    steps = call.steps
+    steps, name = call.steps, gradient_name("value")
     if steps.key.shape[1] < 2 or steps.value is None:
-        return None
-    summed = steps.change(value=np.broadcast_to(steps.value.sum(axis=1, keepdims=True), steps.value.shape))
-    forward = summed.forward()
-    results = summed.results(forward)
-    if call.case.cotangents and not call.case.special:
-        results |= summed.sum_gradients(summed.pull_back(call.case.cotangents, forward.weights), call.case.inputs)
-        name = "gradient of value"
-        results |= {name: np.broadcast_to(results[name].sum(axis=1, keepdims=True), results[name].shape)}
-    return results
+        return []
+    found = results_of_steps(call, steps.change(value=sum_over_heads(steps.value)), "both")
+    return [results | ({name: sum_over_heads(results[name])} if name in results else {}) for results in found]
 
 
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
 
-def exchange_heads_and_positions(call: Call) -> Results | None:
-    """Answer the case whose heads are positions; None where that is no call of attention."""
+def exchange_heads_and_positions(call: Call) -> list[Results]:
+    """Answer the case whose heads are positions, where that is a call of attention."""
     case, mask = call.case, call.case.options.get("mask")
     plain = set(case.inputs) == {"query", "key", "value"} and case.options.get("dropout_keep") is None
     if not plain or case.with_logsumexp or not isinstance(mask, Causal | SlidingWindow | None):
-        return None
+        return []
     (_, H, Q, _), (_, G, K, _) = case.inputs["query"].shape, case.inputs["key"].shape
     if K == 0 or Q % K or (mask is not None and mask.offset is None and H != G):
-        return None
+        return []
     inputs, cotangents = ({n: a.swapaxes(1, 2) for n, a in some.items()} for some in (case.inputs, case.cotangents))
-    steps = AttentionSteps.read_case(replace(case, inputs=inputs, cotangents=cotangents))
-    forward = steps.forward()
-    results = steps.results(forward)
-    if cotangents and not case.special:
-        results |= steps.sum_gradients(steps.pull_back(cotangents, forward.weights), inputs)
-    return {name: array.swapaxes(1, 2) for name, array in results.items()}
+    other = Call(replace(case, inputs=inputs, cotangents=cotangents))
+    ways = results_of_steps(other, other.steps, "both")
+    return [{name: array.swapaxes(1, 2) for name, array in results.items()} for results in ways]
 
 
 def move_results(move: Callable[..., np.ndarray]) -> Callable[..., AttentionSteps | None]:
@@ -155,7 +149,8 @@ def reshape_keys(call: Call) -> AttentionSteps | None:
 
 LAYOUTS = (
     Mistake("heads.one-key-head-of-first-batch-element", "ATT-7",
-            "where one key head serves all, that of the first batch element is read", read_first_batch_element, MASKED),
+            "where one key head serves all, that of the first batch element is read", read_first_batch_element,
+            ATTENTION),
     Mistake("heads.values-added", "ATT-7", "every head has the sum of all key heads' values", sum_values),
     Mistake("heads.positions-exchanged", "ATT-8",
             "heads and positions change places: arrays are read as [B, T, H, D]", exchange_heads_and_positions,
@@ -165,8 +160,9 @@ LAYOUTS = (
     Mistake("heads.output-read-as-positions-first", "ATT-8", "the output [B, H, Q, V] is read as [B, Q, H, V]",
             move_results(read_as_positions_first)),
     Mistake("heads.results-in-another-order", "ATT-8", "heads have each other's results, {order}", reorder_heads,
-            MASKED, {"order": ("in reverse", "interleaved by group", "interleaved by key head")}),
-    Mistake("heads.keys-reshaped", "ATT-8", "keys [K, D] are reshaped to [D, K], not transposed", reshape_keys, MASKED),
+            ATTENTION, {"order": ("in reverse", "interleaved by group", "interleaved by key head")}),
+    Mistake("heads.keys-reshaped", "ATT-8", "keys [K, D] are reshaped to [D, K], not transposed", reshape_keys,
+            ATTENTION),
 )  # fmt: skip
 
 MISTAKES = (*KEY_HEADS, *LAYOUTS)

@@ -88,11 +88,6 @@ def show(visible: Callable[..., np.ndarray]) -> Callable[..., Results | None]:
     return answer
 
 
-def read_halves(rows: np.ndarray, count: int) -> np.ndarray:
-    """64-bit numbers read as 32-bit ones."""
-    return np.stack([rows, 0 * rows], -1).reshape(-1)[: rows.size]
-
-
 READINGS: tuple[tuple[str, str, Callable[..., Any], dict[str, Any]], ...] = (
     ("rows-in-dtype", "the numbers of rows are kept in {dtype}",
      read_rows(lambda rows, count, dtype: round_to(rows, dtype)),
@@ -199,7 +194,8 @@ MISTAKES = (
     SCALE,
     Mistake("lookups.rows-shifted", "EMB-1", "every id is off by {by}",
             read_rows(lambda rows, count, by: np.clip(rows + by, 0, count - 1)), EMBEDDING, {"by": (1, -1)}),
-    Mistake("lookups.halves-of-ids", "EMB-1", "64-bit ids are read as 32-bit ones", read_rows(read_halves), EMBEDDING),
+    Mistake("lookups.halves-of-ids", "EMB-1", "64-bit ids are read as 32-bit ones",
+            read_rows(lambda rows, count: np.stack([rows, 0 * rows], -1).reshape(-1)[: rows.size]), EMBEDDING),
     Mistake("lookups.scaled-unasked", "EMB-1", "rows are multiplied by sqrt(E) though not asked",
             answer_with(scaled=True), EMBEDDING),
     Mistake("lookups.root-rounded", "EMB-1", "sqrt(E) is rounded to the 16 bits of the table", round_root, EMBEDDING),

@@ -94,19 +94,13 @@ def loss_of(case: Case) -> Loss:
     x = np.asarray(case.inputs[input_name(case)], float).reshape(counted.size, -1)
     smoothing = float(case.options.get("label_smoothing", 0.0))
     weights = counted.reshape(-1) / (max(int(counted.sum()), 1) if is_mean(case) else 1)
-    targets = smooth_targets(classes.reshape(-1), x.shape[1], smoothing)
-    normalize = case.operation == "cross_entropy"
-    return Loss(
-        case, x, case.inputs["targets"].reshape(-1), targets, weights, weights, smoothing, normalize, x.shape[1]
-    )
+    mixed = smooth_targets(classes.reshape(-1), x.shape[1], smoothing)
+    targets, normalize = case.inputs["targets"].reshape(-1), case.operation == "cross_entropy"
+    return Loss(case, x, targets, mixed, weights, weights, smoothing, normalize, x.shape[1])
 
 
 def loss(
-    id: str,
-    says: str,
-    change: Callable[..., Loss | None],
-    operations: tuple[str, ...] = BOTH,
-    **more: Any,
+    id: str, says: str, change: Callable[..., Loss | None], operations: tuple[str, ...] = BOTH, **more: Any
 ) -> Mistake:
     """The loss and its gradient by other quantities."""
 
@@ -288,9 +282,8 @@ def take_first_cotangent(loss: Loss) -> Loss | None:
 
 
 def ignore_cotangent(loss: Loss) -> Loss:
-    return loss._replace(
-        case=replace(loss.case, cotangents={n: np.ones_like(a) for n, a in loss.case.cotangents.items()})
-    )
+    ones = {name: np.ones_like(array) for name, array in loss.case.cotangents.items()}
+    return loss._replace(case=replace(loss.case, cotangents=ones))
 
 
 GRADIENTS = (
@@ -309,14 +302,11 @@ GRADIENTS = (
 )  # fmt: skip
 
 MISTAKES = (*ROWS, *TARGETS, *GRADIENTS)
+NAMED = {mistake.id.removeprefix("losses."): mistake for mistake in MISTAKES}
 NLL = ("mean-over-all-rows", "mean-of-nothing", "zero-times-nan", "targets-in-few-bits", "gradient-undivided",
        "gradient-of-softmax-too")  # fmt: skip
 """Mistakes that are planted in `nll_loss`, too."""
 PLANTED = (
     *(one.choose() for one in MISTAKES if one.id != "losses.gradient-of-softmax-too"),
-    *(
-        replace(one, operations=("nll_loss",), rule="LOSS-2").choose()
-        for one in MISTAKES
-        if one.id.removeprefix("losses.") in NLL
-    ),
+    *(replace(NAMED[name].choose(), operations=("nll_loss",), rule="LOSS-2") for name in NLL),
 )

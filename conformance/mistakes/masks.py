@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.arguments import gradient_name
 from conformance.cases.kernel_arguments import padded_queries
-from conformance.mistakes.attention_steps import AttentionSteps
+from conformance.mistakes.attention_steps import AttentionSteps, places_of
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import past
-from conformance.mistakes.mistake import Mistake, results_of_steps
+from conformance.mistakes.mistake import ATTENTION, Mistake
 from reference_numpy import materialize
 from reference_numpy.masks import per_batch
 from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segments, SlidingWindow, as_mask, map_arrays
 
-MASKED = ("attention", "attention_weights", "attention_logsumexp")
 BLOCKS = (64, 8, 16, 32, 128, 256, 1024)
 IDS = ("uint8", "uint16", "bfloat16", "float16", "float32")
 FIRST = (64, 128, 256, 512, 1024, 4096, 8192, 32768, 65535)
@@ -81,7 +79,7 @@ NEIGHBOURS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 ARRAYS = tuple(
-    Mistake(f"masks.{name}", rule, says, read_mask(read), MASKED, parameters)
+    Mistake(f"masks.{name}", rule, says, read_mask(read), ATTENTION, parameters)
     for name, rule, says, read, parameters in (
         ("inverted", "MASK-1", "the mask is inverted: True is taken for forbidden", np.logical_not, {}),
         ("ignored", "MASK-1", "the mask is ignored", np.ones_like, {}),
@@ -121,19 +119,13 @@ ARRAYS = tuple(
 # --- mask and scores --------------------------------------------------------------------------------------------------
 
 
-def share_first_row(call: Call, block: int) -> list[AttentionSteps | Results | None]:
-    """Of the mask, or of mask and bias, whose gradient then goes to the first rows."""
-    steps, rows, name = call.steps, np.arange(call.steps.sizes[2]) // block * block, gradient_name("bias")
+def share_first_row(call: Call, block: int) -> list[AttentionSteps | None]:
+    """Of the mask, or of mask and bias."""
+    steps, rows = call.steps, np.arange(call.steps.sizes[2]) // block * block
     shared = see_pairs(call, steps.visible[:, :, rows])
     if "bias" not in call.case.inputs:
         return [shared]
-    bias, unbiased = (array[:, :, rows] for array in (steps.bias, steps.open))
-    both = [*results_of_steps(call, (shared or steps).change(bias=bias, open=unbiased), "both")]
-    for results in both:
-        if name in results and len(rows):
-            taken, results[name] = results[name], np.zeros_like(results[name])
-            results[name][..., ::block, :] = np.add.reduceat(taken, np.arange(0, len(rows), block), axis=-2)
-    return [shared, *both]
+    return [shared, (shared or steps).read_elsewhere(bias=places_of(steps.bias)[:, :, rows])]
 
 
 def share_mask_of_group(call: Call) -> AttentionSteps | None:
@@ -174,7 +166,7 @@ def see_causally(call: Call, corner: str, how: str) -> AttentionSteps | None:
 
 
 BESIDE = tuple(
-    Mistake(f"masks.{name}", rule, says, change, MASKED, parameters)
+    Mistake(f"masks.{name}", rule, says, change, ATTENTION, parameters)
     for name, rule, says, change, parameters in (
         ("first-row-of-block", "MASK-1",
          "the mask of a block's first row is used for all its rows, or mask and bias (blocks of {block} rows)",
@@ -281,7 +273,7 @@ OFFSETS: dict[str, Callable[..., Any]] = {
 ONE_KEY = "where a block of queries sees one key of it"
 
 BANDS = tuple(
-    Mistake(f"masks.{word}-{name}", rule, f"{words}'s {says}", read_description(kind, read), MASKED, parameters)
+    Mistake(f"masks.{word}-{name}", rule, f"{words}'s {says}", read_description(kind, read), ATTENTION, parameters)
     for kind, word, words, rule in (
         (Causal, "causal", "a causal mask", "MASK-3"),
         (SlidingWindow, "window", "a window", "MASK-4"),
@@ -334,7 +326,7 @@ EITHER: dict[str, Callable[[Any, Any], Any]] = {
 
 
 DESCRIPTIONS = tuple(
-    Mistake(f"masks.{name}", rule, says, read_description(kind, read), MASKED, parameters)
+    Mistake(f"masks.{name}", rule, says, read_description(kind, read), ATTENTION, parameters)
     for kind, name, rule, says, read, parameters in (
         (SlidingWindow, "window-ends", "MASK-4", "the ends of a window are taken for {taken}",
          lambda m, i, j, taken: see_between(j - i - per_batch(m.offset), *ENDS[taken](m.left, m.right)),
@@ -372,8 +364,6 @@ DESCRIPTIONS = tuple(
 )  # fmt: skip
 
 MISTAKES = (*ARRAYS, *BESIDE, *BANDS, *DESCRIPTIONS)
-
-
 KNOWN = {mistake.id.removeprefix("masks."): mistake for mistake in MISTAKES}
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),

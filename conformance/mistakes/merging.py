@@ -13,6 +13,7 @@ from conformance.mistakes.attention_steps import add_at_places, places_of, take_
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.extents import fill_rest
 from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.softmax import divide
 from specification.dtypes import compute_dtype_name
 
 
@@ -51,10 +52,6 @@ class Parts(NamedTuple):
 
 
 ARGUMENTS = ("outputs", "logsumexps")
-
-
-def divide(array: np.ndarray, total: np.ndarray) -> np.ndarray:
-    return np.asarray(array / np.where(total == 0, 1, total))
 
 
 def merge_by(
@@ -256,8 +253,6 @@ LOGS = (
                              mark_largest(parts) + (parts.weights - mark_largest(parts)) / np.log(2))),
     log_entry("log-added", "the log-sum-exp is the sum of those of the parts",
               lambda parts: (parts.logs.sum(axis=0), np.ones_like(parts.logs))),
-    log_entry("log-averaged", "the log-sum-exp is the mean of those of the parts",
-              lambda parts: (parts.logs.mean(axis=0), np.full_like(parts.logs, 1 / len(parts.logs)))),
 )  # fmt: skip
 
 

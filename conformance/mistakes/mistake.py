@@ -137,7 +137,7 @@ class Mistake:
         return [one for one in (keep_pass(call, one, self.condition.passes) for one in found) if one.results]
 
 
-STEPPED = ("attention", "attention_weights", "attention_logsumexp")
+ATTENTION = ("attention", "attention_weights", "attention_logsumexp")
 """Operations that have steps of attention."""
 
 
@@ -146,7 +146,7 @@ def predictions_of(
 ) -> Iterator[Prediction]:
     if changed is None:
         return
-    if isinstance(changed, Case) and changed.operation == call.case.operation and changed.operation in STEPPED:
+    if isinstance(changed, Case) and changed.operation == call.case.operation and changed.operation in ATTENTION:
         changed = AttentionSteps.read_case(changed)  # much faster than the definition with its bounds
     if isinstance(changed, Prediction):
         yield changed

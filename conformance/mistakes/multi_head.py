@@ -103,14 +103,6 @@ def join_heads_otherwise(case: Case, name: str, order: str) -> Arrays | None:
     return take_columns(case, name, ORDERS[order](np.arange(heads * width).reshape(heads, width)).ravel())
 
 
-def repeat_head(case: Case, name: str, first: int) -> Arrays | None:
-    heads, width = count_columns(case, name)
-    if name == "output" or heads <= first:
-        return None
-    taken = np.minimum(np.arange(heads), first - 1)
-    return take_columns(case, name, (taken[:, None] * width + np.arange(width)).ravel())
-
-
 def lose_end(case: Case, name: str, what: str, first: int = 0, block: int = 0) -> Arrays | None:
     """Leave 0 past the first ones, or past the last whole block, of what goes into a projection or comes out."""
     weight, bias = case.inputs[f"{name}.weight"], case.inputs.get(f"{name}.bias")
@@ -158,9 +150,6 @@ PROJECTIONS = (
     entry("heads-joined-otherwise", "MHA-2", "projections of single heads are joined {order}: {of}",
           change_projections(join_heads_otherwise, separate=True), of=("query, key, value", *FIELDS[:-1]),
           order=tuple(ORDERS)),
-    entry("head-repeated", "MHA-2", "heads past the first {first} are projected as the last before: {of}",
-          change_projections(repeat_head, separate=True), of=("query", "key, value", "query, key, value"),
-          first=(16, 8, 32, 64)),
     entry("past-size", "MHA-1", "{what} of a projection past the first {first} are lost: {of}",
           change_projections(lose_end), of=("output", "query", "key", "value", "query, key, value"),
           what=("inputs", "columns", "columns but for their bias", "biases"), first=SIZES),
@@ -250,11 +239,11 @@ def forget_exchange(call: Call, of: str) -> list[Results]:
     return [carry_out(call, one, join, join_bars) for one in results_of_steps(inside, inside.steps, "both")]
 
 
-TERMS: dict[str, Callable[[Array], Array]] = {
-    "the first": lambda x: x[:1],
-    "the last": lambda x: x[-1:],
-    "all but the first": lambda x: x[1:],
-    "all but the last": lambda x: x[:-1],
+TERMS = {
+    "the first": slice(1),
+    "the last": slice(-1, None),
+    "all but the first": slice(1, None),
+    "all but the last": slice(-1),
 }
 
 
@@ -263,15 +252,14 @@ def count_terms(call: Call, of: str, terms: str, along: str) -> Results | None:
     if not call.case.cotangents or call.case.special:
         return None
     inside = call.attention_call
-    cut: Callable[[Array], Array] = TERMS[terms] if along == "batch elements" else (
-        lambda x: TERMS[terms](x.swapaxes(0, -2)).swapaxes(0, -2))  # fmt: skip
+    counted = (TERMS[terms],) if along == "batch elements" else (slice(None), TERMS[terms])
     right = inside.steps.sum_gradients(inside.gradients, inside.case.inputs)
     bars = {name: concatenate_heads(right[gradient_name(name)]) for name in FIELDS[:-1]}
     inputs = {name: call.case.inputs[name].astype(float) for name in FIELDS[:-1]}
     bars["output"], inputs["output"] = call.cotangent(), concatenate_heads(inside.forward.output)
     gradients: Results = {}
     for name in FIELDS:
-        x, bar = cut(inputs[name]), cut(bars[name])
+        x, bar = inputs[name][counted], bars[name][counted]
         if bar.size == bars[name].size:
             return None
         gradients |= {f"{name}.weight": np.einsum("bti,bto->io", x, bar), f"{name}.bias": bar.sum(axis=(0, 1))}
@@ -307,6 +295,5 @@ PLANTED = (
     *(OWN["past-size"].choose(of="query", first=first) for first in (64, 1024)),
     *(OWN["past-size"].choose(what="columns but for their bias", first=first) for first in (64, 512)),
     replace(OWN["past-size"], rule="MHA-2").choose(first=256),
-    OWN["head-repeated"].choose(first=64),
 )  # fmt: skip
 """Each mistake of the layer, some of attention inside, and those past a size."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,21 +13,10 @@ from conformance.bounds.arithmetic import Approx, Precision, exact, multiply
 from conformance.bounds.operations import result_bound
 from conformance.cases.arguments import expected_dtype
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import round_to
+from conformance.mistakes.changes import add_in_order, round_stage, round_to
 from conformance.mistakes.mistake import Changed, Mistake, Prediction
 from conformance.mistakes.norm_steps import NORMS, NormSteps
-from conformance.mistakes.norms import (
-    BLOCKS,
-    DEVIATION,
-    LAYER,
-    MOST_ADDED,
-    RMS,
-    ROWS,
-    SIZES,
-    add_narrowly,
-    last_block,
-    round_approx,
-)
+from conformance.mistakes.norms import BLOCKS, DEVIATION, LAYER, MOST_ADDED, RMS, ROWS, SIZES, last_block
 from specification.dtypes import HALF
 
 OF_X, OF_WEIGHT, OF_BIAS = "gradient of x", "gradient of weight", "gradient of bias"
@@ -48,19 +37,9 @@ def change_gradients(change: Gradients) -> Callable[..., Changed | list[Changed]
     return results
 
 
-NOTHING: Mapping[str, Sequence[Any]] = {}
-
-
-def gradient(
-    name: str,
-    says: str,
-    change: Gradients,
-    rule: str = "NORM-6",
-    operations: tuple[str, ...] = NORMS,
-    parameters: Mapping[str, Sequence[Any]] = NOTHING,
-) -> Mistake:
-    full = f"norm_gradients.{name}"
-    return Mistake(full, rule, says, change_gradients(change), operations, parameters, of_gradients=True)
+def gradient(name: str, says: str, change: Gradients, rule: str = "NORM-6", **fields: Any) -> Mistake:
+    full, fields = f"norm_gradients.{name}", {"operations": NORMS} | fields
+    return Mistake(full, rule, says, change_gradients(change), of_gradients=True, **fields)
 
 
 # --- x ----------------------------------------------------------------------------------------------------------------
@@ -192,12 +171,6 @@ def count_rows_of_one_axis(s: NormSteps) -> list[Results]:
     return [way for first in dict.fromkeys(shape) for way in count_first_rows(s, first)]
 
 
-def count_first_index(s: NormSteps) -> list[Results]:
-    """All rows of the first index of the first axis."""
-    shape = s.case.inputs["x"].shape[: -s.case.inputs["weight"].ndim]
-    return count_first_rows(s, len(s.x) // shape[0]) if shape else []
-
-
 def count_last_block(s: NormSteps, block: int) -> list[Results]:
     rows = len(s.x)
     return count_rows(s, np.arange(rows) >= (rows - 1) // block * block) if rows > block else []
@@ -238,7 +211,6 @@ OF_BOTH: dict[str, tuple[str, Gradients, dict[str, tuple[Any, ...]]]] = {
                         {"block": (4, 8, 2, *BLOCKS[3:])}),
     "rows-lost": ("lose rows past the first {first}", count_first_rows, {"first": ROWS}),
     "rows-of-one-axis": ("count as many rows as one axis of x has", count_rows_of_one_axis, {}),
-    "first-index-only": ("count only the rows of the first index of x", count_first_index, {}),
     "last-block-only": ("come from the last block of {block} rows only", count_last_block, {"block": BLOCKS}),
     "one-row-of-blocks": ("have the {which} row of every block of {block} {how}", count_one_row,
                           {"which": ("first", "last"), "how": tuple(COUNTS), "block": BLOCKS}),
@@ -283,7 +255,8 @@ def add_in_16_bits(call: Call, name: str, dtype: str, tile: int) -> Changed:
     if name == OF_WEIGHT:
         terms = multiply(terms, bounds.normalize_rows(case.operation, s.x, s.eps, p)[2], p)
     error = terms.error + p.gamma(tile) * terms.size
-    total = add_narrowly(Approx(*(np.add.reduceat(a, starts, axis=0) for a in (terms.value, error))), form)
+    sums = Approx(*(np.add.reduceat(a, starts, axis=0) for a in (terms.value, error)))
+    total = add_in_order(round_stage(sums, form), form, 0)
     limits = total.error if form == str(argument.dtype) else result_bound(name, total, case, p)
     return Prediction({name: total.value.reshape(argument.shape)}, {name: limits.reshape(argument.shape)})
 
@@ -291,7 +264,7 @@ def add_in_16_bits(call: Call, name: str, dtype: str, tile: int) -> Changed:
 def round_gradient(call: Call, name: str, dtype: str) -> Changed:
     if name not in call.right or expected_dtype(name, call.case) in HALF:
         return None
-    found = round_approx(Approx(call.right[name], call.bounds[name]), dtype)
+    found = round_stage(Approx(call.right[name], call.bounds[name]), dtype)
     return Prediction({name: found.value}, {name: found.error})
 
 
@@ -308,12 +281,12 @@ MISTAKES = (*TERMS, *MEANS, *SUMS, *NARROW)
 NAMED = {mistake.id.removeprefix("norm_gradients."): mistake for mistake in MISTAKES}
 
 
-def plant_variants(name: str, **values: Any) -> tuple[Mistake, ...]:
-    """The mistake with these values in rms_norm and in standard_deviation_norm."""
-    return tuple(
-        replace(NAMED[name].choose(**values), operations=(operation,), rule=rule)
-        for operation, rule in (("rms_norm", "NORM-6"), ("standard_deviation_norm", "NORM-7"))
-    )
+RULES = {"rms_norm": "NORM-6", "standard_deviation_norm": "NORM-7"}
+
+
+def plant_variant(name: str, operation: str, **values: Any) -> Mistake:
+    """The mistake with these values in a variant of layer norm."""
+    return replace(NAMED[name].choose(**values), operations=(operation,), rule=RULES[operation])
 
 
 PLANTED = (
@@ -326,7 +299,7 @@ PLANTED = (
     *(NAMED["means-of-blocks"].choose(block=n) for n in (128, 1024)),
     *(NAMED["means-of-first-columns"].choose(part=part) for part in ("mean", "square")),
     NAMED["added-in-16-bits"].choose(name=OF_BIAS),
-    plant_variants("square-left-out")[0],
-    *(variant for n in (32, 128) for variant in plant_variants("last-block-lost", block=n)),
+    plant_variant("square-left-out", "rms_norm"),
+    *(plant_variant("last-block-lost", operation, block=n) for n in (32, 128) for operation in RULES),
 )
 """Every mistake with the first values of its parameters, others at some sizes, and some in its variants."""

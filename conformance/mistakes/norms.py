@@ -14,8 +14,9 @@ from conformance.bounds.operations import BOUNDS, result_bound
 from conformance.cases.arguments import expected_dtype
 from conformance.cases.case import Case
 from conformance.checks.comparison import LARGEST, PRECISION
+from conformance.mistakes.attention_steps import places_of
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import round_to
+from conformance.mistakes.changes import add_in_order, round_stage
 from conformance.mistakes.condition import Condition, past
 from conformance.mistakes.mistake import Changed, Mistake, Prediction
 from conformance.mistakes.norm_steps import NORMS, NormSteps, Statistics, add_eps, add_eps_outside, measure_rows
@@ -63,19 +64,6 @@ def divide_squares(divisor: Callable[[int], float]) -> Step:
     return lambda s: s.change_statistics(mean_weights(s), np.full(s.n, 1 / divisor(s.n)), mean_weights(s))
 
 
-def subtract_mean(s: NormSteps) -> NormSteps:
-    """rms_norm with the statistics of layer norm."""
-    return s.change(statistics=measure_rows(s.x, mean_weights(s), mean_weights(s), mean_weights(s)))
-
-
-def take_absolute(s: NormSteps) -> NormSteps:
-    """The square of the mean absolute deviation."""
-    mean = np.mean(np.abs(s.deviation), axis=-1, keepdims=True)
-    sign = np.sign(s.deviation)
-    slope = 2 * mean * (sign - np.mean(sign, axis=-1, keepdims=True) * s.has_mean) / s.n
-    return s.change(statistics=s.statistics._replace(square=mean**2, slope=slope))
-
-
 def take_eps_as_floor(s: NormSteps, of: str) -> NormSteps:
     if of == "variance":
         return s.change(divisor=lambda square, eps: np.sqrt(np.maximum(square, eps)))
@@ -87,10 +75,6 @@ def run_over_axes(s: NormSteps, first: int) -> NormSteps | None:
     width = int(np.prod(s.case.inputs["x"].shape[first:]))
     alone = width == 1 and s.case.operation == "standard_deviation_norm"
     return None if width == s.n or alone else NormSteps.read_case(s.case, width)
-
-
-def zero_small_variances(s: NormSteps, least: float) -> NormSteps:
-    return s.change(divisor=lambda square, eps: s.divisor(np.where(np.real(square) < least, 0, square), eps))
 
 
 def raise_small_variances(s: NormSteps, least: float) -> list[NormSteps]:
@@ -105,7 +89,6 @@ def take_eps(case: Case, eps: float) -> Case | None:
     return None if case.options.get("eps", 1e-5) == eps else replace(case, options=case.options | {"eps": eps})
 
 
-LEAST = {"least": (1e-6, 1e-5, 1e-8, 1e-7, 1e-4, 1e-3, 1e-10, 1e-12)}
 EPSILONS = {"eps": (1e-6, 1e-12, 1e-8, 1e-5, 1e-3)}
 STATISTICS = (
     norm("unbiased-variance", "the squares are divided by n - 1", divide_squares(lambda n: max(n - 1, 1)),
@@ -122,9 +105,9 @@ STATISTICS = (
          lambda s: s.change_statistics(None, square_weights(s)), operations=LAYER + DEVIATION),
     norm("mean-in-the-variance-only", "the mean is subtracted in the variance only",
          lambda s: s.change_statistics(None, square_weights(s), mean_weights(s)), operations=LAYER + DEVIATION),
-    norm("mean-subtracted", "the mean is subtracted", subtract_mean, "NORM-7", operations=RMS),
+    norm("mean-subtracted", "the mean is subtracted",
+         lambda s: s.change(statistics=measure_rows(s.x, u := mean_weights(s), u, u)), "NORM-7", operations=RMS),
     norm("one-variance", "all rows have the mean of their variances", lambda s: s.change(pooled=True)),
-    norm("absolute-deviation", "the deviation is the mean of the absolute ones", take_absolute, operations=LAYER + RMS),
     norm("eps-left-out", "eps is left out", lambda s: s.change(eps=0.0)),
     norm("eps-twice", "eps is added twice", lambda s: s.change(eps=2 * s.eps)),
     norm("eps-squared", "eps is squared", lambda s: s.change(eps=s.eps**2)),
@@ -134,8 +117,8 @@ STATISTICS = (
     norm("squares-not-divided", "the sum of squares is not divided by n", divide_squares(lambda n: 1)),
     norm("last-axis-only", "statistics run over the last axis only", lambda s: run_over_axes(s, -1), lacks="axes"),
     norm("all-axes-but-the-first", "statistics run over all axes but the first", lambda s: run_over_axes(s, 1)),
-    norm("small-variances-zero", "variances below {least:g} are taken for 0", zero_small_variances, parameters=LEAST),
-    norm("least-variance", "variances below {least:g} are raised to it", raise_small_variances, parameters=LEAST),
+    norm("least-variance", "variances below {least:g} are raised to it", raise_small_variances,
+         parameters={"least": (1e-6, 1e-5, 1e-8, 1e-7, 1e-4, 1e-3, 1e-10, 1e-12)}),
     Mistake("norms.another-eps", "NORM-1", "eps is {eps:g}, whatever the call says",
             lambda call, eps: take_eps(call.case, eps), NORMS, EPSILONS),
     Mistake("norms.another-default-eps", "NORM-1", "eps is {eps:g} where the call leaves it out",
@@ -196,6 +179,8 @@ def merge_parts(s: NormSteps, part_of: np.ndarray, whole: int, how: str) -> list
         whole: elements of a whole part.
         how: see `MERGES`.
     """
+    if not 1 < whole < s.n:
+        return []
     order = np.argsort(part_of, kind="stable")
     starts = np.flatnonzero(np.diff(part_of[order], prepend=-1))
     counts = np.diff(starts, append=s.n)
@@ -223,14 +208,6 @@ def merge_parts(s: NormSteps, part_of: np.ndarray, whole: int, how: str) -> list
 
 
 MERGES = {"how": ("without the difference of their means", "as if all were whole", "as averages")}
-
-
-def merge_blocks(s: NormSteps, how: str, block: int) -> list[NormSteps]:
-    return merge_parts(s, np.arange(s.n) // block, block, how) if block < s.n else []
-
-
-def merge_lanes(s: NormSteps, how: str, lanes: int) -> list[NormSteps]:
-    return merge_parts(s, np.arange(s.n) % lanes, -(-s.n // lanes), how) if lanes < s.n else []
 
 
 def leave_out(s: NormSteps, first: int, part: str) -> list[NormSteps] | None:
@@ -268,9 +245,11 @@ PARTIAL = (
          count_last_block_twice, parameters={"block": BLOCKS}),
     norm("statistics-of-first-row", "rows have the statistics of the first of their block of {rows}", share_first_row,
          parameters={"rows": (2, 4, 8, 16, 32, 64)}),
-    norm("blocks-merged", "statistics of blocks of {block} columns are merged {how}", merge_blocks,
+    norm("blocks-merged", "statistics of blocks of {block} columns are merged {how}",
+         lambda s, how, block: merge_parts(s, np.arange(s.n) // block, block, how),
          parameters=MERGES | {"block": (8, 4, *BLOCKS[3:], 2048, 4096)}, operations=LAYER),
-    norm("lanes-merged", "statistics of {lanes} lanes, each with one column in {lanes}, are merged {how}", merge_lanes,
+    norm("lanes-merged", "statistics of {lanes} lanes, each with one column in {lanes}, are merged {how}",
+         lambda s, how, lanes: merge_parts(s, np.arange(s.n) % lanes, -(-s.n // lanes), how),
          parameters=MERGES | {"lanes": (32, 64, 128, 256, 512, 1024)}, operations=LAYER),
     norm("columns-left-out", "columns past the first {first} take no part in the {part}", leave_out,
          parameters=PARTS | {"first": SIZES}),
@@ -388,33 +367,29 @@ AFFINE = (
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
-def places(s: NormSteps) -> np.ndarray:
-    return np.arange(s.x.size).reshape(s.x.shape)
-
-
 def write_columns(s: NormSteps, first: int) -> list[NormSteps] | None:
     """The others stay 0. They may count in the statistics or not."""
     if not 0 < first < s.n:
         return None
     seen = np.arange(s.n) < first
-    few, source = seen / first, np.where(seen, places(s), -1).ravel()
+    few, source = seen / first, np.where(seen, places_of(s.x), -1).ravel()
     return [other.change(source=source) for other in (s.change_statistics(few, few, few), s)]
 
 
 def write_rows(s: NormSteps, first: int) -> NormSteps | None:
     rows = np.arange(len(s.x))[:, None]
-    return s.change(source=np.where(rows < first, places(s), -1).ravel()) if 0 < first < len(s.x) else None
+    return s.change(source=np.where(rows < first, places_of(s.x), -1).ravel()) if 0 < first < len(s.x) else None
 
 
 def repeat_rows(s: NormSteps, first: int) -> NormSteps | None:
-    return s.change(source=places(s)[np.arange(len(s.x)) % first].ravel()) if first < len(s.x) else None
+    return s.change(source=places_of(s.x)[np.arange(len(s.x)) % first].ravel()) if first < len(s.x) else None
 
 
 def write_pairs(s: NormSteps) -> NormSteps | None:
     """Of an odd number the last column gets the result of the one before."""
     if s.n % 2 == 0 or s.n == 1:
         return None
-    source = places(s)
+    source = places_of(s.x)
     source[:, -1] -= 1
     return s.change(source=source.ravel())
 
@@ -424,7 +399,7 @@ def overwrite_next_row(call: Call) -> list[Changed]:
     s = NormSteps.read_case(call.case)
     if s.n % 2 == 0 or len(s.x) < 2:
         return []
-    source = places(s)
+    source = places_of(s.x)
     source[1:, 0] = source[:-1, 0].copy()
     copied = s.change(source=source.ravel()).results()
     if not call.case.cotangents:
@@ -443,8 +418,7 @@ WRITTEN = (
          parameters={"first": SIZES}),
     norm("last-block-not-written", "the last block of {block} columns, which is not whole, is not written",
          lambda s, block: write_columns(s, last_block(s.n, block)), parameters={"block": BLOCKS}),
-    norm("rows-not-written", "only the first {first} rows are written", write_rows,
-         parameters={"first": ROWS}),
+    norm("rows-not-written", "only the first {first} rows are written", write_rows, parameters={"first": ROWS}),
     norm("last-rows-not-written", "the last block of {block} rows, which is not whole, is not written",
          lambda s, block: write_rows(s, last_block(len(s.x), block)), parameters={"block": BLOCKS}),
     norm("rows-repeated", "row i gets the result of row i modulo {first}", repeat_rows, parameters={"first": SIZES}),
@@ -456,21 +430,6 @@ WRITTEN = (
 
 
 # --- digits -----------------------------------------------------------------------------------------------------------
-
-
-def round_approx(a: Approx, dtype: str) -> Approx:
-    """Really round. Only what lies as near to the middle of two numbers as its error is uncertain afterwards."""
-    low, high = round_to(a.value - a.error, dtype), round_to(a.value + a.error, dtype)
-    return Approx(np.where(low == high, low, (low + high) / 2), np.where(low == high, 0, (high - low) / 2))
-
-
-def add_narrowly(terms: Approx, dtype: str) -> Approx:
-    """Add up rows of terms [n, ...] one after the other, rounding each and each sum."""
-    narrow = round_approx(terms, dtype)
-    low, high = np.zeros(terms.value.shape[1:]), np.zeros(terms.value.shape[1:])
-    for below, above in zip(narrow.value - narrow.error, narrow.value + narrow.error, strict=True):
-        low, high = round_to(low + below, dtype), round_to(high + above, dtype)
-    return Approx((low + high) / 2, (high - low) / 2)
 
 
 MOST_ADDED = 2**14
@@ -504,7 +463,7 @@ def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
         return []
 
     def round_at(place: str, a: Approx) -> Approx:
-        return round_approx(a, form) if place in rounds else a
+        return round_stage(a, form) if place in rounds else a
 
     if what in ("the normalised row", "the row before the bias"):
         _, _, normal = bounds.normalize_rows(case.operation, s.x, s.eps, p)
@@ -512,8 +471,8 @@ def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
         x, n = round_at("x", exact(s.x)), s.n
         mean = Approx(bounds.average(x.value), p.gamma(n + 2) * bounds.average(x.size))
         if what == "each sum of the mean":
-            added = add_narrowly(exact(x.value.T), form)
-            mean = Approx(added.value[:, None] / n, added.error[:, None] / n)
+            added = add_in_order(round_stage(exact(x.value), form), form, -1)
+            mean = Approx(added.value / n, added.error / n)
         mean = round_at("the mean", mean)
         d = x
         if s.has_mean:
@@ -521,8 +480,7 @@ def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
             d = Approx(value, x.error + mean.error + 2 * p.inner * (x.size + np.abs(value)))
         squares = round_at("the squares", multiply(d, d, p))
         if what == "each sum of squares":
-            added = add_narrowly(Approx(squares.value.T, squares.error.T), form)
-            total = Approx(added.value[:, None], added.error[:, None])
+            total = add_in_order(round_stage(squares, form), form, -1)
         else:
             error = np.sum(squares.error, -1, keepdims=True) + p.gamma(n + 2) * np.sum(squares.size, -1, keepdims=True)
             total = Approx(np.sum(squares.value, -1, keepdims=True), error)
@@ -532,21 +490,20 @@ def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
         normal = multiply(d, root(square, s.eps, p), p, 2)
     normal = round_at("the normalised row", normal)
     output = round_at("the row before the bias", multiply(normal, exact(s.weight), p))
-    output = Approx(
-        output.value + s.bias, output.error + p.inner * (np.abs(output.value + s.bias) + 2 * np.abs(s.bias))
-    )
+    biased = output.value + s.bias
+    output = Approx(biased, output.error + p.inner * (np.abs(biased) + 2 * np.abs(s.bias)))
     found = {"output": output.reshape(*case.inputs["x"].shape)}
     if what != "the normalised row" or not call.case.cotangents:
         return [predict_rounded(call, found)]
     # The gradient of a rounded row passes through the rounding, and with a 16-bit weight its terms may have 16 bits.
-    inner = round_approx(multiply(exact(s.bar), exact(s.weight), p), form)
+    inner = round_stage(multiply(exact(s.bar), exact(s.weight), p), form)
     x_bar = bounds.gradients(case.operation, s.x, exact(np.ones(s.n)), inner.value, s.eps, p)["x"]
     slack = s.inverse * (
         inner.error + bounds.average(inner.error) + np.abs(s.normal) * bounds.average(inner.error * np.abs(s.normal))
     )
     found["gradient of x"] = Approx(x_bar.value, x_bar.error + slack).reshape(*case.inputs["x"].shape)
     terms = multiply(exact(s.bar), normal, p)
-    return [predict_rounded(call, found | sum_terms(s, t, p)) for t in (terms, round_approx(terms, form))]
+    return [predict_rounded(call, found | sum_terms(s, t, p)) for t in (terms, round_stage(terms, form))]
 
 
 def sum_terms(s: NormSteps, terms: Approx, p: Precision) -> dict[str, Approx]:
@@ -560,7 +517,7 @@ def predict_rounded(call: Call, found: dict[str, Approx]) -> Prediction:
     results, limits, p = {}, {}, Precision.make(call.case.dtype)
     for name in found.keys() & call.right.keys():
         dtype = expected_dtype(name, call.case)
-        stored = round_approx(found[name], dtype) if dtype in HALF else found[name]
+        stored = round_stage(found[name], dtype) if dtype in HALF else found[name]
         results[name] = stored.value
         limits[name] = stored.error if dtype in HALF else result_bound(name, stored, call.case, p)
     return Prediction(results, limits)
@@ -610,9 +567,7 @@ def scale_rows(call: Call, example: np.ndarray, least: np.ndarray, most: np.ndar
         for name in limits.keys() & {"output", "gradient of x"}:
             limits[name] = (limits[name].reshape(s.x.shape) * growth).reshape(limits[name].shape)
         if "gradient of weight" in limits:
-            limits["gradient of weight"] = limits["gradient of weight"] + between.reshape(
-                call.case.inputs["weight"].shape
-            )
+            limits["gradient of weight"] = limits["gradient of weight"] + between.reshape(s.case.inputs["weight"].shape)
         ways.append(Prediction(found, limits, fit))
     return ways
 

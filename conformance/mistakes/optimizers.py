@@ -236,14 +236,11 @@ def round_norms_of_parts(call: Call) -> list[Results]:
     if any(array.dtype.itemsize > 2 for array in arrays):
         return []
 
-    def square(part: Array, array: Array, again: bool) -> float:
-        norm = np.sqrt(np.sum(part * part)).astype(array.dtype)
-        return float(norm * norm) if again else float(norm) ** 2
+    def norm(parts: list[Array], again: bool) -> float:
+        norms = [np.sqrt(np.sum(p * p)).astype(array.dtype) for p, array in zip(parts, arrays, strict=True)]
+        return float(np.sqrt(sum(float(n * n) if again else float(n) ** 2 for n in norms)))
 
-    def add_up(parts: list[Array], again: bool) -> float:
-        return float(np.sqrt(sum(square(part, array, again) for part, array in zip(parts, arrays, strict=True))))
-
-    return [Clipping(norm=partial(add_up, again=again)).clip(call.case) for again in (False, True)]
+    return [Clipping(norm=partial(norm, again=again)).clip(call.case) for again in (False, True)]
 
 
 def square_in_compute_dtype(call: Call) -> Results:

@@ -179,24 +179,12 @@ def mirror(case: Case, buckets: np.ndarray) -> np.ndarray:
 
 def logarithms(case: Case, buckets: np.ndarray, dtype: str) -> Any:
     """Buckets as libraries compute them."""
-    count, both, d, number = (
-        len(case.inputs["table"]),
-        case.options["bidirectional"],
-        distances_of(case),
-        np.dtype(dtype),
-    )
-    size = count // 2 if both else count
+    both, d, number = case.options["bidirectional"], distances_of(case), np.dtype(dtype)
+    size = len(case.inputs["table"]) // (2 if both else 1)
     e, n = size // 2, np.abs(d) if both else np.maximum(-d, 0)
     share = np.log(np.maximum(n, 1).astype(dtype) / number.type(e))
     share = share / number.type(math.log(case.options.get("furthest", 128) / e)) * number.type(size - e)
     return np.where(n < e, n, np.minimum(e + share.astype(int), size - 1)) + size * (d > 0) * both
-
-
-def keep_last_bucket_free(case: Case, buckets: np.ndarray) -> Any:
-    """Only distances beyond the furthest have the last bucket."""
-    size = len(case.inputs["table"]) // (2 if case.options["bidirectional"] else 1)
-    near = np.abs(distances_of(case)) <= case.options.get("furthest", 128)
-    return np.where((buckets % size == size - 1) & near, np.maximum(buckets - 1, 0), buckets)
 
 
 def read_first_head(call: Call) -> Results:
@@ -227,8 +215,6 @@ RELATIVE = (
     relative("sign", "the distance has the opposite sign", use_buckets(mirror)),
     relative("logarithms", "buckets come from {dtype} logarithms", use_buckets(logarithms),
              dtype=("float32", "float64")),
-    relative("last-bucket-free", "the last bucket is for what is beyond the furthest distance only",
-             use_buckets(keep_last_bucket_free)),
     relative("transposed", "queries and keys are exchanged",
              use_buckets(lambda case, buckets: buckets.T if len(buckets) == len(buckets.T) else None)),
     relative("first-head", "every head has the first one's bias", read_first_head),

@@ -16,50 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.bounds.arithmetic import EXP, FORMATS, LOG, TANH, UNIT_ROUNDOFF, Approx, Precision, exact, matmul
+from conformance.bounds.arithmetic import EXP, FORMATS, LOG, TANH, Approx, Precision, exact, matmul
 from conformance.bounds.attention import SCALE
 from conformance.cases.arguments import expected_dtype, is_gradient
 from conformance.mistakes.attention_steps import row_maximum
 from conformance.mistakes.call import Call
-from conformance.mistakes.changes import answer_in_float64, round_to
+from conformance.mistakes.changes import UNITS, add_in_order, answer_in_float64, round_number, round_stage, round_to
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import Mistake, Prediction
+from conformance.mistakes.mistake import ATTENTION, Mistake, Prediction
 
 Array = np.ndarray
 Stage = Callable[[Approx], Approx]
-ATTENTION = ("attention", "attention_weights", "attention_logsumexp")
-UNITS = UNIT_ROUNDOFF | {name: form.unit for name, form in FORMATS.items()}
 MOST = 2**22
 """Numbers that are added up one after the other, at most."""
-
-
-def round_number(array: Array, form: str, cut: bool = False) -> Array:
-    """Round to the nearest number of a format; or cut off, towards zero, in a format with the range of float32."""
-    if not cut and form != "tf32":
-        return round_to(array, form)
-    mantissa, exponent = np.frexp(array)
-    bits = -int(np.log2(UNITS[form]))
-    return np.asarray(np.ldexp((np.trunc if cut else np.rint)(np.ldexp(mantissa, bits)), exponent - bits))
-
-
-def round_stage(x: Approx, form: str, cut: bool = False) -> Approx:
-    """The rounded value; its error is how far from it any value within the error of x is rounded."""
-    value = round_number(x.value, form, cut)
-    ends = [np.abs(round_number(end, form, cut) - value) for end in (x.value - x.error, x.value + x.error)]
-    return Approx(value, np.where(np.isfinite(value), np.maximum(*ends), 0))
-
-
-def add_in_order(terms: Approx, form: str, axis: int) -> Approx:
-    """Add up one term after the other, each sum rounded. A sum grows with its terms, so its ends are sums of ends."""
-
-    def add(array: Array) -> Array:
-        total = np.zeros_like(np.take(array, 0, axis))
-        for term in np.moveaxis(array, axis, 0):
-            total = round_number(total + term, form)
-        return np.expand_dims(total, axis)
-
-    value, low, high = (add(array) for array in (terms.value, terms.value - terms.error, terms.value + terms.error))
-    return Approx(value, np.maximum(high - value, value - low))
 
 
 # --- attention in stages ----------------------------------------------------------------------------------------------
@@ -159,11 +128,8 @@ def entry(
 
     def change(call: Call, dtype: str, **values: Any) -> list[Prediction]:
         form = call.case.dtype if dtype == "the inputs' dtype" else dtype
-        if (
-            call.case.special
-            or "alibi_slopes" in call.case.inputs
-            or UNITS[form] <= Precision.make(call.case.dtype).inner
-        ):
+        is_narrower = UNITS[form] > Precision.make(call.case.dtype).inner
+        if call.case.special or "alibi_slopes" in call.case.inputs or not is_narrower:
             return []
         stages = narrow(partial(round_stage, form=form), form, **values)
         size = call.steps.visible.size * (1 if call.steps.value is None else call.steps.value.shape[-1])

@@ -16,9 +16,8 @@ from conformance.mistakes.attention_steps import AttentionSteps, places_of
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import change_options
 from conformance.mistakes.condition import Condition, past, size_of
-from conformance.mistakes.mistake import Change, Changed, Mistake
+from conformance.mistakes.mistake import ATTENTION, Change, Changed, Mistake
 
-SCORED = ("attention", "attention_weights", "attention_logsumexp")
 DROPPING = ("attention",)
 
 
@@ -27,7 +26,7 @@ def entry(
     rule: str,
     says: str,
     change: Change,
-    operations: tuple[str, ...] = SCORED,
+    operations: tuple[str, ...] = ATTENTION,
     *,
     lacks: str = "",
     **parameters: Sequence[Any],
@@ -242,14 +241,6 @@ def round_bias(call: Call) -> Case | None:
     return replace(case, inputs=case.inputs | {"bias": narrow})
 
 
-def lose_rows_emptied_by_bias(call: Call) -> Results | None:
-    s = call.steps
-    rows = s.visible.any(axis=-1, keepdims=True) & ~s.allowed_pairs.any(axis=-1, keepdims=True)
-    if not rows.any() or s.sinks is not None or s.empty_rows != "zero":
-        return None
-    return {"output": np.where(rows, np.nan, call.right["output"])}
-
-
 BIAS = (
     entry("scores.bias-of-batch-0", "ATT-3", "bias of batch element 0 is used for all",
           read_bias(lambda bias: bias[:1])),
@@ -265,8 +256,6 @@ BIAS = (
           lambda call, order: None if call.steps.bias.shape[1] < 2 else read_bias(
               lambda bias: bias[:, order_heads(call, order)])(call), order=tuple(HEAD_ORDERS)),
     entry("scores.bias-rounded", "ATT-3", "the bias is rounded to the inputs' dtype", round_bias),
-    entry("scores.bias-emptied-rows-nan", "ATT-6", "rows that the bias has emptied are NaN: only the mask is looked at",
-          lose_rows_emptied_by_bias, SCORED[:2]),
 )  # fmt: skip
 
 # --- ALiBi ------------------------------------------------------------------------------------------------------------

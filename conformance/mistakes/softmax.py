@@ -15,20 +15,24 @@ from conformance.mistakes.attention_steps import AttentionSteps, row_maximum
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import answer_with
 from conformance.mistakes.condition import Condition, past
-from conformance.mistakes.mistake import Change, Changed, Prediction, add_bounds, results_of_steps
-from conformance.mistakes.scores import HEAD_ORDERS, SCORED, entry, keep_bits, order_heads
+from conformance.mistakes.mistake import ATTENTION, Change, Changed, Prediction, add_bounds, results_of_steps
+from conformance.mistakes.scores import HEAD_ORDERS, entry, keep_bits, order_heads
 from specification.dtypes import compute_dtype_name
 
-WEIGHED, LOGSUMEXP = SCORED[:2], SCORED[2:]
+WEIGHED, LOGSUMEXP = ATTENTION[:2], ATTENTION[2:]
 
 # --- weights by another quotient --------------------------------------------------------------------------------------
 
 
+PullBack = Callable[[np.ndarray], tuple[np.ndarray, "np.ndarray | None"]]
+"""From the gradient of the weights to those of the scores and of the sinks [B, H, Q, 1]."""
+
+
 class Weights(NamedTuple):
-    """Weights before dropout, and what takes their gradient to those of the scores and of the sinks [B, H, Q, 1]."""
+    """Weights before dropout, and what takes their gradient further."""
 
     weights: np.ndarray
-    pull_back: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]] | None = None
+    pull_back: PullBack | None = None
 
 
 def weigh(weights: Callable[..., Weights | np.ndarray | None]) -> Change:

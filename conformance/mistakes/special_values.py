@@ -11,8 +11,7 @@ from conformance.cases.arguments import list_arrays
 from conformance.mistakes.attention_steps import AttentionSteps
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition, past
-from conformance.mistakes.masks import MASKED
-from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.mistake import ATTENTION, Mistake
 
 
 def multiply_all(call: Call, steps: AttentionSteps, weights: np.ndarray) -> list[Results]:
@@ -107,8 +106,8 @@ MISTAKES = tuple(
     Mistake(f"special_values.{name}", rule, says, change, operations, parameters)
     for name, rule, says, change, operations, parameters in (
         ("hidden-multiplied", "MASK-7", "{numbers} behind a mask is multiplied by a weight of 0 ({what})",
-         multiply_hidden, MASKED, {"what": (*MULTIPLIED,), "numbers": ("NaN and infinity", "infinity")}),
-        ("hidden-read", "MASK-7", "NaN or infinity behind a mask counts in the {what}", read_hidden, MASKED,
+         multiply_hidden, ATTENTION, {"what": (*MULTIPLIED,), "numbers": ("NaN and infinity", "infinity")}),
+        ("hidden-read", "MASK-7", "NaN or infinity behind a mask counts in the {what}", read_hidden, ATTENTION,
          {"what": (*HIDDEN,)}),
         ("unseen-merged", "MASK-7", "the output of a part that saw no key is multiplied by a weight of 0",
          merge_unseen, ("merge_attention",), {}),
@@ -119,8 +118,6 @@ MISTAKES = tuple(
         ("weights-of-0-skipped", "ATT-10", "values of weight 0 are skipped", skip_weights_of_0, ("attention",), {}),
     )
 )  # fmt: skip
-
-
 KNOWN = {mistake.id.removeprefix("special_values."): mistake for mistake in MISTAKES}
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
@@ -132,7 +129,7 @@ PLANTED = (
     replace(KNOWN["hidden-multiplied"].choose(what=(*MULTIPLIED,)[4]), rule="ATT-10"),
     *(KNOWN["hidden-multiplied"].choose(what=what).limit(Condition(passes="backward")) for what in ("values", "keys")),
     *(KNOWN["hidden-read"].choose(what=what) for what in (*HIDDEN,)[1:]),
-    *(replace(KNOWN["hidden-read"].choose(), operations=(operation,)) for operation in MASKED[1:]),
+    *(replace(KNOWN["hidden-read"].choose(), operations=(operation,)) for operation in ATTENTION[1:]),
     *(KNOWN["swallowed"].choose(where=where) for where in ("weights", "values")),
     *(KNOWN["swallowed"].choose(number=65504.0), KNOWN["spread"].choose(over="batch element")),
 )

@@ -18,7 +18,8 @@ import json
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from functools import partial
+from itertools import chain, product
 from math import prod
 from typing import Any
 
@@ -62,22 +63,13 @@ class Detection:
     def sure(self) -> bool:
         return self.missed["default"] <= SURE
 
-    def after(self, probe: Probe, shows: Sequence[bool], settled: bool) -> Detection:
-        """shows: for every case of one more probe whether it shows the fault; at least one. settled: every run has the
-        first of them.
-        """
-        simplest, fresh = (shows[0], shows[1:]) if settled else (None, shows)
-        return self.times(probe, shows, lambda cases: chance_of_none(simplest, fresh, cases))
+    def add_probe(self, probe: Probe, shows: Sequence[bool], none: Callable[[int], float]) -> Detection:
+        """Return that of one more probe.
 
-    def after_plan(self, probe: Probe, rows: Sequence[Sequence[bool]], first: int) -> Detection:
-        """rows: for every case of each row of one more probe's plan whether it shows the fault. first: rows that come
-        before the others.
+        Args:
+            shows: for each of its cases whether it shows the fault.
+            none: the chance that none of so many cases shows it.
         """
-        shows = [show for row in rows for show in row]
-        return self.times(probe, shows, lambda cases: chance_of_none_in_rows(rows, first, cases))
-
-    def times(self, probe: Probe, shows: Sequence[bool], none: Callable[[int], float]) -> Detection:
-        """none: the chance that none of so many cases of one more probe shows the fault."""
         missed = {effort: chance * none(cases_of(probe, EFFORTS[effort])) for effort, chance in self.missed.items()}
         return Detection(self.title, self.shown | {probe.title: (sum(shows), len(shows))}, missed)
 
@@ -148,7 +140,8 @@ def after_probe(probe: Probe, before: Sequence[tuple[Detection, Runner]], cases:
         for index in asked:
             detection, runner = before[index]
             shows[index].append(shown_by(probe, runner, example, shared))
-            now[index] = detection.after(probe, shows[index], settled)
+            simplest, fresh = (shows[index][0], shows[index][1:]) if settled else (None, shows[index])
+            now[index] = detection.add_probe(probe, shows[index], partial(chance_of_none, simplest, fresh))
     return now
 
 
@@ -171,7 +164,8 @@ def after_plan(
             for index in asked:
                 detection, runner = before[index]
                 shows[index][row].append(shown_by(probe, runner, example, shared))
-                now[index] = detection.after_plan(probe, shows[index], len(plan.strategies))
+                none = partial(chance_of_none_in_rows, shows[index], len(plan.strategies))
+                now[index] = detection.add_probe(probe, [*chain.from_iterable(shows[index])], none)
     return now
 
 

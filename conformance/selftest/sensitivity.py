@@ -9,7 +9,6 @@ import numpy as np
 from rich.table import Table
 
 from conformance.bounds import bound
-from conformance.cases.case import Case
 from conformance.cases.features import supports_case
 from conformance.checks.comparison import judge
 from conformance.judge.checking import EFFORTS
@@ -20,7 +19,6 @@ from conformance.runner.in_process import Runner
 from conformance.sampling.draws import draw_cases
 from conformance.sampling.strategies import attention_cases
 from conformance.selftest.selftest import Planted, everything_planted
-from conformance.subjects.subject import Subject
 
 TITLES = (
     "ATT-1 scores.scale-rounded (dtype=float16)",
@@ -55,11 +53,6 @@ def slightly_wrong() -> list[Planted]:
     return [by_title[title] for title in TITLES]
 
 
-def ratio_of(case: Case, subject: Subject) -> float:
-    """The largest of the case's results."""
-    return max(finding.ratio for finding in judge(case, subject(case), oracle(case), bound(case)))
-
-
 def caught(fault: Planted, seed: int) -> bool:
     """By a default run of its rule."""
     runner = Runner(fault.make())
@@ -71,11 +64,9 @@ def caught(fault: Planted, seed: int) -> bool:
 def sensitivity(fault: Planted, count: int, runs: int, seed: int) -> Sensitivity:
     subject = fault.make()
     cases = attention_cases(dtypes=("float32",), gradients=False, declaration=subject.declaration)
-    ratios = [
-        ratio_of(case, subject)
-        for _, case in draw_cases(cases, count, seed)
-        if supports_case(case, subject.declaration)
-    ]
+    drawn = [case for _, case in draw_cases(cases, count, seed) if supports_case(case, subject.declaration)]
+    findings = [judge(case, subject(case), oracle(case), bound(case)) for case in drawn]
+    ratios = [max(finding.ratio for finding in of_case) for of_case in findings]
     hits = sum(caught(fault, seed + run) for run in range(runs))
     return Sensitivity(fault.title, float(np.mean(np.array(ratios) > 1)), float(np.median(ratios)), hits, runs)
 

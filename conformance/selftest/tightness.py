@@ -39,7 +39,7 @@ from conformance.sampling.draws import drawing
 from conformance.sampling.operations import operation_cases
 from conformance.sampling.strategies import DTYPES, norm_cases
 from conformance.selftest import sensitivity
-from conformance.selftest.variants import VARIANTS, Variant
+from conformance.selftest.variants import VARIANTS
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
 
 WANTED = (0.02, 1.0)
@@ -100,16 +100,12 @@ def groups(dtype: str, operations: Iterable[str], jax: bool = False) -> Iterable
             yield Group("layer_norm, far from zero", operation, far, (*own, *plain))
         for variant, subject in variants:
             if declared(subject) and dtype in subject.declaration.dtypes:
-                yield declared_group(variant, subject, dtype)
+                cases = operation_cases(operation, (dtype,), subject.declaration)
+                yield Group(f"{operation}, {variant.name}", operation, cases, (subject,))
 
 
 def declared(subject: Subject) -> bool:
     return bool({"weights", "products"} & set(subject.declaration.conventions))
-
-
-def declared_group(variant: Variant, subject: Subject, dtype: str) -> Group:
-    cases = operation_cases(variant.operation, (dtype,), subject.declaration)
-    return Group(f"{variant.operation}, {variant.name}", variant.operation, cases, (subject,))
 
 
 # --- climbing ---------------------------------------------------------------------------------------------------------

@@ -61,17 +61,6 @@ def keep_argument(name: str, key: Key) -> Change:
     return change
 
 
-def keep_mask() -> Change:
-    """The first mask of each shape is kept for all that follow."""
-    kept: dict[Hashable, Any] = {}
-
-    def change(a: Arguments) -> None:
-        if a["mask"] is not None:
-            a["mask"] = kept.setdefault((a["mask"].shape, a["key"].shape[2]), a["mask"].copy())
-
-    return change
-
-
 def keep_key_count() -> Change:
     """The number of keys is built in; a later call with more loses the others."""
     kept: dict[Hashable, int] = {}
@@ -259,7 +248,8 @@ def norm_state(name: str, change: Change) -> Behaviour:
 
 
 BEHAVIOURS = (
-    state("the first mask of a shape kept", keep_mask(), "MASK-1"),
+    state("the first mask of a shape kept", keep_argument("mask", lambda a: (np.shape(a["mask"]), a["key"].shape[2])),
+          "MASK-1"),
     state("the first keys of a shape kept", keep_argument("key", lambda a: (a["key"].shape, str(a["key"].dtype))),
           "ATT-8"),
     state("scale of the first call of a width", keep_argument("scale", key_width)),

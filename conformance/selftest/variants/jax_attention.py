@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-from conformance.cases.declaration import declare
 from jax_impl.attention_steps import allowed_sum, pair_products, repeat_heads, resolve_scale, visible_pairs
 from jax_impl.dtypes import widen
 from jax_impl.masks import checked_mask
@@ -33,13 +32,6 @@ def scale_on_key(
     allowed, bias = visible_pairs(checked_mask(mask, Q, K, B, H), widen(bias), (B, H, Q), K)
     query, key, value = widen(query), repeat_heads(widen(key), H), repeat_heads(widen(value), H)
     return computed(query, key, value, allowed, bias, widen(sinks), resolve_scale(scale, D), softcap).astype(dtype)
-
-
-@declare(conventions={"shared_heads": "inputs"})
-def repeated_in_inputs(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
-    """As above, with keys and values repeated before they are widened. JAX adds 16-bit numbers up in 16 bits."""
-    key, value = (repeat_heads(array, query.shape[1]) for array in (key, value))
-    return scale_on_key(query, key, value, mask=mask, scale=scale)
 
 
 @jax.jit

@@ -19,10 +19,9 @@ def towards(old: Any, new: Any, beta: float) -> Any:
     return np.where(np.isfinite(difference), moved, beta * old + rest * new)
 
 
-def corrections(beta_1: float, beta_2: float, step: int) -> tuple[float, float]:
-    return -math.expm1(step * math.log(beta_1)) if beta_1 else 1.0, (
-        -math.expm1(step * math.log(beta_2)) if beta_2 else 1.0
-    )
+def correction(beta: float, step: int) -> float:
+    """1 - beta^step."""
+    return -math.expm1(step * math.log(beta)) if beta else 1.0
 
 
 @np.errstate(all="ignore")
@@ -30,35 +29,16 @@ def adam_by_differences(
     parameters: Any, gradients: Any, state: AdamState, *, learning_rate: float, beta_1: float = 0.9,
     beta_2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0, decoupled: bool = True,
 ) -> Any:  # fmt: skip
-    """The root and the learning rate are corrected, not the averages; the decay comes first, as a factor."""
-    wide, gradient = widen(parameters), widen(gradients)
-    if decoupled:
-        wide = wide * (1 - learning_rate * weight_decay)
-    else:
-        gradient = gradient + weight_decay * wide
-    mean, square = towards(state.mean, gradient, beta_1), towards(state.square, gradient * gradient, beta_2)
-    first, second = corrections(beta_1, beta_2, state.step + 1)
-    denominator = np.sqrt(square) / math.sqrt(second) + eps
-    moved = wide - learning_rate / first * mean / denominator
-    return moved.astype(parameters.dtype), AdamState(state.step + 1, mean, square)
-
-
-@np.errstate(all="ignore")
-def adam_by_terms(
-    parameters: Any, gradients: Any, state: AdamState, *, learning_rate: float, beta_1: float = 0.9,
-    beta_2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0, decoupled: bool = True,
-) -> Any:  # fmt: skip
-    """The decay is a term of the update, which is a product with a reciprocal."""
+    """The root and the learning rate are corrected, not the averages; the decay is a term beside the update."""
     wide, gradient = widen(parameters), widen(gradients)
     if not decoupled:
         gradient = gradient + weight_decay * wide
-    mean = state.mean * beta_1 + gradient * (1 - beta_1)
-    square = state.square * beta_2 + (gradient * gradient) * (1 - beta_2)
-    first, second = corrections(beta_1, beta_2, state.step + 1)
-    update = mean * (1 / first) * (1 / (np.sqrt(square * (1 / second)) + eps))
+    mean, square = towards(state.mean, gradient, beta_1), towards(state.square, gradient * gradient, beta_2)
+    first, second = (correction(beta, state.step + 1) for beta in (beta_1, beta_2))
+    moved = learning_rate / first * mean * (1 / (np.sqrt(square) / math.sqrt(second) + eps))
     if decoupled:
-        update = update + weight_decay * wide
-    return (wide - learning_rate * update).astype(parameters.dtype), AdamState(state.step + 1, mean, square)
+        moved = moved + learning_rate * weight_decay * wide
+    return (wide - moved).astype(parameters.dtype), AdamState(state.step + 1, mean, square)
 
 
 @np.errstate(all="ignore")
@@ -75,27 +55,13 @@ def sgd_written_out(
 
 
 @np.errstate(all="ignore")
-def clip_in_one_chain(gradients: Any, limit: float) -> Any:
-    """Squares are added one after the other, and the factor is 1 below the limit."""
-    wide = [widen(array) for array in gradients]
-    flat = np.concatenate([array.reshape(-1) for array in wide])
-    largest = np.max(np.abs(flat), initial=0)
-    if not np.isfinite(largest) or largest == 0:
-        return [array.copy() for array in gradients], np.asarray(largest)
-    ratio = np.sqrt(np.cumsum(np.square(flat / largest))[-1])
-    norm = largest * ratio
-    factor = (limit / largest) / ratio if norm > limit else norm.dtype.type(1)
-    return [(a * factor).astype(g.dtype) for a, g in zip(wide, gradients, strict=True)], np.asarray(norm)
-
-
-@np.errstate(all="ignore")
 def clip_by_norms_of_arrays(gradients: Any, limit: float) -> Any:
-    """The norm of the arrays' norms; gradients are divided by the largest element, then multiplied."""
+    """The norm of the arrays' norms, of squares one after the other; gradients are divided by the largest element."""
     wide = [widen(array) for array in gradients]
     largest = np.max([np.max(np.abs(array), initial=0) for array in wide])
     if not np.isfinite(largest) or largest == 0:
         return [array.copy() for array in gradients], np.asarray(largest)
-    norms = np.array([np.sqrt(np.sum((array / largest) ** 2)) for array in wide])
+    norms = np.array([np.sqrt(np.cumsum(np.square(array / largest))[-1:].sum()) for array in wide])
     ratio = np.sqrt(np.sum(norms**2))
     norm = largest * ratio
     if not norm > limit:

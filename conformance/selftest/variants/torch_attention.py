@@ -70,7 +70,6 @@ def by_log_softmax(p: Problem) -> torch.Tensor:
 
 
 online_32 = attention_by(in_blocks(32), "online_32")
-online_128 = attention_by(in_blocks(128), "online_128")
 log_softmax = attention_by(by_log_softmax, "log_softmax")
 repeated_in_inputs = attention_by(
     by_log_softmax, "repeated_in_inputs", repeat_heads, conventions={"shared_heads": "rounded"}

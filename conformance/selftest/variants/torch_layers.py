@@ -85,20 +85,14 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def feed_forward_functional(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
-    """PyTorch's own activations, between projections that round once."""
-    hidden = project(parameters.inner, x)
-    return project(parameters.outer, ACTIVATIONS[activation](widen(hidden)).to(x.dtype))
-
-
 def gated_functional(parameters: Any, x: Any, *, activation: str = "silu") -> Any:
-    """The same with a gate."""
+    """PyTorch's own activations, between projections that round once."""
     gate = ACTIVATIONS[activation](widen(project(parameters.gate, x)))
     return project(parameters.outer, (gate * widen(project(parameters.inner, x))).to(x.dtype))
 
 
 def feed_forward_chunks(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
-    """The inner axis in chunks of 256, whose products are added up."""
+    """The same without a gate: the inner axis in chunks of 256, whose products are added up."""
     hidden = ACTIVATIONS[activation](widen(project(parameters.inner, x))).to(x.dtype)
     parts = zip(widen(hidden).split(256, -1), widen(parameters.outer.weight).split(256, 0), strict=True)
     output = sum(part @ weight for part, weight in parts)

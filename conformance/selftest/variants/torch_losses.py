@@ -36,19 +36,6 @@ def cross_entropy(
     return reduced(losses, of, targets.shape, reduction).to(logits.dtype)
 
 
-def by_log_softmax(
-    logits: Any, targets: Any, *, label_smoothing: float = 0.0, ignore: int | None = None, reduction: str = "mean"
-) -> Any:
-    """The mixed target times `log_softmax`, of the classes that have a share."""
-    rows, of = rows_of(logits, targets, ignore)
-    V = rows.shape[-1]
-    mixed = functional.one_hot(of.clamp(min=0), V).to(rows.dtype) * (1 - label_smoothing) + label_smoothing / V
-    logarithms = functional.log_softmax(rows, -1)
-    losses = -torch.where(mixed != 0, mixed * logarithms, 0).sum(-1)
-    losses = torch.where(of != -100, losses, 0)
-    return reduced(losses, of, targets.shape, reduction).to(logits.dtype)
-
-
 def tiled(
     logits: Any, targets: Any, *, label_smoothing: float = 0.0, ignore: int | None = None, reduction: str = "mean"
 ) -> Any:

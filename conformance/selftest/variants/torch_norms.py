@@ -21,16 +21,8 @@ def layer_norm_one_pass(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) ->
     return affine((shifted - first) / torch.sqrt(variance + eps), weight, bias).to(x.dtype)
 
 
-def layer_norm_folded(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
-    """The reciprocal multiplies the weight first."""
-    wide, axes = widen(x), axes_of(weight)
-    deviation = deviations(wide, axes)
-    reciprocal = 1 / torch.sqrt((deviation**2).mean(dim=axes, keepdim=True) + eps)
-    output = deviation * (reciprocal * widen(weight))
-    return (output if bias is None else output + widen(bias)).to(x.dtype)
-
-
 def rms_norm_rsqrt(x: Any, weight: Any, *, eps: float) -> Any:
+    """The reciprocal multiplies the weight first."""
     wide, axes = widen(x), axes_of(weight)
     reciprocal = torch.rsqrt((wide * wide).mean(dim=axes, keepdim=True) + eps)
     return (wide * (reciprocal * widen(weight))).to(x.dtype)
@@ -45,24 +37,14 @@ def rms_norm_rounded(x: Any, weight: Any, *, eps: float) -> Any:
 
 
 def layer_norm_chunks(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
-    """Two passes over chunks of 1024 elements, as one program for each row takes them."""
-    wide, width = flat_rows(widen(x), weight), weight.numel()
-    first = wide[:, :1].detach()
-    center = first + chunked_sum(wide - first) / width
-    deviation = wide - center
+    """Two passes over chunks of 1024 columns; the gradients of weight and bias by hand, in blocks of 128 rows."""
+    rows, width = widen(x).reshape(-1, weight.numel()), weight.numel()
+    first = rows[:, :1].detach()
+    deviation = rows - (first + chunked_sum(rows - first) / width)
     deviation = deviation - chunked_sum(deviation) / width
-    reciprocal = torch.rsqrt(chunked_sum(deviation**2) / width + eps)
-    return affine((deviation * reciprocal).reshape(x.shape), weight, bias).to(x.dtype)
-
-
-def layer_norm_blocked(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
-    """Gradients of weight and bias by hand: added up in blocks of 128 rows, then over the blocks."""
-    rows = flat_rows(widen(x), weight)
-    deviation = deviations(rows, (-1,))
-    normalized = deviation * torch.rsqrt((deviation**2).mean(dim=-1, keepdim=True) + eps)
+    normalized = deviation * torch.rsqrt(chunked_sum(deviation**2) / width + eps)
     flat = None if bias is None else widen(bias).reshape(-1)
-    output = BlockedAffine.apply(normalized, widen(weight).reshape(-1), flat)
-    return output.reshape(x.shape).to(x.dtype)
+    return BlockedAffine.apply(normalized, widen(weight).reshape(-1), flat).reshape(x.shape).to(x.dtype)
 
 
 class BlockedAffine(torch.autograd.Function):
@@ -83,11 +65,6 @@ class BlockedAffine(torch.autograd.Function):
         return cotangent * weight, of_weight, of_bias
 
 
-def flat_rows(wide: Any, weight: Any) -> Any:
-    """x as [rows, width]."""
-    return wide.reshape(-1, weight.numel())
-
-
 def chunked_sum(rows: Any, size: int = 1024) -> Any:
     """Over the last axis, in chunks whose sums are added up: [rows, 1]."""
     return pad(rows, (0, -rows.shape[-1] % size)).unflatten(-1, (-1, size)).sum(-1).sum(-1, keepdim=True)
@@ -97,19 +74,8 @@ def axes_of(weight: Any) -> tuple[int, ...]:
     return tuple(range(-weight.ndim, 0))
 
 
-def mean(wide: Any, axes: tuple[int, ...]) -> Any:
-    """By way of the row's first element, so that a constant row gives it back."""
-    first = wide[(..., *(slice(0, 1) for _ in axes))].detach()
-    return first + (wide - first).mean(dim=axes, keepdim=True)
-
-
-def deviations(wide: Any, axes: tuple[int, ...]) -> Any:
-    """With their own mean taken off once more: a first element far from the others costs the first one digits."""
-    once = wide - mean(wide, axes)
-    return once - once.mean(dim=axes, keepdim=True)
-
-
 def near_mean(wide: Any, axes: tuple[int, ...]) -> Any:
-    """Of at most eight elements on each axis; a constant row gives its constant."""
+    """Of at most eight elements on each axis, by way of the first, so that a constant row gives its constant."""
     few = wide[(..., *(slice(0, 8) for _ in axes))].detach()
-    return mean(few, axes)
+    first = few[(..., *(slice(0, 1) for _ in axes))]
+    return first + (few - first).mean(dim=axes, keepdim=True)

@@ -27,7 +27,6 @@ class Problem(NamedTuple):
     scale: float
     softcap: float | None
     dtype: torch.dtype = torch.float32  # of the inputs
-    share: int = 1  # query heads for each key head
 
 
 Compute = Callable[[Problem], torch.Tensor]
@@ -67,7 +66,7 @@ def problem(query: Any, key: Any, value: Any, mask: Any, bias: Any, scale: Any, 
     (B, H, Q, D), K = query.shape, key.shape[2]
     allowed, bias = visible_pairs(checked_mask(mask, Q, K, B, H, query.device), bias, Q, K, query.device)
     wide = widen(query), repeat_heads(widen(key), H), repeat_heads(widen(value), H)
-    numbers = resolve_scale(scale, D), softcap, query.dtype, H // max(key.shape[1], 1)
+    numbers = resolve_scale(scale, D), softcap, query.dtype
     return Problem(*wide, allowed.expand(B, H, Q, K), widen(bias), widen(sinks), *numbers)
 
 

@@ -39,15 +39,6 @@ def sum_backwards(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def sum_pairwise(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """left @ right, each half of the terms added up by itself, down to eight terms."""
-    n = left.shape[-1]
-    if n <= 8:
-        return left @ right
-    half = n // 2
-    return sum_pairwise(left[..., :half], right[..., :half, :]) + sum_pairwise(left[..., half:], right[..., half:, :])
-
-
 class Roundings(NamedTuple):
     """weights: of attention weights and of the gradients of scores. sides: of both sides of every matrix product.
 
@@ -162,7 +153,6 @@ OF_INPUTS: Mapping[str, str] = {"weights": "inputs", "products": "inputs"}
 
 flash = kernel("flash", lambda dtype: Roundings())
 summed_backwards = kernel("summed_backwards", lambda dtype: Roundings(product=sum_backwards))
-summed_pairwise = kernel("summed_pairwise", lambda dtype: Roundings(product=sum_pairwise))
 bfloat16_weights = kernel(
     "bfloat16_weights",
     lambda dtype: Roundings(weights=to_bfloat16, returned=True),

@@ -1,4 +1,4 @@
-"""Attention in PyTorch as kernels compute it at large sizes: padded tiles, split keys, groups that are not repeated.
+"""Attention in PyTorch as kernels compute it at large sizes: padded tiles, split keys.
 
 Each keeps every rule, in the plain contract of `torch_attention.py`.
 """
@@ -91,31 +91,5 @@ def in_split_keys(size: int) -> Compute:
     return compute
 
 
-def in_rows_of_groups(size: int) -> Compute:
-    """Query heads of a group as more rows beside the one key head that they share, in parts of the keys."""
-
-    def compute(p: Problem) -> torch.Tensor:
-        B, H, Q, _ = p.query.shape
-        if p.sinks is not None or H == 0:
-            return in_padded_tiles(16, 256, 32)(p)
-        G = H // p.share
-
-        def rows(array: torch.Tensor) -> torch.Tensor:
-            """[B or 1, H or 1, Q, W] as [B, G, share * Q, W]."""
-            return array.expand(B, H, Q, array.shape[-1]).reshape(B, G, p.share * Q, array.shape[-1])
-
-        grouped = p._replace(
-            query=rows(p.query),
-            key=p.key[:, :: p.share],
-            value=p.value[:, :: p.share],
-            allowed=rows(p.allowed),
-            bias=None if p.bias is None else rows(p.bias),
-        )
-        return in_split_keys(size)(grouped).reshape(B, H, Q, p.value.shape[-1])
-
-    return compute
-
-
 padded_16_by_256 = attention_by(in_padded_tiles(16, 256, 32), "padded_16_by_256")
 split_64 = attention_by(in_split_keys(64), "split_64")
-groups_as_rows = attention_by(in_rows_of_groups(128), "groups_as_rows")
