@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from conformance.checks.catalogue import REFUSAL, UNSUPPORTED
@@ -58,7 +58,7 @@ class Cause:
         diagnosis: the known mistake, for a cause of kind "mistake".
         condition: when it shows, as far as the cases tell; None where they do not.
         pattern: where the first wrong result is wrong.
-        conventions: options under which all its cases conform: it may be meant so.
+        excuses: conventions under which all its cases conform, those first that excuse least: it may be meant so.
         lacks: features or dtypes without which nothing of it shows; the subject may declare that it lacks them.
     """
 
@@ -67,12 +67,17 @@ class Cause:
     diagnosis: Diagnosis | None = None
     condition: Condition | None = None
     pattern: Pattern | None = None
-    conventions: Mapping[str, str] = field(default_factory=dict)
+    excuses: tuple[Mapping[str, str], ...] = ()
     lacks: tuple[str, ...] = ()
 
     @property
     def lead(self) -> Violation:
         return self.violations[0]
+
+    @property
+    def conventions(self) -> Mapping[str, str]:
+        """The conventions by which it is declared, if it is meant so."""
+        return self.excuses[0] if self.excuses else {}
 
     @property
     def rules(self) -> tuple[str, ...]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from conformance.bounds import bound
 from conformance.cases.arguments import is_gradient
 from conformance.cases.declaration import CONVENTIONS, Declaration
 from conformance.checks.comparison import ratio, worst
@@ -84,7 +83,9 @@ def explain_numbers(
         if follow:
             yield explain_by_mistake(chooser, explanation, follow)
     if left:
-        yield from group_numbers(left, own, chooser.passing)
+        known = {id(one) for explanation in chosen for one in explanation.explained}
+        unexplained = [one for one in failing if id(one) not in known]
+        yield from group_numbers(left, own, unexplained, chooser.passing)
 
 
 def runner_operation(violations: dict[int, Violation]) -> str:
@@ -105,7 +106,7 @@ def explain_by_mistake(chooser: Chooser, explanation: Explanation, violations: S
         diagnosis,
         mistake.condition,
         find_pattern(smallest),
-        find_conventions(explanation.explained),
+        find_excuses(explanation.explained),
         (mistake.lacks,) if mistake.lacks else (),
     )
 
@@ -137,59 +138,73 @@ def sort_violations(
 
 
 def group_numbers(
-    violations: dict[int, Violation], own: dict[int, Evidence], passing: Sequence[Evidence]
+    violations: dict[int, Violation],
+    own: dict[int, Evidence],
+    unexplained: Sequence[Evidence],
+    passing: Sequence[Evidence],
 ) -> Iterator[Cause]:
     """One cause for violations that are alike: lost digits in one dtype, wrong outputs, or wrong gradients alone."""
     groups: dict[Any, list[int]] = {}
     for key, violation in violations.items():
-        groups.setdefault(kind_of_numbers(violation, own.get(key)), []).append(key)
-    for (kind, *_), keys in groups.items():
+        groups.setdefault(kind_of_numbers(violation), []).append(key)
+    for (kind, dtype, gradient, _), keys in groups.items():
+        rules = {violations[key].rule for key in keys}
         evidence = [own[key] for key in keys if key in own and own[key].wrong]
+        evidence += [
+            one
+            for one in unexplained
+            if one not in evidence and one.kept is not None and one.kept.rule in rules
+            if dtype in (None, one.case.dtype) and gradient in (None, all(map(is_gradient, one.wrong)))
+        ]
         smallest = min(evidence, key=lambda one: one.size, default=None)
         wrong = frozenset[str]().union(*(one.wrong for one in evidence))
         others = [one for one in passing if not one.case.special and not wrong.isdisjoint(one.answers)]
         condition = learn_condition(evidence, others) if evidence else None
         pattern = None if smallest is None else find_pattern(smallest)
-        conventions = find_conventions(evidence)
-        yield Cause(kind, sort_violations([violations[key] for key in keys]), None, condition, pattern, conventions)
+        excuses = find_excuses(evidence)
+        yield Cause(kind, sort_violations([violations[key] for key in keys]), None, condition, pattern, excuses)
 
 
-def kind_of_numbers(violation: Violation, evidence: Evidence | None) -> tuple[CauseKind, Any, Any]:
+def kind_of_numbers(violation: Violation) -> tuple[CauseKind, str | None, bool | None, bool]:
+    """The kind, with the dtype of lost digits; of wrong numbers, whether they are a gradient's, and numbers at all."""
     if violation.loses_digits:
-        return "digits", violation.case.dtype, None
-    gradient = is_gradient(violation.finding.name)
-    return "numbers", gradient, violation.is_numeric
+        return "digits", violation.case.dtype, None, True
+    return "numbers", None, is_gradient(violation.finding.name), violation.is_numeric
 
 
-def find_conventions(evidence: Sequence[Evidence]) -> dict[str, str]:
+def find_excuses(evidence: Sequence[Evidence]) -> tuple[Mapping[str, str], ...]:
     """The conventions of precision, as few as may be, under which all the cases conform; empty where none do.
 
-    Of the values of a convention those that excuse least come first, and one convention before two.
+    Those come first that excuse least: under which the errors are the largest part of their bounds.
     """
     if not evidence or any(one.case.special for one in evidence):
-        return {}
+        return ()
     choices = [(name, value) for name in PRECISIONS for value in CONVENTIONS[name][1:]]
-    declared = [dict([one]) for one in choices]
-    declared += [dict(pair) for pair in product(choices, choices) if pair[0][0] < pair[1][0]]
-    for conventions in declared:
-        if all(conforms_under(conventions, one) for one in evidence):
-            return conventions
-    return {}
+    pairs = [pair for pair in combinations(choices, 2) if pair[0][0] != pair[1][0]]
+    for several in ([(one,) for one in choices], pairs):
+        errors = {chosen: largest_error(dict(chosen), evidence) for chosen in several}
+        fitting = [chosen for chosen, error in errors.items() if error <= 1]
+        if fitting:
+            return tuple(map(dict, sorted(fitting, key=lambda chosen: -errors[chosen])))
+    return ()
 
 
-def conforms_under(conventions: dict[str, str], evidence: Evidence) -> bool:
-    """Whether the answers to a case are within the bounds of a subject that declares these conventions."""
-    case = evidence.case
-    rounding = roundings(Declaration().promising(**conventions), case.dtype)
-    if not rounding or rounding == case.rounding:
-        return False
-    with np.errstate(all="ignore"):
-        bounds = bound(replace(case, rounding=case.rounding | rounding))
-        return all(
-            bool((ratio(evidence.answers[name].astype(float), evidence.call.exact[name], bounds[name],
-                        str(evidence.answers[name].dtype)) <= 1).all())
-            for name in evidence.wrong
-        )  # fmt: skip
+def largest_error(conventions: Mapping[str, str], evidence: Sequence[Evidence]) -> float:
+    """In bounds of a subject that declares these conventions; infinity from the first case on that does not conform."""
+    largest = 0.0
+    for one in evidence:
+        rounding = roundings(Declaration().promising(**conventions), one.case.dtype)
+        if not rounding or rounding == one.case.rounding:
+            return math.inf
+        with np.errstate(all="ignore"):
+            bounds = one.bounds_under(rounding)
+            for name in one.wrong:
+                got = one.answers[name]
+                error = ratio(got.astype(float), one.call.exact[name], bounds[name], str(got.dtype)).max(initial=0)
+                if not error <= 1:
+                    return math.inf
+                largest = max(largest, float(error))
+    return largest
 
 
 def group_others(violations: Sequence[Violation]) -> Iterator[Cause]:

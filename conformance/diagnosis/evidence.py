@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
+from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
@@ -25,7 +27,7 @@ from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import fill_unpromised, judge, no_others
 from conformance.checks.findings import Finding
 from conformance.checks.kept_cases import LARGEST, KeptCase
-from conformance.mistakes.call import Call
+from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Mistake, Prediction
 from conformance.runner.in_process import JudgeError, Runner
 from conformance.subjects.subject import Answers, Subject
@@ -65,6 +67,13 @@ class Evidence:
                 bounds[name] = np.where(free, np.inf, bounds[name])
         return prediction._replace(bounds=bounds)
 
+    def bounds_under(self, rounding: Mapping[str, str]) -> Results:
+        """The bounds of a subject that declares this rounding of its arithmetic."""
+        if self.kept is None:
+            return bound(add_rounding(self.case, rounding))
+        *_, bounds = self.kept.check.prepare(add_rounding(self.kept.example, rounding))
+        return bounds
+
     @property
     def case(self) -> Case:
         return self.call.case
@@ -72,6 +81,16 @@ class Evidence:
     @property
     def size(self) -> int:
         return sum(array.size for array in self.case.inputs.values())
+
+
+def add_rounding(example: Any, rounding: Mapping[str, str]) -> Any:
+    """The example, each of its cases with this rounding too."""
+    if isinstance(example, Case):
+        return replace(example, rounding=example.rounding | dict(rounding))
+    if isinstance(example, Planted):
+        clean, planted = (add_rounding(case, rounding) for case in (example.clean, example.planted))
+        return replace(example, clean=clean, planted=planted)
+    return tuple(add_rounding(part, rounding) for part in example) if isinstance(example, tuple) else example
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from conformance.checks.kept_cases import KeptCase
-from conformance.checks.results import Results, Violation
+from conformance.checks.results import Results, Violation, keep_violation
 from conformance.checks.threshold import Threshold
 from conformance.diagnosis.cause import Cause
-from conformance.diagnosis.causes import find_causes
+from conformance.diagnosis.causes import find_causes, largest_error
 from conformance.diagnosis.evidence import ask_kept
 from conformance.diagnosis.explanation import judge_mistake
 from conformance.judge.run import Settle, cut_down, keep_as_found
@@ -61,6 +61,7 @@ def make_small(cause: Cause, runner: Runner, seconds: float, settle: Settle, siz
         mistake = None if cause.diagnosis is None else cause.diagnosis.mistake
         smaller = cut_down(lead, runner, seconds, explains_case(runner, mistake))
         lead = smaller if settle(smaller) is smaller else lead
+        cause = replace(cause, excuses=excuse_case(cause.excuses, lead, runner))
     if sized:
         lead = replace(lead, threshold=find_thresholds(lead, runner, SIZES * seconds))
     cause = replace(cause, violations=(lead, *cause.violations[1:]))
@@ -80,6 +81,14 @@ def choose_by_thresholds(cause: Cause, thresholds: Collection[Threshold]) -> Cau
             diagnosis = replace(cause.diagnosis, mistake=one, alternatives=tuple(others))
             return replace(cause, diagnosis=diagnosis, condition=one.condition)
     return cause
+
+
+def excuse_case(
+    excuses: tuple[Mapping[str, str], ...], lead: Violation, runner: Runner
+) -> tuple[Mapping[str, str], ...]:
+    """The conventions under which the smallest case conforms as well."""
+    evidence = ask_kept(runner, keep_violation(lead)) if excuses else None
+    return excuses if evidence is None else tuple(one for one in excuses if largest_error(one, [evidence]) <= 1)
 
 
 def explains_case(runner: Runner, mistake: Mistake | None) -> Callable[[Violation, Example], bool]:

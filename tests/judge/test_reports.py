@@ -73,7 +73,7 @@ def cause(violation: Violation) -> Cause:
     mistake = SCALE.limit(Condition("K", past=16, dtypes=("float32",)))
     pattern = Pattern("output", (Places(("B",), "all", 1, 1), Places(("G", "S"), "from", 4, 2, 2)), 0.25)
     diagnosis = Diagnosis(mistake, 3, 4, 7, (SCALE,))
-    return Cause("mistake", (violation,), diagnosis, mistake.condition, pattern, {"weights": "inputs"}, ("scale",))
+    return Cause("mistake", (violation,), diagnosis, mistake.condition, pattern, ({"weights": "inputs"},), ("scale",))
 
 
 OFF = Finding("output", 12.5, (0, 2, 1, 1), 0.75, 0.5, 0.02)
