@@ -64,17 +64,18 @@ def attention_inputs(*names: str) -> dict[str, np.ndarray]:
     return {name: (arrays | {"bias": bias, "sinks": random(4, seed=4)})[name] for name in names}
 
 
+ARRAYS = ("query", "key", "value", "bias", "sinks")
 ALL = {"mask": KeyLengths(np.array([4, 0])) & Causal(1), "scale": -0.7, "softcap": 1.5}
 DROPOUT = {"dropout_keep": random(2, 4, 3, 5, seed=5) < 0.5, "dropout_rate": 0.3}
 PROJECTIONS = {"key.weight": random(4, 4), "value.weight": random(5, 6), "value.bias": random(6)}
 SEQUENCES = {"query": random(2, 3, 4), "key": random(2, 5, 4, seed=1), "value": random(2, 5, 5)}
-FUSED = (
-    SEQUENCES | PROJECTIONS | {"query.weight": random(4, 8), "query.bias": random(8), "output.weight": random(12, 3)}
-)
+FUSED = SEQUENCES | PROJECTIONS
+FUSED |= {"query.weight": random(4, 8), "query.bias": random(8), "output.weight": random(12, 3)}
 SEPARATE = FUSED | {f"query[{h}].weight": random(4, 8)[:, 2 * h : 2 * h + 2] for h in range(4)}
 SEPARATE |= {f"query[{h}].bias": random(8)[2 * h : 2 * h + 2] for h in range(4)}
 SEPARATE = {name: array for name, array in SEPARATE.items() if name not in ("query.weight", "query.bias")}
 NORM = {"x": random(2, 3, 4), "weight": random(3, 4), "bias": random(3, 4, seed=1)}
+ROWS = {"x": random(5, 3), "weight": random(3)}
 LAYERS = {"x": random(2, 4), "inner.weight": random(4, 6), "inner.bias": random(6), "outer.weight": random(6, 3)}
 GATED = LAYERS | {"gate.weight": random(4, 6, seed=4), "gate.bias": random(6, seed=5)}
 LOGITS = {"logits": random(2, 3, 4), "targets": [[1, -1, 3], [0, 0, -1]]}
@@ -85,12 +86,7 @@ PARTS = {f"outputs[{p}]": random(2, 3, 2, seed=p) for p in range(3)} | {
 
 DIFFERENTIABLE = {
     "attention": case("attention", attention_inputs("query", "key", "value"), output=random(2, 4, 3, 3)),
-    "all options": case(
-        "attention",
-        attention_inputs("query", "key", "value", "bias", "sinks"),
-        ALL | DROPOUT,
-        output=random(2, 4, 3, 3),
-    ),
+    "all options": case("attention", attention_inputs(*ARRAYS), ALL | DROPOUT, output=random(2, 4, 3, 3)),
     "mean": case(
         "attention", attention_inputs("query", "key", "value"), ALL | {"empty_rows": "mean"}, output=random(2, 4, 3, 3)
     ),
@@ -100,7 +96,7 @@ DIFFERENTIABLE = {
     "multi-head": case("multi_head_attention", FUSED, {"num_heads": 4}, output=random(2, 3, 3)),
     "per head": case("multi_head_attention", SEPARATE, {"num_heads": 4} | ALL, output=random(2, 3, 3)),
     "layer norm": case("layer_norm", NORM, output=random(2, 3, 4, seed=3)),
-    "rms norm": case("rms_norm", {"x": random(5, 3), "weight": random(3)}, {"eps": 1e-3}, output=random(5, 3, seed=3)),
+    "rms norm": case("rms_norm", ROWS, {"eps": 1e-3}, output=random(5, 3, seed=3)),
     "standard deviation": case("standard_deviation_norm", NORM, {"eps": 1e-6}, output=random(2, 3, 4, seed=3)),
     "learned": case("learned_positions", {"table": random(6, 2)}, {"length": 3, "offset": 2}, output=random(3, 2)),
     "embedding": case(
@@ -111,12 +107,7 @@ DIFFERENTIABLE = {
     "gelu tanh": case("feed_forward", LAYERS, {"activation": "gelu_tanh"}, output=random(2, 3)),
     "silu": case("feed_forward", LAYERS, {"activation": "silu"}, output=random(2, 3)),
     "gated": case("gated_feed_forward", GATED, INNER_DROPOUT, output=random(2, 3)),
-    "1 + weight": case(
-        "rms_norm",
-        {"x": random(5, 3), "weight": random(3)},
-        {"eps": 1e-3, "plus_one": True},
-        output=random(5, 3, seed=3),
-    ),
+    "1 + weight": case("rms_norm", ROWS, {"eps": 1e-3, "plus_one": True}, output=random(5, 3, seed=3)),
     "relative": case(
         "relative_position_bias",
         {"table": random(9, 2)},
@@ -145,9 +136,8 @@ def along(of: Case, directions: dict[str, np.ndarray], step: arb) -> arb:
     """sum(result * cotangent) at the moved inputs, leaving out log-sum-exps of -inf."""
     results = ball.formula(of.operation)(Moved(of, directions, step), of.options)
     pairs = ((results[name].value, balls(cotangent)) for name, cotangent in of.cotangents.items())
-    return sum(
-        (v * c for values, cs in pairs for v, c in zip(values.flat, cs.flat, strict=True) if v.is_finite()), arb(0)
-    )
+    products = (zip(values.flat, cotangents.flat, strict=True) for values, cotangents in pairs)
+    return sum((v * c for pair in products for v, c in pair if v.is_finite()), arb(0))
 
 
 @pytest.mark.rule("ATT-12")
@@ -171,12 +161,6 @@ def test_gradients_are_the_limit_of_difference_quotients(name: str, fine: None) 
         h = arb(2) ** -60
         assert abs(quotient(h) - slope) < arb(2) ** -100
         assert abs((4 * quotient(h / 2) - quotient(h)) / 3 - slope) < arb(2) ** -200
-
-
-@pytest.mark.rule("EMB-1")
-def test_gradients_add_up_over_repeated_ids() -> None:
-    repeated = case("embedding", {"table": np.ones((3, 1)), "ids": [2, 0, 2]}, output=[[1], [2], [4]])
-    np.testing.assert_array_equal(evaluate(repeated)["gradient of table"].high, [[2], [0], [5]])
 
 
 @pytest.mark.rule("FFN-1")
@@ -219,9 +203,8 @@ def test_logsumexp_of_one_key_is_its_score() -> None:
     inputs = {"query": [[[[1.0, 2.0]]]], "key": [[[[0.5, -0.75]]]], "bias": [[0.25]]}
     score = evaluate(case("attention_logsumexp", inputs, {"scale": -0.5, "softcap": 2.0}))["output"].high
     np.testing.assert_allclose(score, 2 * math.tanh(0.5 / 2) + 0.25, rtol=1e-15)
-    np.testing.assert_allclose(
-        evaluate(case("attention_logsumexp", inputs))["output"].high, -1 / math.sqrt(2) + 0.25, rtol=1e-15
-    )
+    plain = evaluate(case("attention_logsumexp", inputs))["output"].high
+    np.testing.assert_allclose(plain, -1 / math.sqrt(2) + 0.25, rtol=1e-15)
 
 
 @pytest.mark.rule("ATT-11")
@@ -280,9 +263,8 @@ def test_layer_norm_of_minus_one_and_one() -> None:
     assert_equal(*(evaluate(case("layer_norm", inputs, options))["output"] for options in ({}, {"eps": 1e-5})))
     unbiased = evaluate(case("standard_deviation_norm", inputs, {"eps": 0.0}))["output"]
     np.testing.assert_allclose(unbiased.high, [-(0.5**0.5), 0.5**0.5], rtol=1e-15)
-    np.testing.assert_array_equal(
-        evaluate(case("rms_norm", {"x": [3, 3], "weight": [1, 2]}, {"eps": 0.0}))["output"].high, [1, 2]
-    )
+    rms = evaluate(case("rms_norm", {"x": [3, 3], "weight": [1, 2]}, {"eps": 0.0}))["output"].high
+    np.testing.assert_array_equal(rms, [1, 2])
 
 
 @pytest.mark.rule("POS-1")
@@ -437,9 +419,9 @@ def test_what_stands_behind_a_mask_does_not_count() -> None:
 
 
 @pytest.mark.rule("ATT-10")
-@pytest.mark.parametrize("name", ["query", "key", "value", "bias", "sinks"])
+@pytest.mark.parametrize("name", ARRAYS)
 def test_special_values_that_count_are_refused(name: str) -> None:
-    inputs = {n: array.copy() for n, array in attention_inputs("query", "key", "value", "bias", "sinks").items()}
+    inputs = {n: array.copy() for n, array in attention_inputs(*ARRAYS).items()}
     inputs[name][(0,) * inputs[name].ndim] = np.nan
     with pytest.raises(ValueError, match=name):
         evaluate(case("attention", inputs))
@@ -480,13 +462,6 @@ def test_gradients_that_cancel_are_zero() -> None:
 def test_what_is_undefined_is_refused() -> None:
     with pytest.raises(ArithmeticError, match="layer_norm"):
         evaluate(case("layer_norm", {"x": [1, 1], "weight": [1, 1]}, {"eps": 0.0}))
-
-
-def test_names_that_do_not_belong_are_refused() -> None:
-    with pytest.raises(ValueError, match="gain"):
-        evaluate(case("rms_norm", {"x": [1.0], "weight": [1.0], "gain": [1.0]}))
-    with pytest.raises(ValueError, match="cotangent of result"):
-        evaluate(case("rms_norm", {"x": [1.0], "weight": [1.0]}, result=[1.0]))
 
 
 def test_high_and_low() -> None:
