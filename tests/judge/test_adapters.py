@@ -17,9 +17,8 @@ from conformance import check
 from tests.support import kernels
 from tests.support.helpers import SMALL
 
-TEXT = (
-    (Path(__file__).parents[2] / "docs" / "judging.md").read_text().partition("### Adapters")[2].partition("\n###")[0]
-)
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "judging.md").read_text()
+TEXT = DOCUMENT.partition("### Adapters")[2].partition("\n###")[0]
 ABOVE, *ADAPTERS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 NAMES = ("flash_attn_func", "flash_attn_varlen_func", "paged_attention", "padded_attention", "in place", "at the end")
 BY_NAME = dict(zip(NAMES, ADAPTERS, strict=True))
@@ -41,11 +40,7 @@ def violated(function: Any, **given: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.slow_where("padded_attention")
-@pytest.mark.slow_where("varlen")
-@pytest.mark.slow_where("paged")
-@pytest.mark.slow_where("in place")
-@pytest.mark.slow_where("at the end")
+@pytest.mark.slow_where(unless="flash_attn_func")
 def test_adapters_conform(name: str) -> None:
     assert len(BY_NAME[name].partition("def ")[2].splitlines()) <= 20
     assert violated(adapter(name), dtypes=["float16"], rules=["MASK-2", "MASK-3", "MASK-6", "ATT-3"]) == []
@@ -85,20 +80,16 @@ def test_a_mistake_in_a_cache_is_found() -> None:
     def keeps_the_cache(q: Any, k_cache: Any, v_cache: Any, *new: Any, **options: Any) -> Any:
         return kernels.flash_attn_with_kvcache(q, k_cache.clone(), v_cache.clone(), *new, **options)
 
-    def without_the_new(
-        q: Any, k_cache: Any, v_cache: Any, *, k: Any, v: Any, cache_seqlens: Any, **options: Any
-    ) -> Any:
-        kernels.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens, **options)
-        return kernels.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=cache_seqlens, **options)
+    def without_the_new(q: Any, k_cache: Any, v_cache: Any, *, k: Any, v: Any, cache_seqlens: Any, **rest: Any) -> Any:
+        kernels.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens, **rest)
+        return kernels.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=cache_seqlens, **rest)
 
-    def at_the_cache(
-        q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, causal: bool = False, **options: Any
-    ) -> Any:
+    def at_cache(q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, causal: bool = False, **rest: Any) -> Any:
         """Causal at the last place of the cache, whatever the lengths."""
         array = torch.full_like(cache_seqlens, k_cache.shape[1]) if causal else cache_seqlens
-        return kernels.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=array, causal=causal, **options)
+        return kernels.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=array, causal=causal, **rest)
 
     given: dict[str, Any] = {"dtypes": ["float16"], "rules": ["CALL", "MASK-2"]}
     assert "CALL" in violated(adapter("in place", keeps_the_cache), **given)
     assert violated(adapter("in place", without_the_new), **given) != []
-    assert violated(adapter("at the end", at_the_cache), dtypes=["float16"], rules=["MASK-3"]) == ["MASK-3"]
+    assert violated(adapter("at the end", at_cache), dtypes=["float16"], rules=["MASK-3"]) == ["MASK-3"]

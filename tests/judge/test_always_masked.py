@@ -19,29 +19,33 @@ import torch
 import reference_numpy
 import specification
 from conformance import check
-from conformance.cases.declaration import MASK_KINDS, declaration_of
-from conformance.cases.features import has_declared_masks, mask_kinds, windows_of
-from conformance.judge.judgement import plain_claim
+from conformance.cases.declaration import declaration_of
+from conformance.cases.features import has_declared_masks
 from conformance.operations.probes import catalogue
 from conformance.reports.blocks import notes
 from conformance.reports.subjects import checked_content
 from conformance.reports.tables import dtypes_judged, subject_table
 from conformance.sampling.draws import draw_cases
 from conformance.sampling.strategies import window_sizes
-from specification import Causal, Dense, KeyLengths, SlidingWindow
+from specification import Causal, SlidingWindow
 from specification.dtypes import HALF
 from tests.support import kernels
 from tests.support.helpers import SMALL, options_of
 
 TEXT = (Path(__file__).parents[2] / "docs" / "judging.md").read_text()
-FLAG, ALWAYS_CAUSAL, FIXED_WINDOW = re.findall(
-    r"```python\n(.*?)```", TEXT.partition("### A kernel with a causal flag")[2].partition("\n###")[0], re.DOTALL
-)
-(BACKWARD,) = re.findall(
-    r"```python\n(.*?)```", TEXT.partition("### A kernel with its own backward")[2].partition("\n###")[0], re.DOTALL
-)
+
+
+def examples(title: str) -> list[str]:
+    """Those below a title in docs/judging.md."""
+    part = TEXT.partition(f"### {title}\n")[2].partition("\n###")[0]
+    return re.findall(r"```python\n(.*?)```", part, re.DOTALL)
+
+
+FLAG, ALWAYS_CAUSAL, FIXED_WINDOW = examples("A kernel with a causal flag")
+(BACKWARD,) = examples("A kernel with its own backward pass")
 QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False}
 LIMITS = SMALL | {"queries": 40, "keys": 40}
+TORCH = QUICK | {"arrays": "torch", "dtypes": ["float32"], "limits": LIMITS}
 
 
 def my_kernel(q: Any, k: Any, v: Any, *, is_causal: bool, sm_scale: float | None) -> Any:
@@ -57,8 +61,7 @@ def example(text: str, **names: Any) -> Any:
 
 
 def violated(function: Any, **given: Any) -> list[str]:
-    told: dict[str, Any] = QUICK | {"arrays": "torch", "dtypes": ["float32"], "limits": LIMITS} | given
-    return [violation.rule for violation in check(function, "attention", **told).violations]
+    return [violation.rule for violation in check(function, "attention", **TORCH | given).violations]
 
 
 # --- the examples -----------------------------------------------------------------------------------------------------
@@ -70,35 +73,32 @@ def test_an_example_conforms_to_every_rule(text: str) -> None:
     assert violated(example(text)) == []
 
 
-def test_a_causal_kernel_that_is_wrong_at_the_diagonal() -> None:
-    def without_the_diagonal(q: Any, k: Any, v: Any, *, sm_scale: Any = None) -> Any:
-        return kernels.torch_impl.attention(q, k, v, mask=Causal(k.shape[2] - q.shape[2] - 1), scale=sm_scale)
-
-    assert violated(example(ALWAYS_CAUSAL, causal_kernel=without_the_diagonal), rules=["MASK-3"]) == ["MASK-3"]
-
-
-@pytest.mark.parametrize("before", [30, 32])
-def test_a_window_that_is_one_off(before: int) -> None:
-    wrong = partial(kernels.windowed_kernel, before=before)
-    assert violated(example(FIXED_WINDOW, windowed_kernel=wrong), rules=["MASK-4"]) == ["MASK-4"]
-
-
 @pytest.mark.slow
 def test_another_window_is_refused() -> None:
     def whatever(query: Any, key: Any, value: Any, *, mask: Any) -> Any:
         return kernels.windowed_kernel(query, key, value)
 
     given: dict[str, Any] = {"windows": [(31, 0)], "conventions": {"causal": "bottom_right"}}
-    told = QUICK | {"arrays": "torch", "dtypes": ["float32"], "limits": LIMITS, "rules": ["MASK-4"]}
-    report = check(whatever, "attention", supports="structured,window,no-offset", **told, **given)
+    report = check(whatever, "attention", supports="structured,window,no-offset", rules=["MASK-4"], **TORCH, **given)
     assert [(one.rule, one.title) for one in report.violations] == [("MASK-4", "another window")]
 
 
-@pytest.mark.slow
-def test_a_wrong_backward_pass_is_found() -> None:
-    text = BACKWARD.replace("(of_weights - mean)", "of_weights")
-    assert text != BACKWARD
-    assert violated(example(text), rules=["ATT-12"]) == ["ATT-12"]
+def without_the_diagonal(q: Any, k: Any, v: Any, *, sm_scale: Any = None) -> Any:
+    return kernels.torch_impl.attention(q, k, v, mask=Causal(k.shape[2] - q.shape[2] - 1), scale=sm_scale)
+
+
+@pytest.mark.parametrize(
+    ("text", "kernel", "rule"),
+    [
+        (ALWAYS_CAUSAL, {"causal_kernel": without_the_diagonal}, "MASK-3"),
+        (FIXED_WINDOW, {"windowed_kernel": partial(kernels.windowed_kernel, before=30)}, "MASK-4"),
+        (FIXED_WINDOW, {"windowed_kernel": partial(kernels.windowed_kernel, before=32)}, "MASK-4"),
+        pytest.param(BACKWARD.replace("(of_weights - mean)", "of_weights"), {}, "ATT-12", marks=pytest.mark.slow),
+    ],
+    ids=["causal", "window of 30", "window of 32", "backward"],
+)
+def test_an_example_with_a_wrong_kernel(text: str, kernel: dict[str, Any], rule: str) -> None:
+    assert violated(example(text, **kernel), rules=[rule]) == [rule]
 
 
 # --- declarations -----------------------------------------------------------------------------------------------------
@@ -159,13 +159,6 @@ def test_no_case_is_without_a_mask(supports: str) -> None:
                 assert has_declared_masks(probe.check.case_of(found), said), probe.title
 
 
-@pytest.mark.parametrize("kind", MASK_KINDS)
-def test_a_plain_call_has_a_mask(kind: str) -> None:
-    said = declaration_of(by_default, False, supports=f"{kind},scale,no-unmasked")
-    cases = [case for _, case in draw_cases(plain_claim("attention", said).cases, 2, 1)]
-    assert [mask_kinds(case.options["mask"]) for case in cases] == [{kind}] * 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["diagonal", "scale", "gradient", "nan"])
 def test_no_call_is_without_a_mask(wrong: str) -> None:
@@ -197,13 +190,7 @@ def test_no_call_is_without_a_mask(wrong: str) -> None:
     report = check(attention, "attention", supports="structured,causal,no-offset,scale,gqa,cross,gradients", **given)
     assert report.violations
     assert masks
-    assert None not in [mask if mask is None else "" for mask in masks]
-
-
-def test_windows_of_a_mask() -> None:
-    both = SlidingWindow(1, 2, 0) & KeyLengths([1]) | SlidingWindow(3, None, 0)
-    assert windows_of(both) == {(1, 2), (3, None)}
-    assert windows_of(Dense([[True]])) == windows_of(None) == set()
+    assert not any(mask is None for mask in masks)
 
 
 @pytest.mark.parametrize("convention", ["top_left", "bottom_right"])
@@ -213,17 +200,14 @@ def test_sizes_go_past_each_edge_of_a_window(window: Any, supports: str, convent
     """A window that is one key wider, on either side that has an end, allows other pairs at one of the sizes."""
     said = declaration_of(by_default, False, supports=f"structured,{supports},no-offset", windows=[window])
     assert window_sizes(said)
+
+    def allowed(edges: Any, s: Any) -> Any:
+        offset = s.K - s.Q if convention == "bottom_right" else 0
+        return reference_numpy.materialize(SlidingWindow(*edges, offset), s.Q, s.K)
+
     for side in (side for side in (0, 1) if window[side] is not None):
         wider = tuple(n + 1 if i == side else n for i, n in enumerate(window))
-        arrays = [
-            [reference_numpy.materialize(SlidingWindow(*w, offset(s, convention)), s.Q, s.K) for w in (window, wider)]
-            for s in window_sizes(said)
-        ]
-        assert any((one != other).any() for one, other in arrays)
-
-
-def offset(s: Any, convention: str) -> int:
-    return s.K - s.Q if convention == "bottom_right" else 0
+        assert any((allowed(window, s) != allowed(wider, s)).any() for s in window_sizes(said))
 
 
 @pytest.mark.parametrize("windows", [[3], [(1,)], [(None, None)], [(-1, 0)], ["31/0"]], ids=str)
@@ -256,8 +240,7 @@ def test_a_replay_remembers_the_windows(tmp_path: Path) -> None:
 
     wrong = example(FIXED_WINDOW, windowed_kernel=partial(kernels.windowed_kernel, before=30))
     wrong.conformance.pop("windows")
-    told = QUICK | {"arrays": "torch", "dtypes": ["float32"], "limits": LIMITS, "rules": ["MASK-4"]}
-    (found,) = check(wrong, "attention", windows=[(31, 0)], **told).violations
+    (found,) = check(wrong, "attention", windows=[(31, 0)], rules=["MASK-4"], **TORCH).violations
     save(found, tmp_path / "replay.json")
     again = replay(tmp_path / "replay.json", wrong)
     assert max(finding.ratio for finding in again) > 1

@@ -15,14 +15,13 @@ pytest.importorskip("flint")
 
 from flint import arb, ctx
 
-from conformance.cases.arrays import join_projections
 from conformance.cases.case import Case
 from conformance.cases.mask_predicate import visible_pairs
 from conformance.oracle import ball
 from conformance.oracle.ball import Exact, evaluate, evaluate_balls
 from conformance.oracle.ball.inputs import Leaves
 from conformance.oracle.ball.tape import Variable, balls, product
-from conformance.oracle.work import AFFORDABLE, affordable, ball_work
+from conformance.oracle.work import affordable
 from specification.masks import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 
 INTEGERS = ("ids", "targets")
@@ -65,17 +64,18 @@ def attention_inputs(*names: str) -> dict[str, np.ndarray]:
     return {name: (arrays | {"bias": bias, "sinks": random(4, seed=4)})[name] for name in names}
 
 
+ARRAYS = ("query", "key", "value", "bias", "sinks")
 ALL = {"mask": KeyLengths(np.array([4, 0])) & Causal(1), "scale": -0.7, "softcap": 1.5}
 DROPOUT = {"dropout_keep": random(2, 4, 3, 5, seed=5) < 0.5, "dropout_rate": 0.3}
 PROJECTIONS = {"key.weight": random(4, 4), "value.weight": random(5, 6), "value.bias": random(6)}
 SEQUENCES = {"query": random(2, 3, 4), "key": random(2, 5, 4, seed=1), "value": random(2, 5, 5)}
-FUSED = (
-    SEQUENCES | PROJECTIONS | {"query.weight": random(4, 8), "query.bias": random(8), "output.weight": random(12, 3)}
-)
+FUSED = SEQUENCES | PROJECTIONS
+FUSED |= {"query.weight": random(4, 8), "query.bias": random(8), "output.weight": random(12, 3)}
 SEPARATE = FUSED | {f"query[{h}].weight": random(4, 8)[:, 2 * h : 2 * h + 2] for h in range(4)}
 SEPARATE |= {f"query[{h}].bias": random(8)[2 * h : 2 * h + 2] for h in range(4)}
 SEPARATE = {name: array for name, array in SEPARATE.items() if name not in ("query.weight", "query.bias")}
 NORM = {"x": random(2, 3, 4), "weight": random(3, 4), "bias": random(3, 4, seed=1)}
+ROWS = {"x": random(5, 3), "weight": random(3)}
 LAYERS = {"x": random(2, 4), "inner.weight": random(4, 6), "inner.bias": random(6), "outer.weight": random(6, 3)}
 GATED = LAYERS | {"gate.weight": random(4, 6, seed=4), "gate.bias": random(6, seed=5)}
 LOGITS = {"logits": random(2, 3, 4), "targets": [[1, -1, 3], [0, 0, -1]]}
@@ -86,12 +86,7 @@ PARTS = {f"outputs[{p}]": random(2, 3, 2, seed=p) for p in range(3)} | {
 
 DIFFERENTIABLE = {
     "attention": case("attention", attention_inputs("query", "key", "value"), output=random(2, 4, 3, 3)),
-    "all options": case(
-        "attention",
-        attention_inputs("query", "key", "value", "bias", "sinks"),
-        ALL | DROPOUT,
-        output=random(2, 4, 3, 3),
-    ),
+    "all options": case("attention", attention_inputs(*ARRAYS), ALL | DROPOUT, output=random(2, 4, 3, 3)),
     "mean": case(
         "attention", attention_inputs("query", "key", "value"), ALL | {"empty_rows": "mean"}, output=random(2, 4, 3, 3)
     ),
@@ -101,7 +96,7 @@ DIFFERENTIABLE = {
     "multi-head": case("multi_head_attention", FUSED, {"num_heads": 4}, output=random(2, 3, 3)),
     "per head": case("multi_head_attention", SEPARATE, {"num_heads": 4} | ALL, output=random(2, 3, 3)),
     "layer norm": case("layer_norm", NORM, output=random(2, 3, 4, seed=3)),
-    "rms norm": case("rms_norm", {"x": random(5, 3), "weight": random(3)}, {"eps": 1e-3}, output=random(5, 3, seed=3)),
+    "rms norm": case("rms_norm", ROWS, {"eps": 1e-3}, output=random(5, 3, seed=3)),
     "standard deviation": case("standard_deviation_norm", NORM, {"eps": 1e-6}, output=random(2, 3, 4, seed=3)),
     "learned": case("learned_positions", {"table": random(6, 2)}, {"length": 3, "offset": 2}, output=random(3, 2)),
     "embedding": case(
@@ -112,12 +107,7 @@ DIFFERENTIABLE = {
     "gelu tanh": case("feed_forward", LAYERS, {"activation": "gelu_tanh"}, output=random(2, 3)),
     "silu": case("feed_forward", LAYERS, {"activation": "silu"}, output=random(2, 3)),
     "gated": case("gated_feed_forward", GATED, INNER_DROPOUT, output=random(2, 3)),
-    "1 + weight": case(
-        "rms_norm",
-        {"x": random(5, 3), "weight": random(3)},
-        {"eps": 1e-3, "plus_one": True},
-        output=random(5, 3, seed=3),
-    ),
+    "1 + weight": case("rms_norm", ROWS, {"eps": 1e-3, "plus_one": True}, output=random(5, 3, seed=3)),
     "relative": case(
         "relative_position_bias",
         {"table": random(9, 2)},
@@ -146,9 +136,8 @@ def along(of: Case, directions: dict[str, np.ndarray], step: arb) -> arb:
     """sum(result * cotangent) at the moved inputs, leaving out log-sum-exps of -inf."""
     results = ball.formula(of.operation)(Moved(of, directions, step), of.options)
     pairs = ((results[name].value, balls(cotangent)) for name, cotangent in of.cotangents.items())
-    return sum(
-        (v * c for values, cs in pairs for v, c in zip(values.flat, cs.flat, strict=True) if v.is_finite()), arb(0)
-    )
+    products = (zip(values.flat, cotangents.flat, strict=True) for values, cotangents in pairs)
+    return sum((v * c for pair in products for v, c in pair if v.is_finite()), arb(0))
 
 
 @pytest.mark.rule("ATT-12")
@@ -172,12 +161,6 @@ def test_gradients_are_the_limit_of_difference_quotients(name: str, fine: None) 
         h = arb(2) ** -60
         assert abs(quotient(h) - slope) < arb(2) ** -100
         assert abs((4 * quotient(h / 2) - quotient(h)) / 3 - slope) < arb(2) ** -200
-
-
-@pytest.mark.rule("EMB-1")
-def test_gradients_add_up_over_repeated_ids() -> None:
-    repeated = case("embedding", {"table": np.ones((3, 1)), "ids": [2, 0, 2]}, output=[[1], [2], [4]])
-    np.testing.assert_array_equal(evaluate(repeated)["gradient of table"].high, [[2], [0], [5]])
 
 
 @pytest.mark.rule("FFN-1")
@@ -220,9 +203,8 @@ def test_logsumexp_of_one_key_is_its_score() -> None:
     inputs = {"query": [[[[1.0, 2.0]]]], "key": [[[[0.5, -0.75]]]], "bias": [[0.25]]}
     score = evaluate(case("attention_logsumexp", inputs, {"scale": -0.5, "softcap": 2.0}))["output"].high
     np.testing.assert_allclose(score, 2 * math.tanh(0.5 / 2) + 0.25, rtol=1e-15)
-    np.testing.assert_allclose(
-        evaluate(case("attention_logsumexp", inputs))["output"].high, -1 / math.sqrt(2) + 0.25, rtol=1e-15
-    )
+    plain = evaluate(case("attention_logsumexp", inputs))["output"].high
+    np.testing.assert_allclose(plain, -1 / math.sqrt(2) + 0.25, rtol=1e-15)
 
 
 @pytest.mark.rule("ATT-11")
@@ -281,9 +263,8 @@ def test_layer_norm_of_minus_one_and_one() -> None:
     assert_equal(*(evaluate(case("layer_norm", inputs, options))["output"] for options in ({}, {"eps": 1e-5})))
     unbiased = evaluate(case("standard_deviation_norm", inputs, {"eps": 0.0}))["output"]
     np.testing.assert_allclose(unbiased.high, [-(0.5**0.5), 0.5**0.5], rtol=1e-15)
-    np.testing.assert_array_equal(
-        evaluate(case("rms_norm", {"x": [3, 3], "weight": [1, 2]}, {"eps": 0.0}))["output"].high, [1, 2]
-    )
+    rms = evaluate(case("rms_norm", {"x": [3, 3], "weight": [1, 2]}, {"eps": 0.0}))["output"].high
+    np.testing.assert_array_equal(rms, [1, 2])
 
 
 @pytest.mark.rule("POS-1")
@@ -438,9 +419,9 @@ def test_what_stands_behind_a_mask_does_not_count() -> None:
 
 
 @pytest.mark.rule("ATT-10")
-@pytest.mark.parametrize("name", ["query", "key", "value", "bias", "sinks"])
+@pytest.mark.parametrize("name", ARRAYS)
 def test_special_values_that_count_are_refused(name: str) -> None:
-    inputs = {n: array.copy() for n, array in attention_inputs("query", "key", "value", "bias", "sinks").items()}
+    inputs = {n: array.copy() for n, array in attention_inputs(*ARRAYS).items()}
     inputs[name][(0,) * inputs[name].ndim] = np.nan
     with pytest.raises(ValueError, match=name):
         evaluate(case("attention", inputs))
@@ -483,13 +464,6 @@ def test_what_is_undefined_is_refused() -> None:
         evaluate(case("layer_norm", {"x": [1, 1], "weight": [1, 1]}, {"eps": 0.0}))
 
 
-def test_names_that_do_not_belong_are_refused() -> None:
-    with pytest.raises(ValueError, match="gain"):
-        evaluate(case("rms_norm", {"x": [1.0], "weight": [1.0], "gain": [1.0]}))
-    with pytest.raises(ValueError, match="cotangent of result"):
-        evaluate(case("rms_norm", {"x": [1.0], "weight": [1.0]}, result=[1.0]))
-
-
 def test_high_and_low() -> None:
     for numerator, denominator in ((1, 3), (2, 3), (-5, 7), (10**40, 3)):
         high, low = ball.split_ball(arb(numerator) / denominator)
@@ -515,75 +489,6 @@ def test_every_dtype_is_taken_exactly(dtype: str) -> None:
 
 
 # --- work -------------------------------------------------------------------------------------------------------------
-
-
-def balls_made(subject: Case, monkeypatch: pytest.MonkeyPatch) -> int:
-    made = 0
-    make = Variable.__init__
-
-    def counting(self: Variable, value: Any, *rest: Any, **keywords: Any) -> None:
-        nonlocal made
-        make(self, value, *rest, **keywords)
-        made += self.value.size
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Variable, "__init__", counting)
-        evaluate_balls(subject)
-    return made
-
-
-def sizes_of(case: Case) -> dict[str, int]:
-    """The sizes of a case, by the names that `ball_work` takes."""
-    inputs, options = join_projections(case.inputs), case.options
-    shapes = {name: array.shape for name, array in inputs.items()}
-    if case.operation == "multi_head_attention":
-        (B, Q, E), K, H = shapes["query"], shapes["key"][1], options["num_heads"]
-        D = shapes["query.weight"][1] // H
-        G = shapes["key.weight"][1] // max(D, 1)
-        return {"B": B, "H": H, "G": G, "Q": Q, "K": K, "D": D, "V": shapes["value.weight"][1] // max(G, 1), "E": E}
-    if "query" in inputs:
-        (B, H, Q, D), (G, K) = shapes["query"], shapes["key"][1:3]
-        values = {"V": shapes["value"][3]} if "value" in inputs else {}
-        return {"B": B, "H": H, "G": G, "Q": Q, "K": K, "D": D} | values
-    if case.operation == "merge_attention":
-        *rows, V = case.inputs["outputs[0]"].shape
-        parts = sum(name.startswith("outputs[") for name in case.inputs)
-        return {"B": 1, "H": 1, "Q": math.prod(rows), "V": V, "parts": parts}
-    if "inner.weight" in inputs:
-        (E, F), out = shapes["inner.weight"], shapes["outer.weight"][1]
-        return {"rows": math.prod(shapes["x"][:-1]), "E": E, "F": F, "out": out}
-    if "query_length" in options:
-        return {"pairs": shapes["table"][1] * options["query_length"] * options["key_length"]}
-    if "table" in inputs:
-        rows = math.prod(shapes["ids"]) if "ids" in inputs else options["length"]
-        return {"N": shapes["table"][0], "E": shapes["table"][1], "rows": rows}
-    if "targets" in inputs:
-        classes = shapes["logits" if "logits" in shapes else "log_probabilities"][-1]
-        return {"rows": math.prod(shapes["targets"]), "classes": classes}
-    if "x" in inputs:
-        width = math.prod(shapes["weight"])
-        return {"rows": math.prod(shapes["x"]) // max(width, 1), "width": width}
-    return {"rows": options["length"], "width": options["width"]}
-
-
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_work_counts_every_ball(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each ball on the tape is worth one multiplication at least, with all that is done with it some fifty at most."""
-    subject = DIFFERENTIABLE[name]
-    work = ball_work(subject.operation, gradients=True, **sizes_of(subject))
-    assert balls_made(subject, monkeypatch) < work < 50 * balls_made(subject, monkeypatch)
-
-
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_work_grows_with_every_size(name: str) -> None:
-    subject = DIFFERENTIABLE[name]
-    sizes = sizes_of(subject)
-    work = ball_work(subject.operation, gradients=True, **sizes)
-    assert ball_work(subject.operation, gradients=False, **sizes) < work < AFFORDABLE
-    grouped = subject.operation != "multi_head_attention"  # keys and values are spread over the heads that read them
-    for size in set(sizes) - ({"G"} if grouped else set()):
-        larger = sizes | {size: sizes[size] * 10**7}
-        assert not affordable(subject.operation, gradients=True, **larger), size
 
 
 def test_what_is_affordable() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -31,117 +33,10 @@ from conformance.reports.sentences import describe_finding
 from conformance.runner import in_subprocess
 from conformance.runner.in_process import JudgeError
 from specification import MODEL_RULES, RULES
-from tests.support.helpers import command
+from tests.support import targets
+from tests.support.helpers import FEW_SIZES, command
 
 ROOT = Path(__file__).parents[2]
-
-TARGETS = """
-import os
-import signal
-import time
-
-import numpy as np
-
-import reference_numpy
-
-buffers = {}
-number = 3
-
-
-def good(query, key, value, *, mask=None, scale=None):
-    return reference_numpy.attention(query, key, value, mask=mask, scale=scale)
-
-
-def unscaled(query, key, value, *, mask=None):
-    return reference_numpy.attention(query, key, value, mask=mask, scale=1.0)
-
-
-def inverted(query, key, value, *, mask=None):
-    return good(query, key, value, mask=None if mask is None else ~mask)
-
-
-def gradients(query, key, value, bar, *, mask=None, scale=None):
-    return reference_numpy.attention_vjp(query, key, value, bar, mask=mask, scale=scale)
-
-
-def doubled(*arguments, **options):
-    return {name: 2 * array for name, array in gradients(*arguments, **options)._asdict().items() if array is not None}
-
-
-def takes_one(x):
-    return x
-
-
-def wrong_shape(query, key, value):
-    return good(query, key, value)[:, :1]
-
-
-def wrong_dtype(query, key, value):
-    return good(query, key, value).astype("complex64")
-
-
-def wrong_framework(query, key, value):
-    return good(query, key, value).tolist()
-
-
-def returns_nothing(query, key, value):
-    return None
-
-
-def raises(query, key, value):
-    raise RuntimeError("no [red]kernel[/red] for \\x1b[31m\\x00 this <b>device</b>")
-
-
-def raises_on_masks(query, key, value, *, mask=None):
-    if mask is not None:
-        raise NotImplementedError("masks")
-    return good(query, key, value)
-
-
-def leaves(query, key, value):
-    raise SystemExit(0)
-
-
-def hangs(query, key, value):
-    while True:
-        time.sleep(0.01)
-
-
-def hangs_deaf(query, key, value):
-    signal.signal(signal.SIGALRM, signal.SIG_IGN)
-    hangs(query, key, value)
-
-
-def hangs_on_masks(query, key, value, *, mask=None):
-    return good(query, key, value) if mask is None else hangs(query, key, value)
-
-
-def dies(query, key, value):
-    os.abort()
-
-
-def dies_on_masks(query, key, value, *, mask=None):
-    return good(query, key, value) if mask is None else os.abort()
-
-
-def prints(query, key, value):
-    print("loading kernel")
-    return good(query, key, value)
-
-
-def changes_inputs(query, key, value):
-    result = good(query, key, value)
-    query *= 2
-    key *= 0.5  # so that another call answers the same
-    return result
-
-
-def same_buffer(query, key, value):
-    result = good(query, key, value)
-    buffer = buffers.setdefault((result.shape, str(result.dtype)), np.empty_like(result))
-    buffer[...] = result
-    return buffer
-"""
 
 
 class Outcome(NamedTuple):
@@ -160,7 +55,7 @@ Command = Callable[..., Outcome]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working directory, with targets.py in it, which is loaded for each test anew."""
-    (tmp_path / "targets.py").write_text(TARGETS)
+    shutil.copy(targets.__file__, tmp_path / "targets.py")
     monkeypatch.chdir(tmp_path)
     sys.modules.pop("targets", None)
     yield tmp_path
@@ -171,12 +66,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def check(folder: Path) -> Command:
     """`conformance check` of a function in targets.py, or of any target with a colon, and its three reports."""
 
-    def run(name: str, *words: object, operation: str = "attention") -> Outcome:
+    def run(name: str, *words: object) -> Outcome:
         target = name if ":" in name else f"targets.py:{name}"
         words = words if "--isolate" in words else ("--in-process", *words)
         files = ("--json", "report.json", "--junit", "report.xml", "--html", "report.html")
-        quick = ("--effort", "quick", "--seed", 1, "--time-limit", 1, "--no-shrink", "--profile", "strict", *files)
-        code, output = command("check", target, "--operation", operation, *quick, *words)
+        quick = ("--effort", "quick", "--seed", 1, "--time-limit", 1, "--no-shrink", "--profile", "strict")
+        code, output = command("check", target, "--operation", "attention", *quick, *FEW_SIZES, *files, *words)
         assert "Traceback" not in output
         report = json.loads((folder / "report.json").read_text(), parse_constant=pytest.fail)
         suites = ElementTree.parse(folder / "report.xml").getroot()
@@ -219,12 +114,6 @@ def test_declared_convention(check: Command) -> None:
     assert check("inverted", "--rule", "MASK-1", "--convention", "polarity=masked").code == 0
 
 
-def test_same_seed_same_report(check: Command) -> None:
-    first, second = (check("unscaled", "--rule", "ATT-1").report["subjects"][0] for _ in range(2))
-    assert first["rules"] == second["rules"]
-    assert first["violations"] == second["violations"]
-
-
 # --- targets that cannot be judged ------------------------------------------------------------------------------------
 
 
@@ -238,22 +127,22 @@ def test_same_seed_same_report(check: Command) -> None:
         (["broken.py:attention"], "broken.py cannot be imported: SyntaxError"),
         (["leaves.py:attention"], "leaves.py cannot be imported: SystemExit"),
         (["targets:"], "target must be package.module:callable"),
-        (["targets.py:good", "--dtypes", "float8"], "dtypes: got 'float8'"),
-        (["targets.py:good", "--dtypes", ","], "dtypes: got none"),
-        (["targets.py:good", "--supports", "everything"], "supports: got 'everything'"),
-        (["targets.py:good", "--arrays", "tensorflow"], "arrays: got 'tensorflow'"),
-        (["targets.py:good", "--device", "tpu"], "device: got 'tpu'"),
-        (["targets.py:good", "--layout", "THBD"], "layout must be BHTD or BTHD, got 'THBD'"),
-        (["targets.py:good", "--convention", "polarity"], "convention must be name=value, got 'polarity'"),
-        (["targets.py:good", "--convention", "polarity=up"], "convention polarity: got 'up'"),
-        (["targets.py:good", "--convention", "taste=good"], "conventions: got 'taste'"),
-        (["targets.py:good", "--rule", "ATT-99"], "rule: got 'ATT-99'"),
-        (
-            ["targets.py:takes_one", "--rule", "NORM-1"],
-            "there is no case of NORM-1 for attention, but of CALL, MASK-1, ",
-        ),
-        (["targets.py:good", "--vjp", "targets.py:nothing"], "targets.py has no nothing"),
-        (["targets.py:good", "--effort", "maximal"], "effort must be one of quick, default, thorough, got 'maximal'"),
+        (["good", "--operation", "attend"], "operation: got 'attend', expecte"),
+        (["good", "--dtypes", "float8"], "dtypes: got 'float8'"),
+        (["good", "--dtypes", ","], "dtypes: got none"),
+        (["good", "--supports", "everything"], "supports: got 'everything'"),
+        (["good", "--arrays", "tensorflow"], "arrays: got 'tensorflow'"),
+        (["good", "--device", "tpu"], "device: got 'tpu'"),
+        (["good", "--layout", "THBD"], "layout must be BHTD or BTHD, got 'THBD'"),
+        (["good", "--convention", "polarity"], "convention must be name=value, got 'polarity'"),
+        (["good", "--convention", "polarity=up"], "convention polarity: got 'up'"),
+        (["good", "--convention", "taste=good"], "conventions: got 'taste'"),
+        (["good", "--rule", "ATT-99"], "rule: got 'ATT-99'"),
+        (["good", "--rule", "NORM-1"], "there is no case of NORM-1 for attention, but of CALL, MASK-1, "),
+        (["good", "--vjp", "targets.py:nothing"], "targets.py has no nothing"),
+        (["good", "--effort", "maximal"], "effort must be one of quick, default, thorough, got 'maximal'"),
+        (["good", "--profile", "lax"], "got 'lax', expected one of core, robust, strict"),
+        (["good", "--time-limit", "inf"], "time_limit must be above 0"),
     ],
 )
 def test_wrong_usage_is_one_line(check: Command, folder: Path, words: list[str], message: str) -> None:
@@ -267,19 +156,13 @@ def test_wrong_usage_is_one_line(check: Command, folder: Path, words: list[str],
     assert found.report["subjects"] == []
 
 
-def test_unknown_operation(check: Command) -> None:
-    found = check("good", operation="attend")
-    assert (found.code, found.report["error"][:32]) == (2, "operation: got 'attend', expecte")
-
-
-def test_unknown_option(folder: Path) -> None:
-    code, _ = command("check", "targets.py:good", "--operation", "attention", "--speed", "high")
-    assert code == 2
+def test_unknown_option() -> None:
+    assert command("check", "reference_numpy", "--operation", "attention", "--speed", "high")[0] == 2
 
 
 def test_report_that_cannot_be_written(folder: Path) -> None:
     (folder / "file").write_text("")
-    words = ("--rule", "MASK-1", "--effort", "quick", "--json", "file/report.json")
+    words = ("--rule", "MASK-1", "--effort", "quick", *FEW_SIZES, "--json", "file/report.json")
     code, output = command("check", "targets.py:good", "--operation", "attention", *words)
     assert code == 2
     assert "file/report.json cannot be written" in output
@@ -312,11 +195,11 @@ def test_function_that_answers_nothing(check: Command, name: str, message: str) 
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("raises_on_masks", "raised NotImplementedError: masks"), ("hangs_on_masks", "took longer")]
+    ("name", "message"), [("takes_no_masks", "raised NotImplementedError: masks"), ("hangs_on_masks", "took longer")]
 )
 def test_function_that_takes_no_masks_is_judged_on_the_rest(check: Command, name: str, message: str) -> None:
     """It claims them by its signature."""
-    found = check(name, "--rule", "MASK-1", "--rule", "ATT-1", "--supports", "dense")
+    found = check(name, "--rule", "MASK-1", "--rule", "ATT-1", "--supports", "dense", "--dtypes", "float32")
     assert list(found.violations) == ["MASK-1"]
     assert message in found.violations["MASK-1"]["message"]
     status = {rule["rule"]: rule["status"] for rule in found.report["subjects"][0]["rules"]}
@@ -331,21 +214,19 @@ def test_replay_names_the_line_of_an_error(check: Command, how: str) -> None:
     assert f"(raised at {found['raised_at']})" in output
 
 
-def test_function_that_prints(check: Command) -> None:
-    found = check("prints", "--rule", "ATT-1")
-    assert list(found.violations) == ["CALL"]
-    assert "prints to standard output: 'loading kernel\\n'" in found.violations["CALL"]["message"]
-    assert found.violations["CALL"]["replay"] is None
-
-
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("changes_inputs", "was changed by the call"), ("same_buffer", "shares memory with earlier output")],
+    ("name", "asked", "rule", "message"),
+    [
+        ("prints", "ATT-1", "CALL", "prints to standard output: 'loading kernel\\n'"),
+        ("changes_inputs", "ATT-13", "ATT-13", "was changed by the call"),
+        ("same_buffer", "ATT-13", "ATT-13", "shares memory with earlier output"),
+    ],
 )
-def test_function_that_keeps_or_changes_memory(check: Command, name: str, message: str) -> None:
-    found = check(name, "--rule", "ATT-13")
-    assert list(found.violations) == ["ATT-13"]
-    assert message in found.violations["ATT-13"]["message"]
+def test_function_that_prints_or_changes_memory(check: Command, name: str, asked: str, rule: str, message: str) -> None:
+    found = check(name, "--rule", asked)
+    assert list(found.violations) == [rule]
+    assert message in found.violations[rule]["message"]
+    assert (found.violations[rule]["replay"] is None) == (name == "prints")
 
 
 def test_function_that_dies(check: Command) -> None:
@@ -372,20 +253,37 @@ def test_gradients_by_a_function_of_the_command_line(check: Command, how: str) -
 # --- replay -----------------------------------------------------------------------------------------------------------
 
 
-def test_replay(check: Command) -> None:
-    file = check("unscaled", "--rule", "ATT-1").violations["ATT-1"]["replay_file"]
-    code, output = command("replay", file)
+@pytest.fixture(scope="module")
+def violation_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the report and the replay file of a function that ignores its scale."""
+    folder = tmp_path_factory.mktemp("violated")
+    shutil.copy(targets.__file__, folder / "targets.py")
+    words = ("--rule", "ATT-1", "--effort", "quick", "--seed", 1, "--no-shrink", "--in-process", *FEW_SIZES)
+    with contextlib.chdir(folder):
+        command("check", "targets.py:unscaled", "--operation", "attention", *words, "--json", "report.json")
+    return folder
+
+
+@pytest.fixture
+def replay_file(folder: Path, violation_folder: Path) -> Path:
+    shutil.copytree(violation_folder, folder, dirs_exist_ok=True)
+    return Path("conformance-replays/targets.py-unscaled-ATT-1.json")
+
+
+def test_replay(replay_file: Path) -> None:
+    code, output = command("replay", replay_file)
     assert code == 1
     assert "seen again" in output
     assert "ATT-1 scale" in output
     assert output.count("got ") == 2  # then and now
-    code, output = command("replay", file, "--target", "targets.py:good")
+    worst = max(replaying.replay(replay_file), key=lambda finding: finding.ratio)
+    assert describe_finding(worst) in output
+    code, output = command("replay", replay_file, "--target", "targets.py:good")
     assert code == 0
     assert "not seen again" in output
 
 
-def test_replay_of_a_report(check: Command) -> None:
-    check("unscaled", "--rule", "ATT-1")
+def test_replay_of_a_report(replay_file: Path, check: Command) -> None:
     assert command("replay", "report.json")[0] == 1
     check("good", "--rule", "ATT-1")
     code, output = command("replay", "report.json")
@@ -411,41 +309,37 @@ def test_file_that_is_no_replay_file(folder: Path, content: str) -> None:
     assert "cannot be replayed" in output
 
 
-def test_damaged_replay_file(check: Command) -> None:
-    path = Path(check("unscaled", "--rule", "ATT-1").violations["ATT-1"]["replay_file"])
-    content = json.loads(path.read_text())
+def test_damaged_replay_file(replay_file: Path) -> None:
+    content = json.loads(replay_file.read_text())
     for name, damage in (("material", {"array": "float32", "shape": [2], "data": "eJw="}), ("examined_by", "magic")):
-        path.write_text(json.dumps(content | {name: damage}))
-        assert command("replay", path)[0] == 2
+        replay_file.write_text(json.dumps(content | {name: damage}))
+        assert command("replay", replay_file)[0] == 2
 
 
-def test_replay_needs_a_target(check: Command) -> None:
-    path = Path(check("unscaled", "--rule", "ATT-1").violations["ATT-1"]["replay_file"])
-    content = json.loads(path.read_text())
+def test_replay_needs_a_target(replay_file: Path) -> None:
+    content = json.loads(replay_file.read_text())
     content["target"]["subject"] = None
-    path.write_text(json.dumps(content))
-    code, output = command("replay", path)
+    replay_file.write_text(json.dumps(content))
+    code, output = command("replay", replay_file)
     assert code == 2
     assert "give the subject" in output
-    assert command("replay", path, "--target", "targets.py:unscaled")[0] == 1
-    assert command("replay", path, "--target", "targets.py:nothing")[0] == 2
+    assert command("replay", replay_file, "--target", "targets.py:unscaled")[0] == 1
+    assert command("replay", replay_file, "--target", "targets.py:nothing")[0] == 2
     assert command("replay", "no/such/file.json")[0] == 2
 
 
-def test_replay_of_what_hangs(check: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = check("unscaled", "--rule", "ATT-1").violations["ATT-1"]["replay_file"]
+def test_replay_of_what_hangs(replay_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_subprocess, "ENDING", 0.3)
-    code, output = command("replay", path, "--target", "targets.py:hangs_deaf", "--time-limit", 0.3)
+    code, output = command("replay", replay_file, "--target", "targets.py:hangs_deaf", "--time-limit", 0.3)
     assert code == 1
     assert "took longer than 0.3 s, and its process was ended" in output
 
 
-def test_replay_loads_no_other_framework(check: Command) -> None:
-    file = check("unscaled", "--rule", "ATT-1").violations["ATT-1"]["replay_file"]
+def test_replay_loads_no_other_framework(replay_file: Path) -> None:
     code = f"""
 import sys
 from conformance.__main__ import main
-sys.argv = ["conformance", "replay", {file!r}]
+sys.argv = ["conformance", "replay", "{replay_file}"]
 try:
     main()
 except SystemExit as done:
@@ -455,12 +349,6 @@ print("torch" in sys.modules, "jax" in sys.modules)
     path = {"PYTHONPATH": str(ROOT), "PATH": ""}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=path, check=True)
     assert done.stdout.splitlines()[-1] == "False False"
-
-
-def test_replay_finds_what_the_module_finds(check: Command) -> None:
-    file = check("unscaled", "--rule", "ATT-1").violations["ATT-1"]["replay_file"]
-    worst = max(replaying.replay(file), key=lambda finding: finding.ratio)
-    assert describe_finding(worst) in command("replay", file)[1]
 
 
 # --- compare, and the rest --------------------------------------------------------------------------------------------
@@ -512,6 +400,9 @@ class Run(NamedTuple):
     page: str
 
 
+JudgedBy = Callable[..., Run]
+
+
 class Pool:
     """Workers that find what `runs` says for one run after the other, and then `real`; an exception is raised."""
 
@@ -554,7 +445,7 @@ MASKED = Case("attention", "float32", {n: np.ones((1, 1, 1, 1), "float32") for n
 
 
 @pytest.fixture
-def judged_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+def judged_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> JudgedBy:
     """`conformance run` with workers that find what they are told to, and its three reports."""
     monkeypatch.setattr("conformance.judge.pool.Workers", Pool)
     monkeypatch.setattr("conformance.judge.pool.confirm_violation", lambda violation, device: violation)
@@ -576,20 +467,14 @@ def judged_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ru
     return run
 
 
-def test_trained_model_is_in_every_report(judged_by: Callable[..., Run]) -> None:
+def test_trained_model_is_in_every_report(judged_by: JudgedBy, folder: Path) -> None:
     found = judged_by()
-    assert found.code == 0
-    assert "all-MiniLM-L6-v2 on real sentences" in found.output
-    assert "1 run of 10 cases for each probe, 0 with violations" in found.output
     (model,) = found.report["models"]
-    assert (model["conforms"], model["sentences"]) == (True, 64)
+    assert (found.code, model["conforms"], model["sentences"]) == (0, True, 64)
     assert [one["name"] for one in model["implementations"]] == ["reference_numpy", "torch_impl", "jax_impl"]
     assert "jax_impl, all-MiniLM-L6-v2" in {suite.get("name") for suite in found.junit}
+    assert "all-MiniLM-L6-v2 on real sentences" in found.output
     assert "all-MiniLM-L6-v2 on real sentences" in found.page
-
-
-def test_worse_trained_model_conforms_in_no_report(judged_by: Callable[..., Run], folder: Path) -> None:
-    judged_by()
     (folder / "run.json").rename("before.json")
     found = judged_by("--only", "torch_impl", real=1.5)
     assert found.code == 1
@@ -606,7 +491,7 @@ def test_worse_trained_model_conforms_in_no_report(judged_by: Callable[..., Run]
     assert command("compare", "run.json", "run.json") == (0, "0 changes, 0 for the worse\n")
 
 
-def test_trained_model_that_cannot_be_judged(judged_by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trained_model_that_cannot_be_judged(judged_by: JudgedBy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conformance.models.real.missing_packages", lambda: ["tokenizers"])
     found = judged_by()
     assert found.code == 0
@@ -618,12 +503,12 @@ def test_trained_model_that_cannot_be_judged(judged_by: Callable[..., Run], monk
 
 
 @pytest.mark.parametrize("words", [("--no-real",), ("--only", "MASK-1")])
-def test_no_trained_model_is_asked_for(judged_by: Callable[..., Run], words: tuple[str, ...]) -> None:
+def test_no_trained_model_is_asked_for(judged_by: JudgedBy, words: tuple[str, ...]) -> None:
     found = judged_by(*words, real=1.5)
     assert (found.code, found.report["models"]) == (0, [])
 
 
-def test_violations_of_a_run(judged_by: Callable[..., Run]) -> None:
+def test_violations_of_a_run(judged_by: JudgedBy) -> None:
     found = judged_by(runs=(0.5, 3.0, 0.5))
     assert found.code == 1
     assert "3 runs of 10 cases for each probe, 1 with violations" in found.output
@@ -639,9 +524,7 @@ def test_violations_of_a_run(judged_by: Callable[..., Run]) -> None:
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
-def test_what_was_judged_before_an_error_is_told(
-    judged_by: Callable[..., Run], error: BaseException, code: int, message: str
-) -> None:
+def test_runs_before_an_error_are_told(judged_by: JudgedBy, error: BaseException, code: int, message: str) -> None:
     found = judged_by(runs=(0.25, 0.5, error, 0.5))
     assert found.code == code
     assert f"not judged to the end: {message}" in found.output
@@ -659,7 +542,7 @@ def test_what_was_judged_before_an_error_is_told(
     assert "Not judged to the end" in found.page
 
 
-def test_violations_before_an_error_are_told(judged_by: Callable[..., Run]) -> None:
+def test_violations_before_an_error_are_told(judged_by: JudgedBy) -> None:
     found = judged_by(runs=(3.0, ValueError("no")))
     assert found.code == 2
     assert "1 of 2 runs of 10 cases for each probe, 1 with violations" in found.output
@@ -667,43 +550,36 @@ def test_violations_before_an_error_are_told(judged_by: Callable[..., Run]) -> N
     assert [len(subject["violations"]) for subject in found.report["subjects"]] == [1, 1, 1]
 
 
-def test_error_in_the_trained_model_leaves_the_runs(judged_by: Callable[..., Run]) -> None:
-    found = judged_by(real=ValueError("the checkpoint is truncated"))
-    assert found.code == 2
-    assert "1 run of 10 cases for each probe, 0 with violations" in found.output
-    assert [(subject["conforms"], subject["untried"]) for subject in found.report["subjects"]] == [(True, None)] * 3
-    assert found.report["models"] == []
-
-
-def test_error_when_a_violation_is_asked_again(judged_by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(violation: Any, device: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "words", "ratio"),
+    [
+        (f"{__name__}.Pool.run_real", (), 0.5),
+        ("conformance.judge.pool.confirm_violation", (), 3.0),
+        ("conformance.peers.matrix.matrix", ("--peers",), 0.5),
+    ],
+    ids=["the trained model", "a violation asked again", "the peers"],
+)
+def test_error_elsewhere_leaves_the_runs(
+    judged_by: JudgedBy, monkeypatch: pytest.MonkeyPatch, place: str, words: tuple[str, ...], ratio: float
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("a worker died")
 
-    monkeypatch.setattr("conformance.judge.pool.confirm_violation", broken)
-    found = judged_by(runs=(3.0,))
-    assert found.code == 2
-    assert found.report["error"] == "a worker died"
-    assert [len(subject["violations"]) for subject in found.report["subjects"]] == [1, 1, 1]
+    monkeypatch.setattr(place, broken)
+    found = judged_by(*words, runs=(ratio,))
+    assert (found.code, found.report["error"]) == (2, "a worker died")
+    assert f"1 run of 10 cases for each probe, {int(ratio > 1)} with violations" in found.output
+    assert [(len(one["violations"]), one["untried"]) for one in found.report["subjects"]] == [(ratio > 1, None)] * 3
+    assert [model["conforms"] for model in found.report["models"]] == [True] * len(words)
 
 
-def test_error_before_anything_was_judged(judged_by: Callable[..., Run]) -> None:
+def test_error_before_anything_was_judged(judged_by: JudgedBy) -> None:
     found = judged_by(runs=(ValueError("no"),))
     assert found.code == 2
     assert found.output.splitlines()[-1] == "not judged to the end: no"
     assert "generated cases" not in found.output
     assert (found.report["subjects"], found.report["models"]) == ([], [])
     assert "Not judged<" in found.page
-
-
-def test_error_in_the_peers_leaves_the_runs(judged_by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: Any, **options: Any) -> None:
-        raise RuntimeError("no such library")
-
-    monkeypatch.setattr("conformance.peers.matrix.matrix", broken)
-    found = judged_by("--peers")
-    assert (found.code, found.report["error"]) == (2, "no such library")
-    assert len(found.report["subjects"]) == 3
-    assert found.report["models"][0]["conforms"]
 
 
 @pytest.mark.parametrize(
@@ -738,9 +614,8 @@ def test_rules_of_operations() -> None:
     every = list(JUDGED | MODEL_RULES)
     for name in ("attention", "layer_norm", "adam_step"):
         assert listed(name) == [rule for rule in every if rule in rules_of(name)]
-    assert listed("layer_norm", "ATT-6", "BLK-1") == [
-        rule for rule in every if rule in rules_of("layer_norm") | {"ATT-6", "BLK-1"}
-    ]
+    several = rules_of("layer_norm") | {"ATT-6", "BLK-1"}
+    assert listed("layer_norm", "ATT-6", "BLK-1") == [rule for rule in every if rule in several]
     code, output = command("rules", "atention")
     assert (code, "'atention'; did you mean attention" in output) == (2, True), output
 
@@ -791,45 +666,42 @@ def test_version() -> None:
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def small_checkpoint(path: Path) -> None:
+@pytest.fixture
+def checkpoint(folder: Path) -> str:
     from safetensors.numpy import save_file
 
     from tests.models.test_dialects import filled, state
     from tests.support.tutorials import SIZES, SOURCES
 
     entries = state(filled(SOURCES["imdb-classifier, max"].module(SIZES[1])))
-    save_file({name: np.ascontiguousarray(array) for name, array in entries.items()}, path)
+    save_file({name: np.ascontiguousarray(array) for name, array in entries.items()}, folder / "small.safetensors")
+    return "small.safetensors"
 
 
 HEADS = ("--dialect", "imdb-classifier", "--set", "num_heads=3")
 
 
 @pytest.mark.slow
-def test_port(folder: Path) -> None:
-    small_checkpoint(folder / "small.safetensors")
-    code, output = command("port", "small.safetensors", *HEADS, "--set", "pool=mean", "--json", "port.json")
+def test_port(folder: Path, checkpoint: str) -> None:
+    code, output = command("port", checkpoint, *HEADS, "--set", "pool=mean", "--json", "port.json")
     assert code == 0
     report = json.loads((folder / "port.json").read_text())
-    assert (report["conforms"], report["first_beyond"], report["settings"]) == (
-        True,
-        None,
-        ["num_heads=3", "pool=mean"],
-    )
+    assert (report["conforms"], report["first_beyond"]) == (True, None)
+    assert report["settings"] == ["num_heads=3", "pool=mean"]
     assert [whole["name"] for whole in report["wholes"]] == ["from end to end, float32", "from end to end, float64"]
     assert "encoder.blocks.0.attention_norm" in output
     assert "every step keeps its bound in reference_numpy, torch_impl, jax_impl" in output
 
 
-def test_port_says_where_the_first_error_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_says_where_the_first_error_is(folder: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     activations = importlib.import_module("torch_impl.feed_forward").ACTIVATIONS
     monkeypatch.setitem(activations, "relu", lambda x: 1.001 * x.relu())
-    small_checkpoint(folder / "small.safetensors")
-    code, output = command("port", "small.safetensors", *HEADS, "--json", "port.json")
+    code, output = command("port", checkpoint, *HEADS, "--json", "port.json")
     assert code == 1
     report = json.loads((folder / "port.json").read_text())
     assert not report["conforms"]
     assert report["first_beyond"] == {"step": "encoder.blocks.0.feed_forward", "package": "torch_impl"}
-    assert command("port", "small.safetensors", *HEADS, "--json", "no/folder/port.json")[0] == 2
+    assert command("port", checkpoint, *HEADS, "--json", "no/folder/port.json")[0] == 2
     assert "the first error beyond its bound: torch_impl in encoder.blocks.0.feed_forward" in output
 
 
@@ -843,9 +715,8 @@ def test_port_says_where_the_first_error_is(folder: Path, monkeypatch: pytest.Mo
         (("--dialect", "imdb-classifier", "--set", "n_heads=3"), "n_heads"),
     ],
 )
-def test_checkpoints_that_do_not_fit(folder: Path, words: tuple[str, ...], message: str) -> None:
-    small_checkpoint(folder / "small.safetensors")
-    code, output = command("port", "small.safetensors", *words)
+def test_checkpoints_that_do_not_fit(checkpoint: str, words: tuple[str, ...], message: str) -> None:
+    code, output = command("port", checkpoint, *words)
     assert code == 2
     assert message in output
 
@@ -857,9 +728,8 @@ def test_files_that_are_no_checkpoints(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_trace_of_a_checkpoint(folder: Path) -> None:
-    small_checkpoint(folder / "small.safetensors")
-    words = ("--checkpoint", "small.safetensors", *HEADS, "--picture", "weights.png")
+def test_trace_of_a_checkpoint(folder: Path, checkpoint: str) -> None:
+    words = ("--checkpoint", checkpoint, *HEADS, "--picture", "weights.png")
     code, output = command("trace", "5,7,2", *words)
     assert code == 0
     assert "encoder.blocks.0.attention drawn in weights.png" in output

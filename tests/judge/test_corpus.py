@@ -9,7 +9,7 @@ import pytest
 
 from conformance.cases.declaration import EVERYTHING
 from conformance.cases.features import dimensions
-from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT
+from conformance.checks.catalogue import AFTER_OTHER_CALLS
 from conformance.checks.comparison import breaks
 from conformance.checks.judged_rules import JUDGED
 from conformance.mistakes.catalogue import known_mistakes
@@ -113,11 +113,3 @@ def test_only_what_is_taken_is_asked() -> None:
         for entry in entries()
         if entry.check == AFTER_OTHER_CALLS and entry.operations == ("attention",)
     )
-
-
-def test_a_smaller_case_does_not_convict() -> None:
-    title, one = PAST_A_SIZE[0]
-    [entry] = [entry for entry in entries_of(title) if entry.check == AGREEMENT]
-    key, value = (entry.case.inputs[name][:, :, :256] for name in ("key", "value"))
-    smaller = replace(entry.case, inputs=entry.case.inputs | {"key": key, "value": value})
-    assert not convicts(entry._replace(example=smaller), one)

@@ -11,17 +11,21 @@ pytest.importorskip("torch")
 
 import torch
 
-from conformance import check
+from conformance import Report, check
 from tests.support.helpers import SMALL, names_of_causes, options_of
 
 Function = Callable[..., Any]
 HEADS = {"isolation": "finite", "empty_rows": "any"}
 
 
+def judged(function: Function, operation: str, rules: list[str], dtype: str, **given: Any) -> Report:
+    options: dict[str, Any] = {"arrays": "torch", "effort": "quick", "seed": 1, "shrink": False, "limits": SMALL}
+    return check(function, operation, rules=rules, dtypes=[dtype], **options | given)
+
+
 def violated(function: Function, operation: str, rules: list[str], dtype: str, **conventions: str) -> list[str]:
-    given: dict[str, Any] = {"arrays": "torch", "effort": "quick", "seed": 1, "shrink": False, "rules": rules}
-    given |= {"limits": {name: size for name, size in SMALL.items() if name != "heads"} | {"group_ratio": 16}}
-    report = check(function, operation, dtypes=[dtype], conventions=conventions, **given)
+    limits = {name: size for name, size in SMALL.items() if name != "heads"} | {"group_ratio": 16}
+    report = judged(function, operation, rules, dtype, limits=limits, conventions=conventions)
     return [violation.rule for violation in report.violations]
 
 
@@ -137,19 +141,17 @@ def unrounded(x: Any, weight: Any, *, eps: float) -> Any:
 
 
 def test_weights_wider_than_the_inputs_can_be_declined() -> None:
-    given: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "limits": SMALL, "arrays": "torch"}
-    given |= {"conventions": {"normalized": "inputs"}, "dtypes": ["bfloat16"], "rules": ["NORM-7"]}
-    found = check(unrounded, "rms_norm", **given)
+    given: tuple[Any, ...] = (unrounded, "rms_norm", ["NORM-7"], "bfloat16")
+    found = judged(*given, conventions={"normalized": "inputs"})
     assert ([one.rule for one in found.violations], options_of(found)) == (["NORM-7"], ["--supports no-wide_weights"])
-    assert check(unrounded, "rms_norm", supports="no-wide_weights", **given).conforms
+    assert judged(*given, conventions={"normalized": "inputs"}, supports="no-wide_weights").conforms
 
 
 def test_a_norm_over_the_last_axis_is_told_to_decline_axes() -> None:
     def last_axis(x: Any, weight: Any, *, eps: float) -> Any:
         return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
-    given: dict[str, Any] = {"dtypes": ["float32"], "rules": ["NORM-7"], "effort": "quick", "seed": 1}
-    report = check(last_axis, "rms_norm", limits=SMALL, arrays="torch", **given)
+    report = judged(last_axis, "rms_norm", ["NORM-7"], "float32")
     assert names_of_causes(report) == [("NORM-7", "norms.last-axis-only")]
     assert options_of(report) == ["--supports no-axes"]
 
@@ -191,16 +193,18 @@ def in_parts(log_of: Function = lambda log: log) -> Function:
     return split
 
 
-def merged(function: Function, rules: list[str], dtype: str = "float32", **conventions: str) -> list[tuple[str, str]]:
-    """The rules that are violated, each with the known mistake behind it."""
-    given: dict[str, Any] = {"arrays": "torch", "effort": "quick", "seed": 1, "rules": rules, "dtypes": [dtype]}
-    given |= {"limits": SMALL | {"keys": 40, "queries": 40}, "conventions": {"isolation": "finite"} | conventions}
-    return names_of_causes(check(function, "attention", **given))
+PARTS = SMALL | {"keys": 40, "queries": 40}
 
 
-def test_parts_by_one_logsumexp_are_told_by_name() -> None:
-    report = merged(in_parts(), ["ATT-4"])
-    assert [rule for rule, _ in report] == ["ATT-4"]
+def merged(function: Function, rules: list[str], dtype: str = "float32", **conventions: str) -> list[str]:
+    """The rules that are violated."""
+    told = {"isolation": "finite"} | conventions
+    report = judged(function, "attention", rules, dtype, limits=PARTS, conventions=told)
+    return [violation.rule for violation in report.violations]
+
+
+def test_parts_by_one_logsumexp_break_one_rule() -> None:
+    assert merged(in_parts(), ["ATT-4"]) == ["ATT-4"]
 
 
 @pytest.mark.slow
@@ -219,26 +223,18 @@ def test_more_than_is_declared_of_merging(log_of: Function) -> None:
 # --- the report names the convention ----------------------------------------------------------------------------------
 
 
-def rounded_weights(query: Any, key: Any, value: Any) -> Any:
-    share = query.shape[1] // max(key.shape[1], 1)
-    q, (k, v) = query.float(), (array.float().repeat_interleave(share, 1) for array in (key, value))
-    return (torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1).to(query.dtype).float() @ v).to(query.dtype)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "rule", "dtype", "convention"),
     [
         pytest.param(as_llama, "NORM-7", "bfloat16", "normalized=inputs", id="normalized"),
-        pytest.param(rounded_weights, "ATT-5", "bfloat16", "weights=inputs", id="weights"),
         pytest.param(in_parts(), "ATT-4", "float32", "merging=logsumexp", id="merging"),
         pytest.param(in_format(None), "ATT-12", "bfloat16", "shared_heads=rounded", id="heads"),
     ],
 )
 def test_the_report_names_the_convention(function: Function, rule: str, dtype: str, convention: str) -> None:
-    given: dict[str, Any] = {"arrays": "torch", "effort": "quick", "seed": 1, "rules": [rule], "dtypes": [dtype]}
-    given |= {"limits": SMALL | {"keys": 40, "queries": 40}, "conventions": HEADS}
-    report = check(function, "rms_norm" if rule == "NORM-7" else "attention", **given)
+    operation = "rms_norm" if rule == "NORM-7" else "attention"
+    report = judged(function, operation, [rule], dtype, limits=PARTS, conventions=HEADS)
     assert [cause.conventions for cause in report.causes] == [dict([convention.split("=")])]
 
 

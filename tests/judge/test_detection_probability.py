@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 from typing import Any
 from zlib import crc32
 
@@ -27,7 +26,6 @@ from conformance.selftest.detection_probability import (
     chance_of_none_in_rows,
     detection_table,
     detections_of,
-    mean_of_products,
     starts_the_same,
 )
 from conformance.selftest.selftest import choose_planted, judge_together
@@ -57,13 +55,6 @@ def test_chances_multiply() -> None:
     assert chance_of_none(True, fresh, 1) == 0.75, "one case alone is not the simplest"
     assert chance_of_none(False, [], 10) == 1.0
     assert chance_of_none(None, fresh, 4) == 0.75**4, "of which none is the same in every run"
-
-
-def test_mean_of_products_is_that_over_all_sets() -> None:
-    factors = (0.2, 1.0, 0.5, 0.9, 0.0)
-    for count in range(len(factors) + 1):
-        products = [np.prod(some) for some in combinations(factors, count)]
-        assert mean_of_products(factors, count) == pytest.approx(np.mean(products))
 
 
 def test_chances_of_a_plan() -> None:

@@ -14,7 +14,7 @@ import reference_numpy
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING
 from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.findings import Detail, Finding, NotReproducible, ProcessEnded, Raised, same_error
+from conformance.checks.findings import Finding, NotReproducible, Raised
 from conformance.checks.results import Results, Violation
 from conformance.judge.judgement import claims, telling_sizes
 from conformance.judge.run import narrowest, settle_all
@@ -25,6 +25,7 @@ from conformance.reports.subjects import checked_content
 from conformance.runner.shrinking import change_dtype
 from conformance.sampling.draws import draw_cases
 from tests.support.helpers import options_of
+from tests.support.targets import takes_no_masks
 
 QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "profile": "strict"}
 
@@ -54,15 +55,6 @@ def test_of_each_dtype_the_largest_error_is_kept() -> None:
     assert "worst in float64: output[0, 0, 0, 0]: got 1.5, expected 1.0, 60 bounds of" in describe_violation(told)
 
 
-def test_a_smaller_case_with_a_larger_error_counts_in_the_table() -> None:
-    results = Results()
-    results.violations["ATT-5", "a subject"] = violated(9.0)
-    results.set_worst()
-    cell = results.rules["ATT-5", "a subject"]
-    assert (cell.worst, cell.wide) == (9.0, 9.0)
-    assert results.violations["ATT-5", "a subject"].larger == []
-
-
 def test_the_error_of_several_calls_counts_for_16_bits_where_one_of_them_has_16() -> None:
     wide, narrow = (Case("attention", dtype, {}, {}) for dtype in ("float32", "bfloat16"))
     assert narrowest((wide, narrow), wide) is narrow
@@ -75,9 +67,8 @@ def test_what_is_no_violation_after_all_has_no_largest_error() -> None:
     settle_all(results, lambda found: None)
     assert (results.violations, dict(results.worst)) == ({}, {})
     of_state = violated(3.0)
-    results.violate(
-        replace(of_state, finding=replace(of_state.finding, detail=NotReproducible(True, of_state.finding)))
-    )
+    finding = replace(of_state.finding, detail=NotReproducible(True, of_state.finding))
+    results.violate(replace(of_state, finding=finding))
     assert dict(results.worst) == {}
 
 
@@ -116,34 +107,22 @@ def test_the_table_and_the_evidence_have_the_same_largest_error(tmp_path: Path) 
 # --- errors that are raised -------------------------------------------------------------------------------------------
 
 
-def refuse_masks(mask: Any) -> None:
-    if mask is not None:
-        raise NotImplementedError(f"no mask {np.shape(mask)}")
-
-
-def maskless(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
-    refuse_masks(mask)
-    return reference_numpy.attention(query, key, value)
-
-
-WITHOUT = "no-causal,no-lengths,no-padding,no-segments"
-
-
 @pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.slow_where("True")
 def test_one_error_is_told_once_with_its_line_and_what_declares_it(isolate: bool, tmp_path: Path) -> None:
     told: dict[str, Any] = {"rules": ["MASK-2", "MASK-3"], "dtypes": ["float32"], "shrink": False}
-    report = conformance.check(maskless, "attention", arrays="numpy", isolate=isolate, **told, **QUICK)
+    report = conformance.check(takes_no_masks, "attention", arrays="numpy", isolate=isolate, **told, **QUICK)
     subject = checked_content(report, tmp_path)
     (cause,), (first, other) = subject["causes"], subject["violations"]
     assert (cause["kind"], cause["rules"]) == ("error", ["MASK-2", "MASK-3"])
     assert {first["cause"], other["cause"]} == {None, 0}
-    line = refuse_masks.__code__.co_firstlineno + 2
-    assert cause["violation"]["raised_at"] == f"tests/judge/test_evidence.py:{line} in refuse_masks"
-    assert f"--supports {WITHOUT}" in block(cause, subject)
+    line = takes_no_masks.__code__.co_firstlineno + 2
+    assert cause["violation"]["raised_at"] == f"tests/support/targets.py:{line} in takes_no_masks"
     assert "raised at" in block(cause, subject)
-    declared = f"{WITHOUT},no-window,no-dense"
-    assert isolate or conformance.check(maskless, "attention", supports=declared, **told, **QUICK).conforms
+    without = "no-causal,no-lengths,no-padding,no-segments"
+    assert f"--supports {without}" in block(cause, subject)
+    declared = f"{without},no-window,no-dense"
+    assert isolate or conformance.check(takes_no_masks, "attention", supports=declared, **told, **QUICK).conforms
 
 
 def without_float64(query: Any, key: Any, value: Any) -> Any:
@@ -206,20 +185,6 @@ def test_errors_of_two_lines_are_told_apart() -> None:
     report = conformance.check(of_two_lines, "attention", **told, **QUICK)
     assert {*options_of(report)} == {"--supports no-dense", "--supports no-bias"}
     assert report.following == []
-
-
-def test_which_errors_are_the_same() -> None:
-    def found(detail: Detail, line: str = "kernel.py:3 in f") -> Finding:
-        return Finding("call", np.inf, detail=detail, raised_at=line)
-
-    one, other = Raised("ValueError", "3 and 4"), Raised("ValueError", "5 and 6")
-    assert same_error(found(one), found(other))
-    assert not same_error(found(one), found(Raised("TypeError", "3 and 4")))
-    assert not same_error(found(one), found(Raised("ValueError", "3 and 4", threads=2)))
-    assert not same_error(found(one), found(one, "kernel.py:4 in f"))
-    assert not same_error(found(one), found(other, ""))
-    assert same_error(found(one), found(one, ""))
-    assert not same_error(found(ProcessEnded(-6)), found(ProcessEnded(-6)))
 
 
 def test_a_wrong_call_has_no_line() -> None:

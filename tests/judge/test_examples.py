@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
+
 import conformance
 from tests.support.helpers import names_of_causes
 
@@ -25,7 +27,6 @@ def judged(folder: Path, text: str, **more: Any) -> conformance.Report:
 
 @pytest.mark.slow
 def test_the_mistake_is_found_and_named(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     report = judged(tmp_path, FILE.read_text())
     assert not report.conforms
     assert [one.diagnosis.id for one in report.causes if one.diagnosis] == ["blocks.output-not-rescaled"]
@@ -33,7 +34,6 @@ def test_the_mistake_is_found_and_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_mended_it_conforms(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     text = FILE.read_text()
     assert text.count(FORGOTTEN) == 1
     report = judged(tmp_path, text.replace(FORGOTTEN, MENDED))
@@ -45,20 +45,15 @@ OF_BLOCK = f"""mean = (weights * (of_output @ v[..., block, :].mT)).sum(-1, keep
             {OF_SCORES}"""
 BROKEN = [
     ("(weights.mT @ of_output).sum(2)", "(weights.mT @ of_output)[:, :, 0]", "backward.heads"),
-    *(
-        pytest.param(*broken, marks=pytest.mark.slow)
-        for broken in (
-            (OF_SCORES, OF_BLOCK, "backward.mean-of-blocks"),
-            ("(of_query * ctx.scale)", "of_query", "backward.factor"),
-            ("ctx.causal, block.start", "False, block.start", "masks.ignored"),
-        )
-    ),
+    (OF_SCORES, OF_BLOCK, "backward.mean-of-blocks"),
+    ("(of_query * ctx.scale)", "of_query", "backward.factor"),
+    ("ctx.causal, block.start", "False, block.start", "masks.ignored"),
 ]
 
 
 @pytest.mark.parametrize(("right", "wrong", "name"), BROKEN, ids=["heads", "mean", "scale", "mask"])
+@pytest.mark.slow_where(unless="heads")
 def test_a_mistake_in_its_backward_pass_is_named(tmp_path: Path, right: str, wrong: str, name: str) -> None:
-    pytest.importorskip("torch")
     text = BLOCKED.read_text()
     assert text.count(right) == 1
     report = judged(tmp_path, text.replace(right, wrong), rules=["ATT-12"])
@@ -67,7 +62,6 @@ def test_a_mistake_in_its_backward_pass_is_named(tmp_path: Path, right: str, wro
 
 
 def test_its_gradients_conform(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     report = judged(tmp_path, BLOCKED.read_text(), rules=["ATT-12"])
     assert report.conforms, report.violations
     assert report.cases > 10
@@ -75,7 +69,6 @@ def test_its_gradients_conform(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_blocked_kernel_conforms(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     report = judged(tmp_path, BLOCKED.read_text(), effort="default")
     assert report.conforms, report.violations
     assert report.kept == "strict"

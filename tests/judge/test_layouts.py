@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import ml_dtypes
@@ -147,25 +149,17 @@ def test_every_array_of_a_case_reaches_the_subject_in_its_layout(layout: str) ->
     case = apply_memory(attention_case(), dict.fromkeys(NAMES, layout))
     seen: dict[str, Any] = {}
 
-    class Seeing(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, y: Any) -> Any:
-            return y.clone()
+    def keep(cotangent: Any) -> Any:
+        seen["cotangent"] = cotangent
+        return cotangent
 
-        @staticmethod
-        def backward(ctx: Any, bar: Any) -> Any:
-            seen["cotangent"] = bar
-            return bar
-
-    def attention(
-        query: Any, key: Any, value: Any, *, mask: Any, bias: Any, dropout_keep: Any, dropout_rate: Any
-    ) -> Any:
+    def attend(query: Any, key: Any, value: Any, *, mask: Any, bias: Any, dropout_keep: Any, dropout_rate: Any) -> Any:
         seen.update(query=query, key=key, value=value, mask=mask, bias=bias, dropout_keep=dropout_keep)
         options = {"dropout_keep": dropout_keep, "dropout_rate": dropout_rate}
-        return Seeing.apply(torch_impl.attention(query, key, value, mask=mask, bias=bias, **options))
+        return Back.apply(torch_impl.attention(query, key, value, mask=mask, bias=bias, **options), keep)
 
     for length_first in (False, True):
-        declared: Any = declare(layout="BTHD")(swapping(attention)) if length_first else attention
+        declared: Any = declare(layout="BTHD")(swapping(attend)) if length_first else attend
         subject = Target(declared, "attention", "torch").make()
         findings = AGREEMENT.run(subject, case, AGREEMENT.prepare(case))
         assert all(finding.ratio <= 1 for finding in findings)
@@ -180,10 +174,8 @@ def test_every_array_of_a_case_reaches_the_subject_in_its_layout(layout: str) ->
 def swapping(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same for [B, T, H, D]."""
 
-    def attention(
-        query: Any, key: Any, value: Any, *, mask: Any, bias: Any, dropout_keep: Any, dropout_rate: Any
-    ) -> Any:
-        options = {"mask": mask, "bias": bias, "dropout_keep": dropout_keep, "dropout_rate": dropout_rate}
+    @wraps(function)
+    def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
         return function(*(array.transpose(1, 2) for array in (query, key, value)), **options).transpose(1, 2)
 
     return attention
@@ -258,42 +250,33 @@ class Back(torch.autograd.Function):
         return ctx.read(bar), None
 
 
-def attention_reading(name: str, read: Callable[[Any], Any]) -> Callable[..., Any]:
-    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None) -> Any:
-        given = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
-        if given.get(name) is not None:
-            given[name] = read(given[name])
-        output = torch_impl.attention(**given, scale=scale)
-        return Back.apply(output, read) if name == "cotangent" else output
-
-    return attention
-
-
-def norm_reading(name: str, read: Callable[[Any], Any]) -> Callable[..., Any]:
-    def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Any:
-        given = {"x": x, "weight": weight, "bias": bias}
-        if given.get(name) is not None:
-            given[name] = read(given[name])
-        output = torch_impl.layer_norm(**given, eps=eps)
-        return Back.apply(output, read) if name == "cotangent" else output
-
-    return layer_norm
-
-
-def embedding_reading(name: str, read: Callable[[Any], Any]) -> Callable[..., Any]:
-    def embedding(table: Any, ids: Any, *, scaled: bool = False) -> Any:
-        given = {"table": table, "ids": ids}
-        given[name] = read(given[name])
-        return torch_impl.embedding(**given, scaled=scaled)
-
-    return embedding
-
-
-FAULTY = {
-    **{("attention", name): attention_reading for name in ("query", "key", "value", "bias", "mask", "cotangent")},
-    **{("layer_norm", name): norm_reading for name in ("x", "weight", "bias", "cotangent")},
-    **{("embedding", name): embedding_reading for name in ("table", "ids")},
+RIGHT: dict[str, Callable[..., Any]] = {
+    "attention": lambda query, key, value, *, mask=None, bias=None, scale=None: torch_impl.attention(
+        query, key, value, mask=mask, bias=bias, scale=scale
+    ),
+    "layer_norm": torch_impl.layer_norm,
+    "embedding": torch_impl.embedding,
 }
+FAULTY = [("attention", name) for name in ("query", "key", "value", "bias", "mask", "cotangent")]
+FAULTY += [("layer_norm", name) for name in ("x", "weight", "bias", "cotangent")]
+FAULTY += [("embedding", name) for name in ("table", "ids")]
+
+
+def misread_array(operation: str, name: str, read: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The right function, but for how it reads one of its arrays."""
+    right = RIGHT[operation]
+
+    @wraps(right)
+    def function(*arguments: Any, **options: Any) -> Any:
+        given = signature(right).bind(*arguments, **options).arguments
+        if given.get(name) is not None:
+            given[name] = read(given[name])
+        output = right(**given)
+        return Back.apply(output, read) if name == "cotangent" else output
+
+    return function
+
+
 WAYS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "as if contiguous": (as_if_contiguous, ("sliced", "spaced")),
     "reading on": (reading_on, SHARED),
@@ -329,7 +312,7 @@ def first_violation(
 @pytest.mark.slow_where("aligned down", "attention-", unless="attention-value")
 def test_ignored_strides_are_found(operation: str, name: str, way: str) -> None:
     read, layouts = WAYS[way]
-    found = first_violation(FAULTY[operation, name](name, read), operation, 1, ["float32"], layouts)
+    found = first_violation(misread_array(operation, name, read), operation, 1, ["float32"], layouts)
     assert found is not None
     assert found.rule == "ATT-13"
 
@@ -364,7 +347,7 @@ def test_only_what_contiguous_arrays_make_right_is_of_memory() -> None:
     shape = (2, 3, 4, 5)
     inputs = {name: values(shape) + i for i, name in enumerate(("query", "key", "value"))}
     case = Case("attention", "float32", inputs, memory={"value": "transposed"})
-    reading = runner_of(attention_reading("value", as_if_contiguous))
+    strided = runner_of(misread_array("attention", "value", as_if_contiguous))
     wrong = runner_of(lambda query, key, value: 2 * torch_impl.attention(query, key, value))
     calls = iter(range(100))
 
@@ -374,10 +357,10 @@ def test_only_what_contiguous_arrays_make_right_is_of_memory() -> None:
     sometimes = runner_of(now_and_then)
     assert max(f.ratio for f in sometimes(AGREEMENT, case, AGREEMENT.prepare(case))) > 1
     for check, example in ((AGREEMENT, case), (TWIN, (case, case)), (MEMORY, case)):
-        assert depends_on_layout(reading, check, example)
+        assert depends_on_layout(strided, check, example)
         assert not depends_on_layout(wrong, check, example)
         assert not depends_on_layout(sometimes, check, example)
-    assert not depends_on_layout(reading, AGREEMENT, replace(case, memory={}))
+    assert not depends_on_layout(strided, AGREEMENT, replace(case, memory={}))
 
 
 def test_a_view_may_be_refused_where_the_last_axis_has_another_stride_than_one() -> None:

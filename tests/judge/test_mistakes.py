@@ -21,7 +21,7 @@ from conformance.checks.check import Check
 from conformance.checks.judged_rules import JUDGED
 from conformance.mistakes.call import Call
 from conformance.mistakes.catalogue import TOPICS, known_mistakes, load_topic, mistakes_of, planted_mistakes
-from conformance.mistakes.condition import ALWAYS, Condition, past, size_of
+from conformance.mistakes.condition import ALWAYS, Condition, past
 from conformance.mistakes.mistake import Mistake
 from conformance.mistakes.planting import PlantedMistake, PlantedSubject
 from conformance.operations.corpus import entries_for
@@ -246,7 +246,3 @@ def test_a_condition_keeps_one_pass() -> None:
     assert names["forward"] == {"output"}
     assert names["backward"] == {"gradient of query", "gradient of key", "gradient of value"}
     assert names["both"] == names["forward"] | names["backward"]
-
-
-def test_sizes_of_axes() -> None:
-    assert [size_of(attention_call(3, 5), axis) for axis in ("Q", "K", "G", "H", "BH", "rows")] == [3, 5, 2, 4, 4, 0]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -61,23 +58,6 @@ def test_nothing_is_missing(name: str) -> None:
 
 def test_every_table_has_every_operation() -> None:
     assert BOUNDS.keys() == WORK.keys() == CASES.keys() == operations().keys()
-
-
-def test_what_is_missing_is_told() -> None:
-    record = operation_facts("embedding")
-    values: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(record)}
-    lacking = OperationFacts(
-        **values | {"name": "nothing_like_it", "rules": {"width": "EMB-9"}} | {"arguments": ("rows",)}
-    )
-    with pytest.raises(AttributeError, match="nothing_like_it"):
-        complete(lacking)
-    wrong = OperationFacts(**values | {"rules": {"width": "EMB-9"}, "arguments": ("rows",)})
-    assert complete(wrong) == [
-        "no rule EMB-9 for 'width'",
-        "no feature 'width'",
-        "no rule for whatever no other rule speaks of",
-        "rows is no argument",
-    ]
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

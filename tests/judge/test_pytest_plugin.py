@@ -17,82 +17,18 @@ from conformance.judge import (
 )
 from conformance.reports.sentences import describe_finding
 from conformance.subjects.targets import Target
-from tests.support.helpers import SMALL
+from tests.support import targets
+from tests.support.helpers import FEW_SIZES, SMALL, messages
 
 pytest_plugins = ["pytester"]
 
 INSTALLED = any(point.name == "conformance" for point in entry_points(group="pytest11"))
 PLUGIN = () if INSTALLED else ("-p", "conformance.pytest_plugin")
-QUICK = ("--conformance-operation", "attention", "--conformance-effort", "quick", "--conformance-seed", "1")
-QUICK += ("--conformance-no-shrink", "--conformance-time-limit", "1")
+GIVEN = {"operation": "attention", "effort": "quick", "seed": "1", "time-limit": "1", "dtypes": "float32"}
+GIVEN |= {"limits": FEW_SIZES[1]}
+QUICK = ("--conformance-no-shrink", *(f"--conformance-{name}={value}" for name, value in GIVEN.items()))
 HERE = ("--conformance-in-process",)
-QUICK += ("--conformance-limits", ",".join(f"{name}={size}" for name, size in SMALL.items()))
-
-TARGETS = """
-import os
-import time
-
-import numpy as np
-
-import reference_numpy
-
-
-def good(query, key, value, *, mask=None, scale=None):
-    return reference_numpy.attention(query, key, value, mask=mask, scale=scale)
-
-
-def unscaled(query, key, value, *, mask=None):
-    return reference_numpy.attention(query, key, value, mask=mask, scale=1.0)
-
-
-def mean_of_empty_rows(query, key, value, *, mask=None):
-    if mask is not None:
-        mask = mask | ~mask.any(-1, keepdims=True)
-    return reference_numpy.attention(query, key, value, mask=mask)
-
-
-def takes_no_masks(query, key, value, *, mask=None):
-    if mask is not None:
-        raise NotImplementedError("masks")
-    return reference_numpy.attention(query, key, value)
-
-
-def takes_nothing():
-    return None
-
-
-def changes_inputs(query, key, value):
-    result = reference_numpy.attention(query, key, value)
-    query *= 2
-    key *= 0.5  # so that another call answers the same
-    return result
-
-
-def prints(query, key, value):
-    print("loading kernel")
-    return reference_numpy.attention(query, key, value)
-
-
-def warns(query, key, value):
-    np.float32(0) / np.float32(0)
-    return reference_numpy.attention(query, key, value)
-
-
-def up_to_8_keys(query, key, value):
-    return reference_numpy.attention(query, key[..., :8, :], value[..., :8, :])
-
-
-def dies_on_masks(query, key, value, *, mask=None):
-    if mask is not None:
-        os.abort()
-    return reference_numpy.attention(query, key, value)
-
-
-def hangs_on_masks(query, key, value, *, mask=None):
-    if mask is not None:
-        time.sleep(100)
-    return reference_numpy.attention(query, key, value)
-"""
+TARGETS = Path(targets.__file__).read_text()
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +54,7 @@ def run(pytester: pytest.Pytester) -> Any:
 
 
 def test_conforming_target(run: Any) -> None:
-    result = run("good", "--conformance-dtypes", "float32", "-k", "MASK-3 or ATT-7")
+    result = run("good", "-k", "MASK-3 and takes or ATT-7")
     outcomes = result.parseoutcomes()
     assert outcomes["passed"] >= 4
     assert "failed" not in outcomes
@@ -127,7 +63,7 @@ def test_conforming_target(run: Any) -> None:
 
 
 def test_items_are_rules_and_titles(run: Any) -> None:
-    result = run("good", "--collect-only", "-q")
+    result = run("good", "--collect-only", "-q", "--conformance-dtypes", "float32,float16")
     lines = [line.removeprefix("conformance[targets.py:good]::") for line in result.outlines]
     assert lines[0] == "CALL a plain call"
     for line in ("ATT-9 takes float16", "MASK-3 takes causal", "ATT-1 scale", "CALL prints nothing"):
@@ -157,43 +93,37 @@ def test_selection(run: Any) -> None:
 def test_what_is_claimed_and_not_taken(run: Any) -> None:
     """The claims fail; what depends on them is skipped; the rest is judged."""
     rules = ("--conformance-rule", "MASK-3", "--conformance-rule", "ATT-1")
-    result = run("takes_no_masks", "-rsf", "--conformance-dtypes", "float32", *rules)
+    result = run("takes_no_masks", "-rsf", *rules)
     failed = {line.split("::")[1].split(" - ")[0] for line in result.outlines if line.startswith("FAILED")}
     assert failed == {"MASK-3 takes causal"}
     result.stdout.fnmatch_lines(["SKIPPED * within what the function takes there is no such case"])
 
 
 def test_function_that_answers_nothing(run: Any) -> None:
-    outcomes = run("takes_nothing").parseoutcomes()
+    outcomes = run("takes_one").parseoutcomes()
     assert (outcomes["failed"], "passed" in outcomes) == (1, False)
-    result = run("takes_nothing", "-rs", "-k", "ATT-1")
+    result = run("takes_one", "-rs", "-k", "ATT-1")
     result.stdout.fnmatch_lines(["SKIPPED * the plainest call fails, and nothing else was tried"])
 
 
 @pytest.mark.slow
 def test_empty_rows_fail_by_themselves(run: Any) -> None:
     """Whatever else is selected, and in whatever order."""
-    result = run("mean_of_empty_rows", "--conformance-dtypes", "float32", "-k", "ATT-6 or MASK-1 or MASK-3")
+    result = run("mean_of_empty_rows", "-k", "ATT-6 or MASK-1 or MASK-3")
     failed = [line for line in result.outlines if line.startswith("FAILED")]
     assert failed
     assert all("::ATT-6 " in line for line in failed)
     assert "failed" not in run("mean_of_empty_rows", "-k", "MASK-1 or ATT-7").parseoutcomes()
 
 
-def test_function_that_prints(run: Any) -> None:
-    run("prints", "--conformance-rule", "CALL").stdout.fnmatch_lines(
-        ["*prints to standard output: 'loading kernel\\n'*"]
-    )
-
-
 def test_warnings_are_nothing_to_be_judged_by(run: Any) -> None:
-    result = run("warns", "-W", "error", "-k", "plain")
+    result = run("divides_by_zero", "-W", "error", "-k", "plain")
     result.assert_outcomes(passed=1, deselected=result.parseoutcomes()["deselected"], warnings=1)
 
 
 @pytest.mark.slow
 def test_declared_limits(run: Any) -> None:
-    plain = ("--conformance-dtypes", "float32", "-k", "ATT-1 and default and not widths")
+    plain = ("-k", "ATT-1 and default and not widths")
     assert run("up_to_8_keys", *plain).parseoutcomes()["failed"]
     assert "failed" not in run("up_to_8_keys", *plain, "--conformance-limits", "keys=8").parseoutcomes()
 
@@ -201,15 +131,14 @@ def test_declared_limits(run: Any) -> None:
 @pytest.mark.slow
 def test_function_that_hangs(run: Any) -> None:
     """After a few cases that took too long it is asked no more."""
-    rules = ("--conformance-rule", "MASK-3", "--conformance-dtypes", "float32")
-    result = run("hangs_on_masks", *rules, "--conformance-time-limit", "0.3", "-rs")
+    result = run("hangs_on_masks", "--conformance-rule", "MASK-3", "--conformance-time-limit", "0.3", "-rs")
     assert 1 <= result.parseoutcomes()["failed"] <= 3
     result.stdout.fnmatch_lines(["SKIPPED * 3 cases took longer than 0.3 s, and nothing more is tried"])
 
 
 def test_function_that_dies(run: Any) -> None:
     """By default it does so in a subprocess."""
-    result = run("dies_on_masks", "-k", "plain or takes and causal", "--conformance-dtypes", "float32", where=())
+    result = run("dies_on_masks", "-k", "plain or takes and causal", where=())
     result.assert_outcomes(passed=1, failed=1, deselected=result.parseoutcomes()["deselected"])
     result.stdout.fnmatch_lines(["*its process died of SIGABRT*"])
 
@@ -255,7 +184,7 @@ TEST_FILE = f"""
 from targets import unscaled
 from conformance.pytest_plugin import conformance_test
 
-given = dict(effort="quick", rules=["ATT-1", "MASK-1"], shrink=False, limits={SMALL})
+given = dict(effort="quick", rules=["ATT-1", "MASK-1"], dtypes=["float32"], shrink=False, limits={SMALL})
 test_unscaled = conformance_test(unscaled, "attention", **given)
 """
 
@@ -274,16 +203,8 @@ def test_test_file_with_wrong_options(pytester: pytest.Pytester) -> None:
 
 
 PROFILES = """
-import numpy as np
-
+from targets import plain_norm
 from conformance.pytest_plugin import conformance_test
-
-
-def plain_norm(x, weight, *, eps=1e-5):
-    axes = tuple(range(-weight.ndim, 0))
-    d = x - x.mean(axes, keepdims=True, dtype=x.dtype)
-    return (d / np.sqrt((d * d).mean(axes, keepdims=True) + np.asarray(eps, x.dtype)) * weight).astype(x.dtype)
-
 
 given = {"effort": "quick", "rules": ["NORM-3"], "dtypes": ["float32"], "shrink": False}
 test_robust = conformance_test(plain_norm, "layer_norm", **given)
@@ -293,7 +214,7 @@ test_strict = conformance_test(plain_norm, "layer_norm", profile="strict", **giv
 
 def test_only_what_the_profile_asks_for_fails(pytester: pytest.Pytester) -> None:
     """The summary still names what is violated beyond the profile."""
-    pytester.makepyfile(test_mine=PROFILES)
+    pytester.makepyfile(targets=TARGETS, test_mine=PROFILES)
     assert pytester.runpytest_inprocess(*PLUGIN, "-k", "strict").parseoutcomes()["failed"] >= 1
     result = pytester.runpytest_inprocess(*PLUGIN, "-k", "robust")
     assert result.ret == 0
@@ -322,7 +243,7 @@ def test_questions_find_what_a_check_finds(tmp_path: Path, monkeypatch: pytest.M
             if violation is not None:
                 found.setdefault(violation.rule, describe_finding(violation.finding))
         order = list(JUDGED)
-        assert found == {violation.rule: describe_finding(violation.finding) for violation in report.violations}
+        assert found == messages(report)
         assert sorted(found, key=order.index) == [violation.rule for violation in report.violations]
 
 

@@ -36,12 +36,10 @@ from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, L
 Array = Any
 Function = Callable[..., Any]
 Single = np.float32
+WIDE = ("float32", "bfloat16", "float16")
+
 ANGLES = {"angles": "float32"}
-SIXTEEN_BITS = {
-    "float32": ANGLES,
-    "rounded": ANGLES | {"rotation": "rounded"},
-    "inputs": ANGLES | {"rotation": "inputs"},
-}
+SIXTEEN_BITS = {"float32": ANGLES} | {kind: ANGLES | {"rotation": kind} for kind in ("rounded", "inputs")}
 
 # --- honest functions, all in float32 ---------------------------------------------------------------------------------
 
@@ -143,9 +141,7 @@ def test_every_order_conforms_as_declared(rounded: str, power: str) -> None:
     declared = SIXTEEN_BITS[rounded]
     runner = runner_of(rotation(rounded, POWERS[power]), "rotary_embedding", **declared)
     for kind in KINDS.values():
-        for case in cases(
-            EVERYTHING.promising(**declared), range(3), dtypes=("float32", "bfloat16", "float16"), **kind
-        ):
+        for case in cases(EVERYTHING.promising(**declared), range(3), dtypes=WIDE, **kind):
             assert not breaks(runner(AGREEMENT, case, AGREEMENT.prepare(case))), case
 
 
@@ -155,9 +151,8 @@ def test_every_order_conforms_as_declared(rounded: str, power: str) -> None:
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_the_judge_accepts_what_is_declared(rounded: str, seed: int) -> None:
     given: dict[str, Any] = {"effort": "quick", "seed": seed, "shrink": False, "profile": "strict"}
-    report = conformance.check(
-        rotation(rounded), "rotary_embedding", arrays="numpy", conventions=SIXTEEN_BITS[rounded], **given
-    )
+    given |= {"arrays": "numpy", "conventions": SIXTEEN_BITS[rounded]}
+    report = conformance.check(rotation(rounded), "rotary_embedding", **given)
     assert report.conforms, str(report)
 
 
@@ -232,7 +227,6 @@ def test_no_convention_is_named_for_another_mistake() -> None:
 
 DECLARED = ("quantity=angles, dtype=float32", "quantity=frequencies, dtype=float32")
 """What the convention allows."""
-WIDE = ("float32", "bfloat16", "float16")
 
 
 def planted_runner(planted: Planted) -> Runner:
@@ -261,42 +255,22 @@ def test_planted_mistakes_are_still_seen(planted: Planted) -> None:
     assert any(breaks(runner(AGREEMENT, case, AGREEMENT.prepare(case))) for case in cases)
 
 
-def single(function: Function) -> Function:
-    """With frequencies in float32."""
-
-    def rotary_frequencies(width: int, base: float = 10000.0, scaling: Any = None, *, length: Any = None) -> Any:
-        found, size = function(width, base, scaling, length=length)
-        return found.astype(Single), size
-
-    return rotary_frequencies
-
-
-@pytest.mark.rule("POS-4")
-def test_frequencies_in_float32() -> None:
-    case = Case("rotary_frequencies", "float64", {}, {"width": 64, "base": 10000.0})
-    runner = runner_of(single(reference_numpy.rotary_frequencies), "rotary_frequencies", **ANGLES)
-    assert breaks(runner(AGREEMENT, case, AGREEMENT.prepare(case)))
-    single_case = replace(case, rounding=ANGLES)
-    assert not breaks(runner(AGREEMENT, single_case, AGREEMENT.prepare(single_case)))
-
-
 @pytest.mark.rule("POS-4")
 @pytest.mark.parametrize(
     ("dtype", "message"), [("float32", ""), ("float64", ""), ("float16", "dtype and shape float16")]
 )
 def test_dtypes_of_frequencies_beside_angles_in_float32(dtype: str, message: str) -> None:
     """Frequencies in float64 may become angles in float32."""
-    case = Case("rotary_frequencies", "float64", {}, {"width": 64, "base": 10000.0}, rounding=ANGLES)
 
-    def found(times: float) -> list[Finding]:
+    def found(times: float, rounding: dict[str, str]) -> list[Finding]:
         def function(width: int, base: float) -> Any:
             frequencies, size = reference_numpy.rotary_frequencies(width, base)
             return (times * frequencies).astype(dtype), size
 
-        runner = runner_of(function, "rotary_frequencies", **ANGLES)
-        return runner(AGREEMENT, case, AGREEMENT.prepare(case))
+        case = Case("rotary_frequencies", "float64", {}, {"width": 64, "base": 10000.0}, rounding=rounding)
+        return runner_of(function, case.operation, **ANGLES)(AGREEMENT, case, AGREEMENT.prepare(case))
 
-    assert [message in describe_finding(finding) for finding in found(1.0) if finding.ratio > 1] == [True] * bool(
-        message
-    )
-    assert breaks(found(0.5))
+    wrong = [describe_finding(finding) for finding in found(1.0, ANGLES) if finding.ratio > 1]
+    assert [message in one for one in wrong] == [True] * bool(message)
+    assert breaks(found(1.0, {})) == (dtype != "float64")
+    assert breaks(found(0.5, ANGLES))

@@ -75,9 +75,8 @@ def test_sizes_past_which_mistakes_show() -> None:
     assert len(large) >= 20
     shown = {one.operations[0]: PlantedMistake(one) for one in large}
     for planted in shown.values():
-        within = replace(
-            planted, mistake=replace(planted.mistake, condition=replace(planted.mistake.condition, past=10**9))
-        )
+        condition = replace(planted.mistake.condition, past=10**9)
+        within = replace(planted, mistake=replace(planted.mistake, condition=condition))
         assert judge_together([within], "quick", SEED).caught == ()
 
 

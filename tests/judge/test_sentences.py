@@ -11,17 +11,18 @@ import pytest
 
 from conformance.cases.case import Case
 from conformance.checks import findings as kinds
-from conformance.checks.findings import Detail, Finding, Phase, Size, details, heads_swapped, wrong_dtype
+from conformance.checks.findings import Detail, Finding, OtherSource, Phase, Size, details, heads_swapped, wrong_dtype
 from conformance.judge.run import seed_of
 from conformance.operations.probes import PROBES
 from conformance.reports.sentences import describe_detail, describe_finding
 from conformance.subjects import wrong_answers
-from conformance.subjects.wrong_answers import DtypeOrShape, FindingKind, Missing, WrongAnswer
+from conformance.subjects.wrong_answers import DtypeOrShape, FindingKind, Missing, ReturnedGradients, WrongAnswer
 
 OFF = Finding("output", 2.5, (0, 1), 1.5, 1.0, 0.2)
 BEFORE = Case("sgd_step", "float32", {}, {})
 SWAPPED = DtypeOrShape("float32", (1, 3, 2, 4), ("float32",), (1, 2, 3, 4), swapped=True)
 WIDE = DtypeOrShape("float64", (2,), ("float16", "float32"), (2,))
+THREADS = Phase("threads", count=2)
 TOLD = "output[0, 1]: got 1.5, expected 1.0, 2.5 bounds of 0.2"
 SENTENCES: list[tuple[Detail, str]] = [
     (Missing(), "no such result"),
@@ -29,10 +30,7 @@ SENTENCES: list[tuple[Detail, str]] = [
     (wrong_answers.Returned("builtins.int", array="numpy.ndarray"), "returned builtins.int, expected numpy.ndarray"),
     (wrong_answers.OtherType("builtins.int", array="numpy.ndarray"), "is builtins.int, expected numpy.ndarray"),
     (wrong_answers.OtherType("a list of 1", count=2), "is a list of 1, expected 2 arrays"),
-    (
-        wrong_answers.ReturnedGradients("a list of 1", of="outputs", count=2),
-        "vjp returned a list of 1 for outputs, expected 2 gradients",
-    ),
+    (ReturnedGradients("3.0", of="logits", count=2), "vjp returned 3.0 for logits, expected 2 gradients"),
     (wrong_answers.Materialized("builtins.int"), "materialize gave builtins.int"),
     (wrong_answers.OtherDevice("cuda:0"), "lies on cuda:0, and the inputs do not"),
     (WIDE, "has dtype and shape float64 [2], expected float16 or float32 [2]"),
@@ -71,10 +69,7 @@ SENTENCES: list[tuple[Detail, str]] = [
     (kinds.WrongInPhase(Phase("in_a_row", 2, 3), OFF), f"wrong in call 2 of 3: {TOLD}"),
     (kinds.WrongInPhase(Phase("after_forward_passes"), OFF), f"wrong after other forward passes: {TOLD}"),
     (kinds.WrongInPhase(Phase("second_backward_pass"), OFF), f"wrong in the second backward pass: {TOLD}"),
-    (
-        kinds.WrongInPhase(Phase("threads", count=2), Missing()),
-        "wrong while 2 threads call at the same time: no such result",
-    ),
+    (kinds.WrongInPhase(THREADS, Missing()), "wrong while 2 threads call at the same time: no such result"),
     (kinds.NotDeterministic(), "differs between two equal calls"),
     (kinds.NotDeterministic(7), "differs in call 7 of equal calls"),
     (kinds.NoGradientsAgain(), "has no gradients when the same is asked again"),
@@ -94,11 +89,8 @@ SENTENCES: list[tuple[Detail, str]] = [
         f"depends on earlier calls: right in a fresh process, wrong after {BEFORE} and 2 calls before that: {TOLD}",
     ),
     (kinds.SurplusStep(), "is a step that the definition does not take"),
-    (kinds.OtherSource("add", 1), "is given the result of add, where the definition has input 1"),
-    (
-        kinds.OtherSource(None, "add", returned=True),
-        "is what is no step's result, where the definition has the result of add",
-    ),
+    (OtherSource("add", 1), "is given the result of add, where the definition has input 1"),
+    (OtherSource(None, "x", returned=True), "is what is no step's result, where the definition has the result of x"),
     (kinds.ChangedLater(), "is changed after it was given"),
     (kinds.TimesTaken(2), "is taken 2 times"),
     (kinds.SurplusTensor(), "the definition has no such tensor"),

@@ -92,15 +92,6 @@ def test_time_that_others_have_does_not_count(clock: Clock) -> None:
     assert own.elapsed_seconds() == pytest.approx(25)
 
 
-def test_what_has_ended_is_remembered(clock: Clock) -> None:
-    own = OwnTime(0)
-    clock.passes(10, _2=(4, 6))
-    assert own.elapsed_seconds() == pytest.approx(4)
-    del clock.threads[2]
-    clock.passes(1)
-    assert own.elapsed_seconds() == pytest.approx(5)
-
-
 @pytest.mark.parametrize(
     ("wall", "ran", "waited", "own"),
     [
@@ -114,18 +105,6 @@ def test_what_has_ended_is_remembered(clock: Clock) -> None:
 )
 def test_own_part(wall: float, ran: float, waited: float, own: float) -> None:
     assert own_part(wall, ran, waited) == pytest.approx(own)
-
-
-def test_a_reading_that_is_older_never_ends_a_call_early(clock: Clock) -> None:
-    own_time.read_recent_times.cache_clear()
-    clock.time = 30.0
-    assert OwnTime(0, tolerance=3.0).elapsed_seconds() == 0.0
-    clock.passes(2, _1=(2, 0))
-    own = OwnTime(0, tolerance=3.0)
-    assert own.since == 30.0
-    clock.passes(5, _1=(5, 0))
-    assert own.elapsed_seconds() == pytest.approx(5)
-    own_time.read_recent_times.cache_clear()
 
 
 @pytest.mark.parametrize("starved", [True, False])

@@ -15,7 +15,6 @@ from rich.console import Console
 import conformance
 import reference_numpy
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted
 from conformance.cases.signatures import signature_of
 from conformance.checks.catalogue import PLANTED
@@ -23,7 +22,6 @@ from conformance.checks.findings import Finding, NotANumber
 from conformance.checks.results import Violation
 from conformance.judge.pool import confirm_violation
 from conformance.judge.session import JudgeSession, NotAsked
-from conformance.judge.skipped import missing_features, some_cases
 from conformance.reports.blocks import never_given, refuses_all, rules_not_tried
 from conformance.reports.content import document
 from conformance.reports.junit import junit
@@ -198,15 +196,6 @@ def test_a_skip_says_what_is_missing(session: JudgeSession, question: str, lacks
     with pytest.raises(NotAsked, match="within what the function takes") as reason:
         session.ask(asked)
     assert lacks in str(reason.value).removeprefix("it does not take ").partition(":")[0].split(" and ")
-
-
-def test_missing_masks(session: JudgeSession) -> None:
-    def combinations(declaration: Declaration) -> list[Case]:
-        probes = (p for p in session.fresh_judgement().probes(declaration) if p.title == "combinations")
-        return [case for probe in probes for case in some_cases(probe)]
-
-    assert missing_features(combinations, session.runner.declaration.remove_features("dense")) == "masks"
-    assert missing_features(lambda declaration: [], session.runner.declaration) == ""
 
 
 # --- violations seen once ---

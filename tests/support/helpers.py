@@ -13,6 +13,7 @@ from conformance.cli import app
 from conformance.cli.console import console
 from conformance.judge.report import Report
 from conformance.reports.causes import describe_declaration
+from conformance.reports.sentences import describe_finding
 from conformance.reports.subjects import checked_content
 from conformance.subjects.subject import JaxSubject, NumpySubject, Subject, TorchSubject
 from specification.engines import Choice
@@ -75,6 +76,11 @@ def command(*words: object, width: int = 200) -> tuple[int, str]:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout
+
+
+def messages(report: Report) -> dict[str, str]:
+    """What is said of each rule that is violated."""
+    return {violation.rule: describe_finding(violation.finding) for violation in report.violations}
 
 
 def names_of_causes(report: Report) -> list[tuple[str, str]]:
