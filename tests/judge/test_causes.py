@@ -11,13 +11,16 @@ import pytest
 import conformance
 import reference_numpy
 from conformance.cases.case import Case
-from conformance.diagnosis.cause import Cause
+from conformance.checks.threshold import Threshold
+from conformance.diagnosis.cause import Cause, Diagnosis
 from conformance.diagnosis.choice import Chooser
 from conformance.diagnosis.evidence import Evidence, weigh
 from conformance.diagnosis.explanation import is_consistent, judge_mistake, learn_condition
 from conformance.diagnosis.pattern import Places, find_pattern, find_places
+from conformance.judge.causes import choose_by_thresholds
 from conformance.judge.report import Report
 from conformance.mistakes.call import Call
+from conformance.mistakes.catalogue import mistakes_of
 from conformance.mistakes.condition import ALWAYS, Condition
 from conformance.mistakes.mistake import Mistake
 from conformance.mistakes.planting import PlantedSubject
@@ -121,6 +124,17 @@ def test_the_size_past_which_a_mistake_shows_is_learned() -> None:
     assert 4 < cause.condition.past <= 20  # the largest size that was tried and is right
     told = describe_condition(cause_content(cause)["condition"])
     assert told == f"only past {cause.condition.past} keys"
+
+
+def test_the_size_of_a_mistake_is_that_of_the_thresholds() -> None:
+    """Few cases tell blocks of 16 rows from those of 128; the sizes that are tried at the end do."""
+    lost = next(one for one in mistakes_of("layer_norm") if one.id == "norm_gradients.last-block-lost")
+    blocks = [lost.choose(block=block) for block in (16, 128)]
+    cause = Cause("mistake", (), Diagnosis(blocks[0], 5, 5, 40, (blocks[1],)))
+    threshold = Threshold(("rows",), "no multiple", (129, 130), (64, 128), above=128, multiple=128)
+    diagnosis = choose_by_thresholds(cause, [threshold]).diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.mistake, diagnosis.alternatives) == (blocks[1], ())
 
 
 def test_the_dtype_of_a_mistake_is_learned() -> None:

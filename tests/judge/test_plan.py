@@ -40,6 +40,11 @@ def test_every_affordable_pair_of_ranges_meets(name: str) -> None:
                 assert any(picked.items() <= row.items() for row in rows)
 
 
+def test_triples_meet_too() -> None:
+    levels = {"a": ((1,), (2,)), "b": ((1,), (2,)), "c": ((1,), (2,))}
+    assert len({tuple(row.values()) for row in covering(levels, lambda row: True, 3)}) == 8
+
+
 def test_every_size_occurs_and_rows_are_affordable() -> None:
     rows = plan.rows("everything", False, None)
     assert set(LENGTHS) <= {row["keys"] for row in rows}
@@ -48,6 +53,11 @@ def test_every_size_occurs_and_rows_are_affordable() -> None:
     assert max(row["queries"] * row["keys"] for row in rows) > 2**16
     for row in rows:
         assert plan.Budget(2**22, 2**18, 2**20).affords(row)
+
+
+def test_norms_reach_65537_both_ways() -> None:
+    rows = layers.plan_of(PLAN, EVERYTHING)
+    assert all(65537 in {row[axis] for row in rows} for axis in ("norm_width", "rows"))
 
 
 def test_the_largest_sizes_have_a_row_each() -> None:
