@@ -57,7 +57,7 @@ def separate_heads(gradients: dict[str, Approx], case: Case) -> dict[str, Approx
 
 def split_heads(x: Approx, heads: int) -> Approx:
     """[B, T, heads * W] as [B, heads, T, W]."""
-    return map_approx(x, lambda a: a.reshape(*a.shape[:2], heads, -1).swapaxes(1, 2))
+    return map_approx(x, lambda a: a.reshape(*a.shape[:2], heads, a.shape[2] // heads).swapaxes(1, 2))
 
 
 def joined_heads(x: Approx) -> Approx:

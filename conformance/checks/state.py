@@ -52,10 +52,6 @@ def worst_finding(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Find
         return error_finding(error, subject)
 
 
-def are_right(findings: Findings) -> bool:
-    return all(finding.ratio <= 1 for finding in findings)
-
-
 # --- one call after another -------------------------------------------------------------------------------------------
 
 

@@ -49,10 +49,3 @@ class Threshold:
     def last_right(self) -> int:
         """The largest size that is right below the first wrong one."""
         return max(size for size in self.right if size < self.wrong[0])
-
-    def begins_as(self, other: Threshold) -> bool:
-        """Whether both are first wrong at the same size."""
-        if self.kind not in ("first", "product") or (self.kind, self.axes) != (other.kind, other.axes):
-            return False
-        begin, others = ((one.wrong[0], one.last_right, one.beside) for one in (self, other))
-        return begin == others

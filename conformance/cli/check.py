@@ -51,7 +51,6 @@ DTYPES = "dtypes to judge, such as float32,float16; all by default"
 LAYOUT = "BTHD if its arrays are [batch, length, heads, width]"
 RULE = "judge only this rule; may be repeated"
 VJP = "the function of its gradients, as package.module:function or path/to/file.py:function"
-REPLAYS = "folder for replay files"
 WORKERS = "worker processes; by default one, or one for each core where a check takes long"
 CONVENTION = "intended departures, such as empty_rows=mean,polarity=masked, or angles=float32 of rotary embeddings"
 

@@ -43,10 +43,6 @@ class Diagnosis:
     def values(self) -> Mapping[str, Any]:
         return self.mistake.values
 
-    @property
-    def condition(self) -> Condition:
-        return self.mistake.condition
-
 
 @dataclass(frozen=True)
 class Cause:

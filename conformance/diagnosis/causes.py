@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.bounds.arithmetic import FORMATS
 from conformance.cases.arguments import is_gradient
 from conformance.cases.declaration import CONVENTIONS, Declaration
 from conformance.checks.comparison import ratio, worst
@@ -43,10 +44,16 @@ def find_causes(results: Results, runner: Runner) -> list[Cause]:
     if memory:
         found.append(Cause("memory", sort_violations(memory)))
     asked = {id(one): keep_violation(one) for one in numeric.values() if one not in memory}
+    if not asked:
+        return sort_causes(found)
     evidence = collect_evidence(runner, [*results.kept[runner.name]], asked.values())
     own = {key: one for key, kept in asked.items() for one in evidence if one.kept is kept}
     found += explain_numbers(runner, evidence, {key: numeric[key] for key in asked}, own)
-    return sorted(found, key=lambda cause: (rank(cause.level), cause.kind != "mistake", -len(cause.violations)))
+    return sort_causes(found)
+
+
+def sort_causes(causes: Sequence[Cause]) -> list[Cause]:
+    return sorted(causes, key=lambda cause: (rank(cause.level), cause.kind != "mistake", -len(cause.violations)))
 
 
 def is_numeric(violation: Violation) -> bool:
@@ -60,15 +67,18 @@ def explain_numbers(
     """Causes of wrong numbers. own: the evidence that is a violation's own case, where it could be asked again."""
     failing = [one for one in evidence if one.wrong]
     passing = [one for one in evidence if not one.wrong]
-    mistakes = mistakes_of(runner_operation(violations))
+    mistakes = mistakes_of(next((one.case.operation for one in violations.values()), ""))
     probes = {probe.id: probe for probe in catalogue(runner.declaration)}
+    unasked = {one.rule for key, one in violations.items() if key not in own}
+    due = [one for key, one in own.items() if key in violations]
+    due += [one for one in failing if one.kept is not None and one.kept.rule in unasked]
     chooser = Chooser(
         failing,
         passing,
         mistakes,
         partial(draw_experiments, declaration=runner.declaration, probes=probes),
         partial(ask_fresh, runner),
-        [one for key, one in own.items() if key in violations] or None,
+        due,
     )
     left = dict(violations)
     chosen = chooser.choose() if failing else []
@@ -86,10 +96,6 @@ def explain_numbers(
         known = {id(one) for explanation in chosen for one in explanation.explained}
         unexplained = [one for one in failing if id(one) not in known]
         yield from group_numbers(left, own, unexplained, chooser.passing)
-
-
-def runner_operation(violations: dict[int, Violation]) -> str:
-    return next((one.case.operation for one in violations.values()), "")
 
 
 def explain_by_mistake(chooser: Chooser, explanation: Explanation, violations: Sequence[Violation]) -> Cause:
@@ -179,7 +185,9 @@ def find_excuses(evidence: Sequence[Evidence]) -> tuple[Mapping[str, str], ...]:
     """
     if not evidence or any(one.case.special for one in evidence):
         return ()
-    choices = [(name, value) for name in PRECISIONS for value in CONVENTIONS[name][1:]]
+    # What a float64 case loses to 16 bits, it would lose to float32 as well, for which there is no convention.
+    left_out = FORMATS if any(one.case.dtype == "float64" for one in evidence) else ()
+    choices = [(name, value) for name in PRECISIONS for value in CONVENTIONS[name][1:] if value not in left_out]
     pairs = [pair for pair in combinations(choices, 2) if pair[0][0] != pair[1][0]]
     for several in ([(one,) for one in choices], pairs):
         errors = {chosen: largest_error(dict(chosen), evidence) for chosen in several}

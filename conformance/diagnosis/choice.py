@@ -134,7 +134,7 @@ class Chooser:
 
     def experiment(self, contenders: Sequence[Explanation]) -> list[Explanation]:
         """Ask cases on which the contenders differ from one another, or from what is right; keep those that fit."""
-        left, asked = [*contenders], 0
+        left, asked, answered = [*contenders], 0, 0
         confirmed, doubted = Counter[int](), Counter[int]()
         for case in self.cases_like(contenders[0].explained):
             sure = {one for one, count in confirmed.items() if count >= CONFIRMED}
@@ -145,6 +145,7 @@ class Chooser:
             evidence, asked = self.ask_fresh(case), asked + 1
             if evidence is None:
                 continue
+            answered += 1
             (self.failing if evidence.wrong else self.passing).append(evidence)
             verdicts = {id(one): one.weigh(evidence) for one in left}
             confirmed.update(one for one, verdict in verdicts.items() if verdict == "explains")
@@ -153,9 +154,9 @@ class Chooser:
                 left = [one for one in left if verdicts[id(one)] != "against"]
             if not left:
                 return []
-        # Where no case could be asked, one that was explained may be chance; two are not.
+        # Where no case was answered, one that was explained may be chance; two are not.
         found = [one for one in left if confirmed[id(one)] > doubted[id(one)]]
-        return found if asked else [one for one in left if len(one.explained) > 1]
+        return found if answered else [one for one in left if len(one.explained) > 1]
 
     def cases_like(self, explained: Sequence[Evidence]) -> Iterator[Case]:
         """Cases in turn like each of those explained; `TRIED` at most."""

@@ -53,7 +53,7 @@ class Evidence:
     wrong: frozenset[str]
     probe: str = ""
     kept: KeptCase | None = None
-    findings: tuple[Finding, ...] = field(default=(), compare=False)
+    findings: tuple[Finding, ...] = ()
     free: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def predict(self, mistake: Mistake) -> list[Prediction]:
@@ -119,8 +119,9 @@ def ask(runner: Runner, case: Case) -> Answers | None:
 def collect_evidence(runner: Runner, kept: Iterable[KeptCase], always: Iterable[KeptCase] = ()) -> list[Evidence]:
     """Ask the subject some of the kept cases once more, and all of `always`, the smallest first."""
     chosen = [one for one in always if one.size <= LARGEST]
+    own = {id(one.example) for one in chosen}
     for failed in (True, False):
-        found = [one for one in kept if one.failed == failed and one.check in SEVERAL]
+        found = [one for one in kept if one.failed == failed and one.check in SEVERAL and id(one.example) not in own]
         room = NUMBERS
         for one in sorted(found, key=order_by_turns(found))[:MOST]:
             room -= one.size

@@ -22,7 +22,7 @@ from conformance.runner.shrinking import Example
 MANY = 4
 """Causes that get a smallest case and sizes within the whole time; later ones get less, as the first say most."""
 SIZES = 0.6
-"""The part of a cause's time that its sizes get, as each size is one call and a smaller case takes several."""
+"""What its sizes get on top of a cause's time, as a part of it: each is one call; a smaller case takes several."""
 
 
 def explain_results(results: Results, runner: Runner, seconds: float, settle: Settle = keep_as_found) -> list[Cause]:
@@ -77,7 +77,8 @@ def choose_by_thresholds(cause: Cause, thresholds: Collection[Threshold]) -> Cau
     mistake = cause.diagnosis.mistake
     others = [one for one in cause.diagnosis.alternatives if one.id != mistake.id]
     for one in (mistake, *cause.diagnosis.alternatives):
-        if one.id == mistake.id and not sizes.isdisjoint(one.values.values()):
+        numbers = (getattr(value, "n", value) for value in one.values.values())
+        if one.id == mistake.id and any(type(number) is int and number in sizes for number in numbers):
             diagnosis = replace(cause.diagnosis, mistake=one, alternatives=tuple(others))
             return replace(cause, diagnosis=diagnosis, condition=one.condition)
     return cause

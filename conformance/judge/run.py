@@ -14,7 +14,7 @@ from conformance.checks.catalogue import AGREEMENT, DESCRIPTION, REFUSAL, SHAPES
 from conformance.checks.check import Check
 from conformance.checks.comparison import breaks, worst
 from conformance.checks.findings import Finding
-from conformance.checks.kept_cases import KeptCase
+from conformance.checks.kept_cases import KeptCase, KeptCases
 from conformance.checks.levels import CORE, least_level
 from conformance.checks.probe import Probe, probe_id
 from conformance.checks.refusals import Refusal
@@ -148,7 +148,7 @@ def run_corpus(frozen: Iterable[Entry], runners: Sequence[Runner], settle: Settl
         shared = entry.check.prepare(entry.example)
         for runner in asked:
             findings, rule = runner(entry.check, entry.example, shared), entry.rule
-            results.kept[runner.name].add(keep_case(entry, entry.shows, entry.check, entry.example, findings))
+            keep_case(results.kept[runner.name], entry, entry.shows, entry.check, entry.example, findings)
             if breaks(findings):
                 before = earlier_checks(runner)
                 failure = attribute(runner, Failure(rule, entry.check, entry.example, findings))
@@ -175,7 +175,7 @@ def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int,
         results.generated[probe.rule] += 1
         for runner in asked:
             findings, rule = runner(probe.check, example, shared), probe.rule
-            results.kept[runner.name].add(keep_case(probe, probe.title, probe.check, example, findings))
+            keep_case(results.kept[runner.name], probe, probe.title, probe.check, example, findings)
             if breaks(findings):
                 before = earlier_checks(runner)
                 failure = attribute(runner, Failure(rule, probe.check, example, findings))
@@ -192,10 +192,13 @@ def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int,
 
 
 def keep_case(
-    probe: Probe | Entry, title: str, check: Check[Any, Any], example: Any, findings: list[Finding]
-) -> KeptCase:
-    least = least_level(probe.rule, probe.level)
-    return KeptCase(probe.rule, probe.id, title, check, example, breaks(findings), least)
+    kept: KeptCases, probe: Probe | Entry, title: str, check: Check[Any, Any], example: Any, findings: list[Finding]
+) -> None:
+    """Keep a case for the diagnosis, which asks it again; not one without an answer, such as that of a time-out."""
+    failed = breaks(findings)
+    if not failed or worst(findings).kind == "value":
+        least = least_level(probe.rule, probe.level)
+        kept.add(KeptCase(probe.rule, probe.id, title, check, example, failed, least))
 
 
 def narrowest(example: Any, case: Case) -> Case:

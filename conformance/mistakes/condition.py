@@ -15,12 +15,12 @@ class Condition:
     """What must hold of a case for a mistake to show.
 
     Attributes:
-        axis: a name of `runner.dimensions.WORDS`, "H" for query heads, or "BH" for batch elements times query heads.
+        axis: an `AxisName` of `checks/threshold.py`, or "BH" for batch elements times query heads.
         past: the axis is larger than this.
         up_to: the axis is no larger than this; None for no limit.
         partial: the axis is no multiple of this; 0 for no such condition. whole: the axis is a multiple of this.
         dtypes: the case has one of these; empty for all.
-        features: the case has all of these, by names of `declaration.FEATURES`. lacks: it has none of these.
+        features: the case has all of these `Call.features`. lacks: it has none of these.
         passes: the pass whose results are wrong.
     """
 
@@ -45,7 +45,7 @@ class Condition:
 
     def holds_for_size(self, size: int) -> bool:
         return (
-            size > self.past
+            (not self.past or size > self.past)
             and (self.up_to is None or size <= self.up_to)
             and (not self.partial or size % self.partial != 0)
             and (not self.whole or size % self.whole == 0)

@@ -91,7 +91,8 @@ def is_mean(case: Case) -> bool:
 
 def loss_of(case: Case) -> Loss:
     counted, classes = counted_targets(case)
-    x = np.asarray(case.inputs[input_name(case)], float).reshape(counted.size, -1)
+    x = np.asarray(case.inputs[input_name(case)], float)
+    x = x.reshape(counted.size, x.shape[-1])
     smoothing = float(case.options.get("label_smoothing", 0.0))
     weights = counted.reshape(-1) / (max(int(counted.sum()), 1) if is_mean(case) else 1)
     mixed = smooth_targets(classes.reshape(-1), x.shape[1], smoothing)

@@ -114,7 +114,7 @@ class Mistake:
 
     def variants(self) -> Iterator[Mistake]:
         """The mistake with every combination of the values of its parameters."""
-        for values in product(*self.parameters.values()):
+        for values in product(*map(dict.fromkeys, self.parameters.values())):
             yield replace(self, values=dict(zip(self.parameters, values, strict=True)))
 
     def predict(self, call: Call, solve: Callable[[Case], Results] | None = None) -> list[Prediction]:

@@ -84,5 +84,6 @@ class PlantedMistake:
 
 def condition_text(condition: Any) -> str:
     """The fields of a condition that ask for something, for a title."""
-    shown = {name: value for name, value in vars(condition).items() if value not in ("", 0, None, (), "both")}
+    fields = vars(condition).items()
+    shown = {n: v for n, v in fields if v not in ("", 0, None, (), "both") or (n == "up_to" and v == 0)}
     return ", ".join(f"{name}={value}" for name, value in shown.items())

@@ -28,7 +28,7 @@ DEFINITION = "reference_numpy"
 class StepAgreement(NamedTuple):
     """One step: what exactly comes of it, and by package the error at its worst place, in bounds.
 
-    judged: whether it could be judged in full (see `forced.substantial`).
+    judged: whether it could be judged in full (see `stepwise.substantial`).
     """
 
     name: str

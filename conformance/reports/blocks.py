@@ -104,7 +104,7 @@ def summary(subject: Content) -> str:
     known = sum(cause["mistake"] is not None for cause in causes)
     named = f", {known} of them known," if known and len(causes) > 1 else ""
     one = len(causes) == 1
-    return f"{len(causes)} cause{'s' * (not one)}{named} explain{'s' * one} {count} violated rules"
+    return f"{len(causes)} cause{'s' * (not one)}{named} explain{'s' * one} {count} violated rule{'s' * (count != 1)}"
 
 
 # --- limits of a subject's verdict ------------------------------------------------------------------------------------

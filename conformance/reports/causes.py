@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.cases.declaration import FEATURES
 from conformance.reports.threshold_sentences import WORDS
+from conformance.runner.dimensions import PRODUCTS
 
 if TYPE_CHECKING:
     from conformance.diagnosis.cause import Cause, Diagnosis
@@ -69,7 +70,7 @@ def plain_value(value: Any) -> Any:
 def condition_content(condition: Condition) -> Content:
     """Return the fields that ask for something."""
     fields = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(condition).items()}
-    asked = {name: value for name, value in fields.items() if value not in ("", 0, None, [], "both")}
+    asked = {n: v for n, v in fields.items() if v not in ("", 0, None, [], "both") or (n == "up_to" and v == 0)}
     return asked if any(name != "axis" for name in asked) else {}
 
 
@@ -121,7 +122,7 @@ def describe_condition(condition: Content | None) -> str | None:
     if "features" in condition:
         parts.append(f"with {join_words([feature_words(name) for name in condition['features']])}")
     if "lacks" in condition:
-        parts.append(f"without {join_words([feature_words(name) for name in condition['lacks']])}")
+        parts.append(f"without {' or '.join(feature_words(name) for name in condition['lacks'])}")
     if "dtypes" in condition:
         parts.append(f"in {join_words(condition['dtypes'])}")
     return f"only {', '.join(parts)}" if parts else None
@@ -180,7 +181,8 @@ def describe_pattern(pattern: Content | None) -> str | None:
 
 def describe_places(places: Content) -> str | None:
     """Say which places along an axis are wrong, counted from 0; None for all of them."""
-    name, start = axis_words("H" if len(places["axis"]) > 1 else "".join(places["axis"])), places["start"]
+    axis = tuple(places["axis"])
+    name, start = axis_words(PRODUCTS.get(axis, " ".join(axis))), places["start"]
     match places["kind"]:
         case "from":
             return f"in {name} from {start} on (of {places['size']})"
@@ -189,26 +191,28 @@ def describe_places(places: Content) -> str | None:
         case "one":
             return f"in one of {places['size']} {name}: {start}"
         case "every":
-            return f"in {name} {start}, {start + places['stride']}, ... (every {places['stride']}th)"
+            return f"in {name} {start}, {start + places['stride']}, ... (one in {places['stride']})"
         case "some":
             return f"in {places['count']} of {places['size']} {name}"
     return None
 
 
-AXES: dict[str, str] = {
-    **{axis: several for axis, (_, several) in WORDS.items()},
-    "BH": "heads of all batch elements",
-    "": "places",
+AXES: dict[str, tuple[str, str]] = {
+    **{str(axis): words for axis, words in WORDS.items()},
+    "BH": ("head of all batch elements", "heads of all batch elements"),
+    "": ("place", "places"),
 }
-"""Several of each axis."""
+"""One and several of each axis."""
 
 
-def axis_words(axis: str) -> str:
-    return AXES.get(axis, axis)
+def axis_words(axis: str, count: int = 2) -> str:
+    """The words for an axis, whose name may have a number: "rows 1" is the second axis of rows."""
+    words = AXES.get(axis) or AXES.get(axis.partition(" ")[0], (axis, axis))
+    return words[count != 1]
 
 
 def count_words(axis: str, count: int) -> str:
-    return f"{count:,} {axis_words(axis)}"
+    return f"{count:,} {axis_words(axis, count)}"
 
 
 def join_words(words: list[str]) -> str:

@@ -99,6 +99,8 @@ def name_mistakes(
     """
     chosen, seed = check_arguments(effort, seed, only)
     planted = choose_mistakes(chosen)
+    if not planted:
+        raise ValueError("no known mistake is called so: behaviours have no names")
     found: list[Naming] = []
     for part in share_groups(name_group, planted, only, effort, seed, workers, TOGETHER):
         found += part

@@ -12,21 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, FEATURES
 from conformance.cases.expectations import Planted
 from conformance.cases.facts import operations
+from conformance.cases.kernel_arguments import replace_kernel_arguments
 from conformance.checks.catalogue import AGREEMENT, EMPTY_ROWS, PLANTED, TWIN
 from conformance.checks.check import Check
 from conformance.checks.judged_rules import JUDGED
+from conformance.judge.judgement import feature_claims
 from conformance.mistakes.call import Call
 from conformance.mistakes.catalogue import TOPICS, known_mistakes, load_topic, mistakes_of, planted_mistakes
 from conformance.mistakes.condition import ALWAYS, Condition, past
-from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.mistake import ATTENTION, Mistake
 from conformance.mistakes.planting import PlantedMistake, PlantedSubject
 from conformance.operations.corpus import entries_for
+from conformance.oracle.reference import evaluate_definition, widen_case
 from conformance.reports.causes import mistake_content
-from conformance.sampling.draws import draw_cases
+from conformance.sampling.draws import draw_cases, draw_from_seed
 from conformance.sampling.operations import operation_cases
 from conformance.subjects.subject import NumpySubject
 from specification.dtypes import FLOATING
@@ -43,11 +47,35 @@ def calls_of(operation: str) -> list[Call]:
     dtypes = [dtype for dtype in FLOATING if dtype != "float64"]  # whose exact results are slow
     cases = [case for _, case in draw_cases(operation_cases(operation, dtypes), 2 * DRAWN, 1)]
     calls = [Call(case) for case in cases if number_count(case) < LARGEST][:DRAWN]
+    calls += [Call(case) for case in empty_cases(operation)]
+    with_one_feature = [draw_from_seed(claim.cases, 1, False) for claim in feature_claims(operation, EVERYTHING)]
+    calls += [Call(case) for cases in with_one_feature for case in cases]
+    calls += [call_in_float64(case) for cases in with_one_feature for case in cases]
     entries = [entry for entry in entries_for({operation}, EVERYTHING) if number_count(entry.case) < LARGEST]
     for check in CHECKS:
         frozen = [entry.example for entry in entries if entry.check == check]
         calls += [call_of(check, example) for example in frozen[:: max(1, len(frozen) // FROZEN)]]
     return calls
+
+
+def empty_cases(operation: str) -> list[Case]:
+    """Of attention, a case with each size that may be 0."""
+    if operation not in ATTENTION:
+        return []
+    found = []
+    for axis in "BHQK":
+        B, H, Q, K = (0 if axis == other else 2 for other in "BHQK")
+        shapes = {"query": (B, H, Q, 3), "key": (B, H, K, 3), "value": (B, H, K, 3)}
+        if operation != "attention":
+            del shapes["value"]
+        found.append(Case(operation, "float32", {name: np.ones(shape, "float32") for name, shape in shapes.items()}))
+    return found
+
+
+def call_in_float64(case: Case) -> Call:
+    """The call in float64, compared with the definition: exact results are slow there."""
+    wide = widen_case(case)
+    return Call.judged_by(wide, evaluate_definition(replace_kernel_arguments(wide)), bound(wide))
 
 
 def call_of(check: Check[Any, Any], example: Any) -> Call:
