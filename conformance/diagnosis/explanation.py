@@ -126,13 +126,16 @@ def conditions(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Ite
     features = [one.call.features for one in explained]
     other_features = [one.call.features for one in others]
     common, anywhere = frozenset.intersection(*features), frozenset.union(*features)
-    shared = sorted(common - frozenset.intersection(*other_features), key=lambda name: (name in FEATURES, name))
-    present = [Condition(features=(name,)) for name in shared]  # the call itself says more than what it declares
+    present = [Condition(features=(name,)) for name in sorted(common - frozenset.intersection(*other_features))]
     absent = [Condition(lacks=(name,)) for name in sorted(frozenset.union(*other_features) - anywhere)]
     dtypes = tuple(sorted({one.case.dtype for one in explained}))
     of_dtype = [Condition(dtypes=dtypes)]
     sizes = [*size_conditions(explained, others)]
-    yield from (*present, *of_dtype, *sizes, *absent)
+    # Masks often happen to hide a row; what is declared, or a size, is the likelier reason.
+    by_chance = [one for one in present if not {*one.features} <= FEATURES.keys()]
+    present = [one for one in present if one not in by_chance]
+    yield from (*present, *of_dtype, *sizes, *absent, *by_chance)
+    present = [*by_chance, *present]
     for one in (*present, *sizes, *absent):
         yield Condition(**{**vars(one), "dtypes": dtypes})
     for one, other in combinations((*present, *absent), 2):
