@@ -54,8 +54,6 @@ class Chooser:
         self.failing, self.passing = [*failing], [*passing]
         self.mistakes, self.draw, self.ask_fresh = [*mistakes], draw, ask_fresh
         self.due = {id(one) for one in (failing if due is None else due)}
-        self.narrowed: dict[int, Explanation] = {}
-        """By the identity of an explanation: the same under the condition that was learned last."""
 
     def choose(self) -> list[Explanation]:
         """Return explanations in the order of what they explain, each with its condition."""
@@ -97,7 +95,7 @@ class Chooser:
             known = len(self.failing), len(self.passing)
             left = self.experiment(contenders)
             if left:
-                best = min(left, key=lambda one: (one.mistake.condition.clauses, contenders.index(one)))
+                best = min(left, key=lambda one: one.mistake.condition.clauses)
                 best.alternatives = [one.mistake for one in left if one is not best]
                 return best
             # What was asked refutes all of them: conditions are learned anew, from more evidence.
@@ -106,8 +104,8 @@ class Chooser:
                 for evidence in new:
                     explanation.weigh(evidence)
             if not new:
-                refuted = {id(one) for one in contenders}
-                explanations = [one for one in explanations if id(self.narrowed.get(id(one))) not in refuted]
+                refuted = {id(one.wider) for one in contenders}
+                explanations = [one for one in explanations if id(one) not in refuted]
         return None
 
     def add_condition(self, explanation: Explanation) -> Explanation | None:
@@ -125,15 +123,22 @@ class Chooser:
                 passes = explanation.mistake.condition.passes
                 mistake = explanation.mistake.limit(replace(condition, passes=passes))
                 unlike = [one for one in explanation.unlike if condition.holds(one.call)]
-                found = Explanation(mistake, [*explanation.explained], unlike=unlike)
+                found = Explanation(mistake, [*explanation.explained], unlike=unlike, wider=explanation)
                 if found.score > 0 and (narrowed is None or found.score > narrowed.score):
                     narrowed = found
-        if narrowed is not None:
-            self.narrowed[id(explanation)] = narrowed
         return narrowed
 
+    def change_condition(self, explanation: Explanation) -> Explanation | None:
+        """The same under another condition that asks for no more things; None if there is none."""
+        other = None if explanation.wider is None else self.add_condition(explanation.wider)
+        most = max(explanation.mistake.condition.clauses, 1)
+        return other if other is not None and other.mistake.condition.clauses <= most else None
+
     def experiment(self, contenders: Sequence[Explanation]) -> list[Explanation]:
-        """Ask cases on which the contenders differ from one another, or from what is right; keep those that fit."""
+        """Ask cases on which the contenders differ from one another, or from what is right; keep those that fit.
+
+        A contender that should show where a case passes gets another condition, if one as simple leaves that case out.
+        """
         left, asked, answered = [*contenders], 0, 0
         confirmed, doubted = Counter[int](), Counter[int]()
         for case in self.cases_like(contenders[0].explained):
@@ -150,8 +155,14 @@ class Chooser:
             verdicts = {id(one): one.weigh(evidence) for one in left}
             confirmed.update(one for one, verdict in verdicts.items() if verdict == "explains")
             doubted.update(one for one, verdict in verdicts.items() if verdict == "against")
+            for one in left:
+                one.weigh_wider(evidence)
             if not evidence.wrong or "explains" in verdicts.values():
-                left = [one for one in left if verdicts[id(one)] != "against"]
+                refuted = [one for one in left if verdicts[id(one)] == "against"]
+                others = {id(one): None if evidence.wrong else self.change_condition(one) for one in refuted}
+                confirmed.update({id(other): confirmed[one] for one, other in others.items() if other is not None})
+                renewed = (others.get(id(one), one) for one in left)
+                left = [one for one in renewed if one is not None]
             if not left:
                 return []
         # Where no case was answered, one that was explained may be chance; two are not.

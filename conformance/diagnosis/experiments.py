@@ -22,8 +22,8 @@ from specification.dtypes import FLOATING
 
 NUMBERS, EXACT_NUMBERS = 2**18, 2**12
 """Numbers in the inputs of a case that is drawn, at most; the second in float64, whose exact results are slow."""
-LEAST = 5
-"""A size from which on heads, rows and columns are told apart."""
+LEAST, FEW = 5, 3
+"""A size from which on heads, rows and columns are told apart; what the others are, of a case with one large size."""
 PROBED, SEED = 12, 2**31
 """Cases that are drawn from a probe anew, and their seed, which no run has by chance alone."""
 FAR = 4
@@ -63,12 +63,16 @@ def draw_like(evidence: Evidence, declaration: Declaration) -> Iterator[Case]:
 
 
 def grow_sizes(case: Case) -> Iterator[dict[str, int]]:
-    """The sizes of the case; then larger ones, of which one less or more than a power of two leaves tiles a rest."""
+    """The sizes of the case; each large one alone; larger ones, of which many leave tiles a rest."""
     sizes = {name: size for name, size in sizes_of(case).items() if name != OFFSET and size}
     unit = operation_facts(case.operation).width_unit
     yield sizes
     wide = {name: max(size, LEAST + unit - 1 if name == "E" else LEAST) for name, size in sizes.items() if name != "B"}
     yield sizes | {name: size - size % unit if name == "E" else size for name, size in wide.items()}
+    few = {name: FEW * unit if name == "E" else FEW for name in sizes}
+    for name, size in sizes.items():
+        if size > LEAST:
+            yield few | {name: size}
     for name, size in sizes.items():
         grown = 2 * size + (unit if name == "E" else 1)
         yield sizes | {name: max(grown, 3)}

@@ -26,7 +26,7 @@ class Explanation:
 
     against: cases that pass, where it should show. unlike: cases that fail otherwise than it predicts; there another
     mistake may be at work as well. alternatives: mistakes that explain the same cases, and that no experiment told
-    apart.
+    apart. wider: the explanation without a condition. weighed: verdicts by the identity of the evidence.
     """
 
     mistake: Mistake
@@ -34,15 +34,24 @@ class Explanation:
     against: list[Evidence] = field(default_factory=list)
     unlike: list[Evidence] = field(default_factory=list)
     alternatives: list[Mistake] = field(default_factory=list)
+    wider: Explanation | None = None
+    weighed: dict[int, Verdict] = field(default_factory=dict)
 
     def weigh(self, evidence: Evidence) -> Verdict:
-        """Add a piece of evidence."""
-        verdict = judge_mistake(self.mistake, evidence)
+        """Add a piece of evidence, once."""
+        if id(evidence) in self.weighed:
+            return self.weighed[id(evidence)]
+        verdict = self.weighed[id(evidence)] = judge_mistake(self.mistake, evidence)
         if verdict == "explains":
             self.explained.append(evidence)
         elif verdict == "against":
             (self.unlike if evidence.wrong else self.against).append(evidence)
         return verdict
+
+    def weigh_wider(self, evidence: Evidence) -> None:
+        """Add a piece of evidence to the explanation without this one's condition."""
+        if self.wider is not None:
+            self.wider.weigh(evidence)
 
     @property
     def score(self) -> int:

@@ -303,6 +303,7 @@ ENDS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "left - 1 and right": lambda left, right: (None if left is None else left - 1, right),
     "left + 1 and right": lambda left, right: (None if left is None else left + 1, right),
     "left and right - 1": lambda left, right: (left, None if right is None else right - 1),
+    "left and right - 1 (at least 0)": lambda left, right: (left, None if right is None else max(right - 1, 0)),
     "left and right + 1": lambda left, right: (left, None if right is None else right + 1),
     "none and right": lambda left, right: (None, right),
     "left and none": lambda left, right: (left, None),

@@ -77,6 +77,10 @@ def run_over_axes(s: NormSteps, first: int) -> NormSteps | None:
     return None if width == s.n or alone else NormSteps.read_case(s.case, width)
 
 
+def zero_small_variances(s: NormSteps, least: float) -> NormSteps:
+    return s.change(divisor=lambda square, eps: s.divisor(np.where(np.real(square) < least, 0, square), eps))
+
+
 def raise_small_variances(s: NormSteps, least: float) -> list[NormSteps]:
     """The variance, with eps or without, has a floor."""
     return [
@@ -89,6 +93,7 @@ def take_eps(case: Case, eps: float) -> Case | None:
     return None if case.options.get("eps", 1e-5) == eps else replace(case, options=case.options | {"eps": eps})
 
 
+LEAST = {"least": (1e-6, 1e-5, 1e-8, 1e-7, 1e-4, 1e-3, 1e-10, 1e-12)}
 EPSILONS = {"eps": (1e-6, 1e-12, 1e-8, 1e-5, 1e-3)}
 STATISTICS = (
     norm("unbiased-variance", "the squares are divided by n - 1", divide_squares(lambda n: max(n - 1, 1)),
@@ -117,8 +122,8 @@ STATISTICS = (
     norm("squares-not-divided", "the sum of squares is not divided by n", divide_squares(lambda n: 1)),
     norm("last-axis-only", "statistics run over the last axis only", lambda s: run_over_axes(s, -1), lacks="axes"),
     norm("all-axes-but-the-first", "statistics run over all axes but the first", lambda s: run_over_axes(s, 1)),
-    norm("least-variance", "variances below {least:g} are raised to it", raise_small_variances,
-         parameters={"least": (1e-6, 1e-5, 1e-8, 1e-7, 1e-4, 1e-3, 1e-10, 1e-12)}),
+    norm("small-variances-zero", "variances below {least:g} are taken for 0", zero_small_variances, parameters=LEAST),
+    norm("least-variance", "variances below {least:g} are raised to it", raise_small_variances, parameters=LEAST),
     Mistake("norms.another-eps", "NORM-1", "eps is {eps:g}, whatever the call says",
             lambda call, eps: take_eps(call.case, eps), NORMS, EPSILONS),
     Mistake("norms.another-default-eps", "NORM-1", "eps is {eps:g} where the call leaves it out",
