@@ -60,14 +60,11 @@ def calls_of(operation: str) -> list[Call]:
 
 def empty_cases(operation: str) -> list[Case]:
     """Of attention, a case with each size that may be 0."""
-    if operation not in ATTENTION:
-        return []
     found = []
-    for axis in "BHQK":
+    for axis in "BHQK" if operation in ATTENTION else "":
         B, H, Q, K = (0 if axis == other else 2 for other in "BHQK")
-        shapes = {"query": (B, H, Q, 3), "key": (B, H, K, 3), "value": (B, H, K, 3)}
-        if operation != "attention":
-            del shapes["value"]
+        shapes = {"query": (B, H, Q, 3), "key": (B, H, K, 3)}
+        shapes |= {"value": (B, H, K, 3)} if operation == "attention" else {}
         found.append(Case(operation, "float32", {name: np.ones(shape, "float32") for name, shape in shapes.items()}))
     return found
 
