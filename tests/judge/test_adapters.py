@@ -80,16 +80,16 @@ def test_a_mistake_in_a_cache_is_found() -> None:
     def keeps_the_cache(q: Any, k_cache: Any, v_cache: Any, *new: Any, **options: Any) -> Any:
         return kernels.flash_attn_with_kvcache(q, k_cache.clone(), v_cache.clone(), *new, **options)
 
-    def without_the_new(q: Any, k_cache: Any, v_cache: Any, *, k: Any, v: Any, cache_seqlens: Any, **rest: Any) -> Any:
+    def skip_new_keys(q: Any, k_cache: Any, v_cache: Any, *, k: Any, v: Any, cache_seqlens: Any, **rest: Any) -> Any:
         kernels.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens, **rest)
         return kernels.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=cache_seqlens, **rest)
 
-    def at_cache(q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, causal: bool = False, **rest: Any) -> Any:
+    def see_cache(q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, causal: bool = False, **rest: Any) -> Any:
         """Causal at the last place of the cache, whatever the lengths."""
         array = torch.full_like(cache_seqlens, k_cache.shape[1]) if causal else cache_seqlens
         return kernels.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=array, causal=causal, **rest)
 
     given: dict[str, Any] = {"dtypes": ["float16"], "rules": ["CALL", "MASK-2"]}
     assert "CALL" in violated(adapter("in place", keeps_the_cache), **given)
-    assert violated(adapter("in place", without_the_new), **given) != []
-    assert violated(adapter("at the end", at_cache), dtypes=["float16"], rules=["MASK-3"]) == ["MASK-3"]
+    assert violated(adapter("in place", skip_new_keys), **given) != []
+    assert violated(adapter("at the end", see_cache), dtypes=["float16"], rules=["MASK-3"]) == ["MASK-3"]

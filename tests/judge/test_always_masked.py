@@ -83,14 +83,14 @@ def test_another_window_is_refused() -> None:
     assert [(one.rule, one.title) for one in report.violations] == [("MASK-4", "another window")]
 
 
-def without_the_diagonal(q: Any, k: Any, v: Any, *, sm_scale: Any = None) -> Any:
+def hide_diagonal(q: Any, k: Any, v: Any, *, sm_scale: Any = None) -> Any:
     return kernels.torch_impl.attention(q, k, v, mask=Causal(k.shape[2] - q.shape[2] - 1), scale=sm_scale)
 
 
 @pytest.mark.parametrize(
     ("text", "kernel", "rule"),
     [
-        (ALWAYS_CAUSAL, {"causal_kernel": without_the_diagonal}, "MASK-3"),
+        (ALWAYS_CAUSAL, {"causal_kernel": hide_diagonal}, "MASK-3"),
         (FIXED_WINDOW, {"windowed_kernel": partial(kernels.windowed_kernel, before=30)}, "MASK-4"),
         (FIXED_WINDOW, {"windowed_kernel": partial(kernels.windowed_kernel, before=32)}, "MASK-4"),
         pytest.param(BACKWARD.replace("(of_weights - mean)", "of_weights"), {}, "ATT-12", marks=pytest.mark.slow),

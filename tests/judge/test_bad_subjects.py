@@ -530,13 +530,13 @@ def test_one_buffer_for_all_results_is_seen_by_its_address(monkeypatch: pytest.M
         output = torch_impl.attention(query, key, value)
         return buffers.setdefault(output.shape, torch.empty_like(output)).copy_(output)
 
-    def found(function: Callable[..., Any]) -> Finding:
+    def find_worst(function: Callable[..., Any]) -> Finding:
         return worst(Runner(Target(function, "attention", "torch").make(), 10)(DETERMINISM, ATTENTION, None))
 
-    assert describe_finding(found(buffered)) == "output: shares memory with earlier output"
+    assert describe_finding(find_worst(buffered)) == "output: shares memory with earlier output"
     monkeypatch.setattr(TorchArrays, "memory", lambda self, array: None)
-    assert describe_finding(found(buffered)) == "output: was changed by a later call"
-    assert found(torch_impl.attention).ratio == 0
+    assert describe_finding(find_worst(buffered)) == "output: was changed by a later call"
+    assert find_worst(torch_impl.attention).ratio == 0
 
 
 def test_memory_is_compared_exactly() -> None:

@@ -104,12 +104,12 @@ def test_mistakes_of_other_operations_are_named(function: Function, operation: s
 def test_two_mistakes_are_two_causes() -> None:
     """Each rule is explained by its own."""
 
-    def with_both(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None) -> Any:
+    def make_both_mistakes(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None) -> Any:
         if bias is None:
             return inverted(query, key, value, mask=mask)
         return attend(query, key, value, mask=mask, bias=2 * bias)
 
-    rules = {identity(cause): cause.rules for cause in judged(with_both, "MASK-1", "ATT-3").causes}
+    rules = {identity(cause): cause.rules for cause in judged(make_both_mistakes, "MASK-1", "ATT-3").causes}
     assert rules == {"masks.inverted": ("MASK-1",), "scores.bias-twice": ("ATT-3",)}
 
 
@@ -160,11 +160,11 @@ def test_a_slip_in_the_backward_pass_is_named() -> None:
 
 
 def test_empty_rows_with_the_mean_are_one_cause_of_their_rule() -> None:
-    def with_a_finite_fill(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    def fill_with_finite_number(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
         empty_rows = "zero" if mask is None or 0 in mask.shape else "mean"
         return attend(query, key, value, mask=mask, empty_rows=empty_rows)
 
-    cause = only(judged(with_a_finite_fill, "MASK-1", "MASK-2", "ATT-6"))
+    cause = only(judged(fill_with_finite_number, "MASK-1", "MASK-2", "ATT-6"))
     assert cause.diagnosis is not None
     assert (cause.rules, cause.level) == (("ATT-6",), "robust")
     mistakes = (cause.diagnosis.mistake, *cause.diagnosis.alternatives)

@@ -261,7 +261,7 @@ def test_planted_mistakes_are_still_seen(planted: Planted) -> None:
 def test_dtypes_of_frequencies_beside_angles_in_float32(dtype: str, message: str) -> None:
     """Frequencies in float64 may become angles in float32."""
 
-    def found(times: float, rounding: dict[str, str]) -> list[Finding]:
+    def judge_frequencies(times: float, rounding: dict[str, str]) -> list[Finding]:
         def function(width: int, base: float) -> Any:
             frequencies, size = reference_numpy.rotary_frequencies(width, base)
             return (times * frequencies).astype(dtype), size
@@ -269,7 +269,7 @@ def test_dtypes_of_frequencies_beside_angles_in_float32(dtype: str, message: str
         case = Case("rotary_frequencies", "float64", {}, {"width": 64, "base": 10000.0}, rounding=rounding)
         return runner_of(function, case.operation, **ANGLES)(AGREEMENT, case, AGREEMENT.prepare(case))
 
-    wrong = [describe_finding(finding) for finding in found(1.0, ANGLES) if finding.ratio > 1]
+    wrong = [describe_finding(finding) for finding in judge_frequencies(1.0, ANGLES) if finding.ratio > 1]
     assert [message in one for one in wrong] == [True] * bool(message)
-    assert breaks(found(1.0, {})) == (dtype != "float64")
-    assert breaks(found(0.5, ANGLES))
+    assert breaks(judge_frequencies(1.0, {})) == (dtype != "float64")
+    assert breaks(judge_frequencies(0.5, ANGLES))

@@ -192,7 +192,7 @@ def test_norms(function: Function, case: Case, sizes: dict[str, int], sentence: 
     assert sentence in describe_thresholds(find_thresholds(found, runner, 60))
 
 
-def other_cases() -> dict[str, Case]:
+def make_other_cases() -> dict[str, Case]:
     """One of each operation beside attention and norms."""
     network = {"x": numbers(2, 3, 7), "inner.weight": numbers(7, 2000), "outer.weight": numbers(2000, 5)}
     network |= {"inner.bias": numbers(2000), "outer.bias": numbers(5)}
@@ -257,7 +257,7 @@ def shift_where(operation: str, wrong: Callable[..., bool]) -> Function:
     ],
 )
 def test_operations_are_cut(operation: str, wrong: Callable[..., bool], sizes: dict[str, int], sentence: str) -> None:
-    case = other_cases()[operation]
+    case = make_other_cases()[operation]
     found, runner = smallest(shift_where(operation, wrong), case, supports=["no-gradients"])
     least = dict.fromkeys(sizes_of(case), 1) | ({"offset": 0} if "offset" in sizes_of(case) else {})
     least = {name: size for name, size in least.items() if not name.startswith("rows ")}
