@@ -44,16 +44,11 @@ def find_causes(results: Results, runner: Runner) -> list[Cause]:
     if memory:
         found.append(Cause("memory", sort_violations(memory)))
     asked = {id(one): keep_violation(one) for one in numeric.values() if one not in memory}
-    if not asked:
-        return sort_causes(found)
-    evidence = collect_evidence(runner, [*results.kept[runner.name]], asked.values())
-    own = {key: one for key, kept in asked.items() for one in evidence if one.kept is kept}
-    found += explain_numbers(runner, evidence, {key: numeric[key] for key in asked}, own)
-    return sort_causes(found)
-
-
-def sort_causes(causes: Sequence[Cause]) -> list[Cause]:
-    return sorted(causes, key=lambda cause: (rank(cause.level), cause.kind != "mistake", -len(cause.violations)))
+    if asked:
+        evidence = collect_evidence(runner, [*results.kept[runner.name]], asked.values())
+        own = {key: one for key, kept in asked.items() for one in evidence if one.kept is kept}
+        found += explain_numbers(runner, evidence, {key: numeric[key] for key in asked}, own)
+    return sorted(found, key=lambda cause: (rank(cause.level), cause.kind != "mistake", -len(cause.violations)))
 
 
 def is_numeric(violation: Violation) -> bool:

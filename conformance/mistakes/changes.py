@@ -23,10 +23,8 @@ from conformance.oracle.reference import evaluate_definition, oracle
 def change_options(case: Case, **options: Any) -> Case | None:
     """The case with these options; None where it has them."""
     given = {name: case.options.get(name) for name in options}
-    others = {name: one for name, one in given.items() if isinstance(one, np.ndarray) or one != options[name]}
-    if not others:
-        return None
-    return replace(case, options=case.options | options)
+    changes = any(isinstance(one, np.ndarray) or one != options[name] for name, one in given.items())
+    return replace(case, options=case.options | options) if changes else None
 
 
 def answer_with(**options: Any) -> Callable[..., Case | None]:

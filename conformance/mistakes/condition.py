@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from conformance.mistakes.call import Call
 
@@ -50,6 +50,11 @@ class Condition:
             and (not self.partial or size % self.partial != 0)
             and (not self.whole or size % self.whole == 0)
         )
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The fields that ask for something."""
+        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
 
     @property
     def clauses(self) -> int:

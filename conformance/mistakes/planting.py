@@ -84,6 +84,4 @@ class PlantedMistake:
 
 def condition_text(condition: Any) -> str:
     """The fields of a condition that ask for something, for a title."""
-    fields = vars(condition).items()
-    shown = {n: v for n, v in fields if v not in ("", 0, None, (), "both") or (n == "up_to" and v == 0)}
-    return ", ".join(f"{name}={value}" for name, value in shown.items())
+    return ", ".join(f"{name}={value}" for name, value in condition.asked.items())

@@ -69,8 +69,7 @@ def plain_value(value: Any) -> Any:
 
 def condition_content(condition: Condition) -> Content:
     """Return the fields that ask for something."""
-    fields = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(condition).items()}
-    asked = {n: v for n, v in fields.items() if v not in ("", 0, None, [], "both") or (n == "up_to" and v == 0)}
+    asked = {name: list(value) if isinstance(value, tuple) else value for name, value in condition.asked.items()}
     return asked if any(name != "axis" for name in asked) else {}
 
 
