@@ -42,6 +42,8 @@ TANH = 10.0
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
 """Absolute error of a result too small to be normal: half a subnormal step in float16, a flush to 0 elsewhere."""
+LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
+"""The largest number of every dtype but float64."""
 
 
 class Format(NamedTuple):
@@ -63,7 +65,8 @@ class Precision:
     dtype: of the inputs. weights to rotation: the formats that a subject declares (`rounding.py`, `rotary.py`); None
     where the arithmetic inside is kept. saved: it declares that attention's backward pass takes the weights from one
     log-sum-exp for each row. merging: it declares that it merges parts of the keys by one log-sum-exp each.
-    single_angles: it declares that rotary angles, their sines and cosines are computed in float32.
+    single_angles: it declares that rotary angles, their sines and cosines are computed in float32. No subject declares
+    the arithmetic inside; a diagnosis asks what that of 16 bits would allow, in which numbers may pass the largest one.
     """
 
     inner: float
@@ -81,16 +84,19 @@ class Precision:
     saved: bool = False
     merging: bool = False
     single_angles: bool = False
+    largest: float = np.inf
 
     @classmethod
     def make(cls, dtype: str, rounding: Mapping[str, str] | None = None) -> Precision:
         inner = "float64" if dtype == "float64" else "float32"
         declared = dict(rounding or {})
+        arithmetic = declared.pop("arithmetic", "")
+        inner, largest = arithmetic or inner, LARGEST.get(arithmetic, np.inf)
         chosen = {"saved": "logsumexp", "merging": "logsumexp", "angles": "float32"}
         saved, merging, single = (declared.pop(part, "") == value for part, value in chosen.items())
         formats = {part: FORMATS[name] for part, name in declared.items()}
         units = UNIT_ROUNDOFF[inner], SMALLEST[inner], UNIT_ROUNDOFF[dtype], SMALLEST[dtype]
-        return cls(*units, dtype, **formats, saved=saved, merging=merging, single_angles=single)
+        return cls(*units, dtype, **formats, saved=saved, merging=merging, single_angles=single, largest=largest)
 
     @property
     def default_precision(self) -> Precision:
@@ -98,8 +104,12 @@ class Precision:
         return Precision(self.inner, self.inner_tiny, self.output, self.output_tiny, self.dtype)
 
     def gamma(self, n: Count) -> Count:
-        """Relative error of a sum of n terms, or of n successive roundings."""
-        return n * self.inner / (1 - n * self.inner)
+        """Relative error of a sum of n terms, or of n successive roundings; infinity where nothing is left of it."""
+        lost = n * self.inner
+        if isinstance(lost, np.ndarray):
+            with np.errstate(divide="ignore"):
+                return lost / np.maximum(1 - lost, 0)
+        return lost / (1 - lost) if lost < 1 else np.inf
 
 
 class Approx(NamedTuple):
@@ -190,6 +200,8 @@ def sum_terms(
     smallest = max(1.0, abs(scale)) * p.inner_tiny
     error += smallest * (n + roundings + s.left)
     error += smallest * s.right
+    if np.isfinite(p.largest):
+        error[max(1.0, abs(scale)) * s.absolute > p.largest] = np.inf
     return Approx(s.value if scale == 1 else scale * s.value, error)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from conformance.bounds import relaxed_bound
+from conformance.bounds.arithmetic import LARGEST
 from conformance.cases.arguments import dtype_beside, expected_dtype, gradient_name, is_gradient
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, empty_rows
@@ -20,7 +21,6 @@ from conformance.subjects.wrong_answers import DtypeOrShape, Missing
 
 PRECISION = {"float16": (11, -13), "bfloat16": (8, -125), "float32": (24, -125), "float64": (53, -1021)}
 """Binary digits of every dtype, and the exponent (as `frexp` gives it) of its smallest normal number."""
-LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
 
 def error_finding(error: BaseException, subject: Subject, threads: int = 0) -> Finding:

@@ -15,9 +15,10 @@ from conformance.diagnosis.pattern import Pattern
 from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Mistake
 
-CauseKind = Literal["mistake", "digits", "numbers", "error", "state", "memory", "refusal"]
-"""A known mistake; lost digits, wrong numbers that no mistake explains; the same error; a dependence on earlier calls;
-a dependence on memory layouts; a call that is answered and should be refused."""
+CauseKind = Literal["mistake", "arithmetic", "digits", "numbers", "error", "state", "memory", "refusal"]
+"""A known mistake; errors as large as those of arithmetic in 16 bits; lost digits, wrong numbers that no mistake
+explains; the same error; a dependence on earlier calls; a dependence on memory layouts; a call that is answered and
+should be refused."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -12,11 +12,12 @@ import numpy as np
 
 from conformance.bounds.arithmetic import FORMATS
 from conformance.cases.arguments import is_gradient
+from conformance.cases.case import Case
 from conformance.cases.declaration import CONVENTIONS, Declaration
 from conformance.checks.comparison import ratio, worst
 from conformance.checks.findings import same_error
 from conformance.checks.levels import rank
-from conformance.checks.results import Results, Violation, keep_violation
+from conformance.checks.results import WIDE, Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause, CauseKind, Diagnosis, cause_kind
 from conformance.diagnosis.choice import Chooser
 from conformance.diagnosis.evidence import Evidence, ask_fresh, collect_evidence
@@ -24,6 +25,7 @@ from conformance.diagnosis.experiments import draw_experiments
 from conformance.diagnosis.explanation import Explanation, judge_mistake, learn_condition
 from conformance.diagnosis.pattern import find_pattern
 from conformance.mistakes.catalogue import mistakes_of
+from conformance.mistakes.condition import Condition
 from conformance.operations.probes import catalogue
 from conformance.runner.in_process import Runner
 from conformance.runner.memory_layouts import depends_on_layout
@@ -60,37 +62,75 @@ def explain_numbers(
     runner: Runner, evidence: Sequence[Evidence], violations: dict[int, Violation], own: dict[int, Evidence]
 ) -> Iterator[Cause]:
     """Causes of wrong numbers. own: the evidence that is a violation's own case, where it could be asked again."""
-    failing = [one for one in evidence if one.wrong]
-    passing = [one for one in evidence if not one.wrong]
-    mistakes = mistakes_of(next((one.case.operation for one in violations.values()), ""))
-    probes = {probe.id: probe for probe in catalogue(runner.declaration)}
     unasked = {one.rule for key, one in violations.items() if key not in own}
     due = [one for key, one in own.items() if key in violations]
-    due += [one for one in failing if one.kept is not None and one.kept.rule in unasked]
-    chooser = Chooser(
-        failing,
-        passing,
-        mistakes,
-        partial(draw_experiments, declaration=runner.declaration, probes=probes),
-        partial(ask_fresh, runner),
-        due,
-    )
+    due += [one for one in evidence if one.wrong and one.kept is not None and one.kept.rule in unasked]
+    chooser = make_chooser(runner, evidence, due)
     left = dict(violations)
-    chosen = chooser.choose() if failing else []
+    chosen = chooser.choose()
+    inexact: list[Evidence] = []
+    if chooser.missed:
+        coarse = {id(one): one.allow_arithmetic() for one in evidence}
+        inexact = [one for one in evidence if one.wrong and not coarse[id(one)].wrong]
+    if inexact:
+        again = make_chooser(runner, [*coarse.values()], [coarse[id(one)] for one in due], Evidence.allow_arithmetic)
+        chosen_again = again.choose()
+        if all(one.case.dtype in WIDE for one in again.missed) and len(again.missed) < len(chooser.missed):
+            chooser, chosen = again, chosen_again
+            follow = take_violations(left, own, inexact)
+            own = {key: coarse[id(one)] for key, one in own.items()}
+            if follow:
+                yield explain_by_arithmetic(inexact, follow)
     for explanation in chosen:
-        explained = {id(one) for one in explanation.explained}
-        rules = {one.kept.rule for one in explanation.explained if one.kept is not None}
-        follow = [
-            left.pop(key) for key in [*left] if (id(own[key]) in explained if key in own else left[key].rule in rules)
-        ]
+        follow = take_violations(left, own, explanation.explained)
         if not follow and len(explanation.explained) > 1:  # behind rules whose own violation has another cause
             follow = make_violation(explanation.explained, runner.name)
         if follow:
             yield explain_by_mistake(chooser, explanation, follow)
     if left:
         known = {id(one) for explanation in chosen for one in explanation.explained}
-        unexplained = [one for one in failing if id(one) not in known]
+        unexplained = [one for one in chooser.failing if id(one) not in known]
         yield from group_numbers(left, own, unexplained, chooser.passing)
+
+
+def make_chooser(
+    runner: Runner,
+    evidence: Sequence[Evidence],
+    due: Iterable[Evidence],
+    change: Callable[[Evidence], Evidence] = lambda one: one,
+) -> Chooser:
+    """change: of the evidence of experiments."""
+    probes = {probe.id: probe for probe in catalogue(runner.declaration)}
+
+    def ask(case: Case) -> Evidence | None:
+        found = ask_fresh(runner, case)
+        return None if found is None else change(found)
+
+    return Chooser(
+        [one for one in evidence if one.wrong],
+        [one for one in evidence if not one.wrong],
+        mistakes_of(next((one.case.operation for one in evidence), "")),
+        partial(draw_experiments, declaration=runner.declaration, probes=probes),
+        ask,
+        [one for one in due if one.wrong],
+    )
+
+
+def take_violations(
+    left: dict[int, Violation], own: Mapping[int, Evidence], explained: Sequence[Evidence]
+) -> list[Violation]:
+    """Take those of which the own case is explained; of those that have none, those of a rule that is."""
+    cases = {id(one) for one in explained}
+    rules = {one.kept.rule for one in explained if one.kept is not None}
+    return [left.pop(key) for key in [*left] if (id(own[key]) in cases if key in own else left[key].rule in rules)]
+
+
+def explain_by_arithmetic(inexact: Sequence[Evidence], violations: Sequence[Violation]) -> Cause:
+    """The cause of errors that are no larger than those of arithmetic in 16 bits, or of declared roundings."""
+    excuses = find_excuses(inexact)
+    condition = Condition(dtypes=tuple(sorted({one.case.dtype for one in inexact})))
+    kind: CauseKind = "digits" if excuses else "arithmetic"
+    return Cause(kind, sort_violations(violations), None, condition, find_pattern(inexact[0]), excuses)
 
 
 def explain_by_mistake(chooser: Chooser, explanation: Explanation, violations: Sequence[Violation]) -> Cause:

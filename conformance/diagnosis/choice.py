@@ -39,7 +39,7 @@ class Chooser:
     """The evidence, and the search for mistakes in it.
 
     failing, passing: evidence, the smallest first; experiments add to it. draw, ask_fresh: for experiments. due: the
-    failing cases that must be explained, those of violations; all unless given.
+    failing cases that must be explained, those of violations; all unless given. missed: those that the choice left.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Chooser:
         self.failing, self.passing = [*failing], [*passing]
         self.mistakes, self.draw, self.ask_fresh = [*mistakes], draw, ask_fresh
         self.due = {id(one) for one in (failing if due is None else due)}
+        self.missed: list[Evidence] = []
 
     def choose(self) -> list[Explanation]:
         """Return explanations in the order of what they explain, each with its condition."""
@@ -68,6 +69,7 @@ class Chooser:
             chosen.append(found)
             explained = {id(one) for one in found.explained}
             uncovered = [one for one in uncovered if id(one) not in explained]
+        self.missed = [one for one in uncovered if id(one) in self.due]
         return chosen
 
     def choose_one(self, uncovered: Sequence[Evidence]) -> Explanation | None:
@@ -111,8 +113,8 @@ class Chooser:
     def add_condition(self, explanation: Explanation) -> Explanation | None:
         """The explanation under the simplest condition that leaves nothing against it; None if there is none.
 
-        A condition that leaves out cases that fail otherwise as well comes first. Without one, more cases must fail as
-        the mistake predicts than otherwise.
+        More cases must fail as the mistake predicts than otherwise. A condition may leave the others out too: if of
+        these there are more than it has clauses more, as one may be wrong by another mistake as well.
         """
         if not explanation.explained:
             return None
@@ -124,7 +126,7 @@ class Chooser:
                 mistake = explanation.mistake.limit(replace(condition, passes=passes))
                 unlike = [one for one in explanation.unlike if condition.holds(one.call)]
                 found = Explanation(mistake, [*explanation.explained], unlike=unlike, wider=explanation)
-                if found.score > 0 and (narrowed is None or found.score > narrowed.score):
+                if found.score > 0 and (narrowed is None or found.worth >= narrowed.worth):
                     narrowed = found
         return narrowed
 
@@ -192,11 +194,11 @@ def worth_asking(case: Case, left: Sequence[Explanation], confirmed: set[int]) -
     """Whether two predictions differ on the case, or that of an unconfirmed mistake from what is right."""
     call = Call(case)
     predictions = [one.mistake.predict(call)[:1] for one in left]
-    shows = [bool(some) and is_wrong(some[0], call) for some in predictions]
-    if any(shown and id(one) not in confirmed for one, shown in zip(left, shows, strict=True)):
+    shown = [bool(some) and is_wrong(some[0], call) for some in predictions]
+    if any(wrong and id(one) not in confirmed for one, wrong in zip(left, shown, strict=True)):
         return True
     return any(
-        shows[i] != shows[j] or (shows[i] and are_apart(predictions[i][0], predictions[j][0]))
+        shown[i] != shown[j] or (shown[i] and are_apart(predictions[i][0], predictions[j][0]))
         for i in range(len(left))
         for j in range(i)
     )

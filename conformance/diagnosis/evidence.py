@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases.arguments import gradient_name
+from conformance.cases.arguments import gradient_name, is_gradient
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
 from conformance.checks.catalogue import (
@@ -27,6 +27,7 @@ from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import fill_unpromised, judge, no_others
 from conformance.checks.findings import Finding
 from conformance.checks.kept_cases import LARGEST, KeptCase
+from conformance.checks.results import WIDE
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Mistake, Prediction
 from conformance.runner.in_process import JudgeError, Runner
@@ -73,6 +74,34 @@ class Evidence:
             return bound(add_rounding(self.case, rounding))
         *_, bounds = self.kept.check.prepare(add_rounding(self.kept.example, rounding))
         return bounds
+
+    def allow_arithmetic(self) -> Evidence:
+        """The same of a subject that computes with inputs of 16 bits in 16 bits.
+
+        Where a number overflows, nothing is promised of the element, nor of gradients where the element is one of the
+        output. Other gradients may then hold NaN: 0 times infinity, which no mask holds back.
+        """
+        dtype = self.case.dtype
+        if dtype in WIDE:
+            return self
+        with np.errstate(all="ignore"):
+            own = bound(add_rounding(self.case, {"arithmetic": dtype}))
+            bounds = self.bounds_under({"arithmetic": dtype})
+            bounds |= {name: np.maximum(own[name], bounds[name]) for name in own.keys() & bounds.keys()}
+        open_ended = {name: ~np.isfinite(bounds[name]) for name in self.answers}
+        overflows = {name for name, one in open_ended.items() if one.any()}
+        for name in filter(is_gradient, open_ended if overflows else ()):
+            spoiled = (not all(map(is_gradient, overflows))) | ~np.isfinite(self.answers[name].astype(float))
+            open_ended[name] = open_ended[name] | spoiled
+        with np.errstate(all="ignore"):
+            answers = {
+                name: np.where(open_ended[name], self.call.right[name], array).astype(array.dtype)
+                for name, array in self.answers.items()
+            }
+        weighed = weigh(Call.judged_by(self.case, self.call.exact, bounds), answers, self.probe, self.kept)
+        if weighed is None:
+            return self
+        return replace(weighed, free={n: open_ended[n] | self.free.get(n, False) for n in answers})
 
     @property
     def case(self) -> Case:

@@ -58,6 +58,11 @@ class Explanation:
         """How many cases fail as it predicts, less those that fail otherwise."""
         return len(self.explained) - len(self.unlike)
 
+    @property
+    def worth(self) -> int:
+        """The score, less the clauses of the condition."""
+        return self.score - self.mistake.condition.clauses
+
 
 def judge_mistake(mistake: Mistake, evidence: Evidence) -> Verdict:
     """Say what a case's answers tell of a mistake.

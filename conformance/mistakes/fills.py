@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.checks.comparison import LARGEST
+from conformance.bounds.arithmetic import LARGEST
 from conformance.mistakes.attention_steps import AttentionSteps
 from conformance.mistakes.call import Call
 from conformance.mistakes.condition import Condition
@@ -17,7 +17,8 @@ from conformance.mistakes.softmax import WEIGHED, few_roundings, size_of_values
 from specification.dtypes import compute_dtype_name
 from specification.masks import And
 
-NUMBERS = (-1e4, -65504.0, -1e5, -1e9, -1e20, -LARGEST["float32"])
+NUMBERS = (-LARGEST["float32"], -1e9, -1e4, -1e20, -65504.0, -1e5)
+"""The usual ones first: on small scores all of them do the same."""
 
 
 def put_number(call: Call, number: float) -> list[Changed]:
@@ -97,7 +98,7 @@ MISTAKES = (
     entry("fills.number-added", "ATT-4", "{number:g} is added to forbidden scores, once for each mask", add_number,
           WEIGHED, number=NUMBERS),
     entry("fills.lowest-bias", "ATT-6", "-inf in the bias is taken for {number:g}", lift_bias, WEIGHED,
-          number=(NUMBERS[-1], *NUMBERS[:-1])),
+          number=NUMBERS),
 )  # fmt: skip
 PUT, ADDED, LOWEST_BIAS = MISTAKES
 PLANTED = (

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from conformance.bounds import bound
+from conformance.bounds.arithmetic import LARGEST
 from conformance.cases.arguments import expected_dtype
 from conformance.cases.case import Case
 from conformance.cases.kernel_arguments import replace_kernel_arguments
-from conformance.checks.comparison import LARGEST, PRECISION
+from conformance.checks.comparison import PRECISION
 from conformance.mistakes.attention_steps import AttentionSteps
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import ALWAYS, Condition

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds import layer_norm as bounds
-from conformance.bounds.arithmetic import Approx, Precision, exact, multiply
+from conformance.bounds.arithmetic import LARGEST, Approx, Precision, exact, multiply
 from conformance.bounds.operations import BOUNDS, result_bound
 from conformance.cases.arguments import expected_dtype
 from conformance.cases.case import Case
-from conformance.checks.comparison import LARGEST, PRECISION
+from conformance.checks.comparison import PRECISION
 from conformance.mistakes.attention_steps import places_of
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import add_in_order, round_stage

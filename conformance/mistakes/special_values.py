@@ -46,10 +46,13 @@ MULTIPLIED = {
 
 
 def multiply_hidden(call: Call, what: str, numbers: str) -> list[Results]:
+    """A row with an attended NaN has NaN for weights of its hidden keys too, unless these are masked once more."""
     if not call.case.special or not call.steps.key.size:
         return []
-    steps = clear_hidden(call.steps, MULTIPLIED[what], infinity=numbers == "infinity")
-    return multiply_all(call, steps, call.forward.weights)
+    steps, weights = clear_hidden(call.steps, MULTIPLIED[what], infinity=numbers == "infinity"), call.forward.weights
+    ways = multiply_all(call, steps, weights)
+    spoiled = np.isnan(weights).any(axis=-1, keepdims=True)
+    return ways + (multiply_all(call, steps, np.where(spoiled, np.nan, weights)) if spoiled.any() else [])
 
 
 HIDDEN: dict[str, Callable[[AttentionSteps], np.ndarray]] = {

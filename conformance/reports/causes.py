@@ -20,6 +20,7 @@ LAYOUT_FIRST = "--layout BTHD"
 """Options that declare a departure, and another layout."""
 
 TITLES = {
+    "arithmetic": "too much is computed in 16 bits: every error lies within the bounds of that arithmetic",
     "digits": "digits are lost, and no known mistake explains it",
     "numbers": "numbers are wrong, and no known mistake explains them",
     "error": "calls fail",

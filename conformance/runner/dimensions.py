@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from conformance.bounds.arithmetic import LARGEST
 from conformance.cases.axes import HEADS, OFFSET, PAIRS, Axis, Sizes
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.facts import operation_facts
-from conformance.checks.comparison import LARGEST
 from conformance.checks.threshold import AxisName
 from conformance.sampling.layouts import apply_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
