@@ -16,6 +16,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import CONVENTIONS, Declaration
 from conformance.checks.comparison import ratio, worst
 from conformance.checks.findings import same_error
+from conformance.checks.judged_rules import OF_STATE
 from conformance.checks.levels import rank
 from conformance.checks.results import WIDE, Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause, CauseKind, Diagnosis, cause_kind
@@ -42,7 +43,8 @@ def find_causes(results: Results, runner: Runner) -> list[Cause]:
         return []
     numeric = {id(one): one for one in violations if is_numeric(one)}
     found = [*group_others([one for one in violations if id(one) not in numeric])]
-    memory = [one for one in numeric.values() if depends_on_layout(runner, one.check, one.example, one.level)]
+    of_state = [one for one in numeric.values() if one.rule == OF_STATE]
+    memory = [one for one in of_state if depends_on_layout(runner, one.check, one.example, one.level)]
     if memory:
         found.append(Cause("memory", sort_violations(memory)))
     asked = {id(one): keep_violation(one) for one in numeric.values() if one not in memory}

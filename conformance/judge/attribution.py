@@ -31,6 +31,7 @@ from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
 from conformance.checks.check import Check, first, nothing
 from conformance.checks.comparison import OF_QUERIES, OF_ROWS, breaks, worst
 from conformance.checks.findings import Finding
+from conformance.checks.judged_rules import OF_STATE
 from conformance.oracle.reference import oracle
 from conformance.runner.in_process import Runner
 from conformance.runner.memory_layouts import depends_on_layout, lay_contiguous
@@ -49,12 +50,15 @@ class Failure(NamedTuple):
     findings: list[Finding]
 
 
-def attribute(runner: Runner, failure: Failure) -> Failure:
-    """The failure under the rule that it speaks of, with the case that shows it."""
+def attribute(runner: Runner, failure: Failure, shared: Any = None) -> Failure:
+    """The failure under the rule that it speaks of, with the case that shows it. shared: what its check has prepared.
+
+    What depends on memory layouts is always of `OF_STATE`.
+    """
     level = worst(failure.findings).level
-    if depends_on_layout(runner, failure.check, failure.example, level):
-        return failure._replace(rule="ATT-13")
-    if failure.rule == "ATT-13" and failure.check in (AGREEMENT, MEMORY):
+    if depends_on_layout(runner, failure.check, failure.example, level, shared):
+        return failure._replace(rule=OF_STATE)
+    if failure.rule == OF_STATE and failure.check in (AGREEMENT, MEMORY):
         plain = lay_contiguous(failure.example)
         findings = check_agreement(runner, plain)
         if breaks(findings, level):

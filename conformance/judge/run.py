@@ -151,7 +151,7 @@ def run_corpus(frozen: Iterable[Entry], runners: Sequence[Runner], settle: Settl
             keep_case(results.kept[runner.name], entry, entry.shows, entry.check, entry.example, findings)
             if breaks(findings):
                 before = earlier_checks(runner)
-                failure = attribute(runner, Failure(rule, entry.check, entry.example, findings))
+                failure = attribute(runner, Failure(rule, entry.check, entry.example, findings), shared)
                 rule, findings = failure.rule, failure.findings
                 results.violate(frozen_violation(failure, entry, runner, before))
             results.add(rule, runner.name, findings, entry.case)
@@ -178,7 +178,7 @@ def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int,
             keep_case(results.kept[runner.name], probe, probe.title, probe.check, example, findings)
             if breaks(findings):
                 before = earlier_checks(runner)
-                failure = attribute(runner, Failure(rule, probe.check, example, findings))
+                failure = attribute(runner, Failure(rule, probe.check, example, findings), shared)
                 rule, findings = failure.rule, failure.findings
                 runner.violates(rule)
                 found = violation_of(failure, probe, runner, before)

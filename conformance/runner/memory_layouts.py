@@ -13,7 +13,9 @@ from conformance.checks.levels import STRICT
 from conformance.runner.in_process import Runner
 
 
-def depends_on_layout(runner: Runner, check: Check[Any, Any], example: Any, level: str = STRICT) -> bool:
+def depends_on_layout(
+    runner: Runner, check: Check[Any, Any], example: Any, level: str = STRICT, shared: Any = None
+) -> bool:
     """Ask once more, and with contiguous arrays: whether only the latter is right, which is a matter of ATT-13.
 
     Args:
@@ -21,6 +23,7 @@ def depends_on_layout(runner: Runner, check: Check[Any, Any], example: Any, leve
         check: by which the example fails.
         example: as the check takes it.
         level: of what is wrong; what only higher profiles ask for does not count.
+        shared: what the check has prepared, if it has; a layout changes nothing of it.
 
     Returns:
         whether the example fails again, but not with contiguous arrays; False where its arrays are contiguous.
@@ -28,10 +31,10 @@ def depends_on_layout(runner: Runner, check: Check[Any, Any], example: Any, leve
     """
     if not has_layouts(example):
         return False
+    prepared = check.prepare(example) if shared is None else shared
 
     def is_right(example: Any) -> bool:
-        findings = runner(check, example, check.prepare(example))
-        return not breaks(findings, level)
+        return not breaks(runner(check, example, prepared), level)
 
     return is_right(lay_contiguous(example)) and not is_right(example)
 
