@@ -1,7 +1,8 @@
 """Is a known mistake that is planted also named? The second direction of the self-test.
 
-A planted mistake is judged by the probes of its own rule, as many cases as a check has, and what `judge.causes` makes
-of the answers must name it first, or a mistake that is declared equivalent.
+A planted mistake is judged by the probes of its own rule, as many cases as a check has, and by those of other rules on a
+few, as only these tell some mistakes apart. What `judge.causes` makes of the answers must name it first, or a mistake
+that is declared equivalent.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Literal
 
 from rich.console import Console
 
+from conformance.checks.judged_rules import OF_STATE
 from conformance.checks.results import Results
 from conformance.judge.causes import explain_results
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import run_probe, silent
 from conformance.mistakes.mistake import Mistake
 from conformance.mistakes.planting import PlantedMistake
-from conformance.operations.probes import probes_of
+from conformance.operations.probes import catalogue
 from conformance.runner.in_process import TIME_LIMIT, Runner
 from conformance.selftest.selftest import WORKERS, Planted, check_arguments, choose_planted, share_groups, topic_of
 
@@ -72,8 +74,10 @@ def name_group(only: Collection[str] | None, group: Sequence[int], effort: str, 
     results = Results()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what mistakes make of their numbers
-        for probe in probes_of(first.rule, first.operation, runners[0].declaration):
-            results.include(run_probe(probe, runners, EFFORTS[effort], seed, silent))
+        for probe in catalogue(runners[0].declaration):
+            if probe.operations == (first.operation,) and (probe.rule == first.rule or probe.rule != OF_STATE):
+                examples = EFFORTS[effort if probe.rule == first.rule else "quick"]
+                results.include(run_probe(probe, runners, examples, seed, silent))
         return [name_planted(one, results, runner) for one, runner in zip(planted, runners, strict=True)]
 
 
