@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from conformance.cases.case import Case
 from conformance.diagnosis.evidence import Evidence
-from conformance.diagnosis.explanation import Explanation, is_consistent, learn_condition, screen
+from conformance.diagnosis.explanation import Explanation, find_conditions, is_consistent, learn_condition, screen
 from conformance.mistakes.call import Call
+from conformance.mistakes.condition import ALWAYS
 from conformance.mistakes.mistake import Mistake, Prediction
 
 MOST = 4
@@ -26,6 +28,8 @@ ROUNDS = 4
 """How often conditions are learned anew: each round brings some cases more."""
 CONTENDERS = 12
 """Mistakes that experiments tell apart; more only fit where few cases fail."""
+VARIED = 3
+"""Other conditions of the first of them; more of one clause only fit where few cases pass."""
 
 SOURCES = 4
 """Explained cases, from the smallest, that others are drawn like."""
@@ -95,10 +99,11 @@ class Chooser:
             most = covers(fitting[0], uncovered) - len(fitting[0].unlike)
             contenders = [one for one in fitting if covers(one, uncovered) - len(one.unlike) == most][:CONTENDERS]
             known = len(self.failing), len(self.passing)
-            left = self.experiment(contenders)
+            left = self.experiment([*contenders, *self.vary_condition(contenders[0])])
             if left:
                 best = min(left, key=lambda one: one.mistake.condition.clauses)
-                best.alternatives = [one.mistake for one in left if one is not best]
+                others = (one.mistake for one in left)
+                best.alternatives = [one for one in others if one.limit(ALWAYS) != best.mistake.limit(ALWAYS)]
                 return best
             # What was asked refutes all of them: conditions are learned anew, from more evidence.
             new = (*self.failing[known[0] :], *self.passing[known[1] :])
@@ -122,19 +127,40 @@ class Chooser:
         for others in ([*explanation.against, *explanation.unlike], explanation.against):
             condition = learn_condition(explanation.explained, others)
             if condition is not None:
-                passes = explanation.mistake.condition.passes
-                mistake = explanation.mistake.limit(replace(condition, passes=passes))
+                mistake = explanation.mistake.limit(condition.limit_passes(explanation.mistake.condition.passes))
                 unlike = [one for one in explanation.unlike if condition.holds(one.call)]
                 found = Explanation(mistake, [*explanation.explained], unlike=unlike, wider=explanation)
                 if found.score > 0 and (narrowed is None or found.worth >= narrowed.worth):
                     narrowed = found
         return narrowed
 
-    def change_condition(self, explanation: Explanation) -> Explanation | None:
-        """The same under another condition that asks for no more things; None if there is none."""
+    def vary_condition(self, explanation: Explanation) -> Iterator[Explanation]:
+        """The same under other conditions as simple as its own; experiments tell which is meant."""
+        wider, own = explanation.wider, explanation.mistake.condition
+        if wider is None or own.limit_passes("both") == ALWAYS:
+            return
+        others = [one for one in (*wider.against, *wider.unlike) if not own.holds(one.call)]
+        found = (one.limit_passes(own.passes) for one in find_conditions(explanation.explained, others))
+        for condition in islice((one for one in found if one != own), VARIED):
+            if condition.clauses > own.clauses:
+                return
+            yield replace(
+                explanation,
+                mistake=wider.mistake.limit(condition),
+                weighed={},
+                alternatives=[],
+                explained=[*explanation.explained],
+                unlike=[*explanation.unlike],
+                against=[],
+            )
+
+    def change_condition(self, explanation: Explanation) -> list[Explanation]:
+        """The same under other conditions that ask for no more things."""
         other = None if explanation.wider is None else self.add_condition(explanation.wider)
         most = max(explanation.mistake.condition.clauses, 1)
-        return other if other is not None and other.mistake.condition.clauses <= most else None
+        if other is None or other.mistake.condition.clauses > most:
+            return []
+        return [other, *self.vary_condition(other)]
 
     def experiment(self, contenders: Sequence[Explanation]) -> list[Explanation]:
         """Ask cases on which the contenders differ from one another, or from what is right; keep those that fit.
@@ -161,10 +187,12 @@ class Chooser:
                 one.weigh_wider(evidence)
             if not evidence.wrong or "explains" in verdicts.values():
                 refuted = [one for one in left if verdicts[id(one)] == "against"]
-                others = {id(one): None if evidence.wrong else self.change_condition(one) for one in refuted}
-                confirmed.update({id(other): confirmed[one] for one, other in others.items() if other is not None})
-                renewed = (others.get(id(one), one) for one in left)
-                left = [one for one in renewed if one is not None]
+                left = [one for one in left if verdicts[id(one)] != "against"]
+                for one in refuted if not evidence.wrong else ():
+                    known = [other.mistake for other in left]
+                    others = [other for other in self.change_condition(one) if other.mistake not in known]
+                    confirmed.update({id(other): confirmed[id(one)] for other in others})
+                    left += others
             if not left:
                 return []
         # Where no case was answered, one that was explained may be chance; two are not.

@@ -127,12 +127,14 @@ def smallest_of_each_kind(failing: Sequence[Evidence]) -> list[Evidence]:
 
 def learn_condition(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Condition | None:
     """The simplest condition that holds for all explained cases, and for none of the others; None if there is none."""
-    if not others:
-        return ALWAYS
-    for condition in conditions(explained, others):
+    return next(find_conditions(explained, others), None)
+
+
+def find_conditions(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Iterator[Condition]:
+    """The conditions that hold for all explained cases, and for none of the others, the simplest first."""
+    for condition in conditions(explained, others) if others else (ALWAYS,):
         if all(condition.holds(one.call) for one in explained) and not any(condition.holds(o.call) for o in others):
-            return condition
-    return None
+            yield condition
 
 
 def conditions(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Iterator[Condition]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from conformance.mistakes.call import Call
@@ -50,6 +50,10 @@ class Condition:
             and (not self.partial or size % self.partial != 0)
             and (not self.whole or size % self.whole == 0)
         )
+
+    def limit_passes(self, passes: Passes) -> Condition:
+        """The same in this pass, or in both."""
+        return replace(self, passes=passes)
 
     @property
     def asked(self) -> dict[str, Any]:

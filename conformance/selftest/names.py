@@ -1,7 +1,7 @@
 """Is a known mistake that is planted also named? The second direction of the self-test.
 
-A planted mistake is judged by the probes of its own rule, as many cases as a check has, and by those of other rules on a
-few, as only these tell some mistakes apart. What `judge.causes` makes of the answers must name it first, or a mistake
+A planted mistake is judged by the probes of its own rule, as many cases as a check has, and by a few cases of other
+rules, as only these tell some mistakes apart. What `judge.causes` makes of the answers must name it first, or a mistake
 that is declared equivalent.
 """
 

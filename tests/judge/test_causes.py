@@ -314,6 +314,21 @@ def test_a_chance_agreement_is_refuted_by_experiments(mistakes: list[Mistake], n
     assert chosen(0.5, 0.3, 0.7, 0.2) == ([] if name is None else [name])
 
 
+def test_conditions_that_all_cases_fit_are_told_apart_by_experiments() -> None:
+    """A feature is tried before a size; the next case shows that the size is meant."""
+    planted = QUARTER.limit(Condition("K", past=8))
+    failing = [evidence_of(planted, attention_case(9, 10, seed, mask=Causal(7))) for seed in (1, 2)]
+    passing = [evidence_of(planted, attention_case(9, 8, 3))]
+
+    def learned(*cases: Case) -> Condition:
+        search = Chooser(failing, passing, [QUARTER], lambda one: iter(cases), lambda case: evidence_of(planted, case))
+        (found,) = search.choose()
+        return found.mistake.condition
+
+    assert learned() == Condition(features=("causal",))
+    assert learned(*(attention_case(9, 8, seed, mask=Causal(5)) for seed in (4, 5))) == planted.condition
+
+
 @pytest.mark.parametrize(
     ("wrong", "right", "condition"),
     [
