@@ -91,7 +91,7 @@ def show(visible: Callable[..., np.ndarray]) -> Callable[..., Results | None]:
 READINGS: tuple[tuple[str, str, Callable[..., Any], dict[str, Any]], ...] = (
     ("rows-in-dtype", "the numbers of rows are kept in {dtype}",
      read_rows(lambda rows, count, dtype: round_to(rows, dtype)),
-     {"dtype": ("uint8", "int8", "uint16", "int16", "float16", "bfloat16")}),
+     {"dtype": ("int8", "int16", "float16", "bfloat16")}),
     ("rows-end", "rows past {size} - 1 are taken for {size} - 1",
      read_rows(lambda rows, count, size: np.minimum(rows, size - 1)), {"size": (*SIZES, 32767)}),
     ("rows-start-anew", "the number of a row is taken modulo {size}",
@@ -203,7 +203,7 @@ MISTAKES = (
 )  # fmt: skip
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
-    *(READ["rows-in-dtype"].choose(dtype=dtype) for dtype in ("int16", "uint16", "float16")),
+    *(READ["rows-in-dtype"].choose(dtype=dtype) for dtype in ("int16", "float16")),
     *(READ["rows-start-anew"].choose(size=size) for size in (1024, 32768, 65536)),
     *(READ["rows-end"].choose(size=size) for size in (4096, 32767)),
     *(READ["columns-lost"].choose(first=first) for first in (64, 1024, 8192)),
