@@ -44,6 +44,8 @@ SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-126, "float32": 2.0**-126, "f
 """Absolute error of a result too small to be normal: half a subnormal step in float16, a flush to 0 elsewhere."""
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 """The largest number of every dtype but float64."""
+ARITHMETIC = "arithmetic"
+"""The part of a rounding that names the dtype of all arithmetic."""
 
 
 class Format(NamedTuple):
@@ -66,7 +68,7 @@ class Precision:
     where the arithmetic inside is kept. saved: it declares that attention's backward pass takes the weights from one
     log-sum-exp for each row. merging: it declares that it merges parts of the keys by one log-sum-exp each.
     single_angles: it declares that rotary angles, their sines and cosines are computed in float32. No subject declares
-    the arithmetic inside; a diagnosis asks what that of 16 bits would allow, in which numbers may pass the largest one.
+    another arithmetic inside; a diagnosis asks what that of 16 bits would allow.
     """
 
     inner: float
@@ -84,19 +86,17 @@ class Precision:
     saved: bool = False
     merging: bool = False
     single_angles: bool = False
-    largest: float = np.inf
 
     @classmethod
     def make(cls, dtype: str, rounding: Mapping[str, str] | None = None) -> Precision:
         inner = "float64" if dtype == "float64" else "float32"
         declared = dict(rounding or {})
-        arithmetic = declared.pop("arithmetic", "")
-        inner, largest = arithmetic or inner, LARGEST.get(arithmetic, np.inf)
+        inner = declared.pop(ARITHMETIC, inner)
         chosen = {"saved": "logsumexp", "merging": "logsumexp", "angles": "float32"}
         saved, merging, single = (declared.pop(part, "") == value for part, value in chosen.items())
         formats = {part: FORMATS[name] for part, name in declared.items()}
         units = UNIT_ROUNDOFF[inner], SMALLEST[inner], UNIT_ROUNDOFF[dtype], SMALLEST[dtype]
-        return cls(*units, dtype, **formats, saved=saved, merging=merging, single_angles=single, largest=largest)
+        return cls(*units, dtype, **formats, saved=saved, merging=merging, single_angles=single)
 
     @property
     def default_precision(self) -> Precision:
@@ -200,8 +200,6 @@ def sum_terms(
     smallest = max(1.0, abs(scale)) * p.inner_tiny
     error += smallest * (n + roundings + s.left)
     error += smallest * s.right
-    if np.isfinite(p.largest):
-        error[max(1.0, abs(scale)) * s.absolute > p.largest] = np.inf
     return Approx(s.value if scale == 1 else scale * s.value, error)
 
 

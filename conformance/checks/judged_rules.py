@@ -11,5 +11,5 @@ CONTRACT = Rule(
     "The function takes the operation's arguments, returns its framework's arrays, in time, and prints nothing.",
 )
 JUDGED = {CONTRACT.id: CONTRACT} | RULES
-OF_STATE = "ATT-13"
+STATE_RULE = "ATT-13"
 """The rule of what results must not depend on: earlier calls, chance, memory layouts."""

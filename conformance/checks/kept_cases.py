@@ -11,7 +11,7 @@ from conformance.cases.case import Case
 from conformance.checks.check import Check
 from conformance.checks.levels import CORE
 
-LARGEST = 2**18
+MOST_NUMBERS = 2**18
 """Numbers of one case at most; a mistake is told apart on small cases."""
 FAILING, PASSING = 3, 2
 """Cases that are kept for each probe: the smallest that fail and that pass."""
@@ -56,7 +56,7 @@ class KeptCases:
 
     def add(self, kept: KeptCase) -> None:
         case = kept.check.case_of(kept.example)
-        if case is None or kept.size > LARGEST:
+        if case is None or kept.size > MOST_NUMBERS:
             return
         exact = case.dtype == EXACT
         several = self.cases[kept.probe, kept.failed, exact]

@@ -16,7 +16,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import CONVENTIONS, Declaration
 from conformance.checks.comparison import ratio, worst
 from conformance.checks.findings import same_error
-from conformance.checks.judged_rules import OF_STATE
+from conformance.checks.judged_rules import STATE_RULE
 from conformance.checks.levels import rank
 from conformance.checks.results import WIDE, Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause, CauseKind, Diagnosis, cause_kind
@@ -43,7 +43,7 @@ def find_causes(results: Results, runner: Runner) -> list[Cause]:
         return []
     numeric = {id(one): one for one in violations if is_numeric(one)}
     found = [*group_others([one for one in violations if id(one) not in numeric])]
-    of_state = [one for one in numeric.values() if one.rule == OF_STATE]
+    of_state = [one for one in numeric.values() if one.rule == STATE_RULE]
     memory = [one for one in of_state if depends_on_layout(runner, one.check, one.example, one.level)]
     if memory:
         found.append(Cause("memory", sort_violations(memory)))
@@ -70,17 +70,17 @@ def explain_numbers(
     chooser = make_chooser(runner, evidence, due)
     left = dict(violations)
     chosen = chooser.choose()
-    inexact: list[Evidence] = []
-    if chooser.missed:
-        coarse = {id(one): one.allow_arithmetic() for one in evidence}
-        inexact = [one for one in evidence if one.wrong and not coarse[id(one)].wrong]
+    rounded = {id(one): one.allow_arithmetic() for one in evidence if one.wrong} if chooser.missed else {}
+    inexact = [one for one in evidence if id(one) in rounded and not rounded[id(one)].wrong]
     if inexact:
-        again = make_chooser(runner, [*coarse.values()], [coarse[id(one)] for one in due], Evidence.allow_arithmetic)
-        chosen_again = again.choose()
-        if all(one.case.dtype in WIDE for one in again.missed) and len(again.missed) < len(chooser.missed):
-            chooser, chosen = again, chosen_again
+        rounded |= {id(one): one.allow_arithmetic() for one in evidence if not one.wrong}
+        other = make_chooser(runner, [*rounded.values()], [rounded[id(one)] for one in due], Evidence.allow_arithmetic)
+        chosen_then = other.choose()
+        wide = [one for one in other.uncovered if one.case.dtype in WIDE and not one.case.special]
+        if not other.missed and not wide:  # what is wrong in float32 too is none of arithmetic in 16 bits
+            chooser, chosen = other, chosen_then
             follow = take_violations(left, own, inexact)
-            own = {key: coarse[id(one)] for key, one in own.items()}
+            own = {key: rounded[id(one)] for key, one in own.items()}
             if follow:
                 yield explain_by_arithmetic(inexact, follow)
     for explanation in chosen:

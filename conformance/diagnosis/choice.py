@@ -43,7 +43,8 @@ class Chooser:
     """The evidence, and the search for mistakes in it.
 
     failing, passing: evidence, the smallest first; experiments add to it. draw, ask_fresh: for experiments. due: the
-    failing cases that must be explained, those of violations; all unless given. missed: those that the choice left.
+    failing cases that must be explained, those of violations; all unless given. uncovered: the failing
+    cases that no chosen one explains.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Chooser:
         self.failing, self.passing = [*failing], [*passing]
         self.mistakes, self.draw, self.ask_fresh = [*mistakes], draw, ask_fresh
         self.due = {id(one) for one in (failing if due is None else due)}
-        self.missed: list[Evidence] = []
+        self.uncovered: list[Evidence] = []
 
     def choose(self) -> list[Explanation]:
         """Return explanations in the order of what they explain, each with its condition."""
@@ -73,8 +74,13 @@ class Chooser:
             chosen.append(found)
             explained = {id(one) for one in found.explained}
             uncovered = [one for one in uncovered if id(one) not in explained]
-        self.missed = [one for one in uncovered if id(one) in self.due]
+        self.uncovered = uncovered
         return chosen
+
+    @property
+    def missed(self) -> list[Evidence]:
+        """The failing cases that must be explained, and are not."""
+        return [one for one in self.uncovered if id(one) in self.due]
 
     def choose_one(self, uncovered: Sequence[Evidence]) -> Explanation | None:
         """The mistake that explains most of the uncovered cases, with nothing against it."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds import bound
+from conformance.bounds.arithmetic import ARITHMETIC, LARGEST
 from conformance.cases.arguments import gradient_name, is_gradient
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
@@ -26,7 +27,7 @@ from conformance.checks.catalogue import (
 from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import fill_unpromised, judge, no_others
 from conformance.checks.findings import Finding
-from conformance.checks.kept_cases import LARGEST, KeptCase
+from conformance.checks.kept_cases import MOST_NUMBERS, KeptCase
 from conformance.checks.results import WIDE
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Mistake, Prediction
@@ -78,30 +79,30 @@ class Evidence:
     def allow_arithmetic(self) -> Evidence:
         """The same of a subject that computes with inputs of 16 bits in 16 bits.
 
-        Where a number overflows, nothing is promised of the element, nor of gradients where the element is one of the
-        output. Other gradients may then hold NaN: 0 times infinity, which no mask holds back.
+        An error as large as the largest number of a result is none of rounding, as 0 would be as near; but gradients
+        may have larger terms, which cancel. Where scores may overflow, nothing is promised. Where gradients may on
+        their way, some may not be finite: no mask holds 0 times infinity back.
         """
         dtype = self.case.dtype
         if dtype in WIDE:
             return self
         with np.errstate(all="ignore"):
-            own = bound(add_rounding(self.case, {"arithmetic": dtype}))
-            bounds = self.bounds_under({"arithmetic": dtype})
-            bounds |= {name: np.maximum(own[name], bounds[name]) for name in own.keys() & bounds.keys()}
-        open_ended = {name: ~np.isfinite(bounds[name]) for name in self.answers}
-        overflows = {name for name, one in open_ended.items() if one.any()}
-        for name in filter(is_gradient, open_ended if overflows else ()):
-            spoiled = (not all(map(is_gradient, overflows))) | ~np.isfinite(self.answers[name].astype(float))
-            open_ended[name] = open_ended[name] | spoiled
-        with np.errstate(all="ignore"):
-            answers = {
-                name: np.where(open_ended[name], self.call.right[name], array).astype(array.dtype)
-                for name, array in self.answers.items()
-            }
+            under = self.bounds_under({ARITHMETIC: dtype})
+            alone = bound(add_rounding(self.case, {ARITHMETIC: dtype})) if self.kept is not None else under
+        scores, gradients = find_overflows(self.call)
+        bounds, free, answers = {}, {}, {}
+        for name, array in self.answers.items():
+            right, own = self.call.right[name], self.call.bounds[name]
+            numbers = np.abs(right[np.isfinite(right)])
+            most = np.nextafter(numbers.max(initial=0), 0)
+            lost = np.fmax(under[name], alone.get(name, 0))
+            bounds[name] = np.fmax(own, lost if is_gradient(name) else np.fmin(lost, most))
+            infinite = gradients & is_gradient(name) & ~np.isfinite(array.astype(float))
+            free[name] = self.free.get(name, False) | infinite | np.full(array.shape, scores)
+            with np.errstate(all="ignore"):
+                answers[name] = np.where(free[name], right, array).astype(array.dtype)
         weighed = weigh(Call.judged_by(self.case, self.call.exact, bounds), answers, self.probe, self.kept)
-        if weighed is None:
-            return self
-        return replace(weighed, free={n: open_ended[n] | self.free.get(n, False) for n in answers})
+        return self if weighed is None else replace(weighed, free=free)
 
     @property
     def case(self) -> Case:
@@ -110,6 +111,23 @@ class Evidence:
     @property
     def size(self) -> int:
         return sum(array.size for array in self.case.inputs.values())
+
+
+def find_overflows(call: Call) -> tuple[bool, bool]:
+    """Whether attention's scores may overflow in the inputs' dtype, and whether numbers on the way to gradients may."""
+    largest = LARGEST.get(call.case.dtype)
+    if call.case.operation != "attention" or largest is None:
+        return False, False
+    steps, scale = call.steps, abs(call.steps.scale)
+    query, keys, values = (np.where(np.isfinite(a), np.abs(a), 0) for a in (steps.query, steps.keys, steps.values))
+    scores = max(1.0, scale) * (query @ keys.swapaxes(-1, -2))
+    if "output" not in call.case.cotangents:
+        return bool(scores.max(initial=0) > largest), False
+    weights_bar = np.abs(call.cotangent()) @ values.swapaxes(-1, -2)
+    # The gradient of a row's scores is at most twice the largest of its weights.
+    bar = 2 * weights_bar.max(initial=0) * max(1.0, scale)
+    sums = bar * max(keys.sum(axis=-2).max(initial=0), query.sum(axis=-2).max(initial=0), 1.0)
+    return bool(scores.max(initial=0) > largest), bool(sums > largest)
 
 
 def add_rounding(example: Any, rounding: Mapping[str, str]) -> Any:
@@ -147,7 +165,7 @@ def ask(runner: Runner, case: Case) -> Answers | None:
 
 def collect_evidence(runner: Runner, kept: Iterable[KeptCase], always: Iterable[KeptCase] = ()) -> list[Evidence]:
     """Ask the subject some of the kept cases once more, and all of `always`, the smallest first."""
-    chosen = [one for one in always if one.size <= LARGEST]
+    chosen = [one for one in always if one.size <= MOST_NUMBERS]
     own = {id(one.example) for one in chosen}
     for failed in (True, False):
         found = [one for one in kept if one.failed == failed and one.check in SEVERAL and id(one.example) not in own]

@@ -31,7 +31,7 @@ from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
 from conformance.checks.check import Check, first, nothing
 from conformance.checks.comparison import OF_QUERIES, OF_ROWS, breaks, worst
 from conformance.checks.findings import Finding
-from conformance.checks.judged_rules import OF_STATE
+from conformance.checks.judged_rules import STATE_RULE
 from conformance.oracle.reference import oracle
 from conformance.runner.in_process import Runner
 from conformance.runner.memory_layouts import depends_on_layout, lay_contiguous
@@ -53,12 +53,12 @@ class Failure(NamedTuple):
 def attribute(runner: Runner, failure: Failure, shared: Any = None) -> Failure:
     """The failure under the rule that it speaks of, with the case that shows it. shared: what its check has prepared.
 
-    What depends on memory layouts is always of `OF_STATE`.
+    What depends on memory layouts is always of `STATE_RULE`.
     """
     level = worst(failure.findings).level
     if depends_on_layout(runner, failure.check, failure.example, level, shared):
-        return failure._replace(rule=OF_STATE)
-    if failure.rule == OF_STATE and failure.check in (AGREEMENT, MEMORY):
+        return failure._replace(rule=STATE_RULE)
+    if failure.rule == STATE_RULE and failure.check in (AGREEMENT, MEMORY):
         plain = lay_contiguous(failure.example)
         findings = check_agreement(runner, plain)
         if breaks(findings, level):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from conformance.checks.kept_cases import LARGEST, KeptCase
+from conformance.checks.kept_cases import MOST_NUMBERS, KeptCase
 from conformance.checks.results import Results, Violation, keep_violation
 from conformance.checks.threshold import Threshold
 from conformance.diagnosis.cause import Cause
@@ -40,7 +40,7 @@ def explain_results(results: Results, runner: Runner, seconds: float, settle: Se
     if not seconds:
         return find_causes(results, runner)
     for key, violation in results.violations.items():
-        if violation.subject == runner.name and is_numeric(violation) and keep_violation(violation).size > LARGEST:
+        if violation.subject == runner.name and is_numeric(violation) and keep_violation(violation).size > MOST_NUMBERS:
             results.violations[key] = cut_down(violation, runner, seconds)  # to be asked again
     causes = find_causes(results, runner)
     end = time.monotonic() + MANY * seconds

@@ -28,7 +28,7 @@ from conformance.checks.catalogue import (
 from conformance.checks.check import Check
 from conformance.checks.comparison import breaks, worst
 from conformance.checks.findings import DependsOnCalls, Finding, NotReproducible
-from conformance.checks.judged_rules import OF_STATE
+from conformance.checks.judged_rules import STATE_RULE
 from conformance.checks.results import Violation
 from conformance.runner.fresh import FreshProcesses
 from conformance.runner.in_process import Logged, Runner, Step
@@ -126,8 +126,8 @@ def replace_example(found: Violation, last: Step) -> Violation:
 
 def state_violation(found: Violation, detail: NotReproducible | DependsOnCalls) -> Violation:
     """Under the rule of state; its case stays."""
-    title = found.title if found.rule == OF_STATE else f"{found.title} ({found.rule})"
-    return replace(found, rule=OF_STATE, title=title, uncut=None, finding=replace(found.finding, detail=detail))
+    title = found.title if found.rule == STATE_RULE else f"{found.title} ({found.rule})"
+    return replace(found, rule=STATE_RULE, title=title, uncut=None, finding=replace(found.finding, detail=detail))
 
 
 def sequence_violation(found: Violation, steps: list[Step], finding: Finding) -> Violation:

@@ -20,7 +20,7 @@ LAYOUT_FIRST = "--layout BTHD"
 """Options that declare a departure, and another layout."""
 
 TITLES = {
-    "arithmetic": "too much is computed in 16 bits: every error lies within the bounds of that arithmetic",
+    "arithmetic": "digits are lost in 16 bits, by no known mistake; arithmetic in 16 bits loses as many",
     "digits": "digits are lost, and no known mistake explains it",
     "numbers": "numbers are wrong, and no known mistake explains them",
     "error": "calls fail",

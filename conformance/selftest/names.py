@@ -15,7 +15,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from conformance.checks.judged_rules import OF_STATE
+from conformance.checks.judged_rules import STATE_RULE
 from conformance.checks.results import Results
 from conformance.judge.causes import explain_results
 from conformance.judge.checking import EFFORTS
@@ -75,7 +75,7 @@ def name_group(only: Collection[str] | None, group: Sequence[int], effort: str, 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what mistakes make of their numbers
         for probe in catalogue(runners[0].declaration):
-            if probe.operations == (first.operation,) and (probe.rule == first.rule or probe.rule != OF_STATE):
+            if probe.operations == (first.operation,) and (probe.rule == first.rule or probe.rule != STATE_RULE):
                 examples = EFFORTS[effort if probe.rule == first.rule else "quick"]
                 results.include(run_probe(probe, runners, examples, seed, silent))
         return [name_planted(one, results, runner) for one, runner in zip(planted, runners, strict=True)]

@@ -136,12 +136,22 @@ def test_arithmetic_in_16_bits_is_one_cause_beside_mistakes() -> None:
     assert (identity(filled), filled.rules) == ("fills.number-put", ("ATT-6",))
 
 
-def test_wrong_numbers_in_16_bits_are_no_arithmetic() -> None:
-    def add_one(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
-        found = attend_in_own_dtype(query, key, value, mask=mask)
-        return found + 1 if query.dtype == np.float16 and query.shape[2] % 2 else found
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda output, value: output + 1 if output.dtype == np.float16 and output.shape[2] % 2 else output,
+        lambda output, value: np.full_like(output, np.nan if output.shape[2] % 2 else 777),
+        lambda output, value: output + value.dtype.type(0.01) * value.mean(axis=(1, 2), keepdims=True),
+    ],
+)
+def test_wrong_numbers_in_16_bits_are_no_arithmetic(spoil: Function) -> None:
+    """Whatever the bounds of that arithmetic; nor is what is wrong in float32 as well."""
 
-    report = judged(add_one, "MASK-1", "ATT-1", supports=["dense"], dtypes=["float16"])
+    def attend_and_spoil(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        return spoil(attend_in_own_dtype(query, key, value, mask=mask), value).astype(query.dtype)
+
+    report = judged(attend_and_spoil, "MASK-1", "ATT-1", supports=["dense"], dtypes=["float16", "float32"])
+    assert report.causes
     assert "arithmetic" not in {cause.kind for cause in report.causes}
 
 
