@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from conformance.cases.declaration import EVERYTHING, Window, check_names
+from conformance.cases.declaration import EVERYTHING, Window, validate_names
 from conformance.cases.facts import operations
 from conformance.checks.judged_rules import CONTRACT, JUDGED
 from conformance.checks.levels import DEFAULT, LEVELS
@@ -97,9 +97,9 @@ def check(
     """
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
-    check_names("profile", [profile], LEVELS)
-    rules = None if rules is None else check_names("rules", rules, JUDGED)
-    check_names("operation", [operation], operations())
+    validate_names("profile", [profile], LEVELS)
+    rules = None if rules is None else validate_names("rules", rules, JUDGED)
+    validate_names("operation", [operation], operations())
     own = rules_of(operation)
     if rules and not own.intersection(rules):
         named = ", ".join(rule for rule in JUDGED if rule in own)

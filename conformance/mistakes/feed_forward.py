@@ -451,7 +451,7 @@ MISTAKES = (*ACTIVATED, *PROJECTIONS, *GRADIENTS, *SILU)
 OWN = {mistake.id.removeprefix("feed_forward."): mistake for mistake in MISTAKES}
 
 
-def gate_mistake(mistake: Mistake) -> Mistake:
+def plant_in_gated_network(mistake: Mistake) -> Mistake:
     """The same, planted in the gated network."""
     return replace(mistake, operations=GATED, rule="FFN-2")
 
@@ -462,11 +462,11 @@ PLANTED = (
         ("gelu_tanh", "gelu"), ("gelu", "quick GELU, x * sigmoid(1.702 x),"),
         ("gelu_tanh", "gelu_tanh with the constant 0.0447"), ("relu", "a leaky relu (0.01)"),
         ("relu", "relu cut off at 6"), ("silu", "quick GELU, x * sigmoid(1.702 x),"))),
-    *(gate_mistake(OWN["activation"].choose(asked=asked, used=used)) for asked, used in (
+    *(plant_in_gated_network(OWN["activation"].choose(asked=asked, used=used)) for asked, used in (
         ("gelu_tanh", "gelu"), ("silu", "quick GELU, x * sigmoid(1.702 x),"))),
     *(OWN["product"].choose(product=product) for product in tuple(PRODUCTS)[1:4]),
-    *(gate_mistake(OWN["biases-ignored"].choose(of=of)) for of in ("outer", "gate, inner")),
-    gate_mistake(OWN["dropout"].choose()),
+    *(plant_in_gated_network(OWN["biases-ignored"].choose(of=of)) for of in ("outer", "gate, inner")),
+    plant_in_gated_network(OWN["dropout"].choose()),
     OWN["past-size"].choose(first=16384),
     OWN["past-size"].choose(what="columns of x", first=512),
     OWN["past-size"].choose(what="columns of the output", first=1024),

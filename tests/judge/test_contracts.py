@@ -20,7 +20,7 @@ import pytest
 import reference_numpy
 from conformance import Report, check
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration, check_names, declaration_of, declare
+from conformance.cases.declaration import Declaration, declaration_of, declare, validate_names
 from conformance.cases.features import features_of, has_or, supports_case
 from conformance.cases.signatures import required_arguments, signature_of
 from conformance.checks.catalogue import DESCRIPTION
@@ -814,12 +814,12 @@ def test_declaration_knows_what_is_lacking() -> None:
 
 def test_a_string_is_one_name_or_several_with_commas() -> None:
     """And never one for each letter."""
-    assert check_names("rules", "ATT-1", JUDGED) == ("ATT-1",)
+    assert validate_names("rules", "ATT-1", JUDGED) == ("ATT-1",)
     for given in ("ATT-1, ATT-2,", ["ATT-1", "ATT-2"]):
-        assert check_names("rules", given, JUDGED) == ("ATT-1", "ATT-2")
+        assert validate_names("rules", given, JUDGED) == ("ATT-1", "ATT-2")
     for given, told in (("ATT-1,no", "'no'"), (["ATT-1,ATT-2"], "'ATT-1,ATT-2'"), ("A", "'A'")):
         with pytest.raises(ValueError, match=f"rules: got {told}, expected one of"):
-            check_names("rules", given, JUDGED)
+            validate_names("rules", given, JUDGED)
 
 
 def test_every_list_of_names_may_be_a_string() -> None:
