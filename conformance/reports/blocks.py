@@ -26,7 +26,7 @@ from conformance.reports.subjects import rules_listed
 DECLARE = "if it is not meant to support this, say so:"
 REFUSE = "if it is not meant to support this, let it raise an error, and say so:"
 INTENDED = "if this is meant to be so, say so:"
-MEND = "let it raise an error for such a call, or take the argument out of its signature, where it has one of its own"
+FIX = "let it raise an error for such a call, or take the argument out of its signature, where it has one of its own"
 OTHER_LAYOUT = "its arrays seem to be [batch, length, heads, width]; if so, judge it again with:"
 ADVICE = {"supports": DECLARE, "lacks": REFUSE, "conventions": INTENDED, "layout": OTHER_LAYOUT}
 """When the options that a cause may be declared by are right, by what they are."""
@@ -75,7 +75,7 @@ def rows(cause: Content, subject: Content | None = None) -> list[tuple[str, str]
     if declared is not None:
         found += label_lines("declare", [ADVICE[declared[0]], declared[1]])
     if violation["kind"] == "unrefused":
-        found.append(("mend", MEND))
+        found.append(("fix", FIX))
     if violation["replay_command"] is not None:
         found.append(("replay", violation["replay_command"]))
     return found
