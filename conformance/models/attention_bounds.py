@@ -76,13 +76,9 @@ def norm_input(norm: Norm, x: Approx, configuration: Configuration, p: Precision
     )
 
 
-def flatten_rows(x: Approx) -> Approx:
-    return x.reshape(-1, x.value.shape[-1])
-
-
 def norm_of(norm: Norm, x: Approx, configuration: Configuration, p: Precision) -> Approx:
     """The norm over the last axis."""
-    rows = flatten_rows(x)
+    rows = layers.flatten_rows(x)
     n = norm_input(norm, rows, configuration, p)
     own = norms.forward(n.kind, rows.value, n.weight, n.bias, n.eps, p)
     # The last roundings are of what was moved, too.
@@ -94,7 +90,7 @@ def norm_gradients(
     norm: Norm, x: Approx, cotangent: Approx, configuration: Configuration, p: Precision
 ) -> tuple[Norm, Approx]:
     """Bounds of the gradients of weight and bias, each an Approx, and of x."""
-    rows, bars = flatten_rows(x), flatten_rows(cotangent)
+    rows, bars = layers.flatten_rows(x), layers.flatten_rows(cotangent)
     n = norm_input(norm, rows, configuration, p)
     own = norms.gradients(n.kind, rows.value, n.weight, bars.value, n.eps, p)
     inner, inner_off = np.abs(bars.value) * n.weight.size, bars.error * n.weight.size
