@@ -43,5 +43,6 @@ def tightness(
     console.print(f"{len(found.unwanted)} figures are outside {low:g} to {high:g}.")
     if markdown is not None:
         some = bool(operation or dtype) and markdown.exists()
-        page = measuring.renewed(markdown.read_text(), found) if some else measuring.page(found, sensitivity.measure())
+        old = markdown.read_text() if some else ""
+        page = measuring.renew_page(old, found) if some else measuring.page(found, sensitivity.measure())
         markdown.write_text(page)
