@@ -20,7 +20,7 @@ from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norms
 from conformance.bounds import layers
 from conformance.bounds.arithmetic import Approx, Precision, add, exact, round_output
-from conformance.bounds.reading import joined_heads, pairs, split_heads
+from conformance.bounds.reading import concatenate_heads, pairs, split_heads
 from conformance.bounds.rotary import pair_columns, rotation
 from reference_numpy import materialize
 from reference_numpy.blocks import attention_options, key_heads, windowed
@@ -171,14 +171,14 @@ def part_gradients(
     """Of the projection, of the norm and of x, each array an Approx."""
     bar, norm_gradient = rotate_approx(round_output(cotangent, p), part.rotary, -1, p), None
     if part.norm is None:
-        bar = joined_heads(bar)
+        bar = concatenate_heads(bar)
     elif part.whole:
-        norm_gradient, bar = norm_gradients(part.norm, part.columns, joined_heads(bar), configuration, p)
+        norm_gradient, bar = norm_gradients(part.norm, part.columns, concatenate_heads(bar), configuration, p)
         bar = round_output(bar, p)
     else:
         columns = split_heads(part.columns, part.heads)
         norm_gradient, bar = norm_gradients(part.norm, columns, bar, configuration, p)
-        bar = joined_heads(round_output(bar, p))
+        bar = concatenate_heads(round_output(bar, p))
     x_gradient, weight, bias = layers.linear_gradients(exact(x), exact(part.projection.weight), bar, p)
     return Linear(weight, None if part.projection.bias is None else bias), norm_gradient, x_gradient
 
@@ -212,7 +212,7 @@ def attending(
         factor=None if keep is None else np.where(keep, 1 / (1 - options["dropout_rate"]), 0.0),
         empty_rows=options["empty_rows"], p=u,
     )  # fmt: skip
-    heads = joined_heads(round_output(forward, u))
+    heads = concatenate_heads(round_output(forward, u))
     if given is None:
         return result_error(linear(p.output, heads, u), dtype)
     weight, output_bias = layers.parameter_gradients(heads, given, u)
