@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
-from conformance.cases.signatures import names_taken, requires_mask
+from conformance.cases.signatures import parameter_names, requires_mask
 from specification.dtypes import FLOATING
 
 Window = tuple[int | None, int | None]
@@ -230,7 +230,7 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
         raise ValueError("supports: without unmasked calls there must be a kind of mask, and there is none")
     if not differentiated and "vjp" not in said and "gradients" not in supports:
         features -= {"gradients"}
-    unsure = (features & room) - named_in_signature(function) - set(supports)
+    unsure = (features & room) - features_in_signature(function) - set(supports)
     said["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in split_names(own.get("dtypes", FLOATING)))
     said["conventions"] = {}
     for conventions in (own.get("conventions"), given.get("conventions")):
@@ -327,13 +327,13 @@ def read_features(supports: Collection[str], function: Any) -> frozenset[str]:
 
 def room_for(function: Any) -> set[str]:
     """Every feature that does not lack its parameters."""
-    _, anything = names_taken(function)
-    return named_in_signature(function) | (set(PARAMETERS) - set(NAMED_ONLY) if anything else set())
+    _, anything = parameter_names(function)
+    return features_in_signature(function) | (set(PARAMETERS) - set(NAMED_ONLY) if anything else set())
 
 
-def named_in_signature(function: Any) -> set[str]:
+def features_in_signature(function: Any) -> set[str]:
     """Every feature that needs no parameter of its own, or whose parameters the signature names."""
-    names, _ = names_taken(function)
+    names, _ = parameter_names(function)
     lacking = {feature for feature, needed in PARAMETERS.items() if not names.issuperset(needed)}
     return set(FEATURES) - set(UNCLAIMED) - lacking
 

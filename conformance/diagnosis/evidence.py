@@ -98,7 +98,7 @@ class Evidence:
                 name: np.where(open_ended[name], self.call.right[name], array).astype(array.dtype)
                 for name, array in self.answers.items()
             }
-        weighed = weigh(Call.judged_by(self.case, self.call.exact, bounds), answers, self.probe, self.kept)
+        weighed = weigh(Call.make(self.case, self.call.exact, bounds), answers, self.probe, self.kept)
         if weighed is None:
             return self
         return replace(weighed, free={n: open_ended[n] | self.free.get(n, False) for n in answers})
@@ -182,7 +182,7 @@ def ask_kept(runner: Runner, kept: KeptCase) -> Evidence | None:
     if kept.check == TOWERING:  # whose other gradients are as large as the scale, and compared with nothing
         exact = {name: one for name, one in exact.items() if name in ("output", gradient_name("value"))}
         answers = {name: array for name, array in answers.items() if name in exact}
-    return weigh(Call.judged_by(case, exact, bounds), answers, kept.probe, kept)
+    return weigh(Call.make(case, exact, bounds), answers, kept.probe, kept)
 
 
 def ask_fresh(runner: Runner, case: Case) -> Evidence | None:

@@ -132,7 +132,7 @@ def check(
             shared.close()
     report = report_of(target, judgement, effort, time.monotonic() - start, profile)
     if report.conforms and not has_cases(report, rules):
-        raise ValueError(nothing_tried(report, rules))
+        raise ValueError(describe_empty_check(report, rules))
     return report
 
 
@@ -155,7 +155,7 @@ def has_cases(report: Report, rules: Collection[str] | None) -> bool:
     return any(cell.cases for rule, cell in report.rules.items() if (rule in rules if rules else rule != "CALL"))
 
 
-def nothing_tried(report: Report, rules: Collection[str] | None) -> str:
+def describe_empty_check(report: Report, rules: Collection[str] | None) -> str:
     chosen = f" of {', '.join(rules)}" if rules else ""
     why = f" ({report.left_out})" if report.left_out else ""
     return f"nothing was tried: there is no case{chosen} for {report.operation} within what {report.subject} takes{why}"

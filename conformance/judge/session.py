@@ -13,7 +13,7 @@ from functools import cache, cached_property
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, validate_names
-from conformance.cases.signatures import parameters_never_given
+from conformance.cases.signatures import describe_never_given
 from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import DEFAULT, LEVELS, ROBUST, STRICT, is_required
 from conformance.checks.results import Results
@@ -82,7 +82,7 @@ class JudgeSession:
     def never_given(self) -> str:
         """Which parameters of the function no case gives; empty where there are none."""
         names = self.runner.never_given
-        return parameters_never_given(names, self.operation) if names else ""
+        return describe_never_given(names, self.operation) if names else ""
 
     # --- what is asked ---
 

@@ -103,7 +103,7 @@ class Network(NamedTuple):
         outer, name = sides.pop("outer"), activation_of(case)
         factor = 1.0 if keep is None else keep.reshape(-1, len(outer[0]))
         x = wide["x"].reshape(-1, wide["x"].shape[-1])
-        return cls(case, x, sides, outer, hidden_by(ACTIVATIONS[name]), name, factor)
+        return cls(case, x, sides, outer, hidden_layer(ACTIVATIONS[name]), name, factor)
 
     @property
     def cotangent(self) -> Array:
@@ -142,7 +142,7 @@ class Network(NamedTuple):
         return {n: array.reshape(*lead, array.shape[-1]) if n in wide else array for n, array in found.items()}
 
 
-def hidden_by(activation: Callable[[Array], Array]) -> Callable[..., Array]:
+def hidden_layer(activation: Callable[[Array], Array]) -> Callable[..., Array]:
     """activation(inner), or activation(gate) * inner."""
     return lambda first, value=1.0: activation(first) * value
 
@@ -160,7 +160,7 @@ def change_network(change: Callable[..., Network | None]) -> Change:
 def take_activation(network: Network, asked: str, used: str) -> Network | None:
     if asked not in ("any", network.activation) or used == network.activation:
         return None
-    return network._replace(hide=hidden_by(ACTIVATIONS[used]))
+    return network._replace(hide=hidden_layer(ACTIVATIONS[used]))
 
 
 OVERFLOWING: dict[str, tuple[str, Callable[[Array], Array]]] = {
@@ -180,7 +180,7 @@ def overflow(network: Network, form: str) -> Network | None:
     def activate(x: Array) -> Array:
         return np.where(exponent(np.real(x)) > largest, complex(np.nan, np.nan), ACTIVATIONS[activation](x))
 
-    return network._replace(hide=hidden_by(activate))
+    return network._replace(hide=hidden_layer(activate))
 
 
 PRODUCTS: dict[str, Callable[[Callable[[Array], Array]], Callable[[Array, Array], Array]]] = {
@@ -338,7 +338,7 @@ def take_slope(call: Call, slope: str) -> Results | None:
         return np.where(x == 0, {"1 at 0": 1.0, "1/2 at 0": 0.5}.get(slope, right), 0.0 if slope == "0" else right)
 
     wrong = network._replace(
-        hide=hidden_by(lambda x: np.real(activate(np.real(x))) + 1j * np.imag(x) * take(np.real(x)))
+        hide=hidden_layer(lambda x: np.real(activate(np.real(x))) + 1j * np.imag(x) * take(np.real(x)))
     )
     return wrong.shape(wrong.gradients(network.hidden()))
 

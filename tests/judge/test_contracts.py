@@ -310,7 +310,7 @@ def test_any_keyword_is_found_out_by_asking() -> None:
 
 def test_arguments_are_handed_over_as_the_function_has_them() -> None:
     def bound(name: str, arguments: list[Any], options: dict[str, Any]) -> Any:
-        return signature_of(*FUNCTIONS[name]).bound(arguments, options)
+        return signature_of(*FUNCTIONS[name]).bind_arguments(arguments, options)
 
     mask = np.ones((3, 5), bool)
     assert bound("by place", [1, 2, 3], {"mask": mask}) == ([1, 2, 3], {"mask": mask, "scale": None})
@@ -320,7 +320,7 @@ def test_arguments_are_handed_over_as_the_function_has_them() -> None:
     assert bound("norm without eps", [1, 2, None], {"eps": 1e-5}) == ([1, 2, None], {})
     assert bound("norm with epsilon", [1, 2, None], {}) == ([1, 2], {})
     assert bound("norm with shift", [1, 2, 3], {}) == ([1, 2, 3], {})
-    assert signature_of(print, "attention").bound([1, 2, 3], {"scale": None}) == ([1, 2, 3], {})
+    assert signature_of(print, "attention").bind_arguments([1, 2, 3], {"scale": None}) == ([1, 2, 3], {})
     lacking = {name: signature_of(*function).lacking for name, function in FUNCTIONS.items()}
     assert lacking["norm with epsilon"] == {"bias", "eps"}
     assert lacking["sinusoids"] == {"offset", "exponent", "dtype"}
