@@ -165,7 +165,7 @@ def conformance_test(subject: str | Callable[..., Any], operation: str, **option
 
 def session_of(subject: str | Callable[..., Any], operation: str, options: dict[str, Any]) -> JudgeSession:
     """options: those of `conformance.check`. ValueError says what is wrong with them, or with the subject."""
-    from conformance.cases.declaration import check_names
+    from conformance.cases.declaration import validate_names
     from conformance.judge.session import JudgeSession
     from conformance.subjects.targets import Target
 
@@ -178,7 +178,7 @@ def session_of(subject: str | Callable[..., Any], operation: str, options: dict[
     if unknown:
         raise ValueError(f"unknown option: {', '.join(sorted(unknown))}")
     device = options.get("device") or "cpu"
-    check_names("device", [device], ("cpu", "cuda"))
+    validate_names("device", [device], ("cpu", "cuda"))
     target = Target(subject, operation, options.get("arrays"), device, options.get("name"), given)
     return JudgeSession(target, **own)
 

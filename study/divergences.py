@@ -126,7 +126,7 @@ def made_of(found: Sequence[Row]) -> Matrix:
     if not found:
         raise ValueError("no path through a library is in it")
     alike = {title: [row for row in found if row.operation == name] for name, title in rows.OPERATION_TITLES.items()}
-    groups = [Group(title, tuple(rows.rules_asked(some)), tuple(row.path for row in some))
+    groups = [Group(title, tuple(rows.list_rules(some)), tuple(row.path for row in some))
               for title, some in alike.items() if some]  # fmt: skip
     shown = {path: group.rules for group in groups for path in group.paths}
     marks = {(row.path, rule): MARKS[row.marks[rule]] for row in found for rule in shown[row.path] if rule in row.marks}

@@ -49,7 +49,7 @@ def parameter_gradients(x: Approx, cotangent: Approx, p: Precision) -> tuple[App
 
 def flatten_rows(x: Approx) -> Approx:
     """[rows, width]."""
-    return Approx(*(a.reshape(-1, a.shape[-1]) for a in x))
+    return x.reshape(-1, x.value.shape[-1])
 
 
 def normal_distribution(x: np.ndarray) -> np.ndarray:

@@ -12,7 +12,14 @@ from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norm
 from conformance.bounds import layers, losses, optimizers, positions, rotary
 from conformance.bounds.arithmetic import Approx, Precision, add, exact, round_output
-from conformance.bounds.reading import allowed_of, bias_of, dropout_factor, joined_heads, separate_heads, split_heads
+from conformance.bounds.reading import (
+    bias_of,
+    concatenate_heads,
+    dropout_factor,
+    find_allowed_pairs,
+    separate_heads,
+    split_heads,
+)
 from conformance.bounds.silu import silu
 from conformance.cases.arguments import expected_dtype, gradient_name
 from conformance.cases.arrays import heads_and_keys, heads_of, join_projections
@@ -77,7 +84,7 @@ def attend(
         query,
         key,
         value,
-        allowed_of(case, shape),
+        find_allowed_pairs(case, shape),
         cotangent,
         bias=bias_of(case, shape, p),
         scale=case.options.get("scale"),
@@ -196,14 +203,14 @@ def multi_head_attention(case: Case, p: Precision) -> dict[str, Approx]:
         output_bar = layers.input_gradient(inputs["output.weight"], cotangent, p)
         bar = split_heads(round_output(output_bar, p), counts["query"])
     forward, inner = attend(case, heads["query"], heads["key"], heads["value"], bar, p)
-    output = joined_heads(round_output(forward, p))
+    output = concatenate_heads(round_output(forward, p))
     results = {"output": layers.linear(output, inputs["output.weight"], inputs.get("output.bias"), p)}
     if cotangent is None:
         return results
     gradients = {name: inner[name] for name in ("bias", "sinks") if name in inner}
     gradients["output.weight"], gradients["output.bias"] = layers.parameter_gradients(output, cotangent, p)
     for name in counts:
-        projected_bar = joined_heads(round_output(inner[name], p))
+        projected_bar = concatenate_heads(round_output(inner[name], p))
         gradients[name], gradients[f"{name}.weight"], gradients[f"{name}.bias"] = layers.linear_gradients(
             inputs[name], inputs[f"{name}.weight"], projected_bar, p
         )

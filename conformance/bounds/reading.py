@@ -26,7 +26,7 @@ def pairs(array: np.ndarray | None) -> Approx | None:
     return None if array is None else exact(array if array.ndim == 4 else array[None, None])
 
 
-def allowed_of(case: Case, shape: tuple[int, int, int, int]) -> np.ndarray:
+def find_allowed_pairs(case: Case, shape: tuple[int, int, int, int]) -> np.ndarray:
     case = replace_kernel_arguments(case)
     B, H, Q, K = shape
     allowed = materialize(case.options.get("mask"), Q, K, batch=B, heads=H)
@@ -60,6 +60,6 @@ def split_heads(x: Approx, heads: int) -> Approx:
     return map_approx(x, lambda a: a.reshape(*a.shape[:2], heads, a.shape[2] // heads).swapaxes(1, 2))
 
 
-def joined_heads(x: Approx) -> Approx:
+def concatenate_heads(x: Approx) -> Approx:
     """[B, heads, T, W] as [B, T, heads * W]."""
     return map_approx(x, lambda a: a.swapaxes(1, 2).reshape(a.shape[0], a.shape[2], -1))

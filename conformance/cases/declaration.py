@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
-from conformance.cases.signatures import names_taken, requires_mask
+from conformance.cases.signatures import parameter_names, requires_mask
 from specification.dtypes import FLOATING
 
 Window = tuple[int | None, int | None]
@@ -230,11 +230,12 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
         raise ValueError("supports: without unmasked calls there must be a kind of mask, and there is none")
     if not differentiated and "vjp" not in said and "gradients" not in supports:
         features -= {"gradients"}
-    unsure = (features & room) - named_in_signature(function) - set(supports)
+    unsure = (features & room) - features_in_signature(function) - set(supports)
     said["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in split_names(own.get("dtypes", FLOATING)))
-    several = (own.get("conventions"), given.get("conventions"))
-    said["conventions"] = {name: value for some in several if some for name, value in check_conventions(some).items()}
-    said["dtypes"] = check_names("dtypes", said.get("dtypes", FLOATING), FLOATING)
+    said["conventions"] = {}
+    for conventions in (own.get("conventions"), given.get("conventions")):
+        said["conventions"] |= validate_conventions(conventions or {})
+    said["dtypes"] = validate_names("dtypes", said.get("dtypes", FLOATING), FLOATING)
     said["dtypes"] = tuple(dtype for dtype in SIMPLEST_FIRST if dtype in said["dtypes"])
     if not said["dtypes"]:
         raise ValueError("dtypes: got none")
@@ -245,7 +246,7 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
     if int(said.get("width_multiple", 1)) < 1:
         raise ValueError(f"width_multiple must be positive, got {said['width_multiple']!r}")
     said["limits"] = {**own.get("limits", {}), **(given.get("limits") or {})}
-    check_names("limits", said["limits"], DIMENSIONS)
+    validate_names("limits", said["limits"], DIMENSIONS)
     for name, size in said["limits"].items():
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"limit of {name} must be a positive integer, got {size!r}")
@@ -307,7 +308,7 @@ def read_features(supports: Collection[str], function: Any) -> frozenset[str]:
     and by |, unless "no-offset", "no-combined" or "no-or" is said beside them. Calls without a mask are among them too,
     unless "no-unmasked" is said.
     """
-    check_names("supports", [name.removeprefix("no-") for name in supports], FEATURES)
+    validate_names("supports", [name.removeprefix("no-") for name in supports], FEATURES)
     removed = {name.removeprefix("no-") for name in supports if name.startswith("no-")}
     added = {name for name in supports if not name.startswith("no-")}
     if not added - {*UNCLAIMED, "unmasked"}:
@@ -326,25 +327,25 @@ def read_features(supports: Collection[str], function: Any) -> frozenset[str]:
 
 def room_for(function: Any) -> set[str]:
     """Every feature that does not lack its parameters."""
-    _, anything = names_taken(function)
-    return named_in_signature(function) | (set(PARAMETERS) - set(NAMED_ONLY) if anything else set())
+    _, anything = parameter_names(function)
+    return features_in_signature(function) | (set(PARAMETERS) - set(NAMED_ONLY) if anything else set())
 
 
-def named_in_signature(function: Any) -> set[str]:
+def features_in_signature(function: Any) -> set[str]:
     """Every feature that needs no parameter of its own, or whose parameters the signature names."""
-    names, _ = names_taken(function)
+    names, _ = parameter_names(function)
     lacking = {feature for feature, needed in PARAMETERS.items() if not names.issuperset(needed)}
     return set(FEATURES) - set(UNCLAIMED) - lacking
 
 
-def check_conventions(given: Mapping[str, str]) -> dict[str, str]:
-    check_names("conventions", given, CONVENTIONS)
+def validate_conventions(given: Mapping[str, str]) -> dict[str, str]:
+    validate_names("conventions", given, CONVENTIONS)
     for name, value in given.items():
-        check_names(f"convention {name}", [value], CONVENTIONS[name])
+        validate_names(f"convention {name}", [value], CONVENTIONS[name])
     return dict(given)
 
 
-def check_names(what: str, given: str | Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+def validate_names(what: str, given: str | Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
     """Return the names, as `split_names` reads them; ValueError for one that is not among those expected."""
     given = split_names(given)
     wrong = [name for name in given if name not in names]

@@ -69,7 +69,7 @@ def visible_pairs(mask: Any, bias: np.ndarray | None, shape: tuple[int, int, int
     return visible if bias is None else visible & ~np.isneginf(np.asarray(bias).astype(np.float64))
 
 
-def bias_entries_seen(visible: Any, shape: tuple[int, ...]) -> Any:
+def visible_bias_entries(visible: Any, shape: tuple[int, ...]) -> Any:
     """The entries of a bias [Q, K] or [B or 1, H or 1, Q, K] that are added to the score of some visible pair."""
     padded = (1,) * (4 - len(shape)) + tuple(shape)
     repeated = tuple(axis for axis in (0, 1) if padded[axis] == 1)

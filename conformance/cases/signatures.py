@@ -62,7 +62,7 @@ def own_parameters(function: Any) -> Parameters | None:
         return None
 
 
-def names_taken(function: Callable[..., Any]) -> tuple[set[str], bool]:
+def parameter_names(function: Callable[..., Any]) -> tuple[set[str], bool]:
     """(names of its parameters, whether it may take others too)."""
     found = parameters(function)
     if found is None:
@@ -108,7 +108,7 @@ class Signature:
         taken = {*own[: self.slots], *self.keywords, *(p.name for p in self.extras)}
         return frozenset() if self.open else frozenset(optional - taken)
 
-    def bound(self, positional: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def bind_arguments(self, positional: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The operation's arguments as those of the function; an absent one is given only where it insists."""
         own, extra_names = operation_facts(self.operation).arguments, {p.name for p in self.extras}
         by_place, given = positional[: self.slots], {n: v for n, v in keywords.items() if v is not None}
@@ -164,6 +164,6 @@ def is_foreign(parameter: inspect.Parameter, operation: str) -> bool:
     return parameter.kind not in VARIADIC and parameter.name not in known
 
 
-def parameters_never_given(names: Iterable[str], operation: str) -> str:
+def describe_never_given(names: Iterable[str], operation: str) -> str:
     how = f"no parameters of {operation}; what they do can be judged in a function that sets them"
     return f"never given: {', '.join(names)} ({how})"

@@ -347,6 +347,6 @@ CHECKS: dict[str, Check[Any, Any]] = {
 """By the names under which replay files and the frozen corpus know them."""
 
 
-def taken_as_array(check: Check[Any, Any], declaration: Declaration) -> bool:
+def takes_described_arrays(check: Check[Any, Any], declaration: Declaration) -> bool:
     """Whether the subject takes the arrays for which descriptions stand, where the check asks for them."""
     return check != DESCRIPTION or "dense" in declaration or "structured" not in declaration

@@ -18,7 +18,7 @@ Example = TypeVar("Example")
 Shared = TypeVar("Shared")
 
 
-def keep_case(example: Case) -> Case:
+def return_case(example: Case) -> Case:
     return example
 
 
@@ -43,7 +43,7 @@ class Check(Generic[Example, Shared]):
     name: str
     prepare: Callable[[Example], Shared]
     run: Callable[[Subject, Example, Shared], Findings]
-    case_of: Callable[[Any], Case] = keep_case
+    case_of: Callable[[Any], Case] = return_case
     tells_size: bool = True
     level: str = CORE
 

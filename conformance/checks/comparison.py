@@ -15,7 +15,7 @@ from conformance.cases.expectations import Exact, empty_rows
 from conformance.cases.kernel_arguments import padded_queries
 from conformance.checks.findings import Finding, Raised
 from conformance.checks.levels import CORE, LEVELS, ROBUST, STRICT, higher, is_required, rank
-from conformance.subjects.raised import raised_at
+from conformance.subjects.raised import find_raising_line
 from conformance.subjects.subject import Answers, Subject, first_line
 from conformance.subjects.wrong_answers import DtypeOrShape, Missing
 
@@ -26,7 +26,7 @@ PRECISION = {"float16": (11, -13), "bfloat16": (8, -125), "float32": (24, -125),
 def error_finding(error: BaseException, subject: Subject, threads: int = 0) -> Finding:
     """What an error of the subject's says of it. threads: that called at the same time."""
     detail = Raised(type(error).__name__, first_line(error), threads)
-    return Finding("call", np.inf, detail=detail, raised_at=raised_at(error, subject.code))
+    return Finding("call", np.inf, detail=detail, raised_at=find_raising_line(error, subject.code))
 
 
 def breaks(findings: Iterable[Finding], profile: str = STRICT) -> bool:

@@ -382,6 +382,6 @@ def wrong_dtype(finding: Finding) -> str | None:
     return next((array.dtype if array.has_wrong_dtype else None for array in arrays), None)
 
 
-def heads_swapped(finding: Finding) -> bool:
+def has_swapped_heads(finding: Finding) -> bool:
     """Whether a result is wrong in that heads and lengths have changed places."""
     return any(isinstance(detail, DtypeOrShape) and detail.swapped for detail in details(finding))

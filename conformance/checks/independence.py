@@ -89,7 +89,7 @@ def compare_repeated_calls(subject: Subject, case: Case, ask: Ask, level_of: Cal
         again = copy_results(subject, case, second)
     findings = [
         input_finding(name, array, framework, now)
-        for name, array, now in (*handed_over(case, inputs, options), *cotangents.handed_over())
+        for name, array, now in (*pair_arrays(case, inputs, options), *cotangents.pair_arrays())
     ]
     same = [identical(name, array, again[name]) for name, array in kept.items()]
     level = level_of(kept, again) if breaks(same) else CORE
@@ -131,13 +131,13 @@ class Cotangents:
             self.arrays[f"cotangent of {list(self.case.cotangents)[result]}, call {call + 1}"] = array
         return array
 
-    def handed_over(self) -> Iterator[tuple[str, np.ndarray, Any]]:
+    def pair_arrays(self) -> Iterator[tuple[str, np.ndarray, Any]]:
         """(name, as it was given, as the subject has it). Each call lays out every result's, in the case's order."""
         for (name, array), given in zip(self.arrays.items(), cycle(self.case.cotangents.values()), strict=False):
             yield name, given, array
 
 
-def handed_over(case: Case, inputs: Arrays, options: dict[str, Any]) -> Iterator[tuple[str, np.ndarray, Any]]:
+def pair_arrays(case: Case, inputs: Arrays, options: dict[str, Any]) -> Iterator[tuple[str, np.ndarray, Any]]:
     """(name, as it was given, as the subject has it) for inputs, and for arrays in masks and of dropout."""
     for name, array in case.inputs.items():
         yield name, array, inputs[name]

@@ -214,8 +214,8 @@ class Substance:
 def sampled_weights(case: Case, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The weights of some rows, all of them in a small case, and which of these have several keys."""
     B, H, Q, K = allowed.shape
-    queries = spread_out(Q, SAMPLE // (H * K))
-    elements = spread_out(B, SAMPLE // (H * K * queries.size))
+    queries = pick_indices(Q, SAMPLE // (H * K))
+    elements = pick_indices(B, SAMPLE // (H * K * queries.size))
     inputs = {name: case.inputs[name][elements] for name in ("query", "key")}
     inputs["query"] = inputs["query"][:, :, queries]
     inputs |= {name: case.inputs[name] for name in ("bias", "sinks") if name in case.inputs}
@@ -228,8 +228,8 @@ def sampled_weights(case: Case, allowed: np.ndarray) -> tuple[np.ndarray, np.nda
     return attention_weights(**wide, mask=Dense(visible), **options), visible.sum(-1) > 1
 
 
-def spread_out(count: int, limit: int) -> np.ndarray:
-    """So many indices at most, but one at least, from the first to the last."""
+def pick_indices(count: int, limit: int) -> np.ndarray:
+    """Return at most `limit` indices, but at least one, evenly spaced from the first to the last."""
     return np.linspace(0, count - 1, min(count, max(limit, 1))).astype(int)
 
 

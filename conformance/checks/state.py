@@ -201,13 +201,13 @@ def check_threads(subject: Subject, cases: Cases, shared: Shared) -> Findings:
     findings: Findings = []
     for caller, (case, own) in zip(callers, asked, strict=True):
         if caller.raised is not None:
-            findings.append(raised_in(caller, phase))
+            findings.append(thread_error_finding(caller, phase))
         for answers in caller.answers.values():
             findings += mark_phase(judge(case, answers, *own), phase)
     return findings
 
 
-def raised_in(caller: Caller, phase: Phase) -> Finding:
+def thread_error_finding(caller: Caller, phase: Phase) -> Finding:
     """What a thread's call raised; an error of the judge's own is raised here."""
     error = caller.raised
     if isinstance(error, WrongAnswer):

@@ -154,16 +154,16 @@ def save_replays(report: Report, replays: Path) -> tuple[dict[str, Any], str | N
 
 def known_usage(operation: str, given: dict[str, Any]) -> None:
     """Raise ValueError for wrong arguments that `check` itself does not refuse."""
-    from conformance.cases.declaration import check_names
+    from conformance.cases.declaration import validate_names
     from conformance.cases.facts import operations
     from conformance.checks.judged_rules import JUDGED
     from conformance.subjects.frameworks import FRAMEWORKS
 
-    check_names("operation", [operation], operations())
-    check_names("arrays", [given["arrays"] or "numpy"], FRAMEWORKS)
-    check_names("device", [given["device"]], ("cpu", "cuda"))
-    check_names("rule", given["rules"] or [], JUDGED)
-    check_names("profile", [given["profile"]], LEVELS)
+    validate_names("operation", [operation], operations())
+    validate_names("arrays", [given["arrays"] or "numpy"], FRAMEWORKS)
+    validate_names("device", [given["device"]], ("cpu", "cuda"))
+    validate_names("rule", given["rules"] or [], JUDGED)
+    validate_names("profile", [given["profile"]], LEVELS)
     if given["device"] == "cuda" and given["arrays"] == "torch":
         from conformance.cli.run import gpu_available
 

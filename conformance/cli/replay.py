@@ -42,7 +42,7 @@ def replay(
     except UNREADABLE as error:
         refuse(f"{file} cannot be replayed: {explain_error(error)}")
     given = Given(target, vjp, time_limit, isolate)
-    seen = [seen_again(content, given) for content in contents]
+    seen = [show_replay(content, given) for content in contents]
     raise typer.Exit(1 if any(seen) else 0)
 
 
@@ -65,7 +65,7 @@ def contents_of(file: Path) -> list[dict[str, Any]]:
     return found
 
 
-def seen_again(content: Any, given: Given) -> bool:
+def show_replay(content: Any, given: Given) -> bool:
     """Print the earlier result and the new one; return whether the new one violates the rule."""
     from conformance.checks.judged_rules import JUDGED
     from conformance.reports.content import clean_text

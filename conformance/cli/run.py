@@ -201,13 +201,13 @@ def one_run(pool: Any, plan: Plan, seed: int, found: Found) -> None:
 def trained_model(pool: Any, plan: Plan) -> dict[str, Any]:
     """Return the report's part about a trained model; print and return a reason if it is skipped."""
     from conformance.models.real import batches, missing_packages, sentences
-    from conformance.reports.real import MODEL, left_out_content, model_content
+    from conformance.reports.real import MODEL, model_content, skipped_model_content
 
     reason = f"{', '.join(missing_packages())} not installed" if missing_packages() else ""
     reason = reason if plan.device == "cpu" else "it runs on the CPU only"
     if reason:
         console.print(f"the trained model is skipped: {reason}")
-        return left_out_content(reason)
+        return skipped_model_content(reason)
     with bar(MODEL, len(batches())) as advance:
         results = pool.run_real(advance)
     return model_content(results, plan.names, len(sentences()))

@@ -101,12 +101,12 @@ def record_calls(
     """Watch the model; ValueError says in one line why it cannot be run on these tokens, and where."""
     from conformance.models.watching import watch
     from conformance.reports.content import OF_ARRAYS
-    from conformance.subjects.raised import raised_at
+    from conformance.subjects.raised import find_raising_line
 
     try:
         return watch(model, inputs, backward=backward)
     except Exception as error:
-        length, line = inputs["input_ids"].shape[1], raised_at(error, None)
+        length, line = inputs["input_ids"].shape[1], find_raising_line(error, None)
         most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         told = f"{type(model).__name__} cannot be run on {length} tokens: {explain_error(error)}"
         layer = next(iter(getattr(error, "__notes__", ())), None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from conformance.checks.catalogue import REFUSAL, UNSUPPORTED
-from conformance.checks.findings import heads_swapped
+from conformance.checks.findings import has_swapped_heads
 from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import rank
 from conformance.checks.results import Violation
@@ -86,7 +86,7 @@ class Cause:
     def has_other_layout(self) -> bool:
         """Whether heads and lengths seem to have changed places."""
         named = self.diagnosis is not None and self.diagnosis.mistake.lacks == "BHTD"
-        return named or any(heads_swapped(violation.finding) for violation in self.violations)
+        return named or any(has_swapped_heads(violation.finding) for violation in self.violations)
 
     @property
     def level(self) -> str:

@@ -41,7 +41,7 @@ def find_causes(results: Results, runner: Runner) -> list[Cause]:
     violations = [violation for (_, subject), violation in results.violations.items() if subject == runner.name]
     if not violations:
         return []
-    numeric = {id(one): one for one in violations if is_numeric(one)}
+    numeric = {id(one): one for one in violations if has_wrong_numbers(one)}
     found = [*group_others([one for one in violations if id(one) not in numeric])]
     of_state = [one for one in numeric.values() if one.rule == STATE_RULE]
     memory = [one for one in of_state if depends_on_layout(runner, one.check, one.example, one.level)]
@@ -55,7 +55,7 @@ def find_causes(results: Results, runner: Runner) -> list[Cause]:
     return sorted(found, key=lambda cause: (rank(cause.level), cause.kind != "mistake", -len(cause.violations)))
 
 
-def is_numeric(violation: Violation) -> bool:
+def has_wrong_numbers(violation: Violation) -> bool:
     """Whether numbers are wrong, in an answer to one call."""
     return violation.finding.kind == "value" and not violation.depends_on_state and violation.case is not None
 

@@ -38,7 +38,7 @@ MOST = 40
 """Failing and passing cases that are asked again, of each. The sketch of this method told mistakes apart with fewer."""
 NUMBERS = 2**19
 """Numbers of all of them together, failing or passing, at most."""
-SEVERAL = (AGREEMENT, EMPTY_ROWS, MEMORY, DESCRIPTION, SHAPES, PLANTED, TWIN, TOWERING)
+SINGLE_CALL_CHECKS = (AGREEMENT, EMPTY_ROWS, MEMORY, DESCRIPTION, SHAPES, PLANTED, TWIN, TOWERING)
 """Checks that compare the answers to one call with exact results."""
 
 
@@ -101,7 +101,7 @@ class Evidence:
             free[name] = self.free.get(name, False) | infinite | np.full(array.shape, scores)
             with np.errstate(all="ignore"):
                 answers[name] = np.where(free[name], right, array).astype(array.dtype)
-        weighed = weigh(Call.judged_by(self.case, self.call.exact, bounds), answers, self.probe, self.kept)
+        weighed = weigh(Call.make(self.case, self.call.exact, bounds), answers, self.probe, self.kept)
         return self if weighed is None else replace(weighed, free=free)
 
     @property
@@ -167,8 +167,9 @@ def collect_evidence(runner: Runner, kept: Iterable[KeptCase], always: Iterable[
     """Ask the subject some of the kept cases once more, and all of `always`, the smallest first."""
     chosen = [one for one in always if one.size <= MOST_NUMBERS]
     own = {id(one.example) for one in chosen}
+    others = [one for one in kept if one.check in SINGLE_CALL_CHECKS and id(one.example) not in own]
     for failed in (True, False):
-        found = [one for one in kept if one.failed == failed and one.check in SEVERAL and id(one.example) not in own]
+        found = [one for one in others if one.failed == failed]
         room = NUMBERS
         for one in sorted(found, key=order_by_turns(found))[:MOST]:
             room -= one.size
@@ -188,7 +189,7 @@ def order_by_turns(kept: Iterable[KeptCase]) -> Callable[[KeptCase], tuple[int, 
 
 def ask_kept(runner: Runner, kept: KeptCase) -> Evidence | None:
     """Ask one case again as its check did; None where the subject does not answer, or the check compares otherwise."""
-    if kept.check not in SEVERAL and kept.check != SPOILED_ROWS:
+    if kept.check not in SINGLE_CALL_CHECKS and kept.check != SPOILED_ROWS:
         return None
     example = kept.example
     case = example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
@@ -199,7 +200,7 @@ def ask_kept(runner: Runner, kept: KeptCase) -> Evidence | None:
     if kept.check == TOWERING:  # whose other gradients are as large as the scale, and compared with nothing
         exact = {name: one for name, one in exact.items() if name in ("output", gradient_name("value"))}
         answers = {name: array for name, array in answers.items() if name in exact}
-    return weigh(Call.judged_by(case, exact, bounds), answers, kept.probe, kept)
+    return weigh(Call.make(case, exact, bounds), answers, kept.probe, kept)
 
 
 def ask_fresh(runner: Runner, case: Case) -> Evidence | None:

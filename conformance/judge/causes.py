@@ -10,7 +10,7 @@ from conformance.checks.kept_cases import MOST_NUMBERS, KeptCase
 from conformance.checks.results import Results, Violation, keep_violation
 from conformance.checks.threshold import Threshold
 from conformance.diagnosis.cause import Cause
-from conformance.diagnosis.causes import find_causes, is_numeric, largest_error
+from conformance.diagnosis.causes import find_causes, has_wrong_numbers, largest_error
 from conformance.diagnosis.evidence import ask_kept
 from conformance.diagnosis.explanation import judge_mistake
 from conformance.judge.run import Settle, cut_down, keep_as_found
@@ -40,7 +40,8 @@ def explain_results(results: Results, runner: Runner, seconds: float, settle: Se
     if not seconds:
         return find_causes(results, runner)
     for key, violation in results.violations.items():
-        if violation.subject == runner.name and is_numeric(violation) and keep_violation(violation).size > MOST_NUMBERS:
+        numeric = violation.subject == runner.name and has_wrong_numbers(violation)
+        if numeric and keep_violation(violation).size > MOST_NUMBERS:
             results.violations[key] = cut_down(violation, runner, seconds)  # to be asked again
     causes = find_causes(results, runner)
     end = time.monotonic() + MANY * seconds

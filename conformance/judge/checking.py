@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from conformance.cases.declaration import EVERYTHING, Window, check_names
+from conformance.cases.declaration import EVERYTHING, Window, validate_names
 from conformance.cases.facts import operations
 from conformance.checks.judged_rules import CONTRACT, JUDGED
 from conformance.checks.levels import DEFAULT, LEVELS
@@ -97,9 +97,9 @@ def check(
     """
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
-    check_names("profile", [profile], LEVELS)
-    rules = None if rules is None else check_names("rules", rules, JUDGED)
-    check_names("operation", [operation], operations())
+    validate_names("profile", [profile], LEVELS)
+    rules = None if rules is None else validate_names("rules", rules, JUDGED)
+    validate_names("operation", [operation], operations())
     own = rules_of(operation)
     if rules and not own.intersection(rules):
         named = ", ".join(rule for rule in JUDGED if rule in own)
@@ -132,7 +132,7 @@ def check(
             shared.close()
     report = report_of(target, judgement, effort, time.monotonic() - start, profile)
     if report.conforms and not has_cases(report, rules):
-        raise ValueError(nothing_tried(report, rules))
+        raise ValueError(describe_empty_check(report, rules))
     return report
 
 
@@ -155,7 +155,7 @@ def has_cases(report: Report, rules: Collection[str] | None) -> bool:
     return any(cell.cases for rule, cell in report.rules.items() if (rule in rules if rules else rule != "CALL"))
 
 
-def nothing_tried(report: Report, rules: Collection[str] | None) -> str:
+def describe_empty_check(report: Report, rules: Collection[str] | None) -> str:
     chosen = f" of {', '.join(rules)}" if rules else ""
     why = f" ({report.left_out})" if report.left_out else ""
     return f"nothing was tried: there is no case{chosen} for {report.operation} within what {report.subject} takes{why}"

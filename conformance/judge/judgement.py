@@ -199,13 +199,13 @@ class Judgement:
         """The same in the same order; where that is ended early, all that workers have found is counted."""
         for index, probe in enumerate(probes):
             try:
-                self.ask_one(probe, self.tried_by(workers, index))
+                self.ask_one(probe, self.worker_results(workers, index))
             except BaseException:
                 for found in map(workers.read_outcome, range(index, len(probes))):
                     self.results.include(Results() if found is None else found.tried)
                 raise
 
-    def tried_by(self, workers: WorkerProcesses, index: int) -> Results | None:
+    def worker_results(self, workers: WorkerProcesses, index: int) -> Results | None:
         """What a worker has found with the probe; None where this process is to run it."""
         outcome = None if self.runner.overrun >= STUCK else workers.outcome(index, self.listen)
         self.listen()

@@ -109,7 +109,7 @@ def report_of(target: Target, judgement: Judgement, effort: str, seconds: float,
     causes = [name_target(cause, by_identity, target, limit) for cause in judgement.causes]
     violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))
     declaration, never_given = judgement.runner.declaration, judgement.runner.never_given
-    left_out, declared = judged_here(declaration)
+    left_out, declared = limit_declaration(declaration)
     told = "; ".join(filter(None, [left_out, describe_unreached(results, rules)]))
     return Report(
         target,
@@ -143,7 +143,7 @@ def describe_unreached(results: Results, rules: Mapping[str, Cell]) -> str:
     return f"{', '.join(names)} {are} not reached: {reason}" if names else ""
 
 
-def judged_here(declaration: Declaration) -> tuple[str, Declaration]:
+def limit_declaration(declaration: Declaration) -> tuple[str, Declaration]:
     """(what of it cannot be judged here and why, what can)."""
     if balls_available() or "float64" not in declaration.dtypes:
         return "", declaration

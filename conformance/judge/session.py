@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import cache, cached_property
 
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration, check_names
-from conformance.cases.signatures import parameters_never_given
+from conformance.cases.declaration import Declaration, validate_names
+from conformance.cases.signatures import describe_never_given
 from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import DEFAULT, LEVELS, ROBUST, STRICT, is_required
 from conformance.checks.results import Results
@@ -65,10 +65,10 @@ class JudgeSession:
         isolate: bool | None = None,
         shrink: bool = True,
     ) -> None:
-        check_names("effort", [effort], EFFORTS)
-        check_names("profile", [profile], LEVELS)
+        validate_names("effort", [effort], EFFORTS)
+        validate_names("profile", [profile], LEVELS)
         self.profile = profile
-        self.operation, self.rules = target.operation, check_names("rules", rules, JUDGED) if rules else None
+        self.operation, self.rules = target.operation, validate_names("rules", rules, JUDGED) if rules else None
         self.runner = runner_for(target, time_limit, isolate)
         self.target = target = self.runner.target or target
         shrinking = SHRINKING if shrink else 0.0
@@ -82,7 +82,7 @@ class JudgeSession:
     def never_given(self) -> str:
         """Which parameters of the function no case gives; empty where there are none."""
         names = self.runner.never_given
-        return parameters_never_given(names, self.operation) if names else ""
+        return describe_never_given(names, self.operation) if names else ""
 
     # --- what is asked ---
 

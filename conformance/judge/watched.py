@@ -16,7 +16,7 @@ from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name, is_gradient
 from conformance.cases.arrays import heads_and_keys, widths_of
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration, check_conventions
+from conformance.cases.declaration import Declaration, validate_conventions
 from conformance.cases.expectations import empty_rows
 from conformance.cases.features import features_of
 from conformance.checks.catalogue import AGREEMENT
@@ -38,7 +38,7 @@ from conformance.oracle.work import AFFORDABLE, ball_work
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import change_dtype
 from conformance.sampling.strategies import roundings
-from conformance.subjects.attention_calls import GIVEN, AttentionCall, CallSubject, case_of, form_given
+from conformance.subjects.attention_calls import GIVEN, AttentionCall, CallSubject, case_of, mask_form
 from conformance.subjects.subject import Subject
 from specification.dtypes import HALF
 
@@ -114,7 +114,7 @@ def judge_calls(calls: Iterable[AttentionCall], conventions: Mapping[str, str] |
     Raises:
         ValueError: Another convention, or an unknown value of one.
     """
-    chosen = check_conventions(conventions or {})
+    chosen = validate_conventions(conventions or {})
     others = [name for name in chosen if name not in CONVENTIONS]
     if others:
         raise ValueError(f"conventions: got {others[0]!r}, expected one of {', '.join(CONVENTIONS)}")
@@ -133,7 +133,7 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     if reason:
         return JudgedCall(call.layer, None, reason=reason)
     case, reason = remove_special_cotangents(case)
-    reason, given = reason or explain_missing_gradients(call), form_given(call, case)
+    reason, given = reason or explain_missing_gradients(call), mask_form(call, case)
     subject = CallSubject(call, case, conventions)
     runner, shared = Runner(subject), AGREEMENT.prepare(case)
     findings = [*level_empty_rows(runner, case, runner(AGREEMENT, case, shared)), *side_effect_findings(call)]
@@ -146,7 +146,7 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     rows, nans = wrong_in_output(subject, *shared, where)
     remarks = remark(subject, findings)
     alike = AlikeRunner(subject, case, shown)
-    rule = rule_told(runner, case, shown)
+    rule = rule_of_finding(runner, case, shown)
     unsteady = "" if rule else compare_again(runner, case, shown)
     rule = rule or ("ATT-13" if unsteady else find_rule(runner, replace(case), shown, alike, alike.look_for_needs()))
     rule = "ATT-10" if rule == "ATT-8" and no_number(worst(shown)) else rule
@@ -365,7 +365,7 @@ def wrong_in_output(
     return rows, int(np.count_nonzero(np.isnan(got) & ~np.isnan(exact.high) & looked_at))
 
 
-def rule_told(runner: Runner, case: Case, findings: list[Finding]) -> str:
+def rule_of_finding(runner: Runner, case: Case, findings: list[Finding]) -> str:
     """The rule that the worst finding alone tells, by its kind, its row or its digits; empty if it does not."""
     found = worst(findings)
     if found.kind != "value":

@@ -30,7 +30,7 @@ class Call:
     case: Case
 
     @classmethod
-    def judged_by(cls, case: Case, exact: dict[str, Exact], bounds: Results) -> Call:
+    def make(cls, case: Case, exact: dict[str, Exact], bounds: Results) -> Call:
         """A call whose check has exact results and bounds of its own, as those of a case's harmless twin."""
         call = cls(case)
         call.__dict__.update(exact=exact, bounds=bounds)

@@ -103,7 +103,7 @@ class Network(NamedTuple):
         outer, name = sides.pop("outer"), activation_of(case)
         factor = 1.0 if keep is None else keep.reshape(-1, len(outer[0]))
         x = wide["x"].reshape(-1, wide["x"].shape[-1])
-        return cls(case, x, sides, outer, hidden_by(ACTIVATIONS[name]), name, factor)
+        return cls(case, x, sides, outer, hidden_layer(ACTIVATIONS[name]), name, factor)
 
     @property
     def cotangent(self) -> Array:
@@ -142,7 +142,7 @@ class Network(NamedTuple):
         return {n: array.reshape(*lead, array.shape[-1]) if n in wide else array for n, array in found.items()}
 
 
-def hidden_by(activation: Callable[[Array], Array]) -> Callable[..., Array]:
+def hidden_layer(activation: Callable[[Array], Array]) -> Callable[..., Array]:
     """activation(inner), or activation(gate) * inner."""
     return lambda first, value=1.0: activation(first) * value
 
@@ -160,7 +160,7 @@ def change_network(change: Callable[..., Network | None]) -> Change:
 def take_activation(network: Network, asked: str, used: str) -> Network | None:
     if asked not in ("any", network.activation) or used == network.activation:
         return None
-    return network._replace(hide=hidden_by(ACTIVATIONS[used]))
+    return network._replace(hide=hidden_layer(ACTIVATIONS[used]))
 
 
 OVERFLOWING: dict[str, tuple[str, Callable[[Array], Array]]] = {
@@ -180,7 +180,7 @@ def overflow(network: Network, form: str) -> Network | None:
     def activate(x: Array) -> Array:
         return np.where(exponent(np.real(x)) > largest, complex(np.nan, np.nan), ACTIVATIONS[activation](x))
 
-    return network._replace(hide=hidden_by(activate))
+    return network._replace(hide=hidden_layer(activate))
 
 
 PRODUCTS: dict[str, Callable[[Callable[[Array], Array]], Callable[[Array, Array], Array]]] = {
@@ -338,7 +338,7 @@ def take_slope(call: Call, slope: str) -> Results | None:
         return np.where(x == 0, {"1 at 0": 1.0, "1/2 at 0": 0.5}.get(slope, right), 0.0 if slope == "0" else right)
 
     wrong = network._replace(
-        hide=hidden_by(lambda x: np.real(activate(np.real(x))) + 1j * np.imag(x) * take(np.real(x)))
+        hide=hidden_layer(lambda x: np.real(activate(np.real(x))) + 1j * np.imag(x) * take(np.real(x)))
     )
     return wrong.shape(wrong.gradients(network.hidden()))
 
@@ -451,7 +451,7 @@ MISTAKES = (*ACTIVATED, *PROJECTIONS, *GRADIENTS, *SILU)
 OWN = {mistake.id.removeprefix("feed_forward."): mistake for mistake in MISTAKES}
 
 
-def gate_mistake(mistake: Mistake) -> Mistake:
+def plant_in_gated_network(mistake: Mistake) -> Mistake:
     """The same, planted in the gated network."""
     return replace(mistake, operations=GATED, rule="FFN-2")
 
@@ -462,11 +462,11 @@ PLANTED = (
         ("gelu_tanh", "gelu"), ("gelu", "quick GELU, x * sigmoid(1.702 x),"),
         ("gelu_tanh", "gelu_tanh with the constant 0.0447"), ("relu", "a leaky relu (0.01)"),
         ("relu", "relu cut off at 6"), ("silu", "quick GELU, x * sigmoid(1.702 x),"))),
-    *(gate_mistake(OWN["activation"].choose(asked=asked, used=used)) for asked, used in (
+    *(plant_in_gated_network(OWN["activation"].choose(asked=asked, used=used)) for asked, used in (
         ("gelu_tanh", "gelu"), ("silu", "quick GELU, x * sigmoid(1.702 x),"))),
     *(OWN["product"].choose(product=product) for product in tuple(PRODUCTS)[1:4]),
-    *(gate_mistake(OWN["biases-ignored"].choose(of=of)) for of in ("outer", "gate, inner")),
-    gate_mistake(OWN["dropout"].choose()),
+    *(plant_in_gated_network(OWN["biases-ignored"].choose(of=of)) for of in ("outer", "gate, inner")),
+    plant_in_gated_network(OWN["dropout"].choose()),
     OWN["past-size"].choose(first=16384),
     OWN["past-size"].choose(what="columns of x", first=512),
     OWN["past-size"].choose(what="columns of the output", first=1024),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from conformance.cases.arguments import expected_dtype
@@ -14,6 +13,7 @@ from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS, replace_kernel_
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Mistake
 from conformance.oracle.reference import evaluate_definition
+from conformance.sampling.strategies import numpy_dtype
 from conformance.subjects.subject import Answers, NumpySubject
 
 
@@ -40,11 +40,7 @@ class PlantedSubject(NumpySubject):
         if not case.with_logsumexp and not {*KERNEL_ARGUMENTS} & case.inputs.keys():
             return super().__call__(case)
         exact = evaluate_definition(replace_kernel_arguments(case))
-        return {name: one.high.astype(dtype_named(expected_dtype(name, case))) for name, one in exact.items()}
-
-
-def dtype_named(name: str) -> Any:
-    return ml_dtypes.bfloat16 if name == "bfloat16" else name
+        return {name: one.high.astype(numpy_dtype(expected_dtype(name, case))) for name, one in exact.items()}
 
 
 @dataclass(frozen=True)

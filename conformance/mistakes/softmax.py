@@ -265,7 +265,7 @@ def exponentiate(call: Call, low: np.ndarray, guard: float, form: np.finfo[Any])
     changed, unsure = beyond | none | faded, high & ~beyond | few
     if lse:
         wrong, changed, unsure = low + np.log(total), changed[..., 0], unsure[..., 0]
-        return add_doubt(call, {"output": np.where(changed, wrong[..., 0], call.right["output"])}, unsure)
+        return predict_except_rows(call, {"output": np.where(changed, wrong[..., 0], call.right["output"])}, unsure)
     output = s.weigh_values(weights) if s.operation == "attention" else weights
     results = {"output": np.where(changed, output, call.right["output"])}
     graded = call.case.cotangents and not call.case.special and not s.with_logsumexp and s.sinks is None
@@ -274,11 +274,11 @@ def exponentiate(call: Call, low: np.ndarray, guard: float, form: np.finfo[Any])
         mean = call.cotangent() * output if s.operation == "attention" else call.cotangent() * weights
         mean = np.where(sums < guard, 0, mean.sum(axis=-1, keepdims=True))
         results |= s.sum_gradients(s.pull_back(call.case.cotangents, weights, mean=mean), call.case.inputs)
-    return add_doubt(call, results, unsure)
+    return predict_except_rows(call, results, unsure)
 
 
-def add_doubt(call: Call, results: Results, unsure: np.ndarray) -> Prediction:
-    """Say nothing of these rows of the output."""
+def predict_except_rows(call: Call, results: Results, unsure: np.ndarray) -> Prediction:
+    """Predict the results, but for rows of the output in which they are unsure."""
     found = add_bounds(call, results)
     return found._replace(bounds=found.bounds | {"output": np.where(unsure, np.inf, found.bounds["output"])})
 

@@ -92,7 +92,7 @@ def swallow(call: Call, where: str, number: float) -> Results | None:
     return {"output": np.where(np.isnan(output), number, output) if where == "output" else output}
 
 
-def spread(call: Call, over: str) -> Results | None:
+def spread_nan(call: Call, over: str) -> Results | None:
     output = call.right["output"]
     spoiled = np.isnan(output).any(axis=-1 if over == "row" else (1, 2, 3), keepdims=True)
     return {"output": np.where(spoiled, np.nan, output)} if spoiled.any() else None
@@ -116,7 +116,7 @@ MISTAKES = tuple(
          merge_unseen, ("merge_attention",), {}),
         ("swallowed", "ATT-10", "NaN in the {where} becomes {number:g}", swallow, ("attention",),
          {"where": ("output", "weights", "values"), "number": (0.0, 65504.0)}),
-        ("spread", "ATT-10", "NaN in one element of the output makes the whole {over} NaN", spread, ("attention",),
+        ("spread", "ATT-10", "NaN in one element of the output makes the whole {over} NaN", spread_nan, ("attention",),
          {"over": ("row", "batch element")}),
         ("weights-of-0-skipped", "ATT-10", "values of weight 0 are skipped", skip_weights_of_0, ("attention",), {}),
     )

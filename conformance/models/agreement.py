@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases.declaration import check_names
+from conformance.cases.declaration import validate_names
 from conformance.checks.comparison import compare
 from conformance.models.error_propagation import carried_bound
 from conformance.models.local import cast
@@ -97,7 +97,7 @@ def comparable_packages(packages: Iterable[str], dtype: str) -> list[str]:
     """Packages whose errors in that dtype say something: the definition in float64 is what others are compared with."""
     return [
         package
-        for package in check_names("packages", packages, IMPLEMENTATIONS)
+        for package in validate_names("packages", packages, IMPLEMENTATIONS)
         if (package, dtype) != (DEFINITION, "float64")
     ]
 

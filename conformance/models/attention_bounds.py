@@ -20,7 +20,7 @@ from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norms
 from conformance.bounds import layers
 from conformance.bounds.arithmetic import Approx, Precision, add, exact, round_output
-from conformance.bounds.reading import joined_heads, pairs, split_heads
+from conformance.bounds.reading import concatenate_heads, pairs, split_heads
 from conformance.bounds.rotary import pair_columns, rotation
 from reference_numpy import materialize
 from reference_numpy.blocks import attention_options, key_heads, windowed
@@ -76,13 +76,9 @@ def norm_input(norm: Norm, x: Approx, configuration: Configuration, p: Precision
     )
 
 
-def flatten_rows(x: Approx) -> Approx:
-    return x.reshape(-1, x.value.shape[-1])
-
-
 def norm_of(norm: Norm, x: Approx, configuration: Configuration, p: Precision) -> Approx:
     """The norm over the last axis."""
-    rows = flatten_rows(x)
+    rows = layers.flatten_rows(x)
     n = norm_input(norm, rows, configuration, p)
     own = norms.forward(n.kind, rows.value, n.weight, n.bias, n.eps, p)
     # The last roundings are of what was moved, too.
@@ -94,7 +90,7 @@ def norm_gradients(
     norm: Norm, x: Approx, cotangent: Approx, configuration: Configuration, p: Precision
 ) -> tuple[Norm, Approx]:
     """Bounds of the gradients of weight and bias, each an Approx, and of x."""
-    rows, bars = flatten_rows(x), flatten_rows(cotangent)
+    rows, bars = layers.flatten_rows(x), layers.flatten_rows(cotangent)
     n = norm_input(norm, rows, configuration, p)
     own = norms.gradients(n.kind, rows.value, n.weight, bars.value, n.eps, p)
     inner, inner_off = np.abs(bars.value) * n.weight.size, bars.error * n.weight.size
@@ -175,14 +171,14 @@ def part_gradients(
     """Of the projection, of the norm and of x, each array an Approx."""
     bar, norm_gradient = rotate_approx(round_output(cotangent, p), part.rotary, -1, p), None
     if part.norm is None:
-        bar = joined_heads(bar)
+        bar = concatenate_heads(bar)
     elif part.whole:
-        norm_gradient, bar = norm_gradients(part.norm, part.columns, joined_heads(bar), configuration, p)
+        norm_gradient, bar = norm_gradients(part.norm, part.columns, concatenate_heads(bar), configuration, p)
         bar = round_output(bar, p)
     else:
         columns = split_heads(part.columns, part.heads)
         norm_gradient, bar = norm_gradients(part.norm, columns, bar, configuration, p)
-        bar = joined_heads(round_output(bar, p))
+        bar = concatenate_heads(round_output(bar, p))
     x_gradient, weight, bias = layers.linear_gradients(exact(x), exact(part.projection.weight), bar, p)
     return Linear(weight, None if part.projection.bias is None else bias), norm_gradient, x_gradient
 
@@ -216,7 +212,7 @@ def attending(
         factor=None if keep is None else np.where(keep, 1 / (1 - options["dropout_rate"]), 0.0),
         empty_rows=options["empty_rows"], p=u,
     )  # fmt: skip
-    heads = joined_heads(round_output(forward, u))
+    heads = concatenate_heads(round_output(forward, u))
     if given is None:
         return result_error(linear(p.output, heads, u), dtype)
     weight, output_bias = layers.parameter_gradients(heads, given, u)

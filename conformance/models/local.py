@@ -35,7 +35,7 @@ def cast(array: Any, dtype: str) -> Any:
     return array.astype(dtype) if str(array.dtype) in FLOATING else array
 
 
-def spread(parameters: Any, names: tuple[str, ...]) -> dict[str, Any]:
+def projection_arrays(parameters: Any, names: tuple[str, ...]) -> dict[str, Any]:
     """The arrays of projections, as cases name them."""
     found: dict[str, Any] = {}
     for name in names:
@@ -58,7 +58,7 @@ PROJECTIONS = ("query", "key", "value", "output")
 
 
 def attention_case(dtype: str, parameters: Any, query: Any, key: Any, value: Any, cotangent: Any, options: Any) -> Case:
-    inputs = {"query": query, "key": key, "value": value} | spread(parameters, PROJECTIONS)
+    inputs = {"query": query, "key": key, "value": value} | projection_arrays(parameters, PROJECTIONS)
     options = dict(options)
     if options.get("dropout_keep") is None:
         options.pop("dropout_rate", None)
@@ -100,7 +100,7 @@ def forward_case(
     dtype: str, p: FeedForward | GatedFeedForward, x: Any, dropout: Any, configuration: Any, cotangent: Any = None
 ) -> Case:
     operation = "gated_feed_forward" if isinstance(p, GatedFeedForward) else "feed_forward"
-    inputs = {"x": x} | spread(p, p._fields)
+    inputs = {"x": x} | projection_arrays(p, p._fields)
     options = {} if dropout is None else {"dropout_keep": dropout.keep, "dropout_rate": dropout.rate}
     return case_of(dtype, operation, inputs, cotangent, activation=configuration.activation, **options)
 

@@ -15,12 +15,12 @@ from conformance.cases.arrays import heads_and_keys
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, declaration_of
 from conformance.cases.features import unsupported_features
-from conformance.cases.signatures import Signature, names_taken, signature_of
+from conformance.cases.signatures import Signature, parameter_names, signature_of
 from conformance.subjects.attention_calls import AXES, describe_returned
 from conformance.subjects.callables import load
-from conformance.subjects.conventions import dense_mapped, drop_offset, invert_mask
+from conformance.subjects.conventions import drop_offset, invert_mask, map_dense_masks
 from conformance.subjects.frameworks import TorchArrays
-from conformance.subjects.mask_descriptions import described_for
+from conformance.subjects.mask_descriptions import plainest_description
 from reference_numpy import materialize
 from specification import Dense
 from specification.dtypes import dtype_name
@@ -64,7 +64,7 @@ def implementation(attention: str) -> str:
     for name, registered in functions.items():
         if registered is function and name in AttentionMaskInterface._global_mapping:
             return name
-    if not names_taken(function)[0]:
+    if not parameter_names(function)[0]:
         raise ValueError(
             f"{attention} names no parameters: name those of attention, or those of transformers' attention interface"
         )
@@ -85,7 +85,7 @@ def refuse_other_parameters(attention: str, function: Callable[..., Any]) -> Non
 
 def follows_interface(function: Callable[..., Any]) -> bool:
     """Whether a function has the signature of `transformers`' attention interface."""
-    return bool(names_taken(function)[0] & INTERFACE)
+    return bool(parameter_names(function)[0] & INTERFACE)
 
 
 def adapt_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,13 +108,13 @@ def adapt_function(function: Callable[..., Any]) -> Callable[..., Any]:
         if "scale" not in declared and is_default_scale(options["scale"], query):
             options["scale"] = None
         case = outline(query, key, value, options, declared)
-        options["mask"] = mask_given(options["mask"], case, declared, query.device)
+        options["mask"] = convert_mask(options["mask"], case, declared, query.device)
         refuse_lacking(signature, options)
         refuse_undeclared(case, declared)
         given = {"query": query, "key": key, "value": value}
         if length_first:
             given = {name: tensor.transpose(1, 2) for name, tensor in given.items()}
-        positional, keywords = signature.bound(*arguments("attention", given, options))
+        positional, keywords = signature.bind_arguments(*arguments("attention", given, options))
         output = function(*positional, **keywords)
         if not isinstance(output, type(query)) or output.ndim != 4:
             raise TypeError(
@@ -134,7 +134,8 @@ def outline(query: Any, key: Any, value: Any, options: dict[str, Any], declared:
     inputs = {name: placeholder_array(tensor) for name, tensor in given.items() if tensor is not None}
     (B, _, Q, _), K, mask = query.shape, key.shape[2], options["mask"]
     mask = map_arrays(mask, TorchArrays().numpy)
-    own = {"mask": described_for(declared, mask, B, Q, K), "scale": options["scale"], "softcap": options["softcap"]}
+    mask = plainest_description(declared, mask, B, Q, K)
+    own = {"mask": mask, "scale": options["scale"], "softcap": options["softcap"]}
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     cotangents = {"output": inputs["value"]} if differentiated else {}
     return Case("attention", dtype_name(query), inputs, own, cotangents)
@@ -145,7 +146,7 @@ def placeholder_array(tensor: Any) -> np.ndarray:
     return np.broadcast_to(np.float32(0), tuple(tensor.shape))
 
 
-def mask_given(mask: Any, case: Case, declared: Declaration, device: Any) -> Any:
+def convert_mask(mask: Any, case: Case, declared: Declaration, device: Any) -> Any:
     """The mask as the function takes it: a description of tensors, a boolean tensor, or None.
 
     A function of boolean arrays gets one even where every pair is allowed, if it takes any at all.
@@ -161,7 +162,7 @@ def mask_given(mask: Any, case: Case, declared: Declaration, device: Any) -> Any
         H, _, Q, K = heads_and_keys(case)
         found = Dense(materialize(found, Q, K, batch=case.inputs["query"].shape[0], heads=H))
     if declared.convention("polarity") == "masked":
-        found = dense_mapped(found, invert_mask)
+        found = map_dense_masks(found, invert_mask)
     found = map_arrays(found, lambda array: torch.as_tensor(array, device=device))
     return found if "structured" in declared or found is None else found.array
 

@@ -196,7 +196,7 @@ def forced_steps(package: str, framework: Framework, parameters: Any, oracle: Or
         if not np.array_equal(framework.numpy(result), answer, equal_nan=answer.dtype.kind == "f"):
             changed = Finding(name, np.inf, detail=ChangedLater())
             found.append(StepFinding(name, step, changed, answer))
-    return found + left_out([step.name for step in found if step.finding.kind != "changed_later"], oracle)
+    return found + check_step_counts([step.name for step in found if step.finding.kind != "changed_later"], oracle)
 
 
 def check_sources(name: str, oracle: Oracle, exactly: tuple[Any, ...], sources: tuple[Source, ...]) -> Finding | None:
@@ -207,7 +207,7 @@ def check_sources(name: str, oracle: Oracle, exactly: tuple[Any, ...], sources: 
     return None
 
 
-def left_out(names: list[str], oracle: Oracle) -> list[StepFinding]:
+def check_step_counts(names: list[str], oracle: Oracle) -> list[StepFinding]:
     """Steps of the definition that were not taken, or taken more than once."""
     counts = {name: names.count(name) for name in oracle.taken}
     return [

@@ -48,7 +48,7 @@ def catch_fault(fault: Planted, cases: Iterable[Bridged]) -> Catch:
     wrong, right = fault.make(), fault.make_right() or NumpySubject()
     catch = Catch(fault)
     for case in cases:
-        parts = outputs_asked(wrong, fault.operation, case.translation)
+        parts = choose_outputs(wrong, fault.operation, case.translation)
         answer = try_outputs(right, parts) if parts else None
         if answer is None or not is_accepted(case, answer):
             continue
@@ -61,7 +61,7 @@ def catch_fault(fault: Planted, cases: Iterable[Bridged]) -> Catch:
     return catch
 
 
-def outputs_asked(subject: Subject, operation: str, translation: Translation) -> Translation:
+def choose_outputs(subject: Subject, operation: str, translation: Translation) -> Translation:
     """The outputs that the operation computes, if the subject takes the case."""
     return {
         name: part

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from conformance.cases.declaration import EVERYTHING, Declaration
-from conformance.checks.catalogue import taken_as_array
+from conformance.checks.catalogue import takes_described_arrays
 from conformance.checks.probe import Probe
 from conformance.operations import OPERATIONS
 from conformance.operations.common import determinism_probe, memory_probes, some_gradients_probe, state_probes
@@ -16,7 +16,7 @@ from conformance.operations.judged_operation import JudgedOperation
 def catalogue(declaration: Declaration = EVERYTHING) -> list[Probe]:
     """Return every probe, with cases that are within the declaration; some may have none."""
     probes = [probe for operation in OPERATIONS.values() for probe in probes_for(operation, declaration)]
-    return [probe for probe in probes if taken_as_array(probe.check, declaration)]
+    return [probe for probe in probes if takes_described_arrays(probe.check, declaration)]
 
 
 def probes_for(operation: JudgedOperation, declaration: Declaration) -> Iterator[Probe]:

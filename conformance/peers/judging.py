@@ -39,7 +39,7 @@ from conformance.judge.judgement import Claim, Judgement
 from conformance.judge.run import cut_down, run_probe, settle_all, violation
 from conformance.operations.refusals import refusals_of
 from conformance.peers import probes as own
-from conformance.peers.peer import Peer, keep_case, takes_anything
+from conformance.peers.peer import Peer, return_case, takes_anything
 from conformance.runner.in_process import Runner
 from conformance.runner.in_subprocess import SubprocessRunner
 from conformance.sampling.draws import Rows
@@ -299,7 +299,7 @@ class PeerJudgement(Judgement):
         return self.peer.takes(case) and self.expects_answer(case) and self.fits(case)
 
     def fits(self, case: Case) -> bool:
-        if self.peer.fitted is keep_case:
+        if self.peer.fitted is return_case:
             return True
         with contextlib.suppress(ValueError, IndexError):
             fitted = self.peer.fitted(case).inputs

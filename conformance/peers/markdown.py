@@ -13,7 +13,7 @@ from conformance.peers.rows import (
     Run,
     columns,
     describe_accepted,
-    kept_by,
+    kept_profile,
     legend,
     runs,
     sign,
@@ -101,7 +101,7 @@ def table(rows: Sequence[Row], numbers: Sequence[Run]) -> Iterator[str]:
     yield row("---", *[":-:"] * (len(headings) + 2))
     for one in rows:
         number = numbers.index(one.run) + 1
-        yield row(escape_markdown(one.path), str(number), kept_by(one), *(sign(one, name) for name in headings))
+        yield row(escape_markdown(one.path), str(number), kept_profile(one), *(sign(one, name) for name in headings))
 
 
 def divergences(rows: Sequence[Row], heading: str) -> Iterator[str]:

@@ -43,13 +43,13 @@ def matrix(
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
     reports = []
-    for peer in list(chosen(only, say)):
+    for peer in list(choose_peers(only, say)):
         reports.append(judge_peer(peer, effort, seed, progress))
         say(f"{peer.name}: {len(reports[-1].violations)} divergences in {reports[-1].seconds:.0f} s")
     return reports
 
 
-def chosen(only: Collection[str], say: Callable[[str], None]) -> Iterator[Peer]:
+def choose_peers(only: Collection[str], say: Callable[[str], None]) -> Iterator[Peer]:
     for peer in PEERS:
         named = any(part in peer.name for part in split_names(only))
         if only and not named:

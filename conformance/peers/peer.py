@@ -24,7 +24,7 @@ def takes_anything(case: Case) -> bool:
     return True
 
 
-def keep_case(case: Case) -> Case:
+def return_case(case: Case) -> Case:
     return case
 
 
@@ -53,7 +53,7 @@ class Peer:
     isolated: bool = False
     given: dict[str, Any] = field(default_factory=dict)
     takes: Callable[[Case], bool] = takes_anything
-    fitted: Callable[[Case], Case] = keep_case
+    fitted: Callable[[Case], Case] = return_case
     documented: tuple[str, ...] = ()
     slow: str = ""
     time_limit: float = 60.0

@@ -213,7 +213,7 @@ def describe_remark(remark: DtypeRemark) -> str:
 # --- what a table shows of it -----------------------------------------------------------------------------------------
 
 
-def rules_asked(rows: Sequence[Row]) -> list[str]:
+def list_rules(rows: Sequence[Row]) -> list[str]:
     """In the specification's order; the plain call itself only where it fails."""
     return [
         rule
@@ -224,11 +224,11 @@ def rules_asked(rows: Sequence[Row]) -> list[str]:
 
 def columns(rows: Sequence[Row]) -> list[str]:
     """Every level, and after it the rules that have it as a whole, or but for some part."""
-    rules = rules_asked(rows)
+    rules = list_rules(rows)
     return [name for level in LEVELS for name in (level, *(rule for rule in rules if least_level(rule) == level))]
 
 
-def kept_by(row: Row) -> str:
+def kept_profile(row: Row) -> str:
     """The highest profile that a path keeps; a dash where it keeps none, or not everything was tried.
 
     It claims to refuse nothing, so what it accepts counts for none.

@@ -21,7 +21,7 @@ from conformance.peers.rows import (
     State,
     columns,
     describe_accepted,
-    kept_by,
+    kept_profile,
     runs,
     state_in,
 )
@@ -50,7 +50,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
     for column in headings:
         made.add_column(column.replace("-", "\n"), justify="center")
     for row in rows:
-        made.add_row(Text(row.path), Text(kept_by(row)), *(sign(state_in(row, column)) for column in headings))
+        made.add_row(Text(row.path), Text(kept_profile(row)), *(sign(state_in(row, column)) for column in headings))
     return made
 
 

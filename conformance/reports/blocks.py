@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from conformance.cases.signatures import MASK_REQUIRED, parameters_never_given
+from conformance.cases.signatures import MASK_REQUIRED, describe_never_given
 from conformance.checks.judged_rules import CONTRACT
 from conformance.checks.levels import is_required
 from conformance.reports.causes import (
@@ -21,12 +21,12 @@ from conformance.reports.causes import (
 )
 from conformance.reports.content import Content, real
 from conformance.reports.sentences import levels_line
-from conformance.reports.subjects import rules_listed
+from conformance.reports.subjects import rules_of_operation
 
 DECLARE = "if it is not meant to support this, say so:"
 REFUSE = "if it is not meant to support this, let it raise an error, and say so:"
 INTENDED = "if this is meant to be so, say so:"
-MEND = "let it raise an error for such a call, or take the argument out of its signature, where it has one of its own"
+FIX = "let it raise an error for such a call, or take the argument out of its signature, where it has one of its own"
 OTHER_LAYOUT = "its arrays seem to be [batch, length, heads, width]; if so, judge it again with:"
 ADVICE = {"supports": DECLARE, "lacks": REFUSE, "conventions": INTENDED, "layout": OTHER_LAYOUT}
 """When the options that a cause may be declared by are right, by what they are."""
@@ -75,7 +75,7 @@ def rows(cause: Content, subject: Content | None = None) -> list[tuple[str, str]
     if declared is not None:
         found += label_lines("declare", [ADVICE[declared[0]], declared[1]])
     if violation["kind"] == "unrefused":
-        found.append(("mend", MEND))
+        found.append(("fix", FIX))
     if violation["replay_command"] is not None:
         found.append(("replay", violation["replay_command"]))
     return found
@@ -116,10 +116,10 @@ def describe_guess(subject: Content) -> str:
     return f"arrays: {subject['arrays']}, a guess: {why}; --arrays names others" if why else ""
 
 
-def never_given(subject: Content) -> str:
+def never_given_line(subject: Content) -> str:
     """Name the parameters that no test case passed; empty if there are none, as in older reports."""
     names = subject.get("never_given") or ()
-    return parameters_never_given(names, subject["operations"][0]) if names else ""
+    return describe_never_given(names, subject["operations"][0]) if names else ""
 
 
 def levels(subject: Content) -> str:
@@ -131,7 +131,7 @@ def levels(subject: Content) -> str:
         return ""
     told, untried = levels_line(subject["levels"]), subject["untried"]
     listed = {rule["rule"] for rule in subject["rules"]}
-    chosen = any(not listed.issuperset(rules_listed(operation)) for operation in subject["operations"])
+    chosen = any(not listed.issuperset(rules_of_operation(operation)) for operation in subject["operations"])
     if subject["kept"] is None and chosen:
         return f"Profile {subject['profile']}. {told}, of the rules that were chosen"
     told = f"Profile {subject['profile']}. {told}"
@@ -149,7 +149,7 @@ def exceeds_profile(rule: Content, subject: Content) -> bool:
     return violated and not is_required(rule["level"], subject["profile"])
 
 
-def rules_not_tried(subject: Content) -> str:
+def describe_untried_rules(subject: Content) -> str:
     """Count and name the rules of the operation that were not tried; empty if all were."""
     rules = [rule for rule in subject["rules"] if rule["rule"] != CONTRACT.id]
     untried = [rule["rule"] for rule in rules if rule["status"] == "untried"]
@@ -169,7 +169,7 @@ def notes(subject: Content) -> list[Note]:
     told = {
         "headline": summary(subject),
         "guess": describe_guess(subject),
-        "skipped": never_given(subject),
+        "skipped": never_given_line(subject),
         "masked": MASK_REQUIRED if (subject["declaration"] or {}).get("mask_required") else "",
         "left-out": subject["left_out"],
         "message": untried and f"The judge could not try everything: {untried}",

@@ -229,14 +229,14 @@ def passed_arrays(violation: Violation) -> str | None:
     """Return which arrays the judge passed, if the plainest call fails and its error speaks of arrays of some kind."""
     if violation.rule != "CALL" or violation.case is None or violation.target is None:
         return None
-    if not OF_ARRAYS.search(told_of_arrays(violation.finding)):
+    if not OF_ARRAYS.search(failure_words(violation.finding)):
         return None
     own = violation.target.arrays or "numpy"
     others = [arrays for arrays in ARRAYS if arrays != own]
     return f"the judge called it with {ARRAYS.get(own, own)}; --arrays {' or '.join(others)} for others"
 
 
-def told_of_arrays(finding: Finding) -> str:
+def failure_words(finding: Finding) -> str:
     """Return the words of a failed call that may speak of arrays: an error's, or the type of what was returned."""
     match finding.detail:
         case Raised(error, text) if error not in UNCALLED:

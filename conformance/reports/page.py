@@ -16,6 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from conformance.reports.blocks import (
+    describe_untried_rules,
     error,
     exceeds_profile,
     format_expected,
@@ -25,7 +26,6 @@ from conformance.reports.blocks import (
     notes,
     refuses_all,
     requires_rule,
-    rules_not_tried,
     worst_line,
 )
 from conformance.reports.blocks import (
@@ -55,7 +55,7 @@ def page(report: Content) -> str:
     names = [subject["name"] for subject in report["subjects"] if not subject["peer"]]
     helpers: dict[str, Any] = {"pictures": pictures, "ratio": ratio, "real": real, "status": status}
     helpers |= {"where": format_place, "got": got, "expected": format_expected, "error": error}
-    helpers |= {"notes": notes, "not_tried": rules_not_tried, "heading": heading}
+    helpers |= {"notes": notes, "not_tried": describe_untried_rules, "heading": heading}
     helpers |= {"worst_line": worst_line, "facts": facts}
     helpers |= {"described": describe_worst, "title": ", ".join(names) or f"conformance {report['command']}"}
     helpers |= {"layers": layer_rows, "parts": " / ".join(PARTS), "cosine": smallest_cosine, "step_ratio": step_ratio}

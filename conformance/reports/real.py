@@ -35,7 +35,7 @@ def model_content(results: Sequence[RealResult], packages: Sequence[str], senten
     return empty() | {"sentences": sentences, "conforms": conforms, "implementations": implementations}
 
 
-def left_out_content(reason: str) -> Content:
+def skipped_model_content(reason: str) -> Content:
     """Return the part of a skipped model, which counts in no verdict."""
     return empty() | {"left_out": clean_text(reason)}
 

@@ -39,7 +39,7 @@ def checked_content(report: Report, replays: Path | None, *, peer: bool = False)
             content["violation"] = content["violation"] | {"replay": None}
     violations.sort(key=lambda content: list(JUDGED).index(content["rule"]))
     target, chosen = report.target, report.chosen
-    rules = [rule for rule in ("CALL", *rules_listed(report.operation)) if not chosen or rule in chosen]
+    rules = [rule for rule in ("CALL", *rules_of_operation(report.operation)) if not chosen or rule in chosen]
     operations = [target.operation]
     return subject_content(
         target,
@@ -65,7 +65,7 @@ def cause_with_violation(cause: Cause, replays: Path | None, *, titled: bool = F
     return cause_content(cause) | {"violation": violation_content(cause.lead, path)}
 
 
-def rules_listed(operation: str) -> list[str]:
+def rules_of_operation(operation: str) -> list[str]:
     """Return the rules of a function that has this operation alone."""
     from conformance.operations.probes import PROBES
 

@@ -12,13 +12,13 @@ from rich.text import Text
 
 from conformance.checks.results import Cell, Results, Substance, Violation
 from conformance.reports.blocks import (
+    describe_untried_rules,
     exceeds_profile,
     heading,
     notes,
     refuses_all,
     requires_rule,
     rows,
-    rules_not_tried,
 )
 from conformance.reports.content import Content, real
 from conformance.reports.sentences import describe_finding, describe_worst
@@ -159,7 +159,7 @@ def subject_table(subject: Content) -> Table:
     dtypes = FLOATING if subject["declaration"] is None else subject["declaration"]["dtypes"]
     wide = [dtype for dtype in dtypes if dtype not in HALF]
     alike = len(wide) in (0, len(dtypes))
-    table = Table(title=RATIOS + dtypes_judged(dtypes, wide), title_justify="left")
+    table = Table(title=RATIOS + describe_ratio_dtypes(dtypes, wide), title_justify="left")
     for column in ("rule", ""):
         table.add_column(column)
     for column in ("cases", "worst"):
@@ -175,7 +175,7 @@ def subject_table(subject: Content) -> Table:
     return table
 
 
-def dtypes_judged(dtypes: Sequence[str], wide: Sequence[str]) -> str:
+def describe_ratio_dtypes(dtypes: Sequence[str], wide: Sequence[str]) -> str:
     """Say in which dtypes a table's ratios are. wide: those of the first one, if there are two."""
     if {*dtypes} == {*FLOATING}:
         return ALL_DTYPES
@@ -215,6 +215,6 @@ def subject_report(subject: Content, seed: int | None) -> RenderableType:
     what = "conforms" if subject["conforms"] else violates
     style = "bold green" if subject["conforms"] else "bold red"
     told = "" if seed is None else f", seed {seed}"
-    left = "" if subject["untried"] else rules_not_tried(subject)
+    left = "" if subject["untried"] else describe_untried_rules(subject)
     last = f"{subject['name']} {what}; {cases} case{'s' * (cases != 1)}{told}{left and f'; {left}'}."
     return Group(*parts, Text(last, style=style))

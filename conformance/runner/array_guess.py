@@ -59,12 +59,12 @@ def make_subject(target: Target, time_limit: float | None) -> tuple[Target, Subj
 
 def guess_arrays(function: Callable[..., Any]) -> tuple[str, str] | None:
     """Return the framework's name and what names it; None if nothing names one alone."""
-    used = named_by_code(function)
+    used = frameworks_of_code(function)
     evidence = {
-        "its annotations name {}": named_by_annotations(function),
+        "its annotations name {}": frameworks_of_annotations(function),
         "it comes from {}": frameworks([function]),
         "its code uses {}": used,
-        "its module imports {}": used | imported_beside(function),
+        "its module imports {}": used | frameworks_of_imports(function),
     }
     alone = ((next(iter(found)), why) for why, found in evidence.items() if len(found) == 1)
     return next(((arrays, why.format(arrays)) for arrays, why in alone), None)
@@ -86,7 +86,7 @@ def packages(value: Any) -> Iterator[str]:
             yield home.partition(".")[0]
 
 
-def imported_beside(function: Any) -> set[str]:
+def frameworks_of_imports(function: Any) -> set[str]:
     """Return the frameworks of what the function's module has not defined itself."""
     function = unwrap_function(function)
     home, names = getattr(function, "__module__", None), getattr(function, "__globals__", {})
@@ -103,7 +103,7 @@ def unwrap_function(function: Any) -> Any:
     return getattr(function, "__func__", function)
 
 
-def named_by_annotations(function: Any) -> set[str]:
+def frameworks_of_annotations(function: Any) -> set[str]:
     function = unwrap_function(function)
     names = getattr(function, "__globals__", {})
     return {f for a in getattr(function, "__annotations__", {}).values() for f in annotation_frameworks(a, names)}
@@ -123,7 +123,7 @@ def word_frameworks(words: Iterable[str], names: dict[str, Any]) -> set[str]:
     return {OF_PACKAGE[word] for word in words if word in OF_PACKAGE and word not in names}
 
 
-def named_by_code(function: Any) -> set[str]:
+def frameworks_of_code(function: Any) -> set[str]:
     """Return the frameworks that the function uses, or another function of its module that it calls."""
     found, seen, left = set[str](), set[Any](), [unwrap_function(function)]
     while left:
@@ -178,7 +178,7 @@ def call_tiny_case(target: Target, function: Callable[..., Any], time_limit: flo
     case = subject.translate_case(cases[0][1])
     try:
         with silence(), subject.framework.context(), limit_time(time_limit):
-            positional, keywords = subject.bound(case.operation, *subject.arrays(case))
+            positional, keywords = subject.bind_arguments(case.operation, *subject.arrays(case))
             return subject.function(*positional, **keywords)
     except KeyboardInterrupt:
         raise

@@ -104,14 +104,17 @@ def draw_cases(strategy: CaseStrategy, count: int, seed: int) -> Iterator[tuple[
             yield number, found[0 if simplest else -1]
 
 
-def add_lot(strategy: st.SearchStrategy[Any], simplest: bool = True) -> st.SearchStrategy[tuple[int, Any]]:
-    """After the simplest case Hypothesis makes another first choice than that one's: this one, which is of no account.
+def prepend_ignored_choice(
+    strategy: st.SearchStrategy[Any], simplest: bool = True
+) -> st.SearchStrategy[tuple[int, Any]]:
+    """Draw a number that nobody reads before each case.
 
+    After the simplest case Hypothesis makes another first choice than that one's: this number.
     Without it a first choice (a dtype, say) would hardly ever come out as the simplest. Unless `simplest`, that case is
     refused before any of its arrays is made.
     """
-    lot = st.integers(0, 99)
-    return st.tuples(lot if simplest else lot.filter(bool), strategy)
+    ignored = st.integers(0, 99)
+    return st.tuples(ignored if simplest else ignored.filter(bool), strategy)
 
 
 def draw_from_seed(strategy: st.SearchStrategy[Any], seed: int, simplest: bool = True) -> list[Any]:
@@ -120,7 +123,7 @@ def draw_from_seed(strategy: st.SearchStrategy[Any], seed: int, simplest: bool =
 
     @hypothesis.seed(seed)
     @drawing(EACH if simplest else 1, Phase.generate)
-    @hypothesis.given(add_lot(strategy, simplest))
+    @hypothesis.given(prepend_ignored_choice(strategy, simplest))
     def each(drawn: tuple[int, Any]) -> None:
         found.append(drawn[1])
 

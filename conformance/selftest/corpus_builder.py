@@ -41,10 +41,10 @@ def failing() -> Iterator[tuple[str, tuple[str, ...], Violation]]:
     """(name, its probe's operations, the violation with its smallest case) for all that is planted in NumPy."""
     for fault in everything_planted():
         if fault.arrays == "numpy":
-            yield from islice(shown(fault), 1)
+            yield from islice(find_violations(fault), 1)
 
 
-def shown(fault: Planted) -> Iterator[tuple[str, tuple[str, ...], Violation]]:
+def find_violations(fault: Planted) -> Iterator[tuple[str, tuple[str, ...], Violation]]:
     subject = fault.make()
     for probe in probes_of(fault.rule, fault.operation, subject.declaration):
         runner = Runner(subject)
@@ -53,7 +53,7 @@ def shown(fault: Planted) -> Iterator[tuple[str, tuple[str, ...], Violation]]:
         yield from ((fault.name, probe.operations, violation) for violation in results.violations.values())
 
 
-def harvested() -> Iterator[dict[str, Any]]:
+def harvest_cases() -> Iterator[dict[str, Any]]:
     """Queries, keys and values of three layers on two sentences of differing lengths, in three dtypes."""
     batch = real.batch_of(sorted(real.sentences(), key=len)[5:25:19])
     steps = taken_steps(real.definition(), (batch.tokens,), {"key_padding": batch.keep})
@@ -78,7 +78,7 @@ def line(shows: str, operations: tuple[str, ...], violation: Violation) -> dict[
 
 def build(harvest: bool) -> None:
     """Add cases to the corpus, and write the file and its manifest."""
-    new = harvested() if harvest else (line(*part) for part in failing())
+    new = harvest_cases() if harvest else (line(*part) for part in failing())
     path = FOLDER / "cases.jsonl"
     old = [json.loads(entry) for entry in path.read_bytes().splitlines()] if path.exists() else []
     found: dict[str, dict[str, Any]] = {}

@@ -120,14 +120,14 @@ def detections_of(faults: Sequence[Planted], cases: int, seed: int) -> list[Dete
             found.missed = dict.fromkeys(EFFORTS, 0.0)
     for probe in probes_of(first.rule, first.operation, runners[first.title].declaration):
         asked = [(found, runners[title]) for title, found in detections.items() if not found.sure]
-        detections |= {found.title: found for found in after_probe(probe, asked, cases, seed)}
+        detections |= {found.title: found for found in detect_by_probe(probe, asked, cases, seed)}
     return list(detections.values())
 
 
-def after_probe(probe: Probe, before: Sequence[tuple[Detection, Runner]], cases: int, seed: int) -> list[Detection]:
+def detect_by_probe(probe: Probe, before: Sequence[tuple[Detection, Runner]], cases: int, seed: int) -> list[Detection]:
     """before: each fault and its runner."""
     if isinstance(probe.cases, Rows):
-        return after_plan(probe, probe.cases, before, cases, seed)
+        return detect_by_plan(probe, probe.cases, before, cases, seed)
     shows: list[list[bool]] = [[] for _ in before]
     now = [detection for detection, _ in before]
     of_probe = seed_of(probe, seed)
@@ -139,16 +139,16 @@ def after_probe(probe: Probe, before: Sequence[tuple[Detection, Runner]], cases:
         shared = probe.check.prepare(example)
         for index in asked:
             detection, runner = before[index]
-            shows[index].append(shown_by(probe, runner, example, shared))
+            shows[index].append(shows_violation(probe, runner, example, shared))
             simplest, fresh = (shows[index][0], shows[index][1:]) if settled else (None, shows[index])
             now[index] = detection.add_probe(probe, shows[index], partial(chance_of_none, simplest, fresh))
     return now
 
 
-def after_plan(
+def detect_by_plan(
     probe: Probe, plan: Rows, before: Sequence[tuple[Detection, Runner]], cases: int, seed: int
 ) -> list[Detection]:
-    """`after_probe` for a plan. cases: of each row at most."""
+    """`detect_by_probe` for a plan. cases: of each row at most."""
     rows, of_probe = plan.all_strategies, seed_of(probe, seed)
     shows: list[list[list[bool]]] = [[[] for _ in rows] for _ in before]
     now = [detection for detection, _ in before]
@@ -163,13 +163,13 @@ def after_plan(
             shared = probe.check.prepare(example)
             for index in asked:
                 detection, runner = before[index]
-                shows[index][row].append(shown_by(probe, runner, example, shared))
+                shows[index][row].append(shows_violation(probe, runner, example, shared))
                 none = partial(chance_of_none_in_rows, shows[index], len(plan.strategies))
                 now[index] = detection.add_probe(probe, [*chain.from_iterable(shows[index])], none)
     return now
 
 
-def shown_by(probe: Probe, runner: Runner, example: Any, shared: Any) -> bool:
+def shows_violation(probe: Probe, runner: Runner, example: Any, shared: Any) -> bool:
     """Whether a case is a violation of the probe's own rule."""
     findings = runner(probe.check, example, shared)
     failure = Failure(probe.rule, probe.check, example, findings)

@@ -36,8 +36,8 @@ from conformance.selftest.behaviours import behaviours, missing_frameworks
 from conformance.subjects.subject import Subject
 
 WORKERS = 2
-MANY = 1000
-"""More than the members of any group."""
+GROUP_LIMIT = 1000
+"""Members that are judged together at most: more than any group has, so that none is divided."""
 Work = TypeVar("Work")
 
 
@@ -178,7 +178,7 @@ def share_groups(
     effort: str,
     seed: int,
     workers: int,
-    most: int = MANY,
+    most: int = GROUP_LIMIT,
 ) -> Iterator[Work]:
     """Yield `work(only, group, effort, seed)` for each group of what is planted, as they come.
 

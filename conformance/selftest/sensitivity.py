@@ -53,7 +53,7 @@ def slightly_wrong() -> list[Planted]:
     return [by_title[title] for title in TITLES]
 
 
-def caught(fault: Planted, seed: int) -> bool:
+def is_caught(fault: Planted, seed: int) -> bool:
     """By a default run of its rule."""
     runner = Runner(fault.make())
     probes = probes_of(fault.rule, fault.operation, runner.declaration)
@@ -67,7 +67,7 @@ def sensitivity(fault: Planted, count: int, runs: int, seed: int) -> Sensitivity
     drawn = [case for _, case in draw_cases(cases, count, seed) if supports_case(case, subject.declaration)]
     findings = [judge(case, subject(case), oracle(case), bound(case)) for case in drawn]
     ratios = [max(finding.ratio for finding in of_case) for of_case in findings]
-    hits = sum(caught(fault, seed + run) for run in range(runs))
+    hits = sum(is_caught(fault, seed + run) for run in range(runs))
     return Sensitivity(fault.title, float(np.mean(np.array(ratios) > 1)), float(np.median(ratios)), hits, runs)
 
 

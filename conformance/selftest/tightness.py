@@ -93,18 +93,18 @@ def groups(dtype: str, operations: Iterable[str], jax: bool = False) -> Iterable
     own = [IMPLEMENTATIONS[name]() for name in ("reference_numpy", "torch_impl", *(("jax_impl",) if jax else ()))]
     for operation in operations:
         variants = [(v, v.subject()) for v in VARIANTS if v.operation == operation and (jax or v.arrays != "jax")]
-        plain = tuple(subject for _, subject in variants if not declared(subject))
+        plain = tuple(subject for _, subject in variants if not declares_precision(subject))
         yield Group(operation, operation, operation_cases(operation, (dtype,)), (*own, *plain))
         if operation == "layer_norm" and dtype in WIDE:
             far = norm_cases(means=(1e3, -1e4), dtypes=(dtype,))
             yield Group("layer_norm, far from zero", operation, far, (*own, *plain))
         for variant, subject in variants:
-            if declared(subject) and dtype in subject.declaration.dtypes:
+            if declares_precision(subject) and dtype in subject.declaration.dtypes:
                 cases = operation_cases(operation, (dtype,), subject.declaration)
                 yield Group(f"{operation}, {variant.name}", operation, cases, (subject,))
 
 
-def declared(subject: Subject) -> bool:
+def declares_precision(subject: Subject) -> bool:
     return bool({"weights", "products"} & set(subject.declaration.conventions))
 
 
@@ -220,15 +220,15 @@ def page(tightness: Tightness, sensitivities: Sequence[sensitivity.Sensitivity])
     return PAGE.format(low=low, high=high, wrong=format_markdown(wrong), honest=format_markdown(honest))
 
 
-def renewed(text: str, found: Tightness) -> str:
+def renew_page(text: str, found: Tightness) -> str:
     """That page with these figures; all others stay."""
-    head, honest = text[: text.index(FIRST)], stored(text)
+    head, honest = text[: text.index(FIRST)], read_page(text)
     for key, row in found.rows.items():
         honest.rows[key] |= row
     return head + format_markdown(tightness_table(honest)) + "\n"
 
 
-def stored(text: str) -> Tightness:
+def read_page(text: str) -> Tightness:
     """The figures of a page."""
     header, _, *lines = text[text.index(FIRST) :].splitlines()
     found, title = Tightness(), ""

@@ -16,7 +16,7 @@ from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.subjects.frameworks import TorchArrays
-from conformance.subjects.mask_descriptions import describe_mask, described_for
+from conformance.subjects.mask_descriptions import describe_mask, plainest_description
 from conformance.subjects.subject import Answers, Subject
 from conformance.subjects.torch_masks import additive, block_mask
 from conformance.subjects.wrong_answers import DtypeOrShape, WrongAnswer
@@ -84,7 +84,7 @@ def case_of(call: AttentionCall, empty_rows: str = "zero") -> Case:
     (B, H, Q, _), K, V = call.query.shape, call.key.shape[2], call.value.shape[-1]
     declared, scale = own_declaration(call.function), keywords.get("scaling")
     if declared is not None and "structured" in declared:
-        mask = described_for(declared, mask, B, Q, K)
+        mask = plainest_description(declared, mask, B, Q, K)
     else:
         mask = describe_mask(mask, Q, K)
     scale = scale if declared is None or "scale" in declared else None  # it got this call by the default alone
@@ -152,7 +152,7 @@ def own_declaration(function: Any) -> Declaration | None:
     return found if isinstance(found, Declaration) else None
 
 
-def form_given(call: AttentionCall, case: Case) -> str:
+def mask_form(call: AttentionCall, case: Case) -> str:
     """The form in which the function got the mask: the names of its descriptions, or that of an array."""
     declared, mask = own_declaration(call.function), case.options.get("mask")
     if declared is not None and "structured" in declared:
@@ -220,7 +220,7 @@ def repeat_call(
     keywords |= {"dropout": 0.0, "scaling": D**-0.5 if scale is None else scale, "is_causal": flagged}
     keywords |= {} if softcap is None and "softcap" not in call.keywords else {"softcap": softcap}
     keywords |= {} if sinks is None else {"s_aux": sinks}
-    keywords |= {"sliding_window": keys_seen(mask)} if "sliding_window" in call.keywords else {}
+    keywords |= {"sliding_window": sliding_window_size(mask)} if "sliding_window" in call.keywords else {}
     if bias is not None and (call.form == BLOCKS or call.keywords.get("position_bias") is not None):
         keywords["position_bias"], bias = bias.expand(B, H, Q, K), None
     unseen = query.new_full((H,), -torch.inf) if sinks is None else sinks
@@ -230,7 +230,7 @@ def repeat_call(
     return move_heads_first(output) if output.ndim == 4 else output
 
 
-def keys_seen(mask: Any) -> int | None:
+def sliding_window_size(mask: Any) -> int | None:
     """The keyword `sliding_window` for this mask."""
     return mask.left + 1 if isinstance(mask, SlidingWindow) and mask.left is not None else None
 

@@ -23,15 +23,15 @@ from conformance.cases.signatures import signature_of
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone, returns_both
 from conformance.subjects.conventions import (
     FEATURES_LAST,
-    along_heads,
-    dense_mapped,
     drop_offset,
     has_heads,
-    heads_moved,
-    inputs_moved,
     invert_mask,
-    layout_swapped,
+    map_dense_masks,
+    permute_head_axis,
+    permute_heads,
+    permute_input_heads,
     swap_axes,
+    swap_layout,
     tiled_order,
 )
 from conformance.subjects.frameworks import Arrays, Framework, NoGradients
@@ -43,7 +43,7 @@ from conformance.subjects.subject import (
     differentiable,
     drop_promise,
     expected_shape,
-    returned_by_name,
+    name_results,
 )
 from reference_numpy import materialize
 from specification.masks import Dense, as_mask
@@ -127,12 +127,14 @@ class CallableSubject(Subject):
     def code(self) -> Any:
         return self.function
 
-    def bound(self, operation: str, inputs: Arrays, options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def bind_arguments(
+        self, operation: str, inputs: Arrays, options: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
         """The arguments as the function has them."""
         positional, keywords = arguments(operation, inputs, options)
         if isinstance(keywords.get("mask"), Dense) and "structured" not in self.declaration:
             keywords["mask"] = keywords["mask"].array
-        return self.signature.bound(positional, keywords)
+        return self.signature.bind_arguments(positional, keywords)
 
     def returned_names(self, operation: str) -> tuple[str, ...]:
         """What the function returns, whatever a case asks for."""
@@ -140,9 +142,9 @@ class CallableSubject(Subject):
         return ("output", "logsumexp") if both else result_names(operation)
 
     def results(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
-        positional, keywords = self.bound(case.operation, inputs, options)
+        positional, keywords = self.bind_arguments(case.operation, inputs, options)
         returned = self.function(*positional, **keywords)
-        found = returned_by_name(case, self.returned_names(case.operation), returned, self.framework)
+        found = name_results(case, self.returned_names(case.operation), returned, self.framework)
         return {name: found[name] for name in results_of(case)}
 
     def cotangents(self, case: Case) -> Arrays:
@@ -159,7 +161,7 @@ class CallableSubject(Subject):
         """By the declared function for the gradients, or as the framework does."""
         if self.declaration.vjp is None:
             return super().differentiate(case, inputs, options)
-        positional, keywords = self.bound(case.operation, inputs, options)
+        positional, keywords = self.bind_arguments(case.operation, inputs, options)
         cotangents = self.cotangents(case)
         bars = [cotangents[name] for name in self.returned_names(case.operation)]
         results = self.results(case, inputs, options)  # before anything that may change the inputs
@@ -187,19 +189,19 @@ class CallableSubject(Subject):
         if "empty_rows" in self.declaration:
             options = dict(case.options)
         if options.get("mask") is not None:
-            options["mask"] = self.mask_as_asked(options["mask"], case)
+            options["mask"] = self.convert_mask(options["mask"], case)
         case, order = replace(case, options=options), self.head_order(case)
-        case = case if order is None else heads_moved(case, order)
-        return case if self.declaration.layout == "BHTD" else layout_swapped(case)
+        case = case if order is None else permute_heads(case, order)
+        return case if self.declaration.layout == "BHTD" else swap_layout(case)
 
-    def mask_as_asked(self, mask: Any, case: Case) -> Any:
+    def convert_mask(self, mask: Any, case: Case) -> Any:
         mask = as_mask(mask)
         if "structured" in self.declaration:
             mask = drop_offset(mask, self.declaration.convention("causal"), case)
         elif not isinstance(mask, Dense):
             H, _, Q, K = heads_and_keys(case)
             mask = Dense(np.array(materialize(mask, Q, K, batch=case.inputs["query"].shape[0], heads=H)))
-        return dense_mapped(mask, invert_mask) if self.declaration.convention("polarity") == "masked" else mask
+        return map_dense_masks(mask, invert_mask) if self.declaration.convention("polarity") == "masked" else mask
 
     def head_order(self, case: Case) -> np.ndarray | None:
         """The order of query heads, where the function reads key head h % G and the definition h // (H / G)."""
@@ -210,14 +212,16 @@ class CallableSubject(Subject):
             names = {gradient_name(name) for name in FEATURES_LAST}
             names |= {"output"} if case.operation == "attention" else set()
             answers = {n: swap_axes(a) if n in names else a for n, a in answers.items()}
-            case = layout_swapped(case)
+            case = swap_layout(case)
         order = self.head_order(case)
         if order is None:
             return answers
         back = np.argsort(order)
         gradients = {n: answers[gradient_name(n)] for n in case.inputs if gradient_name(n) in answers}
-        moved = {gradient_name(n): a for n, a in inputs_moved(case, gradients, back).items()}
-        results = {n: along_heads(a, back) if has_heads(case) else a for n, a in answers.items() if n not in moved}
+        moved = {gradient_name(n): a for n, a in permute_input_heads(case, gradients, back).items()}
+        results = {
+            n: permute_head_axis(a, back) if has_heads(case) else a for n, a in answers.items() if n not in moved
+        }
         return results | moved
 
 

@@ -23,10 +23,10 @@ FEATURES_LAST = ("query", "key", "value")
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 
-def dense_mapped(mask: Any, change: Callable[[Any], Any]) -> Any:
+def map_dense_masks(mask: Any, change: Callable[[Any], Any]) -> Any:
     """The mask with `change` applied to every boolean array in it; what is no mask stays."""
     if isinstance(mask, And | Or):
-        return type(mask)(*(dense_mapped(side, change) for side in (mask.left, mask.right)))
+        return type(mask)(*(map_dense_masks(side, change) for side in (mask.left, mask.right)))
     return Dense(change(mask.array)) if isinstance(mask, Dense) else mask
 
 
@@ -60,20 +60,20 @@ def tiled_order(case: Case) -> np.ndarray | None:
     return np.arange(H).reshape(G, H // G).T.reshape(-1) if 0 < G < H and H % G == 0 else None
 
 
-def heads_moved(case: Case, order: np.ndarray) -> Case:
+def permute_heads(case: Case, order: np.ndarray) -> Case:
     """The case with its query heads in another order."""
 
     def move_heads(array: Any) -> Any:
-        return along_heads(np.asarray(array), order)
+        return permute_head_axis(np.asarray(array), order)
 
-    options = case.options | {"mask": dense_mapped(case.options.get("mask"), move_heads)}
+    options = case.options | {"mask": map_dense_masks(case.options.get("mask"), move_heads)}
     if options.get("dropout_keep") is not None:
         options["dropout_keep"] = move_heads(options["dropout_keep"])
     cotangents = {n: move_heads(a) for n, a in case.cotangents.items()} if has_heads(case) else case.cotangents
-    return replace(case, inputs=inputs_moved(case, case.inputs, order), cotangents=cotangents, options=options)
+    return replace(case, inputs=permute_input_heads(case, case.inputs, order), cotangents=cotangents, options=options)
 
 
-def inputs_moved(case: Case, arrays: dict[str, np.ndarray], order: np.ndarray) -> dict[str, np.ndarray]:
+def permute_input_heads(case: Case, arrays: dict[str, np.ndarray], order: np.ndarray) -> dict[str, np.ndarray]:
     """The case's inputs, or their gradients by the same names, with query heads in another order."""
     found = {}
     for name, array in arrays.items():
@@ -83,13 +83,13 @@ def inputs_moved(case: Case, arrays: dict[str, np.ndarray], order: np.ndarray) -
         elif name == "alibi_slopes":
             found[name] = np.take(array, order, axis=-1)
         elif name == "bias" or (name == "query" and has_heads(case)):
-            found[name] = along_heads(array, order)
+            found[name] = permute_head_axis(array, order)
         elif projection.startswith("query[") and field:
             found[name] = arrays.get(f"query[{order[int(projection[6:-1])]}].{field}", array)
         elif name in ("query.weight", "query.bias"):
-            found[name] = blocks_moved(array, order, -1)
+            found[name] = permute_blocks(array, order, -1)
         elif name == "output.weight":
-            found[name] = blocks_moved(array, order, 0)
+            found[name] = permute_blocks(array, order, 0)
         else:
             found[name] = array
     return found
@@ -100,13 +100,13 @@ def has_heads(case: Case) -> bool:
     return case.operation != "multi_head_attention"
 
 
-def along_heads(array: np.ndarray, order: np.ndarray) -> np.ndarray:
+def permute_head_axis(array: np.ndarray, order: np.ndarray) -> np.ndarray:
     """[B or 1, H or 1, ...] in another order of heads; any other shape as it is."""
     fits = array.ndim in (3, 4) and array.shape[1] == len(order)
     return np.take(array, order, axis=1) if fits else array
 
 
-def blocks_moved(array: np.ndarray, order: np.ndarray, axis: int) -> np.ndarray:
+def permute_blocks(array: np.ndarray, order: np.ndarray, axis: int) -> np.ndarray:
     """The axis as one block for every head."""
     if array.ndim == 0 or array.shape[axis] % len(order):
         return array
@@ -121,7 +121,7 @@ def swap_axes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.swapaxes(array, 1, 2)) if array.ndim == 4 else array
 
 
-def layout_swapped(case: Case) -> Case:
+def swap_layout(case: Case) -> Case:
     """[B, H, T, D] to [B, T, H, D] and back; nothing but attention has such a layout."""
     if not case.operation.startswith("attention"):
         return case

@@ -37,7 +37,7 @@ def gradients_by_name(case: Case, returned: Any, kind: type, lacking: Collection
     flat: dict[str, Any] = {}
     for name, gradient in returned.items():
         if gradient is not None:
-            flat |= spread(case, name, gradient)
+            flat |= split_gradient(case, name, gradient)
     found = {name: gradient for name, gradient in flat.items() if name in case.inputs and gradient is not None}
     for name, gradient in found.items():
         if not isinstance(gradient, kind):
@@ -59,7 +59,7 @@ def pair_gradients(
     raise WrongAnswer(ReturnedGradients(describe_value(returned), names=tuple(present)))
 
 
-def spread(case: Case, name: str, gradient: Any) -> dict[str, Any]:
+def split_gradient(case: Case, name: str, gradient: Any) -> dict[str, Any]:
     """Of one argument, by the names of the inputs of which it consists."""
     record = operation_facts(case.operation)
     if name in record.lists:

@@ -23,7 +23,7 @@ def describe_mask(mask: Any, query_length: int, key_length: int) -> Any:
     return description(materialize(mask, query_length, key_length), lambda found: not isinstance(found, BY_KEYS))
 
 
-def described_for(declaration: Declaration, mask: Any, batch: int, query_length: int, key_length: int) -> Any:
+def plainest_description(declaration: Declaration, mask: Any, batch: int, query_length: int, key_length: int) -> Any:
     """The mask as the plainest that a subject takes, or the plainest of all."""
 
     def is_supported(found: Any) -> bool:
@@ -82,14 +82,14 @@ def bands_of(allowed: np.ndarray, windows: tuple[Window, ...]) -> Iterator[Causa
         yield from (SlidingWindow(*window, offset) for window in windows)
 
 
-def seen_and_visible(allowed: np.ndarray, band: Any) -> tuple[np.ndarray, np.ndarray]:
+def find_seen_keys(allowed: np.ndarray, band: Any) -> tuple[np.ndarray, np.ndarray]:
     """Keys that some query sees, [B, K], and those that one could see by the band alone, [K]."""
     return np.any(allowed, axis=(1, 2)), np.any(materialize(band, *allowed.shape[2:]), axis=(0, 1, 2))
 
 
 def key_lengths(allowed: np.ndarray, band: Any) -> KeyLengths:
     """Each sequence up to the last key that is seen; all keys where padding hides none."""
-    seen, visible = seen_and_visible(allowed, band)
+    seen, visible = find_seen_keys(allowed, band)
     K = len(visible)
     last = np.where(seen.any(axis=1), K - seen[:, ::-1].argmax(axis=1), 0)
     return KeyLengths(np.where((seen == visible).all(axis=1), K, last))
@@ -97,5 +97,5 @@ def key_lengths(allowed: np.ndarray, band: Any) -> KeyLengths:
 
 def key_padding(allowed: np.ndarray, band: Any) -> KeyPadding:
     """The keys that are seen, and those that nothing shows."""
-    seen, visible = seen_and_visible(allowed, band)
+    seen, visible = find_seen_keys(allowed, band)
     return KeyPadding(seen | ~visible)

@@ -107,7 +107,7 @@ def differentiable(case: Case) -> list[str]:
     return [name for name in floating if name not in (*case.constants, *KERNEL_ARGUMENTS)]
 
 
-def returned_by_name(case: Case, names: Sequence[str], returned: Any, framework: Framework) -> Arrays:
+def name_results(case: Case, names: Sequence[str], returned: Any, framework: Framework) -> Arrays:
     """What a call returned, by name: elements of a list and fields of a state one by one.
 
     names: of the results that it has. Whole numbers of a state become arrays. WrongAnswer where something is missing.
@@ -204,7 +204,7 @@ class Subject:
         """The results by name, still the framework's own arrays."""
         positional, keywords = arguments(case.operation, inputs, options)
         returned = self.call(case.operation, positional, keywords)
-        return returned_by_name(case, result_names(case.operation), returned, self.framework)
+        return name_results(case, result_names(case.operation), returned, self.framework)
 
     def cotangents(self, case: Case) -> Arrays:
         """By result, in the subject's framework."""
@@ -264,12 +264,12 @@ class Subject:
         array = self.framework.numpy(got)
         dtypes, shape = accepted_dtypes(name, case), expected_shape(name, case, self.declaration.layout)
         if str(array.dtype) not in dtypes or array.shape != shape:
-            swapped = heads_and_lengths_swapped(array.shape, shape)
+            swapped = is_layout_swapped(array.shape, shape)
             raise WrongAnswer(DtypeOrShape(str(array.dtype), array.shape, tuple(dtypes), tuple(shape), swapped), name)
         return array
 
 
-def heads_and_lengths_swapped(got: Sequence[int], expected: Sequence[int]) -> bool:
+def is_layout_swapped(got: Sequence[int], expected: Sequence[int]) -> bool:
     """Whether the second and third of four axes have changed places, as in another layout."""
     return len(got) == len(expected) == 4 and tuple(got) == (expected[0], expected[2], expected[1], expected[3])
 

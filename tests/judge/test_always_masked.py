@@ -24,7 +24,7 @@ from conformance.cases.features import has_declared_masks
 from conformance.operations.probes import catalogue
 from conformance.reports.blocks import notes
 from conformance.reports.subjects import checked_content
-from conformance.reports.tables import dtypes_judged, subject_table
+from conformance.reports.tables import describe_ratio_dtypes, subject_table
 from conformance.sampling.draws import draw_cases
 from conformance.sampling.strategies import window_sizes
 from specification import Causal, SlidingWindow
@@ -262,7 +262,7 @@ def test_a_replay_remembers_the_windows(tmp_path: Path) -> None:
     ],
 )
 def test_the_table_names_the_judged_dtypes(dtypes: list[str], told: str) -> None:
-    assert dtypes_judged(dtypes, [dtype for dtype in dtypes if dtype not in HALF]) == told
+    assert describe_ratio_dtypes(dtypes, [dtype for dtype in dtypes if dtype not in HALF]) == told
 
 
 def test_what_a_failed_plain_call_leaves_untried_is_one_row() -> None:

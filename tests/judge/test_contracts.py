@@ -20,7 +20,7 @@ import pytest
 import reference_numpy
 from conformance import Report, check
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration, check_names, declaration_of, declare
+from conformance.cases.declaration import Declaration, declaration_of, declare, validate_names
 from conformance.cases.features import features_of, has_or, supports_case
 from conformance.cases.signatures import required_arguments, signature_of
 from conformance.checks.catalogue import DESCRIPTION
@@ -310,7 +310,7 @@ def test_any_keyword_is_found_out_by_asking() -> None:
 
 def test_arguments_are_handed_over_as_the_function_has_them() -> None:
     def bound(name: str, arguments: list[Any], options: dict[str, Any]) -> Any:
-        return signature_of(*FUNCTIONS[name]).bound(arguments, options)
+        return signature_of(*FUNCTIONS[name]).bind_arguments(arguments, options)
 
     mask = np.ones((3, 5), bool)
     assert bound("by place", [1, 2, 3], {"mask": mask}) == ([1, 2, 3], {"mask": mask, "scale": None})
@@ -320,7 +320,7 @@ def test_arguments_are_handed_over_as_the_function_has_them() -> None:
     assert bound("norm without eps", [1, 2, None], {"eps": 1e-5}) == ([1, 2, None], {})
     assert bound("norm with epsilon", [1, 2, None], {}) == ([1, 2], {})
     assert bound("norm with shift", [1, 2, 3], {}) == ([1, 2, 3], {})
-    assert signature_of(print, "attention").bound([1, 2, 3], {"scale": None}) == ([1, 2, 3], {})
+    assert signature_of(print, "attention").bind_arguments([1, 2, 3], {"scale": None}) == ([1, 2, 3], {})
     lacking = {name: signature_of(*function).lacking for name, function in FUNCTIONS.items()}
     assert lacking["norm with epsilon"] == {"bias", "eps"}
     assert lacking["sinusoids"] == {"offset", "exponent", "dtype"}
@@ -814,12 +814,12 @@ def test_declaration_knows_what_is_lacking() -> None:
 
 def test_a_string_is_one_name_or_several_with_commas() -> None:
     """And never one for each letter."""
-    assert check_names("rules", "ATT-1", JUDGED) == ("ATT-1",)
+    assert validate_names("rules", "ATT-1", JUDGED) == ("ATT-1",)
     for given in ("ATT-1, ATT-2,", ["ATT-1", "ATT-2"]):
-        assert check_names("rules", given, JUDGED) == ("ATT-1", "ATT-2")
+        assert validate_names("rules", given, JUDGED) == ("ATT-1", "ATT-2")
     for given, told in (("ATT-1,no", "'no'"), (["ATT-1,ATT-2"], "'ATT-1,ATT-2'"), ("A", "'A'")):
         with pytest.raises(ValueError, match=f"rules: got {told}, expected one of"):
-            check_names("rules", given, JUDGED)
+            validate_names("rules", given, JUDGED)
 
 
 def test_every_list_of_names_may_be_a_string() -> None:

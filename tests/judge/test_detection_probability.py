@@ -21,9 +21,9 @@ from conformance.sampling.strategies import norm_cases
 from conformance.selftest.behaviours import Behaviour
 from conformance.selftest.detection_probability import (
     Detection,
-    after_probe,
     chance_of_none,
     chance_of_none_in_rows,
+    detect_by_probe,
     detection_table,
     detections_of,
     starts_the_same,
@@ -72,7 +72,7 @@ def shown_by_one_row_of(size: int) -> tuple[Probe, Detection]:
     shapes = (((2, 7), 1), ((2, size), 1), ((3, 5), 1))
     plan = Rows(lambda: tuple(norm_cases(plans=(shape,), gradients=False, dtypes=("float32",)) for shape in shapes))
     probe = Probe("NORM-1", "three rows", ("layer_norm",), plan)
-    [detection] = after_probe(probe, [(Detection(fault.title), Runner(fault.make()))], 12, SEED)
+    [detection] = detect_by_probe(probe, [(Detection(fault.title), Runner(fault.make()))], 12, SEED)
     return probe, detection
 
 
@@ -100,7 +100,7 @@ def test_a_rejected_simplest_case_is_no_first_of_every_run() -> None:
     runner = Runner(fault.make())
     probe = next(probe for probe in PROBES if (probe.rule, probe.title) == ("MASK-4", "window"))
     for seed in range(20):
-        [detection] = after_probe(probe, [(Detection(fault.title), runner)], 2, seed)
+        [detection] = detect_by_probe(probe, [(Detection(fault.title), runner)], 2, seed)
         if detection.shown[probe.title] == (2, 2):  # the first shows it, here
             break
     assert 0.0 < detection.missed["default"] < 1.0
@@ -110,7 +110,7 @@ def test_a_violation_of_another_rule_does_not_count() -> None:
     """Wrong in contiguous arrays too: no layout shows that it is one of ATT-13."""
     runner = Runner(TILED.make())
     memory = next(p for p in probes_of("ATT-13", "attention", runner.declaration) if "transposed" in p.title)
-    [detection] = after_probe(memory, [(Detection(TILED.title), runner)], 6, SEED)
+    [detection] = detect_by_probe(memory, [(Detection(TILED.title), runner)], 6, SEED)
     assert detection.shown[memory.title] == (0, 6)
 
 

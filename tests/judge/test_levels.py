@@ -42,7 +42,7 @@ from conformance.reports import blocks
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
-from conformance.reports.subjects import checked_content, rules_listed, run_subject
+from conformance.reports.subjects import checked_content, rules_of_operation, run_subject
 from conformance.reports.tables import subject_report
 from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.sampling.draws import draw_cases
@@ -412,7 +412,7 @@ def test_the_relaxed_bound_of_gradients(operation: str) -> None:
 @pytest.mark.parametrize("untried", [None, "the plainest call fails"])
 def test_chosen_rules_are_said_so_where_core_is_violated_too(operation: str, untried: str | None) -> None:
     """Of the others nothing is known, at the higher levels either. A full check lists every rule of its operation."""
-    every = ["CALL", *rules_listed(operation)]
+    every = ["CALL", *rules_of_operation(operation)]
     told = {"core": ["CALL"], "robust": [], "strict": []}
     subject = {"levels": told, "untried": untried, "kept": None, "profile": "robust", "operations": [operation]}
     listed = [{"rule": rule} for rule in every]

@@ -72,14 +72,14 @@ def empty_cases(operation: str) -> list[Case]:
 def call_in_float64(case: Case) -> Call:
     """The call in float64, compared with the definition: exact results are slow there."""
     wide = widen_case(case)
-    return Call.judged_by(wide, evaluate_definition(replace_kernel_arguments(wide)), bound(wide))
+    return Call.make(wide, evaluate_definition(replace_kernel_arguments(wide)), bound(wide))
 
 
 def call_of(check: Check[Any, Any], example: Any) -> Call:
     """The call of an example that its check asks, with what the check compares it with."""
     *_, exact, bounds = check.prepare(example)
     case = example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
-    return Call.judged_by(case, exact, bounds)
+    return Call.make(case, exact, bounds)
 
 
 def number_count(case: Case) -> int:

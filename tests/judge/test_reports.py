@@ -35,7 +35,7 @@ from conformance.reports.content import clean_text, document, number, real, subj
 from conformance.reports.junit import junit
 from conformance.reports.page import page
 from conformance.reports.pictures import LARGEST, case_pictures
-from conformance.reports.real import FAR, left_out_content, model_content
+from conformance.reports.real import FAR, model_content, skipped_model_content
 from conformance.reports.replays import replay_command, slug, write_replay
 from conformance.reports.subjects import checked_content
 from conformance.reports.tables import both
@@ -126,7 +126,7 @@ REPORTS = {
     "error": document("check", [], error=f"cannot be imported: {NASTY}"),
     "model": model_report(model()),
     "model violated": model_report(model(0.5, blocks_0_attention=np.inf, word=np.nan)),
-    "model left out": model_report(left_out_content(NASTY)),
+    "model left out": model_report(skipped_model_content(NASTY)),
 }
 
 
@@ -279,7 +279,7 @@ def test_model_in_json() -> None:
         (model(np.nan), False),
         (model(packages=["torch_impl"]), True),
         (model_content([], ["torch_impl"], 16), False),
-        (left_out_content("not installed"), True),
+        (skipped_model_content("not installed"), True),
     ],
 )
 def test_model_counts_in_the_verdict(found: dict[str, Any], conforms: bool) -> None:
@@ -326,7 +326,7 @@ def test_model_on_the_page() -> None:
     assert text.count("<details>") == 2
     both = document("run", report(OFF)["subjects"], models=[model(0.5)])
     assert "1 rule violated, 1 violation in all-MiniLM-L6-v2" in page(both)
-    assert "Not judged: tokenizers." in read(page(model_report(left_out_content("tokenizers")))).text
+    assert "Not judged: tokenizers." in read(page(model_report(skipped_model_content("tokenizers")))).text
 
 
 # --- replay files -----------------------------------------------------------------------------------------------------
@@ -612,7 +612,7 @@ def test_errors_on_another_model_are_no_verdict() -> None:
 
 
 def test_models_come_and_go() -> None:
-    alone, away = model(packages=["torch_impl"]), left_out_content("tokenizers not installed")
+    alone, away = model(packages=["torch_impl"]), skipped_model_content("tokenizers not installed")
     assert model_told(model(), alone) == [("worse", "reference_numpy", "")]
     assert model_told(alone, model()) == [("other", "reference_numpy", "")]
     assert model_told(model(packages=["reference_numpy"]), model(0.5)) == [("worse", "torch_impl", "")]

@@ -11,7 +11,16 @@ import pytest
 
 from conformance.cases.case import Case
 from conformance.checks import findings as kinds
-from conformance.checks.findings import Detail, Finding, OtherSource, Phase, Size, details, heads_swapped, wrong_dtype
+from conformance.checks.findings import (
+    Detail,
+    Finding,
+    OtherSource,
+    Phase,
+    Size,
+    details,
+    has_swapped_heads,
+    wrong_dtype,
+)
 from conformance.judge.run import seed_of
 from conformance.operations.probes import PROBES
 from conformance.reports.sentences import describe_detail, describe_finding
@@ -116,7 +125,7 @@ def test_facts_of_findings_within_a_finding() -> None:
     assert [*details(outer)] == [outer.detail, WIDE]
     assert (wrong_dtype(outer), wrong_dtype(OFF)) == ("float64", None)
     swapped = Finding("a title", np.inf, detail=kinds.Accepted("TypeError", SWAPPED))
-    assert (heads_swapped(swapped), heads_swapped(outer), wrong_dtype(swapped)) == (True, False, None)
+    assert (has_swapped_heads(swapped), has_swapped_heads(outer), wrong_dtype(swapped)) == (True, False, None)
 
 
 def test_a_wrong_answer_keeps_its_facts_between_processes() -> None:

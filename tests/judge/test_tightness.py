@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conformance.selftest.sensitivity import TITLES, sensitivity, slightly_wrong
-from conformance.selftest.tightness import WANTED, Tightness, climb, groups, renewed, stored, tightness_table
+from conformance.selftest.tightness import WANTED, Tightness, climb, groups, read_page, renew_page, tightness_table
 
 LOW, HIGH = WANTED
 SEED = 20260105
@@ -39,11 +39,11 @@ def test_a_row_outside_is_reported() -> None:
 
 def test_some_figures_of_the_page_are_renewed() -> None:
     text = Path("docs/tightness.md").read_text()
-    assert renewed(text, Tightness()) == text
+    assert renew_page(text, Tightness()) == text
     found = Tightness()
     found.rows["attention", "output"]["float64"] = 0.5
     found.rows["something new", "output"]["float32"] = 0.0
-    before, after = stored(text).rows, stored(renewed(text, found)).rows
+    before, after = read_page(text).rows, read_page(renew_page(text, found)).rows
     output = before["attention", "output"]
     new = {("something new", "output"): {"float32": 0.0}}
     assert after == before | new | {("attention", "output"): output | {"float64": 0.5}}

@@ -22,7 +22,7 @@ from conformance.checks.findings import Finding, NotANumber
 from conformance.checks.results import Violation
 from conformance.judge.pool import confirm_violation
 from conformance.judge.session import JudgeSession, NotAsked
-from conformance.reports.blocks import never_given, refuses_all, rules_not_tried
+from conformance.reports.blocks import describe_untried_rules, never_given_line, refuses_all
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
@@ -96,17 +96,17 @@ def test_what_was_never_given_is_said_everywhere(plain: dict[str, Any]) -> None:
     report = document("check", [plain])
     assert plain["conforms"]
     assert plain["never_given"] == ["causal", "sm_scale"]
-    assert never_given(plain) == said
+    assert never_given_line(plain) == said
     assert said in printed(plain)
     assert said in page(report)
     assert 'name="never_given" value="causal, sm_scale"' in junit(report)
-    assert never_given(plain | {"never_given": []}) == ""
-    assert never_given({name: value for name, value in plain.items() if name != "never_given"}) == ""  # older
+    assert never_given_line(plain | {"never_given": []}) == ""
+    assert never_given_line({name: value for name, value in plain.items() if name != "never_given"}) == ""  # older
 
 
 @pytest.mark.slow
 def test_rules_that_were_not_tried_are_counted_and_named(plain: dict[str, Any]) -> None:
-    left = rules_not_tried(plain)
+    left = describe_untried_rules(plain)
     assert left.startswith("13 of 20 rules not tried: MASK-1, MASK-2, ")
     assert printed(plain, 500).splitlines()[-1].endswith(f" cases, seed 1; {left}.")
     assert left in page(document("check", [plain]))

@@ -20,7 +20,7 @@ from conformance.judge.watched import JudgedCall, judge_calls
 from conformance.models.named_attention import adapt_function
 from conformance.models.watching import watch
 from conformance.reports.watched import call_cells, mask_name
-from conformance.subjects.mask_descriptions import described_for
+from conformance.subjects.mask_descriptions import plainest_description
 from reference_numpy import materialize
 from specification import Causal, Dense, KeyLengths, KeyPadding, SlidingWindow
 from specification.masks import And, Mask
@@ -197,7 +197,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize(("mask", "supports", "expected"), EQUAL)
 def test_the_first_description_that_is_declared_is_taken(mask: Any, supports: str, expected: Any) -> None:
     declared = declaration_of(kernel(unchanged, f"structured,{supports}"), True)
-    found = described_for(declared, mask, 2, 6, 6)
+    found = plainest_description(declared, mask, 2, 6, 6)
     assert (materialize(found, 6, 6) == materialize(mask, 6, 6)).all()
     if isinstance(mask, And) and expected is None:
         assert (type(found.left), type(found.right)) == (SlidingWindow, KeyLengths)
@@ -209,7 +209,7 @@ def test_a_declared_window_is_taken_where_the_text_is_shorter() -> None:
     attention = kernel(unchanged)
     conformance.declare("structured,window,no-offset", windows=[(31, 0)])(attention)
     declared = declaration_of(attention, True)
-    found = described_for(declared, Causal(0), 2, 6, 6)
+    found = plainest_description(declared, Causal(0), 2, 6, 6)
     assert same(found, SlidingWindow(31, 0, 0))
     inputs = {name: np.zeros((2, 1, 6, 2), np.float32) for name in ("query", "key", "value")}
     case = Case("attention", "float32", inputs, {"mask": found})

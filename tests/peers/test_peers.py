@@ -38,7 +38,7 @@ from conformance.oracle.reference import oracle
 from conformance.peers import PEERS, heads, rows, torch_attention, torch_multi_head
 from conformance.peers.judging import DtypeRemark, PeerJudgement, WrongDtype, runner_of
 from conformance.peers.markdown import escape_markdown, format_markdown, format_page, format_tables
-from conformance.peers.matrix import chosen, matrix
+from conformance.peers.matrix import choose_peers, matrix
 from conformance.peers.peer import Peer
 from conformance.peers.probes import hidden_tokens, level
 from conformance.peers.rows import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, describe_dtypes, describe_sizes, state_of
@@ -271,7 +271,7 @@ def test_what_cannot_be_judged_is_told_in_one_line() -> None:
     lines: list[str] = []
     absent = replace(PEERS[0], name="a name that no other has", packages=("no_such_package",))
     assert absent.absent == "no_such_package is not installed"
-    list(chosen((), lines.append))
+    list(choose_peers((), lines.append))
     assert all(" is skipped: " in line for line in lines)
     assert sum("FlexAttention, compiled" in line for line in lines) == 1
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.checks.findings import Finding, Raised
-from conformance.subjects.raised import raised_at
+from conformance.subjects.raised import find_raising_line
 from specification.checkpoints import flatten
 from specification.parameters import mapped
 from training.lockstep.comparison import Compared, compared
@@ -145,7 +145,7 @@ def comparisons(trainer: Trainer, plan: Plan, given: Given, model: Model, dtype:
     try:
         answer = trainer.step(given) | trainer.predict(given)
     except Exception as error:
-        place = raised_at(error, trainer.step)
+        place = find_raising_line(error, trainer.step)
         detail = Raised(type(error).__name__, str(error))
         return [Compared("call", Finding("", np.inf, detail=detail, raised_at=place))]
     truth = expected(plan.task, plan.recipe, given, model.quantities, answer, dtype)

@@ -21,7 +21,7 @@ def tightness(
     markdown: Annotated[Path | None, typer.Option(help=MARKDOWN)] = None,
 ) -> None:
     """Search for the largest error ratios of honest implementations."""
-    from conformance.cases.declaration import check_names
+    from conformance.cases.declaration import validate_names
     from conformance.operations import OPERATIONS
     from conformance.oracle.reference import balls_available
     from conformance.selftest import sensitivity
@@ -32,8 +32,8 @@ def tightness(
         console.print(sensitivity.sensitivity_table(sensitivity.measure()))
         return
     try:
-        check_names("operation", operation or (), OPERATIONS)
-        check_names("dtype", dtype or (), measuring.DTYPES)
+        validate_names("operation", operation or (), OPERATIONS)
+        validate_names("dtype", dtype or (), measuring.DTYPES)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     dtypes = [d for d in dtype or measuring.DTYPES if d != "float64" or balls_available()]
@@ -43,5 +43,6 @@ def tightness(
     console.print(f"{len(found.unwanted)} figures are outside {low:g} to {high:g}.")
     if markdown is not None:
         some = bool(operation or dtype) and markdown.exists()
-        page = measuring.renewed(markdown.read_text(), found) if some else measuring.page(found, sensitivity.measure())
+        old = markdown.read_text() if some else ""
+        page = measuring.renew_page(old, found) if some else measuring.page(found, sensitivity.measure())
         markdown.write_text(page)

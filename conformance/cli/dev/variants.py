@@ -27,11 +27,11 @@ def variants(
     """Judge implementations that are right but written differently, and print any violations."""
     from conformance.checks.results import Results
     from conformance.reports.tables import violation_lines
-    from conformance.selftest.variants.judging import chosen, runs
+    from conformance.selftest.variants.judging import choose_variants, runs
 
     wanted = ("numpy", "torch", "jax") if jax else ("numpy", "torch")
     arrays = [name for name in wanted if importlib.util.find_spec(name) is not None]
-    indices = chosen(arrays, only or ())
+    indices = choose_variants(arrays, only or ())
     first = secrets.randbelow(2**32) if seed is None else seed
     total, failures = Results(), 0
     for number, results in enumerate(runs(indices, effort, range(first, first + repeat), workers), first):

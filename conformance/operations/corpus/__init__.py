@@ -20,7 +20,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.cases.features import supports_case
-from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, taken_as_array
+from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, takes_described_arrays
 from conformance.checks.check import Check
 from conformance.checks.encoding import decode
 from conformance.checks.levels import CORE
@@ -97,7 +97,7 @@ def entries_for(operations: set[str], declaration: Declaration) -> list[Entry]:
         entry._replace(example=apply_roundings(entry.example, declaration))
         for entry in entries()
         if set(entry.operations) <= operations
-        and taken_as_array(entry.check, declaration)
+        and takes_described_arrays(entry.check, declaration)
         and all(is_judgeable(case, declaration) for case in entry.cases)
     ]
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flint import arb
 
-from conformance.cases.mask_predicate import any_in_group, bias_entries_seen, visible_pairs
+from conformance.cases.mask_predicate import any_in_group, visible_bias_entries, visible_pairs
 from conformance.oracle.ball.inputs import Leaves
 from conformance.oracle.ball.tape import ONE, ZERO, Variable, concatenate, constant, exp, log, select, tanh
 
@@ -35,7 +35,7 @@ def softmax(leaves: Leaves, options: dict[str, Any], query: Variable, key: Varia
         softcap = arb(float(options["softcap"]))
         scores = tanh(scores / softcap) * softcap
     if "bias" in leaves:
-        scores = scores + leaves.read("bias", bias_entries_seen(visible, leaves.shape("bias")))
+        scores = scores + leaves.read("bias", visible_bias_entries(visible, leaves.shape("bias")))
     terms = select(visible, exp(select(visible, scores, ZERO)), ZERO)
     total = terms.sum(-1)
     sums_something = visible.any(-1, keepdims=True)

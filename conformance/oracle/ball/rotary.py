@@ -38,13 +38,13 @@ def wavelengths(width: int, options: dict[str, Any], length: int | None) -> list
             start, end = start.floor(), end.ceil()
         start, end = start.max(ZERO), end.min(arb(width - 1))
         steep = (end - start) if start != end else arb(1) / 1000
-        return [slow_wave(wave, scaling.factor, clamp((p - start) / steep)) for p, wave in enumerate(plain)]
+        return [interpolate_wave(wave, scaling.factor, clamp((p - start) / steep)) for p, wave in enumerate(plain)]
     if isinstance(scaling, Llama3Scaling):
         longest = scaling.original_length / arb(scaling.low_frequency_factor)
         shortest = scaling.original_length / arb(scaling.high_frequency_factor)
         turns = [2 * arb.pi() * wave for wave in plain]
         shares = [clamp((1 / shortest - 1 / turn) / (1 / shortest - 1 / longest)) for turn in turns]
-        return [slow_wave(wave, scaling.factor, share) for wave, share in zip(plain, shares, strict=True)]
+        return [interpolate_wave(wave, scaling.factor, share) for wave, share in zip(plain, shares, strict=True)]
     return plain
 
 
@@ -53,8 +53,8 @@ def crossing(width: int, base: arb, scaling: YarnScaling, beta: float) -> arb:
     return arb(width) / 2 * (scaling.original_length / (2 * arb.pi() * arb(beta))).log() / base.log()
 
 
-def slow_wave(wave: arb, factor: float, share: arb) -> arb:
-    """The wave whose frequency is a share of it divided by the factor, and the rest of it as it is."""
+def interpolate_wave(wave: arb, factor: float, share: arb) -> arb:
+    """Return the wave with its frequency between its own (share 0) and that divided by the factor (share 1)."""
     return wave / (1 - share + share / arb(factor))
 
 

@@ -30,7 +30,7 @@ def covering(levels: Levels, fits: Fits, strength: int = 2) -> list[LevelRow]:
     rng = np.random.default_rng(0)
     open_tuples, rows = meeting(levels, fits, strength), []
     while open_tuples:
-        tries = (chosen(levels, fits, open_tuples, rng) for _ in range(TRIES))
+        tries = (choose_levels(levels, fits, open_tuples, rng) for _ in range(TRIES))
         row, covered = max(tries, key=lambda found: len(found[1]))
         open_tuples -= covered
         rows.append(row)
@@ -67,7 +67,7 @@ def smallest_with(picked: Mapping[str, int], levels: Levels) -> Row:
     return {name: levels[name][picked.get(name, 0)][0] for name in levels}
 
 
-def chosen(
+def choose_levels(
     levels: Levels, fits: Fits, open_tuples: set[frozenset[tuple[str, int]]], rng: np.random.Generator
 ) -> tuple[LevelRow, set[frozenset[tuple[str, int]]]]:
     """(level of every dimension, the open tuples that they cover), from one open tuple on, greedily."""

@@ -74,16 +74,16 @@ class ClearCotangent(torch.autograd.Function):
         return kept
 
 
-def planted(rule: str, name: str, function: Function) -> Behaviour:
+def make_behaviour(rule: str, name: str, function: Function) -> Behaviour:
     return Behaviour(rule, name, function, attention, arrays="torch")
 
 
 BEHAVIOURS = (
-    planted("ATT-12", "keys detached", change_arguments(attention, detach_keys)),
-    planted("ATT-12", "sinks by way of numbers", change_arguments(attention, convert_sinks)),
-    planted("ATT-6", "zeros for NaN, but not in the gradients", replace_nan),
-    planted("MASK-7", "scaled_dot_product_attention", use_fused),
-    planted("ATT-13", "query scaled by mul_", change_arguments(attention, scale_query)),
+    make_behaviour("ATT-12", "keys detached", change_arguments(attention, detach_keys)),
+    make_behaviour("ATT-12", "sinks by way of numbers", change_arguments(attention, convert_sinks)),
+    make_behaviour("ATT-6", "zeros for NaN, but not in the gradients", replace_nan),
+    make_behaviour("MASK-7", "scaled_dot_product_attention", use_fused),
+    make_behaviour("ATT-13", "query scaled by mul_", change_arguments(attention, scale_query)),
     Behaviour(
         "ATT-13",
         "cotangent cleared in the backward pass",

@@ -78,7 +78,7 @@ class ReadCotangent(torch.autograd.Function):
 # --- what is read so --------------------------------------------------------------------------------------------------
 
 
-def strided(
+def misread_input(
     name: str, argument: str, read: Reading, when: Condition = lambda a: True, operation: str = "attention"
 ) -> Behaviour:
     """One argument is read so in calls of some sizes."""
@@ -91,7 +91,7 @@ def strided(
     return Behaviour("ATT-13", name, change_arguments(right, change), right, operation, "torch")
 
 
-def strided_cotangent(name: str, read: Reading, when: Condition, operation: str = "attention") -> Behaviour:
+def misread_cotangent(name: str, read: Reading, when: Condition, operation: str = "attention") -> Behaviour:
     right = getattr(torch_impl, operation)
 
     def change(a: Arguments, output: Tensor) -> Tensor:
@@ -118,29 +118,29 @@ def clamp_ids(a: Arguments) -> None:
 
 
 BEHAVIOURS = (
-    strided("few queries of 64, 96 or 128 columns as if contiguous", "query", read_in_order,
-            lambda a: queries(a) <= 8 and key_width(a) in (64, 96, 128)),
-    strided("rows of query of 64 columns as if they followed each other", "query", read_rows_in_order,
-            lambda a: key_width(a) == 64),
+    misread_input("few queries of 64, 96 or 128 columns as if contiguous", "query", read_in_order,
+                  lambda a: queries(a) <= 8 and key_width(a) in (64, 96, 128)),
+    misread_input("rows of query of 64 columns as if they followed each other", "query", read_rows_in_order,
+                  lambda a: key_width(a) == 64),
     *(
-        strided(f"keys of width past {n} as if contiguous", "key", read_in_order, past(key_width, n))
+        misread_input(f"keys of width past {n} as if contiguous", "key", read_in_order, past(key_width, n))
         for n in (32, 128)
     ),
-    *(strided(f"values past {n} keys as if contiguous", "value", read_in_order, past(keys, n)) for n in (16, 64)),
-    strided("columns of values of 64 or 128 as if innermost", "value", read_columns_in_order,
-            lambda a: value_width(a) in (64, 128)),
-    strided("heads that share one key by a stride of 0 read on", "key", read_past_expanded),
-    strided("broadcast bias read on", "bias", read_past_expanded),
-    strided("mask as if contiguous", "mask", read_in_order),
-    strided("keep mask as if contiguous", "dropout_keep", read_in_order),
-    strided("query from the last 16 bytes on", "query", read_aligned, lambda a: key_width(a) % 4 == 0),
-    strided_cotangent("cotangent of 128 columns as if contiguous", read_in_order, lambda a: value_width(a) == 128),
-    strided_cotangent("rows of the cotangent as if they followed each other", read_rows_in_order,
+    *(misread_input(f"values past {n} keys as if contiguous", "value", read_in_order, past(keys, n)) for n in (16, 64)),
+    misread_input("columns of values of 64 or 128 as if innermost", "value", read_columns_in_order,
+                  lambda a: value_width(a) in (64, 128)),
+    misread_input("heads that share one key by a stride of 0 read on", "key", read_past_expanded),
+    misread_input("broadcast bias read on", "bias", read_past_expanded),
+    misread_input("mask as if contiguous", "mask", read_in_order),
+    misread_input("keep mask as if contiguous", "dropout_keep", read_in_order),
+    misread_input("query from the last 16 bytes on", "query", read_aligned, lambda a: key_width(a) % 4 == 0),
+    misread_cotangent("cotangent of 128 columns as if contiguous", read_in_order, lambda a: value_width(a) == 128),
+    misread_cotangent("rows of the cotangent as if they followed each other", read_rows_in_order,
                       lambda a: queries(a) > 1),
-    strided("rows of x as if they followed each other", "x", read_rows_in_order, operation="layer_norm"),
-    strided("weight as if contiguous", "weight", read_in_order, operation="layer_norm"),
-    strided("rows of x as if they followed each other (feed_forward)", "x", read_rows_in_order,
-            operation="feed_forward"),
+    misread_input("rows of x as if they followed each other", "x", read_rows_in_order, operation="layer_norm"),
+    misread_input("weight as if contiguous", "weight", read_in_order, operation="layer_norm"),
+    misread_input("rows of x as if they followed each other (feed_forward)", "x", read_rows_in_order,
+                  operation="feed_forward"),
     Behaviour("ATT-13", "ids as if contiguous", change_arguments(torch_impl.embedding, clamp_ids),
               torch_impl.embedding, "embedding", "torch"),
 )  # fmt: skip

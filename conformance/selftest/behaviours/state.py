@@ -123,7 +123,7 @@ def leave_parts(size: int) -> Callable[[Arguments], Any]:
             (attention(**part), attention_logsumexp(part["query"], part["key"], **{n: part[n] for n in others}))
             for part in parts
         ]
-        stale = [as_shaped(left, found[0]) for left in workspace[len(found) :] if fits(left, found[0])]
+        stale = [reshape_stale(left, found[0]) for left in workspace[len(found) :] if fits(left, found[0])]
         workspace[: len(found)] = found
         return merge_attention(*zip(*found, *stale, strict=True))[0]
 
@@ -134,7 +134,7 @@ def fits(stale: tuple[Any, Any], now: tuple[Any, Any]) -> bool:
     return all(s.size >= a.size and s.dtype == a.dtype for s, a in zip(stale, now, strict=True))
 
 
-def as_shaped(stale: tuple[Any, Any], now: tuple[Any, Any]) -> tuple[Any, Any]:
+def reshape_stale(stale: tuple[Any, Any], now: tuple[Any, Any]) -> tuple[Any, Any]:
     output, logsumexp = (s.reshape(-1)[: a.size].reshape(a.shape) for s, a in zip(stale, now, strict=True))
     return output, logsumexp
 

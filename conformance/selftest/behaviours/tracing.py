@@ -56,17 +56,17 @@ def differ_without_derivatives(function: Function) -> Function:
     return forward
 
 
-def planted(rule: str, name: str, function: Function) -> Behaviour:
+def make_behaviour(rule: str, name: str, function: Function) -> Behaviour:
     return Behaviour(rule, name, function, attention, arrays="jax")
 
 
 BEHAVIOURS = (
-    planted(
+    make_behaviour(
         "ATT-8",
         "no mask without gradients",
         differ_without_derivatives(lambda query, key, value, mask: attention(query, key, value)),
     ),
-    planted("ATT-12", "gradient stopped at the weights", stop_gradients),
-    planted("ATT-6", "one where for empty rows", use_one_where),
-    planted("ATT-9", "float64 narrowed to float32", narrow_inputs),
+    make_behaviour("ATT-12", "gradient stopped at the weights", stop_gradients),
+    make_behaviour("ATT-6", "one where for empty rows", use_one_where),
+    make_behaviour("ATT-9", "float64 narrowed to float32", narrow_inputs),
 )

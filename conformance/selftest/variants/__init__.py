@@ -73,7 +73,7 @@ VARIANTS = (
     Variant("torch.nn.functional", "torch_layers:embedding_lookup", "embedding", "torch"),
     Variant("inner axis in chunks of 256", "torch_layers:feed_forward_chunks", "feed_forward", "torch"),
     Variant("torch.nn.functional", "torch_layers:gated_functional", "gated_feed_forward", "torch"),
-    Variant("running maximum, tiles of 128, exp2", "torch_losses:tiled", "cross_entropy", "torch"),
+    Variant("running maximum, tiles of 128, exp2", "torch_losses:cross_entropy_in_tiles", "cross_entropy", "torch"),
     Variant("torch.nn.functional", "torch_losses:cross_entropy", "cross_entropy", "torch"),
     Variant("torch.nn.functional", "torch_losses:nll_loss", "nll_loss", "torch"),
     Variant("averages by differences, decay as a term", "numpy_optimizers:adam_by_differences", "adam_step"),

@@ -31,11 +31,11 @@ def scale_on_key(
     (B, H, Q, D), K, dtype = query.shape, key.shape[2], query.dtype
     allowed, bias = visible_pairs(checked_mask(mask, Q, K, B, H), widen(bias), (B, H, Q), K)
     query, key, value = widen(query), repeat_heads(widen(key), H), repeat_heads(widen(value), H)
-    return computed(query, key, value, allowed, bias, widen(sinks), resolve_scale(scale, D), softcap).astype(dtype)
+    return attend(query, key, value, allowed, bias, widen(sinks), resolve_scale(scale, D), softcap).astype(dtype)
 
 
 @jax.jit
-def computed(query: Any, key: Any, value: Any, allowed: Any, bias: Any, sinks: Any, scale: Any, softcap: Any) -> Any:
+def attend(query: Any, key: Any, value: Any, allowed: Any, bias: Any, sinks: Any, scale: Any, softcap: Any) -> Any:
     scores = pair_products(query, key * jnp.asarray(scale, key.dtype), allowed)
     if softcap is not None:
         cap = jnp.asarray(softcap, scores.dtype)

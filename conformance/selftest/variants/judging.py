@@ -23,7 +23,7 @@ runners: dict[int, Runner] = {}
 """A worker process's own subjects, made when they are first asked."""
 
 
-def chosen(arrays: Collection[str], only: Collection[str] = ()) -> list[int]:
+def choose_variants(arrays: Collection[str], only: Collection[str] = ()) -> list[int]:
     """Indices of the variants in these frameworks' arrays, with one of these words in their titles if there are any."""
     return [
         index
@@ -39,7 +39,7 @@ def groups(indices: Sequence[int]) -> list[Group]:
     return [tuple(indices[place] for place in places) for places in group_indices(kinds)]
 
 
-def judged(group: Group, examples: int, seed: int) -> Results:
+def judge_group(group: Group, examples: int, seed: int) -> Results:
     """What the frozen corpus, the probes and the refusals find in them."""
     for index in group:
         if index not in runners:
@@ -60,7 +60,7 @@ def runs(indices: Sequence[int], effort: str, seeds: Sequence[int], workers: int
     asked, examples = groups(indices), EFFORTS[effort]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=start) as pool:
-        waiting = [[pool.submit(judged, group, examples, seed) for group in asked] for seed in seeds]
+        waiting = [[pool.submit(judge_group, group, examples, seed) for group in asked] for seed in seeds]
         for futures in waiting:
             total = Results()
             for future in futures:

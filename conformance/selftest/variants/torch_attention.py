@@ -14,8 +14,8 @@ from conformance.selftest.variants.torch_pieces import (
     Compute,
     Problem,
     attention_by,
-    capped,
-    divided,
+    cap_scores,
+    divide_rows,
     exponentials,
     finite,
     first_maximum,
@@ -30,7 +30,7 @@ LOG2E = math.log2(math.e)
 # --- online -----------------------------------------------------------------------------------------------------------
 
 
-def in_blocks(size: int) -> Compute:
+def attend_in_blocks(size: int) -> Compute:
     """Online softmax in blocks of keys with exp2: log2(e) goes into the scale where nothing comes after it."""
 
     def compute(p: Problem) -> torch.Tensor:
@@ -44,14 +44,14 @@ def in_blocks(size: int) -> Compute:
         blocks = zip(p.key.split(size, 2), p.value.split(size, 2), p.allowed.split(size, 3), strict=True)
         for number, (key, value, allowed) in enumerate(blocks):
             keys = slice(number * size, (number + 1) * size)
-            scores = capped(pair_products(p.query, key, allowed) * scale, p, keys)
+            scores = cap_scores(pair_products(p.query, key, allowed) * scale, p, keys)
             raised = torch.amax(torch.cat([maximum, scores.detach()], dim=-1), dim=-1, keepdim=True)
             factor = torch.exp2((maximum - finite(raised)) * base)
             weights = torch.where(allowed, torch.exp2((scores - finite(raised)) * base), 0)
             total = total * factor + weights.sum(dim=-1, keepdim=True)
             output = output * factor + allowed_sum(weights, value, allowed)
             maximum = raised
-        return divided(output, total, p)
+        return divide_rows(output, total, p)
 
     return compute
 
@@ -59,18 +59,18 @@ def in_blocks(size: int) -> Compute:
 # --- in two passes ----------------------------------------------------------------------------------------------------
 
 
-def by_log_softmax(p: Problem) -> torch.Tensor:
+def attend_by_log_softmax(p: Problem) -> torch.Tensor:
     """weights = exp(log-softmax), with the root of the scale on query and key."""
     root = math.sqrt(abs(p.scale))
-    scores = capped(pair_products(p.query * root, p.key * math.copysign(root, p.scale), p.allowed), p)
+    scores = cap_scores(pair_products(p.query * root, p.key * math.copysign(root, p.scale), p.allowed), p)
     maximum = row_maximum(scores, p)
     total = exponentials(scores - maximum, p).sum(dim=-1, keepdim=True) + sink_exponential(p, maximum)
     logarithm = torch.log(torch.where(total == 0, 1, total))
     return allowed_sum(exponentials(scores - maximum - logarithm, p), p.value, p.allowed)
 
 
-online_32 = attention_by(in_blocks(32), "online_32")
-log_softmax = attention_by(by_log_softmax, "log_softmax")
+online_32 = attention_by(attend_in_blocks(32), "online_32")
+log_softmax = attention_by(attend_by_log_softmax, "log_softmax")
 repeated_in_inputs = attention_by(
-    by_log_softmax, "repeated_in_inputs", repeat_heads, conventions={"shared_heads": "rounded"}
+    attend_by_log_softmax, "repeated_in_inputs", repeat_heads, conventions={"shared_heads": "rounded"}
 )

@@ -10,7 +10,7 @@ import torch
 
 from conformance.selftest.variants.torch_pieces import (
     Problem,
-    capped,
+    cap_scores,
     exponentials,
     finite,
     problem,
@@ -25,7 +25,7 @@ LN2 = math.log(2.0)
 
 def scores_and_logsumexp(p: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     """The logarithm in base 2, turned back at the end; -inf in rows without weight."""
-    scores = capped(pair_products(p.query, p.key, p.allowed) * p.scale, p)
+    scores = cap_scores(pair_products(p.query, p.key, p.allowed) * p.scale, p)
     maximum = row_maximum(scores, p)
     total = exponentials(scores - maximum, p).sum(dim=-1, keepdim=True) + sink_exponential(p, maximum)
     empty = total == 0
@@ -52,14 +52,14 @@ def companion_by(compute: Callable[[Problem], torch.Tensor], name: str) -> Calla
     return companion
 
 
-def by_logsumexp(p: Problem) -> torch.Tensor:
+def compute_by_logsumexp(p: Problem) -> torch.Tensor:
     """exp(score - log-sum-exp), as blocked kernels compute the weights once more in their backward pass."""
     scores, logsumexp = scores_and_logsumexp(p)
     return exponentials(scores - finite(logsumexp), p).to(p.dtype)
 
 
 logsumexp_base_2 = companion_by(lambda p: scores_and_logsumexp(p)[1][..., 0], "logsumexp_base_2")
-weights_by_logsumexp = companion_by(by_logsumexp, "weights_by_logsumexp")
+weights_by_logsumexp = companion_by(compute_by_logsumexp, "weights_by_logsumexp")
 
 
 def merge_in_sequence(outputs: Sequence[Any], logsumexps: Sequence[Any]) -> tuple[Any, Any]:
@@ -67,11 +67,11 @@ def merge_in_sequence(outputs: Sequence[Any], logsumexps: Sequence[Any]) -> tupl
     output = torch.zeros_like(widen(outputs[0]))
     logsumexp = torch.full_like(widen(logsumexps[0]), -torch.inf)
     for part, other in zip(outputs, logsumexps, strict=True):
-        output, logsumexp = merged(output, logsumexp, widen(part), widen(other))
+        output, logsumexp = merge_pair(output, logsumexp, widen(part), widen(other))
     return output.to(outputs[0].dtype), logsumexp
 
 
-def merged(left: Any, left_logsumexp: Any, right: Any, right_logsumexp: Any) -> tuple[Any, Any]:
+def merge_pair(left: Any, left_logsumexp: Any, right: Any, right_logsumexp: Any) -> tuple[Any, Any]:
     """Both outputs weighed by exp(own log-sum-exp - common one)."""
     stacked = torch.stack([left_logsumexp, right_logsumexp])
     seen = stacked != -torch.inf

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from conformance.cases.declaration import declare
-from conformance.selftest.variants.torch_pieces import Rounding, as_they_are, to_tf32
+from conformance.selftest.variants.torch_pieces import Rounding, round_to_tf32, skip_rounding
 from conformance.selftest.variants.torch_rounded import TF32_PRODUCTS, UP_TO_FLOAT32, flash, tf32_products
 from torch_impl.dtypes import widen
 from torch_impl.multi_head_attention import concatenate_heads, join_heads, split_heads
@@ -32,7 +32,7 @@ def multi_head_by(attention: Callable[..., Any], sides: Rounding, name: str, **d
         softcap: float | None = None,
         sinks: Any = None,
     ) -> Any:
-        heads = projected(parameters, (query, key, value), num_heads, sides)
+        heads = project_heads(parameters, (query, key, value), num_heads, sides)
         attended = attention(*heads, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
         return project(parameters.output, concatenate_heads(attended), sides)
 
@@ -40,7 +40,7 @@ def multi_head_by(attention: Callable[..., Any], sides: Rounding, name: str, **d
     return multi_head_attention
 
 
-def projected(parameters: Any, inputs: Any, num_heads: int, sides: Rounding) -> list[Any]:
+def project_heads(parameters: Any, inputs: Any, num_heads: int, sides: Rounding) -> list[Any]:
     """The heads of query, key and value."""
     joined = [join_heads(part) for part in parameters[:3]]
     groups = joined[1].weight.shape[1] // (joined[0].weight.shape[1] // num_heads)
@@ -48,7 +48,7 @@ def projected(parameters: Any, inputs: Any, num_heads: int, sides: Rounding) -> 
     return [split_heads(project(part, x, sides), n) for part, x, n in zip(joined, inputs, counts, strict=True)]
 
 
-def project(projection: Any, x: Any, sides: Rounding = as_they_are) -> Any:
+def project(projection: Any, x: Any, sides: Rounding = skip_rounding) -> Any:
     """x @ weight + bias, rounded once."""
     output = RoundedProduct.apply(widen(x), widen(projection.weight), sides)
     if projection.bias is not None:
@@ -72,9 +72,9 @@ class RoundedProduct(torch.autograd.Function):
         return sides(cotangent) @ sides(right).mT, flat.mT @ rows, None
 
 
-multi_head_flash = multi_head_by(flash, as_they_are, "multi_head_flash")
+multi_head_flash = multi_head_by(flash, skip_rounding, "multi_head_flash")
 multi_head_in_tf32 = multi_head_by(
-    tf32_products, to_tf32, "multi_head_in_tf32", dtypes=UP_TO_FLOAT32, conventions=TF32_PRODUCTS
+    tf32_products, round_to_tf32, "multi_head_in_tf32", dtypes=UP_TO_FLOAT32, conventions=TF32_PRODUCTS
 )
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {

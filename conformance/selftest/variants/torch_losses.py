@@ -20,7 +20,7 @@ def rows_of(array: Any, targets: Any, ignore: int | None) -> tuple[Any, Any]:
     return rows, torch.where(counted, targets, -100).reshape(-1).long()
 
 
-def reduced(losses: Any, targets: Any, shape: Any, reduction: str) -> Any:
+def reduce_losses(losses: Any, targets: Any, shape: Any, reduction: str) -> Any:
     """From the loss of every row."""
     if reduction == "none":
         return losses.reshape(shape)
@@ -33,10 +33,10 @@ def cross_entropy(
     """`F.cross_entropy` of every row."""
     rows, of = rows_of(logits, targets, ignore)
     losses = functional.cross_entropy(rows, of, reduction="none", label_smoothing=label_smoothing)
-    return reduced(losses, of, targets.shape, reduction).to(logits.dtype)
+    return reduce_losses(losses, of, targets.shape, reduction).to(logits.dtype)
 
 
-def tiled(
+def cross_entropy_in_tiles(
     logits: Any, targets: Any, *, label_smoothing: float = 0.0, ignore: int | None = None, reduction: str = "mean"
 ) -> Any:
     """Online log-sum-exp in tiles of 128 classes, exp2 and log2; rows divided first, and added up from the last."""
@@ -65,4 +65,4 @@ def nll_loss(log_probabilities: Any, targets: Any, *, ignore: int | None = None,
     """`F.nll_loss` of every row."""
     rows, of = rows_of(log_probabilities, targets, ignore)
     losses = functional.nll_loss(rows, of, reduction="none")
-    return reduced(losses, of, targets.shape, reduction).to(log_probabilities.dtype)
+    return reduce_losses(losses, of, targets.shape, reduction).to(log_probabilities.dtype)

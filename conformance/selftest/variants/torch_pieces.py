@@ -70,7 +70,7 @@ def problem(query: Any, key: Any, value: Any, mask: Any, bias: Any, scale: Any, 
     return Problem(*wide, allowed.expand(B, H, Q, K), widen(bias), widen(sinks), *numbers)
 
 
-def capped(products: torch.Tensor, p: Problem, keys: slice = slice(None)) -> torch.Tensor:
+def cap_scores(products: torch.Tensor, p: Problem, keys: slice = slice(None)) -> torch.Tensor:
     """Scores of the allowed pairs from scaled products, -inf for the others."""
     scores = products if p.softcap is None else p.softcap * torch.tanh(products / p.softcap)
     if p.bias is not None:
@@ -105,7 +105,7 @@ def exponentials(shifted: torch.Tensor, p: Problem) -> torch.Tensor:
     return torch.where(p.allowed, torch.exp(shifted), 0)
 
 
-def divided(output: torch.Tensor, total: torch.Tensor, p: Problem) -> torch.Tensor:
+def divide_rows(output: torch.Tensor, total: torch.Tensor, p: Problem) -> torch.Tensor:
     """output / total, and 0 in rows that allow nothing."""
     output = output / torch.where(total == 0, 1, total)
     return torch.where(p.allowed.any(dim=-1, keepdim=True), output, 0)
@@ -114,19 +114,19 @@ def divided(output: torch.Tensor, total: torch.Tensor, p: Problem) -> torch.Tens
 # --- fewer digits -----------------------------------------------------------------------------------------------------
 
 
-def as_they_are(x: torch.Tensor) -> torch.Tensor:
+def skip_rounding(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def to_bfloat16(x: torch.Tensor) -> torch.Tensor:
+def round_to_bfloat16(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.bfloat16).to(x.dtype)
 
 
-def to_float16(x: torch.Tensor) -> torch.Tensor:
+def round_to_float16(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float16).to(x.dtype)
 
 
-def to_tf32(x: torch.Tensor) -> torch.Tensor:
+def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
     """float32 with the last 13 of its 23 fraction bits rounded away, ties away from 0."""
     bits = (x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF
     return torch.where(torch.isfinite(x), bits.view(torch.float32), x)

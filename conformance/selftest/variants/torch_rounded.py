@@ -13,15 +13,15 @@ import torch
 from conformance.selftest.variants.torch_pieces import (
     Problem,
     Rounding,
-    as_they_are,
     attention_by,
-    capped,
-    divided,
+    cap_scores,
+    divide_rows,
+    round_to_bfloat16,
+    round_to_float16,
+    round_to_tf32,
     row_maximum,
     sink_exponential,
-    to_bfloat16,
-    to_float16,
-    to_tf32,
+    skip_rounding,
 )
 
 NARROW = (torch.float16, torch.bfloat16)
@@ -46,8 +46,8 @@ class Roundings(NamedTuple):
     returned: the backward pass takes the output as it was returned, in the inputs' dtype. product: of two matrices.
     """
 
-    weights: Rounding = as_they_are
-    sides: Rounding = as_they_are
+    weights: Rounding = skip_rounding
+    sides: Rounding = skip_rounding
     on_query: bool = True
     returned: bool = False
     product: Product = torch.matmul
@@ -56,7 +56,7 @@ class Roundings(NamedTuple):
         """left . right for the allowed pairs, with both sides rounded, and 0 for the others."""
         return torch.where(allowed, self.product(self.sides(left), self.sides(right).mT), 0)
 
-    def summed(self, weights: torch.Tensor, values: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    def sum_values(self, weights: torch.Tensor, values: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
         """weights @ values, both rounded, in which hidden NaN and infinity have no part, and allowed ones give NaN."""
         finite = torch.isfinite(values)
         output = self.product(self.sides(weights), self.sides(torch.where(finite, values, 0)))
@@ -72,11 +72,11 @@ class Kernel(torch.autograd.Function):
         *arrays, allowed, scale, softcap, dtype, roundings = inputs
         query, key, value, bias, sinks = arrays
         p = Problem(query, key, value, allowed, bias, sinks, scale, softcap)
-        scores = capped(products(p, roundings), p)
+        scores = cap_scores(products(p, roundings), p)
         maximum = row_maximum(scores, p)
         exponentials = torch.exp(scores - maximum)
         total = exponentials.sum(dim=-1, keepdim=True) + sink_exponential(p, maximum)
-        output = divided(roundings.summed(roundings.weights(exponentials), value, allowed), total, p)
+        output = divide_rows(roundings.sum_values(roundings.weights(exponentials), value, allowed), total, p)
         returned = output.to(dtype)
         ctx.p, ctx.roundings = p, roundings
         ctx.save_for_backward(returned if roundings.returned else output, maximum, total)
@@ -100,9 +100,9 @@ def gradients(
     p: Problem, output: Any, maximum: Any, total: Any, output_bar: Any, roundings: Roundings
 ) -> tuple[torch.Tensor | None, ...]:
     """Weights once more from maximum and total, and the mean as rowsum(O_bar * O)."""
-    summed, weights, turned = roundings.summed, roundings.weights, p.allowed.mT
+    sum_values, weights, turned = roundings.sum_values, roundings.weights, p.allowed.mT
     scaled = products(p, roundings)
-    scores = capped(scaled, p)
+    scores = cap_scores(scaled, p)
     logarithm = torch.log(torch.where(total == 0, 1, total))
     held = torch.where(p.allowed, torch.exp(scores - maximum - logarithm), 0)
     mean = (output_bar * output).sum(dim=-1, keepdim=True)
@@ -110,12 +110,12 @@ def gradients(
     scores_bar = torch.where(p.allowed, held * (weights_bar - mean), 0)
     raw = scores_bar if p.softcap is None else scores_bar * (1 - torch.tanh(scaled / p.softcap) ** 2)
     raw = weights(raw)
-    value_bar = summed(weights(held).mT, output_bar, turned)
-    query_bar = summed(raw, p.key, p.allowed) * p.scale
+    value_bar = sum_values(weights(held).mT, output_bar, turned)
+    query_bar = sum_values(raw, p.key, p.allowed) * p.scale
     if roundings.on_query:
-        key_bar = summed(raw.mT, p.query * p.scale, turned)
+        key_bar = sum_values(raw.mT, p.query * p.scale, turned)
     else:
-        key_bar = summed(raw.mT, p.query, turned) * p.scale
+        key_bar = sum_values(raw.mT, p.query, turned) * p.scale
     bias_bar = None if p.bias is None else unbroadcast(scores_bar, p.bias)
     sinks_bar = None
     if p.sinks is not None:
@@ -140,9 +140,9 @@ def kernel(name: str, roundings_for: Callable[[torch.dtype], Roundings], **decla
     return attention_by(compute, name, **declared)
 
 
-def of_inputs(dtype: torch.dtype) -> Roundings:
+def input_roundings(dtype: torch.dtype) -> Roundings:
     """What tensor cores do for 16-bit inputs: everything that is multiplied is rounded to the inputs' dtype."""
-    narrow = {torch.bfloat16: to_bfloat16, torch.float16: to_float16}[dtype]
+    narrow = {torch.bfloat16: round_to_bfloat16, torch.float16: round_to_float16}[dtype]
     return Roundings(narrow, narrow, on_query=False, returned=True)
 
 
@@ -155,11 +155,13 @@ flash = kernel("flash", lambda dtype: Roundings())
 summed_backwards = kernel("summed_backwards", lambda dtype: Roundings(product=sum_backwards))
 bfloat16_weights = kernel(
     "bfloat16_weights",
-    lambda dtype: Roundings(weights=to_bfloat16, returned=True),
+    lambda dtype: Roundings(weights=round_to_bfloat16, returned=True),
     dtypes=UP_TO_FLOAT32,
     conventions=BFLOAT16_WEIGHTS,
 )
 tf32_products = kernel(
-    "tf32_products", lambda dtype: Roundings(sides=to_tf32), dtypes=UP_TO_FLOAT32, conventions=TF32_PRODUCTS
+    "tf32_products", lambda dtype: Roundings(sides=round_to_tf32), dtypes=UP_TO_FLOAT32, conventions=TF32_PRODUCTS
 )
-products_of_inputs = kernel("products_of_inputs", of_inputs, dtypes=("float16", "bfloat16"), conventions=OF_INPUTS)
+products_of_inputs = kernel(
+    "products_of_inputs", input_roundings, dtypes=("float16", "bfloat16"), conventions=OF_INPUTS
+)

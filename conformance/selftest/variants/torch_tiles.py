@@ -12,8 +12,8 @@ from conformance.selftest.variants.torch_pieces import (
     Compute,
     Problem,
     attention_by,
-    capped,
-    divided,
+    cap_scores,
+    divide_rows,
     exponentials,
     finite,
     row_maximum,
@@ -22,7 +22,7 @@ from conformance.selftest.variants.torch_pieces import (
 from torch_impl.attention_steps import allowed_sum, pair_products
 
 
-def padded(p: Problem, queries: int = 1, keys: int = 1, width: int = 1) -> Problem:
+def pad_to_tiles(p: Problem, queries: int = 1, keys: int = 1, width: int = 1) -> Problem:
     """Zeros up to whole tiles; padded keys are forbidden, and so is everything for padded queries."""
     more_q, more_k = missing(p.query.shape[2], queries), missing(p.key.shape[2], keys)
     more_d, more_v = missing(p.query.shape[3], width), missing(p.value.shape[3], width)
@@ -40,16 +40,16 @@ def missing(size: int, tile: int) -> int:
     return -size % min(tile, 1 << max(size - 1, 0).bit_length())
 
 
-def in_padded_tiles(queries: int, keys: int, width: int) -> Compute:
+def attend_in_padded_tiles(queries: int, keys: int, width: int) -> Compute:
     """Everything in whole tiles, of which the part that was asked for is returned."""
 
     def compute(p: Problem) -> torch.Tensor:
-        whole = padded(p, queries, keys, width)
-        scores = capped(pair_products(whole.query, whole.key, whole.allowed) * p.scale, whole)
+        whole = pad_to_tiles(p, queries, keys, width)
+        scores = cap_scores(pair_products(whole.query, whole.key, whole.allowed) * p.scale, whole)
         maximum = row_maximum(scores, whole)
         weights = exponentials(scores - maximum, whole)
         total = weights.sum(dim=-1, keepdim=True) + sink_exponential(whole, maximum)
-        output = divided(allowed_sum(weights, whole.value, whole.allowed), total, whole)
+        output = divide_rows(allowed_sum(weights, whole.value, whole.allowed), total, whole)
         return output[:, :, : p.query.shape[2], : p.value.shape[3]]
 
     return compute
@@ -65,13 +65,13 @@ def pair_parts(array: torch.Tensor, size: int) -> torch.Tensor:
     return array.unflatten(3, (-1, size)).movedim(3, 2)
 
 
-def in_split_keys(size: int) -> Compute:
+def attend_in_split_keys(size: int) -> Compute:
     """Parts of the keys by themselves, each with its maximum, total and sum; merged by exp(maximum - largest)."""
 
     def compute(p: Problem) -> torch.Tensor:
-        whole = padded(p, keys=size)
+        whole = pad_to_tiles(p, keys=size)
         if whole.key.shape[2] <= size:
-            return in_padded_tiles(1, size, 1)(p)
+            return attend_in_padded_tiles(1, size, 1)(p)
         allowed = pair_parts(whole.allowed, size)
         products = pair_products(whole.query[:, :, None], parts(whole.key, size), allowed) * p.scale
         scores = products if p.softcap is None else p.softcap * torch.tanh(products / p.softcap)
@@ -86,10 +86,10 @@ def in_split_keys(size: int) -> Compute:
             largest = torch.maximum(largest, p.sinks.detach()[:, None, None])
         factors = torch.exp(own - finite(largest)[:, :, None])
         output = (factors * outputs).sum(dim=2)
-        return divided(output, (factors * totals).sum(dim=2) + sink_exponential(p, finite(largest)), p)
+        return divide_rows(output, (factors * totals).sum(dim=2) + sink_exponential(p, finite(largest)), p)
 
     return compute
 
 
-padded_16_by_256 = attention_by(in_padded_tiles(16, 256, 32), "padded_16_by_256")
-split_64 = attention_by(in_split_keys(64), "split_64")
+padded_16_by_256 = attention_by(attend_in_padded_tiles(16, 256, 32), "padded_16_by_256")
+split_64 = attention_by(attend_in_split_keys(64), "split_64")
