@@ -34,6 +34,11 @@ class Finding:
     def kind(self) -> FindingKind:
         return "value" if self.detail is None else self.detail.kind
 
+    @property
+    def is_of_values(self) -> bool:
+        """Whether a result holds something else than it should."""
+        return self.kind in ("value", "not_zero", "not_spoiled")
+
 
 # --- no answer --------------------------------------------------------------------------------------------------------
 

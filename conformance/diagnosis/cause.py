@@ -98,6 +98,6 @@ def cause_kind(violation: Violation) -> CauseKind:
     """The kind of a violation's cause, where no known mistake explains it."""
     if violation.depends_on_state:
         return "state"
-    if violation.finding.kind == "value":
+    if violation.finding.is_of_values:
         return "digits" if violation.loses_digits else "numbers"
     return "refusal" if violation.check in (REFUSAL, UNSUPPORTED) else "error"

@@ -57,7 +57,7 @@ def find_causes(results: Results, runner: Runner) -> list[Cause]:
 
 def has_wrong_numbers(violation: Violation) -> bool:
     """Whether numbers are wrong, in an answer to one call."""
-    return violation.finding.kind == "value" and not violation.depends_on_state and violation.case is not None
+    return violation.finding.is_of_values and not violation.depends_on_state and violation.case is not None
 
 
 def explain_numbers(

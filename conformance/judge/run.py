@@ -196,7 +196,7 @@ def keep_case(
 ) -> None:
     """Keep a case for the diagnosis, which asks it again; not one without an answer, such as that of a time-out."""
     failed = breaks(findings)
-    if not failed or worst(findings).kind == "value":
+    if not failed or worst(findings).is_of_values:
         least = least_level(probe.rule, probe.level)
         kept.add(KeptCase(probe.rule, probe.id, title, check, example, failed, least))
 
