@@ -70,8 +70,12 @@ def explain_numbers(
     chooser = make_chooser(runner, evidence, due)
     left = dict(violations)
     chosen = chooser.choose()
-    rounded = {id(one): one.allow_arithmetic() for one in evidence if one.wrong} if chooser.missed else {}
-    inexact = [one for one in evidence if id(one) in rounded and not rounded[id(one)].wrong]
+    failing = [one for one in evidence if one.wrong]
+    # A mistake of 16 bits that explains most failing cases is not given up for arithmetic, whose bounds are wide.
+    narrow = [one for one in chosen if not any(case.case.dtype in WIDE for case in one.explained)]
+    unclear = chooser.missed and 2 * sum(len(one.explained) for one in narrow) < len(chooser.failing)
+    rounded = {id(one): one.allow_arithmetic() for one in failing} if unclear else {}
+    inexact = [one for one in failing if unclear and not rounded[id(one)].wrong]
     if inexact:
         rounded |= {id(one): one.allow_arithmetic() for one in evidence if not one.wrong}
         other = make_chooser(runner, [*rounded.values()], [rounded[id(one)] for one in due], Evidence.allow_arithmetic)
