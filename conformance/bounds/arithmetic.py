@@ -107,8 +107,7 @@ class Precision:
         """Relative error of a sum of n terms, or of n successive roundings; infinity where nothing is left of it."""
         lost = n * self.inner
         if isinstance(lost, np.ndarray):
-            with np.errstate(divide="ignore"):
-                return lost / np.maximum(1 - lost, 0)
+            return np.where(lost < 1, lost / (1 - lost), np.inf)
         return lost / (1 - lost) if lost < 1 else np.inf
 
 

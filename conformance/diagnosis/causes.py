@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -67,26 +67,25 @@ def explain_numbers(
     unasked = {one.rule for key, one in violations.items() if key not in own}
     due = [one for key, one in own.items() if key in violations]
     due += [one for one in evidence if one.wrong and one.kept is not None and one.kept.rule in unasked]
-    chooser = make_chooser(runner, evidence, due)
+    probes = {probe.id: probe for probe in catalogue(runner.declaration)}
+    chooser = Chooser(
+        [one for one in evidence if one.wrong],
+        [one for one in evidence if not one.wrong],
+        mistakes_of(next((one.case.operation for one in evidence), "")),
+        partial(draw_experiments, declaration=runner.declaration, probes=probes),
+        partial(ask_fresh, runner),
+        due,
+    )
     left = dict(violations)
     chosen = chooser.choose()
-    failing = [one for one in evidence if one.wrong]
-    # A mistake of 16 bits that explains most failing cases is not given up for arithmetic, whose bounds are wide.
-    narrow = [one for one in chosen if not any(case.case.dtype in WIDE for case in one.explained)]
-    unclear = chooser.missed and 2 * sum(len(one.explained) for one in narrow) < len(chooser.failing)
-    rounded = {id(one): one.allow_arithmetic() for one in failing} if unclear else {}
-    inexact = [one for one in failing if unclear and not rounded[id(one)].wrong]
-    if inexact:
-        rounded |= {id(one): one.allow_arithmetic() for one in evidence if not one.wrong}
-        other = make_chooser(runner, [*rounded.values()], [rounded[id(one)] for one in due], Evidence.allow_arithmetic)
-        chosen_then = other.choose()
-        wide = [one for one in other.uncovered if one.case.dtype in WIDE and not one.case.special]
-        if not other.missed and not wide:  # what is wrong in float32 too is none of arithmetic in 16 bits
-            chooser, chosen = other, chosen_then
-            follow = take_violations(left, own, inexact)
-            own = {key: rounded[id(one)] for key, one in own.items()}
-            if follow:
-                yield explain_by_arithmetic(inexact, follow)
+    beside = choose_beside_arithmetic(chooser, chosen, evidence)
+    if beside is not None:
+        chooser, chosen, rounded = beside
+        inexact = [one for one in evidence if one.wrong and not rounded[id(one)].wrong]
+        follow = take_violations(left, own, inexact)
+        own = {key: rounded[id(one)] for key, one in own.items()}
+        if follow:
+            yield explain_by_arithmetic(inexact, follow)
     for explanation in chosen:
         follow = take_violations(left, own, explanation.explained)
         if not follow and len(explanation.explained) > 1:  # behind rules whose own violation has another cause
@@ -99,27 +98,40 @@ def explain_numbers(
         yield from group_numbers(left, own, unexplained, chooser.passing)
 
 
-def make_chooser(
-    runner: Runner,
-    evidence: Sequence[Evidence],
-    due: Iterable[Evidence],
-    change: Callable[[Evidence], Evidence] = lambda one: one,
-) -> Chooser:
-    """change: of the evidence of experiments."""
-    probes = {probe.id: probe for probe in catalogue(runner.declaration)}
+def choose_beside_arithmetic(
+    chooser: Chooser, chosen: Sequence[Explanation], evidence: Sequence[Evidence]
+) -> tuple[Chooser, list[Explanation], dict[int, Evidence]] | None:
+    """Choose mistakes as if inputs of 16 bits were computed with in 16 bits; None where that explains no more.
+
+    A mistake of 16 bits that explains most failing cases is not given up for arithmetic, whose bounds are wide. What is
+    wrong in float32 too is none of it.
+
+    Returns:
+        The search, its explanations, and by the identity of the evidence what that arithmetic leaves of it.
+    """
+    narrow = [one for one in chosen if not any(case.case.dtype in WIDE for case in one.explained)]
+    if not chooser.missed or 2 * sum(len(one.explained) for one in narrow) >= len(chooser.failing):
+        return None
+    rounded = {id(one): one.allow_arithmetic() for one in evidence if one.wrong}
+    if all(one.wrong for one in rounded.values()):
+        return None
+    rounded |= {id(one): one.allow_arithmetic() for one in evidence if not one.wrong}
 
     def ask(case: Case) -> Evidence | None:
-        found = ask_fresh(runner, case)
-        return None if found is None else change(found)
+        found = chooser.ask_fresh(case)
+        return None if found is None else found.allow_arithmetic()
 
-    return Chooser(
-        [one for one in evidence if one.wrong],
-        [one for one in evidence if not one.wrong],
-        mistakes_of(next((one.case.operation for one in evidence), "")),
-        partial(draw_experiments, declaration=runner.declaration, probes=probes),
+    again = Chooser(
+        [one for one in rounded.values() if one.wrong],
+        [one for one in rounded.values() if not one.wrong],
+        chooser.mistakes,
+        chooser.draw,
         ask,
-        [one for one in due if one.wrong],
+        [one for key, one in rounded.items() if key in chooser.due],
     )
+    explanations = again.choose()
+    wide = [one for one in again.uncovered if one.case.dtype in WIDE and not one.case.special]
+    return None if again.missed or wide else (again, explanations, rounded)
 
 
 def take_violations(

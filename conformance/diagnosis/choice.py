@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, takewhile
 
 from conformance.cases.case import Case
 from conformance.diagnosis.evidence import Evidence
@@ -43,8 +43,8 @@ class Chooser:
     """The evidence, and the search for mistakes in it.
 
     failing, passing: evidence, the smallest first; experiments add to it. draw, ask_fresh: for experiments. due: the
-    failing cases that must be explained, those of violations; all unless given. uncovered: the failing
-    cases that no chosen one explains.
+    failing cases that must be explained, those of violations; all unless given. uncovered: the failing cases that no
+    chosen mistake explains.
     """
 
     def __init__(
@@ -133,32 +133,20 @@ class Chooser:
         for others in ([*explanation.against, *explanation.unlike], explanation.against):
             condition = learn_condition(explanation.explained, others)
             if condition is not None:
-                mistake = explanation.mistake.limit(condition.limit_passes(explanation.mistake.condition.passes))
-                unlike = [one for one in explanation.unlike if condition.holds(one.call)]
-                found = Explanation(mistake, [*explanation.explained], unlike=unlike, wider=explanation)
+                found = explanation.limit(condition)
                 if found.score > 0 and (narrowed is None or found.worth >= narrowed.worth):
                     narrowed = found
         return narrowed
 
     def vary_condition(self, explanation: Explanation) -> Iterator[Explanation]:
         """The same under other conditions as simple as its own; experiments tell which is meant."""
-        wider, own = explanation.wider, explanation.mistake.condition
-        if wider is None or own.limit_passes("both") == ALWAYS:
+        wider, own = explanation.wider, replace(explanation.mistake.condition, passes="both")
+        if wider is None or own == ALWAYS:
             return
         others = [one for one in (*wider.against, *wider.unlike) if not own.holds(one.call)]
-        found = (one.limit_passes(own.passes) for one in find_conditions(explanation.explained, others))
-        for condition in islice((one for one in found if one != own), VARIED):
-            if condition.clauses > own.clauses:
-                return
-            yield replace(
-                explanation,
-                mistake=wider.mistake.limit(condition),
-                weighed={},
-                alternatives=[],
-                explained=[*explanation.explained],
-                unlike=[*explanation.unlike],
-                against=[],
-            )
+        found = (one for one in find_conditions(explanation.explained, others) if one != own)
+        as_simple = takewhile(lambda one: one.clauses <= own.clauses, found)
+        yield from map(wider.limit, islice(as_simple, VARIED))
 
     def change_condition(self, explanation: Explanation) -> list[Explanation]:
         """The same under other conditions that ask for no more things."""

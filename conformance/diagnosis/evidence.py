@@ -71,7 +71,7 @@ class Evidence:
 
     def bounds_under(self, rounding: Mapping[str, str]) -> Results:
         """The bounds of a subject that declares this rounding of its arithmetic."""
-        if self.kept is None:
+        if self.kept is None or isinstance(self.kept.example, Case):  # no other case's bounds
             return bound(add_rounding(self.case, rounding))
         *_, bounds = self.kept.check.prepare(add_rounding(self.kept.example, rounding))
         return bounds
@@ -87,8 +87,9 @@ class Evidence:
         if dtype in WIDE:
             return self
         with np.errstate(all="ignore"):
-            under = self.bounds_under({ARITHMETIC: dtype})
-            alone = bound(add_rounding(self.case, {ARITHMETIC: dtype})) if self.kept is not None else under
+            under = alone = self.bounds_under({ARITHMETIC: dtype})
+            if self.kept is not None and not isinstance(self.kept.example, Case):
+                alone = bound(add_rounding(self.case, {ARITHMETIC: dtype}))
         scores, gradients = find_overflows(self.call)
         bounds, free, answers = {}, {}, {}
         for name, array in self.answers.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Literal
 
@@ -52,6 +52,12 @@ class Explanation:
         """Add a piece of evidence to the explanation without this one's condition."""
         if self.wider is not None:
             self.wider.weigh(evidence)
+
+    def limit(self, condition: Condition) -> Explanation:
+        """The same mistake where a condition holds, in the pass that it is of."""
+        mistake = self.mistake.limit(replace(condition, passes=self.mistake.condition.passes))
+        unlike = [one for one in self.unlike if condition.holds(one.call)]
+        return Explanation(mistake, [*self.explained], unlike=unlike, wider=self)
 
     @property
     def score(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from conformance.mistakes.call import Call
@@ -51,12 +51,8 @@ class Condition:
             and (not self.whole or size % self.whole == 0)
         )
 
-    def limit_passes(self, passes: Passes) -> Condition:
-        """The same in this pass, or in both."""
-        return replace(self, passes=passes)
-
     @property
-    def asked(self) -> dict[str, Any]:
+    def requirements(self) -> dict[str, Any]:
         """The fields that ask for something."""
         return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
 

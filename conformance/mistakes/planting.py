@@ -80,4 +80,4 @@ class PlantedMistake:
 
 def condition_text(condition: Any) -> str:
     """The fields of a condition that ask for something, for a title."""
-    return ", ".join(f"{name}={value}" for name, value in condition.asked.items())
+    return ", ".join(f"{name}={value}" for name, value in condition.requirements.items())

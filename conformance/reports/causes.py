@@ -70,7 +70,8 @@ def plain_value(value: Any) -> Any:
 
 def condition_content(condition: Condition) -> Content:
     """Return the fields that ask for something."""
-    asked = {name: list(value) if isinstance(value, tuple) else value for name, value in condition.asked.items()}
+    required = condition.requirements.items()
+    asked = {name: list(value) if isinstance(value, tuple) else value for name, value in required}
     return asked if any(name != "axis" for name in asked) else {}
 
 
