@@ -91,8 +91,10 @@ class Evidence:
             if self.kept is not None and not isinstance(self.kept.example, Case):
                 alone = bound(add_rounding(self.case, {ARITHMETIC: dtype}))
         scores, gradients = find_overflows(self.call)
-        bounds, free, answers = {}, {}, {}
+        bounds, free, answers = {}, {}, dict(self.answers)
         for name, array in self.answers.items():
+            if name not in self.call.right:  # the check compares it with nothing
+                continue
             right, own = self.call.right[name], self.call.bounds[name]
             numbers = np.abs(right[np.isfinite(right)])
             most = np.nextafter(numbers.max(initial=0), 0)

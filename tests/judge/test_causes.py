@@ -11,10 +11,12 @@ import pytest
 import conformance
 import reference_numpy
 from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.checks.kept_cases import KeptCase
 from conformance.checks.threshold import Threshold
 from conformance.diagnosis.cause import Cause, Diagnosis
 from conformance.diagnosis.choice import Chooser
-from conformance.diagnosis.evidence import Evidence, weigh
+from conformance.diagnosis.evidence import Evidence, ask_kept, weigh
 from conformance.diagnosis.explanation import is_consistent, judge_mistake, learn_condition
 from conformance.diagnosis.pattern import Places, find_pattern, find_places
 from conformance.judge.causes import choose_by_thresholds
@@ -24,7 +26,11 @@ from conformance.mistakes.catalogue import mistakes_of
 from conformance.mistakes.condition import ALWAYS, Condition
 from conformance.mistakes.mistake import Mistake
 from conformance.mistakes.planting import PlantedSubject
+from conformance.operations.probes import catalogue
 from conformance.reports.causes import cause_content, describe_condition, describe_pattern
+from conformance.runner.in_process import Runner
+from conformance.sampling.draws import draw_cases
+from conformance.subjects.subject import NumpySubject
 from specification import Causal
 from tests.support.helpers import SMALL
 from tests.support.targets import inverted
@@ -134,6 +140,17 @@ def test_arithmetic_in_16_bits_is_one_cause_beside_mistakes() -> None:
     narrow, filled = report.causes
     assert (narrow.kind, narrow.condition) == ("arithmetic", Condition(dtypes=("float16",)))
     assert (identity(filled), filled.rules) == ("fills.number-put", ("ATT-6",))
+
+
+def test_arithmetic_is_allowed_of_what_a_check_compares() -> None:
+    """Sinks of -inf are compared with no sinks, which have no gradient."""
+    (probe,) = (one for one in catalogue(Declaration(dtypes=("float16",))) if one.id == "ATT-5 sinks of -inf")
+    for _, example in draw_cases(probe.cases, 2, 0):
+        kept = KeptCase(probe.rule, probe.id, probe.title, probe.check, example, failed=False)
+        evidence = ask_kept(Runner(NumpySubject()), kept)
+        assert evidence is not None
+        assert "gradient of sinks" in evidence.answers.keys() - evidence.call.right.keys()
+        assert evidence.allow_arithmetic().wrong == frozenset()
 
 
 @pytest.mark.parametrize(
