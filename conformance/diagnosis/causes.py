@@ -128,6 +128,7 @@ def choose_beside_arithmetic(
         chooser.draw,
         ask,
         [one for key, one in rounded.items() if key in chooser.due],
+        chooser.screened,
     )
     explanations = again.choose()
     wide = [one for one in again.uncovered if one.case.dtype in WIDE and not one.case.special]

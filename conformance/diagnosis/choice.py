@@ -9,7 +9,14 @@ from itertools import islice, takewhile
 
 from conformance.cases.case import Case
 from conformance.diagnosis.evidence import Evidence
-from conformance.diagnosis.explanation import Explanation, find_conditions, is_consistent, learn_condition, screen
+from conformance.diagnosis.explanation import (
+    Explanation,
+    find_conditions,
+    is_consistent,
+    learn_condition,
+    screen,
+    smallest_of_each_kind,
+)
 from conformance.mistakes.call import Call
 from conformance.mistakes.condition import ALWAYS
 from conformance.mistakes.mistake import Mistake, Prediction
@@ -44,7 +51,7 @@ class Chooser:
 
     failing, passing: evidence, the smallest first; experiments add to it. draw, ask_fresh: for experiments. due: the
     failing cases that must be explained, those of violations; all unless given. uncovered: the failing cases that no
-    chosen mistake explains.
+    chosen mistake explains. screened: the mistakes that explain a case, by the identity of its evidence.
     """
 
     def __init__(
@@ -55,11 +62,13 @@ class Chooser:
         draw: Draw,
         ask_fresh: AskFresh,
         due: Iterable[Evidence] | None = None,
+        screened: dict[int, list[Mistake]] | None = None,
     ) -> None:
         self.failing, self.passing = [*failing], [*passing]
         self.mistakes, self.draw, self.ask_fresh = [*mistakes], draw, ask_fresh
         self.due = {id(one) for one in (failing if due is None else due)}
         self.uncovered: list[Evidence] = []
+        self.screened = {} if screened is None else screened
 
     def choose(self) -> list[Explanation]:
         """Return explanations in the order of what they explain, each with its condition."""
@@ -83,28 +92,42 @@ class Chooser:
         return [one for one in self.uncovered if id(one) in self.due]
 
     def choose_one(self, uncovered: Sequence[Evidence]) -> Explanation | None:
-        """The mistake that explains most of the uncovered cases, with nothing against it."""
-        explanations = screen(self.mistakes, uncovered)
-        failing, passing = [*self.failing], [*self.passing]
+        """The mistake that explains most of the uncovered cases, with nothing against it.
+
+        One that explains all of them explains the first one: only where there is none, others are looked for.
+        """
+        first = smallest_of_each_kind(uncovered)
+        for count in sorted({1, len(first)}):
+            explanations = [*map(Explanation, self.screen_all(first[:count]))]
+            if count == len(first) or any(explains_all(one, uncovered) for one in explanations):
+                found = self.choose_among(explanations, uncovered)
+                if found is not None:
+                    return found
+        return None
+
+    def screen_all(self, failing: Sequence[Evidence]) -> list[Mistake]:
+        """The mistakes that explain one of the cases; of both passes, where one explains a wrong output."""
+        found: dict[tuple[str, str, str], Mistake] = {}
+        for evidence in failing:
+            if id(evidence) not in self.screened:
+                self.screened[id(evidence)] = screen(self.mistakes, evidence)
+            found |= {(one.id, repr(one.values), one.condition.passes): one for one in self.screened[id(evidence)]}
+        return [one for (*name, passes), one in found.items() if passes == "both" or (*name, "both") not in found]
+
+    def choose_among(self, explanations: list[Explanation], uncovered: Sequence[Evidence]) -> Explanation | None:
+        """The explanation of most of the uncovered cases under its condition, told apart from others by experiments."""
+        failing = [*self.failing]
         for start in range(0, len(failing), BATCH):  # the smallest first: most mistakes leave at once
             for explanation in explanations:
                 for evidence in failing[start : start + BATCH]:
                     explanation.weigh(evidence)
             explanations.sort(key=lambda one: covers(one, uncovered) - len(one.unlike), reverse=True)
             explanations = explanations[:WEIGHED]
-        for explanation in explanations:
-            for evidence in passing:
-                explanation.weigh(evidence)
         for _ in range(ROUNDS):
-            fitting = [
-                one for one in map(self.add_condition, explanations) if one is not None and covers(one, uncovered)
-            ]
-            if not fitting:
+            contenders = self.find_contenders(explanations, uncovered)
+            if not contenders:
                 return None
-            fitting.sort(key=lambda one: (-covers(one, uncovered) + len(one.unlike), one.mistake.condition.clauses))
-            most = covers(fitting[0], uncovered) - len(fitting[0].unlike)
-            contenders = [one for one in fitting if covers(one, uncovered) - len(one.unlike) == most][:CONTENDERS]
-            known = len(self.failing), len(self.passing)
+            known = len(self.failing) + len(self.passing)
             left = self.experiment([*contenders, *self.vary_condition(contenders[0])])
             if left:
                 best = min(left, key=lambda one: one.mistake.condition.clauses)
@@ -112,14 +135,27 @@ class Chooser:
                 best.alternatives = [one for one in others if one.limit(ALWAYS) != best.mistake.limit(ALWAYS)]
                 return best
             # What was asked refutes all of them: conditions are learned anew, from more evidence.
-            new = (*self.failing[known[0] :], *self.passing[known[1] :])
-            for explanation in explanations:
-                for evidence in new:
-                    explanation.weigh(evidence)
-            if not new:
+            if len(self.failing) + len(self.passing) == known:
                 refuted = {id(one.wider) for one in contenders}
                 explanations = [one for one in explanations if id(one) not in refuted]
         return None
+
+    def find_contenders(self, explanations: Sequence[Explanation], uncovered: Sequence[Evidence]) -> list[Explanation]:
+        """Those that explain most of the uncovered cases, less those that fail otherwise, under their conditions."""
+        fitting: dict[int, Explanation] = {}
+        most = 1 - len(self.failing)
+        for explanation in sorted(explanations, key=lambda one: covers(one, uncovered), reverse=True):
+            if covers(explanation, uncovered) < max(most, 1):  # no condition makes it explain more
+                break
+            for evidence in (*self.failing, *self.passing):
+                explanation.weigh(evidence)
+            found = self.add_condition(explanation)
+            if found is not None:
+                fitting[id(explanation)] = found
+                most = max(most, covers(found, uncovered) - len(found.unlike))
+        in_order = (fitting[id(one)] for one in explanations if id(one) in fitting)
+        best = [one for one in in_order if covers(one, uncovered) - len(one.unlike) == most]
+        return sorted(best, key=lambda one: one.mistake.condition.clauses)[:CONTENDERS]
 
     def add_condition(self, explanation: Explanation) -> Explanation | None:
         """The explanation under the simplest condition that leaves nothing against it; None if there is none.
@@ -210,6 +246,10 @@ class Chooser:
 def covers(explanation: Explanation, uncovered: Sequence[Evidence]) -> int:
     explained = {id(one) for one in explanation.explained}
     return sum(id(one) in explained for one in uncovered)
+
+
+def explains_all(explanation: Explanation, uncovered: Sequence[Evidence]) -> bool:
+    return all(explanation.weigh(one) == "explains" or is_consistent(explanation.mistake, one) for one in uncovered)
 
 
 def worth_asking(case: Case, left: Sequence[Explanation], confirmed: set[int]) -> bool:

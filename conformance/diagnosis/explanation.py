@@ -15,7 +15,7 @@ from conformance.mistakes.mistake import Mistake
 
 TILES = (2, 4, 8, 16, 32, 64, 128, 256)
 SCREENED = 6
-"""Failing cases on which every mistake is tried first, the smallest of each kind; most explain none of them."""
+"""Failing cases on which every mistake is tried, the smallest of each kind; most explain none of them."""
 
 Verdict = Literal["explains", "against", "silent"]
 
@@ -108,19 +108,15 @@ def is_consistent(mistake: Mistake, evidence: Evidence) -> bool:
     return False
 
 
-def screen(mistakes: Iterable[Mistake], failing: Sequence[Evidence]) -> list[Explanation]:
-    """Keep the mistakes that explain one of the first failing cases."""
-    first = smallest_of_each_kind(failing)
-    forward = [one for one in first if not all(map(is_gradient, one.wrong))]
-    backward = [one for one in first if one not in forward]
-    found = []
-    for variant in (variant for mistake in mistakes for variant in mistake.variants()):
-        alone = variant if variant.of_gradients else variant.limit(Condition(passes="backward"))
-        if not variant.of_gradients and any(judge_mistake(variant, one) == "explains" for one in forward):
-            found.append(Explanation(variant))
-        elif any(judge_mistake(alone, one) == "explains" for one in backward):
-            found.append(Explanation(alone))
-    return found
+def screen(mistakes: Iterable[Mistake], evidence: Evidence) -> list[Mistake]:
+    """The mistakes that explain one failing case; where gradients alone are wrong, in the backward pass alone."""
+    variants = (variant for mistake in mistakes for variant in mistake.variants())
+    if all(map(is_gradient, evidence.wrong)):
+        alone = Condition(passes="backward")
+        variants = (one if one.of_gradients else one.limit(alone) for one in variants)
+    else:
+        variants = (one for one in variants if not one.of_gradients)
+    return [one for one in variants if judge_mistake(one, evidence) == "explains"]
 
 
 def smallest_of_each_kind(failing: Sequence[Evidence]) -> list[Evidence]:

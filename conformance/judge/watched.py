@@ -231,7 +231,7 @@ class AlikeRunner(Runner):
         evidence = ask_fresh(Runner(self.subject), case)
         if evidence is None or not evidence.wrong:
             return {}
-        return {one.mistake.id: one.mistake for one in screen(mistakes_of("attention"), [evidence])}
+        return {one.id: one for one in screen(mistakes_of("attention"), evidence)}
 
 
 SHOWN_WITHOUT_A_MASK = ("masks.always-causal",)
