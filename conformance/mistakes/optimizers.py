@@ -211,13 +211,16 @@ class Clipping(NamedTuple):
     by_array: bool = False
     returned: Callable[[float, float], float] = lambda norm, limit: norm
 
-    def clip(self, case: Case) -> Results:
+    def clip(self, case: Case) -> list[Results]:
+        """What it makes of a call; of one with NaN or infinity it may leave the gradients as they are."""
         limit = case.options["limit"]
         arrays = [array.astype(float) for array in list_arrays(case.inputs, "gradients")]
         norm = np.float64(self.norm(arrays))  # by which a limit may be divided, also where it is 0
         factors = [self.factor(np.float64(self.norm([a])) if self.by_array else norm, limit) for a in arrays]
         found = {f"gradients[{i}]": a * f for i, (a, f) in enumerate(zip(arrays, factors, strict=True))}
-        return found | {"norm": np.asarray(self.returned(norm, limit), float)}
+        found |= {"norm": np.asarray(self.returned(norm, limit), float)}
+        unchanged = {f"gradients[{i}]": array for i, array in enumerate(arrays)}
+        return [found] if all(np.isfinite(a).all() for a in arrays) else [found, found | unchanged]
 
 
 def clipping(id: str, says: str, **parts: Any) -> Mistake:
@@ -240,10 +243,10 @@ def round_norms_of_parts(call: Call) -> list[Results]:
         norms = [np.sqrt(np.sum(p * p)).astype(array.dtype) for p, array in zip(parts, arrays, strict=True)]
         return float(np.sqrt(sum(float(n * n) if again else float(n) ** 2 for n in norms)))
 
-    return [Clipping(norm=partial(norm, again=again)).clip(call.case) for again in (False, True)]
+    return [way for again in (False, True) for way in Clipping(norm=partial(norm, again=again)).clip(call.case)]
 
 
-def square_in_compute_dtype(call: Call) -> Results:
+def square_in_compute_dtype(call: Call) -> list[Results]:
     """Squares are added up as they are, in the compute dtype, where they overflow or vanish."""
 
     def norm(arrays: list[Array]) -> float:
