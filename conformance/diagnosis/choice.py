@@ -73,17 +73,17 @@ class Chooser:
     def choose(self) -> list[Explanation]:
         """Return explanations in the order of what they explain, each with its condition."""
         chosen: list[Explanation] = []
-        uncovered = [*self.failing]
-        while len(chosen) < MOST and any(id(one) in self.due for one in uncovered):
-            found = self.choose_one(uncovered)
+        self.uncovered = [*self.failing]
+        while len(chosen) < MOST and self.missed:
+            found = self.choose_one()
             if found is None:
                 break
             known = {id(one) for one in found.explained}
-            found.explained += [one for one in uncovered if id(one) not in known and is_consistent(found.mistake, one)]
+            others = [one for one in self.uncovered if id(one) not in known]
+            found.explained += [one for one in others if is_consistent(found.mistake, one)]
             chosen.append(found)
             explained = {id(one) for one in found.explained}
-            uncovered = [one for one in uncovered if id(one) not in explained]
-        self.uncovered = uncovered
+            self.uncovered = [one for one in self.uncovered if id(one) not in explained]
         return chosen
 
     @property
@@ -91,16 +91,16 @@ class Chooser:
         """The failing cases that must be explained, and are not."""
         return [one for one in self.uncovered if id(one) in self.due]
 
-    def choose_one(self, uncovered: Sequence[Evidence]) -> Explanation | None:
+    def choose_one(self) -> Explanation | None:
         """The mistake that explains most of the uncovered cases, with nothing against it.
 
         One that explains all of them explains the first one: only where there is none, others are looked for.
         """
-        first = smallest_of_each_kind(uncovered)
+        first = smallest_of_each_kind(self.uncovered)
         for count in sorted({1, len(first)}):
             explanations = [*map(Explanation, self.screen_all(first[:count]))]
-            if count == len(first) or any(explains_all(one, uncovered) for one in explanations):
-                found = self.choose_among(explanations, uncovered)
+            if count == len(first) or any(map(self.explains_all, explanations)):
+                found = self.choose_among(explanations)
                 if found is not None:
                     return found
         return None
@@ -114,17 +114,17 @@ class Chooser:
             found |= {(one.id, repr(one.values), one.condition.passes): one for one in self.screened[id(evidence)]}
         return [one for (*name, passes), one in found.items() if passes == "both" or (*name, "both") not in found]
 
-    def choose_among(self, explanations: list[Explanation], uncovered: Sequence[Evidence]) -> Explanation | None:
+    def choose_among(self, explanations: list[Explanation]) -> Explanation | None:
         """The explanation of most of the uncovered cases under its condition, told apart from others by experiments."""
         failing = [*self.failing]
         for start in range(0, len(failing), BATCH):  # the smallest first: most mistakes leave at once
             for explanation in explanations:
                 for evidence in failing[start : start + BATCH]:
                     explanation.weigh(evidence)
-            explanations.sort(key=lambda one: covers(one, uncovered) - len(one.unlike), reverse=True)
+            explanations.sort(key=lambda one: self.count_covered(one) - len(one.unlike), reverse=True)
             explanations = explanations[:WEIGHED]
         for _ in range(ROUNDS):
-            contenders = self.find_contenders(explanations, uncovered)
+            contenders = self.find_contenders(explanations)
             if not contenders:
                 return None
             known = len(self.failing) + len(self.passing)
@@ -140,28 +140,39 @@ class Chooser:
                 explanations = [one for one in explanations if id(one) not in refuted]
         return None
 
-    def find_contenders(self, explanations: Sequence[Explanation], uncovered: Sequence[Evidence]) -> list[Explanation]:
+    def find_contenders(self, explanations: Sequence[Explanation]) -> list[Explanation]:
         """Those that explain most of the uncovered cases, less those that fail otherwise, under their conditions."""
         fitting: dict[int, Explanation] = {}
         most = 1 - len(self.failing)
-        for explanation in sorted(explanations, key=lambda one: covers(one, uncovered), reverse=True):
-            if covers(explanation, uncovered) < max(most, 1):  # no condition makes it explain more
+        for explanation in sorted(explanations, key=self.count_covered, reverse=True):
+            if self.count_covered(explanation) < max(most, 1):  # no condition makes it explain more
                 break
             for evidence in (*self.failing, *self.passing):
                 explanation.weigh(evidence)
             found = self.add_condition(explanation)
             if found is not None:
                 fitting[id(explanation)] = found
-                most = max(most, covers(found, uncovered) - len(found.unlike))
+                most = max(most, self.count_covered(found) - len(found.unlike))
         in_order = (fitting[id(one)] for one in explanations if id(one) in fitting)
-        best = [one for one in in_order if covers(one, uncovered) - len(one.unlike) == most]
+        best = [one for one in in_order if self.count_covered(one) - len(one.unlike) == most]
         return sorted(best, key=lambda one: one.mistake.condition.clauses)[:CONTENDERS]
+
+    def count_covered(self, explanation: Explanation) -> int:
+        """How many of the uncovered cases it explains."""
+        return count_common(explanation.explained, self.uncovered)
+
+    def explains_all(self, explanation: Explanation) -> bool:
+        """Whether it explains all uncovered cases, or agrees where that is too near to what is right."""
+        return all(
+            explanation.weigh(one) == "explains" or is_consistent(explanation.mistake, one) for one in self.uncovered
+        )
 
     def add_condition(self, explanation: Explanation) -> Explanation | None:
         """The explanation under the simplest condition that leaves nothing against it; None if there is none.
 
         More cases must fail as the mistake predicts than otherwise. A condition may leave the others out too: if of
-        these there are more than it has clauses more, as one may be wrong by another mistake as well.
+        these there are more than it has clauses more, as one may be wrong by another mistake as well. But where more
+        are left out than explained, of which no other mistake is known, the condition is one of chance.
         """
         if not explanation.explained:
             return None
@@ -170,7 +181,9 @@ class Chooser:
             condition = learn_condition(explanation.explained, others)
             if condition is not None:
                 found = explanation.limit(condition)
-                if found.score > 0 and (narrowed is None or found.worth >= narrowed.worth):
+                left_out = count_common(explanation.unlike, self.uncovered) - count_common(found.unlike, self.uncovered)
+                by_chance = left_out >= max(self.count_covered(found), 1)
+                if found.score > 0 and not by_chance and (narrowed is None or found.worth >= narrowed.worth):
                     narrowed = found
         return narrowed
 
@@ -243,13 +256,9 @@ class Chooser:
                     yield case
 
 
-def covers(explanation: Explanation, uncovered: Sequence[Evidence]) -> int:
-    explained = {id(one) for one in explanation.explained}
-    return sum(id(one) in explained for one in uncovered)
-
-
-def explains_all(explanation: Explanation, uncovered: Sequence[Evidence]) -> bool:
-    return all(explanation.weigh(one) == "explains" or is_consistent(explanation.mistake, one) for one in uncovered)
+def count_common(some: Sequence[Evidence], others: Sequence[Evidence]) -> int:
+    known = {id(one) for one in some}
+    return sum(id(one) in known for one in others)
 
 
 def worth_asking(case: Case, left: Sequence[Explanation], confirmed: set[int]) -> bool:
