@@ -3,50 +3,100 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import pickle
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from types import FunctionType
 from typing import Any
 
 from conformance.checks.findings import Finding, ProcessEnded
-from conformance.runner.in_process import Runner, Step, failed_call
-from conformance.runner.template import Request, Template, preloaded_modules, start_template
+from conformance.runner.in_process import Step, failed_call
+from conformance.runner.own_time import ready_in_time
+from conformance.runner.process_lifetime import end_process, start_process
+from conformance.runner.template import Reply, Request
 from conformance.subjects.targets import Target
 
 LONGEST, BUDGET = 60.0, 15.0
 """Seconds for one question, and seconds of processor time for all questions of one check."""
+MARGIN = 300.0
+"""Seconds beyond those of a question, in which the template process may start and import a framework."""
+PRELOADED = {"torch": ("torch", "torch.fx.experimental.symbolic_shapes", "torch._functorch.autograd_function")}
+"""What the template imports for subjects of a framework, with what their first gradient imports.
 
-templates: dict[int, Template] = {}
-"""One for all subjects that are asked in this process, by its pid: a fork has none."""
+Not JAX: it starts threads, which no fork survives.
+"""
 
 
-@atexit.register
-def close_template() -> None:
-    if os.getpid() in templates:
-        templates.pop(os.getpid()).close()
+class Template:
+    """The template process, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pipe: Connection | None = None
+        self.owner = 0
+
+    def ask(self, request: Request) -> Reply | None:
+        """None where the template process does not answer."""
+        pipe = self.connect()
+        try:
+            pipe.send(request)
+            if self.process is not None and ready_in_time(pipe.poll, self.process.pid, request.seconds + MARGIN):
+                found: Reply = pipe.recv()
+                return found
+        except (EOFError, OSError):
+            pass
+        except BaseException:  # an answer that nobody took must not be the next one's
+            self.close()
+            raise
+        self.close()
+        return None
+
+    def connect(self) -> Connection:
+        running = self.process is not None and self.owner == os.getpid() and self.process.poll() is None
+        if running and self.pipe is not None:
+            return self.pipe
+        self.process, ours = start_process("conformance.runner.template:serve", stderr=subprocess.DEVNULL)
+        self.pipe, self.owner = Connection(ours.detach()), os.getpid()
+        return self.pipe
+
+    def close(self) -> None:
+        if self.process is not None and self.owner == os.getpid():
+            end_process(self.process)
+        if self.pipe is not None:
+            with contextlib.suppress(OSError):
+                self.pipe.close()
+        self.process = self.pipe = None
+
+
+TEMPLATE = Template()
+atexit.register(TEMPLATE.close)
+"""One for all checks of this process."""
 
 
 class FreshProcesses:
     """Fresh processes for one target, as long as the time for them lasts."""
 
-    def __init__(self, runner: Runner, target: Target | None) -> None:
-        self.runner, self.left = runner, BUDGET
+    def __init__(self, target: Target | None, time_limit: float | None) -> None:
         self.target = None if target is None else loadable(target)
+        self.time_limit, self.left = time_limit, BUDGET
 
     def ask(self, steps: Sequence[Step]) -> list[list[Finding]] | None:
         """The findings of each step, in one process that takes them in order; None where that cannot be told."""
         if self.target is None or self.left <= 0 or not hasattr(os, "fork"):
             return None
         try:
-            payload = pickle.dumps((self.target, self.runner.time_limit, list(steps)))
-            modules = preloaded_modules(self.target)
-            request = Request(modules, sys.path, os.getcwd(), dict(os.environ), LONGEST, payload)
+            payload = pickle.dumps((self.target, self.time_limit, list(steps)))
+            request = Request(
+                PRELOADED.get(self.target.arrays or "", ()), sys.path, os.getcwd(), dict(os.environ), LONGEST, payload
+            )
         except Exception:  # what cannot be sent cannot be asked; nor is there a working folder always
             return None
-        found = self.template.ask(request)
+        found = TEMPLATE.ask(request)
         self.left -= BUDGET if found is None else found.seconds
         if found is None or not found.in_time:
             return None
@@ -55,17 +105,6 @@ class FreshProcesses:
         if found.code == 0:  # the target was not loaded, or the judge failed
             return None
         return found.answers + [failed_call(ProcessEnded(found.code))] * (len(steps) - len(found.answers))
-
-    @property
-    def template(self) -> Template:
-        """The one that the runner's subprocess has forked; else that of this process, started when first needed."""
-        own = self.runner.template
-        if own is not None and not own.closed:
-            return own
-        here = templates.get(os.getpid())
-        if here is None or here.closed:
-            here = templates[os.getpid()] = start_template()
-        return here
 
 
 def loadable(target: Target) -> Target | None:

@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from conformance.runner.limits import TooSlow, limit_time, valid_limit
 from conformance.subjects.subject import Subject, first_line
 from conformance.subjects.targets import Target
 from conformance.subjects.wrong_answers import WrongAnswer
-
-if TYPE_CHECKING:
-    from conformance.runner.template import Template
 
 TIME_LIMIT = 30.0
 """Seconds of own time (see `own_time.py`) for one check (one case, a few calls), compilation included."""
@@ -81,13 +78,11 @@ class Runner:
     """Runs checks on a subject here. `printed`: what it wrote to standard output. `overrun`: checks that took too long.
     `asked`: checks. `log`: the latest of them. `sizes`: those that it takes.
     `never_given`: parameters of a function that are none of the operation's. `target`: what it was made from.
-    `template`: the process that its subprocess has forked, if it has one, before it called anything.
 
     time_limit: None for no limit and no capture of what is printed. ValueError for one that cannot be kept.
     """
 
     target: Target | None = None
-    template: Template | None = None
 
     def __init__(self, subject: Subject, time_limit: float | None = None) -> None:
         self.subject, self.time_limit = subject, valid_limit(time_limit)

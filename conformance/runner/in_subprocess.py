@@ -22,7 +22,6 @@ from conformance.runner.in_process import JudgeError, Runner, failed_call, ignor
 from conformance.runner.limits import valid_limit
 from conformance.runner.own_time import LOOKING, ready_in_time
 from conformance.runner.process_lifetime import POSIX, describe_end, end_process, end_with_input, start_process
-from conformance.runner.template import Template, fork_template, preloaded_modules
 from conformance.subjects.subject import first_line
 from conformance.subjects.targets import Target
 
@@ -32,9 +31,6 @@ ENDING = 5.0
 """Seconds for a process to end by itself."""
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": str(2**25)}
 """Settings of the GNU C library. Else it gives the memory of large arrays back after every check, and asks again."""
-
-PID_BYTES = 8
-"""Bytes in which a child sends the pid of its template."""
 
 UNTRIED = "nothing tells which it takes, and a trial call ended its process"
 
@@ -94,7 +90,6 @@ class SubprocessRunner(Runner):
         )
         self.answers = self.socket.makefile("rb")
         self.kill = weakref.finalize(self, end_process, self.process)
-        self.template = self.receive_template()
         answered, in_time = self.receive_answer(STARTING, start)
         loaded = answered
         if isinstance(loaded, tuple):
@@ -112,17 +107,6 @@ class SubprocessRunner(Runner):
             self.target = replace(self.target, arrays="numpy", guessed=UNTRIED)
             return self.start()
         raise ValueError(loaded)
-
-    def receive_template(self) -> Template | None:
-        """The template process that the subprocess forks before it loads anything; None if it does not."""
-        modules = preloaded_modules(self.target)
-        with contextlib.suppress(OSError):
-            self.socket.settimeout(STARTING)
-            self.socket.sendall(pickle.dumps(modules))
-            pid, descriptors, *_ = socket.recv_fds(self.socket, PID_BYTES, 1)
-            if descriptors:
-                return Template(int.from_bytes(pid, "big"), socket.socket(fileno=descriptors[0]))
-        return None
 
     def run_check(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
         if self.process is None:
@@ -211,14 +195,11 @@ def remote_vjp(*arguments: Any, **keywords: Any) -> None:
 
 
 def serve(descriptor: int) -> None:
-    """The child: fork a template, load the target, and run the checks until the judge ends this process."""
+    """The child: load the target, and run the checks until the judge ends this process."""
+    end_with_input()
+    keep_compiled_code()
+    ignore_warnings_of_numbers()
     with socket.socket(fileno=descriptor) as ours, ours.makefile("rwb") as pipe:
-        pid, of_template = fork_template(pickle.load(pipe))
-        with of_template:
-            socket.send_fds(ours, [pid.to_bytes(PID_BYTES, "big")], [of_template.fileno()])
-        end_with_input()
-        keep_compiled_code()
-        ignore_warnings_of_numbers()
         runner = load_runner(pipe)
         own = os.getpid()
         with contextlib.suppress(EOFError):

@@ -1,8 +1,7 @@
 """The template process: it has loaded the judge and called nothing, and forks a fresh process for every question.
 
-A fork costs milliseconds where a start costs seconds, so a subject's own subprocess forks the template before it loads
-the subject. All forks are safe because nothing has run before: no framework has threads of its own yet. JAX is imported
-after the fork only, by the target.
+A fork costs milliseconds where a start costs seconds. It is safe because nothing has run here: no framework has threads
+of its own yet. JAX is imported after the fork only, by the target.
 """
 
 from __future__ import annotations
@@ -14,31 +13,16 @@ import pickle
 import random
 import select
 import signal
-import socket
-import subprocess
 import sys
-from collections.abc import Iterable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from conformance.runner.in_process import JudgeError, Runner, judging
-from conformance.runner.own_time import LOOKING, OwnTime, ready_in_time
-from conformance.runner.process_lifetime import end_process, start_process
-from conformance.subjects.targets import Target
+from conformance.runner.own_time import LOOKING, OwnTime
 
 CHUNK = 1 << 16
-MARGIN = 300.0
-"""Seconds beyond those of a question, in which the template process may start and import a framework."""
-PRELOADED = {"torch": ("torch", "torch.fx.experimental.symbolic_shapes", "torch._functorch.autograd_function")}
-"""What the template imports for subjects of a framework, with what their first gradient imports.
-
-Not JAX: it starts threads, which no fork survives.
-"""
-CHECKING = ("conformance.checks.catalogue", "conformance.runner.compiled_code", "conformance.sampling.operations")
-"""What every fresh process would import."""
 
 
 class Request(NamedTuple):
@@ -68,87 +52,6 @@ class Reply(NamedTuple):
     seconds: float
 
 
-class Template:
-    """The template process, seen from the judge; it ends when its socket is closed.
-
-    pid: its own. process: where this process has started it, and no subprocess has forked it.
-    """
-
-    def __init__(self, pid: int, ours: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
-        self.pid, self.process = pid, process
-        self.pipe = Connection(ours.detach())
-
-    def ask(self, request: Request) -> Reply | None:
-        """None where the template process does not answer."""
-        try:
-            self.pipe.send(request)
-            if ready_in_time(self.pipe.poll, self.pid, request.seconds + MARGIN):
-                found: Reply = self.pipe.recv()
-                return found
-        except (EOFError, OSError):
-            pass
-        except BaseException:  # an answer that nobody took must not be the next one's
-            self.close()
-            raise
-        self.close()
-        return None
-
-    @property
-    def closed(self) -> bool:
-        return self.pipe.closed
-
-    def close(self) -> None:
-        self.pipe.close()
-        if self.process is not None:
-            end_process(self.process)
-
-
-def start_template() -> Template:
-    """Start a template process for subjects of this process."""
-    process, ours = start_process("conformance.runner.template:serve", stderr=subprocess.DEVNULL)
-    return Template(process.pid, ours, process)
-
-
-def preloaded_modules(target: Target) -> tuple[str, ...]:
-    """What a template imports for a target; where nobody says which arrays it takes, its file tells."""
-    arrays, file = target.arrays, str(target.subject).partition(":")[0]
-    if arrays is None and file.endswith(".py"):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            text = Path(file).read_text()
-            arrays = next((name for name in PRELOADED if f"import {name}" in text), None)
-    return PRELOADED.get(arrays or "", ())
-
-
-def fork_template(modules: Iterable[str]) -> tuple[int, socket.socket]:
-    """Fork a template process from this one, which has called nothing yet; return its pid and the judge's socket."""
-    preload(modules)
-    ours, theirs = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
-        with contextlib.suppress(BaseException):
-            os.setsid()  # the judge may kill the session of the process that forks
-            close_descriptors(theirs.fileno())
-            serve(theirs.detach())
-        os._exit(0)
-    theirs.close()
-    return pid, ours
-
-
-def close_descriptors(kept: int) -> None:
-    """Close all but one and standard error, or the judge would not see the end of the process that has forked."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for standard in range(3):
-        os.dup2(nowhere, standard)
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
-
-
-def preload(modules: Iterable[str]) -> None:
-    for module in (*CHECKING, *modules):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
-
-
 def serve(descriptor: int) -> None:
     """Answer requests until the other end of the socket closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the judge ends this process
@@ -156,12 +59,14 @@ def serve(descriptor: int) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             request: Request = pipe.recv()
-            preload(request.preload)
-            pipe.send(reply(request, pipe))
+            for module in request.preload:
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(module)
+            pipe.send(reply(request))
 
 
-def reply(request: Request, pipe: Connection) -> Reply:
-    """Fork a process for the request, and collect what it writes until it ends, has had its time, or nobody waits."""
+def reply(request: Request) -> Reply:
+    """Fork a process for the request, and collect what it writes until it ends or has had its time."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -172,9 +77,9 @@ def reply(request: Request, pipe: Connection) -> Reply:
     os.close(writer)
     written, own, ended = b"", OwnTime(child), True
     while True:
-        ready, _, _ = select.select([reader, pipe.fileno()], [], [], LOOKING)
-        if reader not in ready:
-            if not ready and own.elapsed_seconds() <= request.seconds:
+        ready, _, _ = select.select([reader], [], [], LOOKING)
+        if not ready:
+            if own.elapsed_seconds() <= request.seconds:
                 continue
             ended = False
             os.kill(child, signal.SIGKILL)
