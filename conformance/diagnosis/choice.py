@@ -94,7 +94,8 @@ class Chooser:
     def choose_one(self) -> Explanation | None:
         """The mistake that explains most of the uncovered cases, with nothing against it.
 
-        One that explains all of them explains the first one: only where there is none, others are looked for.
+        It is looked for among those that explain the first case, and only where none of these explains all cases, among
+        those that explain another one.
         """
         first = smallest_of_each_kind(self.uncovered)
         for count in sorted({1, len(first)}):
@@ -162,17 +163,18 @@ class Chooser:
         return count_common(explanation.explained, self.uncovered)
 
     def explains_all(self, explanation: Explanation) -> bool:
-        """Whether it explains all uncovered cases, or agrees where that is too near to what is right."""
-        return all(
-            explanation.weigh(one) == "explains" or is_consistent(explanation.mistake, one) for one in self.uncovered
-        )
+        """Whether it explains most uncovered cases, and agrees with the others, too near to what is right to tell."""
+        others = [one for one in self.uncovered if explanation.weigh(one) != "explains"]
+        agrees = all(is_consistent(explanation.mistake, one) for one in others)
+        return agrees and 2 * len(others) < len(self.uncovered)
 
     def add_condition(self, explanation: Explanation) -> Explanation | None:
         """The explanation under the simplest condition that leaves nothing against it; None if there is none.
 
         More cases must fail as the mistake predicts than otherwise. A condition may leave the others out too: if of
-        these there are more than it has clauses more, as one may be wrong by another mistake as well. But where more
-        are left out than explained, of which no other mistake is known, the condition is one of chance.
+        these there are more than it has clauses more, as one may be wrong by another mistake as well. But a mistake
+        that shows up to a size only, and leaves out as many cases as it explains, of which no other mistake is known,
+        is one of chance.
         """
         if not explanation.explained:
             return None
@@ -181,8 +183,9 @@ class Chooser:
             condition = learn_condition(explanation.explained, others)
             if condition is not None:
                 found = explanation.limit(condition)
-                left_out = count_common(explanation.unlike, self.uncovered) - count_common(found.unlike, self.uncovered)
-                by_chance = left_out >= max(self.count_covered(found), 1)
+                left_out = [one for one in explanation.unlike if not condition.holds(one.call)]
+                known = self.count_covered(found)
+                by_chance = condition.up_to is not None and count_common(left_out, self.uncovered) >= known
                 if found.score > 0 and not by_chance and (narrowed is None or found.worth >= narrowed.worth):
                     narrowed = found
         return narrowed

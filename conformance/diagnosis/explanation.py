@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import accumulate, combinations
 from typing import Literal
 
 from conformance.cases.arguments import is_gradient
@@ -16,6 +16,8 @@ from conformance.mistakes.mistake import Mistake
 TILES = (2, 4, 8, 16, 32, 64, 128, 256)
 SCREENED = 6
 """Failing cases on which every mistake is tried, the smallest of each kind; most explain none of them."""
+SCREENED_NUMBERS = 2**15
+"""Numbers in all of these, but for the first: to try every mistake on so many takes some seconds."""
 
 Verdict = Literal["explains", "against", "silent"]
 
@@ -120,11 +122,13 @@ def screen(mistakes: Iterable[Mistake], evidence: Evidence) -> list[Mistake]:
 
 
 def smallest_of_each_kind(failing: Sequence[Evidence]) -> list[Evidence]:
-    """The smallest case for each set of features and wrong results, then others; `SCREENED` at most."""
+    """The smallest case for each set of features and wrong results; `SCREENED` at most, and `SCREENED_NUMBERS`."""
     kinds: dict[object, Evidence] = {}
     for evidence in failing:
         kinds.setdefault((evidence.call.features, evidence.wrong, evidence.case.dtype), evidence)
-    return [*kinds.values()][:SCREENED]
+    chosen = [*kinds.values()][:SCREENED]
+    sizes = accumulate(one.size for one in chosen)
+    return [one for one, size in zip(chosen, sizes, strict=True) if one is chosen[0] or size <= SCREENED_NUMBERS]
 
 
 def learn_condition(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Condition | None:

@@ -135,7 +135,7 @@ def attend_in_own_dtype(query: Any, key: Any, value: Any, *, mask: Any = None) -
 
 def test_arithmetic_in_16_bits_is_one_cause_beside_mistakes() -> None:
     """The float16 cases of the other mistake are explained by it within the bounds of that arithmetic."""
-    rules = ("MASK-1", "MASK-2", "MASK-3", "ATT-1", "ATT-6", "ATT-7", "ATT-8", "ATT-9")
+    rules = ("MASK-1", "ATT-1", "ATT-6", "ATT-9")
     report = judged(attend_in_own_dtype, *rules, supports=["causal", "dense", "gqa"], dtypes=["float16", "float32"])
     narrow, filled = report.causes
     assert (narrow.kind, narrow.condition) == ("arithmetic", Condition(dtypes=("float16",)))
@@ -354,6 +354,27 @@ def test_conditions_that_all_cases_fit_are_told_apart_by_experiments() -> None:
 
     assert learned() == Condition(features=("causal",))
     assert learned(*(attention_case(9, 8, seed, mask=Causal(5)) for seed in (4, 5))) == planted.condition
+
+
+@pytest.mark.parametrize("others", [3, 2])
+@pytest.mark.parametrize("keys", [8, 10])
+def test_a_mistake_up_to_a_size_explains_more_than_it_leaves_out(others: int, keys: int) -> None:
+    """Three cases of fewer keys agree with a quarter; past a size a mistake may show beside any other."""
+    failing = [evidence_of(QUARTER, attention_case(9, 9, seed)) for seed in (1, 2, 3)]
+    failing += [evidence_of(INVERSE, attention_case(9, keys, seed)) for seed in range(4, 4 + others)]
+    chosen = Chooser(failing, [], [QUARTER], lambda one: iter(()), lambda case: None).choose()
+    condition = Condition("K", past=8) if keys == 8 else Condition("K", up_to=9)
+    assert [one.mistake.condition for one in chosen] == ([] if (others, keys) == (3, 10) else [condition])
+
+
+def test_two_mistakes_that_are_there_everywhere() -> None:
+    """The scale is seen where there is no mask, and so is left out as much as it is explained."""
+
+    def attend_unscaled(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        return attend(query, key, value, mask=None if mask is None else ~np.asarray(mask), scale=1.0)
+
+    report = judged(attend_unscaled, "ATT-1", "MASK-1", supports=["dense"])
+    assert "scores.default-scale" in map(identity, report.causes)
 
 
 @pytest.mark.parametrize(
