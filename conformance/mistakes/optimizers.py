@@ -212,15 +212,18 @@ class Clipping(NamedTuple):
     returned: Callable[[float, float], float] = lambda norm, limit: norm
 
     def clip(self, case: Case) -> list[Results]:
-        """What it makes of a call; of one with NaN or infinity it may leave the gradients as they are."""
+        """What it makes of a call; where a norm is of NaN or infinity, it may leave the gradients as they are."""
         limit = case.options["limit"]
         arrays = [array.astype(float) for array in list_arrays(case.inputs, "gradients")]
         norm = np.float64(self.norm(arrays))  # by which a limit may be divided, also where it is 0
         factors = [self.factor(np.float64(self.norm([a])) if self.by_array else norm, limit) for a in arrays]
         found = {f"gradients[{i}]": a * f for i, (a, f) in enumerate(zip(arrays, factors, strict=True))}
         found |= {"norm": np.asarray(self.returned(norm, limit), float)}
-        unchanged = {f"gradients[{i}]": array for i, array in enumerate(arrays)}
-        return [found] if all(np.isfinite(a).all() for a in arrays) else [found, found | unchanged]
+        spoiled = [i for i, array in enumerate(arrays) if not np.isfinite(array).all()]
+        if not spoiled:
+            return [found]
+        unclipped = spoiled if self.by_array else range(len(arrays))
+        return [found, found | {f"gradients[{i}]": arrays[i] for i in unclipped}]
 
 
 def clipping(id: str, says: str, **parts: Any) -> Mistake:
