@@ -78,12 +78,10 @@ class Chooser:
             found = self.choose_one()
             if found is None:
                 break
-            known = {id(one) for one in found.explained}
-            others = [one for one in self.uncovered if id(one) not in known]
+            others = leave_out(self.uncovered, found.explained)
             found.explained += [one for one in others if is_consistent(found.mistake, one)]
             chosen.append(found)
-            explained = {id(one) for one in found.explained}
-            self.uncovered = [one for one in self.uncovered if id(one) not in explained]
+            self.uncovered = leave_out(others, found.explained)
         return chosen
 
     @property
@@ -94,13 +92,13 @@ class Chooser:
     def choose_one(self) -> Explanation | None:
         """The mistake that explains most of the uncovered cases, with nothing against it.
 
-        It is looked for among those that explain the first case, and only where none of these explains all cases, among
+        It is looked for among those that explain the first case, and only where none of these fits all cases, among
         those that explain another one.
         """
         first = smallest_of_each_kind(self.uncovered)
         for count in sorted({1, len(first)}):
             explanations = [*map(Explanation, self.screen_all(first[:count]))]
-            if count == len(first) or any(map(self.explains_all, explanations)):
+            if count == len(first) or any(map(self.fits_all, explanations)):
                 found = self.choose_among(explanations)
                 if found is not None:
                     return found
@@ -122,7 +120,7 @@ class Chooser:
             for explanation in explanations:
                 for evidence in failing[start : start + BATCH]:
                     explanation.weigh(evidence)
-            explanations.sort(key=lambda one: self.count_covered(one) - len(one.unlike), reverse=True)
+            explanations.sort(key=self.count_gain, reverse=True)
             explanations = explanations[:WEIGHED]
         for _ in range(ROUNDS):
             contenders = self.find_contenders(explanations)
@@ -153,16 +151,20 @@ class Chooser:
             found = self.add_condition(explanation)
             if found is not None:
                 fitting[id(explanation)] = found
-                most = max(most, self.count_covered(found) - len(found.unlike))
+                most = max(most, self.count_gain(found))
         in_order = (fitting[id(one)] for one in explanations if id(one) in fitting)
-        best = [one for one in in_order if self.count_covered(one) - len(one.unlike) == most]
+        best = [one for one in in_order if self.count_gain(one) == most]
         return sorted(best, key=lambda one: one.mistake.condition.clauses)[:CONTENDERS]
 
     def count_covered(self, explanation: Explanation) -> int:
         """How many of the uncovered cases it explains."""
-        return count_common(explanation.explained, self.uncovered)
+        return len(self.uncovered) - len(leave_out(self.uncovered, explanation.explained))
 
-    def explains_all(self, explanation: Explanation) -> bool:
+    def count_gain(self, explanation: Explanation) -> int:
+        """How many of them it explains, less all cases that fail otherwise."""
+        return self.count_covered(explanation) - len(explanation.unlike)
+
+    def fits_all(self, explanation: Explanation) -> bool:
         """Whether it explains most uncovered cases, and agrees with the others, too near to what is right to tell."""
         others = [one for one in self.uncovered if explanation.weigh(one) != "explains"]
         agrees = all(is_consistent(explanation.mistake, one) for one in others)
@@ -183,9 +185,8 @@ class Chooser:
             condition = learn_condition(explanation.explained, others)
             if condition is not None:
                 found = explanation.limit(condition)
-                left_out = [one for one in explanation.unlike if not condition.holds(one.call)]
-                known = self.count_covered(found)
-                by_chance = condition.up_to is not None and count_common(left_out, self.uncovered) >= known
+                unlike = [one for one in leave_out(explanation.unlike, found.unlike) if one in self.uncovered]
+                by_chance = condition.up_to is not None and len(unlike) >= self.count_covered(found)
                 if found.score > 0 and not by_chance and (narrowed is None or found.worth >= narrowed.worth):
                     narrowed = found
         return narrowed
@@ -259,9 +260,10 @@ class Chooser:
                     yield case
 
 
-def count_common(some: Sequence[Evidence], others: Sequence[Evidence]) -> int:
-    known = {id(one) for one in some}
-    return sum(id(one) in known for one in others)
+def leave_out(some: Sequence[Evidence], known: Sequence[Evidence]) -> list[Evidence]:
+    """Those that are none of the known."""
+    ids = {id(one) for one in known}
+    return [one for one in some if id(one) not in ids]
 
 
 def worth_asking(case: Case, left: Sequence[Explanation], confirmed: set[int]) -> bool:

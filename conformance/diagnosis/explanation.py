@@ -17,7 +17,7 @@ TILES = (2, 4, 8, 16, 32, 64, 128, 256)
 SCREENED = 6
 """Failing cases on which every mistake is tried, the smallest of each kind; most explain none of them."""
 SCREENED_NUMBERS = 2**15
-"""Numbers in all of these, but for the first: to try every mistake on so many takes some seconds."""
+"""Numbers in all of these together, where the first has fewer: every mistake on so many takes some seconds."""
 
 Verdict = Literal["explains", "against", "silent"]
 
