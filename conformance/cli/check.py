@@ -173,8 +173,8 @@ def known_usage(operation: str, given: dict[str, Any]) -> None:
 
 def steps(operation: str, rules: list[str] | None, examples: int) -> int:
     """Return about how many cases the check has."""
-    from conformance.judge.run import cases_of
+    from conformance.judge.plan import count_cases
     from conformance.operations.probes import PROBES
 
     chosen = [p for p in PROBES if p.operations == (operation,) and (not rules or p.rule in rules)]
-    return sum(cases_of(probe, examples) for probe in chosen)
+    return sum(count_cases(probe, examples) for probe in chosen)

@@ -40,7 +40,7 @@ def array_names() -> Iterable[str]:
 
 
 def effort_names() -> Iterable[str]:
-    from conformance.judge.checking import EFFORTS
+    from conformance.judge.plan import EFFORTS
 
     return EFFORTS
 

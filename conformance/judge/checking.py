@@ -1,9 +1,4 @@
-"""`check`: one subject, one operation, every rule that speaks of it.
-
-First the subject is asked the plainest cases, one for every dtype and feature that it claims: what it cannot take at
-all is one violation, and is left out of everything after. Then come the frozen corpus, the probes, and what the subject
-says it does not support, which it must refuse.
-"""
+"""`check`: one subject, one operation, every rule that speaks of it."""
 
 from __future__ import annotations
 
@@ -17,16 +12,15 @@ from conformance.cases.declaration import EVERYTHING, Window, validate_names
 from conformance.cases.facts import operations
 from conformance.checks.judged_rules import CONTRACT, JUDGED
 from conformance.checks.levels import DEFAULT, LEVELS
-from conformance.judge.judgement import Judgement, claims
+from conformance.judge.executor import Executor
+from conformance.judge.plan import EFFORTS, list_claims
 from conformance.judge.report import Report, report_of
-from conformance.judge.run import Progress, silent
-from conformance.judge.worker_processes import start_workers
+from conformance.judge.shared_probes import share_probes
+from conformance.judge.trial import Progress, silent
 from conformance.runner.in_process import TIME_LIMIT, judging
 from conformance.runner.in_subprocess import runner_for
 from conformance.subjects.targets import Target
 
-EFFORTS = {"quick": 3, "default": 10, "thorough": 100}
-"""Cases for each probe."""
 SHRINKING = 4.0
 """Seconds spent at most on making one failing case smaller."""
 MOST_WORKERS = 4
@@ -95,11 +89,9 @@ def check(
     ValueError says what is wrong with a target that cannot be judged at all, or that none of the rules has been tried.
     RuntimeError says what went wrong in the judge, by no fault of the function's.
     """
-    if effort not in EFFORTS:
-        raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
+    validate_names("operation", [operation], operations())
     validate_names("profile", [profile], LEVELS)
     rules = None if rules is None else validate_names("rules", rules, JUDGED)
-    validate_names("operation", [operation], operations())
     own = rules_of(operation)
     if rules and not own.intersection(rules):
         named = ", ".join(rule for rule in JUDGED if rule in own)
@@ -111,36 +103,58 @@ def check(
     target = Target(subject, operation, arrays, device, name, given)
     seed = secrets.randbelow(2**32) if seed is None else seed
     start = time.monotonic()
-    runner = runner_for(target, time_limit, isolate)
-    target = runner.target or target
+    executor = make_executor(target, effort, seed, rules, time_limit, isolate, shrink)
+    target = executor.target or target
+    executor.progress = progress
     workers = usual_workers(target, effort) if workers is None else workers
-    shrinking = SHRINKING if shrink else 0.0
-    judgement = Judgement(runner, operation, EFFORTS[effort], seed, rules, progress, shrinking, target=target)
-    shared = None
     try:
-        shared = judgement.workers = start_workers(target, time_limit, workers)
+        executor.shared = share_probes(target, time_limit, workers)
         with judging():
-            judgement.run()
+            executor.run()
     except BaseException:
         if unfinished is not None:
-            judgement.untried = judgement.untried or ENDED
-            unfinished(report_of(target, judgement, effort, time.monotonic() - start, profile))
+            executor.untried = executor.untried or ENDED
+            unfinished(report_of(target, executor, effort, time.monotonic() - start, profile))
         raise
     finally:
-        runner.close()
-        if shared is not None:
-            shared.close()
-    report = report_of(target, judgement, effort, time.monotonic() - start, profile)
+        executor.close()
+    report = report_of(target, executor, effort, time.monotonic() - start, profile)
     if report.conforms and not has_cases(report, rules):
         raise ValueError(describe_empty_check(report, rules))
     return report
+
+
+def make_executor(
+    target: Target,
+    effort: str = "default",
+    seed: int = 0,
+    rules: Collection[str] | None = None,
+    time_limit: float = TIME_LIMIT,
+    isolate: bool | None = None,
+    shrink: bool = True,
+) -> Executor:
+    """Return what asks the target's questions. Its own target has the arrays that were guessed.
+
+    Args:
+        target: the implementation under test.
+        effort, seed, rules, time_limit, isolate, shrink: as for `check`.
+
+    Raises:
+        ValueError: for an effort or a rule that does not exist, or a target that cannot be judged.
+    """
+    if effort not in EFFORTS:
+        raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
+    rules = validate_names("rules", rules, JUDGED) if rules else None
+    runner = runner_for(target, time_limit, isolate)
+    target, shrinking = runner.target or target, SHRINKING if shrink else 0.0
+    return Executor(runner, target.operation, EFFORTS[effort], seed, rules=rules, shrinking=shrinking, target=target)
 
 
 def rules_of(operation: str) -> set[str]:
     """Return the rules of which the operation has cases."""
     from conformance.operations.probes import PROBES
 
-    asked = {claim.rule for claim in claims(operation, EVERYTHING)}
+    asked = {claim.rule for claim in list_claims(operation, EVERYTHING)}
     return asked | {CONTRACT.id} | {probe.rule for probe in PROBES if operation in probe.operations}
 
 

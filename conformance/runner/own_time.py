@@ -88,15 +88,15 @@ def own_part(wall: float, ran: float, waited: float) -> float:
     return max(wall - starved, ran / CORES)
 
 
-def ready_in_time(ready: Callable[[float], object], pid: int, seconds: float) -> bool:
-    """Whether something is ready before a process has had so much own time.
+def ready_in_time(ready: Callable[[float], object], pid: int, seconds: float | None) -> bool:
+    """Whether something is ready before a process has had so much own time, or at all for None.
 
     ready: waits for at most the seconds that it is given, and returns whether it is ready.
     """
     if ready(LOOKING):
         return True
-    own = OwnTime(pid)
+    own = None if seconds is None else OwnTime(pid)
     while not ready(LOOKING):
-        if own.elapsed_seconds() > seconds - LOOKING:
+        if own is not None and seconds is not None and own.elapsed_seconds() > seconds - LOOKING:
             return False
     return True
