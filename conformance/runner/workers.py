@@ -92,13 +92,13 @@ class Worker:
         if not wait([self.socket], LOOKING):
             raise NoReply(True)
         try:
-            value, error, where = pickle.load(self.replies)
+            value, failure, where = pickle.load(self.replies)
         except TimeoutError as end:
             raise NoReply(False) from end
         except Exception as end:  # its end, or what a function that writes to any descriptor has left there
             raise NoReply(True) from end
-        if error is not None:
-            raise error from WorkerTraceback(where)
+        if failure is not None:
+            raise failure from WorkerTraceback(where)
         return value
 
     def close(self) -> None:
