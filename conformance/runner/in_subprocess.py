@@ -16,6 +16,7 @@ from conformance.runner.array_guess import make_subject
 from conformance.runner.compiled_code import keep_compiled_code
 from conformance.runner.in_process import JudgeError, Runner, failed_call, ignore_warnings_of_numbers, judging, new_log
 from conformance.runner.limits import valid_limit
+from conformance.runner.own_time import measure_crowding
 from conformance.runner.process_lifetime import POSIX, describe_end
 from conformance.runner.workers import NoReply, Worker, encode_call
 from conformance.subjects.subject import first_line
@@ -113,7 +114,8 @@ class SubprocessRunner(Runner):
             findings, printed, overrun = self.worker.call(request, self.time_limit + ENDING)
         except NoReply as end:
             self.overrun += not end.in_time
-            detail = ProcessEnded(self.exit_code()) if end.in_time else TookTooLong(self.time_limit, ended=True)
+            late = TookTooLong(self.time_limit, ended=True, crowding=measure_crowding())
+            detail = ProcessEnded(self.exit_code()) if end.in_time else late
             self.close()
             return failed_call(detail)
         except RuntimeError as error:
