@@ -179,7 +179,7 @@ def test_a_starved_call_is_not_ended(monkeypatch: pytest.MonkeyPatch, starved: b
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or not own_time.times(os.getpid()), reason="not counted here")
 @pytest.mark.parametrize("tasks", [own_time.TASKS, "/nowhere/{}"])
 def test_rivals_for_the_only_core(tasks: str) -> None:
-    """Two processes that spin have two thirds of it. Where the system counts neither that nor its load, the call is ended."""
+    """Two that spin have two thirds of it. Where the system counts neither that nor its load, the call is ended."""
     core = {min(os.sched_getaffinity(0))}
     code = f"""
 import os, time
