@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from conformance.cli.dev import corpus, detection_probability, dialects, engines, onnx, peers, spec, tightness, variants
+from conformance.cli.dev import corpus, detection_probability, dialects, engines, peers, spec, tightness, variants
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="Tests of the judge, and generated files.")
 
@@ -14,6 +14,5 @@ app.command("variants")(variants.variants)
 app.command("detection-probability")(detection_probability.detection_probability)
 app.command("dialects")(dialects.dialects)
 app.command("tightness")(tightness.tightness)
-app.command("onnx")(onnx.onnx)
 app.command("corpus")(corpus.corpus)
 app.command("spec")(spec.spec)
