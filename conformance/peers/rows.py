@@ -145,12 +145,8 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: version(name) for name in packages if is_installed(name)}
 
 
-def violation_of(report: PeerReport, rule: str) -> Violation | None:
-    return next((violation for violation in report.violations if violation.rule == rule), None)
-
-
 def state_of(report: PeerReport, rule: str) -> State:
-    violation = violation_of(report, rule)
+    violation = next((violation for violation in report.violations if violation.rule == rule), None)
     if violation is not None and violation.check != REFUSAL:
         return AT_STRICT if violation.level == STRICT else VIOLATED
     if violation is not None:
