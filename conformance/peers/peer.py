@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -90,10 +89,6 @@ def gpu_of(arrays: str) -> bool:
     if arrays == "torch":
         return bool(importlib.import_module("torch").cuda.is_available())
     return arrays == "jax" and importlib.import_module("jax").default_backend() == "gpu"
-
-
-def version(package: str) -> str:
-    return importlib.metadata.version(package)
 
 
 def takes_masks(*kinds: type) -> Callable[[Case], bool]:

@@ -9,6 +9,7 @@ import json
 import platform
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +22,7 @@ from conformance.checks.results import Violation
 from conformance.peers import PEERS
 from conformance.peers.judging import DtypeRemark
 from conformance.peers.matrix import PeerReport
-from conformance.peers.peer import is_installed, version
+from conformance.peers.peer import is_installed
 from conformance.reports.blocks import error
 from conformance.reports.causes import cause_content, describe_cause
 from conformance.reports.content import real, violation_content
