@@ -18,6 +18,7 @@ from conformance.cli.options import Json
 from conformance.cli.port import (
     Family,
     Settings,
+    find_minilm,
     packages_here,
     read_checkpoint,
     save_steps,
@@ -49,7 +50,7 @@ class Sequences(NamedTuple):
 
 def trace(
     sentence: Annotated[
-        str, typer.Argument(help="with --checkpoint: token ids, such as 5,7,2, or source/target: 5,7,2/3,1")
+        str, typer.Argument(help="or token ids, such as 5,7,2, as a file needs; source/target: 5,7,2/3,1")
     ] = SENTENCE,
     text: Annotated[
         str | None, typer.Argument(help="where a folder of Hugging Face's comes first: the sentence, or token ids")
@@ -105,13 +106,12 @@ def trace(
     if checkpoint is None:
         if settings or dialect is not None:
             refuse("--dialect and --set need --checkpoint")
-        parameters, configuration, sequences = read_minilm(sentence)
-    else:
-        folder = checkpoint if checkpoint.is_dir() else None
-        dialect = dialect if folder or dialect else "bert"
-        parameters, configuration = read_checkpoint(checkpoint, dialect, settings)
-        dialect = dialect or dialect_of_folder(checkpoint).name
-        sequences = token_ids(sentence, parameters) if folder is None else read_text(sentence, parameters, folder)
+        checkpoint = find_minilm()
+    folder = checkpoint if checkpoint.is_dir() else None
+    dialect = dialect if folder or dialect else "bert"
+    parameters, configuration = read_checkpoint(checkpoint, dialect, settings)
+    dialect = dialect or dialect_of_folder(checkpoint).name
+    sequences = token_ids(sentence, parameters) if folder is None else read_text(sentence, parameters, folder)
     packages = packages_here()
     try:
         found = agreement(parameters, configuration, sequences.ids, {}, packages)
@@ -140,11 +140,7 @@ def trace(
     if compared is not None and against is not None:
         tell_departures(compared, found, against)
     if json is not None:
-        told: dict[str, Any] = {
-            "command": "trace",
-            "checkpoint": None if checkpoint is None else str(checkpoint),
-            "dialect": dialect or "bert",
-        }
+        told: dict[str, Any] = {"command": "trace", "checkpoint": str(checkpoint), "dialect": dialect}
         told |= {"settings": settings or [], "input": sentence}
         told["against"] = None if compared is None or against is None else departures_content(compared, against)
         save_steps(json, steps_content(found, packages, own=compared, **told))
@@ -269,16 +265,6 @@ def axes_of(name: str, sequences: Sequences) -> tuple[list[str], list[str]]:
 
 
 # --- the input --------------------------------------------------------------------------------------------------------
-
-
-def read_minilm(sentence: str) -> tuple[Any, Any, Sequences]:
-    from conformance.models import real
-
-    if real.missing_packages():
-        refuse(f"not installed: {', '.join(real.missing_packages())}; use --checkpoint instead")
-    parameters, configuration = real.parameters()
-    encoded = real.tokenizer().encode(sentence)
-    return parameters, configuration, Sequences((np.array([encoded.ids]),), (encoded.tokens,))
 
 
 def read_text(text: str, parameters: Any, folder: Path) -> Sequences:

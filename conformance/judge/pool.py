@@ -27,7 +27,6 @@ from conformance.judge.run import (
     shrink_violations,
     silent,
 )
-from conformance.models.real import RealResult, batches, judge_batch
 from conformance.operations import OPERATIONS
 from conformance.operations.corpus import entries_for
 from conformance.operations.probes import PROBES
@@ -92,12 +91,6 @@ def ask_again(check: Check[Any, Any], example: Any) -> list[Finding]:
     return runners[0](check, example, check.prepare(example))
 
 
-def work_real(batch: int) -> RealResult:
-    """One batch of real sentences."""
-    forget_compiled_code(room)
-    return judge_batch(batches()[batch], [runner.name for runner in runners])
-
-
 def confirm_violation(violation: Violation, device: str = "cpu") -> Violation:
     """The violation; it is not steady where a process that starts anew does not show it."""
     context = multiprocessing.get_context("spawn")
@@ -149,13 +142,6 @@ class Workers:
         for future in futures:
             results.include(future.result())
         return results
-
-    def run_real(self, progress: Progress) -> list[RealResult]:
-        """A trained model on real sentences, batch by batch."""
-        futures = [self.pool.submit(work_real, batch) for batch in range(len(batches()))]
-        for _ in as_completed(futures):
-            progress("MiniLM", "real sentences")
-        return [future.result() for future in futures]
 
     def close(self) -> None:
         """End the processes, also in the middle of a probe."""
