@@ -15,7 +15,7 @@ import numpy as np
 
 from conformance.checks.comparison import compare
 from conformance.models import minilm
-from conformance.models.stepwise import Oracle, forced_steps, framework_of
+from conformance.models.stepwise import Oracle, framework_of, judge_steps
 from conformance.models.structures import widen_parameters
 from conformance.oracle.reference import Exact
 from reference_numpy import Model, attention_weights, pool
@@ -179,7 +179,7 @@ assert cosines[2, 3] > cosines[2, 0]
 # its bound; everything else stays far below.
 
 # %%
-steps = forced_steps("reference_numpy", framework_of("reference_numpy"), parameters, oracle)
+steps = judge_steps("reference_numpy", framework_of("reference_numpy"), parameters, oracle)
 worst = max(steps, key=lambda step: step.finding.ratio)
 print(f"float32: {len(steps)} steps, the worst is {worst.name} with {worst.finding.ratio:.2f} bounds")
 assert worst.finding.ratio <= 1, worst

@@ -12,7 +12,7 @@ import numpy as np
 import typer
 from rich.text import Text
 
-from conformance.cli.console import console, refuse
+from conformance.cli.console import console, refuse, save_steps
 from conformance.cli.options import Json
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def port(
             "settings": settings or [],
         }
         save_steps(json, steps_content(found, packages, wholes, **told, seed=seed, unread=unread))
-    judged = tell_hollow([*found.hollow, *(whole.name for whole in wholes if not whole.judged)])
+    judged = tell_unjudged([*found.unjudged, *(whole.name for whole in wholes if not whole.judged)])
     raise typer.Exit(1 if not all(conforms) else 0 if judged else 2)
 
 
@@ -103,23 +103,14 @@ def find_minilm() -> Path:
         refuse(f"{error}; name a checkpoint instead")
 
 
-def save_steps(path: Path, content: dict[str, Any]) -> None:
-    from conformance.reports.steps import write_steps
-
-    try:
-        write_steps(content, path)
-    except ValueError as error:
-        refuse(str(error))
-
-
 def tell_steps(found: Agreement, packages: list[str]) -> bool:
     """Print whether every step keeps its bound, or the first that does not; return the former."""
     from conformance.models.agreement import comparable_packages
 
     beyond = found.first_beyond
     if beyond is None:
-        style = "" if found.hollow else "bold green"
-        kept = "every step that can be judged" if found.hollow else "every step"
+        style = "" if found.unjudged else "bold green"
+        kept = "every step that can be judged" if found.unjudged else "every step"
         told = ", ".join(comparable_packages(packages, found.oracle.dtype))
         console.print(Text(f"{kept} keeps its bound in {told or 'no package other than the definition'}", style=style))
     else:
@@ -139,7 +130,7 @@ def tell_whole(whole: StepAgreement) -> bool:
     return not beyond
 
 
-def tell_hollow(steps: list[str]) -> bool:
+def tell_unjudged(steps: list[str]) -> bool:
     """Print which steps could not be judged in full; return whether all could."""
     if steps:
         count = "1 step gives" if len(steps) == 1 else f"{len(steps)} steps give"

@@ -37,11 +37,11 @@ def find_folder() -> Path:
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
-def encode_texts(texts: Sequence[str]) -> Batch:
-    """Return sentences as tokens, padded to the longest."""
+def encode_texts(texts: Sequence[str], folder: Path | None = None) -> Batch:
+    """Return sentences as tokens, padded to the longest. folder: of another model."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(find_folder() / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str((folder or find_folder()) / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.enable_padding(pad_id=0)
     encoded = tokenizer.encode_batch(list(texts))

@@ -21,7 +21,7 @@ from conformance.checks.encoding import encode
 from conformance.checks.results import Violation
 from conformance.judge.run import run_probe, shrink_violations, silent
 from conformance.models.minilm import encode_texts, find_folder
-from conformance.models.stepwise import taken_steps
+from conformance.models.stepwise import record_steps
 from conformance.models.structures import widen_parameters
 from conformance.operations.corpus import HERE
 from conformance.operations.probes import probes_of
@@ -65,7 +65,7 @@ def harvest_cases() -> Iterator[dict[str, Any]]:
     """Queries, keys and values of three layers on two sentences of differing lengths, in three dtypes."""
     parameters, configuration = read_folder(find_folder())
     model, batch = Model(widen_parameters(parameters), configuration), encode_texts(SENTENCES)
-    steps = taken_steps(model, (batch.tokens,), {"key_padding": batch.keep})
+    steps, _ = record_steps(model, (batch.tokens,), {"key_padding": batch.keep})
     generator = np.random.default_rng(SEED)
     for layer, dtype in ((0, "float32"), (2, "float32"), (5, "float32"), (2, "bfloat16"), (5, "float16")):
         projections, x, *_ = steps[f"blocks.{layer}.attention"].arguments

@@ -14,7 +14,7 @@ import torch
 
 from conformance.models import minilm
 from conformance.models.inside import PIECES, functions_of, pieces_of, settings_of
-from conformance.models.stepwise import Oracle, Taken, framework_of, taken_steps
+from conformance.models.stepwise import Oracle, Taken, framework_of, record_steps
 from conformance.models.structures import widen_parameters
 from conformance.reports.models import draw_weights, format_ratio, grid_columns
 from reference_numpy import Model
@@ -246,7 +246,7 @@ def steps_in(dtype: str) -> dict[str, Taken]:
     parameters, configuration = read(dialect, file, num_heads=int(setting.removeprefix("--set=num_heads=")))
     parameters = mapped(lambda array: array.astype(dtype), parameters)
     inputs = tuple(np.array([[int(word) for word in part.split(",")]]) for part in INPUT.split("/"))
-    return taken_steps(Model(parameters, configuration), inputs, {}, [])
+    return record_steps(Model(parameters, configuration), inputs, {})[0]
 
 
 def computed(dtype: str) -> dict[str, np.ndarray]:
