@@ -11,8 +11,10 @@ MUTANTS := build/mutants/$(subst /,-,$(FILE))
 
 .PHONY: conformance peers bench study train test test-all selftest mutants lint format clean
 
+# Every operation, and a trained model.
 conformance: $(INSTALLED)
 	$(BIN)/python -m conformance run --cases 3
+	$(BIN)/python -m conformance port
 
 # What other libraries compute: the divergence matrix, with every divergence's smallest case. About an hour.
 peers: $(INSTALLED)
