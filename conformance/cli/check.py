@@ -174,7 +174,11 @@ def known_usage(operation: str, given: dict[str, Any]) -> None:
 def steps(operation: str, rules: list[str] | None, examples: int) -> int:
     """Return about how many cases the check has."""
     from conformance.judge.plan import count_cases
-    from conformance.operations.probes import PROBES
+    from conformance.operations.probes import probes_of_all
 
-    chosen = [p for p in PROBES if p.operations == (operation,) and (not rules or p.rule in rules)]
+    chosen = [
+        probe
+        for probe in probes_of_all(operation)
+        if probe.operations == (operation,) and (not rules or probe.rule in rules)
+    ]
     return sum(count_cases(probe, examples) for probe in chosen)

@@ -177,10 +177,10 @@ def judge(plan: Plan, workers: int, found: Found) -> None:
 def one_run(pool: Any, plan: Plan, seed: int, found: Found) -> None:
     """Judge one run. Try its violations again, and print them at once."""
     from conformance.judge.batches import confirm_violation
-    from conformance.operations.probes import PROBES
+    from conformance.operations.probes import probes_of_all
     from conformance.reports.tables import violation_lines
 
-    with bar("loading the frameworks", sum(probe.rule in plan.rules for probe in PROBES)) as advance:
+    with bar("loading the frameworks", sum(probe.rule in plan.rules for probe in probes_of_all())) as advance:
         results = pool.run(plan.rules, plan.examples, seed, advance)
     try:
         results.violations = {key: confirm_violation(one, plan.device) for key, one in results.violations.items()}

@@ -71,11 +71,12 @@ def explain_numbers(
     unasked = {one.rule for key, one in violations.items() if key not in own}
     due = [one for key, one in own.items() if key in violations]
     due += [one for one in evidence if one.wrong and one.kept is not None and one.kept.rule in unasked]
-    probes = {probe.id: probe for probe in catalogue(runner.declaration)}
+    operation = next((one.case.operation for one in evidence), "")
+    probes = {probe.id: probe for probe in catalogue(runner.declaration, operation)} if operation else {}
     chooser = Chooser(
         [one for one in evidence if one.wrong],
         [one for one in evidence if not one.wrong],
-        mistakes_of(next((one.case.operation for one in evidence), "")),
+        mistakes_of(operation),
         partial(draw_experiments, declaration=runner.declaration, probes=probes),
         partial(ask_fresh, runner),
         due,

@@ -19,7 +19,7 @@ from conformance.judge.plan import Question, count_cases, list_questions, make_q
 from conformance.judge.smallest_case import SHRINKING, shrink_violations
 from conformance.judge.trial import Progress, judge_questions
 from conformance.operations import OPERATIONS
-from conformance.operations.probes import PROBES
+from conformance.operations.probes import probes_of_all
 from conformance.runner.compiled_code import forget_compiled_code, share_of_memory
 from conformance.runner.cores import prepare_worker
 from conformance.runner.in_process import Runner
@@ -31,7 +31,7 @@ from conformance.subjects.subject import IMPLEMENTATIONS
 @cache
 def plan_of_operations() -> list[Question]:
     """List all questions for subjects that take everything, in the same order in every process."""
-    return list_questions(None, EVERYTHING, EVERYTHING, probes=PROBES)
+    return list_questions(None, EVERYTHING, EVERYTHING, probes=probes_of_all())
 
 
 class ImplementationPool:

@@ -127,9 +127,7 @@ def list_questions(
 
 def list_probes(operation: str | None, said: Declaration, declaration: Declaration) -> Iterator[Probe]:
     """Yield the probes for one operation, or for all: of what it takes, and of what it says that it does not."""
-    for probe in catalogue(declaration):
-        if operation is None or probe.operations == (operation,):
-            yield probe
+    yield from catalogue(declaration, operation)
     if operation is not None:
         yield from unsupported_probes(operation, said, declaration)
 

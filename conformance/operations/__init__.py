@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Mapping
 
 from conformance.cases.facts import operations
 from conformance.operations.judged_operation import JudgedOperation
 
-OPERATIONS: dict[str, JudgedOperation] = {
-    name: importlib.import_module(f"{__name__}.{name}").OPERATION for name in operations()
-}
-"""In the order in which they are studied."""
+
+class JudgedOperations(Mapping[str, JudgedOperation]):
+    """Records by name, in the order in which operations are studied; each is loaded when it is first asked for."""
+
+    def __getitem__(self, name: str) -> JudgedOperation:
+        if name not in operations():
+            raise KeyError(name)
+        record: JudgedOperation = importlib.import_module(f"{__name__}.{name}").OPERATION
+        return record
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(operations())
+
+    def __len__(self) -> int:
+        return len(operations())
+
+
+OPERATIONS = JudgedOperations()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.declaration import Declaration
 from conformance.checks.refusals import Numbers, Refusal, concerns
 from conformance.operations import OPERATIONS
 
@@ -14,9 +14,6 @@ def refusals_of(operation: str | None, declaration: Declaration) -> list[Refusal
     those to which its conventions give a meaning.
     """
     array = Numbers("float32" if "float32" in declaration.dtypes else declaration.dtypes[0])
-    chosen = [one for name, one in OPERATIONS.items() if operation in (None, name)]
+    chosen = OPERATIONS.values() if operation is None else [OPERATIONS[operation]]
     every = [refusal for one in chosen for refusal in one.refusals(declaration, array)]
     return [refusal for refusal in every if concerns(refusal.case, declaration)]
-
-
-REFUSALS = tuple(refusals_of(None, EVERYTHING))

@@ -67,9 +67,9 @@ def cause_with_violation(cause: Cause, replays: Path | None, *, titled: bool = F
 
 def rules_of_operation(operation: str) -> list[str]:
     """Return the rules of a function that has this operation alone."""
-    from conformance.operations.probes import PROBES
+    from conformance.operations.probes import probes_of_all
 
-    return [probe.rule for probe in PROBES if probe.operations == (operation,)]
+    return [probe.rule for probe in probes_of_all(operation)]
 
 
 def run_subject(

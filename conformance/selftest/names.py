@@ -74,8 +74,8 @@ def name_group(only: Collection[str] | None, group: Sequence[int], effort: str, 
     results = Results()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what mistakes make of their numbers
-        for probe in catalogue(runners[0].declaration):
-            if probe.operations == (first.operation,) and (probe.rule == first.rule or probe.rule != STATE_RULE):
+        for probe in catalogue(runners[0].declaration, first.operation):
+            if probe.rule == first.rule or probe.rule != STATE_RULE:
                 examples = EFFORTS[effort if probe.rule == first.rule else "quick"]
                 results.include(judge_questions([make_question(probe)], runners, examples, seed))
         return [name_planted(one, results, runner) for one, runner in zip(planted, runners, strict=True)]

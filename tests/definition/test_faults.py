@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conformance.judge.plan import EFFORTS
-from conformance.operations.probes import PROBES
+from conformance.operations.probes import probes_of_all
 from conformance.subjects.subject import NumpySubject
 from specification import RULES
 from tests.support.faults import FAULTS, Fault, planted
@@ -22,14 +22,14 @@ def test_every_rule_has_a_fault() -> None:
 
 
 def test_every_rule_has_a_probe() -> None:
-    assert {probe.rule for probe in PROBES} == set(RULES)
+    assert {probe.rule for probe in probes_of_all()} == set(RULES)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.rule} {fault.name}")
 def test_fault_is_caught(fault: Fault, tmp_path: Path) -> None:
     """By a probe of the rule that the fault names, with the default number of cases; later probes are not tried."""
     subject = NumpySubject(planted(fault, tmp_path).__name__)
-    probes = [probe for probe in PROBES if probe.rule == fault.rule]
+    probes = [probe for probe in probes_of_all() if probe.rule == fault.rule]
     every_result = (run_probes([probe], [subject], CASES, SEED) for probe in probes)
     assert any((fault.rule, subject.name) in results.violations for results in every_result)
 
@@ -37,6 +37,6 @@ def test_fault_is_caught(fault: Fault, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_definition_conforms(rule: str) -> None:
-    probes = [probe for probe in PROBES if probe.rule == rule]
+    probes = [probe for probe in probes_of_all() if probe.rule == rule]
     results = run_probes(probes, [NumpySubject()], CASES, SEED)
     assert results.conforms, results.violations

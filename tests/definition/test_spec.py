@@ -25,7 +25,7 @@ from conformance.cli.dev.spec import (
     merge_titles,
     shorten_titles,
 )
-from conformance.operations.probes import PROBES
+from conformance.operations.probes import probes_of_all
 from specification import MODEL_RULES, RULES
 from tests.support.faults import FAULTS
 
@@ -115,7 +115,7 @@ def test_every_rule_is_defined_and_tested(rule: str) -> None:
         assert tested != "-"
     else:
         assert probed != "-"
-        assert rule in {probe.rule for probe in PROBES}
+        assert rule in {probe.rule for probe in probes_of_all()}
         assert rule in {fault.rule for fault in FAULTS}
 
 

@@ -31,7 +31,7 @@ from conformance.judge.plan import Question
 from conformance.models.agreement import comparable_packages
 from conformance.operations.corpus import entries_for
 from conformance.operations.probes import catalogue
-from conformance.operations.refusals import REFUSALS, refusals_of
+from conformance.operations.refusals import refusals_of
 from conformance.reports.sentences import describe_detail, describe_finding
 from conformance.sampling.draws import drawing
 from conformance.sampling.special import planted_cases
@@ -733,11 +733,6 @@ def test_what_is_accepted_is_found_in_every_convention() -> None:
         executor = make_executor(target, seed=1)
         accepted = [executor.results_of(Question("refusal", refusal.rule, refusal.title)) for refusal in own]
         assert all(results.violations for results in accepted)
-
-
-def test_whole_declaration_has_every_refusal() -> None:
-    whole = [(refusal.rule, refusal.title) for refusal in refusals_of(None, Declaration())]
-    assert whole == [(refusal.rule, refusal.title) for refusal in REFUSALS] != []
 
 
 # --- where functions are found ----------------------------------------------------------------------------------------

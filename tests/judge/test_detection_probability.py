@@ -14,7 +14,7 @@ from rich.console import Console
 import reference_numpy
 from conformance.checks.probe import Probe
 from conformance.judge.plan import EFFORTS
-from conformance.operations.probes import PROBES, probes_of
+from conformance.operations.probes import probes_of, probes_of_all
 from conformance.runner.in_process import Runner
 from conformance.sampling.draws import Rows
 from conformance.sampling.strategies import norm_cases
@@ -98,7 +98,7 @@ def test_a_rejected_simplest_case_is_no_first_of_every_run() -> None:
     assert not starts_the_same(numbers.filter(bool), SEED)
     [fault, *_] = choose_planted(["masks.window-ends (taken=0 where there is none)"])
     runner = Runner(fault.make())
-    probe = next(probe for probe in PROBES if (probe.rule, probe.title) == ("MASK-4", "window"))
+    probe = next(probe for probe in probes_of_all() if (probe.rule, probe.title) == ("MASK-4", "window"))
     for seed in range(20):
         [detection] = detect_by_probe(probe, [(Detection(fault.title), runner)], 2, seed)
         if detection.shown[probe.title] == (2, 2):  # the first shows it, here

@@ -36,7 +36,7 @@ from conformance.checks.levels import (
 )
 from conformance.checks.results import Results, Violation
 from conformance.judge.report import Report
-from conformance.operations.probes import PROBES
+from conformance.operations.probes import probes_of_all
 from conformance.oracle.reference import oracle
 from conformance.reports import blocks
 from conformance.reports.content import document
@@ -111,14 +111,14 @@ def test_check_tells_of_empty_rows_beside_rounded_weights() -> None:
 
 def test_table_names_rules_that_exist_and_levels_of_probes() -> None:
     levels = {(part.rule, part.level) for part in PARTS}
-    assert {(probe.rule, probe.level) for probe in PROBES if probe.level != CORE} <= levels
+    assert {(probe.rule, probe.level) for probe in probes_of_all() if probe.level != CORE} <= levels
     assert {*WHOLE, *(part.rule for part in PARTS)} <= set(RULES)
     assert {*WHOLE.values(), *(part.level for part in PARTS)} <= set(LEVELS)
 
 
 def test_levels_of_rules_and_probes() -> None:
     assert (least_level("MASK-7"), least_level("ATT-1"), least_level("NORM-3")) == (ROBUST, CORE, CORE)
-    levels = {probe.id: probe.level for probe in PROBES}
+    levels = {probe.id: probe.level for probe in probes_of_all()}
     assert (levels["ATT-14 merge"], levels["ATT-14 merge of far parts"]) == (CORE, ROBUST)
     assert [least_level("ATT-14", level) for level in LEVELS] == [*LEVELS]
     assert least_level("MASK-7", CORE) == ROBUST

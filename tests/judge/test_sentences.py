@@ -22,7 +22,7 @@ from conformance.checks.findings import (
     wrong_dtype,
 )
 from conformance.judge.plan import seed_of
-from conformance.operations.probes import PROBES
+from conformance.operations.probes import probes_of_all
 from conformance.reports.sentences import describe_detail, describe_finding
 from conformance.subjects import wrong_answers
 from conformance.subjects.wrong_answers import DtypeOrShape, FindingKind, Missing, ReturnedGradients, WrongAnswer
@@ -135,7 +135,7 @@ def test_a_wrong_answer_keeps_its_facts_between_processes() -> None:
 
 
 def test_a_title_changes_no_seed() -> None:
-    for probe in PROBES[:5]:
+    for probe in probes_of_all()[:5]:
         called = replace(probe, title="another title")
         assert (called.id, seed_of(called, 3)) == (probe.id, seed_of(probe, 3))
         assert (called.title, probe.title) == ("another title", probe.name)

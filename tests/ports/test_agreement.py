@@ -6,7 +6,7 @@ import pytest
 
 from conformance.checks.probe import agreement
 from conformance.operations import OPERATIONS
-from conformance.operations.probes import PROBES
+from conformance.operations.probes import probes_of_all
 from conformance.sampling.operations import operation_cases
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
 from specification import RULES
@@ -29,7 +29,7 @@ def subjects() -> list[Subject]:
 @pytest.mark.slow_where("MHA-1-1")
 def test_all_three_keep_the_rule(rule: str, examples: int, subjects: list[Subject]) -> None:
     """Four cases for each probe. In the fast tier one, for at most six probes, and in JAX for one of these or none."""
-    probes = [probe for probe in PROBES if probe.rule == rule]
+    probes = [probe for probe in probes_of_all() if probe.rule == rule]
     if examples == 1:
         probes = probes[:: -(-len(probes) // 6)]
     *others, in_jax = subjects

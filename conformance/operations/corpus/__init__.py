@@ -52,7 +52,8 @@ class Entry(NamedTuple):
     @property
     def level(self) -> str:
         """The level of the probe, where it is one of the catalogue."""
-        return levels_of_probes().get(self.id, CORE)
+        operation = self.operations[0] if len(self.operations) == 1 else None
+        return levels_of_probes(operation).get(self.id, CORE)
 
     @property
     def case(self) -> Case:
@@ -65,11 +66,11 @@ class Entry(NamedTuple):
 
 
 @cache
-def levels_of_probes() -> dict[str, str]:
+def levels_of_probes(operation: str | None) -> dict[str, str]:
     """By their identities."""
-    from conformance.operations.probes import PROBES
+    from conformance.operations.probes import probes_of_all
 
-    return {probe.id: probe.level for probe in PROBES}
+    return {probe.id: probe.level for probe in probes_of_all(operation)}
 
 
 def manifest() -> dict[str, Any]:

@@ -45,7 +45,7 @@ def judge_group(group: Group, examples: int, seed: int) -> Results:
             runners[index] = Runner(VARIANTS[index].subject(), TIME_LIMIT)
     asked, operation = [runners[index] for index in group], VARIANTS[group[0]].operation
     declaration = asked[0].declaration
-    probes = [probe for probe in catalogue(declaration) if probe.operations == (operation,)]
+    probes = catalogue(declaration, operation)
     results = judge_questions(list_questions(operation, declaration, declaration, None, probes), asked, examples, seed)
     shrink_violations(results, asked, SHRINKING)
     return results
