@@ -13,9 +13,7 @@ from conformance.runner.process_lifetime import end_with_parent
 
 def kind(declaration: Declaration) -> str:
     """The same for all subjects for which the same cases are drawn."""
-    said = sorted(declaration.features), declaration.dtypes, declaration.layout, declaration.width_multiple
-    sizes = sorted(declaration.limits.items()), declaration.tile, declaration.head_widths, declaration.windows
-    return repr((*said, sorted(declaration.conventions.items()), *sizes, declaration.compiled))
+    return repr((declaration.contents(), declaration.compiled))
 
 
 def group_indices(kinds: Sequence[Hashable]) -> list[list[int]]:
