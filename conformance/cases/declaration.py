@@ -115,7 +115,7 @@ CONVENTIONS = {
     "angles": ("exact", "float32"),
     "rotation": ("float32", "rounded", "inputs"),
 }
-"""Names for `convention`, each with its values; the first is the definition's.
+"""Names for `conventions`, each with its values; the first is the definition's.
 
 polarity: what True means in a dense mask. empty_rows: what a row gets that allows nothing; "any" promises nothing.
 causal: where `Causal()` without an offset stands when Q != K (for subjects that take descriptions). heads: which key
@@ -131,6 +131,10 @@ in float32, whatever the dtype of the inputs. rotation: in what x is turned. "ro
 the dtype of the inputs; "inputs": their products with x are, too.
 """
 
+PRECISIONS = tuple(
+    name for name in CONVENTIONS if name not in ("polarity", "empty_rows", "causal", "heads", "isolation")
+)
+"""Conventions that say how numbers are computed: error bounds depend on them, and exact results do not."""
 
 OTHER_LAYOUT = "--layout BTHD is for arrays [batch, length, heads, width]"
 """A hint for who has these arrays and has not said so."""

@@ -13,7 +13,7 @@ import numpy as np
 from conformance.bounds.arithmetic import FORMATS
 from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
-from conformance.cases.declaration import CONVENTIONS, Declaration
+from conformance.cases.declaration import CONVENTIONS, PRECISIONS, Declaration
 from conformance.checks.comparison import ratio, worst
 from conformance.checks.findings import same_error
 from conformance.checks.judged_rules import STATE_RULE
@@ -31,9 +31,6 @@ from conformance.operations.probes import catalogue
 from conformance.runner.in_process import Runner
 from conformance.runner.memory_layouts import depends_on_layout
 from conformance.sampling.strategies import roundings
-
-PRECISIONS = ("weights", "products", "shared_heads", "normalized", "saved", "merging", "angles", "rotation")
-"""Conventions that say in which precision something is computed."""
 
 
 def find_causes(results: Results, runner: Runner) -> list[Cause]:
