@@ -112,6 +112,7 @@ CONVENTIONS = {
     "normalized": ("float32", "inputs"),
     "saved": ("maximum", "logsumexp"),
     "merging": ("maximum", "logsumexp"),
+    "moments": ("products", "lerp"),
     "angles": ("exact", "float32"),
     "rotation": ("float32", "rounded", "inputs"),
 }
@@ -126,15 +127,19 @@ shared_heads: how the gradients of query heads that share a key head are added u
 dtype of the inputs first; "inputs": every sum is, too. normalized: the precision to which the normalised row of
 `rms_norm` is rounded before the weight multiplies it. saved: what attention's backward pass takes the weights from once
 more, each row's maximum and sum or its log-sum-exp. merging: what parts of the keys are weighed by, their maxima and
-sums or one log-sum-exp each. angles: "float32" if rotary frequencies and angles, their sines and cosines are computed
-in float32, whatever the dtype of the inputs. rotation: in what x is turned. "rounded": sines and cosines are rounded to
-the dtype of the inputs; "inputs": their products with x are, too.
+sums or one log-sum-exp each. moments: how Adam takes the mean of gradients. "lerp": as mean + (1 - beta) (gradient -
+mean), which may be NaN where either is infinite. angles: "float32" if rotary frequencies and angles, their sines and
+cosines are computed in float32, whatever the dtype of the inputs. rotation: in what x is turned. "rounded": sines and
+cosines are rounded to the dtype of the inputs; "inputs": their products with x are, too.
 """
 
 PRECISIONS = tuple(
     name for name in CONVENTIONS if name not in ("polarity", "empty_rows", "causal", "heads", "isolation")
 )
 """Conventions that say how numbers are computed: error bounds depend on them, and exact results do not."""
+
+OPEN_AT_INFINITY = ("moments",)
+"""Those of them that allow NaN where the exact result is infinite."""
 
 OTHER_LAYOUT = "--layout BTHD is for arrays [batch, length, heads, width]"
 """A hint for who has these arrays and has not said so."""
