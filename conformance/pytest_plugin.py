@@ -44,14 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--conformance", metavar="TARGET", help="package.module:callable or path/to/file.py:callable")
     group.addoption("--conformance-operation", metavar="OPERATION", help="what it computes: attention, layer_norm, ...")
     for name, option in options_of(CheckOptions).items():
-        for flag, action in zip(option.switch.split("/"), ("store_true", "store_false"), strict=False):
-            spelling = f"--conformance-{(flag or name).removeprefix('--').replace('_', '-')}"
-            given: dict[str, Any] = {"dest": f"conformance_{name}", "help": option.help, "default": None}
-            if option.switch:
-                given["action"] = action
-            else:
-                given |= {"metavar": name.upper(), "action": "append" if option.many else "store"}
-            group.addoption(spelling, **given)
+        actions = ["store_true", "store_false"] if option.switch else ["append" if option.many else "store"]
+        named: dict[str, Any] = {"dest": f"conformance_{name}", "default": None, "help": option.help}
+        named |= {} if option.switch else {"metavar": name.upper()}
+        for spelling, action in zip(option.spellings(name), actions, strict=True):
+            group.addoption(f"--conformance-{spelling.removeprefix('--')}", action=action, **named)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -172,18 +172,16 @@ def read_head_widths(given: Any) -> tuple[tuple[int, int], ...]:
     return tuple((pair[0], pair[-1]) for pair in widths)
 
 
-def read_windows(given: Any) -> tuple[Window, ...]:
+def read_windows(given: Any) -> tuple[Any, ...]:
     """Read [(31, 0), (63, None)] or "31/0,63/all"."""
     windows = []
     for item in split_items(given):
         sides = item.split("/") if isinstance(item, str) else item if isinstance(item, tuple | list) else ()
-        before, after = (None if side in ("all", None) else whole_number(side) for side in (*sides, -1, -1)[:2])
-        sizes = [size for size in (before, after) if size is not None]
-        if len(sides) != 2 or not sizes or min(sizes) < 0:
+        windows.append(tuple(None if side in ("all", None) else whole_number(side) for side in sides))
+        if len(sides) != 2 or -1 in windows[-1] or windows[-1] == (None, None):
             raise ValueError(
                 f"windows must be pairs (before, after) of numbers of keys or None, such as 31/0,63/all, got {given!r}"
             )
-        windows.append((before, after))
     return tuple(windows)
 
 
@@ -235,12 +233,10 @@ class DeclarationOptions(TypedDict, total=False):
         Option("dtypes to judge, such as float32,float16; all by default", names=lambda: FLOATING, many=True),
     ]
     layout: Annotated[
-        str | None,
-        Option("BTHD if its arrays are [batch, length, heads, width]", names=lambda: ("BHTD", "BTHD")),
+        str | None, Option("BTHD if its arrays are [batch, length, heads, width]", names=lambda: ("BHTD", "BTHD"))
     ]
     width_multiple: Annotated[
-        int | None,
-        Option("every width must be a multiple of this", partial(read_number, "width_multiple", 1)),
+        int | None, Option("every width must be a multiple of this", partial(read_number, "width_multiple", 1))
     ]
     tile: Annotated[
         str | tuple[int, int] | None,
@@ -382,7 +378,7 @@ def declare(supports: Names | None = None, /, **options: Unpack[DeclarationOptio
     supports: the option of that name, which may stand first and without its name.
     """
     given = {"supports": supports, **options}
-    refuse_unknown("option", given, options_of(DeclarationOptions))
+    refuse_unknown("unknown option", given, options_of(DeclarationOptions))
 
     def decorate(function: Any) -> Any:
         function.conformance = {name: value for name, value in given.items() if value is not None}

@@ -37,14 +37,16 @@ class Option:
     switch: str = ""
 
     def read_value(self, name: str, given: Any) -> Any:
-        if self.switch and not isinstance(given, bool):
-            raise ValueError(f"{name} must be True or False, got {given!r}")
-        if self.switch or self.read is not None:
-            return given if self.read is None else self.read(given)
+        if self.read is not None:
+            return self.read(given)
         if self.many:
             return validate_names(name, given, tuple(self.names()))
-        refuse_unknown(name, [given], tuple(self.names()))
+        refuse_unknown(name, [given], (True, False) if self.switch else tuple(self.names()))
         return given
+
+    def spellings(self, name: str) -> list[str]:
+        """Return how it is written on a command line: once, or on and off."""
+        return self.switch.split("/") if self.switch else [f"--{name.replace('_', '-')}"]
 
 
 @cache
@@ -55,7 +57,7 @@ def options_of(options: type) -> dict[str, Option]:
 
 
 def read_options(options: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are not None, as their options read them.
+    """Return the values that are not None, and defaults, as their options read them.
 
     Args:
         options: a TypedDict.
@@ -65,10 +67,9 @@ def read_options(options: type, given: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: a name or a value is wrong.
     """
     known = options_of(options)
-    unknown = sorted(given.keys() - known.keys())
-    if unknown:
-        raise ValueError(f"unknown option: {', '.join(unknown)}")
-    return {name: known[name].read_value(name, value) for name, value in given.items() if value is not None}
+    refuse_unknown("unknown option", given, known)
+    said = {name: option.default for name, option in known.items()} | {n: v for n, v in given.items() if v is not None}
+    return {name: known[name].read_value(name, value) for name, value in said.items() if value is not None}
 
 
 def document_options(options: type) -> Callable[[Function], Function]:
@@ -99,10 +100,9 @@ def set_parameters(function: Callable[..., Any], fields: Iterable[tuple[str, Any
 
 def split_items(given: Any) -> list[Any]:
     """Items one by one; a string holds one, or several with commas between them."""
-    parts = [
-        part.split(",") if isinstance(part, str) else [part] for part in ([given] if isinstance(given, str) else given)
-    ]
-    return [item.strip() if isinstance(item, str) else item for part in parts for item in part]
+    if isinstance(given, str):
+        return [item.strip() for item in given.split(",")]
+    return [item for part in given for item in (split_items(part) if isinstance(part, str) else [part])]
 
 
 def split_names(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -117,10 +117,10 @@ def validate_names(what: str, given: str | Iterable[str], names: Collection[str]
     return chosen
 
 
-def refuse_unknown(what: str, given: Iterable[str], names: Collection[str]) -> None:
+def refuse_unknown(what: str, given: Iterable[Any], names: Collection[Any]) -> None:
     wrong = [name for name in given if name not in names]
     if wrong:
-        raise ValueError(f"{what}: got {wrong[0]!r}, expected one of {', '.join(names)}")
+        raise ValueError(f"{what}: got {wrong[0]!r}, expected one of {', '.join(map(str, names))}")
 
 
 def read_pairs(what: str, given: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
@@ -137,10 +137,10 @@ def read_pairs(what: str, given: Mapping[str, Any] | str | Iterable[str]) -> dic
 
 
 def whole_number(given: Any) -> int:
-    """Return a whole number, which may stand in a string; -1 for anything else."""
+    """Return a number of at least 0, which may stand in a string; -1 for anything else."""
     if isinstance(given, str) and given.isdecimal():
         return int(given)
-    return given if isinstance(given, int) else -1
+    return max(given, -1) if isinstance(given, int) else -1
 
 
 def whole_numbers(given: Any, separator: str) -> tuple[int, ...]:

@@ -17,7 +17,6 @@ from conformance.cases.declaration import EVERYTHING, DeclarationOptions
 from conformance.cases.facts import operations
 from conformance.cases.options import document_options, options_of, read_options, refuse_unknown
 from conformance.checks.judged_rules import CONTRACT, JUDGED
-from conformance.checks.levels import DEFAULT
 from conformance.judge.judgement import Judgement, claims
 from conformance.judge.options import EFFORTS, CheckOptions
 from conformance.judge.report import Report, report_of
@@ -70,7 +69,7 @@ def check(
     """
     refuse_unknown("operation", [operation], operations())
     target, chosen = read_target(subject, operation, name, options)
-    rules, effort, profile = chosen.get("rules"), chosen.get("effort", "default"), chosen.get("profile", DEFAULT)
+    rules, effort, profile = chosen.get("rules"), chosen["effort"], chosen["profile"]
     time_limit, seed = chosen.get("time_limit", TIME_LIMIT), chosen.get("seed", secrets.randbelow(2**32))
     own = rules_of(operation)
     if rules and not own.intersection(rules):
@@ -80,7 +79,7 @@ def check(
     runner = runner_for(target, time_limit, chosen.get("isolate"))
     target = runner.target or target
     workers = usual_workers(target, effort) if workers is None else workers
-    shrinking = SHRINKING if chosen.get("shrink", True) else 0.0
+    shrinking = SHRINKING if chosen["shrink"] else 0.0
     judgement = Judgement(runner, operation, EFFORTS[effort], seed, rules, progress, shrinking, target=target)
     shared = None
     try:
@@ -105,11 +104,10 @@ def check(
 def read_target(
     subject: str | Callable[..., Any], operation: str, name: str | None, options: Mapping[str, Any]
 ) -> tuple[Target, dict[str, Any]]:
-    """Return the target with what is declared of it, and the options of the check itself; None says nothing."""
+    """Return the target with what is declared of it, and the options of the check itself."""
     chosen = read_options(CheckOptions, options)
     given = {option: chosen.pop(option) for option in options_of(DeclarationOptions) if option in chosen}
-    arrays, device = chosen.pop("arrays", None), chosen.pop("device", "cpu")
-    return Target(subject, operation, arrays, device, name, given), chosen
+    return Target(subject, operation, chosen.pop("arrays", None), chosen.pop("device"), name, given), chosen
 
 
 def rules_of(operation: str) -> set[str]:

@@ -52,8 +52,7 @@ class CheckOptions(DeclarationOptions, total=False):
         Option("how many cases each probe gets: quick, default or thorough", names=lambda: EFFORTS, default="default"),
     ]
     seed: Annotated[
-        int | None,
-        Option("generate the same cases again; by default a fresh seed", partial(read_number, "seed", 0)),
+        int | None, Option("generate the same cases again; by default a fresh seed", partial(read_number, "seed", 0))
     ]
     time_limit: Annotated[float | None, Option("seconds for one case; 30 by default", read_seconds)]
     isolate: Annotated[

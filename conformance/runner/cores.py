@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 from collections.abc import Hashable, Sequence
 
 from conformance.cases.declaration import Declaration
@@ -13,7 +14,7 @@ from conformance.runner.process_lifetime import end_with_parent
 
 def kind(declaration: Declaration) -> str:
     """The same for all subjects for which the same cases are drawn."""
-    return repr((declaration.contents(), declaration.compiled))
+    return json.dumps([declaration.contents(), declaration.compiled], sort_keys=True)
 
 
 def group_indices(kinds: Sequence[Hashable]) -> list[list[int]]:

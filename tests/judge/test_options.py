@@ -94,10 +94,10 @@ def test_a_repeated_option_adds_to_itself() -> None:
         ({"seed": "-1"}, "seed must be a whole number of at least 0, got '-1'"),
         ({"width_multiple": 0}, "width_multiple must be a whole number of at least 1, got 0"),
         ({"time_limit": "long"}, "time_limit must be a number of seconds, got 'long'"),
-        ({"shrink": "no"}, "shrink must be True or False, got 'no'"),
+        ({"shrink": "no"}, "shrink: got 'no', expected one of True, False"),
         ({"tile": "128"}, "tile must be two positive integers, such as 128x64, got '128'"),
         ({"limits": "keys=many"}, "limit of keys must be a positive integer, got 'many'"),
-        ({"convention": "heads=tiled"}, "unknown option: convention"),
+        ({"convention": "heads=tiled"}, "unknown option: got 'convention', expected one of supports, dtypes"),
         ({"vjp": 3}, "vjp must be a function, got 3"),
     ],
 )
@@ -108,7 +108,7 @@ def test_wrong_values(given: dict[str, Any], message: str) -> None:
 
 def test_unknown_declaration() -> None:
     unknown: dict[str, Any] = {"tiles": (8, 8)}
-    with pytest.raises(ValueError, match="option: got 'tiles', expected one of supports, dtypes"):
+    with pytest.raises(ValueError, match="unknown option: got 'tiles', expected one of supports, dtypes"):
         conformance.declare(**unknown)
 
 
