@@ -20,7 +20,7 @@ from conformance.cases.function_features import declaration_of
 from conformance.cases.options import options_of
 from conformance.cli import app
 from conformance.judge.options import CheckOptions
-from conformance.pytest_plugin import conformance_test, pytest_addoption
+from conformance.pytest_plugin import conformance_test, pytest_addoption, session_of
 from conformance.reports.content import declaration_content
 from conformance.reports.subjects import checked_content
 from tests.support import targets
@@ -113,7 +113,7 @@ def test_unknown_declaration() -> None:
 
 
 def test_commands_and_python_give_the_same_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real check, once by words and once by values."""
+    """A real check, by words of the command line, by values, and by words as pytest has them."""
     (tmp_path / "targets.py").write_text(Path(targets.__file__).read_text())
     monkeypatch.chdir(tmp_path)
     said = {name: pair for name, pair in SAID.items() if name not in ("windows", "layout", "head_widths")}
@@ -130,3 +130,7 @@ def test_commands_and_python_give_the_same_report(tmp_path: Path, monkeypatch: p
         assert told[name] == content[name]
     assert [one["message"] for one in told["violations"]] == [one["message"] for one in content["violations"]]
     assert told["violations"]
+    words = {name: [text] if options_of(CheckOptions)[name].many else text for name, (text, _) in said.items()}
+    session = session_of("targets.py:unscaled", "attention", None, words | {"isolate": False, "shrink": False})
+    assert declaration_content(session.runner.declaration) == content["declaration"]
+    assert {question.rule for question in session.questions()} == {"ATT-1"}
