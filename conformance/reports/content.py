@@ -135,9 +135,12 @@ def subject_content(
 
 
 def declaration_content(declaration: Declaration) -> Content:
-    return declaration.contents() | {
+    contents = declaration.contents()
+    return {
+        "features": contents.pop("features"),
         "refused_dtypes": list(declaration.refused_dtypes),
         "mask_required": declaration.mask_required,
+        **contents,
         "own_gradients": declaration.vjp is not None,
     }
 
