@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         named: dict[str, Any] = {"dest": f"conformance_{name}", "default": None, "help": option.help}
         named |= {} if option.switch else {"metavar": name.upper()}
         for spelling, action in zip(option.spellings(name), actions, strict=True):
-            group.addoption(f"--conformance-{spelling.removeprefix('--')}", action=action, **named)
+            group.addoption(f"--conformance-{spelling}", action=action, **named)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -45,8 +45,8 @@ class Option:
         return given
 
     def spellings(self, name: str) -> list[str]:
-        """Return how it is written on a command line: once, or on and off."""
-        return self.switch.split("/") if self.switch else [f"--{name.replace('_', '-')}"]
+        """Return how it is written on a command line, without dashes before it: once, or on and off."""
+        return (self.switch or name.replace("_", "-")).split("/")
 
 
 @cache

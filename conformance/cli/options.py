@@ -43,7 +43,7 @@ def option(name: str) -> Any:
     """Return an option of `CheckOptions` as one of a command."""
     one = options_of(CheckOptions)[name]
     return typer.Option(
-        "/".join(one.spellings(name)),
+        "/".join(f"--{spelling}" for spelling in one.spellings(name)),
         help=one.help,
         metavar=None if one.switch else name.upper(),
         autocompletion=None if one.switch else complete_names(one.names),

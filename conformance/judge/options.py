@@ -59,9 +59,9 @@ class CheckOptions(DeclarationOptions, total=False):
         bool | None,
         Option(
             "call the function in a subprocess (the default), which may crash or hang, or in this process",
-            switch="--isolate/--in-process",
+            switch="isolate/in-process",
         ),
     ]
     shrink: Annotated[
-        bool | None, Option("make failing cases smaller, or do not", default=True, switch="--shrink/--no-shrink")
+        bool | None, Option("make failing cases smaller, or do not", default=True, switch="shrink/no-shrink")
     ]
