@@ -20,7 +20,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import pytest
 
@@ -28,8 +28,8 @@ from conformance.cases.options import document_options, options_of
 from conformance.judge.options import CheckOptions
 
 if TYPE_CHECKING:
-    from conformance.judge.judgement import Question
-    from conformance.judge.session import JudgeSession
+    from conformance.judge.executor import Executor
+    from conformance.judge.plan import Question
 
 BEYOND = "conformance: beyond the profile"
 """The property of a test that passes though it found a violation, for which the profile does not ask."""
@@ -98,9 +98,9 @@ class TargetCollector(pytest.Collector):
         option = self.config.option
         given = {name: getattr(option, f"conformance_{name}") for name in options_of(CheckOptions)}
         try:
-            judge = session_of(option.conformance, option.conformance_operation, None, given)
-            self.config.add_cleanup(judge.close)
-            questions = questions_of(judge)
+            judge = make_judge(option.conformance, option.conformance_operation, None, given)
+            self.config.add_cleanup(judge.executor.close)
+            questions = questions_of(judge.executor)
         except (ValueError, ImportError, RuntimeError) as error:
             raise self.CollectError(f"not judged: {error}") from error
         for question in questions:
@@ -110,7 +110,7 @@ class TargetCollector(pytest.Collector):
 class QuestionItem(pytest.Item):
     """One question to the target."""
 
-    def __init__(self, *, judge: JudgeSession, question: Question, **keywords: Any) -> None:
+    def __init__(self, *, judge: Judge, question: Question, **keywords: Any) -> None:
         super().__init__(**keywords)
         self.judge, self.question = judge, question
 
@@ -130,61 +130,69 @@ def conformance_test(
     The arguments are those of `conformance.check`, with a seed of 0 unless another is given. Assign the result to a
     name that pytest collects. ValueError says what is wrong with a subject that cannot be judged.
     """
-    judge = session_of(subject, operation, name, {"seed": SEED, **options})
+    judge = make_judge(subject, operation, name, {"seed": SEED, **options})
 
-    @pytest.mark.parametrize("question", questions_of(judge), ids=str)
+    @pytest.mark.parametrize("question", questions_of(judge.executor), ids=str)
     def test(question: Question, request: pytest.FixtureRequest) -> None:
-        request.config.add_cleanup(judge.close)
+        request.config.add_cleanup(judge.executor.close)
         put(judge, question, request.node)
 
-    test.__doc__ = f"{judge.target.title} computes {operation}."
+    test.__doc__ = f"{judge.executor.runner.name} computes {operation}."
     return test
 
 
-def session_of(
+class Judge(NamedTuple):
+    """What asks the questions, and the profile that decides which tests fail."""
+
+    executor: Executor
+    profile: str
+
+
+def make_judge(
     subject: str | Callable[..., Any], operation: str, name: str | None, options: Mapping[str, Any]
-) -> JudgeSession:
+) -> Judge:
     """options: those of `conformance.check`. ValueError says what is wrong with them, or with the subject."""
-    from conformance.judge.checking import read_target
-    from conformance.judge.session import JudgeSession
+    from conformance.judge.checking import make_executor, read_target
 
     target, chosen = read_target(subject, operation, name, options)
-    return JudgeSession(target, **chosen)
+    profile = chosen.pop("profile")
+    return Judge(make_executor(target, **chosen), profile)
 
 
-def questions_of(judge: JudgeSession) -> list[Question]:
+def questions_of(executor: Executor) -> list[Question]:
     """ValueError where there is none."""
-    questions = judge.questions()
+    questions = executor.list_all()
     if not questions:
-        raise ValueError(f"rules: nothing in {', '.join(judge.rules or ())} speaks of {judge.operation}")
+        raise ValueError(f"rules: nothing in {', '.join(executor.rules or ())} speaks of {executor.operation}")
     return questions
 
 
-def put(judge: JudgeSession, question: Question, item: pytest.Item) -> None:
+def put(judge: Judge, question: Question, item: pytest.Item) -> None:
     """Fails with all that is known of a violation, where the profile asks for it; skips where it cannot be asked."""
     __tracebackhide__ = True
     from conformance.cases.signatures import MASK_REQUIRED
     from conformance.checks.levels import is_required
-    from conformance.judge.session import NotAsked
+    from conformance.judge.executor import NotAsked
     from conformance.reports.blocks import block
     from conformance.reports.sentences import describe_finding
     from conformance.reports.subjects import cause_with_violation
 
-    title, target = judge.target.title, judge.target
-    if target.guessed:
+    executor = judge.executor
+    title, target = executor.runner.name, executor.target
+    if target is not None and target.guessed:
         told = f"{title} was called with arrays of {target.arrays}, a guess: {target.guessed}"
         item.user_properties.append((NOTE, told))
-    if judge.never_given:
-        item.user_properties.append((NOTE, f"{title} was {judge.never_given}"))
-    if judge.runner.declaration.mask_required:
+    if executor.never_given:
+        item.user_properties.append((NOTE, f"{title} was {executor.never_given}"))
+    if executor.runner.declaration.mask_required:
         item.user_properties.append((NOTE, f"{title}: {MASK_REQUIRED}"))
     try:
-        found = judge.ask(question)
+        found = executor.find_cause(question)
     except NotAsked as reason:
         pytest.skip(str(reason))
     if found is not None and not is_required(found.level, judge.profile):
         told = f"{question.rule} is violated at the level {found.level}: {describe_finding(found.lead.finding)}"
-        item.user_properties.append((BEYOND, f"{judge.target.title}: {told}"))
+        item.user_properties.append((BEYOND, f"{title}: {told}"))
     elif found is not None:
         content = cause_with_violation(found, replays_folder(item.config), titled=True)
         pytest.fail(block(content), pytrace=False)

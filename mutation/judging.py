@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from conformance.cases.declaration import EVERYTHING
 from conformance.checks.check import Check
-from conformance.checks.comparison import Finding
+from conformance.checks.comparison import Finding, breaks
 from conformance.checks.size_limits import SizeLimits
-from conformance.judge.run import breaks, run_probe, run_refusals, silent
-from conformance.operations.probes import PROBES
+from conformance.judge.batches import plan_of_operations
+from conformance.judge.trial import judge_questions
 from conformance.oracle.reference import balls_available
 from conformance.runner.in_process import Runner
 from conformance.subjects.subject import NumpySubject
@@ -56,12 +56,11 @@ def questions() -> list[Question]:
     balls_available()
     recorder: Any = Recorder()
     titles: list[str] = []
-    for probe in (None, *PROBES):
-        if probe is None:
-            run_refusals(None, [recorder])
-        else:
-            run_probe(probe, [recorder], CASES, SEED, silent)
-        title = "refusals" if probe is None else f"{probe.rule} {probe.title}"
+    for question in plan_of_operations():
+        if question.kind == "frozen":
+            continue
+        judge_questions([question], [recorder], CASES, SEED)
+        title = "refusals" if question.kind == "refusal" else f"{question.rule} {question.title}"
         titles += [title] * (len(recorder.asked) - len(titles))
     runner, result = Runner(NumpySubject()), []
     for title, (check, example, shared) in zip(titles, recorder.asked, strict=True):

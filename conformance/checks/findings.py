@@ -63,12 +63,16 @@ class Raised:
 
 @dataclass(frozen=True)
 class TookTooLong:
-    """A check took longer than its time limit. ended: whether its process had to be ended."""
+    """A check took longer than its time limit. ended: whether its process had to be ended.
+
+    crowding: by how much the limit was longer in wall time, on a busy machine where only wall time can be had.
+    """
 
     kind: ClassVar[FindingKind] = "took_too_long"
     seconds: float
     ended: bool = False
     size: Size | None = None
+    crowding: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,15 @@ from typing import Annotated
 import typer
 
 import conformance
-from conformance.cli import check, compare, definition, dev, port, replay, rules, run, selftest, show, trace, watch
+from conformance.cli.lazy_group import lazy_group
+
+COMMANDS = (
+    *("check", "replay", "run", "compare", "port", "trace", "watch"),
+    *("selftest", "definition", "rules", "show", "dev"),
+)
 
 app = typer.Typer(
+    cls=lazy_group(__name__, COMMANDS),
     no_args_is_help=True,
     rich_markup_mode="markdown",  # "rich" swallows brackets
     help="Does an implementation compute what SPEC.md says?",
@@ -29,17 +35,3 @@ def options(
     ] = False,
 ) -> None:
     """Does an implementation compute what SPEC.md says?"""
-
-
-app.command("check")(check.check)
-app.command("replay")(replay.replay)
-app.command("run")(run.run)
-app.command("compare")(compare.compare)
-app.command("port")(port.port)
-app.command("trace")(trace.trace)
-app.command("watch")(watch.watch)
-app.command("selftest")(selftest.selftest)
-app.command("definition")(definition.definition)
-app.command("rules")(rules.rules)
-app.command("show")(show.show)
-app.add_typer(dev.app, name="dev")

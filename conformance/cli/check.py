@@ -106,10 +106,10 @@ def refuse_absent_gpu(options: dict[str, Any]) -> None:
 
 def count_cases(operation: str, chosen: dict[str, Any]) -> int:
     """Return about how many cases the check has."""
+    from conformance.judge import plan
     from conformance.judge.options import EFFORTS
-    from conformance.judge.run import cases_of
     from conformance.operations.probes import PROBES
 
     rules, examples = chosen.get("rules"), EFFORTS[chosen["effort"]]
     probes = [p for p in PROBES if p.operations == (operation,) and (not rules or p.rule in rules)]
-    return sum(cases_of(probe, examples) for probe in probes)
+    return sum(plan.count_cases(probe, examples) for probe in probes)

@@ -17,7 +17,7 @@ def definition(
     workers: Workers = CORES,
 ) -> None:
     """Judge the definition itself by ball arithmetic, which shares no code with it."""
-    from conformance.judge.pool import Workers as Pool
+    from conformance.judge.batches import ImplementationPool
     from conformance.operations import OPERATIONS
     from conformance.oracle.reference import balls_available
     from conformance.reports.tables import results_table, violation_lines
@@ -25,7 +25,7 @@ def definition(
     if not balls_available():
         refuse("ball arithmetic needs python-flint, which is not installed")
     seed = secrets.randbelow(2**32) if seed is None else seed
-    pool = Pool(["reference_numpy"], workers)
+    pool = ImplementationPool(["reference_numpy"], workers)
     try:
         with bar("ball arithmetic", len(OPERATIONS)) as advance:
             results = pool.run_definition(cases, seed, advance)

@@ -109,7 +109,7 @@ def exit_code(report: dict[str, Any]) -> int:
 
 def make_plan(effort: str, cases: int | None, seeds: range, only: list[str], device: str, real: bool) -> Plan:
     """Return the plan; raise ValueError for an unknown name or a missing device."""
-    from conformance.judge.checking import EFFORTS
+    from conformance.judge.plan import EFFORTS
     from conformance.judge.report import NO_ORACLE
     from conformance.oracle.reference import balls_available
 
@@ -167,9 +167,9 @@ def record_errors(found: Found) -> Iterator[None]:
 
 def judge(plan: Plan, workers: int, found: Found) -> None:
     """Judge every run and the trained model, and add the results to `found`."""
-    from conformance.judge.pool import Workers as Pool
+    from conformance.judge.batches import ImplementationPool
 
-    pool = Pool(plan.names, workers, plan.device)
+    pool = ImplementationPool(plan.names, workers, plan.device)
     try:
         for seed in plan.seeds:
             one_run(pool, plan, seed, found)
@@ -181,7 +181,7 @@ def judge(plan: Plan, workers: int, found: Found) -> None:
 
 def one_run(pool: Any, plan: Plan, seed: int, found: Found) -> None:
     """Judge one run. Try its violations again, and print them at once."""
-    from conformance.judge.pool import confirm_violation
+    from conformance.judge.batches import confirm_violation
     from conformance.operations.probes import PROBES
     from conformance.reports.tables import violation_lines
 

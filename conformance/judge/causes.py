@@ -13,8 +13,9 @@ from conformance.diagnosis.cause import Cause
 from conformance.diagnosis.causes import find_causes, has_wrong_numbers, largest_error
 from conformance.diagnosis.evidence import ask_kept
 from conformance.diagnosis.explanation import judge_mistake
-from conformance.judge.run import Settle, cut_down, keep_as_found
+from conformance.judge.smallest_case import cut_down
 from conformance.judge.thresholds import find_thresholds
+from conformance.judge.trial import Settle, accept_violation
 from conformance.mistakes.mistake import Mistake
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Example
@@ -25,14 +26,14 @@ SIZES = 0.6
 """What its sizes get on top of a cause's time, as a part of it: each is one call; a smaller case takes several."""
 
 
-def explain_results(results: Results, runner: Runner, seconds: float, settle: Settle = keep_as_found) -> list[Cause]:
+def explain_results(results: Results, runner: Runner, seconds: float, settle: Settle = accept_violation) -> list[Cause]:
     """Find the causes of all violations, and make the case of each cause small.
 
     Args:
         results: of a run; the violations in it that lead a cause get their smallest case and sizes.
         runner: of the subject.
         seconds: for the smaller case of one cause; 0 to make none.
-        settle: says whether a smaller case shows the same violation alone; see `run_probe`.
+        settle: says whether a smaller case shows the same violation alone; see `Executor.settle`.
 
     Returns:
         The causes, those of the lowest level first.

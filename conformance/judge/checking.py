@@ -1,9 +1,4 @@
-"""`check`: one subject, one operation, every rule that speaks of it.
-
-First the subject is asked the plainest cases, one for every dtype and feature that it claims: what it cannot take at
-all is one violation, and is left out of everything after. Then come the frozen corpus, the probes, and what the subject
-says it does not support, which it must refuse.
-"""
+"""`check`: one subject, one operation, every rule that speaks of it."""
 
 from __future__ import annotations
 
@@ -15,13 +10,14 @@ from typing import Any, Unpack
 
 from conformance.cases.declaration import EVERYTHING, DeclarationOptions
 from conformance.cases.facts import operations
-from conformance.cases.options import document_options, options_of, read_options, refuse_unknown
+from conformance.cases.options import document_options, options_of, read_options, refuse_unknown, validate_names
 from conformance.checks.judged_rules import CONTRACT, JUDGED
-from conformance.judge.judgement import Judgement, claims
+from conformance.judge.executor import Executor
 from conformance.judge.options import EFFORTS, CheckOptions
+from conformance.judge.plan import list_claims
 from conformance.judge.report import Report, report_of
-from conformance.judge.run import Progress, silent
-from conformance.judge.worker_processes import start_workers
+from conformance.judge.shared_probes import share_probes
+from conformance.judge.trial import Progress, silent
 from conformance.runner.in_process import TIME_LIMIT, judging
 from conformance.runner.in_subprocess import runner_for
 from conformance.subjects.targets import Target
@@ -69,33 +65,28 @@ def check(
     """
     refuse_unknown("operation", [operation], operations())
     target, chosen = read_target(subject, operation, name, options)
-    rules, effort, profile = chosen.get("rules"), chosen["effort"], chosen["profile"]
-    time_limit, seed = chosen.get("time_limit", TIME_LIMIT), chosen.get("seed", secrets.randbelow(2**32))
+    rules, profile = chosen.get("rules"), chosen.pop("profile")
     own = rules_of(operation)
     if rules and not own.intersection(rules):
         named = ", ".join(rule for rule in JUDGED if rule in own)
         raise ValueError(f"nothing was tried: there is no case of {', '.join(rules)} for {operation}, but of {named}")
     start = time.monotonic()
-    runner = runner_for(target, time_limit, chosen.get("isolate"))
-    target = runner.target or target
+    executor = make_executor(target, **({"seed": secrets.randbelow(2**32)} | chosen))
+    target, effort = executor.target or target, chosen["effort"]
+    executor.progress = progress
     workers = usual_workers(target, effort) if workers is None else workers
-    shrinking = SHRINKING if chosen["shrink"] else 0.0
-    judgement = Judgement(runner, operation, EFFORTS[effort], seed, rules, progress, shrinking, target=target)
-    shared = None
     try:
-        shared = judgement.workers = start_workers(target, time_limit, workers)
+        executor.shared = share_probes(target, chosen.get("time_limit", TIME_LIMIT), workers)
         with judging():
-            judgement.run()
+            executor.run()
     except BaseException:
         if unfinished is not None:
-            judgement.untried = judgement.untried or ENDED
-            unfinished(report_of(target, judgement, effort, time.monotonic() - start, profile))
+            executor.untried = executor.untried or ENDED
+            unfinished(report_of(target, executor, effort, time.monotonic() - start, profile))
         raise
     finally:
-        runner.close()
-        if shared is not None:
-            shared.close()
-    report = report_of(target, judgement, effort, time.monotonic() - start, profile)
+        executor.close()
+    report = report_of(target, executor, effort, time.monotonic() - start, profile)
     if report.conforms and not has_cases(report, rules):
         raise ValueError(describe_empty_check(report, rules))
     return report
@@ -110,11 +101,36 @@ def read_target(
     return Target(subject, operation, chosen.pop("arrays", None), chosen.pop("device"), name, given), chosen
 
 
+def make_executor(
+    target: Target,
+    effort: str = "default",
+    seed: int = 0,
+    rules: Collection[str] | None = None,
+    time_limit: float = TIME_LIMIT,
+    isolate: bool | None = None,
+    shrink: bool = True,
+) -> Executor:
+    """Return what asks the target's questions. Its own target has the arrays that were guessed.
+
+    Args:
+        target: the implementation under test.
+        effort, seed, rules, time_limit, isolate, shrink: as for `check`.
+
+    Raises:
+        ValueError: for an effort or a rule that does not exist, or a target that cannot be judged.
+    """
+    refuse_unknown("effort", [effort], EFFORTS)
+    rules = validate_names("rules", rules, JUDGED) if rules else None
+    runner = runner_for(target, time_limit, isolate)
+    target, shrinking = runner.target or target, SHRINKING if shrink else 0.0
+    return Executor(runner, target.operation, EFFORTS[effort], seed, rules=rules, shrinking=shrinking, target=target)
+
+
 def rules_of(operation: str) -> set[str]:
     """Return the rules of which the operation has cases."""
     from conformance.operations.probes import PROBES
 
-    asked = {claim.rule for claim in claims(operation, EVERYTHING)}
+    asked = {claim.rule for claim in list_claims(operation, EVERYTHING)}
     return asked | {CONTRACT.id} | {probe.rule for probe in PROBES if operation in probe.operations}
 
 

@@ -17,7 +17,7 @@ from conformance.reports.versions import versions
 from conformance.subjects.targets import Target
 
 if TYPE_CHECKING:
-    from conformance.judge.judgement import Judgement
+    from conformance.judge.executor import Executor
 
 NO_ORACLE = "float64 is skipped: its oracle needs python-flint, which is not installed"
 
@@ -99,32 +99,32 @@ class Report:
         return not self.untried and not any(is_required(violation.level, self.profile) for violation in self.violations)
 
 
-def report_of(target: Target, judgement: Judgement, effort: str, seconds: float, profile: str = DEFAULT) -> Report:
-    results: Results = judgement.results
+def report_of(target: Target, executor: Executor, effort: str, seconds: float, profile: str = DEFAULT) -> Report:
+    results: Results = executor.results
     rules = {rule: results.rules[rule, target.title] for rule in JUDGED if (rule, target.title) in results.rules}
-    limit = judgement.runner.time_limit
+    limit = executor.runner.time_limit
     found = results.violations.values()
     by_identity = {id(one): replace(one, target=target, time_limit=limit) for one in found}
     violations = [*by_identity.values()]
-    causes = [name_target(cause, by_identity, target, limit) for cause in judgement.causes]
+    causes = [name_target(cause, by_identity, target, limit) for cause in executor.causes]
     violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))
-    declaration, never_given = judgement.runner.declaration, judgement.runner.never_given
+    declaration, never_given = executor.runner.declaration, executor.runner.never_given
     left_out, declared = limit_declaration(declaration)
     told = "; ".join(filter(None, [left_out, describe_unreached(results, rules)]))
     return Report(
         target,
         effort,
-        judgement.seed,
+        executor.seed,
         rules,
         violations,
-        judgement.untried,
+        executor.untried,
         seconds,
         versions(),
         told,
         declared,
         never_given=never_given,
         profile=profile,
-        chosen=tuple(judgement.rules or ()),
+        chosen=tuple(executor.rules or ()),
         causes=causes,
     )
 

@@ -24,7 +24,7 @@ from conformance.checks.catalogue import DESCRIPTION
 from conformance.checks.comparison import worst
 from conformance.checks.results import Violation
 from conformance.checks.threshold import AxisName, Kind, Threshold
-from conformance.judge.run import asking
+from conformance.judge.smallest_case import asking
 from conformance.runner.dimensions import PRODUCTS, Dimension, Part, dimensions, sizes_of, take_parts
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Example, align_masks, call, cuttable, map_cases, plain_numbers

@@ -30,7 +30,8 @@ from conformance.diagnosis.evidence import ask_fresh
 from conformance.diagnosis.explanation import screen
 from conformance.judge.attribution import find_rule, take_away_each
 from conformance.judge.causes import explain_results
-from conformance.judge.run import cut_down, violation
+from conformance.judge.smallest_case import cut_down
+from conformance.judge.trial import make_violation
 from conformance.mistakes.catalogue import mistakes_of
 from conformance.mistakes.mistake import Mistake
 from conformance.oracle.reference import balls_available, oracle
@@ -150,7 +151,7 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     unsteady = "" if rule else compare_again(runner, case, shown)
     rule = rule or ("ATT-13" if unsteady else find_rule(runner, replace(case), shown, alike, alike.look_for_needs()))
     rule = "ATT-10" if rule == "ATT-8" and no_number(worst(shown)) else rule
-    found = violation(rule, TITLE, AGREEMENT, runner, case, shown)
+    found = make_violation(rule, TITLE, AGREEMENT, runner, case, shown)
     cause = None
     if not unsteady and not remarks and found.finding.kind not in BESIDE_NUMBERS:
         cause = explain(found, alike, explanations)

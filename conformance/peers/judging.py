@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,8 +35,10 @@ from conformance.checks.findings import Finding, is_error
 from conformance.checks.probe import Probe
 from conformance.checks.results import Results, Violation
 from conformance.diagnosis.evidence import ANSWERS_TO_CASE
-from conformance.judge.judgement import Claim, Judgement
-from conformance.judge.run import cut_down, run_probe, settle_all, violation
+from conformance.judge.executor import ClaimAnswer, Executor
+from conformance.judge.plan import Claim
+from conformance.judge.smallest_case import cut_down
+from conformance.judge.trial import Progress, make_violation, settle_violations, silent, try_probe
 from conformance.operations.refusals import refusals_of
 from conformance.peers import probes as own
 from conformance.peers.peer import Peer, return_case, takes_anything
@@ -128,24 +130,20 @@ def runner_of(peer: Peer) -> Runner:
     return PathSubprocessRunner(peer) if apart else PathRunner(peer.target.make(), peer.time_limit)
 
 
-@dataclass
-class PeerJudgement(Judgement):
-    """As `Judgement`, within what the peer's path has parameters for, and in the order told above.
+class PeerExecutor(Executor):
+    """As `Executor`, within what the peer's path has parameters for, and in the order told above.
 
     remarks: by rule, the dtypes in which it is broken. accepted: by rule, titles of calls that it should refuse.
     """
 
-    peer: Peer = field(kw_only=True)
-    remarks: dict[str, list[DtypeRemark]] = field(default_factory=dict, kw_only=True)
-    accepted: dict[str, list[str]] = field(default_factory=dict, kw_only=True)
-    level_rows: bool = field(default=False, kw_only=True)
-    positive_scales: bool = field(default=False, kw_only=True)
-    nothing_hidden: bool = field(default=False, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.runner, PathRunner):
-            self.runner.asks = self.asks
+    def __init__(self, runner: Runner, peer: Peer, examples: int, seed: int, progress: Progress = silent) -> None:
+        super().__init__(runner, peer.operation, examples, seed, progress=progress, shrinking=peer.shrinking)
+        self.peer = peer
+        self.remarks: dict[str, list[DtypeRemark]] = {}
+        self.accepted: dict[str, list[str]] = {}
+        self.level_rows = self.positive_scales = False
+        if isinstance(runner, PathRunner):
+            runner.asks = self.asks
 
     @property
     def skipped_inputs(self) -> tuple[str, ...]:
@@ -159,7 +157,7 @@ class PeerJudgement(Judgement):
             if id(found) not in shown and self.shrinking and not found.depends_on_state and not self.runner.overrun:
                 self.results.violations[key] = cut_down(found, self.runner, self.shrinking)
         lost = {id(one) for cause in self.causes if cause.kind == "digits" for one in cause.violations}
-        settle_all(self.results, lambda found: self.charge_to_dtype(found) if id(found) in lost else found)
+        settle_violations(self.results, lambda found: self.charge_to_dtype(found) if id(found) in lost else found)
 
     def charge_to_dtype(self, found: Violation) -> Violation:
         """What 16 bits round away, and float32 and float64 do not, is told by the rule of dtypes, or of gradients.
@@ -184,8 +182,7 @@ class PeerJudgement(Judgement):
         declared = self.split_by_gradients(declaration)
         if self.breaks("ATT-6", declared):
             declared = [one.promising(empty_rows="any") for one in declared]
-        self.nothing_hidden = self.breaks("MASK-7", declared)
-        if self.nothing_hidden:
+        if self.breaks("MASK-7", declared):
             declared = [one.promising(isolation="finite") for one in declared]
         asked = {"NORM-4", "ATT-1", *FEATURES, "ATT-6", "MASK-7"}
         for one in declared:
@@ -227,7 +224,7 @@ class PeerJudgement(Judgement):
         """The dtypes in which the probe fails."""
         found = []
         for dtype in dtypes:
-            results = self.try_probe(probe(dtype))
+            results = self.answer_own(probe(dtype))
             self.results.include(results)
             found += [dtype] if results.violations else []
         return found
@@ -237,7 +234,7 @@ class PeerJudgement(Judgement):
         for conventions in EXCUSES.get(self.operation, ()):
             declared = declaration.promising(**conventions)
             probe = own.dtype_probe(self.operation, rule, dtype, declared)
-            if roundings(declared, dtype) and not self.try_probe(probe).violations:
+            if roundings(declared, dtype) and not self.answer_own(probe).violations:
                 return conventions
         return {}
 
@@ -248,9 +245,10 @@ class PeerJudgement(Judgement):
         if wrong and remark not in self.remarks.get(rule, ()):
             self.remarks.setdefault(rule, []).append(remark)
 
-    def try_probe(self, probe: Probe) -> Results:
-        plan = self.examples, self.seed, self.progress
-        return run_probe(self.limit_probe(probe), [self.runner], *plan, settle=self.settle_violation)
+    def answer_own(self, probe: Probe) -> Results:
+        results = try_probe(self.limit_probe(probe), [self.runner], self.examples, self.seed, self.progress)
+        settle_violations(results, self.settle_violation)
+        return results
 
     def settle_violation(self, found: Violation) -> Violation | None:
         """Of several calls in a row the one that is wrong alone, under its own rule: that is no matter of state."""
@@ -264,8 +262,10 @@ class PeerJudgement(Judgement):
     def ask_probes(self, probes: Iterable[Probe]) -> None:
         super().ask_probes([self.limit_probe(probe) for probe in probes])
 
-    def takes(self, claim: Claim) -> bool:
-        return claim.rule in self.skipped_inputs or super().takes(replace(claim, cases=self.path(claim.cases)))
+    def answer_claim(self, claim: Claim) -> ClaimAnswer:
+        if claim.rule in self.skipped_inputs:
+            return ClaimAnswer(claim, Results(), refused=False)
+        return super().answer_claim(replace(claim, cases=self.path(claim.cases)))
 
     def limit_probe(self, probe: Probe) -> Probe:
         cases = probe.cases.map(self.fit_example)
@@ -328,7 +328,7 @@ class PeerJudgement(Judgement):
                 findings = [f for f in self.runner(REFUSAL, asked, None) if not is_error(f)]
                 self.results.add(refusal.rule, self.runner.name, findings, refusal.case)
                 if any(finding.ratio > 1 for finding in findings):
-                    found = violation(refusal.rule, refusal.title, REFUSAL, self.runner, asked, findings)
+                    found = make_violation(refusal.rule, refusal.title, REFUSAL, self.runner, asked, findings)
                     if (refusal.rule, self.runner.name) not in self.results.violations:  # wrong results say more
                         self.results.violate(found)
                     self.accepted.setdefault(refusal.rule, []).append(refusal.title)

@@ -1,4 +1,4 @@
-"""Every peer's judgement, and the table of what each of them does otherwise than the definition."""
+"""Every peer's executor, and the table of what each of them does otherwise than the definition."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields
 
 from conformance.cases.declaration import split_names
-from conformance.judge.checking import EFFORTS
+from conformance.judge.plan import EFFORTS
 from conformance.judge.report import Report, report_of
-from conformance.judge.run import Progress, silent
+from conformance.judge.trial import Progress, silent
 from conformance.peers import PEERS
-from conformance.peers.judging import DtypeRemark, PeerJudgement, runner_of
+from conformance.peers.judging import DtypeRemark, PeerExecutor, runner_of
 from conformance.peers.peer import Peer, version
 
 
@@ -65,12 +65,11 @@ def judge_peer(peer: Peer, effort: str, seed: int, progress: Progress = silent) 
     """One peer's report, as `conformance.check` gives it, within what its path has parameters for."""
     start, runner = time.monotonic(), runner_of(peer)
     try:
-        given = runner, peer.operation, EFFORTS[effort], seed, None, progress, peer.shrinking
-        judgement = PeerJudgement(*given, peer=peer)
-        judgement.run()
+        executor = PeerExecutor(runner, peer, EFFORTS[effort], seed, progress)
+        executor.run()
     finally:
         runner.close()
-    plain = report_of(peer.target, judgement, effort, time.monotonic() - start)
+    plain = report_of(peer.target, executor, effort, time.monotonic() - start)
     inherited = {f.name: getattr(plain, f.name) for f in fields(Report)}
     inherited["versions"] = plain.versions | {package: version(package) for package in peer.packages}
-    return PeerReport(**inherited, peer=peer, remarks=judgement.remarks, accepted=judgement.accepted)
+    return PeerReport(**inherited, peer=peer, remarks=executor.remarks, accepted=executor.accepted)

@@ -95,8 +95,9 @@ def describe_detail(detail: Detail) -> str:
         case kinds.Raised(error, text, threads, size):
             when = f" {describe_phase(Phase('threads', count=threads))}" if threads else ""
             return f"raised {error}{when}: {text}{describe_size(size)}"
-        case kinds.TookTooLong(seconds, ended, size):
-            return f"took longer than {seconds:g} s{', and its process was ended' * ended}{describe_size(size)}"
+        case kinds.TookTooLong(seconds, ended, size, crowding):
+            wall = f" ({seconds * crowding:.0f} s by the clock of a busy machine)" if crowding > 1 else ""
+            return f"took longer than {seconds:g} s{wall}{', and its process was ended' * ended}{describe_size(size)}"
         case kinds.ProcessEnded(code, size):
             return describe_end(code) + describe_size(size)
         case kinds.Printed(text):

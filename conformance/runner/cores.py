@@ -9,7 +9,6 @@ from collections.abc import Hashable, Sequence
 
 from conformance.cases.declaration import Declaration
 from conformance.oracle.reference import balls_available
-from conformance.runner.process_lifetime import end_with_parent
 
 
 def kind(declaration: Declaration) -> str:
@@ -25,12 +24,13 @@ def group_indices(kinds: Sequence[Hashable]) -> list[list[int]]:
     return sorted(found.values(), key=len, reverse=True)
 
 
-def start() -> None:
-    """A process begins: compiled code is kept, and it shares the cores with others."""
+def prepare_worker() -> None:
+    """Prepare a process that judges in itself: compiled code is kept, and it has one of the cores."""
     from conformance.runner.compiled_code import keep_compiled_code
+    from conformance.runner.in_process import ignore_warnings_of_numbers
 
-    end_with_parent()
     keep_compiled_code()
+    ignore_warnings_of_numbers()
     balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
     if importlib.util.find_spec("torch") is not None:
         importlib.import_module("torch").set_num_threads(1)

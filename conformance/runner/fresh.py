@@ -1,81 +1,106 @@
-"""Ask a subject in a process that has called nothing before."""
+"""Ask a subject in a process that has called nothing before.
+
+One process has loaded the judge and called nothing, and forks a fresh process for every question: a fork costs
+milliseconds where a start costs seconds. It is safe because nothing has run there, and no framework has threads of its
+own yet. JAX is imported after the fork only, by the target.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import os
 import pickle
+import random
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from conformance.checks.findings import Finding, ProcessEnded
-from conformance.runner.in_process import Step, failed_call
-from conformance.runner.own_time import ready_in_time
-from conformance.runner.process_lifetime import end_process, start_process
-from conformance.runner.template import Reply, Request
+from conformance.runner.compiled_code import keep_compiled_code
+from conformance.runner.in_process import JudgeError, Runner, Step, failed_call, judging
+from conformance.runner.own_time import LOOKING, OwnTime
+from conformance.runner.workers import NoReply, Worker, encode_call
 from conformance.subjects.targets import Target
 
 LONGEST, BUDGET = 60.0, 15.0
 """Seconds for one question, and seconds of processor time for all questions of one check."""
 MARGIN = 300.0
-"""Seconds beyond those of a question, in which the template process may start and import a framework."""
+"""Seconds beyond those of a question, in which the forking process may start and import a framework."""
+CHECKING = ("conformance.checks.catalogue",)
+"""What every fresh process imports to check: the forking process does it once."""
 PRELOADED = {"torch": ("torch", "torch.fx.experimental.symbolic_shapes", "torch._functorch.autograd_function")}
-"""What the template imports for subjects of a framework, with what their first gradient imports.
+"""What the forking process imports for subjects of a framework, with what their first gradient imports.
 
 Not JAX: it starts threads, which no fork survives.
 """
+CHUNK = 1 << 16
 
 
-class Template:
-    """The template process, started when it is first needed."""
+class Request(NamedTuple):
+    """What one fresh process is asked.
+
+    preload: modules that the forking process imports first. seconds: own time that the fresh one may take. payload: a
+    pickled (target, time limit, steps), which only the fresh process reads, as that imports the target's module.
+    """
+
+    preload: tuple[str, ...]
+    path: list[str]
+    folder: str
+    environment: dict[str, str]
+    seconds: float
+    payload: bytes
+
+
+class Reply(NamedTuple):
+    """findings: of each step that ended. code: the exit code, below 0 a signal. in_time: whether it ended.
+
+    seconds: processor time, which a busy machine does not stretch.
+    """
+
+    findings: list[Any]
+    code: int
+    in_time: bool
+    seconds: float
+
+
+class ForkingProcess:
+    """The process that forks, started when it is first needed. One is for all checks of this process."""
 
     def __init__(self) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
-        self.pipe: Connection | None = None
-        self.owner = 0
+        self.worker: Worker | None = None
 
     def ask(self, request: Request) -> Reply | None:
-        """None where the template process does not answer."""
-        pipe = self.connect()
+        """None where the process does not reply."""
+        if self.worker is None or not self.worker.is_alive:
+            # No thread in it: a fork copies the one that forks alone.
+            self.worker = Worker("conformance.runner.workers:serve_calls", stderr=subprocess.DEVNULL)
         try:
-            pipe.send(request)
-            if self.process is not None and ready_in_time(pipe.poll, self.process.pid, request.seconds + MARGIN):
-                found: Reply = pipe.recv()
-                return found
-        except (EOFError, OSError):
-            pass
-        except BaseException:  # an answer that nobody took must not be the next one's
+            found: Reply = self.worker.call(encode_call(fork_process, request), request.seconds + MARGIN)
+            return found
+        except (NoReply, OSError):
+            self.close()
+            return None
+        except BaseException:  # a reply that nobody took must not be the next one's
             self.close()
             raise
-        self.close()
-        return None
-
-    def connect(self) -> Connection:
-        running = self.process is not None and self.owner == os.getpid() and self.process.poll() is None
-        if running and self.pipe is not None:
-            return self.pipe
-        self.process, ours = start_process("conformance.runner.template:serve", stderr=subprocess.DEVNULL)
-        self.pipe, self.owner = Connection(ours.detach()), os.getpid()
-        return self.pipe
 
     def close(self) -> None:
-        if self.process is not None and self.owner == os.getpid():
-            end_process(self.process)
-        if self.pipe is not None:
-            with contextlib.suppress(OSError):
-                self.pipe.close()
-        self.process = self.pipe = None
+        if self.worker is not None:
+            self.worker.close()
+            self.worker = None
 
 
-TEMPLATE = Template()
-atexit.register(TEMPLATE.close)
-"""One for all checks of this process."""
+FORKING_PROCESS = ForkingProcess()
+atexit.register(FORKING_PROCESS.close)
 
 
 class FreshProcesses:
@@ -96,15 +121,15 @@ class FreshProcesses:
             )
         except Exception:  # what cannot be sent cannot be asked; nor is there a working folder always
             return None
-        found = TEMPLATE.ask(request)
-        self.left -= BUDGET if found is None else found.seconds
-        if found is None or not found.in_time:
+        reply = FORKING_PROCESS.ask(request)
+        self.left -= BUDGET if reply is None else reply.seconds
+        if reply is None or not reply.in_time:
             return None
-        if len(found.answers) == len(steps):
-            return found.answers
-        if found.code == 0:  # the target was not loaded, or the judge failed
+        if len(reply.findings) == len(steps):
+            return reply.findings
+        if reply.code == 0:  # the target was not loaded, or the judge failed
             return None
-        return found.answers + [failed_call(ProcessEnded(found.code))] * (len(steps) - len(found.answers))
+        return reply.findings + [failed_call(ProcessEnded(reply.code))] * (len(steps) - len(reply.findings))
 
 
 def loadable(target: Target) -> Target | None:
@@ -126,3 +151,76 @@ def name_of(subject: Any) -> str | None:
     for part in subject.__qualname__.split("."):
         found = getattr(found, part, None)
     return f"{subject.__module__}:{subject.__qualname__}" if found is subject else None
+
+
+# --- in the forking process -------------------------------------------------------------------------------------------
+
+
+def fork_process(request: Request) -> Reply:
+    """Fork a process for the request, and collect what it writes until it ends or has had its time."""
+    for module in (*CHECKING, *request.preload):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        with contextlib.suppress(BaseException):
+            take_steps(request, writer)
+        os._exit(0)
+    os.close(writer)
+    written, own, ended = b"", OwnTime(child), True
+    while True:
+        ready, _, _ = select.select([reader], [], [], LOOKING)
+        if not ready:
+            if own.elapsed_seconds() <= request.seconds:
+                continue
+            ended = False
+            os.kill(child, signal.SIGKILL)
+            break
+        chunk = os.read(reader, CHUNK)
+        if not chunk:
+            break
+        written += chunk
+    os.close(reader)
+    _, status, used = os.wait4(child, 0)
+    return Reply(split_findings(written), os.waitstatus_to_exitcode(status), ended, used.ru_utime + used.ru_stime)
+
+
+def split_findings(written: bytes) -> list[Any]:
+    """The findings of whole steps; each begins with its length."""
+    found = []
+    while len(written) >= 8:
+        size = int.from_bytes(written[:8], "big")
+        if len(written) < 8 + size:
+            break
+        found.append(pickle.loads(written[8 : 8 + size]))
+        written = written[8 + size :]
+    return found
+
+
+# --- in the fresh process ---------------------------------------------------------------------------------------------
+
+
+def take_steps(request: Request, writer: int) -> None:
+    """Load the target, take the steps in order, and write the findings of each at once."""
+    sys.path[:] = request.path
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.chdir(request.folder)
+    random.seed()  # forks of one process would all draw the same
+    np.random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()
+    keep_compiled_code()
+    target, time_limit, steps = pickle.loads(request.payload)
+    runner = Runner(target.make(), time_limit)
+    for step in steps:
+        try:
+            with judging():
+                findings = pickle.dumps(runner(*step))
+        except (RuntimeError, JudgeError):
+            return
+        data = len(findings).to_bytes(8, "big") + findings
+        while data:
+            data = data[os.write(writer, data) :]

@@ -23,6 +23,7 @@ from conformance.checks.findings import Detail, Finding, TookTooLong
 from conformance.checks.size_limits import SizeLimits
 from conformance.runner.compiled_code import forget_compiled_code
 from conformance.runner.limits import TooSlow, limit_time, valid_limit
+from conformance.runner.own_time import measure_crowding
 from conformance.subjects.subject import Subject, first_line
 from conformance.subjects.targets import Target
 from conformance.subjects.wrong_answers import WrongAnswer
@@ -119,7 +120,7 @@ class Runner:
         """What an exception says of the subject; JudgeError where it is not the subject's."""
         if isinstance(error, TooSlow):
             self.overrun += 1
-            return failed_call(TookTooLong(self.time_limit or 0.0))
+            return failed_call(TookTooLong(self.time_limit or 0.0, crowding=measure_crowding()))
         if isinstance(error, WrongAnswer):
             return [Finding(error.name, float("inf"), detail=error.detail)]
         if error is self.subject.answering.raised:

@@ -10,8 +10,10 @@ threads could run at once; the wall time counts as starved in the proportion of 
     own time = max(W - S * min(1, W / (R + S)), R / cores)
 
 The second term is for a process with more threads than cores, which starves itself: in less time all cores together
-cannot run so long. On an idle machine S is about 0 and own time is wall time. It is also wall time on a system that
-does not count as Linux does.
+cannot run so long. On an idle machine S is about 0 and own time is wall time.
+
+On a system that does not count as Linux does, only wall time can be had: it counts divided by how many times as many
+processes want to run as there are cores, and the finding says so.
 """
 
 from __future__ import annotations
@@ -30,6 +32,19 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 
 Times = dict[int, tuple[float, float]]
 """Of each thread, by its identifier: seconds for which it ran, and for which it waited to run."""
+
+
+def measure_crowding() -> float:
+    """Processes that want to run, for each core, in the last minute; at least 1, also where the system does not say.
+
+    Where it counts own time, that is 1: nothing else is needed.
+    """
+    if times(os.getpid()):
+        return 1.0
+    try:
+        return max(1.0, os.getloadavg()[0] / CORES)
+    except (AttributeError, OSError):
+        return 1.0
 
 
 def times(pid: int) -> Times:
@@ -69,11 +84,15 @@ class OwnTime:
             read_recent_times(pid, (int(start / tolerance), tolerance)) if tolerance else read_times(pid)
         )
         self.before, self.latest = start - self.since, self.first
+        self.crowding = 1.0
 
     def elapsed_seconds(self) -> float:
         """Seconds. Call it now and then: of threads that have ended, it knows what an earlier call has seen."""
         at, found = read_times(self.pid)
         self.latest = self.latest | found
+        if not self.latest:
+            self.crowding = max(self.crowding, measure_crowding())
+            return (at - self.since - self.before) / self.crowding
         ran = waited = 0.0
         for thread, (ran_then, waited_then) in self.latest.items():
             ran_first, waited_first = self.first.get(thread, (0.0, 0.0))
@@ -88,15 +107,15 @@ def own_part(wall: float, ran: float, waited: float) -> float:
     return max(wall - starved, ran / CORES)
 
 
-def ready_in_time(ready: Callable[[float], object], pid: int, seconds: float) -> bool:
-    """Whether something is ready before a process has had so much own time.
+def ready_in_time(ready: Callable[[float], object], pid: int, seconds: float | None) -> bool:
+    """Whether something is ready before a process has had so much own time, or at all for None.
 
     ready: waits for at most the seconds that it is given, and returns whether it is ready.
     """
     if ready(LOOKING):
         return True
-    own = OwnTime(pid)
+    own = None if seconds is None else OwnTime(pid)
     while not ready(LOOKING):
-        if own.elapsed_seconds() > seconds - LOOKING:
+        if own is not None and seconds is not None and own.elapsed_seconds() > seconds - LOOKING:
             return False
     return True

@@ -19,7 +19,8 @@ from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.encoding import encode
 from conformance.checks.results import Violation
-from conformance.judge.run import run_probe, shrink_violations, silent
+from conformance.judge.smallest_case import shrink_violations
+from conformance.judge.trial import try_probe
 from conformance.models import real
 from conformance.models.stepwise import taken_steps
 from conformance.operations.corpus import HERE
@@ -48,7 +49,7 @@ def find_violations(fault: Planted) -> Iterator[tuple[str, tuple[str, ...], Viol
     subject = fault.make()
     for probe in probes_of(fault.rule, fault.operation, subject.declaration):
         runner = Runner(subject)
-        results = run_probe(probe, [runner], EXAMPLES, SEED, silent)
+        results = try_probe(probe, [runner], EXAMPLES, SEED)
         shrink_violations(results, [runner], SECONDS)
         yield from ((fault.name, probe.operations, violation) for violation in results.violations.values())
 

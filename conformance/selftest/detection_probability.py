@@ -26,15 +26,16 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 from rich.table import Table
 
+from conformance.checks.comparison import breaks
 from conformance.checks.encoding import encode
 from conformance.checks.probe import Probe
 from conformance.judge.attribution import Failure, attribute
-from conformance.judge.checking import EFFORTS
-from conformance.judge.run import breaks, cases_of, run_refusals, seed_of
+from conformance.judge.plan import EFFORTS, count_cases, seed_of
+from conformance.judge.trial import judge_questions
 from conformance.operations.probes import probes_of
 from conformance.runner.in_process import TIME_LIMIT, Runner
 from conformance.sampling.draws import Rows, draw_cases, draw_from_seed, own_seed
-from conformance.selftest.selftest import Planted, choose_planted, group_planted
+from conformance.selftest.selftest import Planted, choose_planted, group_planted, questions_of_rule
 
 CASES, ENOUGH = 60, 20
 """For each probe, or each row of a plan; and for faults that are sure to be caught."""
@@ -70,7 +71,7 @@ class Detection:
             shows: for each of its cases whether it shows the fault.
             none: the chance that none of so many cases shows it.
         """
-        missed = {effort: chance * none(cases_of(probe, EFFORTS[effort])) for effort, chance in self.missed.items()}
+        missed = {effort: chance * none(count_cases(probe, EFFORTS[effort])) for effort, chance in self.missed.items()}
         return Detection(self.title, self.shown | {probe.title: (sum(shows), len(shows))}, missed)
 
 
@@ -113,7 +114,9 @@ def detections_of(faults: Sequence[Planted], cases: int, seed: int) -> list[Dete
     """Of faults that are asked together."""
     first = faults[0]
     runners = {fault.title: Runner(fault.make(), TIME_LIMIT) for fault in faults}
-    refused = run_refusals({first.rule}, list(runners.values()), first.operation).violations
+    questions = questions_of_rule(first.rule, first.operation, runners[first.title].declaration)
+    refusals = [question for question in questions if question.kind == "refusal"]
+    refused = judge_questions(refusals, [*runners.values()], 1, seed).violations
     detections = {title: Detection(title) for title in runners}
     for title, found in detections.items():
         if (first.rule, title) in refused:  # the same in every run

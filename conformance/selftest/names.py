@@ -18,8 +18,8 @@ from rich.console import Console
 from conformance.checks.judged_rules import STATE_RULE
 from conformance.checks.results import Results
 from conformance.judge.causes import explain_results
-from conformance.judge.checking import EFFORTS
-from conformance.judge.run import run_probe, silent
+from conformance.judge.plan import EFFORTS, make_question
+from conformance.judge.trial import judge_questions
 from conformance.mistakes.mistake import Mistake
 from conformance.mistakes.planting import PlantedMistake
 from conformance.operations.probes import catalogue
@@ -77,7 +77,7 @@ def name_group(only: Collection[str] | None, group: Sequence[int], effort: str, 
         for probe in catalogue(runners[0].declaration):
             if probe.operations == (first.operation,) and (probe.rule == first.rule or probe.rule != STATE_RULE):
                 examples = EFFORTS[effort if probe.rule == first.rule else "quick"]
-                results.include(run_probe(probe, runners, examples, seed, silent))
+                results.include(judge_questions([make_question(probe)], runners, examples, seed))
         return [name_planted(one, results, runner) for one, runner in zip(planted, runners, strict=True)]
 
 

@@ -7,12 +7,11 @@ own rule; what other rules say of it does not count.
 
 from __future__ import annotations
 
-import multiprocessing
 import secrets
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, TypeVar
@@ -21,17 +20,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.cases.declaration import split_names
-from conformance.checks.results import Results
-from conformance.judge.checking import EFFORTS
-from conformance.judge.run import STUCK, run_probe, run_refusals, silent
+from conformance.cases.declaration import Declaration, split_names
+from conformance.judge.plan import EFFORTS, Question, list_questions
+from conformance.judge.trial import STUCK, judge_questions
 from conformance.mistakes.catalogue import planted_mistakes
 from conformance.mistakes.planting import PlantedMistake
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import balls_available
 from conformance.reports.sentences import describe_finding
-from conformance.runner.cores import group_indices, kind, start
+from conformance.runner.cores import group_indices, kind, prepare_worker
 from conformance.runner.in_process import TIME_LIMIT, Runner
+from conformance.runner.workers import WorkerPool, encode_call
 from conformance.selftest.behaviours import behaviours, missing_frameworks
 from conformance.subjects.subject import Subject
 
@@ -134,6 +133,13 @@ class Suspect(Runner):
             self.overrun = STUCK
 
 
+def questions_of_rule(rule: str, operation: str, declaration: Declaration) -> list[Question]:
+    """Every question of a rule but frozen cases: these are what earlier versions of it have caught."""
+    probes = probes_of(rule, operation, declaration)
+    questions = list_questions(operation, declaration, declaration, [rule], probes)
+    return [question for question in questions if question.kind != "frozen"]
+
+
 # --- what is asked together -------------------------------------------------------------------------------------------
 
 
@@ -148,13 +154,10 @@ def judge_together(planted: Sequence[Planted], effort: str, seed: int) -> Outcom
     suspects = {one.title: Suspect(one) for one in planted}
     subjects = {subject.name: subject for one in planted if (subject := one.make_right()) is not None}
     right = [Runner(subject, TIME_LIMIT) for subject in subjects.values()]
-    results = Results()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what wrong functions make of their numbers
-        for probe in probes_of(first.rule, first.operation, suspects[first.title].declaration):
-            asked = [suspect for suspect in suspects.values() if suspect.overrun < STUCK]
-            results.include(run_probe(probe, [*asked, *right], EFFORTS[effort], seed, silent))
-        results.include(run_refusals({first.rule}, [*suspects.values(), *right], first.operation))
+        questions = questions_of_rule(first.rule, first.operation, suspects[first.title].declaration)
+        results = judge_questions(questions, [*suspects.values(), *right], EFFORTS[effort], seed)
     caught = tuple(title for title in suspects if (first.rule, title) in results.violations)
     missed = tuple(title for title in suspects if title not in caught)
     violations = [results.violations[first.rule, e.name] for e in right if (first.rule, e.name) in results.violations]
@@ -188,11 +191,12 @@ def share_groups(
     if workers < 2:
         yield from (work(only, group, effort, seed) for group in groups)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, WORKERS), mp_context=context, initializer=start) as pool:
-        futures = [pool.submit(work, only, group, effort, seed) for group in groups]
-        for future in as_completed(futures):
+    pool = WorkerPool(min(workers, WORKERS), encode_call(prepare_worker))
+    try:
+        for future in as_completed([pool.submit(work, only, group, effort, seed) for group in groups]):
             yield future.result()
+    finally:
+        pool.close()
 
 
 def selftest(

@@ -11,8 +11,8 @@ from rich.table import Table
 from conformance.bounds import bound
 from conformance.cases.features import supports_case
 from conformance.checks.comparison import judge
-from conformance.judge.checking import EFFORTS
-from conformance.judge.run import run_probe, silent
+from conformance.judge.plan import EFFORTS
+from conformance.judge.trial import try_probe
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import oracle
 from conformance.runner.in_process import Runner
@@ -57,7 +57,7 @@ def is_caught(fault: Planted, seed: int) -> bool:
     """By a default run of its rule."""
     runner = Runner(fault.make())
     probes = probes_of(fault.rule, fault.operation, runner.declaration)
-    every_result = (run_probe(probe, [runner], EFFORTS["default"], seed, silent) for probe in probes)
+    every_result = (try_probe(probe, [runner], EFFORTS["default"], seed) for probe in probes)
     return any(results.violations for results in every_result)
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from conformance.judge.checking import EFFORTS
-from conformance.judge.run import run
+from conformance.judge.plan import EFFORTS
 from conformance.operations.probes import PROBES
 from conformance.subjects.subject import NumpySubject
 from specification import RULES
 from tests.support.faults import FAULTS, Fault, planted
+from tests.support.helpers import run_probes
 
 CASES = EFFORTS["default"]
 SEED = 20260101
@@ -30,7 +30,7 @@ def test_fault_is_caught(fault: Fault, tmp_path: Path) -> None:
     """By a probe of the rule that the fault names, with the default number of cases; later probes are not tried."""
     subject = NumpySubject(planted(fault, tmp_path).__name__)
     probes = [probe for probe in PROBES if probe.rule == fault.rule]
-    every_result = (run([probe], [subject], examples=CASES, seed=SEED) for probe in probes)
+    every_result = (run_probes([probe], [subject], CASES, SEED) for probe in probes)
     assert any((fault.rule, subject.name) in results.violations for results in every_result)
 
 
@@ -38,5 +38,5 @@ def test_fault_is_caught(fault: Fault, tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_definition_conforms(rule: str) -> None:
     probes = [probe for probe in PROBES if probe.rule == rule]
-    results = run(probes, [NumpySubject()], examples=CASES, seed=SEED)
+    results = run_probes(probes, [NumpySubject()], CASES, SEED)
     assert results.conforms, results.violations

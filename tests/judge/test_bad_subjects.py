@@ -28,7 +28,8 @@ from conformance.checks import catalogue as checks
 from conformance.checks.catalogue import AGREEMENT, DESCRIPTION, DETERMINISM
 from conformance.checks.comparison import Finding, worst
 from conformance.judge.report import NO_ORACLE
-from conformance.judge.run import cut_down, violation
+from conformance.judge.smallest_case import cut_down
+from conformance.judge.trial import make_violation as violation
 from conformance.operations.probes import probes_of
 from conformance.reports.content import document
 from conformance.reports.sentences import describe_finding
@@ -554,7 +555,7 @@ def test_memory_is_compared_exactly() -> None:
 @pytest.fixture
 def no_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     draw_anew(monkeypatch)
-    modules = ("sampling.strategies", "judge.judgement", "operations.corpus", "judge.report", "judge.replaying")
+    modules = ("sampling.strategies", "judge.plan", "operations.corpus", "judge.report", "judge.replaying")
     for module in (*modules, "oracle.reference"):
         monkeypatch.setattr(f"conformance.{module}.balls_available", lambda: False)
 
@@ -687,7 +688,8 @@ def test_warnings_of_odd_numbers_are_not_shown(folder: Path, capfd: pytest.Captu
 def test_process_that_does_not_read_the_question(folder: Path) -> None:
     runner = SubprocessRunner(Target("targets.py:good", "attention"), 1.0)
     wide = np.ones((1, 1, 1, 1_000_000), dtype=np.float32)
-    os.kill(runner.process.pid, signal.SIGSTOP)
+    assert runner.worker is not None
+    os.kill(runner.worker.process.pid, signal.SIGSTOP)
     case = Case("attention", "float32", dict.fromkeys(("query", "key", "value"), wide), {})
     (finding,) = runner(DETERMINISM, case, None)
     said = "call: took longer than 1 s, and its process was ended at 1,000,000 columns of keys"

@@ -447,8 +447,8 @@ MASKED = Case("attention", "float32", {n: np.ones((1, 1, 1, 1), "float32") for n
 @pytest.fixture
 def judged_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> JudgedBy:
     """`conformance run` with workers that find what they are told to, and its three reports."""
-    monkeypatch.setattr("conformance.judge.pool.Workers", Pool)
-    monkeypatch.setattr("conformance.judge.pool.confirm_violation", lambda violation, device: violation)
+    monkeypatch.setattr("conformance.judge.batches.ImplementationPool", Pool)
+    monkeypatch.setattr("conformance.judge.batches.confirm_violation", lambda violation, device: violation)
     monkeypatch.setattr("conformance.models.real.missing_packages", list)
     monkeypatch.setattr("conformance.models.real.batches", lambda: [None] * 8)
 
@@ -554,7 +554,7 @@ def test_violations_before_an_error_are_told(judged_by: JudgedBy) -> None:
     ("place", "words", "ratio"),
     [
         (f"{__name__}.Pool.run_real", (), 0.5),
-        ("conformance.judge.pool.confirm_violation", (), 3.0),
+        ("conformance.judge.batches.confirm_violation", (), 3.0),
         ("conformance.peers.matrix.matrix", ("--peers",), 0.5),
     ],
     ids=["the trained model", "a violation asked again", "the peers"],

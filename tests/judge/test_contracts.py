@@ -27,8 +27,9 @@ from conformance.cases.options import validate_names
 from conformance.cases.signatures import required_arguments, signature_of
 from conformance.checks.catalogue import DESCRIPTION
 from conformance.checks.judged_rules import JUDGED
-from conformance.judge.judgement import Question
-from conformance.judge.session import JudgeSession, NotAsked
+from conformance.judge.checking import make_executor
+from conformance.judge.executor import NotAsked
+from conformance.judge.plan import Question
 from conformance.models.agreement import comparable_packages
 from conformance.operations.corpus import entries_for
 from conformance.operations.probes import catalogue
@@ -303,11 +304,11 @@ def test_any_keyword_is_found_out_by_asking() -> None:
     assert declaration.unsure >= {"softcap", "bias", "sinks", "scale", "causal"}
     assert "ATT-1" in violated(unscaled)
     assert "ATT-2" in violated(any_keyword, supports="dense,scale,softcap")  # it has been named, and is refused
-    session = JudgeSession(Target(any_keyword, "attention"), effort="quick", seed=1)
+    executor = make_executor(Target(any_keyword, "attention"), effort="quick", seed=1)
     with pytest.raises(NotAsked):
-        session.ask(Question("claim", "ATT-2", "takes softcap"))
-    assert {"softcap", "bias", "sinks"}.isdisjoint(session.declaration.features)
-    assert "scale" in session.declaration
+        executor.find_cause(Question("claim", "ATT-2", "takes softcap"))
+    assert {"softcap", "bias", "sinks"}.isdisjoint(executor.declaration.features)
+    assert "scale" in executor.declaration
 
 
 def test_arguments_are_handed_over_as_the_function_has_them() -> None:
@@ -730,8 +731,8 @@ def test_what_is_accepted_is_found_in_every_convention() -> None:
         target = Target(zeros, "attention", given={"supports": "refusals"} | given)
         own = refusals_of("attention", target.make().declaration)
         assert len(own) > 10
-        session = JudgeSession(target, seed=1)
-        accepted = [session.try_one(Question("refusal", refusal.rule, refusal.title)) for refusal in own]
+        executor = make_executor(target, seed=1)
+        accepted = [executor.results_of(Question("refusal", refusal.rule, refusal.title)) for refusal in own]
         assert all(results.violations for results in accepted)
 
 
@@ -824,7 +825,7 @@ def test_a_string_is_one_name_or_several_with_commas() -> None:
 
 
 def test_every_list_of_names_may_be_a_string() -> None:
-    assert JudgeSession(Target(every_width, "attention", "numpy"), rules="ATT-1,ATT-2").rules == ("ATT-1", "ATT-2")
+    assert make_executor(Target(every_width, "attention", "numpy"), rules="ATT-1,ATT-2").rules == ("ATT-1", "ATT-2")
     assert comparable_packages("reference_numpy,torch_impl", "float64") == ["torch_impl"]
     with pytest.raises(ValueError, match="packages: got 'torch', expected one of reference_numpy, torch_impl"):
         comparable_packages("torch", "float32")

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import reference_numpy
 from conformance.checks.probe import Probe
-from conformance.judge.checking import EFFORTS
+from conformance.judge.plan import EFFORTS
 from conformance.operations.probes import PROBES, probes_of
 from conformance.runner.in_process import Runner
 from conformance.sampling.draws import Rows

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.checks.probe import Probe
-from conformance.judge.run import run_probe, seed_of, shrink_violations, silent
+from conformance.judge.plan import seed_of
+from conformance.judge.smallest_case import shrink_violations
+from conformance.judge.trial import try_probe
 from conformance.operations.probes import catalogue
 from conformance.runner.in_process import Runner
 from conformance.sampling.draws import HOPELESS, draw_cases
@@ -77,7 +79,7 @@ def test_the_smallest_case_comes_from_the_one_that_failed() -> None:
     """And not from the first, which passes."""
     runner = Runner(Target(wrong_when_long, "attention").make())
     probe = next(probe for probe in catalogue(runner.declaration) if probe.title == "causal, many keys")
-    results = run_probe(probe, [runner], 10, 1, silent)
+    results = try_probe(probe, [runner], 10, 1)
     shrink_violations(results, [runner], 30)
     (violation,) = results.violations.values()
     case: Case = violation.case
@@ -94,7 +96,7 @@ def test_cases_that_tests_keep_are_those_that_are_drawn() -> None:
     probe = Probe("NORM-1", "kept", ("layer_norm",), norm_cases("layer_norm", dtypes=("float32",)))
     seed = seed_of(probe, 1)
     before = list(drawn_once(probe.cases, 3, seed))
-    results = run_probe(probe, [Runner(Target(overwrites, "layer_norm").make())], 3, 1, silent)
+    results = try_probe(probe, [Runner(Target(overwrites, "layer_norm").make())], 3, 1)
     assert results.violations
     for number, kept in drawn_once(probe.cases, 3, seed):
         assert kept is before[number][1]

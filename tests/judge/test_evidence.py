@@ -16,8 +16,8 @@ from conformance.cases.declaration import EVERYTHING
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.findings import Finding, NotReproducible, Raised
 from conformance.checks.results import Results, Violation
-from conformance.judge.judgement import claims, telling_sizes
-from conformance.judge.run import narrowest, settle_all
+from conformance.judge.plan import list_claims, telling_sizes
+from conformance.judge.trial import narrowest, settle_violations
 from conformance.reports.blocks import block
 from conformance.reports.content import real
 from conformance.reports.sentences import describe_violation
@@ -64,7 +64,7 @@ def test_the_error_of_several_calls_counts_for_16_bits_where_one_of_them_has_16(
 def test_what_is_no_violation_after_all_has_no_largest_error() -> None:
     results = Results()
     results.violate(violated(3.0))
-    settle_all(results, lambda found: None)
+    settle_violations(results, lambda found: None)
     assert (results.violations, dict(results.worst)) == ({}, {})
     of_state = violated(3.0)
     finding = replace(of_state.finding, detail=NotReproducible(True, of_state.finding))
@@ -216,7 +216,7 @@ def test_grouped_heads_are_missed_by_every_seed(seed: int) -> None:
 
 @pytest.mark.parametrize("operation", ["attention", "attention_weights", "multi_head_attention"])
 def test_no_axis_of_size_1_broadcasts_in_a_claim(operation: str) -> None:
-    (claim,) = [claim for claim in claims(operation, EVERYTHING) if claim.name == "gqa"]
+    (claim,) = [claim for claim in list_claims(operation, EVERYTHING) if claim.name == "gqa"]
     for _, case in draw_cases(claim.cases, 5, 0):
         heads = case.options.get("num_heads", case.inputs["query"].shape[1])
         groups = telling_sizes("gqa", EVERYTHING)[0].G

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import conformance
-from conformance.judge.run import seed_of
+from conformance.judge.plan import seed_of
 from conformance.operations.probes import PROBES
 
 ROOT = Path(conformance.__file__).parent

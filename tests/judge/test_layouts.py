@@ -31,7 +31,7 @@ from conformance.cases.layouts import (
 from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
 from conformance.checks.encoding import decode, encode
 from conformance.checks.results import Violation
-from conformance.judge.run import run_probe, silent
+from conformance.judge.trial import try_probe
 from conformance.operations import OPERATIONS
 from conformance.operations.probes import catalogue
 from conformance.reports.sentences import describe_finding
@@ -299,7 +299,7 @@ def first_violation(
     for probe in probes_within(runner.declaration):
         of_memory = probe.title.startswith("memory of") and probe.title.partition(": ")[2] in layouts
         if probe.operations == (operation,) and of_memory:
-            results = run_probe(probe, [runner], 10, seed, silent)
+            results = try_probe(probe, [runner], 10, seed)
             for violation in results.violations.values():
                 assert depends_on_layout(runner, violation.check, violation.example)
                 return violation

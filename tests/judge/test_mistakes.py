@@ -21,7 +21,7 @@ from conformance.cases.kernel_arguments import replace_kernel_arguments
 from conformance.checks.catalogue import AGREEMENT, EMPTY_ROWS, PLANTED, TWIN
 from conformance.checks.check import Check
 from conformance.checks.judged_rules import JUDGED
-from conformance.judge.judgement import feature_claims
+from conformance.judge.plan import feature_claims
 from conformance.mistakes.call import Call
 from conformance.mistakes.catalogue import TOPICS, known_mistakes, load_topic, mistakes_of, planted_mistakes
 from conformance.mistakes.condition import ALWAYS, Condition, past

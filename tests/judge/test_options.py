@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import inspect
 import json
-import typing
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import conformance
 from conformance.cases.declaration import EVERYTHING, DeclarationOptions
 from conformance.cases.function_features import declaration_of
 from conformance.cases.options import options_of
-from conformance.cli import app
+from conformance.cli import app, check
 from conformance.judge.options import CheckOptions
-from conformance.pytest_plugin import conformance_test, pytest_addoption, session_of
+from conformance.pytest_plugin import conformance_test, make_judge, pytest_addoption
 from conformance.reports.content import declaration_content
 from conformance.reports.subjects import checked_content
 from tests.support import targets
@@ -51,8 +49,7 @@ def test_every_interface_has_every_option() -> None:
     for function in (conformance.check, conformance_test):
         assert set(inspect.signature(function).parameters) >= {*NAMES}
     assert set(inspect.signature(conformance.declare).parameters) == {*options_of(DeclarationOptions)}
-    command = typing.cast(Any, typer.main.get_command(app)).commands["check"]
-    assert {parameter.name for parameter in command.params} >= {*NAMES}
+    assert set(inspect.signature(check.check).parameters) >= {*NAMES}
     parser = pytest.Parser(_ispytest=True)
     pytest_addoption(parser)
     assert set(vars(parser.parse([]))) >= {f"conformance_{name}" for name in NAMES}
@@ -131,6 +128,6 @@ def test_commands_and_python_give_the_same_report(tmp_path: Path, monkeypatch: p
     assert [one["message"] for one in told["violations"]] == [one["message"] for one in content["violations"]]
     assert told["violations"]
     words = {name: [text] if options_of(CheckOptions)[name].many else text for name, (text, _) in said.items()}
-    session = session_of("targets.py:unscaled", "attention", None, words | {"isolate": False, "shrink": False})
-    assert declaration_content(session.runner.declaration) == content["declaration"]
-    assert {question.rule for question in session.questions()} == {"ATT-1"}
+    judge = make_judge("targets.py:unscaled", "attention", None, words | {"isolate": False, "shrink": False})
+    assert declaration_content(judge.executor.runner.declaration) == content["declaration"]
+    assert {question.rule for question in judge.executor.list_all()} == {"ATT-1"}

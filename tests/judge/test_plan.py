@@ -14,7 +14,7 @@ from conformance import check
 from conformance.cases.declaration import DIMENSIONS, EVERYTHING, Declaration
 from conformance.cases.features import dimensions, supports_case
 from conformance.cases.sizes import Sizes
-from conformance.judge.run import cases_of
+from conformance.judge.plan import count_cases
 from conformance.operations.corpus import entries_for
 from conformance.operations.layer_norm import PLAN
 from conformance.operations.probes import catalogue
@@ -122,8 +122,8 @@ def test_where_shapes_are_compiled_there_are_few() -> None:
 def test_quick_takes_a_share_of_the_rows() -> None:
     probe = next(p for p in catalogue() if p.title == "everything, everything")
     whole = len(probe.cases.strategies)
-    assert cases_of(probe, 10) == whole
-    assert whole / 13 < cases_of(probe, 3) < whole / 10
+    assert count_cases(probe, 10) == whole
+    assert whole / 13 < count_cases(probe, 3) < whole / 10
 
 
 def dropped_past(limit: int) -> Any:

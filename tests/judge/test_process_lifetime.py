@@ -13,29 +13,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-PARENTS = {
-    "workers of a run": """
-        from conformance.judge.pool import Workers
-        pool = Workers(["reference_numpy"], 1).pool
-        """,
-    "workers of the self-test": """
-        from concurrent.futures import ProcessPoolExecutor
-        from multiprocessing import get_context
-        from conformance.runner.cores import start
-        pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=start)
-        """,
-}
-ASKED = """
-        import os, time
+POOL = """
+        import os
+        from conformance.runner.workers import WorkerPool, encode_call
+        pool = WorkerPool(1, encode_call(os.getpid))
         print(pool.submit(os.getpid).result(), flush=True)
         pool.submit(time.sleep, 600)
         """
-CHILD = """
-        import time
+SUBJECT = """
         from conformance.runner.in_subprocess import SubprocessRunner
         from conformance.subjects.targets import Target
         runner = SubprocessRunner(Target("reference_numpy:layer_norm", "layer_norm"), 60.0)
-        print(runner.process.pid, flush=True)
+        print(runner.worker.process.pid, flush=True)
         """
 BENCHMARK = """
         import multiprocessing
@@ -47,17 +36,7 @@ BENCHMARK = """
         pipe.recv()
         print(process.pid, flush=True)
         """
-CHECK = """
-        from conformance.judge.worker_processes import Start, WorkerProcesses
-        from conformance.subjects.targets import Target
-        workers = WorkerProcesses(Start(Target("reference_numpy:layer_norm", "layer_norm"), 60.0, 2))
-        print(*workers.processes, flush=True)
-        """
-SCRIPTS: dict[str, str] = {name: start.rstrip(" ") + ASKED.removeprefix("\n") for name, start in PARENTS.items()} | {
-    "child": CHILD,
-    "workers of a check": CHECK,
-    "benchmark": BENCHMARK,
-}
+SCRIPTS = {"pool of workers": POOL, "subject": SUBJECT, "benchmark": BENCHMARK}
 
 
 def there(pid: int) -> bool:

@@ -12,9 +12,10 @@ import pytest
 
 import conformance
 from conformance.checks.judged_rules import JUDGED
-from conformance.judge import (
-    session as session_module,  # loaded here, since what a run in this process loads is unloaded after it
-)
+
+# Loaded here, since what a run in this process loads is unloaded after it.
+from conformance.judge.checking import make_executor
+from conformance.judge.executor import NotAsked
 from conformance.reports.sentences import describe_finding
 from conformance.subjects.targets import Target
 from tests.support import targets
@@ -74,7 +75,7 @@ def test_failure_is_the_block(run: Any, pytester: pytest.Pytester) -> None:
     result = run("unscaled", "-k", "ATT-1 and default and not widths")
     result.assert_outcomes(failed=1, deselected=result.parseoutcomes()["deselected"])
     result.stdout.fnmatch_lines(["ATT-1: the default scale is 1*", "  found by *default scale", "  replay *.json"])
-    assert "session.py" not in result.stdout.str()  # no traceback of ours
+    assert "executor.py" not in result.stdout.str()  # no traceback of ours
     (file,) = (pytester.path / ".pytest_cache/d/conformance-replays").iterdir()
     assert file.name == "targets.py-unscaled-ATT-1-default-scale.json"
     assert max(finding.ratio for finding in conformance.replay(file)) > 1
@@ -233,12 +234,12 @@ def test_questions_find_what_a_check_finds(tmp_path: Path, monkeypatch: pytest.M
     for name, rules in chosen.items():
         options: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "rules": rules, "isolate": False}
         report = conformance.check(f"targets.py:{name}", "attention", **given, **options)
-        session = session_module.JudgeSession(Target(f"targets.py:{name}", "attention", given=given), **options)
+        executor = make_executor(Target(f"targets.py:{name}", "attention", given=given), **options)
         found: dict[str, str] = {}
-        for question in session.questions():
+        for question in executor.list_all():
             try:
-                violation = session.ask(question)
-            except session_module.NotAsked:
+                violation = executor.find_cause(question)
+            except NotAsked:
                 continue
             if violation is not None:
                 found.setdefault(violation.rule, describe_finding(violation.finding))
@@ -249,7 +250,7 @@ def test_questions_find_what_a_check_finds(tmp_path: Path, monkeypatch: pytest.M
 
 def test_every_refusal_is_a_question() -> None:
     target = Target("reference_numpy:attention", "attention", given={"supports": ["refusals", "structured"]})
-    session = session_module.JudgeSession(target, effort="quick", isolate=False)
-    refusals = [question for question in session.questions() if question.kind == "refusal"]
+    executor = make_executor(target, effort="quick", isolate=False)
+    refusals = [question for question in executor.list_all() if question.kind == "refusal"]
     assert len(refusals) > 20
-    assert all(session.ask(question) is None for question in refusals)
+    assert all(executor.find_cause(question) is None for question in refusals)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from conformance.judge.run import STUCK
+from conformance.judge.trial import STUCK
 from conformance.mistakes.catalogue import planted_mistakes
 from conformance.mistakes.planting import PlantedMistake
 from conformance.selftest.behaviours import Behaviour, behaviours

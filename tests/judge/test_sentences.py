@@ -21,7 +21,7 @@ from conformance.checks.findings import (
     has_swapped_heads,
     wrong_dtype,
 )
-from conformance.judge.run import seed_of
+from conformance.judge.plan import seed_of
 from conformance.operations.probes import PROBES
 from conformance.reports.sentences import describe_detail, describe_finding
 from conformance.subjects import wrong_answers

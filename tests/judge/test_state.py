@@ -14,7 +14,7 @@ from conformance.cases.case import Case
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT
 from conformance.judge.report import Report
 from conformance.judge.reproduction import Reproduction
-from conformance.judge.run import violation
+from conformance.judge.trial import make_violation as violation
 from conformance.reports.replays import save
 from conformance.reports.sentences import describe_finding
 from conformance.runner.in_process import Runner

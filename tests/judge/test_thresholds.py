@@ -18,10 +18,12 @@ from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import features_of
 from conformance.checks.catalogue import AGREEMENT, PLANTED, TWIN
+from conformance.checks.comparison import breaks
 from conformance.checks.results import Violation
 from conformance.checks.threshold import AxisName, Threshold
-from conformance.judge.run import asking, breaks, cut_down, violation
+from conformance.judge.smallest_case import asking, cut_down
 from conformance.judge.thresholds import find_thresholds, may_be_chance, multiples, rule
+from conformance.judge.trial import make_violation as violation
 from conformance.operations import OPERATIONS
 from conformance.oracle.reference import oracle
 from conformance.reports.threshold_sentences import WORDS, describe_threshold, describe_thresholds

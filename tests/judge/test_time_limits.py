@@ -8,12 +8,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from conformance import check
+from conformance.checks.findings import TookTooLong
+from conformance.reports.sentences import describe_finding
 from conformance.runner import limits, own_time
+from conformance.runner.in_process import failed_call
 from conformance.runner.limits import TooSlow, limit_time
-from conformance.runner.own_time import CORES, OwnTime, own_part, ready_in_time
+from conformance.runner.own_time import CORES, OwnTime, measure_crowding, own_part, ready_in_time
 
 LIMIT = 0.1
 SPIN = [sys.executable, "-c", "while True: pass"]
@@ -107,6 +112,38 @@ def test_own_part(wall: float, ran: float, waited: float, own: float) -> None:
     assert own_part(wall, ran, waited) == pytest.approx(own)
 
 
+def test_where_threads_are_not_counted_the_limit_grows_with_the_load(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock.threads = {}
+    monkeypatch.setattr(own_time, "times", lambda pid: {})
+    monkeypatch.setattr(own_time.os, "getloadavg", lambda: (4.0 * CORES, 0.0, 0.0))
+    own = OwnTime(0)
+    clock.passes(60)
+    assert own.elapsed_seconds() == pytest.approx(15)
+    late = failed_call(TookTooLong(15.0, crowding=measure_crowding()))[0]
+    assert describe_finding(late) == "call: took longer than 15 s (60 s by the clock of a busy machine)"
+
+
+@pytest.mark.slow
+def test_no_honest_subject_is_accused_on_a_busy_machine() -> None:
+    """Each core has four processes that never rest; a call that sleeps too long is still found."""
+    others = [subprocess.Popen(SPIN) for _ in range(4 * CORES)]
+    try:
+        given: dict[str, Any] = {"effort": "quick", "seed": 1, "time_limit": 1.0, "dtypes": ["float32"]}
+        assert check("reference_numpy:layer_norm", "layer_norm", arrays="numpy", **given).conforms
+        late = check(norm_that_sleeps, "layer_norm", arrays="numpy", rules=["NORM-1"], **given)
+        assert {violation.finding.kind for violation in late.violations} == {"took_too_long"}
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def norm_that_sleeps(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Any:
+    time.sleep(30)
+
+
 @pytest.mark.parametrize("starved", [True, False])
 def test_a_starved_process_is_waited_for(clock: Clock, starved: bool) -> None:
     """And one that spins as long is not."""
@@ -142,7 +179,7 @@ def test_a_starved_call_is_not_ended(monkeypatch: pytest.MonkeyPatch, starved: b
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or not own_time.times(os.getpid()), reason="not counted here")
 @pytest.mark.parametrize("tasks", [own_time.TASKS, "/nowhere/{}"])
 def test_rivals_for_the_only_core(tasks: str) -> None:
-    """Two processes that spin have two thirds of it. Where the system does not count that, the call is ended."""
+    """Two that spin have two thirds of it. Where the system counts neither that nor its load, the call is ended."""
     core = {min(os.sched_getaffinity(0))}
     code = f"""
 import os, time
@@ -150,6 +187,7 @@ os.sched_setaffinity(0, {core})
 from conformance.runner import own_time
 from conformance.runner.limits import limit_time
 own_time.TASKS = {tasks!r}
+os.getloadavg = lambda: (0.0, 0.0, 0.0)
 end = time.process_time() + 0.8
 with limit_time(1.2):
     while time.process_time() < end: pass

@@ -20,8 +20,9 @@ from conformance.cases.signatures import signature_of
 from conformance.checks.catalogue import PLANTED
 from conformance.checks.findings import Finding, NotANumber
 from conformance.checks.results import Violation
-from conformance.judge.pool import confirm_violation
-from conformance.judge.session import JudgeSession, NotAsked
+from conformance.judge.batches import confirm_violation
+from conformance.judge.checking import make_executor
+from conformance.judge.executor import Executor, NotAsked
 from conformance.reports.blocks import describe_untried_rules, never_given_line, refuses_all
 from conformance.reports.content import document
 from conformance.reports.junit import junit
@@ -172,9 +173,9 @@ def test_a_command_is_never_broken(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[JudgeSession]:
+def executor() -> Iterator[Executor]:
     target = Target(without_windows, "attention", given={"supports": ["dense", "gqa"], "dtypes": ["float32"]})
-    made = JudgeSession(target, effort="quick", shrink=False)
+    made = make_executor(target, effort="quick", shrink=False)
     yield made
     made.close()
 
@@ -191,10 +192,10 @@ def session() -> Iterator[JudgeSession]:
     ],
 )
 @pytest.mark.slow
-def test_a_skip_says_what_is_missing(session: JudgeSession, question: str, lacks: str) -> None:
-    (asked,) = (one for one in session.questions() if str(one) == question)
+def test_a_skip_says_what_is_missing(executor: Executor, question: str, lacks: str) -> None:
+    (asked,) = (one for one in executor.list_all() if str(one) == question)
     with pytest.raises(NotAsked, match="within what the function takes") as reason:
-        session.ask(asked)
+        executor.find_cause(asked)
     assert lacks in str(reason.value).removeprefix("it does not take ").partition(":")[0].split(" and ")
 
 

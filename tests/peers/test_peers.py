@@ -32,11 +32,11 @@ from conformance.checks.findings import Raised
 from conformance.checks.results import Cell, Violation
 from conformance.checks.threshold import Threshold
 from conformance.cli import app
-from conformance.judge import run
-from conformance.judge.run import settle_all, silent
+from conformance.judge.plan import count_cases
+from conformance.judge.trial import settle_violations
 from conformance.oracle.reference import oracle
 from conformance.peers import PEERS, heads, rows, torch_attention, torch_multi_head
-from conformance.peers.judging import DtypeRemark, PeerJudgement, WrongDtype, runner_of
+from conformance.peers.judging import DtypeRemark, PeerExecutor, WrongDtype, runner_of
 from conformance.peers.markdown import escape_markdown, format_markdown, format_page, format_tables
 from conformance.peers.matrix import choose_peers, matrix
 from conformance.peers.peer import Peer
@@ -342,24 +342,24 @@ def in_dtypes(*names: str, gradients: bool = False) -> DtypeRemark:
 @pytest.mark.parametrize(("wide", "rule"), [(0.5, "ATT-9"), (7.0, "MHA-2"), (-1.0, "MHA-2")])
 def test_roundings_of_16_bits_are_told_by_the_rule_of_dtypes(wide: float, rule: str) -> None:
     """Where float32 and float64 conform."""
-    judgement, found = judged_heads("MHA-2", wide)
-    settle_all(judgement.results, judgement.charge_to_dtype)
-    assert [one.rule for one in judgement.results.violations.values()] == [rule]
-    assert judgement.results.rules[found.rule, found.subject].worst == (0.9 if rule == "ATT-9" else 47.3)
-    assert judgement.remarks == ({"ATT-9": [in_dtypes("bfloat16")]} if rule == "ATT-9" else {})
+    executor, found = judged_heads("MHA-2", wide)
+    settle_violations(executor.results, executor.charge_to_dtype)
+    assert [one.rule for one in executor.results.violations.values()] == [rule]
+    assert executor.results.rules[found.rule, found.subject].worst == (0.9 if rule == "ATT-9" else 47.3)
+    assert executor.remarks == ({"ATT-9": [in_dtypes("bfloat16")]} if rule == "ATT-9" else {})
 
 
-def judged_heads(rule: str, wide: float = 0.5, name: str = "output") -> tuple[PeerJudgement, Violation]:
-    """A judgement of a peer with a violation in bfloat16. wide: the largest ratio in float32 and float64."""
+def judged_heads(rule: str, wide: float = 0.5, name: str = "output") -> tuple[PeerExecutor, Violation]:
+    """A executor of a peer with a violation in bfloat16. wide: the largest ratio in float32 and float64."""
     peer = next(one for one in HERE if one.operation == "multi_head_attention")
     runner = runner_of(peer)
-    judgement = PeerJudgement(runner, peer.operation, 1, 0, None, silent, 0.0, peer=peer)
+    executor = PeerExecutor(runner, peer, 1, 0)
     case = replace(attention(), operation=peer.operation, dtype="bfloat16")
     finding = Finding(name, 47.3, (0, 0, 0, 0), 9.5e-05, 9.6e-05, 7.2e-07)
     found = Violation(rule, runner.name, finding, "separate heads", AGREEMENT, case)
-    judgement.results.rules[rule, runner.name] = Cell(9, 47.3, wide, kept=(0.9, 0.5))
-    judgement.results.violations[rule, runner.name] = found
-    return judgement, found
+    executor.results.rules[rule, runner.name] = Cell(9, 47.3, wide, kept=(0.9, 0.5))
+    executor.results.violations[rule, runner.name] = found
+    return executor, found
 
 
 WEIGHTS = WrongDtype("bfloat16", {"weights": "inputs", "products": "float64"})
@@ -388,10 +388,10 @@ def test_dtypes_that_a_remark_lacks_are_wrong_too(remarks: str, said: str, dtype
 @pytest.mark.parametrize(("name", "rule"), [("output", "ATT-9"), ("gradient of key", "ATT-12")])
 def test_a_gradient_with_such_roundings_stands_under_the_rule_of_gradients(name: str, rule: str) -> None:
     for broken in ("MHA-1", "MHA-2", "MASK-3"):
-        judgement, found = judged_heads(broken, name=name)
-        assert judgement.charge_to_dtype(found).rule == rule
-        judgement.remark(rule, [])
-        assert judgement.remarks == {rule: [in_dtypes("bfloat16")]}
+        executor, found = judged_heads(broken, name=name)
+        assert executor.charge_to_dtype(found).rule == rule
+        executor.remark(rule, [])
+        assert executor.remarks == {rule: [in_dtypes("bfloat16")]}
 
 
 @pytest.mark.slow
@@ -484,24 +484,24 @@ def test_what_is_slow_gets_a_share_of_the_planned_sizes() -> None:
     """At least one case of each probe; small ones as many as ever."""
     peer = next(peer for peer in PEERS if peer.name == "torch F.rms_norm")
     runner = Runner(peer.target.make())
-    judgement = PeerJudgement(runner, peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
+    executor = PeerExecutor(runner, peer, 10, 0)
     declaration = runner.declaration
-    probes = list(judgement.probes(declaration))
-    assert all(judgement.limit_probe(probe).weight == probe.weight for probe in probes)
+    probes = list(executor.probes(declaration))
+    assert all(executor.limit_probe(probe).weight == probe.weight for probe in probes)
     runner.declaration = replace(declaration, compiled=True)
-    fewer = [probe for probe in probes if judgement.limit_probe(probe).weight < probe.weight]
+    fewer = [probe for probe in probes if executor.limit_probe(probe).weight < probe.weight]
     assert fewer == [probe for probe in probes if isinstance(probe.cases, Rows)] != []
-    assert all(0 < run.cases_of(judgement.limit_probe(probe), 10) < run.cases_of(probe, 10) for probe in fewer)
+    assert all(0 < count_cases(executor.limit_probe(probe), 10) < count_cases(probe, 10) for probe in fewer)
 
 
 def test_a_case_that_is_made_smaller_stays_within_the_path() -> None:
     """What an adapter would have to refuse is nobody's mistake."""
     peer = next(peer for peer in PEERS if peer.name == "torch SDPA, math, is_causal")
     runner = runner_of(peer)
-    judgement = PeerJudgement(runner, peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
+    executor = PeerExecutor(runner, peer, 10, 0)
     within_path, beyond = attention(Causal(0), Q=7), attention(Causal(-6), Q=7)
-    assert judgement.asks(within_path)
-    assert not judgement.asks(beyond)
+    assert executor.asks(within_path)
+    assert not executor.asks(beyond)
     asked = AGREEMENT
     assert runner(AGREEMENT, within_path, asked.prepare(within_path)) != []
     assert runner(AGREEMENT, beyond, asked.prepare(beyond)) == []
@@ -512,9 +512,9 @@ def test_a_case_that_is_made_smaller_stays_within_the_path() -> None:
 
 def test_a_case_that_is_made_smaller_stays_in_sizes_of_the_path() -> None:
     peer = next(peer for peer in PEERS if peer.name == "torch nn.MultiheadAttention, slow path")
-    judgement = PeerJudgement(runner_of(peer), peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
-    assert not judgement.asks(multi_head())
-    assert judgement.asks(peer.fitted(multi_head()))
+    executor = PeerExecutor(runner_of(peer), peer, 10, 0)
+    assert not executor.asks(multi_head())
+    assert executor.asks(peer.fitted(multi_head()))
 
 
 def test_threads_do_not_share_the_module_that_holds_their_parameters() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from conformance.checks.probe import agreement
-from conformance.judge.run import run
 from conformance.operations import OPERATIONS
 from conformance.operations.probes import PROBES
 from conformance.sampling.operations import operation_cases
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
 from specification import RULES
+from tests.support.helpers import run_probes
 
 SEED = 20260102
 SLOW_IN_JAX = (
@@ -35,14 +35,14 @@ def test_all_three_keep_the_rule(rule: str, examples: int, subjects: list[Subjec
     *others, in_jax = subjects
     probes_in_jax = probes if examples > 1 else [] if rule in SLOW_IN_JAX else probes[:1]
     for asked, some in ((others, probes), ([in_jax], probes_in_jax)):
-        results = run(some, asked, examples=examples, seed=SEED)
+        results = run_probes(some, asked, examples, SEED)
         assert results.conforms, results.violations
 
 
 def test_substance() -> None:
     """Most attention cases have masked and allowed keys, weights that are spread, and an output unlike zeros."""
     probe = agreement("ATT-12", "attention", "attention", operation_cases("attention", ("float32", "bfloat16")))
-    results = run([probe], [IMPLEMENTATIONS["reference_numpy"]()], examples=100, seed=SEED)
+    results = run_probes([probe], [IMPLEMENTATIONS["reference_numpy"]()], 100, SEED)
     count = len(results.substance.masked)
     assert count == 100
     assert results.substance.telling > 0.8 * count
@@ -55,5 +55,5 @@ def test_definition_within_its_bound_of_ball_arithmetic(operation: str) -> None:
     """float64, every feature; `conformance definition` does the same with more cases."""
     pytest.importorskip("flint")
     probe = agreement("ATT-9", operation, operation, operation_cases(operation, ("float64",)))
-    results = run([probe], [IMPLEMENTATIONS["reference_numpy"]()], examples=100, seed=SEED)
+    results = run_probes([probe], [IMPLEMENTATIONS["reference_numpy"]()], 100, SEED)
     assert results.conforms, results.violations

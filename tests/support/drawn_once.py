@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.judge import judgement, run
+from conformance.judge import plan, trial
 from conformance.sampling.draws import CaseStrategy, draw_cases
 
 LARGEST = 100_000
@@ -25,14 +25,14 @@ STRATEGIES = ("catalogue", "plain", "showing")
 
 def draw_once() -> None:
     for name in STRATEGIES:
-        setattr(judgement, name, once(getattr(judgement, name)))
-    run.draw_cases = drawn_once
+        setattr(plan, name, once(getattr(plan, name)))
+    trial.draw_cases = drawn_once
 
 
 def draw_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test that changes what strategies are made from."""
     for name in STRATEGIES:
-        monkeypatch.setattr(judgement, name, getattr(judgement, name).__wrapped__)
+        monkeypatch.setattr(plan, name, getattr(plan, name).__wrapped__)
 
 
 def once(function: Callable[..., Any]) -> Callable[..., Any]:

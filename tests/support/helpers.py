@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -9,12 +10,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from conformance.cases.declaration import EVERYTHING
+from conformance.checks.probe import Probe
+from conformance.checks.results import Results
 from conformance.cli import app
 from conformance.cli.console import console
+from conformance.judge.plan import list_questions
 from conformance.judge.report import Report
+from conformance.judge.trial import judge_questions
 from conformance.reports.causes import describe_declaration
 from conformance.reports.sentences import describe_finding
 from conformance.reports.subjects import checked_content
+from conformance.runner.in_process import Runner
 from conformance.subjects.subject import JaxSubject, NumpySubject, Subject, TorchSubject
 from specification.engines import Choice
 from specification.masks import Mask, map_arrays
@@ -76,6 +83,14 @@ def command(*words: object, width: int = 200) -> tuple[int, str]:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout
+
+
+def run_probes(probes: Sequence[Probe], subjects: Iterable[Subject], examples: int, seed: int) -> Results:
+    """What some probes, and every call that their rules refuse, find in all subjects together."""
+    rules = {probe.rule for probe in probes}
+    questions = list_questions(None, EVERYTHING, EVERYTHING, rules, probes)
+    generated = [question for question in questions if question.kind != "frozen"]
+    return judge_questions(generated, [Runner(subject) for subject in subjects], examples, seed)
 
 
 def messages(report: Report) -> dict[str, str]:

@@ -1,19 +1,22 @@
-"""`conformance dev`: maintenance of the project, one command a file."""
+"""Tests of the judge, and generated files."""
 
 from __future__ import annotations
 
 import typer
 
-from conformance.cli.dev import corpus, detection_probability, dialects, engines, onnx, peers, spec, tightness, variants
+from conformance.cli.lazy_group import lazy_group
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="Tests of the judge, and generated files.")
+COMMANDS = ("peers", "engines", "variants", "detection-probability", "dialects", "tightness", "onnx", "corpus", "spec")
 
-app.command("peers")(peers.peers)
-app.command("engines")(engines.engines)
-app.command("variants")(variants.variants)
-app.command("detection-probability")(detection_probability.detection_probability)
-app.command("dialects")(dialects.dialects)
-app.command("tightness")(tightness.tightness)
-app.command("onnx")(onnx.onnx)
-app.command("corpus")(corpus.corpus)
-app.command("spec")(spec.spec)
+app = typer.Typer(
+    cls=lazy_group(__name__, COMMANDS),
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    help=__doc__,
+)
+
+
+@app.callback()
+def options() -> None:
+    """Tests of the judge, and generated files."""

@@ -14,9 +14,9 @@ def detection_probability(
     only: Annotated[list[str] | None, typer.Option(help="a rule or a fault; may be repeated")] = None,
 ) -> None:
     """Estimate for every planted fault the probability that a run misses it."""
-    from conformance.runner.cores import start
+    from conformance.runner.cores import prepare_worker
     from conformance.selftest.detection_probability import CASES, SEED, detection_table, measure
 
-    start()
+    prepare_worker()
     detections = list(measure(only, cases or CASES, SEED if seed is None else seed))
     Console(width=140, markup=False).print(detection_table(detections))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 
 from conformance.cases.declaration import split_names
 from conformance.checks.results import Results
-from conformance.judge.checking import EFFORTS
-from conformance.judge.run import SHRINKING, run_corpus, run_probe, run_refusals, shrink_violations, silent
-from conformance.operations.corpus import entries_for
+from conformance.judge.plan import EFFORTS, list_questions
+from conformance.judge.smallest_case import SHRINKING, shrink_violations
+from conformance.judge.trial import judge_questions
 from conformance.operations.probes import catalogue
-from conformance.runner.cores import group_indices, kind, start
+from conformance.runner.cores import group_indices, kind, prepare_worker
 from conformance.runner.in_process import TIME_LIMIT, Runner
+from conformance.runner.workers import WorkerPool, encode_call
 from conformance.selftest.variants import VARIANTS
 
 Group = tuple[int, ...]
@@ -45,12 +44,9 @@ def judge_group(group: Group, examples: int, seed: int) -> Results:
         if index not in runners:
             runners[index] = Runner(VARIANTS[index].subject(), TIME_LIMIT)
     asked, operation = [runners[index] for index in group], VARIANTS[group[0]].operation
-    declaration, results = asked[0].declaration, Results()
-    results.include(run_corpus(entries_for({operation}, declaration), asked))
-    for probe in catalogue(declaration):
-        if probe.operations == (operation,):
-            results.include(run_probe(probe, asked, examples, seed, silent))
-    results.include(run_refusals(None, asked, operation))
+    declaration = asked[0].declaration
+    probes = [probe for probe in catalogue(declaration) if probe.operations == (operation,)]
+    results = judge_questions(list_questions(operation, declaration, declaration, None, probes), asked, examples, seed)
     shrink_violations(results, asked, SHRINKING)
     return results
 
@@ -58,11 +54,13 @@ def judge_group(group: Group, examples: int, seed: int) -> Results:
 def runs(indices: Sequence[int], effort: str, seeds: Sequence[int], workers: int) -> Iterator[Results]:
     """One results for each seed, in order."""
     asked, examples = groups(indices), EFFORTS[effort]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=start) as pool:
+    pool = WorkerPool(workers, encode_call(prepare_worker))
+    try:
         waiting = [[pool.submit(judge_group, group, examples, seed) for group in asked] for seed in seeds]
         for futures in waiting:
             total = Results()
             for future in futures:
                 total.include(future.result())
             yield total
+    finally:
+        pool.close()

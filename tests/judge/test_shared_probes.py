@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from conformance import check
-from conformance.judge import worker_processes
+from conformance.judge import shared_probes
 from conformance.judge.report import Report
-from conformance.judge.worker_processes import WorkerProcesses, start_workers
+from conformance.judge.shared_probes import SharedProbes, share_probes
 from conformance.reports.sentences import describe_finding
 from conformance.subjects.targets import Target
 from tests.support.helpers import SMALL, messages, names_of_causes
@@ -104,28 +104,32 @@ def found(report: Report) -> Any:
     return report.rules, violations, names_of_causes(report), report.untried, report.declaration
 
 
-Ready = Callable[[WorkerProcesses, int], bool]
+Ready = Callable[[SharedProbes, int], bool]
 
 
 def hold_probes(monkeypatch: pytest.MonkeyPatch, ready: Ready) -> None:
     """The checking process waits with each probe until its workers are as far."""
-    outcome = WorkerProcesses.outcome
+    outcome = SharedProbes.outcome
 
-    def later(self: WorkerProcesses, index: int, waiting: Any) -> Any:
+    def later(self: SharedProbes, index: int, listen: Any) -> Any:
         while not ready(self, index):
             time.sleep(0.01)
-        return outcome(self, index, waiting)
+        return outcome(self, index, listen)
 
-    monkeypatch.setattr(WorkerProcesses, "outcome", later)
+    monkeypatch.setattr(SharedProbes, "outcome", later)
 
 
-def has_finished_or_died(workers: WorkerProcesses, index: int) -> bool:
+def has_finished_or_died(shared: SharedProbes, index: int) -> bool:
     """Every probe is left to the worker, as far as one lives."""
-    return workers.has_finished(index) or all(one.poll() is not None for one in workers.processes.values())
+    return shared.futures[index].done() or not any(worker.is_alive for worker in shared.pool.workers)
 
 
-def has_file(ending: str) -> Ready:
-    return lambda workers, index: any(workers.path.glob(f"{workers.orders}/*.{ending}"))
+def has_begun_any(shared: SharedProbes, index: int) -> bool:
+    return any(future.running() or future.done() for future in shared.futures)
+
+
+def has_finished_any(shared: SharedProbes, index: int) -> bool:
+    return any(future.done() for future in shared.futures)
 
 
 def test_the_report_is_that_of_one_process(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +147,7 @@ def test_both_processes_have_a_share(subject: Path, monkeypatch: pytest.MonkeyPa
     told: dict[int, list[str]] = {1: [], 2: []}
     alone = checked(subject, "mean_of_empty_rows", 1, rules=rules, progress=lambda rule, title: told[1].append(title))
     assert [violation.rule for violation in alone.violations] == ["ATT-6"]
-    hold_probes(monkeypatch, has_file("result"))
+    hold_probes(monkeypatch, has_finished_any)
     (subject.parent / "asked").write_text("")
     shared = checked(subject, "mean_of_empty_rows", rules=rules, progress=lambda rule, title: told[2].append(title))
     assert found(shared) == found(alone)
@@ -158,7 +162,7 @@ def test_a_worker_that_dies_leaves_its_probes_to_this_process(subject: Path) -> 
 @pytest.mark.slow
 def test_a_worker_that_hangs_leaves_its_probes_to_this_process(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In native code, it ends itself some seconds after the time limit."""
-    hold_probes(monkeypatch, has_file("claim"))
+    hold_probes(monkeypatch, has_begun_any)
     assert found(checked(subject, "hangs_in_a_worker", time_limit=0.5)) == found(checked(subject, "attention", 1))
 
 
@@ -178,7 +182,7 @@ def test_what_only_a_worker_sees_counts(subject: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_what_takes_too_long_in_a_worker_counts(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold_probes(monkeypatch, has_file("result"))
+    hold_probes(monkeypatch, has_finished_any)
     report = checked(subject, "slow_in_a_worker", time_limit=1.0, rules=["MASK-3"])
     assert "took longer than 1 s" in describe_finding(report.violations[0].finding)
 
@@ -186,13 +190,13 @@ def test_what_takes_too_long_in_a_worker_counts(subject: Path, monkeypatch: pyte
 def test_an_early_end_tells_what_workers_have_found(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processes: list[Any] = []
 
-    def outcome(self: WorkerProcesses, index: int, waiting: Any) -> Any:
-        processes.extend(self.processes.values())
-        while not self.has_finished(index):
+    def outcome(self: SharedProbes, index: int, listen: Any) -> Any:
+        processes.extend(worker.process for worker in self.pool.workers)
+        while not self.futures[index].done():
             time.sleep(0.01)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(WorkerProcesses, "outcome", outcome)
+    monkeypatch.setattr(SharedProbes, "outcome", outcome)
     reports: list[Report] = []
     with pytest.raises(KeyboardInterrupt):
         checked(subject, "wrong_in_a_worker", unfinished=reports.append)
@@ -202,8 +206,8 @@ def test_an_early_end_tells_what_workers_have_found(subject: Path, monkeypatch: 
 
 def test_a_second_process_needs_a_target_and_memory(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = Target(f"{subject}:attention", "attention")
-    assert start_workers(Target(lambda query, key, value: value, "attention"), 30.0, 2) is None
-    assert start_workers(replace(named, given={"vjp": lambda *given: None}), 30.0, 2) is None
-    assert start_workers(named, 30.0, 1) is None
-    monkeypatch.setattr(worker_processes, "memory", lambda: 4e9)
-    assert start_workers(named, 30.0, 2) is None
+    assert share_probes(Target(lambda query, key, value: value, "attention"), 30.0, 2) is None
+    assert share_probes(replace(named, given={"vjp": lambda *given: None}), 30.0, 2) is None
+    assert share_probes(named, 30.0, 1) is None
+    monkeypatch.setattr(shared_probes, "memory", lambda: 4e9)
+    assert share_probes(named, 30.0, 2) is None

@@ -1,0 +1,452 @@
+"""The executor: asks a subject the questions of its plan, all of them or one at a time.
+
+A later question depends on the answers to earlier ones (see `plan.py`): these are asked once, when the first question
+needs them. So each question has the verdict that all of them together give.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.cases.features import has_masks
+from conformance.cases.signatures import describe_never_given
+from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, CALLS_IN_ORDER, NOTHING
+from conformance.checks.findings import Printed, Raised, wrong_dtype
+from conformance.checks.judged_rules import JUDGED
+from conformance.checks.levels import ROBUST, is_required
+from conformance.checks.probe import Probe
+from conformance.checks.results import Results, Violation
+from conformance.diagnosis.cause import Cause
+from conformance.judge.causes import MANY, explain_results
+from conformance.judge.plan import (
+    EMPTY_ROWS,
+    PLAIN_CALL,
+    PRINTS,
+    WIDE_WEIGHTS,
+    Claim,
+    Question,
+    dtype_claims,
+    feature_claims,
+    list_claims,
+    list_probes,
+    list_questions,
+    narrow_declaration,
+    plain_claim,
+)
+from conformance.judge.reproduction import Reproduction
+from conformance.judge.shared_probes import Order, SharedProbes
+from conformance.judge.skipped import missing_features, some_cases
+from conformance.judge.trial import (
+    STUCK,
+    Progress,
+    judge_questions,
+    make_violation,
+    settle_violations,
+    silent,
+    try_probe,
+    try_question,
+)
+from conformance.runner.in_process import Runner, failed_call, judging
+from conformance.subjects.targets import Target
+
+UNMASKED = "unmasked"
+NOTHING_ELSE = "the plainest call fails, and nothing else was tried"
+
+
+class NotAsked(Exception):
+    """Why a question cannot be asked of this subject."""
+
+
+class ClaimAnswer(NamedTuple):
+    """Whether a subject takes what it claims. results: what counts of the answer, if the rules are among the chosen."""
+
+    claim: Claim
+    results: Results
+    refused: bool
+
+
+class Executor:
+    """Asks one subject what its plan holds.
+
+    Args:
+        runner: of the subject.
+        operation: what it is to compute.
+        examples: cases for a probe of weight 1.
+        seed: of the run; every probe has its own by it.
+        rules: only these; all for None.
+        progress: is called after every case.
+        shrinking: seconds for the smaller case of one cause; 0 to make none.
+        target: how another process finds the subject, to tell what depends on earlier calls.
+        shared: workers that take some of the probes.
+
+    Attributes:
+        results: of `run`, which grow while it runs.
+        causes: of the violations in them.
+        untried: why not everything was asked; empty if it was.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        operation: str,
+        examples: int,
+        seed: int,
+        *,
+        rules: Collection[str] | None = None,
+        progress: Progress = silent,
+        shrinking: float = 0.0,
+        target: Target | None = None,
+        shared: SharedProbes | None = None,
+    ) -> None:
+        self.runner, self.operation, self.target = runner, operation, target
+        self.examples, self.seed, self.rules = examples, seed, rules
+        self.progress, self.shrinking, self.shared = progress, shrinking, shared
+        self.reproduction = Reproduction(runner, target)
+        self.results, self.causes, self.untried = Results(), list[Cause](), ""
+        self.ordered: Declaration | None = None
+        self.claim_answers: dict[str, ClaimAnswer] = {}
+        self.explained = 0
+
+    # --- all questions ---
+
+    def run(self) -> None:
+        """Ask everything, and look for the causes of all violations."""
+        self.order(self.runner.declaration)  # most functions take what they claim
+        self.include(self.plain_answer.results)
+        if self.plain_answer.refused:
+            self.untried = NOTHING_ELSE
+            self.tell_dtypes(self.runner.declaration)
+        else:
+            for claim in self.claims():
+                self.include(self.ask_claim(claim).results)
+            self.judge(self.declaration)
+        if self.runner.overrun >= STUCK:
+            limit = f"{self.runner.time_limit:g} s"
+            self.untried = f"after {STUCK} cases that took longer than {limit} nothing else was tried"
+        self.include(self.check_printing())
+        self.results.set_worst()
+        self.causes = explain_results(self.results, self.runner, self.shrinking, self.settle)
+
+    def judge(self, declaration: Declaration) -> None:
+        """Ask how well it answers. declaration: what it has been seen to take."""
+        self.order(declaration)
+        rows = self.results if self.rules is None or EMPTY_ROWS in self.rules else Results()
+        for question in self.row_questions(declaration):
+            include_results(rows, self.answer(question, rows.violations))
+        declaration = self.forgive(declaration, rows)
+        self.order(declaration)
+        questions = [one for one in self.questions(declaration) if not one.concerns_empty_rows]
+        for question in questions:
+            if question.kind == "frozen":
+                self.include(self.answer(question))
+        self.ask_probes([question.about for question in questions if question.kind == "probe"])
+        for question in questions:
+            if question.kind == "refusal":
+                self.include(self.answer(question))
+
+    def include(self, results: Results) -> None:
+        include_results(self.results, results)
+
+    def questions(self, declaration: Declaration) -> list[Question]:
+        """How well it answers: what is asked of a subject that takes all that it declares."""
+        probes = [*self.probes(declaration)]
+        return list_questions(self.operation, self.runner.declaration, declaration, self.rules, probes)
+
+    def row_questions(self, declaration: Declaration) -> list[Question]:
+        """Those about rows that allow nothing, which are asked first, also where other rules alone are chosen."""
+        probes = [*self.probes(declaration)]
+        questions = list_questions(self.operation, self.runner.declaration, declaration, [EMPTY_ROWS], probes)
+        return [question for question in questions if question.concerns_empty_rows]
+
+    def probes(self, declaration: Declaration) -> Iterator[Probe]:
+        return list_probes(self.operation, self.runner.declaration, declaration)
+
+    # --- one question ---
+
+    def answer(self, question: Question, known: Mapping[tuple[str, str], Violation] | None = None) -> Results:
+        """What a question of the plan finds. known: violations; what does not stand before them is not settled."""
+        results = Results()
+        if self.runner.overrun < STUCK:
+            results = try_question(question, [self.runner], self.examples, self.seed, self.report_progress)
+        self.settle_results(results, self.results.violations if known is None else known)
+        return results
+
+    def settle_results(self, results: Results, known: Mapping[tuple[str, str], Violation]) -> None:
+        def settle(violation: Violation) -> Violation | None:
+            new = violation.stands_before(known.get((violation.rule, violation.subject)))
+            return self.settle(violation) if new else violation
+
+        settle_violations(results, settle)
+
+    def settle(self, violation: Violation) -> Violation | None:
+        """What becomes of a violation once its case has been asked alone; None where others say the same."""
+        settled = self.reproduction.settle(violation)
+        if settled is None or (violation.uncut is None and self.runner.sizes.report_again(settled.finding)):
+            return None
+        alone = violation.check == AFTER_OTHER_CALLS and settled.check == AGREEMENT and not settled.depends_on_state
+        return None if alone and self.results.violations else settled
+
+    def check_printing(self) -> Results:
+        """Standard output is the judge's: a function that prints to it is in violation."""
+        results = Results()
+        if self.runner.printed:
+            findings = failed_call(Printed(self.runner.printed[:80]))
+            results.violate(make_violation("CALL", PRINTS, NOTHING, self.runner, None, findings))
+        return results
+
+    # --- one question after the other, each by itself ---
+
+    def list_all(self) -> list[Question]:
+        """List all questions by what the subject claims, in the order in which `run` asks them."""
+        said = self.runner.declaration
+        claims = [plain_claim(self.operation, said), *list_claims(self.operation, said)]
+        questions = [Question("claim", claim.rule, claim.title) for claim in claims]
+        questions += sorted(self.questions(said), key=lambda question: not question.concerns_empty_rows)
+        questions.append(Question("printed", "CALL", PRINTS))
+        chosen = self.rules or JUDGED
+        return list(dict.fromkeys(question for question in questions if question.rule in chosen))
+
+    def find_cause(self, question: Question) -> Cause | None:
+        """The cause of the lowest level behind what a question finds, with its smallest case.
+
+        Raises:
+            NotAsked: it cannot be asked of this subject.
+        """
+        # Warnings are for whoever runs this to see, and nothing that a subject is judged by.
+        with warnings.catch_warnings(), judging():
+            warnings.simplefilter("default")
+            results = self.results_of(question)
+            if not results.violations:
+                return None
+            results.set_worst()
+            self.explained += 1
+            seconds = self.shrinking if self.explained <= MANY else 0.0
+            cause = explain_results(results, self.runner, seconds, self.settle)[0]
+        lead = replace(cause.lead, target=self.target, time_limit=self.runner.time_limit)
+        return replace(cause, violations=(lead, *cause.violations[1:]))
+
+    def results_of(self, question: Question) -> Results:
+        """What a question finds within what the subject takes; `NotAsked` where it takes no such case."""
+        if question.kind == "claim":
+            return self.results_of_claim(question)
+        self.require_plain_call()
+        if question.kind == "printed":
+            return self.check_printing()
+        if question.concerns_empty_rows:
+            declaration, found = self.declaration, self.row_results
+            results = [found[question]] if question in found else []
+        else:
+            declaration = self.forgiving
+            results = [self.answer(one) for one in self.questions(declaration) if one == question]
+
+        def cases_of(declaration: Declaration) -> list[Case]:
+            same = (one for one in self.questions(declaration) if one == question)
+            return [case for one in same for case in cases_about(one)]
+
+        merged = Results()
+        for one in results:
+            merged.include(one)
+        missing = not merged.rules and question.kind != "refusal"
+        return self.require_cases(merged, missing_features(cases_of, declaration) if missing else "")
+
+    def results_of_claim(self, question: Question) -> Results:
+        if question.title == PLAIN_CALL:
+            return self.require_cases(self.plain_answer.results)
+        self.require_plain_call()
+        claim = next((claim for claim in self.claims() if claim.title == question.title), None)
+        if claim is None:
+            return self.require_cases(Results())
+        answer = self.ask_claim(claim)
+        return self.require_cases(answer.results, answer.claim.name if answer.refused else "")
+
+    def require_cases(self, results: Results, lacks: str = "") -> Results:
+        """The results, if there were cases. lacks: what the function does not take."""
+        if results.rules:
+            return results
+        if self.runner.overrun >= STUCK:
+            raise NotAsked(f"{STUCK} cases took longer than {self.runner.time_limit:g} s, and nothing more is tried")
+        why = f"it does not take {lacks}: " if lacks else ""
+        raise NotAsked(f"{why}within what the function takes there is no such case")
+
+    def require_plain_call(self) -> None:
+        if self.plain_answer.refused:
+            raise NotAsked(NOTHING_ELSE)
+
+    @property
+    def never_given(self) -> str:
+        """Which parameters of the function no case gives; empty where there are none."""
+        names = self.runner.never_given
+        return describe_never_given(names, self.operation) if names else ""
+
+    # --- what it takes at all ---
+
+    @cached_property
+    def plain_answer(self) -> ClaimAnswer:
+        return self.ask_claim(plain_claim(self.operation, self.runner.declaration))
+
+    def claims(self) -> Iterator[Claim]:
+        """Yield what it claims beyond a plain call: every dtype, then every feature in the dtypes that it takes."""
+        said = self.runner.declaration
+        dtypes = [*dtype_claims(self.operation, said)]
+        yield from dtypes
+        yield from feature_claims(self.operation, narrow_declaration(said, self.refused_names(dtypes)))
+
+    def refused_names(self, claims: Iterable[Claim]) -> set[str]:
+        return {answer.claim.name for answer in map(self.ask_claim, claims) if answer.refused}
+
+    @cached_property
+    def declaration(self) -> Declaration:
+        """Without what the subject claims and cannot take."""
+        self.require_plain_call()
+        return narrow_declaration(self.runner.declaration, self.refused_names(self.claims()))
+
+    @cached_property
+    def row_results(self) -> dict[Question, Results]:
+        return {question: self.answer(question) for question in self.row_questions(self.declaration)}
+
+    @cached_property
+    def forgiving(self) -> Declaration:
+        """A subject that gets empty rows wrong is asked for no more of them."""
+        merged = Results()
+        for results in (*(self.ask_claim(claim).results for claim in self.claims()), *self.row_results.values()):
+            merged.include(results)
+        return self.forgive(self.declaration, merged)
+
+    def forgive(self, declaration: Declaration, results: Results) -> Declaration:
+        """The declaration that promises nothing of empty rows, where the results show that they are wrong."""
+        keeps = results.keeps(EMPTY_ROWS, self.runner.name, ROBUST)
+        return declaration if keeps else declaration.promising(empty_rows="any")
+
+    def ask_claim(self, claim: Claim) -> ClaimAnswer:
+        """Whether the subject answers a case, which is asked once; how well is asked later."""
+        if claim.title not in self.claim_answers:
+            self.claim_answers[claim.title] = self.answer_claim(claim)
+        return self.claim_answers[claim.title]
+
+    def answer_claim(self, claim: Claim) -> ClaimAnswer:
+        results = self.try_claim(claim)
+        refused = bool(results.violations)
+        if not claim.name and any(map(raises, results.violations.values())) and self.answers_with_a_mask():
+            claim = replace(claim, name=UNMASKED)
+        says_no = any(map(is_unknown_keyword, results.violations.values()))
+        chosen = self.rules is None or claim.rule in self.rules or claim.rule == "CALL"
+        if (claim.unsure and says_no) or not chosen:
+            return ClaimAnswer(claim, Results(), refused)
+        results.violations = {key: add_lacking(one, claim) for key, one in results.violations.items()}
+        return ClaimAnswer(claim, results, refused)
+
+    def try_claim(self, claim: Claim) -> Results:
+        return judge_questions([claim.question(self.operation)], [self.runner], 1, self.seed, self.progress)
+
+    def answers_with_a_mask(self) -> bool:
+        """Whether the subject answers the plainest call with a mask of some kind that it claims."""
+        declaration = self.runner.declaration
+        if UNMASKED not in declaration or not has_masks(self.operation):
+            return False
+        with_each = (
+            declaration.remove_features(UNMASKED, *{*declaration.masks} - {kind}) for kind in declaration.masks
+        )
+        found = (self.try_claim(plain_claim(self.operation, one)) for one in with_each)
+        return any(results.rules and not results.violations for results in found)
+
+    def tell_dtypes(self, declaration: Declaration) -> None:
+        """Where the plainest call raises an error in some dtypes alone, its violation has them as what is lacking."""
+        if not any(map(raises, self.results.violations.values())):
+            return
+        first, *others = declaration.dtypes
+        claims = dtype_claims(self.operation, declaration)
+        failing = [claim.name for claim in claims if self.try_claim(claim).violations]
+        if len(failing) < len(others):
+            lacks, violations = (first, *failing), self.results.violations
+            self.results.violations = {
+                key: replace(one, lacks=lacks) if raises(one) else one for key, one in violations.items()
+            }
+
+    # --- probes that workers share ---
+
+    def order(self, declaration: Declaration) -> None:
+        """Have workers run the probes for what it takes; what they found with others is dropped."""
+        if self.shared is not None and declaration != self.ordered:
+            self.ordered = declaration
+            order = Order(self.operation, declaration, self.examples, self.seed, self.rules)
+            self.shared.order(order, self.runner.declaration)
+
+    def ask_probes(self, probes: Iterable[Probe]) -> None:
+        """Ask them in order; where that is ended early, all that workers have found is counted."""
+        for index, probe in enumerate(probes):
+            try:
+                self.include(self.answer_probe(probe, index))
+            except BaseException:
+                for outcome in () if self.shared is None else self.shared.outcomes_from(index):
+                    self.results.include(outcome.results)
+                raise
+
+    def answer_probe(self, probe: Probe, index: int) -> Results:
+        """As `answer`, from a worker if one has taken the probe of that index."""
+        outcome = None
+        if self.shared is not None and self.runner.overrun < STUCK:
+            outcome = self.shared.outcome(index, self.listen)
+            self.listen()
+        if outcome is None:
+            results = try_probe(probe, [self.runner], self.examples, self.seed, self.report_progress)
+        else:
+            self.runner.overrun += outcome.overrun
+            self.runner.printed = self.runner.printed or outcome.printed
+            results = outcome.results
+        self.settle_results(results, self.results.violations)
+        return results
+
+    def report_progress(self, rule: str, title: str) -> None:
+        self.progress(rule, title)
+        self.listen()
+
+    def listen(self) -> None:
+        """Pass on the progress of workers."""
+        for rule, title in () if self.shared is None else self.shared.read_news():
+            self.progress(rule, title)
+
+    def close(self) -> None:
+        """End all processes."""
+        self.runner.close()
+        if self.shared is not None:
+            self.shared.close()
+
+
+def include_results(whole: Results, part: Results) -> None:
+    """Add a part to the whole. Calls in order, which can be seen again, stand before what cannot."""
+    for key, violation in part.violations.items():
+        known = whole.violations.get(key)
+        in_order = known is not None and violation.check == CALLS_IN_ORDER and known.check != CALLS_IN_ORDER
+        if known is not None and in_order and is_required(violation.level, known.level):
+            del whole.violations[key]
+    whole.include(part)
+
+
+def cases_about(question: Question) -> list[Case]:
+    """Some cases of a probe, or the corpus's."""
+    return some_cases(question.about) if question.kind == "probe" else [entry.case for entry in question.about]
+
+
+def add_lacking(found: Violation, claim: Claim) -> Violation:
+    """The violation with what the subject lacks, if it raises an error for it, as for what it does not support.
+
+    A weight in float32 beside 16-bit numbers raises none: the framework may make the result float32.
+    """
+    lacks = raises(found) or (claim.name == WIDE_WEIGHTS and wrong_dtype(found.finding) is not None)
+    return replace(found, lacks=(claim.name,)) if claim.name and lacks else found
+
+
+def raises(found: Violation) -> bool:
+    return found.finding.kind == "raised"
+
+
+def is_unknown_keyword(violation: Violation) -> bool:
+    """Whether the subject raised what is raised for a keyword that it does not know, or does not support."""
+    detail = violation.finding.detail
+    return isinstance(detail, Raised) and detail.error in ("TypeError", "NotImplementedError")

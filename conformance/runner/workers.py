@@ -1,0 +1,199 @@
+"""Worker processes: each calls one function after the other for this process, and ends with it.
+
+The subject's own process (`in_subprocess.py`), the processes that share a run (`WorkerPool`) and the one that forks
+fresh processes (`fresh.py`) are all of this kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import socket
+import traceback
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from multiprocessing.connection import wait
+from threading import Thread
+from typing import Any
+
+from conformance.runner.own_time import LOOKING, ready_in_time
+from conformance.runner.process_lifetime import end_process, end_with_input, start_process
+
+ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+"""The environment of processes that share the cores: else the threads of each wait for those of the others."""
+
+
+class NoReply(Exception):
+    """A worker has ended, or, where `in_time` is False, its time was over."""
+
+    def __init__(self, in_time: bool) -> None:
+        super().__init__("a worker process has ended" if in_time else "a worker process took too long")
+        self.in_time = in_time
+
+
+class WorkerTraceback(Exception):
+    """Where in a worker an exception was raised, for whoever reads its traceback here."""
+
+
+def encode_call(function: Callable[..., Any], *arguments: Any) -> bytes:
+    """Return what `Worker.call` takes; raise what pickle does for arguments that cannot be sent."""
+    return pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)
+
+
+class Worker:
+    """A process that calls functions for this one.
+
+    Args:
+        serve: what the process runs: `serve_calls`, with or without a thread that ends it beside its parent.
+        options: for `subprocess.Popen`.
+    """
+
+    def __init__(self, serve: str = "conformance.runner.workers:serve", **options: Any) -> None:
+        self.process, self.socket = start_process(serve, **options)
+        self.replies = self.socket.makefile("rb")
+        self.kill = weakref.finalize(self, end_process, self.process)
+        self.owner = os.getpid()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be called, by this process."""
+        return self.kill.alive and self.owner == os.getpid() and self.process.poll() is None
+
+    def call(self, call: bytes, seconds: float | None = None) -> Any:
+        """Return what the function returns, or raise what it raises.
+
+        Args:
+            call: the function and its arguments, by `encode_call`.
+            seconds: own time of the process until the reply; see `own_time.py`. None for no limit.
+
+        Raises:
+            NoReply: the process has ended, or its time is over.
+        """
+        gone = False
+
+        def ready(look: float) -> bool:
+            nonlocal gone
+            if gone or wait([self.socket], look):
+                return True
+            # A process that is gone is not waited for: one that it has started may hold the socket open.
+            gone = self.process.poll() is not None
+            return False
+
+        self.socket.settimeout(seconds)
+        try:
+            self.socket.sendall(call)
+        except OSError as error:
+            raise NoReply(not isinstance(error, TimeoutError)) from error
+        if not ready_in_time(ready, self.process.pid, seconds):
+            raise NoReply(gone)
+        if not wait([self.socket], LOOKING):
+            raise NoReply(True)
+        try:
+            value, failure, where = pickle.load(self.replies)
+        except TimeoutError as end:
+            raise NoReply(False) from end
+        except Exception as end:  # its end, or what a function that writes to any descriptor has left there
+            raise NoReply(True) from end
+        if failure is not None:
+            raise failure from WorkerTraceback(where)
+        return value
+
+    def close(self) -> None:
+        """End the process."""
+        if self.owner == os.getpid():
+            self.kill()
+        self.replies.close()
+        self.socket.close()
+
+
+class WorkerPool:
+    """Workers that share calls; each has a thread here, which waits for it.
+
+    A worker that has ended takes no more calls; the one that it was busy with raises `NoReply`.
+
+    Args:
+        count: how many.
+        prepare: what each calls first, by `encode_call`. What that raises, a worker's first call raises.
+    """
+
+    def __init__(self, count: int, prepare: bytes) -> None:
+        self.calls: queue.SimpleQueue[tuple[Future[Any], bytes] | None] = queue.SimpleQueue()
+        self.workers = [Worker(env=os.environ | ONE_THREAD) for _ in range(count)]
+        self.threads = [Thread(target=self.pass_calls, args=(worker, prepare), daemon=True) for worker in self.workers]
+        for thread in self.threads:
+            thread.start()
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Return the future result of a call by the next worker that is idle; until then it can be cancelled."""
+        future: Future[Any] = Future()
+        self.calls.put((future, encode_call(function, *arguments)))
+        return future
+
+    def pass_calls(self, worker: Worker, prepare: bytes) -> None:
+        failure = None
+        try:
+            worker.call(prepare)
+        except BaseException as error:
+            failure = error
+        while (item := self.calls.get()) is not None:
+            future, call = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                if failure is not None:
+                    raise failure
+                future.set_result(worker.call(call))
+            except NoReply as end:
+                future.set_exception(end)
+                break
+            except BaseException as error:
+                future.set_exception(error)
+
+    def close(self) -> None:
+        """End the processes, also in the middle of a call."""
+        for worker in self.workers:
+            worker.kill()
+            self.calls.put(None)
+        for thread in self.threads:
+            thread.join()
+        for worker in self.workers:
+            worker.close()
+
+
+# --- in the worker ----------------------------------------------------------------------------------------------------
+
+
+def serve(descriptor: int) -> None:
+    """Call what is sent, until the other process ends this one or is gone."""
+    end_with_input()
+    serve_calls(descriptor)
+
+
+def serve_calls(descriptor: int) -> None:
+    """As `serve`, in one thread: between two calls alone the process notices that the other one is gone."""
+    own = os.getpid()
+    with socket.socket(fileno=descriptor) as ours, ours.makefile("rwb") as pipe, contextlib.suppress(EOFError, OSError):
+        while True:
+            function, arguments = pickle.load(pipe)
+            reply = encode_result(function, arguments)
+            if os.getpid() != own:  # a process that the function has forked and does not end
+                os._exit(0)
+            pipe.write(reply)
+            pipe.flush()
+
+
+def encode_result(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+    """Return (what the function returns, what it raises, where), pickled."""
+    try:
+        return pickle.dumps((function(*arguments), None, ""), pickle.HIGHEST_PROTOCOL)
+    except BaseException as error:
+        where = "".join(traceback.format_tb(error.__traceback__))
+        try:
+            content = pickle.dumps((None, error, where))
+            pickle.loads(content)
+        except Exception:
+            content = pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), where))
+        return content
