@@ -5,12 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MUTATION_INSTALLED := $(VENV)/.mutation-installed
-PROCESSES ?= 1
+IN_VENV := PATH="$(abspath $(BIN)):$$PATH"
+FILE ?= reference_numpy
+MUTANTS := build/mutants/$(subst /,-,$(FILE))
 
 .PHONY: conformance peers bench study train test test-all selftest mutants lint format clean
 
+# Every operation, and a trained model.
 conformance: $(INSTALLED)
 	$(BIN)/python -m conformance run --cases 3
+	$(BIN)/python -m conformance port
 
 # What other libraries compute: the divergence matrix, with every divergence's smallest case. About an hour.
 peers: $(INSTALLED)
@@ -41,9 +45,19 @@ test-all: $(INSTALLED)
 selftest: $(INSTALLED)
 	$(BIN)/python -m conformance selftest
 
-# Resumes where it was broken off; `make mutants PROCESSES=4` for more cores.
-mutants: $(MUTATION_INSTALLED)
-	$(BIN)/python -m mutation run --processes $(PROCESSES)
+# Small edits of the definition, made in a copy of the tree, and those that no test notices; docs/mutation.md. Goes on
+# where it was broken off, and starts afresh when a file has changed. `make mutants FILE=reference_numpy/masks.py`: one.
+mutants: $(MUTANTS)/session.sqlite
+	cd $(MUTANTS) && $(IN_VENV) cosmic-ray exec cosmic-ray.toml session.sqlite
+	cd $(MUTANTS) && $(IN_VENV) cr-report --surviving-only --show-diff session.sqlite
+
+$(MUTANTS)/session.sqlite: $(wildcard $(FILE) $(FILE)/*.py) | $(MUTATION_INSTALLED)
+	rm -rf $(MUTANTS) && mkdir -p $(MUTANTS)
+	git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar -xf - -C $(MUTANTS)
+	sed -i.before 's|^module-path.*|module-path = "$(FILE)"|' $(MUTANTS)/cosmic-ray.toml
+	cd $(MUTANTS) && $(IN_VENV) python -m compileall -q . && $(IN_VENV) cosmic-ray baseline cosmic-ray.toml
+	cd $(MUTANTS) && $(IN_VENV) cosmic-ray init cosmic-ray.toml session.sqlite
+	cd $(MUTANTS) && $(IN_VENV) cr-filter-operators session.sqlite cosmic-ray.toml
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

@@ -14,26 +14,28 @@ from dataclasses import replace
 import numpy as np
 
 from conformance.checks.comparison import compare
-from conformance.models import real
-from conformance.models.stepwise import Oracle
+from conformance.models import minilm
+from conformance.models.stepwise import Oracle, framework_of, judge_steps
+from conformance.models.structures import widen_parameters
 from conformance.oracle.reference import Exact
 from reference_numpy import Model, attention_weights, pool
 from reference_numpy.multi_head_attention import concatenate_heads, linear, split_heads
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
+from specification.dialects import read_folder
 
-if real.missing_packages():
-    print(f"left out: the model needs {', '.join(real.missing_packages())}, which is not installed")
+if minilm.missing_packages():
+    print(f"left out: the model needs {', '.join(minilm.missing_packages())}, which is not installed")
     raise SystemExit
 
 # %% [markdown]
 # ## What there is
 #
-# A checkpoint is arrays by name. `read` sorts them into the structure of an encoder; what the names do not say is the
-# configuration: how many heads, the eps of its norms, the activation, where norms stand.
+# A checkpoint is arrays by name. `read_folder` sorts them into the structure of an encoder; what the names do not say
+# is the configuration: how many heads, the eps of its norms, the activation, where norms stand.
 
 # %%
-parameters, configuration = real.parameters()
+parameters, configuration = read_folder(minilm.find_folder())
 arrays = flatten(parameters)
 print(f"{len(arrays)} arrays, {sum(array.size for array in arrays.values()):,} numbers in float32")
 for name in list(arrays)[:9]:
@@ -52,15 +54,15 @@ TEXTS = [
     "It rained all day in the mountains.",
     "There was no sun on the hills until the evening.",
 ]
-batch = real.batch_of(TEXTS)
-words = [real.tokenizer().id_to_token(int(token)) for token in batch.tokens[0]]
+batch = minilm.encode_texts(TEXTS)
+words = batch.words[0]
 print(" ".join(words))
 
 
 # %%
 def run(configuration, dtype="float32"):
     """The definition's steps in float64, and what a model in that dtype has to give for each of them."""
-    model = Model(real.definition().parameters, configuration)
+    model = Model(widen_parameters(parameters), configuration)
     return Oracle(model, (batch.tokens,), {"key_padding": batch.keep}, dtype)
 
 
@@ -156,7 +158,15 @@ for layer, head in zip(*np.unravel_index(best, heads.shape[:2]), strict=True):
 # is the larger, the more alike their meanings are.
 
 # %%
-embeddings = real.normalize_length(pool(real.last_states(oracle), "mean", batch.keep))
+
+
+def embed(oracle):
+    """[B, E], the sentence embeddings."""
+    mean = pool(oracle.taken[oracle.returned].result, "mean", batch.keep)
+    return mean / np.linalg.norm(mean, axis=-1, keepdims=True)
+
+
+embeddings = embed(oracle)
 for text, row in zip(TEXTS, embeddings @ embeddings.T, strict=True):
     print(" ".join(f"{cosine:5.2f}" for cosine in row), "", text)
 cosines = embeddings @ embeddings.T
@@ -169,11 +179,10 @@ assert cosines[2, 3] > cosines[2, 0]
 # its bound; everything else stays far below.
 
 # %%
-framework, own = real.own("reference_numpy")
-steps = real.judged_steps("reference_numpy", framework, own, batch, oracle)
-worst = max(steps, key=lambda step: step.ratio)
-print(f"float32: {len(steps)} steps, the worst is {worst.step} with {worst.ratio:.2f} bounds")
-assert worst.ratio <= 1, worst
+steps = judge_steps("reference_numpy", framework_of("reference_numpy"), parameters, oracle)
+worst = max(steps, key=lambda step: step.finding.ratio)
+print(f"float32: {len(steps)} steps, the worst is {worst.name} with {worst.finding.ratio:.2f} bounds")
+assert worst.finding.ratio <= 1, worst
 
 # %% [markdown]
 # ## Change one thing
@@ -207,9 +216,7 @@ def effect(title, changed):
         right, wrong = (np.asarray(o.taken[last].result)[batch.keep] for o in (oracle, other))
         drift = np.linalg.norm(wrong - right) / np.linalg.norm(right)
         print(f"  {layer:5} " + "".join(f"{ratio:19.3g}" for ratio in ratios) + f"{drift:18.1e}")
-    cosine = np.sum(
-        real.normalize_length(pool(real.last_states(other), "mean", batch.keep)) * embeddings, axis=-1
-    ).min()
+    cosine = np.sum(embed(other) * embeddings, axis=-1).min()
     print(f"  smallest cosine with the right sentence embedding: {cosine:.6f}")
     return beyond, cosine
 

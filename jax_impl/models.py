@@ -18,7 +18,7 @@ from jax_impl.blocks import attend, attention_options
 from jax_impl.dtypes import require_dtype
 from jax_impl.multi_head_attention import multi_head_attention
 from jax_impl.transformer import classifier, decoder, encoder, language_model, transformer
-from specification import checks, dialects
+from specification import checks
 from specification.checkpoints import read_model, write_model
 from specification.checks.arguments import arrays_of_numbers, ranked
 from specification.configuration import Configuration
@@ -64,6 +64,8 @@ def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
     Raises:
         ValueError: Entries that are missing, left over or misshaped, all of them at once.
     """
+    from specification import dialects  # which only those load who read a checkpoint
+
     return from_numpy(*dialects.read(dialect, state_dict, **hyperparameters))
 
 
@@ -81,6 +83,8 @@ def load_pretrained(folder: str | Path, *, dtype: str | None = None) -> Model:
         FileNotFoundError: A file that is not there.
         ValueError: An entry of config.json that is not understood and could change numbers, or files that do not fit.
     """
+    from specification import dialects  # which only those load who read a checkpoint
+
     return from_numpy(*dialects.read_folder(folder, dtype))
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from conformance.reports.content import real
-from conformance.reports.real_tables import real_table
 from conformance.reports.tables import ratio, worst_of
 from specification import MODEL_RULES
-from study.grids import Grid, grid, moment
+from study.grids import moment
 from study.rules import rule_texts
 from study.sources import LABELS
 
@@ -51,7 +50,6 @@ class Agreement(NamedTuple):
     rules: dict[tuple[str, str], Content]  # (package, rule)
     violations: tuple[tuple[str, str, str, str], ...]  # label, rule, message, case
     untried: tuple[tuple[str, str], ...]  # label, why
-    models: tuple[tuple[str, int, Grid], ...]  # name, sentences
 
     def of(self, rules: tuple[str, ...]) -> Measured:
         tried = [rule for rule in rules if any((package, rule) in self.rules for package in LABELS)]
@@ -80,14 +78,12 @@ def agreement(report: Content) -> Agreement:
     rules = {(one["name"], rule["rule"]): rule for one in ours for rule in one["rules"]}
     for rule in rules.values():
         worst_of(rule), rule["cases"]  # understood now, so that no page is broken by it
-    models = [one for one in report["models"] if not one["left_out"]]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     return Agreement(
         when(report), versions, drawn(report), report["error"] or "", rules,
         tuple((LABELS[one["name"]], found["rule"], found["message"], found["case"] or "")
               for one in ours for found in one["violations"]),
         tuple((LABELS[one["name"]], one["untried"]) for one in ours if one["untried"]),
-        tuple((one["name"], one["sentences"], grid(real_table(one))) for one in models),
     )  # fmt: skip
 
 

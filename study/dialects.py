@@ -13,7 +13,7 @@ import numpy as np
 
 import reference_numpy
 from conformance.cli.run import FRAMEWORKS
-from conformance.models.agreement import call_model, exactly
+from conformance.models.agreement import call_model, round_inputs
 from conformance.models.error_propagation import carried_bound
 from conformance.models.stepwise import framework_of
 from conformance.models.structures import widen_parameters
@@ -107,7 +107,7 @@ def switched(model: Model, options: tuple[Option, ...]) -> Model:
 
 def run(model: Model, one: Small) -> np.ndarray:
     """In float64, from the same numbers."""
-    return np.asarray(model(*exactly(tuple(one.inputs.values()), "float32"), **one.options))
+    return np.asarray(model(*round_inputs(tuple(one.inputs.values()), "float32"), **one.options))
 
 
 def asked(model: Model, one: Small) -> frozenset[str]:
@@ -170,7 +170,7 @@ def agreement(dialect: str) -> Agreement:
 
     def definition(functions: Any) -> Any:
         called_by = functions.MODELS[type(found.parameters)]
-        given = exactly(inputs, "float32")
+        given = round_inputs(inputs, "float32")
         return called_by(found.parameters, *given, configuration=found.configuration, **one.options)
 
     exact, bound = carried_bound(definition, found.parameters, "float32")

@@ -69,7 +69,7 @@ def joined(before: Result, after: Result) -> Result:
     told = [one | {"rules": rules} for one, rules in earlier if rules]
     return before | {
         "seconds": round(before["seconds"] + after["seconds"], 3),
-        "conforms": all(one["conforms"] for one in (*subjects, *before["models"])),
+        "conforms": all(one["conforms"] for one in subjects),
         "subjects": subjects,
         "joined": [*told, {"written": after["written"], "rules": newer}],
     }

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Integer
 
-from specification import checks, dialects
+from specification import checks
 from specification.checkpoints import read_model, write_model
 from specification.checks.arguments import arrays_of_numbers, ranked
 from specification.configuration import Configuration
@@ -80,6 +80,8 @@ def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
     Raises:
         ValueError: Entries that are missing, left over or misshaped, all of them at once.
     """
+    from specification import dialects  # which only those load who read a checkpoint
+
     return from_numpy(*dialects.read(dialect, state_dict, **hyperparameters))
 
 
@@ -97,6 +99,8 @@ def load_pretrained(folder: str | Path, *, dtype: str | None = None) -> Model:
         FileNotFoundError: A file that is not there.
         ValueError: An entry of config.json that is not understood and could change numbers, or files that do not fit.
     """
+    from specification import dialects  # which only those load who read a checkpoint
+
     return from_numpy(*dialects.read_folder(folder, dtype))
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.models.instrumentation import visited_package
+from conformance.models.instrumentation import instrument_package
 from specification.checkpoints import flatten
 from training.packages import Package
 from training.task import Batch, RunSettings, Task
@@ -77,7 +77,7 @@ def first_not_finite(package: Package, task: Task, parameters: Any, batch: Batch
         return result
 
     if not found:
-        model = visited_package(package.name, parameters, visit).MODELS[type(parameters)]
+        model = instrument_package(package.name, parameters, visit).MODELS[type(parameters)]
         with package.context():
             batch, dropout = package.arrays((batch, dropout))
             package.output(task, parameters, batch, dropout, model)

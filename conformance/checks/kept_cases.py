@@ -8,8 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conformance.cases.case import Case
+from conformance.cases.expectations import Planted
+from conformance.checks.catalogue import (
+    AGREEMENT,
+    DESCRIPTION,
+    EMPTY_ROWS,
+    MEMORY,
+    PLANTED,
+    SHAPES,
+    SPOILED_ROWS,
+    TOWERING,
+    TWIN,
+)
 from conformance.checks.check import Check
 from conformance.checks.levels import CORE
+from conformance.subjects.subject import Answers, Subject
 
 MOST_NUMBERS = 2**18
 """Numbers of one case at most; a mistake is told apart on small cases."""
@@ -17,6 +30,8 @@ FAILING, PASSING = 3, 2
 """Cases that are kept for each probe: the smallest that fail and that pass."""
 EXACT = "float64"
 """The dtype whose exact results are slow to compute: one failing and one passing case for each probe."""
+SINGLE_CALL_CHECKS = (AGREEMENT, EMPTY_ROWS, MEMORY, DESCRIPTION, SHAPES, PLANTED, TWIN, TOWERING, SPOILED_ROWS)
+"""Checks that compare the answers to one call with exact results."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +39,7 @@ class KeptCase:
     """A case as a check asked it.
 
     rule, probe, title, least: of the probe that drew it, as in `Violation`. failed: whether the subject was wrong.
+    answers: what the subject returned then, where the check compares one call with exact results.
     """
 
     rule: str
@@ -33,10 +49,26 @@ class KeptCase:
     example: Any
     failed: bool
     least: str = CORE
+    answers: Answers | None = None
 
     @property
     def size(self) -> int:
         return count_numbers(self.check.case_of(self.example))
+
+
+def single_case(check: Check[Any, Any], example: Any) -> Case | None:
+    """The case of the one call that a check compares with exact results; None for a check of other things."""
+    if check not in SINGLE_CALL_CHECKS:
+        return None
+    return example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
+
+
+def find_answers(subject: Subject, check: Check[Any, Any], example: Any) -> Answers | None:
+    """The subject's answers to the one call of the latest check, where they are few enough to be kept."""
+    case = single_case(check, example)
+    if case is None or count_numbers(case) > MOST_NUMBERS:
+        return None
+    return next((answers for asked, answers in subject.latest if asked is case), None)
 
 
 def count_numbers(case: Case) -> int:

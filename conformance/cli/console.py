@@ -44,6 +44,16 @@ def save_report(report: dict[str, Any], files: dict[str, Path | None]) -> None:
         refuse(str(error))
 
 
+def save_steps(path: Path, content: dict[str, Any]) -> None:
+    """Write what `port`, `trace` or `watch` has judged."""
+    from conformance.reports.writing import format_json
+
+    try:
+        path.write_text(format_json(content), encoding="utf-8")
+    except OSError as error:
+        refuse(f"{path} cannot be written: {error.strerror or error}")
+
+
 def exit_interrupted() -> NoReturn:
     console.print("interrupted")
     raise typer.Exit(130)

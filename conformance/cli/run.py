@@ -28,14 +28,13 @@ OF_MODELS = "{} is a rule of whole models and has no probes: its tests and confo
 
 
 class Plan(NamedTuple):
-    """What to judge. names: the implementations. seeds: one for each run. real: judge a trained model too."""
+    """What to judge. names: the implementations. seeds: one for each run."""
 
     names: list[str]
     rules: list[str]
     examples: int
     seeds: range
     device: str
-    real: bool
 
 
 @dataclass
@@ -45,7 +44,6 @@ class Found:
     results: Results
     runs: int = 0
     failures: int = 0
-    models: list[dict[str, Any]] = field(default_factory=list)
     peers: list[dict[str, Any]] = field(default_factory=list)
     error: str | None = None
 
@@ -58,7 +56,6 @@ def run(
     only: Annotated[list[str] | None, typer.Option(help=ONLY, autocompletion=complete_names(lambda: CHOICES))] = None,
     workers: Workers = CORES,
     device: Device = "cpu",
-    real: Annotated[bool, typer.Option(help="also judge a trained model on real sentences, if installed")] = True,
     peers: Annotated[bool, typer.Option("--peers", help="also judge other libraries, for comparison")] = False,
     json: Json = None,
     junit: Junit = None,
@@ -66,8 +63,8 @@ def run(
 ) -> None:
     """Judge the three implementations by every rule of single operations, on generated cases.
 
-    The command also judges a trained model on real sentences, step by step. The rules of whole models (BLK, TRF and
-    GEN) have no probes: tests hold them on small models, and conformance port judges a checkpoint.
+    The rules of whole models (BLK, TRF and GEN) have no probes: tests hold them on small models, and conformance port
+    judges a checkpoint.
 
     Exit code 0: all conform. 1: one does not. 2: wrong usage, or the judge could not finish. 130: interrupted.
     """
@@ -78,7 +75,7 @@ def run(
     first = secrets.randbelow(2**32) if seed is None else seed
     told: dict[str, Any] = {"seed": first, "effort": effort if cases is None else None, "runs": repeat}
     try:
-        plan = make_plan(effort, cases, range(first, first + repeat), only or [], device, real)
+        plan = make_plan(effort, cases, range(first, first + repeat), only or [], device)
     except ValueError as error:
         console.print(Text(str(error)))
         save_report(document("run", [], error=str(error), **told), files)
@@ -91,7 +88,7 @@ def run(
         with record_errors(found):
             found.peers = peers_of(effort, first)
     told |= {"cases": plan.examples, "seconds": time.monotonic() - start, "error": found.error}
-    report = document("run", subjects_of(plan, found), models=found.models, **told)
+    report = document("run", subjects_of(plan, found), **told)
     if found.error is not None:
         console.print(Text(f"not judged to the end: {report['error']}"))
     save_report(report, files)
@@ -107,7 +104,7 @@ def exit_code(report: dict[str, Any]) -> int:
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def make_plan(effort: str, cases: int | None, seeds: range, only: list[str], device: str, real: bool) -> Plan:
+def make_plan(effort: str, cases: int | None, seeds: range, only: list[str], device: str) -> Plan:
     """Return the plan; raise ValueError for an unknown name or a missing device."""
     from conformance.judge.plan import EFFORTS
     from conformance.judge.report import NO_ORACLE
@@ -132,7 +129,7 @@ def make_plan(effort: str, cases: int | None, seeds: range, only: list[str], dev
     if not balls_available():
         console.print(NO_ORACLE)
     examples = EFFORTS[effort] if cases is None else cases
-    return Plan(names, rules, examples, seeds, device, real and rules == list(RULES))
+    return Plan(names, rules, examples, seeds, device)
 
 
 def available(name: str) -> bool:
@@ -166,15 +163,13 @@ def record_errors(found: Found) -> Iterator[None]:
 
 
 def judge(plan: Plan, workers: int, found: Found) -> None:
-    """Judge every run and the trained model, and add the results to `found`."""
+    """Judge every run, and add the results to `found`."""
     from conformance.judge.batches import ImplementationPool
 
     pool = ImplementationPool(plan.names, workers, plan.device)
     try:
         for seed in plan.seeds:
             one_run(pool, plan, seed, found)
-        if plan.real:
-            found.models.append(trained_model(pool, plan))
     finally:
         pool.close()
 
@@ -198,21 +193,6 @@ def one_run(pool: Any, plan: Plan, seed: int, found: Found) -> None:
     console.print(*map(violation_lines, results.violations.values()), sep="\n", end="")
 
 
-def trained_model(pool: Any, plan: Plan) -> dict[str, Any]:
-    """Return the report's part about a trained model; print and return a reason if it is skipped."""
-    from conformance.models.real import batches, missing_packages, sentences
-    from conformance.reports.real import MODEL, model_content, skipped_model_content
-
-    reason = f"{', '.join(missing_packages())} not installed" if missing_packages() else ""
-    reason = reason if plan.device == "cpu" else "it runs on the CPU only"
-    if reason:
-        console.print(f"the trained model is skipped: {reason}")
-        return skipped_model_content(reason)
-    with bar(MODEL, len(batches())) as advance:
-        results = pool.run_real(advance)
-    return model_content(results, plan.names, len(sentences()))
-
-
 def peers_of(effort: str, seed: int) -> list[dict[str, Any]]:
     """Return the peers' parts of the report, and print the table of their divergences."""
     from conformance.peers.matrix import matrix
@@ -231,16 +211,12 @@ def peers_of(effort: str, seed: int) -> list[dict[str, Any]]:
 
 def tell(plan: Plan, found: Found) -> None:
     """Print the tables of all results; nothing if no run has ended."""
-    from conformance.reports.real_tables import real_report
     from conformance.reports.tables import print_report
 
     if not found.runs:
         return
     found.results.set_worst()
     print_report(found.results, plan.names, console, found.error is None)
-    for model in found.models:
-        if model["left_out"] is None:
-            console.print(real_report(model))
     planned = len(plan.seeds)
     runs = f"{planned} run{'s' * (planned > 1)}" if found.runs == planned else f"{found.runs} of {planned} runs"
     console.print(f"{runs} of {plan.examples} cases for each probe, {found.failures} with violations")

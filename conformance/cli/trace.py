@@ -13,16 +13,16 @@ import numpy as np
 import typer
 from rich.text import Text
 
-from conformance.cli.console import console, refuse
+from conformance.cli.console import console, refuse, save_steps
 from conformance.cli.options import Json
 from conformance.cli.port import (
     Family,
     Settings,
+    find_minilm,
     packages_here,
     read_checkpoint,
-    save_steps,
-    tell_hollow,
     tell_steps,
+    tell_unjudged,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Sequences(NamedTuple):
 
 def trace(
     sentence: Annotated[
-        str, typer.Argument(help="with --checkpoint: token ids, such as 5,7,2, or source/target: 5,7,2/3,1")
+        str, typer.Argument(help="or token ids, such as 5,7,2, as a file needs; source/target: 5,7,2/3,1")
     ] = SENTENCE,
     text: Annotated[
         str | None, typer.Argument(help="where a folder of Hugging Face's comes first: the sentence, or token ids")
@@ -85,8 +85,8 @@ def trace(
     some steps.
     """
     from conformance.models.agreement import agreement
-    from conformance.models.inside import insert_pieces
-    from conformance.reports.models import draw_weights, steps_table, unknown_format, weights_of
+    from conformance.models.inside import insert_pieces, weights_within
+    from conformance.reports.models import draw_weights, steps_table, unknown_format
     from conformance.reports.narrow import fitting
     from conformance.reports.steps import departures_content, steps_content
     from specification.dialects import dialect_of_folder
@@ -105,13 +105,12 @@ def trace(
     if checkpoint is None:
         if settings or dialect is not None:
             refuse("--dialect and --set need --checkpoint")
-        parameters, configuration, sequences = read_minilm(sentence)
-    else:
-        folder = checkpoint if checkpoint.is_dir() else None
-        dialect = dialect if folder or dialect else "bert"
-        parameters, configuration = read_checkpoint(checkpoint, dialect, settings)
-        dialect = dialect or dialect_of_folder(checkpoint).name
-        sequences = token_ids(sentence, parameters) if folder is None else read_text(sentence, parameters, folder)
+        checkpoint = find_minilm()
+    folder = checkpoint if checkpoint.is_dir() else None
+    dialect = dialect if folder or dialect else "bert"
+    parameters, configuration = read_checkpoint(checkpoint, dialect, settings)
+    dialect = dialect or dialect_of_folder(checkpoint).name
+    sequences = token_ids(sentence, parameters) if folder is None else read_text(sentence, parameters, folder)
     packages = packages_here()
     try:
         found = agreement(parameters, configuration, sequences.ids, {}, packages)
@@ -120,7 +119,7 @@ def trace(
     name = attention_step(found, layer)
     for words in sequences.words:
         console.print(Text(" ".join(words)))
-    compared = None if against is None else departures_from(found, configuration, against)
+    compared = None if against is None else departures_from(found, against)
     shown = detailed_steps(found, None if every else name)
     shown += [] if compared is None else compared.looked_into
     found = insert_pieces(found, shown, packages)
@@ -130,21 +129,18 @@ def trace(
     if picture is not None:
         queries, keys = axes_of(name, sequences)
         try:
-            draw_weights(weights_of(found, name)[0], queries, keys, f"{name}: weights", picture)
+            weights = weights_within(found.oracle.taken[name].arguments)
+            draw_weights(weights[0], queries, keys, f"{name}: weights", picture)
         except OSError as error:
             refuse(f"{picture} cannot be written: {error}")
         console.print(Text(f"{name} drawn in {picture}"))
     if save is not None:
         save_values(found, save, pieces=every)
-    conforms, judged = tell_steps(found, packages), tell_hollow(found.hollow)
+    conforms, judged = tell_steps(found, packages), tell_unjudged(found.unjudged)
     if compared is not None and against is not None:
         tell_departures(compared, found, against)
     if json is not None:
-        told: dict[str, Any] = {
-            "command": "trace",
-            "checkpoint": None if checkpoint is None else str(checkpoint),
-            "dialect": dialect or "bert",
-        }
+        told: dict[str, Any] = {"command": "trace", "checkpoint": str(checkpoint), "dialect": dialect}
         told |= {"settings": settings or [], "input": sentence}
         told["against"] = None if compared is None or against is None else departures_content(compared, against)
         save_steps(json, steps_content(found, packages, own=compared, **told))
@@ -170,12 +166,12 @@ def count_text(steps: int | str, pieces: int) -> str:
     return f"{steps} steps" + (f" and {pieces} pieces inside" if pieces else "")
 
 
-def departures_from(found: Agreement, configuration: Any, path: Path) -> Departures:
+def departures_from(found: Agreement, path: Path) -> Departures:
     """Return how far the arrays in a file are from the definition's."""
     from conformance.models.departures import departures
 
     try:
-        return departures(found.oracle, configuration, arrays_in(path))
+        return departures(found.oracle, arrays_in(path))
     except (OSError, ValueError, EOFError, BadZipFile) as error:
         refuse(f"{path} cannot be compared: {error}")
 
@@ -254,11 +250,7 @@ def detailed_steps(found: Agreement, attention: str | None) -> list[str]:
     from conformance.models.inside import INSIDE
 
     names = [name for name, taken in found.oracle.taken.items() if taken.step in INSIDE]
-    return [n for n in names if attention is None or block_of(n) == block_of(attention)]
-
-
-def block_of(step: str) -> str:
-    return step.rpartition(".")[0]
+    return [n for n in names if attention is None or n.rpartition(".")[0] == attention.rpartition(".")[0]]
 
 
 def axes_of(name: str, sequences: Sequences) -> tuple[list[str], list[str]]:
@@ -271,18 +263,9 @@ def axes_of(name: str, sequences: Sequences) -> tuple[list[str], list[str]]:
 # --- the input --------------------------------------------------------------------------------------------------------
 
 
-def read_minilm(sentence: str) -> tuple[Any, Any, Sequences]:
-    from conformance.models import real
-
-    if real.missing_packages():
-        refuse(f"not installed: {', '.join(real.missing_packages())}; use --checkpoint instead")
-    parameters, configuration = real.parameters()
-    encoded = real.tokenizer().encode(sentence)
-    return parameters, configuration, Sequences((np.array([encoded.ids]),), (encoded.tokens,))
-
-
 def read_text(text: str, parameters: Any, folder: Path) -> Sequences:
     """Read a text by the folder's tokenizer; token ids as they are."""
+    from conformance.models.minilm import encode_texts
     from specification.parameters import Transformer
 
     if set(text) <= set("0123456789,/ "):
@@ -293,22 +276,20 @@ def read_text(text: str, parameters: Any, folder: Path) -> Sequences:
         refuse(f"{path} is not there: give token ids, such as 5,7,2, in place of a sentence")
     if importlib.util.find_spec("tokenizers") is None:
         refuse("not installed: tokenizers; give token ids, such as 5,7,2, in place of a sentence")
-    from tokenizers import Tokenizer
-
+    texts = text.split("/", 1) if isinstance(parameters, Transformer) else [text]
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        found = [encode_texts([part.strip()], folder) for part in texts]
     except Exception as error:  # the library raises no other
         refuse(f"{path} cannot be read: {error}")
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    texts = text.split("/", 1) if isinstance(parameters, Transformer) else [text]
-    found = [tokenizer.encode(part.strip()) for part in texts]
     found = found * 2 if isinstance(parameters, Transformer) and len(found) == 1 else found
-    return Sequences(tuple(np.array([one.ids]) for one in found), tuple(list(one.tokens) for one in found))
+    return Sequences(tuple(one.tokens for one in found), tuple(one.words[0] for one in found))
 
 
 def require_tokens(parameters: Any) -> None:
-    if not takes_tokens(parameters):
+    from specification.parameters import Embedding
+
+    stack = next((part for part in parameters if hasattr(part, "embedding")), parameters)
+    if not isinstance(getattr(stack, "embedding", None), Embedding):
         refuse("trace takes tokens, and this model takes embeddings or images; conformance port judges it")
 
 
@@ -327,10 +308,3 @@ def token_ids(text: str, parameters: Any) -> Sequences:
         refuse(f"token ids are numbers with commas between them, got {text!r}")
     ids = ids * 2 if pair and len(ids) == 1 else ids
     return Sequences(tuple(ids), tuple([str(number) for number in row[0]] for row in ids))
-
-
-def takes_tokens(parameters: Any) -> bool:
-    from specification.parameters import Embedding
-
-    stack = next((part for part in parameters if hasattr(part, "embedding")), parameters)
-    return isinstance(getattr(stack, "embedding", None), Embedding)

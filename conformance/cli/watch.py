@@ -11,7 +11,7 @@ from rich.text import Text
 
 from conformance.cases.declaration import read_conventions
 from conformance.checks.levels import DEFAULT, LEVELS
-from conformance.cli.console import console, explain_error, refuse
+from conformance.cli.console import console, explain_error, refuse, save_steps
 from conformance.cli.options import Conventions, Json, Profile, complete_names
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def watch(
         more: dict[str, Any] = {"folder": str(folder), "model": type(model).__name__, "attention": name}
         more |= {"texts": texts or [], "tokens": tokens or [], "device": device}
         more |= {"backward": backward, "conventions": departures}
-        save(watch_content(calls, profile, **more), json)
+        save_steps(json, watch_content(calls, profile, **more))
     judged = calls and all(call.is_judged for call in calls)
     conforms = all(call.conforms(profile) for call in calls)
     raise typer.Exit(1 if not conforms else 0 if judged else 2)
@@ -163,12 +163,3 @@ def sequences(tokens: list[str]) -> list[list[int]]:
         return [[int(word) for word in row.split(",")] for row in tokens]
     except ValueError as error:
         raise ValueError(f"token ids are numbers with commas between them, got {tokens}") from error
-
-
-def save(content: dict[str, Any], path: Path) -> None:
-    from conformance.reports.steps import write_steps
-
-    try:
-        write_steps(content, path)
-    except ValueError as error:
-        refuse(str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -44,9 +45,12 @@ def find_causes(results: Results, runner: Runner) -> list[Cause]:
     memory = [one for one in of_state if depends_on_layout(runner, one.check, one.example, one.level)]
     if memory:
         found.append(Cause("memory", sort_violations(memory)))
-    asked = {id(one): keep_violation(one) for one in numeric.values() if one not in memory}
+    kept = [*results.kept[runner.name]]
+    answers = {id(one.example): one.answers for one in kept}
+    numbers = [one for one in numeric.values() if one not in memory]
+    asked = {id(one): replace(keep_violation(one), answers=answers.get(id(one.example))) for one in numbers}
     if asked:
-        evidence = collect_evidence(runner, [*results.kept[runner.name]], asked.values())
+        evidence = collect_evidence(runner, kept, asked.values())
         own = {key: one for key, kept in asked.items() for one in evidence if one.kept is kept}
         found += explain_numbers(runner, evidence, {key: numeric[key] for key in asked}, own)
     return sorted(found, key=lambda cause: (rank(cause.level), cause.kind != "mistake", -len(cause.violations)))

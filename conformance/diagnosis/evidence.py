@@ -14,20 +14,13 @@ from conformance.cases.arguments import gradient_name, is_gradient
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
 from conformance.checks.catalogue import (
-    AGREEMENT,
-    DESCRIPTION,
-    EMPTY_ROWS,
-    MEMORY,
-    PLANTED,
-    SHAPES,
     SPOILED_ROWS,
     TOWERING,
-    TWIN,
 )
 from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import fill_unpromised, judge, no_others
 from conformance.checks.findings import Finding
-from conformance.checks.kept_cases import MOST_NUMBERS, KeptCase
+from conformance.checks.kept_cases import MOST_NUMBERS, SINGLE_CALL_CHECKS, KeptCase, single_case
 from conformance.checks.results import WIDE
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Mistake, Prediction
@@ -38,8 +31,6 @@ MOST = 40
 """Failing and passing cases that are asked again, of each. The sketch of this method told mistakes apart with fewer."""
 NUMBERS = 2**19
 """Numbers of all of them together, failing or passing, at most."""
-SINGLE_CALL_CHECKS = (AGREEMENT, EMPTY_ROWS, MEMORY, DESCRIPTION, SHAPES, PLANTED, TWIN, TOWERING, SPOILED_ROWS)
-"""Checks that compare the answers to one call with exact results."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,13 +182,13 @@ def order_by_turns(kept: Iterable[KeptCase]) -> Callable[[KeptCase], tuple[int, 
 
 
 def ask_kept(runner: Runner, kept: KeptCase) -> Evidence | None:
-    """Ask one case again as its check did; None where the subject does not answer, or the check compares otherwise."""
-    if kept.check not in SINGLE_CALL_CHECKS:
-        return None
-    example = kept.example
-    case = example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
-    answers = ask(runner, case)
-    if answers is None:
+    """Weigh the answers to a case, asked again where they were not kept.
+
+    None where the subject does not answer, or the check compares otherwise.
+    """
+    example, case = kept.example, single_case(kept.check, kept.example)
+    answers = None if case is None else ask(runner, case) if kept.answers is None else kept.answers
+    if case is None or answers is None:
         return None
     *_, exact, bounds = kept.check.prepare(example)
     if kept.check == TOWERING:  # whose other gradients are as large as the scale, and compared with nothing

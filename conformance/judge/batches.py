@@ -18,8 +18,6 @@ from conformance.checks.results import Results, Violation
 from conformance.judge.plan import Question, count_cases, list_questions, make_question
 from conformance.judge.smallest_case import SHRINKING, shrink_violations
 from conformance.judge.trial import Progress, judge_questions
-from conformance.models.real import RealResult, batches
-from conformance.models.real import judge_batch as judge_batch_of_sentences
 from conformance.operations import OPERATIONS
 from conformance.operations.probes import PROBES
 from conformance.runner.compiled_code import forget_compiled_code, share_of_memory
@@ -81,11 +79,6 @@ class ImplementationPool:
         names = [*OPERATIONS]
         calls = [(judge_in_float64, name, examples, seed) for name in names]
         return merge(self.collect(calls, lambda number: progress("float64", names[number])))
-
-    def run_real(self, progress: Progress) -> list[RealResult]:
-        """A trained model on real sentences, batch by batch."""
-        calls = [(judge_sentences, batch) for batch in range(len(batches()))]
-        return self.collect(calls, lambda number: progress("MiniLM", "real sentences"))
 
     def collect(self, calls: Sequence[tuple[Any, ...]], tell: Callable[[int], None]) -> list[Any]:
         """Return the calls' results, in their order. tell: is called with the number of each that is done.
@@ -150,12 +143,6 @@ def judge_in_float64(operation: str, examples: int, seed: int) -> Results:
     """The definition in float64 against ball arithmetic, on cases of one operation."""
     probe = agreement("ATT-9", operation, operation, operation_cases(operation, ("float64",)))
     return shrink(judge_questions([make_question(probe)], runners, examples, seed))
-
-
-def judge_sentences(batch: int) -> RealResult:
-    """One batch of real sentences."""
-    forget_compiled_code(room)
-    return judge_batch_of_sentences(batches()[batch], [runner.name for runner in runners])
 
 
 def shrink(results: Results) -> Results:

@@ -133,24 +133,32 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     reason = explain_unaffordable(case)
     if reason:
         return JudgedCall(call.layer, None, reason=reason)
-    case, reason = remove_special_cotangents(case)
-    reason, given = reason or explain_missing_gradients(call), mask_form(call, case)
+    case, reason = limit_gradients(call, case)
     subject = CallSubject(call, case, conventions)
     runner, shared = Runner(subject), AGREEMENT.prepare(case)
-    findings = [*level_empty_rows(runner, case, runner(AGREEMENT, case, shared)), *side_effect_findings(call)]
+    findings = [*level_empty_rows(runner, case, runner(AGREEMENT, case, shared))]
+    findings += [Finding(name, np.inf, detail=InputChanged()) for name in call.changed]
+    findings += [Finding(gradient_name(name), np.inf, detail=GradientLost()) for name in GIVEN if call.detached]
+    judged = JudgedCall(call.layer, case, findings, worst(findings), reason=reason, given=mask_form(call, case))
+    judged = replace(judged, rows=int(np.prod(case.inputs["query"].shape[:3])))
     if not breaks(findings):
-        return JudgedCall(call.layer, case, findings, worst(findings), rows=rows_of(case), reason=reason, given=given)
-    shown, beside, where = output_first(findings), None, None
+        return judged
+    shown, beside, where = findings, None, None
+    output = [finding for finding in findings if finding.name == "output" and finding.ratio > 1]
+    if output and rank(worst(findings).level) >= rank(worst(output).level):
+        shown = output  # gradients follow from it
     if [finding.name for finding in shown] == ["output", "output"]:  # of rows that allow nothing, and of the others
         beside = judge_call(call, {**conventions, "empty_rows": "any"}, explanations)
         shown, where = shown[:1], empty_rows(case)
-    rows, nans = wrong_in_output(subject, *shared, where)
+    wrong_rows, nans = wrong_in_output(subject, *shared, where)
     remarks = remark(subject, findings)
     alike = AlikeRunner(subject, case, shown)
     rule = rule_of_finding(runner, case, shown)
     unsteady = "" if rule else compare_again(runner, case, shown)
     rule = rule or ("ATT-13" if unsteady else find_rule(runner, replace(case), shown, alike, alike.look_for_needs()))
-    rule = "ATT-10" if rule == "ATT-8" and no_number(worst(shown)) else rule
+    leading = worst(shown)
+    if rule == "ATT-8" and leading.kind == "value" and np.isfinite(leading.expected) and not np.isfinite(leading.got):
+        rule = "ATT-10"
     found = make_violation(rule, TITLE, AGREEMENT, runner, case, shown)
     cause = None
     if not unsteady and not remarks and found.finding.kind not in BESIDE_NUMBERS:
@@ -160,19 +168,11 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
             rule = "ATT-1"
         found = replace(cause.lead, subject=found.subject, rule=rule)
     found = replace(found, before=())
-    counts = rows, rows_of(case), nans
-    judged = JudgedCall(
-        call.layer, case, findings, worst(shown), found, *counts, remarks, reason, beside, given, cause, unsteady
-    )
+    judged = replace(judged, worst=leading, violation=found, wrong_rows=wrong_rows, nans=nans, remark=remarks)
+    judged = replace(judged, beside=beside, cause=cause, unsteady=unsteady)
     if beside is not None and beside.violation is not None and rank(beside.violation.level) < rank(found.level):
         return replace(beside, case=case, findings=findings, beside=replace(judged, beside=None))
     return judged
-
-
-def output_first(findings: list[Finding]) -> list[Finding]:
-    """What the output gets wrong, alone, where no gradient is at a lower level: gradients follow from it."""
-    output = [finding for finding in findings if finding.name == "output" and finding.ratio > 1]
-    return findings if not output or rank(worst(findings).level) < rank(worst(output).level) else output
 
 
 class AlikeRunner(Runner):
@@ -213,7 +213,8 @@ class AlikeRunner(Runner):
             if not any(finding.kind != "value" for finding in findings):
                 if not np.array_equal(output, output_of(self.subject, plain), equal_nan=True):
                     continue
-                if has_same_output(again, plain):
+                exact, other = oracle(again)["output"], oracle(plain)["output"].high
+                if bool((ratio(other, exact, bound(again)["output"], again.dtype) <= 1).all()):
                     continue  # as with a default that is given: equal answers say nothing of it
                 others = self.explain(plain)
                 shared = {name for name in own_mistakes if name in others and name not in SHOWN_WITHOUT_A_MASK}
@@ -258,12 +259,6 @@ def has_only_values(findings: Iterable[Finding]) -> bool:
     return all(finding.kind == "value" for finding in findings)
 
 
-def has_same_output(case: Case, other: Case) -> bool:
-    """Whether the definition's output for another case is within the bound of the first one's."""
-    output = oracle(other)["output"].high
-    return bool((ratio(output, oracle(case)["output"], bound(case)["output"], case.dtype) <= 1).all())
-
-
 def output_of(subject: Subject, case: Case) -> Any:
     try:
         return subject(replace(case, cotangents={}))["output"]
@@ -299,14 +294,19 @@ def explain_unaffordable(case: Case) -> str:
     return "its exact result in float64 takes minutes: take a shorter text" if work > PATIENCE * AFFORDABLE else ""
 
 
-def remove_special_cotangents(case: Case) -> tuple[Case, str]:
+def limit_gradients(call: AttentionCall, case: Case) -> tuple[Case, str]:
     """The case without cotangents that hold NaN or infinities, and why it is not judged in full."""
     if any(has_special_values(name, array) for name, array in case.inputs.items()):
         return case, "its inputs hold NaN or infinities"
-    if not case.special:
+    if case.special:
+        plain = replace(case, cotangents={}, constants=(), special=False)
+        return plain, "no gradients are judged: what comes back from the loss holds NaN or infinities"
+    if not call.backward or call.detached:
         return case, ""
-    plain = replace(case, cotangents={}, constants=(), special=False)
-    return plain, "no gradients are judged: what comes back from the loss holds NaN or infinities"
+    if call.changed:
+        return case, "no gradients are judged: the function changes its inputs"
+    unused = call.cotangent is None or not bool(call.cotangent.any())
+    return case, "no gradients are judged: the loss does not depend on the output" if unused else ""
 
 
 def level_empty_rows(runner: Runner, case: Case, findings: list[Finding]) -> list[Finding]:
@@ -322,34 +322,6 @@ def level_empty_rows(runner: Runner, case: Case, findings: list[Finding]) -> lis
         else f
         for f in findings
     ]
-
-
-def explain_missing_gradients(call: AttentionCall) -> str:
-    """Why gradients are not judged though the loss was differentiated; empty where they are."""
-    if not call.backward or call.detached:
-        return ""
-    if call.changed:
-        return "no gradients are judged: the function changes its inputs"
-    unused = call.cotangent is None or not bool(call.cotangent.any())
-    return "no gradients are judged: the loss does not depend on the output" if unused else ""
-
-
-def side_effect_findings(call: AttentionCall) -> list[Finding]:
-    """Inputs that the function changed, and gradients that it lost."""
-    lost = [gradient_name(name) for name in GIVEN] if call.detached else []
-    return [
-        *(Finding(name, np.inf, detail=InputChanged()) for name in call.changed),
-        *(Finding(name, np.inf, detail=GradientLost()) for name in lost),
-    ]
-
-
-def no_number(found: Finding) -> bool:
-    """Whether NaN or an infinity stands where a number is due."""
-    return found.kind == "value" and bool(np.isfinite(found.expected) and not np.isfinite(found.got))
-
-
-def rows_of(case: Case) -> int:
-    return int(np.prod(case.inputs["query"].shape[:3]))
 
 
 def wrong_in_output(

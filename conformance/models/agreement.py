@@ -12,7 +12,7 @@ from conformance.cases.declaration import validate_names
 from conformance.checks.comparison import compare
 from conformance.models.error_propagation import carried_bound
 from conformance.models.local import cast
-from conformance.models.stepwise import Oracle, convert_arrays, forced_steps, framework_of, replace_nan, substantial
+from conformance.models.stepwise import Oracle, convert_arrays, framework_of, is_bounded, judge_steps, replace_nan
 from conformance.models.structures import widen_parameters
 from conformance.oracle.reference import Exact
 from conformance.subjects.subject import IMPLEMENTATIONS
@@ -28,7 +28,7 @@ DEFINITION = "reference_numpy"
 class StepAgreement(NamedTuple):
     """One step: what exactly comes of it, and by package the error at its worst place, in bounds.
 
-    judged: whether it could be judged in full (see `stepwise.substantial`).
+    judged: whether it could be judged in full (see `stepwise.is_bounded`).
     """
 
     name: str
@@ -37,6 +37,13 @@ class StepAgreement(NamedTuple):
     largest: float
     ratios: dict[str, float]
     judged: bool = True
+
+
+def describe_step(name: str, result: Any, ratios: dict[str, float], judged: bool) -> StepAgreement:
+    """The agreement about a step of which this exactly comes."""
+    result = np.asarray(result)
+    extent = (float(result.min()), float(result.max())) if result.size else (0.0, 0.0)
+    return StepAgreement(name, result.shape, *extent, ratios, judged)
 
 
 class Agreement(NamedTuple):
@@ -52,7 +59,7 @@ class Agreement(NamedTuple):
         return next(beyond, None)
 
     @property
-    def hollow(self) -> list[str]:
+    def unjudged(self) -> list[str]:
         """Steps that could not be judged in full."""
         return [step.name for step in self.steps if not step.judged]
 
@@ -67,19 +74,19 @@ def agreement(
     """parameters: NumPy arrays, in the dtype in which the packages compute."""
     dtype = dtype_of(parameters)
     exact = Model(widen_parameters(parameters), configuration)
-    oracle = Oracle(exact, exactly(inputs, dtype), options, dtype)
+    oracle = Oracle(exact, round_inputs(inputs, dtype), options, dtype)
     ratios: dict[str, dict[str, float]] = {}
     for package in comparable_packages(packages, dtype):
         framework = framework_of(package)
         with framework.context():
             own = mapped(framework.array, parameters)
-        for step in forced_steps(package, framework, own, oracle):
+        for step in judge_steps(package, framework, own, oracle):
             found = ratios.setdefault(step.name, {})
             found[package] = max(found.get(package, 0.0), step.finding.ratio)
-    steps = []
-    for name, taken in oracle.taken.items():
-        result = np.asarray(taken.result)
-        steps.append(StepAgreement(name, result.shape, *extent(result), ratios.get(name, {}), oracle[name].whole))
+    steps = [
+        describe_step(name, taken.result, ratios.get(name, {}), oracle[name].whole)
+        for name, taken in oracle.taken.items()
+    ]
     surplus = [StepAgreement(name, (), 0.0, 0.0, ratios[name]) for name in ratios if name not in oracle.taken]
     return Agreement(steps + surplus, oracle)
 
@@ -88,7 +95,7 @@ def dtype_of(parameters: Any) -> str:
     return str(next(iter(flatten(parameters).values())).dtype)
 
 
-def exactly(inputs: tuple[np.ndarray, ...], dtype: str) -> tuple[np.ndarray, ...]:
+def round_inputs(inputs: tuple[np.ndarray, ...], dtype: str) -> tuple[np.ndarray, ...]:
     """The inputs as a model in that dtype is given them, in float64 where they are floating."""
     return tuple(cast(cast(array, dtype), "float64") for array in inputs)
 
@@ -100,10 +107,6 @@ def comparable_packages(packages: Iterable[str], dtype: str) -> list[str]:
         for package in validate_names("packages", packages, IMPLEMENTATIONS)
         if (package, dtype) != (DEFINITION, "float64")
     ]
-
-
-def extent(result: np.ndarray) -> tuple[float, float]:
-    return (float(result.min()), float(result.max())) if result.size else (0.0, 0.0)
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -124,7 +127,7 @@ def end_to_end(
     """
     dtype, wide = dtype_of(parameters), widen_parameters(parameters)
     name = f"from end to end, {dtype}"
-    exact_inputs = exactly(inputs, dtype)
+    exact_inputs = round_inputs(inputs, dtype)
 
     def run(functions: Any) -> Any:
         return functions.MODELS[type(wide)](wide, *exact_inputs, configuration=configuration, **options)
@@ -136,7 +139,7 @@ def end_to_end(
         model = models[package]
         answer = call_model(package, model, tuple(cast(array, dtype) for array in inputs), options)
         ratios[package] = compare(name, answer, Exact(exact, 0 * exact), bound, dtype).ratio
-    return StepAgreement(name, exact.shape, *extent(exact), ratios, substantial(exact, bound))
+    return describe_step(name, exact, ratios, is_bounded(exact, bound))
 
 
 def call_model(package: str, model: Any, inputs: tuple[np.ndarray, ...], options: dict[str, Any]) -> np.ndarray:

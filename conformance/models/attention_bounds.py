@@ -12,6 +12,7 @@ Rotations. A pair that is off by (d, e) is, once it is turned, off by |d cos| + 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from conformance.bounds.rotary import pair_columns, rotation
 from reference_numpy import materialize
 from reference_numpy.blocks import attention_options, key_heads, windowed
 from reference_numpy.multi_head_attention import join_heads
-from specification.configuration import Configuration
+from specification.configuration import AttentionLayer, Configuration
 from specification.frequencies import attention_factor, exact_frequencies
 from specification.parameters import Linear, MultiHeadAttention, Norm
 from specification.rotary import Rotary
@@ -128,76 +129,54 @@ def rotate_approx(x: Approx, rotary: Rotary | None, sign: int, p: Precision) -> 
 # --- queries and keys -------------------------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
-    """A projection with its norm, on its way to attention."""
-
-    projection: Linear
-    norm: Norm | None
-    heads: int
-    rotary: Rotary | None
-    columns: Approx  # [B, T, H*D], projected
-    result: Approx  # [B, H, T, D], as attention takes it
-
-    @property
-    def whole(self) -> bool:
-        """Whether the norm is of all heads together."""
-        return self.norm is not None and self.norm.weight.shape == self.columns.value.shape[-1:]
-
-
 def linear(projection: Linear, x: Approx, p: Precision) -> Approx:
     bias = None if projection.bias is None else exact(projection.bias)
     return round_output(layers.linear(x, exact(projection.weight), bias, p), p)
 
 
-def part(
+Gradients = tuple[Linear, Norm | None, Approx]
+"""Of a projection, of its norm and of x, each array an Approx."""
+
+
+def project(
     projection: Any, norm: Norm | None, x: Any, heads: int, rotary: Rotary | None, configuration: Any, p: Precision
-) -> Part:
-    """From x to queries, keys or values."""
+) -> tuple[Approx, Callable[[Approx], Gradients]]:
+    """From x to queries, keys or values [B, H, T, D]; and from a cotangent of these to gradients."""
     joined = join_heads(projection)
     columns = linear(joined, exact(x), p)
-    found = Part(joined, norm, heads, rotary, columns, columns)
-    if norm is None:
-        result = split_heads(columns, heads)
-    elif found.whole:
-        result = split_heads(round_output(norm_of(norm, columns, configuration, p), p), heads)
-    else:
-        result = round_output(norm_of(norm, split_heads(columns, heads), configuration, p), p)
-    return found._replace(result=rotate_approx(result, rotary, 1, p))
+    together = norm is not None and norm.weight.shape == columns.value.shape[-1:]  # one norm of all heads
+    before = columns if together else split_heads(columns, heads)
+    result = before if norm is None else round_output(norm_of(norm, before, configuration, p), p)
+    result = split_heads(result, heads) if together else result
 
+    def gradients(cotangent: Approx) -> Gradients:
+        bar, norm_gradient = rotate_approx(round_output(cotangent, p), rotary, -1, p), None
+        bar = concatenate_heads(bar) if together else bar
+        if norm is not None:
+            norm_gradient, bar = norm_gradients(norm, before, bar, configuration, p)
+            bar = round_output(bar, p)
+        bar = bar if together else concatenate_heads(bar)
+        x_gradient, weight, bias = layers.linear_gradients(exact(x), exact(joined.weight), bar, p)
+        return Linear(weight, None if joined.bias is None else bias), norm_gradient, x_gradient
 
-def part_gradients(
-    part: Part, x: Any, cotangent: Approx, configuration: Configuration, p: Precision
-) -> tuple[Linear, Norm | None, Approx]:
-    """Of the projection, of the norm and of x, each array an Approx."""
-    bar, norm_gradient = rotate_approx(round_output(cotangent, p), part.rotary, -1, p), None
-    if part.norm is None:
-        bar = concatenate_heads(bar)
-    elif part.whole:
-        norm_gradient, bar = norm_gradients(part.norm, part.columns, concatenate_heads(bar), configuration, p)
-        bar = round_output(bar, p)
-    else:
-        columns = split_heads(part.columns, part.heads)
-        norm_gradient, bar = norm_gradients(part.norm, columns, bar, configuration, p)
-        bar = concatenate_heads(round_output(bar, p))
-    x_gradient, weight, bias = layers.linear_gradients(exact(x), exact(part.projection.weight), bar, p)
-    return Linear(weight, None if part.projection.bias is None else bias), norm_gradient, x_gradient
+    return rotate_approx(result, rotary, 1, p), gradients
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
 
 
-def attending(
+def attend(
     dtype: str, p: MultiHeadAttention, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any,
-    layer: Any, bias: Any, cotangent: Any = None,
+    layer: AttentionLayer = AttentionLayer(), bias: Any = None, rotation: Any = None, *, cotangent: Any = None,
 ) -> Any:  # fmt: skip
     """The bound of the result; with a cotangent, those of all that `attend_vjp` gives, in its structure."""
     u, H = Precision.make(dtype), configuration.num_heads
-    query = part(p.query, p.query_norm, x, H, layer.rotary, configuration, u)
     G = key_heads(p, H)
-    key = part(p.key, p.key_norm, memory, G, layer.rotary, configuration, u)
-    value = part(p.value, None, memory, G, None, configuration, u)
+    query, query_gradients = project(p.query, p.query_norm, x, H, layer.rotary, configuration, u)
+    key, key_gradients = project(p.key, p.key_norm, memory, G, layer.rotary, configuration, u)
+    value, value_gradients = project(p.value, None, memory, G, None, configuration, u)
     options = attention_options(x.shape[-1], windowed(mask, layer), dropout, configuration)
-    shape = (*query.result.value.shape[:3], key.result.value.shape[2])
+    shape = (*query.value.shape[:3], key.value.shape[2])
     allowed = materialize(options["mask"], *shape[2:], batch=shape[0], heads=H)
     allowed = allowed if bias is None else allowed & (np.asarray(bias, float) != -np.inf)
     keep = options["dropout_keep"]
@@ -206,7 +185,7 @@ def attending(
     if given is not None:
         bar = split_heads(round_output(layers.input_gradient(exact(p.output.weight), given, u), u), H)
     forward, inner = att.attention(
-        "output", query.result, key.result, value.result, np.broadcast_to(allowed, shape), bar,
+        "output", query, key, value, np.broadcast_to(allowed, shape), bar,
         bias=pairs(bias), scale=options["scale"], softcap=options["softcap"],
         sinks=None if p.sinks is None else exact(p.sinks),
         factor=None if keep is None else np.where(keep, 1 / (1 - options["dropout_rate"]), 0.0),
@@ -217,9 +196,8 @@ def attending(
         return result_error(linear(p.output, heads, u), dtype)
     weight, output_bias = layers.parameter_gradients(heads, given, u)
     output = Linear(weight, None if p.output.bias is None else output_bias)
-    of_query = part_gradients(query, x, inner["query"], configuration, u)
-    of_key = part_gradients(key, memory, inner["key"], configuration, u)
-    of_value = part_gradients(value, memory, inner["value"], configuration, u)
+    of_query, of_key = query_gradients(inner["query"]), key_gradients(inner["key"])
+    of_value = value_gradients(inner["value"])
     sinks = inner.get("sinks")
     gradients = MultiHeadAttention(of_query[0], of_key[0], of_value[0], output, of_query[1], of_key[1], sinks)
     of_memory = add(round_output(of_key[2], u), round_output(of_value[2], u), u)

@@ -15,7 +15,6 @@ from conformance.models.local import cast
 from conformance.models.stepwise import Oracle, replace_nan
 from conformance.oracle.reference import Exact
 from specification.checkpoints import flatten
-from specification.configuration import Configuration
 from specification.dtypes import FLOATING
 from specification.parameters import mapped
 
@@ -49,14 +48,13 @@ class Departures(NamedTuple):
         return {name: finding.ratio for name, finding in self.findings.items()}
 
 
-def departures(oracle: Oracle, configuration: Configuration, arrays: Mapping[str, np.ndarray]) -> Departures:
+def departures(oracle: Oracle, arrays: Mapping[str, np.ndarray]) -> Departures:
     """Compare saved intermediate values with the definition's, by bounds that are carried from the input.
 
     A model in the dtype of the arrays holds its weights in that dtype, so the definition computes from these.
 
     Args:
         oracle: the definition's steps on the same input.
-        configuration: of the model.
         arrays: results by the name of the step, or of the piece inside a step, all of one floating dtype, which is the
             one that they were computed in.
 
@@ -82,7 +80,7 @@ def departures(oracle: Oracle, configuration: Configuration, arrays: Mapping[str
 
     def run(functions: Any) -> Any:
         of_kind = functions.MODELS[type(parameters)]
-        return of_kind(parameters, *oracle.inputs, configuration=configuration, **oracle.options)
+        return of_kind(parameters, *oracle.inputs, configuration=oracle.model.configuration, **oracle.options)
 
     exact, bounds = carried_bound(run, parameters, dtypes[0], walk=walk_inside(looked_into))
     order = [name for step in oracle.taken for name in (*(inside[step] if step in looked_into else ()), step)]

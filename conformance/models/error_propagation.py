@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds.arithmetic import Precision
-from conformance.models.instrumentation import Visit, visited_package
+from conformance.models.instrumentation import Visit, instrument_package
 from conformance.models.local import local_bound
 from specification.parameters import mapped
 
@@ -48,7 +48,6 @@ def carried_bound(
     parameters: Any,
     dtype: str,
     *,
-    seed: int = 0,
     samples: int = SAMPLES,
     narrow: frozenset[str] = frozenset(),
     walk: Walk | None = None,
@@ -59,11 +58,22 @@ def carried_bound(
     in float32 whatever the dtype. walk: `inside.walk_inside` for the results of steps; `walk_steps` by default.
     """
     walk = walk_steps if walk is None else walk
-    clean, bounds = step_bounds(run, parameters, dtype, narrow, walk)
+    bounds: dict[str, Any] = {}
+
+    def record_bound(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+        if name not in bounds:
+            here = "float32" if step in narrow else dtype
+            bounds[name] = local_bound(step, here, arguments, keywords)
+            if step == "add":  # of three parts the first two may be any, and cancel
+                size = np.abs(arguments[0]) + np.abs(arguments[1])
+                bounds[name] = np.maximum(bounds[name], Precision.make(here).output * size)
+        return function(*arguments, **keywords)
+
+    clean = walk(run, parameters, record_bound)
     scale = SMALL / Precision.make(dtype).inner
     moved = []
     for sample in range(samples):
-        generator = np.random.default_rng([seed, sample])
+        generator = np.random.default_rng([0, sample])
         noise: dict[str, Any] = {}
 
         def noisy(
@@ -84,25 +94,7 @@ def carried_bound(
     return clean, mapped(estimate, clean, *moved)
 
 
-def step_bounds(
-    run: Run, parameters: Any, dtype: str, narrow: frozenset[str], walk: Walk
-) -> tuple[Any, dict[str, Any]]:
-    """The results, and every step's own bound by its name."""
-    found: dict[str, Any] = {}
-
-    def record_bound(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
-        if name not in found:
-            here = "float32" if step in narrow else dtype
-            found[name] = local_bound(step, here, arguments, keywords)
-            if step == "add":  # of three parts the first two may be any, and cancel
-                size = np.abs(arguments[0]) + np.abs(arguments[1])
-                found[name] = np.maximum(found[name], Precision.make(here).output * size)
-        return function(*arguments, **keywords)
-
-    return walk(run, parameters, record_bound), found
-
-
 def walk_steps(run: Run, parameters: Any, visit: Visit) -> Any:
     """The results of the definition, when every step goes through `visit`."""
     with np.errstate(all="ignore"):
-        return run(visited_package("reference_numpy", parameters, visit))
+        return run(instrument_package("reference_numpy", parameters, visit))

@@ -20,13 +20,13 @@ from conformance.bounds.attention import scores_and_slope
 from conformance.bounds.layers import activation as activation_bound
 from conformance.bounds.reading import pairs
 from conformance.checks.comparison import compare
-from conformance.models.agreement import Agreement, StepAgreement, comparable_packages, extent
+from conformance.models.agreement import Agreement, StepAgreement, comparable_packages, describe_step
 from conformance.models.attention_bounds import norm_of, rotate_approx
 from conformance.models.error_propagation import Run, Walk, walk_steps
 from conformance.models.instrumentation import Visit
 from conformance.models.local import case_of, cast
 from conformance.models.local import linear as linear_bound
-from conformance.models.stepwise import Oracle, Taken, convert_arrays, framework_of, replace_nan, substantial
+from conformance.models.stepwise import Oracle, Taken, convert_arrays, framework_of, is_bounded, replace_nan
 from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework
 from reference_numpy.attention_steps import repeat_heads, resolve_scale
@@ -159,7 +159,7 @@ def head_pieces(name: str, part: str, heads: str, source: str, norm: Any, layer:
 
 def attention_pieces(taken: Any) -> list[Piece]:
     """Those of a block's attention, in order."""
-    parameters, layer = taken.arguments[0], attention_arguments(taken).layer
+    parameters, layer = taken.arguments[0], AttentionArguments(*taken.arguments).layer
     queries = head_pieces("queries", "query", "heads", "x", parameters.query_norm, layer)
     keys = head_pieces("keys", "key", "key_heads", "memory", parameters.key_norm, layer)
     query, key = queries[-1].name, keys[-1].name
@@ -242,11 +242,24 @@ def own_pieces(oracle: Oracle) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     for step, taken in oracle.taken.items():
         if taken.step in INSIDE:
-            found |= visited_pieces(step, taken, lambda name, step, function, arguments, keywords: function(*arguments))
+            found |= visit_pieces(step, taken, take_step)
     return found
 
 
-def visited_pieces(step: str, taken: Taken, visit: Visit) -> dict[str, np.ndarray]:
+def weights_within(arguments: tuple[Any, ...]) -> np.ndarray:
+    """The weights [B, H, Q, K] of an attention, by the definition in float64; dropout is left out.
+
+    arguments: those of the step `attend`.
+    """
+    return visit_pieces("", Taken("attend", take_step, arguments, {}, None, ()), take_step)[": weights"]
+
+
+def take_step(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+    """Visit a step without a change."""
+    return function(*arguments, **keywords)
+
+
+def visit_pieces(step: str, taken: Taken, visit: Visit) -> dict[str, np.ndarray]:
     """The definition's pieces of one step in float64, by their full names; each goes through `visit`."""
     functions = functions_of("reference_numpy")
     settings = settings_of(taken, framework_of("reference_numpy"), "float64")
@@ -272,7 +285,7 @@ def walk_inside(steps: Collection[str]) -> Walk:
         def keeping(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
             result = visit(name, step, function, arguments, keywords)
             if name in steps:
-                results.update(visited_pieces(name, Taken(step, function, arguments, keywords, result, ()), visit))
+                results.update(visit_pieces(name, Taken(step, function, arguments, keywords, result, ()), visit))
             results[name] = result
             return result
 
@@ -287,29 +300,28 @@ def walk_inside(steps: Collection[str]) -> Walk:
 
 def pieces_of(oracle: Oracle, step: str, packages: Sequence[str]) -> list[StepAgreement]:
     """The pieces of the step of that name, in order; every one on the definition's own."""
-    taken, dtype = oracle.taken[step], oracle.dtype
-    values = {"x": taken.arguments[1], "memory": taken.arguments[2]}
-    own, found = settings_of(taken, framework_of("reference_numpy"), "float64"), []
+    taken, dtype, found = oracle.taken[step], oracle.dtype, []
     there = {package: framework_of(package) for package in comparable_packages(packages, dtype)}
     settings = {package: settings_of(taken, framework, dtype) for package, framework in there.items()}
-    for piece in PIECES[taken.step](taken):
-        with np.errstate(all="ignore"):
-            values[piece.name] = piece.compute(functions_of("reference_numpy"), own, *map(values.get, piece.takes))
-            given = [cast(values[name], dtype) for name in piece.takes]
-            wide = [array.astype(np.float64) for array in given]
-            truth = np.asarray(piece.compute(functions_of("reference_numpy"), own, *wide))
-            limit = replace_nan(piece.bound(dtype, own, *wide) * (2 if dtype == "float64" else 1))
+
+    def judge(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+        piece, functions, own, *arrays = arguments
+        given = [cast(array, dtype) for array in arrays]
+        wide = [array.astype(np.float64) for array in given]
+        result, truth = function(*arguments), np.asarray(function(piece, functions, own, *wide))
+        limit = replace_nan(piece.bound(dtype, own, *wide) * (2 if dtype == "float64" else 1))
         ratios = {}
         for package, framework in there.items():
-            with framework.context(), np.errstate(all="ignore"):
+            with framework.context():
                 arrays = map(framework.array, given)
                 got = piece.compute(functions_of(package), settings[package], *arrays)
                 answer = got if isinstance(got, np.ndarray) else framework.numpy(got)
             ratios[package] = compare(piece.name, answer, Exact(truth, np.zeros_like(truth)), limit, dtype).ratio
-        result = np.asarray(values[piece.name])
-        name = f"{step}: {piece.name}"
-        judged = bool(np.all(truth == -np.inf)) or substantial(truth, limit)  # where all is hidden, -inf is right
-        found.append(StepAgreement(name, result.shape, *extent(result), ratios, judged))
+        judged = bool(np.all(truth == -np.inf)) or is_bounded(truth, limit)  # where all is hidden, -inf is right
+        found.append(describe_step(name, result, ratios, judged))
+        return result
+
+    visit_pieces(step, taken, judge)
     return found
 
 
@@ -334,10 +346,6 @@ class AttentionArguments(NamedTuple):
     rotation: Any = None
 
 
-def attention_arguments(taken: Any) -> AttentionArguments:
-    return AttentionArguments(*taken.arguments)
-
-
 def settings_of(taken: Any, framework: Framework, dtype: str) -> SimpleNamespace:
     """All that a step is given beside its activations, in the framework's arrays."""
 
@@ -348,7 +356,7 @@ def settings_of(taken: Any, framework: Framework, dtype: str) -> SimpleNamespace
         parameters = mapped(own, taken.arguments[0])
         if taken.step == "transform":
             return SimpleNamespace(parameters=parameters, configuration=taken.arguments[-1], framework=framework)
-        given = attention_arguments(taken)
+        given = AttentionArguments(*taken.arguments)
         mask = windowed(given.mask, given.layer)
         options = attention_options(given.x.shape[-1], mask, None, given.configuration)
         found = SimpleNamespace(parameters=parameters, configuration=given.configuration, framework=framework)

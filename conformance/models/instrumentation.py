@@ -10,10 +10,9 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import types
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
-
-from conformance.models.naming import Namer
 
 FILES = ("blocks", "blocks_vjp", "transformer", "transformer_vjp", "losses", "losses_vjp", "models")
 STEPS = {
@@ -40,39 +39,15 @@ STEPS = {
 }
 """Functions whose results are a model's intermediate values; their gradients are steps of the way back."""
 
-Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""From a step's name and function to the function that takes its place."""
-
-
-def is_step(name: str) -> bool:
-    return name.removesuffix("_vjp") in STEPS
-
-
 Visit = Callable[[str, str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """From a step's name, its kind, its function, and positional and keyword arguments to what stands for its result."""
 
 
-def visited_package(package: str, parameters: Any, visit: Visit) -> types.SimpleNamespace:
-    """The copy of a package whose every step goes through `visit`, named after the parameters that it will be given."""
-    namer = Namer(parameters)
+def instrument_package(package: str, parameters: Any, visit: Visit) -> types.SimpleNamespace:
+    """The package's functions on models, by name, every step of which goes through `visit`.
 
-    def wrap(step: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call_visit(*arguments: Any, **keywords: Any) -> Any:
-            name = namer(step, arguments[0] if arguments else None)
-            return visit(name, step, function, arguments, keywords)
-
-        return call_visit
-
-    return instrument_package(package, wrap)
-
-
-def skip_without_dropout(function: Any, wrapped: Any) -> Any:
-    """Where there is no dropout, `drop` hands its argument on, and is no step."""
-    return lambda x, dropout: function(x, None) if dropout is None else wrapped(x, dropout)
-
-
-def instrument_package(package: str, wrap: Wrap) -> types.SimpleNamespace:
-    """The package's functions on models, by name, with every step wrapped; `MODELS` is by the parameters' structure."""
+    Steps are named after the parameters that the functions will be given. `MODELS` is by the parameters' structure.
+    """
     modules = {}
     for file in FILES:
         name = f"{package}.{file}"
@@ -80,6 +55,16 @@ def instrument_package(package: str, wrap: Wrap) -> types.SimpleNamespace:
             modules[name] = importlib.import_module(name)
     names = {module: dict(vars(modules[module])) for module in modules}
     copies: dict[Any, Any] = {}
+    namer = Namer(parameters)
+
+    def wrap_step(step: str, function: Any) -> Any:
+        def call_visit(*arguments: Any, **keywords: Any) -> Any:
+            if step == "drop" and arguments[1] is None:  # without dropout it hands its argument on, and is no step
+                return function(*arguments)
+            name = namer(step, arguments[0] if arguments else None)
+            return visit(name, step, function, arguments, keywords)
+
+        return call_visit
 
     def copy_function(function: Any) -> Any:
         plain = inspect.unwrap(function)
@@ -92,8 +77,8 @@ def instrument_package(package: str, wrap: Wrap) -> types.SimpleNamespace:
     def replace_value(name: str, value: Any) -> Any:
         if not callable(value) or isinstance(value, type) or getattr(value, "__module__", None) is None:
             return value
-        if is_step(name):
-            return skip_without_dropout(value, wrap(name, value)) if name == "drop" else wrap(name, value)
+        if name.removesuffix("_vjp") in STEPS:
+            return wrap_step(name, value)
         if value.__module__ not in names:
             return value
         return copies.setdefault(value, copy_function(value))
@@ -105,3 +90,42 @@ def instrument_package(package: str, wrap: Wrap) -> types.SimpleNamespace:
             found["MODELS"] = {kind: replace_value(f.__name__, f) for kind, f in found["MODELS"].items()}
     merged = {name: value for found in names.values() for name, value in found.items() if not name.startswith("_")}
     return types.SimpleNamespace(**merged)
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+ORDINARY = ("attend", "transform", "normalize", "multi_head_attention", "linear", "embedding", "learned_positions")
+"""Steps that are named after the parameters that they are given first."""
+
+
+def paths(value: Any, path: str = "") -> dict[int, str]:
+    """The path of every structure and array inside a structure, by identity."""
+    found = {id(value): path}
+    if isinstance(value, list | tuple):
+        for name, part in zip(getattr(value, "_fields", range(len(value))), value, strict=True):
+            if part is not None:
+                found |= paths(part, f"{path}.{name}".removeprefix("."))
+    return found
+
+
+class Namer:
+    """Gives every call of a step a name: the path of its parameters, or what follows the step before it.
+
+    A step that is taken again has the same name again, so that what is computed twice can be told to be the same.
+    """
+
+    def __init__(self, parameters: Any) -> None:
+        self.paths = paths(parameters)
+        self.kept = parameters  # alive, so that no identity is given away
+        self.last, self.count = "", Counter[str]()
+
+    def __call__(self, step: str, first: Any) -> str:
+        way = " gradient" if step.endswith("_vjp") else ""
+        kind = step.removesuffix("_vjp")
+        if kind in ORDINARY and id(first) in self.paths:
+            self.last = (self.paths[id(first)] or "attention") + way
+            self.count.clear()
+            return self.last
+        self.count[kind] += 1
+        number = "" if self.count[kind] == 1 else f" {self.count[kind]}"
+        return f"{self.last}: {kind}{number}{way}" if self.last else f"{kind}{number}{way}"

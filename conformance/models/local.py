@@ -4,6 +4,9 @@ Steps that are operations of their own have their operation's bound. A sum, a dr
 here: one rounding for each, and gamma_n for a sum of n. log_softmax(x) = (x - m) - log(sum exp(x - m)), with m the
 largest: the difference is off by u |x - m|; the sum by n u, and by what each exponential's argument and the exponential
 itself are off, weighted by its share of the sum; the logarithm and the last difference round once each.
+
+The bound of a step and that of its gradients, `<step>_vjp`, are one function where they take the same arguments and a
+cotangent after them.
 """
 
 from __future__ import annotations
@@ -21,8 +24,7 @@ from conformance.bounds.layers import linear as linear_bound
 from conformance.bounds.layers import linear_gradients
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
-from conformance.models.attention_bounds import attending
-from specification.configuration import AttentionLayer
+from conformance.models.attention_bounds import attend
 from specification.dtypes import FLOATING
 from specification.parameters import FeedForward, GatedFeedForward, Linear, MultiHeadAttention, Norm
 
@@ -35,111 +37,77 @@ def cast(array: Any, dtype: str) -> Any:
     return array.astype(dtype) if str(array.dtype) in FLOATING else array
 
 
-def projection_arrays(parameters: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """The arrays of projections, as cases name them."""
-    found: dict[str, Any] = {}
-    for name in names:
-        projection = getattr(parameters, name)
-        heads = (
-            [("", projection)] if isinstance(projection, Linear) else [(f"[{h}]", p) for h, p in enumerate(projection)]
-        )
-        for index, part in heads:
-            found |= {f"{name}{index}.{field}": a for field, a in part._asdict().items() if a is not None}
-    return found
-
-
 def case_of(dtype: str, operation: str, inputs: dict[str, Any], cotangent: Any = None, **options: Any) -> Case:
     cast_inputs = {name: cast(array, dtype) for name, array in inputs.items() if array is not None}
     cotangents = {} if cotangent is None else {"output": cast(cotangent, dtype)}
     return Case(operation, dtype, cast_inputs, {k: v for k, v in options.items() if v is not None}, cotangents)
 
 
-PROJECTIONS = ("query", "key", "value", "output")
-
-
-def attention_case(dtype: str, parameters: Any, query: Any, key: Any, value: Any, cotangent: Any, options: Any) -> Case:
-    inputs = {"query": query, "key": key, "value": value} | projection_arrays(parameters, PROJECTIONS)
-    options = dict(options)
-    if options.get("dropout_keep") is None:
-        options.pop("dropout_rate", None)
-    return case_of(dtype, "multi_head_attention", inputs, cotangent, **options)
-
-
-def structure_bounds(bounds: dict[str, Any], parameters: Any) -> Any:
-    """Bounds of gradients, in the parameters' structure."""
-
-    def part(name: str, projection: Linear) -> Linear:
-        bias = None if projection.bias is None else bounds[gradient_name(f"{name}.bias")]
-        return Linear(bounds[gradient_name(f"{name}.weight")], bias)
-
-    return type(parameters)(*(part(name, getattr(parameters, name)) for name in parameters._fields))
+def projection_arrays(parameters: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """The arrays of projections, as cases name them."""
+    found: dict[str, Any] = {}
+    for name in names:
+        projection = getattr(parameters, name)
+        single = isinstance(projection, Linear)
+        for head, part in enumerate([projection] if single else projection):
+            place = name if single else f"{name}[{head}]"
+            found |= {f"{place}.{field}": array for field, array in part._asdict().items() if array is not None}
+    return found
 
 
 # --- each kind of step ------------------------------------------------------------------------------------------------
 
 
-def attend(
-    dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any,
-    layer: AttentionLayer = AttentionLayer(), bias: Any = None, rotation: Any = None,
-) -> Any:  # fmt: skip
-    return attending(dtype, p, x, memory, mask, dropout, configuration, layer, bias)
-
-
 def attend_vjp(
-    dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any, cotangent: Any,
-    layer: AttentionLayer = AttentionLayer(), bias: Any = None, rotation: Any = None,
-) -> Any:  # fmt: skip
-    return attending(dtype, p, x, memory, mask, dropout, configuration, layer, bias, cotangent)
+    dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any, cotangent: Any, *layer: Any
+) -> Any:
+    return attend(dtype, p, x, memory, mask, dropout, configuration, *layer, cotangent=cotangent)
 
 
 def multi_head_attention(dtype: str, p: MultiHeadAttention, query: Any, key: Any, value: Any, **options: Any) -> Any:
-    return bound(attention_case(dtype, p, query, key, value, None, options))["output"]
+    inputs = {"query": query, "key": key, "value": value}
+    inputs |= projection_arrays(p, ("query", "key", "value", "output"))
+    if options.get("dropout_keep") is None:
+        options.pop("dropout_rate", None)
+    return bound(case_of(dtype, "multi_head_attention", inputs, **options))["output"]
 
 
-def forward_case(
+def transform(
     dtype: str, p: FeedForward | GatedFeedForward, x: Any, dropout: Any, configuration: Any, cotangent: Any = None
-) -> Case:
+) -> Any:
     operation = "gated_feed_forward" if isinstance(p, GatedFeedForward) else "feed_forward"
-    inputs = {"x": x} | projection_arrays(p, p._fields)
     options = {} if dropout is None else {"dropout_keep": dropout.keep, "dropout_rate": dropout.rate}
-    return case_of(dtype, operation, inputs, cotangent, activation=configuration.activation, **options)
+    options["activation"] = configuration.activation
+    bounds = bound(case_of(dtype, operation, {"x": x} | projection_arrays(p, p._fields), cotangent, **options))
+    if cotangent is None:
+        return bounds["output"]
+
+    def gradients(name: str, projection: Linear) -> Linear:
+        return Linear(*(None if projection[i] is None else bounds[gradient_name(f"{name}.{field}")]
+                        for i, field in enumerate(Linear._fields)))  # fmt: skip
+
+    return type(p)(*map(gradients, p._fields, p)), bounds[gradient_name("x")]
 
 
-def transform(dtype: str, p: Any, x: Any, dropout: Any, configuration: Any) -> Any:
-    return bound(forward_case(dtype, p, x, dropout, configuration))["output"]
-
-
-def transform_vjp(dtype: str, p: Any, x: Any, dropout: Any, configuration: Any, cotangent: Any) -> Any:
-    bounds = bound(forward_case(dtype, p, x, dropout, configuration, cotangent))
-    return structure_bounds(bounds, p), bounds[gradient_name("x")]
-
-
-def norm_case(dtype: str, p: Norm, x: Any, configuration: Any, cotangent: Any = None) -> Case:
+def normalize(dtype: str, p: Norm, x: Any, configuration: Any, cotangent: Any = None) -> Any:
     inputs, options = {"x": x, "weight": p.weight, "bias": p.bias}, {"eps": configuration.norm_eps}
     operation = configuration.norm
     if operation == "rms_norm_plus_one":
         operation, options = "rms_norm", options | {"plus_one": True}
-    return case_of(dtype, operation, inputs, cotangent, **options)
-
-
-def normalize(dtype: str, p: Norm, x: Any, configuration: Any) -> Any:
-    return bound(norm_case(dtype, p, x, configuration))["output"]
-
-
-def normalize_vjp(dtype: str, p: Norm, x: Any, cotangent: Any, configuration: Any) -> Any:
-    bounds = bound(norm_case(dtype, p, x, configuration, cotangent))
+    bounds = bound(case_of(dtype, operation, inputs, cotangent, **options))
+    if cotangent is None:
+        return bounds["output"]
     bias = None if p.bias is None else bounds[gradient_name("bias")]
     return Norm(bounds[gradient_name("weight")], bias), bounds[gradient_name("x")]
 
 
-def sum_error(dtype: str, total: Any, error: Any = 0.0) -> Any:
-    p = Precision.make(dtype)
-    size = np.abs(total) + error
-    return round_output(Approx(total, error + p.inner * size + p.inner_tiny), p).error
+def normalize_vjp(dtype: str, p: Norm, x: Any, cotangent: Any, configuration: Any) -> Any:
+    return normalize(dtype, p, x, configuration, cotangent)
 
 
 def add(dtype: str, x: Any, y: Any) -> Any:
-    return sum_error(dtype, np.asarray(x, float) + np.asarray(y, float))
+    p, total = Precision.make(dtype), np.asarray(x, float) + np.asarray(y, float)
+    return round_output(Approx(total, p.inner * np.abs(total) + p.inner_tiny), p).error
 
 
 def drop(dtype: str, x: Any, dropout: Any) -> Any:
@@ -150,47 +118,22 @@ def drop(dtype: str, x: Any, dropout: Any) -> Any:
     return round_output(Approx(kept, 3 * p.inner * np.abs(kept)), p).error
 
 
-def embedding(dtype: str, table: Any, ids: Any, *, scaled: bool = False) -> Any:
-    return bound(case_of(dtype, "embedding", {"table": table, "ids": ids}, scaled=scaled))["output"]
+def operation_step(operation: str, *inputs: str) -> Step:
+    """Return the bound of a step that is an operation; of its first input's gradient, where a cotangent follows."""
 
+    def error(dtype: str, *arguments: Any, **options: Any) -> Any:
+        arrays, cotangent = dict(zip(inputs, arguments, strict=False)), arguments[len(inputs) :]
+        bounds = bound(case_of(dtype, operation, arrays, *cotangent, **options))
+        return bounds[gradient_name(inputs[0]) if cotangent else "output"]
 
-def embedding_vjp(dtype: str, table: Any, ids: Any, cotangent: Any, *, scaled: bool = False) -> Any:
-    case = case_of(dtype, "embedding", {"table": table, "ids": ids}, cotangent, scaled=scaled)
-    return bound(case)[gradient_name("table")]
-
-
-def learned_positions(dtype: str, table: Any, length: int, *, offset: int = 0) -> Any:
-    return np.zeros((length, table.shape[1]))
-
-
-def learned_positions_vjp(dtype: str, table: Any, length: int, cotangent: Any, *, offset: int = 0) -> Any:
-    return np.zeros(table.shape)
-
-
-def relative_position_bias(dtype: str, table: Any, query_length: int, key_length: int, **options: Any) -> Any:
-    return np.zeros((1, table.shape[1], query_length, key_length))
+    return error
 
 
 def relative_position_bias_vjp(
     dtype: str, table: Any, query_length: int, key_length: int, cotangent: Any, **options: Any
 ) -> Any:
     options |= {"query_length": query_length, "key_length": key_length}
-    return bound(case_of(dtype, "relative_position_bias", {"table": table}, cotangent, **options))[
-        gradient_name("table")
-    ]
-
-
-def patches(dtype: str, images: Any, size: int) -> Any:
-    B, C, height, width = images.shape
-    return np.zeros((B, height // size * (width // size), C * size * size))
-
-
-def patches_vjp(dtype: str, cotangent: Any, shape: tuple[int, ...], size: int) -> Any:
-    return np.zeros(shape)
-
-
-def prepend(dtype: str, row: Any, x: Any) -> Any:
-    return np.zeros((x.shape[0], x.shape[1] + 1, x.shape[2]))
+    return operation_step("relative_position_bias", "table")(dtype, table, cotangent, **options)
 
 
 def shrink(dtype: str, x: Any) -> Any:
@@ -277,44 +220,41 @@ def log_softmax_vjp(dtype: str, x: Any, cotangent: Any) -> Any:
     ).error
 
 
-def cross_entropy(dtype: str, logits: Any, targets: Any, **options: Any) -> Any:
-    return bound(case_of(dtype, "cross_entropy", {"logits": logits, "targets": targets}, **options))["output"]
-
-
-def cross_entropy_vjp(dtype: str, logits: Any, targets: Any, cotangent: Any, **options: Any) -> Any:
-    case = case_of(dtype, "cross_entropy", {"logits": logits, "targets": targets}, cotangent, **options)
-    return bound(case)[gradient_name("logits")]
-
-
-def nll_loss(dtype: str, log_probabilities: Any, targets: Any, **options: Any) -> Any:
-    inputs = {"log_probabilities": log_probabilities, "targets": targets}
-    return bound(case_of(dtype, "nll_loss", inputs, **options))["output"]
-
-
-def nll_loss_vjp(dtype: str, log_probabilities: Any, targets: Any, cotangent: Any, **options: Any) -> Any:
-    inputs = {"log_probabilities": log_probabilities, "targets": targets}
-    return bound(case_of(dtype, "nll_loss", inputs, cotangent, **options))[gradient_name("log_probabilities")]
-
-
 def piece(dtype: str, own: Any, functions: Any, settings: Any, *arrays: Any) -> Any:
     """Of what lies inside a step: see `inside.py`."""
     return own.bound(dtype, settings, *arrays)
 
 
+COPIED: dict[str, Callable[..., tuple[int, ...]]] = {
+    "learned_positions": lambda table, length, **_: (length, table.shape[1]),
+    "learned_positions_vjp": lambda table, length, cotangent, **_: table.shape,
+    "relative_position_bias": lambda table, queries, keys, **_: (1, table.shape[1], queries, keys),
+    "patches": lambda images, size: (
+        images.shape[0], images.shape[2] // size * (images.shape[3] // size), images.shape[1] * size * size
+    ),
+    "patches_vjp": lambda cotangent, shape, size: shape,
+    "prepend": lambda row, x: (x.shape[0], x.shape[1] + 1, x.shape[2]),
+}  # fmt: skip
+"""Steps that copy numbers, so that their bound is 0: from their arguments to the shape of the result."""
+
 LOCAL: dict[str, Step] = {
     step.__name__: step
     for step in (
-        attend, attend_vjp, multi_head_attention, transform, transform_vjp, normalize, normalize_vjp, add, drop,
-        embedding, embedding_vjp, learned_positions, learned_positions_vjp, sinusoidal_positions, batch_sum,
-        linear, linear_vjp, pool, pool_vjp, log_softmax, log_softmax_vjp,
-        relative_position_bias, relative_position_bias_vjp, patches, patches_vjp, prepend, shrink, squeeze, squeeze_vjp,
-        cross_entropy, cross_entropy_vjp, nll_loss, nll_loss_vjp, piece,
+        attend, attend_vjp, multi_head_attention, transform, normalize, normalize_vjp, add, drop, sinusoidal_positions,
+        batch_sum, linear, linear_vjp, pool, pool_vjp, log_softmax, log_softmax_vjp, relative_position_bias_vjp, shrink,
+        squeeze, squeeze_vjp, piece,
     )
 }  # fmt: skip
 """By the name of the step; called with the dtype and the step's own arguments."""
+LOCAL["transform_vjp"] = transform
+LOCAL |= dict.fromkeys(("embedding", "embedding_vjp"), operation_step("embedding", "table", "ids"))
+LOCAL |= dict.fromkeys(("cross_entropy", "cross_entropy_vjp"), operation_step("cross_entropy", "logits", "targets"))
+LOCAL |= dict.fromkeys(("nll_loss", "nll_loss_vjp"), operation_step("nll_loss", "log_probabilities", "targets"))
 
 
 def local_bound(step: str, dtype: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """In the structure of the step's result."""
+    if step in COPIED:
+        return np.zeros(COPIED[step](*arguments, **keywords))
     with np.errstate(all="ignore"):
         return LOCAL[step](dtype, *arguments, **keywords)

@@ -16,7 +16,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.features import unsupported_features
 from conformance.cases.function_features import declaration_of
-from conformance.cases.signatures import Signature, parameter_names, signature_of
+from conformance.cases.signatures import parameter_names, signature_of
 from conformance.subjects.attention_calls import AXES, describe_returned
 from conformance.subjects.callables import load
 from conformance.subjects.conventions import drop_offset, invert_mask, map_dense_masks
@@ -70,18 +70,13 @@ def implementation(attention: str) -> str:
             f"{attention} names no parameters: name those of attention, or those of transformers' attention interface"
         )
     if follows_interface(function):
-        refuse_other_parameters(attention, function)
+        try:  # what every model passes
+            inspect.signature(function).bind(*BY_PLACE, dropout=0.0, scaling=1.0)
+        except TypeError as error:
+            expected = f"({', '.join(BY_PLACE)}, dropout=0.0, scaling=None, **others)"
+            raise ValueError(f"{attention} must take {expected}, as transformers calls it: {error}") from error
     register(OWN, function=function if follows_interface(function) else adapt_function(function))
     return OWN
-
-
-def refuse_other_parameters(attention: str, function: Callable[..., Any]) -> None:
-    """Raise ValueError for a function of the interface that does not take what every model passes."""
-    try:
-        inspect.signature(function).bind(*BY_PLACE, dropout=0.0, scaling=1.0)
-    except TypeError as error:
-        expected = f"({', '.join(BY_PLACE)}, dropout=0.0, scaling=None, **others)"
-        raise ValueError(f"{attention} must take {expected}, as transformers calls it: {error}") from error
 
 
 def follows_interface(function: Callable[..., Any]) -> bool:
@@ -110,8 +105,12 @@ def adapt_function(function: Callable[..., Any]) -> Callable[..., Any]:
             options["scale"] = None
         case = outline(query, key, value, options, declared)
         options["mask"] = convert_mask(options["mask"], case, declared, query.device)
-        refuse_lacking(signature, options)
-        refuse_undeclared(case, declared)
+        lacking = [name for name, value in options.items() if value is not None and name in signature.lacking]
+        if lacking:
+            raise TypeError(f"the call needs {', '.join(lacking)}, and the function has no parameter of that name")
+        undeclared = list(unsupported_features(case, declared))
+        if undeclared:
+            raise TypeError(f"the call needs {', '.join(undeclared)}, which the function does not declare")
         given = {"query": query, "key": key, "value": value}
         if length_first:
             given = {name: tensor.transpose(1, 2) for name, tensor in given.items()}
@@ -132,7 +131,8 @@ def outline(query: Any, key: Any, value: Any, options: dict[str, Any], declared:
     import torch
 
     given = {"query": query, "key": key, "value": value, "bias": options["bias"], "sinks": options["sinks"]}
-    inputs = {name: placeholder_array(tensor) for name, tensor in given.items() if tensor is not None}
+    empty = np.float32(0)  # one number, broadcast: no array takes memory
+    inputs = {name: np.broadcast_to(empty, tuple(tensor.shape)) for name, tensor in given.items() if tensor is not None}
     (B, _, Q, _), K, mask = query.shape, key.shape[2], options["mask"]
     mask = map_arrays(mask, TorchArrays().numpy)
     mask = plainest_description(declared, mask, B, Q, K)
@@ -140,11 +140,6 @@ def outline(query: Any, key: Any, value: Any, options: dict[str, Any], declared:
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     cotangents = {"output": inputs["value"]} if differentiated else {}
     return Case("attention", dtype_name(query), inputs, own, cotangents)
-
-
-def placeholder_array(tensor: Any) -> np.ndarray:
-    """An array of its shape that takes no memory."""
-    return np.broadcast_to(np.float32(0), tuple(tensor.shape))
 
 
 def convert_mask(mask: Any, case: Case, declared: Declaration, device: Any) -> Any:
@@ -166,20 +161,6 @@ def convert_mask(mask: Any, case: Case, declared: Declaration, device: Any) -> A
         found = map_dense_masks(found, invert_mask)
     found = map_arrays(found, lambda array: torch.as_tensor(array, device=device))
     return found if "structured" in declared or found is None else found.array
-
-
-def refuse_lacking(signature: Signature, options: dict[str, Any]) -> None:
-    """Raise TypeError for what a call has and the function has no parameter for."""
-    lacking = [name for name, value in options.items() if value is not None and name in signature.lacking]
-    if lacking:
-        raise TypeError(f"the call needs {', '.join(lacking)}, and the function has no parameter of that name")
-
-
-def refuse_undeclared(case: Case, declared: Declaration) -> None:
-    """Raise TypeError for what a call has and the function does not declare that it takes."""
-    names = list(unsupported_features(case, declared))
-    if names:
-        raise TypeError(f"the call needs {', '.join(names)}, which the function does not declare")
 
 
 def is_default_scale(scale: float | None, query: Any) -> bool:

@@ -19,9 +19,8 @@ import numpy as np
 
 from conformance.checks.comparison import compare
 from conformance.checks.findings import ChangedLater, Finding, OtherSource, Source, SurplusStep, TimesTaken
-from conformance.models.instrumentation import visited_package
+from conformance.models.instrumentation import Namer, instrument_package
 from conformance.models.local import cast, local_bound
-from conformance.models.naming import Namer
 from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
@@ -56,15 +55,13 @@ class StepFinding(NamedTuple):
     result: np.ndarray
 
 
-def taken_steps(
-    model: Any, inputs: tuple[Any, ...], options: dict[str, Any], returned: list[Source] | None = None
-) -> dict[str, Taken]:
+def record_steps(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[dict[str, Taken], Source]:
     """Every step of the definition on these inputs, by name and in order; the model's parameters are float64.
 
-    returned: is given the name of the step whose result the model's own result is.
+    The second result is the step whose result is the model's own.
     """
     found: dict[str, Taken] = {}
-    made = named_inputs(inputs)
+    made: dict[int, Source] = {id(array): number for number, array in enumerate(inputs)}
 
     def record_step(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
         result = function(*arguments, **keywords)
@@ -72,17 +69,10 @@ def taken_steps(
         made[id(result)] = name
         return result
 
-    called = visited_package("reference_numpy", model.parameters, record_step).MODELS[type(model.parameters)]
+    called = instrument_package("reference_numpy", model.parameters, record_step).MODELS[type(model.parameters)]
     with np.errstate(all="ignore"):
         result = called(model.parameters, *inputs, configuration=model.configuration, **options)
-    if returned is not None:
-        returned.append(made.get(id(result)))
-    return found
-
-
-def named_inputs(inputs: Any) -> dict[int, Source]:
-    """Numbers of what a model is called with, by identity."""
-    return {id(array): number for number, array in enumerate(inputs)}
+    return found, made.get(id(result))
 
 
 def sources_of(arguments: tuple[Any, ...], made: dict[int, Source]) -> tuple[Source, ...]:
@@ -100,10 +90,10 @@ class Judged(NamedTuple):
     @property
     def whole(self) -> bool:
         """Whether it can be judged in full."""
-        return substantial(self.truth, self.bound)
+        return is_bounded(self.truth, self.bound)
 
 
-def substantial(truth: np.ndarray, bound: np.ndarray) -> bool:
+def is_bounded(truth: np.ndarray, bound: np.ndarray) -> bool:
     """Whether something is finite, and all that is has a bound: an array without elements is what it must be.
 
     One of NaN alone may be chance, and NaN among the inputs leaves finite results without a bound.
@@ -126,9 +116,8 @@ class Oracle:
 
     def __init__(self, model: Any, inputs: tuple[Any, ...], options: dict[str, Any], dtype: str) -> None:
         self.model, self.inputs, self.options, self.dtype = model, inputs, options, dtype
-        returned: list[Source] = []
-        self.taken, self.own = taken_steps(model, inputs, options, returned), Namer(model.parameters)
-        self.returned = returned[0]
+        self.taken, self.returned = record_steps(model, inputs, options)
+        self.own = Namer(model.parameters)
         self.judged: dict[str, Judged] = {}
 
     def __getitem__(self, name: str) -> Judged:
@@ -155,7 +144,7 @@ class Oracle:
         return cast(argument, self.dtype).astype(np.float64) if self.is_activation(argument) else argument
 
 
-def forced_steps(package: str, framework: Framework, parameters: Any, oracle: Oracle) -> list[StepFinding]:
+def judge_steps(package: str, framework: Framework, parameters: Any, oracle: Oracle) -> list[StepFinding]:
     """A finding for every step of the package's model, in order. parameters: the framework's own arrays."""
     found: list[StepFinding] = []
     made: dict[int, Source] = {}
@@ -181,11 +170,11 @@ def forced_steps(package: str, framework: Framework, parameters: Any, oracle: Or
         results.append((result, len(found) - 1))
         return result
 
-    called = visited_package(package, parameters, force_step).MODELS[type(parameters)]
+    called = instrument_package(package, parameters, force_step).MODELS[type(parameters)]
     with framework.context(), np.errstate(all="ignore"):
         arrays = [framework.array(cast(a, dtype)) for a in oracle.inputs]
         keywords = {name: convert_arrays(value, framework) for name, value in oracle.options.items()}
-        made |= named_inputs(arrays)
+        made |= {id(array): number for number, array in enumerate(arrays)}
         returned = called(parameters, *arrays, configuration=oracle.model.configuration, **keywords)
     source = made.get(id(returned))
     if source != oracle.returned:
@@ -196,7 +185,12 @@ def forced_steps(package: str, framework: Framework, parameters: Any, oracle: Or
         if not np.array_equal(framework.numpy(result), answer, equal_nan=answer.dtype.kind == "f"):
             changed = Finding(name, np.inf, detail=ChangedLater())
             found.append(StepFinding(name, step, changed, answer))
-    return found + check_step_counts([step.name for step in found if step.finding.kind != "changed_later"], oracle)
+    names = [step.name for step in found if step.finding.kind != "changed_later"]
+    for name, taken in oracle.taken.items():
+        if (count := names.count(name)) != 1:
+            times = Finding(name, np.inf, detail=TimesTaken(count))
+            found.append(StepFinding(name, taken.step, times, np.empty(0)))
+    return found
 
 
 def check_sources(name: str, oracle: Oracle, exactly: tuple[Any, ...], sources: tuple[Source, ...]) -> Finding | None:
@@ -205,16 +199,6 @@ def check_sources(name: str, oracle: Oracle, exactly: tuple[Any, ...], sources: 
         if oracle.is_activation(argument) and own != right:
             return Finding(name, np.inf, detail=OtherSource(own, right))
     return None
-
-
-def check_step_counts(names: list[str], oracle: Oracle) -> list[StepFinding]:
-    """Steps of the definition that were not taken, or taken more than once."""
-    counts = {name: names.count(name) for name in oracle.taken}
-    return [
-        StepFinding(name, oracle.taken[name].step, Finding(name, np.inf, detail=TimesTaken(n)), np.empty(0))
-        for name, n in counts.items()
-        if n != 1
-    ]
 
 
 def convert_arrays(value: Any, framework: Framework) -> Any:

@@ -62,7 +62,11 @@ def load_model(folder: Path, attention: str | None, dtype: str) -> tuple[Any, li
         )
     except Exception as error:
         raise ValueError(broken_file(folder) or f"{folder} cannot be loaded: {error_line(error)}") from error
-    refuse_other_shapes(folder, found["mismatched_keys"])
+    others = sorted((name, list(got), list(expected)) for name, got, expected in found["mismatched_keys"])
+    if others:
+        (name, got, expected), more = others[0], len(others) - 1
+        told = f"{folder}: {name} has shape {got}, and {NAME} says {expected}"
+        raise ValueError(told + (f", and {more} more do not fit" if more else ""))
     return model.eval(), sorted(found["missing_keys"])
 
 
@@ -105,15 +109,6 @@ def broken_file(folder: Path) -> str:
     return ""
 
 
-def refuse_other_shapes(folder: Path, mismatched: Any) -> None:
-    """Raise ValueError for entries, as (name, shape in the file, shape of the model)."""
-    if mismatched:
-        found = sorted((name, list(got), list(expected)) for name, got, expected in mismatched)
-        (name, got, expected), more = found[0], len(found) - 1
-        others = f", and {more} more do not fit" if more else ""
-        raise ValueError(f"{folder}: {name} has shape {got}, and {NAME} says {expected}{others}")
-
-
 def read_texts(folder: Path, texts: str | Sequence[str]) -> dict[str, Any]:
     """Return the model's inputs by the folder's tokenizer; several texts are padded to one length.
 
@@ -127,18 +122,14 @@ def read_texts(folder: Path, texts: str | Sequence[str]) -> dict[str, Any]:
     except Exception as error:  # the library's own, whatever they are
         why = broken_tokenizer(folder) or f"{folder} has no tokenizer that can be loaded: {error_line(error)}"
         raise ValueError(f"{why}; {INSTEAD}") from error
-    if is_invented(tokenizer, folder):
+    files = getattr(tokenizer, "vocab_files_names", None) or {}  # tokenizers of bytes have none
+    if files and not any((folder / name).is_file() for name in {TOKENIZER, *files.values()}):
+        # The library has made a tokenizer of nothing, with an empty vocabulary.
         raise ValueError(f"{folder / TOKENIZER} is not there; {INSTEAD}")
     several = [texts] if isinstance(texts, str) else list(texts)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return dict(tokenizer(several, padding=len(several) > 1, return_tensors="pt"))
-
-
-def is_invented(tokenizer: Any, folder: Path) -> bool:
-    """Whether `transformers` made it of nothing: it has an empty vocabulary where the folder has none of its files."""
-    files = getattr(tokenizer, "vocab_files_names", None) or {}  # tokenizers of bytes have none
-    return bool(files) and not any((folder / name).is_file() for name in {TOKENIZER, *files.values()})
 
 
 def broken_tokenizer(folder: Path) -> str:

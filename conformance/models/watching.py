@@ -74,7 +74,13 @@ def watch(model: Any, inputs: Mapping[str, Any], *, backward: bool = False, labe
             model(**given)
         else:
             loss_of(model, given).backward()
-    return number_calls([add_gradients(*record) if backward else record.call for record in recorded])
+    calls, seen = [], Counter[str]()
+    for record in recorded:
+        call = add_gradients(*record) if backward else record.call
+        seen[call.layer] += 1
+        number = seen[call.layer]
+        calls.append(call if number == 1 else replace(call, layer=f"{call.layer}, call {number}"))
+    return calls
 
 
 class Recorded(NamedTuple):
@@ -108,12 +114,15 @@ def recording(model: Any, recorded: list[Recorded], backward: bool) -> Iterator[
 
         def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **keywords: Any) -> Any:
             kept: Any = tuple(tensor.detach().clone() for tensor in (query, key, value))
-            given = tuple(map(own, (query, key, value)))
-            others = Others({"mask": attention_mask, **keywords})
+            given = tuple(map(isolate_tensor, (query, key, value)))
+            others = SharedTensors({"mask": attention_mask, **keywords})
             layer, form = names.get(id(module), "attention"), form_of(attention_mask, implementation)
             try:
                 returned = function(module, *given, attention_mask, **keywords)
-                output, again = copy_output(output_of(returned))
+                output = output_of(returned).clone()
+                if output.requires_grad:
+                    output.retain_grad()
+                again = output.clone()  # for the model, which may change it in place
             except Exception as error:
                 error.add_note(layer)
                 raise
@@ -132,7 +141,7 @@ def recording(model: Any, recorded: list[Recorded], backward: bool) -> Iterator[
         yield
 
 
-class Others:
+class SharedTensors:
     """Masks and other tensors that go into a call, which the calls of other layers may share."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
@@ -159,7 +168,7 @@ def fit_output(output: Any, query: Any, value: Any) -> Any:
     return output.to(query)
 
 
-def own(tensor: Any) -> Any:
+def isolate_tensor(tensor: Any) -> Any:
     """The tensor as this call alone has it, so that its gradient is by way of this call alone."""
     import torch
 
@@ -169,14 +178,6 @@ def own(tensor: Any) -> Any:
     alone = tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_().clone()
     alone.retain_grad()
     return alone
-
-
-def copy_output(output: Any) -> tuple[Any, Any]:
-    """The output to keep, with its gradient, and the same for the model, which may change its own in place."""
-    kept = output.clone()
-    if kept.requires_grad:
-        kept.retain_grad()
-    return kept, kept.clone()
 
 
 def same_bits(one: Any, other: Any) -> bool:
@@ -190,16 +191,6 @@ def form_of(mask: Any, implementation: str) -> str:
     if not hasattr(mask, "is_floating_point"):
         return BLOCKS
     return NUMBERS if mask.is_floating_point() else BOOLEANS
-
-
-def number_calls(calls: list[AttentionCall]) -> list[AttentionCall]:
-    """The calls, of which a layer's second is named so."""
-    seen = Counter[str]()
-    named = []
-    for call in calls:
-        seen[call.layer] += 1
-        named.append(replace(call, layer=f"{call.layer}, call {seen[call.layer]}") if seen[call.layer] > 1 else call)
-    return named
 
 
 def add_gradients(call: AttentionCall, given: tuple[Any, ...], output: Any) -> AttentionCall:

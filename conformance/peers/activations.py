@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from conformance.cases.declaration import declare
-from conformance.peers.peer import Peer
+from conformance.peers.peer import Peer, keras_peer
 
 
 @declare()
@@ -70,14 +70,6 @@ def keras_network(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
     return x
 
 
-def keras(backend: str, name: str, subject: str, operation: str) -> Peer:
-    environment = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return Peer(
-        f"Keras on {backend}, {name}", f"{__name__}:{subject}", operation, backend, ("keras", backend),
-        environment=environment,
-    )  # fmt: skip
-
-
 PEERS = (
     Peer("torch F.silu", f"{__name__}:torch_silu", "silu", "torch", ("torch",)),
     Peer("jax.nn.silu", f"{__name__}:jax_silu", "silu", "jax", ("jax",)),
@@ -88,8 +80,8 @@ PEERS = (
         peer
         for backend in ("jax", "torch")
         for peer in (
-            keras(backend, "activations.silu", "keras_silu", "silu"),
-            keras(backend, "layers.Dense with an activation", "keras_network", "feed_forward"),
+            keras_peer(backend, "activations.silu", f"{__name__}:keras_silu", "silu"),
+            keras_peer(backend, "layers.Dense with an activation", f"{__name__}:keras_network", "feed_forward"),
         )
     ),
 )

@@ -40,9 +40,7 @@ def resize_case(case: Case, width: int | None = None, *, one_bias: bool = True) 
 
 def shape_of(name: str, array: np.ndarray, width: int) -> tuple[int, ...]:
     """Of an input, where all tokens have that width."""
-    if name in ("query", "key", "value"):
-        return (*array.shape[:-1], width)
-    if name.startswith("output"):
+    if name in ("query", "key", "value") or name.startswith("output"):
         return (*array.shape[:-1], width)
     return (width, array.shape[1]) if name.endswith(".weight") else array.shape
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
-from conformance.peers.peer import BROADCAST, Peer, causal_flag, no_mask, takes_masks, top_left
+from conformance.peers.peer import BROADCAST, Peer, causal_flag, is_aligned, no_mask, takes_masks, top_left
 from specification import KeyLengths, SlidingWindow
 
 DESCRIBED = {"structured", "scale", "cross", "gqa", "gradients"}
@@ -66,10 +66,9 @@ def window(implementation: str) -> Callable[..., Any]:
 def plain_window(case: Case) -> bool:
     """Calls without a mask, or with a window that has both sides and starts at the first key."""
     mask = case.options.get("mask")
-    if mask is None:
-        return True
-    bounded = isinstance(mask, SlidingWindow) and isinstance(mask.left, int) and isinstance(mask.right, int)
-    return bounded and isinstance(mask.offset, int | None) and not mask.offset
+    if not isinstance(mask, SlidingWindow):
+        return mask is None
+    return isinstance(mask.left, int) and isinstance(mask.right, int) and is_aligned(mask)
 
 
 xla_mask, xla_causal, xla_lengths, xla_window = (

@@ -12,7 +12,7 @@ from typing import Any
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
 from conformance.peers.heads import join_heads, one_mask_for_all_heads, resize_case
-from conformance.peers.peer import BROADCAST, Peer, causal_flag, top_left
+from conformance.peers.peer import BROADCAST, Peer, causal_flag, keras_peer, top_left
 
 CAUSAL = {"structured", "causal", "scale", "cross", "gqa", "gradients"}
 
@@ -149,17 +149,7 @@ def one_axis(case: Case) -> bool:
 
 
 def peer(backend: str, name: str, subject: str, operation: str, **fields: Any) -> Peer:
-    environment = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    packages = ("keras", backend)
-    return Peer(
-        f"Keras on {backend}, {name}",
-        f"{__name__}:{subject}",
-        operation,
-        backend,
-        packages,
-        environment=environment,
-        **fields,
-    )
+    return keras_peer(backend, name, f"{__name__}:{subject}", operation, **fields)
 
 
 def peers(backend: str) -> list[Peer]:

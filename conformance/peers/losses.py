@@ -6,7 +6,7 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
-from conformance.peers.peer import Peer
+from conformance.peers.peer import Peer, keras_peer
 
 
 def torch_loss(function: str, rows: Any, targets: Any, ignore: int | None, reduction: str, **options: Any) -> Any:
@@ -81,11 +81,7 @@ def peer(name: str, subject: str, operation: str, arrays: str, package: str, **f
 
 
 def keras(backend: str, name: str, subject: str, **fields: Any) -> Peer:
-    environment = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return Peer(
-        f"Keras on {backend}, {name}", f"{__name__}:{subject}", "cross_entropy", backend, ("keras", backend),
-        environment=environment, **fields,
-    )  # fmt: skip
+    return keras_peer(backend, name, f"{__name__}:{subject}", "cross_entropy", **fields)
 
 
 PEERS = (

@@ -65,20 +65,12 @@ def list_missing_peers(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{reason}: {'; '.join(map(escape_markdown, names))}."
 
 
-def format_markdown(rows: Sequence[Row], level: int = 2) -> str:
-    """One table for each operation, and below it every divergence with its smallest case.
-
-    level: of the headings.
-    """
-    return "\n".join(lines(rows, "#" * level)) + "\n"
+def format_markdown(rows: Sequence[Row]) -> str:
+    """One table for each operation, and below it every divergence with its smallest case."""
+    return "\n".join(lines(rows)) + "\n"
 
 
-def format_tables(rows: Sequence[Row], level: int = 2) -> str:
-    """The same without the cases."""
-    return "\n".join(lines(rows, "#" * level, cases=False)) + "\n"
-
-
-def lines(rows: Sequence[Row], heading: str, cases: bool = True) -> Iterator[str]:
+def lines(rows: Sequence[Row]) -> Iterator[str]:
     if not rows:
         yield "No peer is installed."
         return
@@ -89,9 +81,7 @@ def lines(rows: Sequence[Row], heading: str, cases: bool = True) -> Iterator[str
     for operation, title in OPERATION_TITLES.items():
         chosen = [one for one in rows if one.operation == operation]
         if chosen:
-            yield from ["", f"{heading} {title}", "", *table(chosen, every)]
-            if cases:
-                yield from divergences(chosen, heading)
+            yield from ["", f"## {title}", "", *table(chosen, every), *divergences(chosen)]
 
 
 def table(rows: Sequence[Row], numbers: Sequence[Run]) -> Iterator[str]:
@@ -104,10 +94,10 @@ def table(rows: Sequence[Row], numbers: Sequence[Run]) -> Iterator[str]:
         yield row(escape_markdown(one.path), str(number), kept_profile(one), *(sign(one, name) for name in headings))
 
 
-def divergences(rows: Sequence[Row], heading: str) -> Iterator[str]:
+def divergences(rows: Sequence[Row]) -> Iterator[str]:
     for one in rows:
         if one.divergences or one.accepted or one.untried:
-            yield from ["", f"{heading}# {one.path}", ""]
+            yield from ["", f"### {one.path}", ""]
             yield from (line for divergence in one.divergences for line in divergence_lines(divergence))
             if one.accepted:
                 yield f"- Takes what should be refused: {describe_accepted(one)}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields
+from importlib.metadata import version
 
 from conformance.cases.declaration import split_names
 from conformance.judge.plan import EFFORTS
@@ -12,7 +13,7 @@ from conformance.judge.report import Report, report_of
 from conformance.judge.trial import Progress, silent
 from conformance.peers import PEERS
 from conformance.peers.judging import DtypeRemark, PeerExecutor, runner_of
-from conformance.peers.peer import Peer, version
+from conformance.peers.peer import Peer
 
 
 @dataclass(frozen=True)

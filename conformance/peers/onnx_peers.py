@@ -10,7 +10,7 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
 from conformance.peers.onnx_nodes import CONTRIBUTED, run
-from conformance.peers.peer import BROADCAST, FLOAT_MASK, Peer, causal_flag, no_mask, takes_masks, top_left
+from conformance.peers.peer import BROADCAST, FLOAT_MASK, Peer, causal_flag, is_aligned, no_mask, takes_masks, top_left
 from specification import KeyLengths, KeyPadding, SlidingWindow
 
 DTYPES = {"runtime": ("float32", "float16", "float64"), "reference": ("float32", "bfloat16", "float16", "float64")}
@@ -142,8 +142,7 @@ def exact(case: Case) -> bool:
 
 def plain_window(case: Case) -> bool:
     mask = case.options.get("mask")
-    aligned = isinstance(mask, SlidingWindow) and isinstance(mask.offset, int | None) and not mask.offset
-    return mask is None or aligned
+    return mask is None or (isinstance(mask, SlidingWindow) and is_aligned(mask))
 
 
 def has_padding_or_causal(case: Case) -> bool:

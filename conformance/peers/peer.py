@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 from conformance.cases.case import Case
 from conformance.judge.checking import SHRINKING
 from conformance.subjects.targets import Target
-from specification import Causal, Dense
+from specification import Causal, Dense, SlidingWindow
 
 FLOAT_MASK = ("an additive mask",)
 """The mask's parameter holds a mask or a bias, told apart by its dtype."""
@@ -74,6 +73,13 @@ class Peer:
         return ""
 
 
+def keras_peer(backend: str, name: str, subject: str, operation: str, **fields: Any) -> Peer:
+    """Keras reads its backend when it is imported, so that each of these peers has a process of its own."""
+    environment = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    packages = ("keras", backend)
+    return Peer(f"Keras on {backend}, {name}", subject, operation, backend, packages, environment=environment, **fields)
+
+
 def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
@@ -83,10 +89,6 @@ def gpu_of(arrays: str) -> bool:
     if arrays == "torch":
         return bool(importlib.import_module("torch").cuda.is_available())
     return arrays == "jax" and importlib.import_module("jax").default_backend() == "gpu"
-
-
-def version(package: str) -> str:
-    return importlib.metadata.version(package)
 
 
 def takes_masks(*kinds: type) -> Callable[[Case], bool]:
@@ -99,10 +101,15 @@ def takes_masks(*kinds: type) -> Callable[[Case], bool]:
     return takes
 
 
+def is_aligned(mask: Causal | SlidingWindow) -> bool:
+    """Whether the first query of every batch element is aligned with the first key."""
+    return isinstance(mask.offset, int | None) and not mask.offset
+
+
 def top_left(case: Case) -> bool:
-    """Calls without a mask, or with a causal one whose first query is aligned with the first key."""
+    """Calls without a mask, or with an aligned causal one."""
     mask = case.options.get("mask")
-    return mask is None or (isinstance(mask, Causal) and isinstance(mask.offset, int | None) and not mask.offset)
+    return mask is None or (isinstance(mask, Causal) and is_aligned(mask))
 
 
 def no_mask(mask: Any, path: str) -> Any:
@@ -115,7 +122,7 @@ def no_mask(mask: Any, path: str) -> Any:
 
 def causal_flag(mask: Any, path: str) -> bool:
     """The value of a flag that stands for a causal mask without an offset."""
-    if isinstance(mask, Causal) and isinstance(mask.offset, int | None) and not mask.offset:
+    if isinstance(mask, Causal) and is_aligned(mask):
         return True
     no_mask(mask, path)
     return False

@@ -9,6 +9,7 @@ import json
 import platform
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +22,7 @@ from conformance.checks.results import Violation
 from conformance.peers import PEERS
 from conformance.peers.judging import DtypeRemark
 from conformance.peers.matrix import PeerReport
-from conformance.peers.peer import is_installed, version
+from conformance.peers.peer import is_installed
 from conformance.reports.blocks import error
 from conformance.reports.causes import cause_content, describe_cause
 from conformance.reports.content import real, violation_content
@@ -145,12 +146,8 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: version(name) for name in packages if is_installed(name)}
 
 
-def violation_of(report: PeerReport, rule: str) -> Violation | None:
-    return next((violation for violation in report.violations if violation.rule == rule), None)
-
-
 def state_of(report: PeerReport, rule: str) -> State:
-    violation = violation_of(report, rule)
+    violation = next((violation for violation in report.violations if violation.rule == rule), None)
     if violation is not None and violation.check != REFUSAL:
         return AT_STRICT if violation.level == STRICT else VIOLATED
     if violation is not None:

@@ -63,6 +63,11 @@ def compiled_attention(query: Any, key: Any, value: Any, *, mask: Any = None) ->
     return compiled_flex()(query, key, value, block_mask=blocks, enable_gqa=grouped)
 
 
+def peer(path: str, subject: str, **fields: Any) -> Peer:
+    name, where = f"torch FlexAttention, {path}", f"{__name__}:{subject}"
+    return Peer(name, where, "attention", "torch", ("torch",), documented=FUNCTIONS, **fields)
+
+
 FUNCTIONS = (
     "a mask of 0 and 1",
     "an additive mask",
@@ -74,22 +79,6 @@ FUNCTIONS = (
 """`mask_mod` and `score_mod` are their author's functions, of whose arrays the library sees nothing."""
 SLOW = "it compiles C++ for every shape, 3 to 15 seconds each time; name it to have it judged"
 PEERS = (
-    Peer(
-        "torch FlexAttention, eager (CPU)",
-        f"{__name__}:eager",
-        "attention",
-        "torch",
-        ("torch",),
-        documented=FUNCTIONS,
-    ),
-    Peer(
-        "torch FlexAttention, compiled (CPU), mask_mod",
-        f"{__name__}:compiled_attention",
-        "attention",
-        "torch",
-        ("torch",),
-        documented=FUNCTIONS,
-        slow=SLOW,
-        time_limit=300.0,
-    ),
+    peer("eager (CPU)", "eager"),
+    peer("compiled (CPU), mask_mod", "compiled_attention", slow=SLOW, time_limit=300.0),
 )

@@ -82,39 +82,24 @@ def sdpa(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None
     return call_attention(sdpa_attention_forward, layer(query, key), query, key, value, expand_to_rank_4(mask), **given)
 
 
-@declare(["no-empty", "no-gradients"], dtypes=("float32", "bfloat16", "float16"))
-def flex(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> Any:
-    from transformers.integrations.flex_attention import flex_attention_forward
+def make_flex(dtypes: tuple[str, ...] | None = None) -> Callable[..., Any]:
+    @declare(["no-empty", "no-gradients"], dtypes=dtypes)
+    def attention(
+        query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None,
+        softcap: float | None = None,
+    ) -> Any:  # fmt: skip
+        from transformers.integrations.flex_attention import flex_attention_forward
 
-    (B, H, Q, _), K = query.shape, key.shape[2]
-    blocks = None if mask is None else block_mask(mask, query, key)
-    given = {"scaling": scale, "softcap": softcap, "position_bias": None if bias is None else bias.expand(B, H, Q, K)}
-    return call_attention(flex_attention_forward, layer(query, key), query, key, value, blocks, **given)
+        (B, H, Q, _), K = query.shape, key.shape[2]
+        blocks = None if mask is None else block_mask(mask, query, key)
+        bias = None if bias is None else bias.expand(B, H, Q, K)
+        given = {"scaling": scale, "softcap": softcap, "position_bias": bias}
+        return call_attention(flex_attention_forward, layer(query, key), query, key, value, blocks, **given)
+
+    return attention
 
 
-@declare(["no-empty", "no-gradients"])
-def flex_eager(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> Any:
-    """As `flex`, in a process in which `torch.compile` compiles nothing."""
-    return flex(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap)
-
+flex, flex_eager = make_flex(("float32", "bfloat16", "float16")), make_flex()
 
 MASKS = ("an additive mask", "a mask of 0 and 1", "a mask [4, 1, 3, 5] for batch 2")
 """Models make the masks, by functions that take no such ones."""

@@ -1,4 +1,4 @@
-"""Comparison of two reports: rules, error ratios, models, versions and settings."""
+"""Comparison of two reports: rules, error ratios, versions and settings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 from conformance.checks.levels import STRICT
 from conformance.reports.change import Change, rule_change
 from conformance.reports.content import SCHEMA, Content
-from conformance.reports.real_comparison import model_changes
 
-READ = (1, 2, 3, 4)
-"""Versions of the schema that this file reads. The first has no models, the first two no levels."""
+READ = (1, 2, 3, 4, 5)
+"""Versions of the schema that this file reads. The first two have no levels."""
 CIRCUMSTANCES = ("project", "seed", "effort", "cases_per_probe", "runs")
 DRAWN_BY = ("numpy", "hypothesis")
 """Packages whose version decides which cases a seed generates."""
@@ -29,22 +28,20 @@ def read_report(path: Path) -> Content:
         raise ValueError(f"{path} is not a report")
     if schema.get("version") not in READ:
         raise ValueError(f"{path} has version {schema.get('version')}, expected {' or '.join(map(str, READ))}")
-    return {"models": []} | report
+    return report
 
 
 def circumstances(before: Content, after: Content) -> list[str]:
     """Return one line for each version or setting that differs."""
     lines = [f"{name}: {before[name]} -> {after[name]}" for name in CIRCUMSTANCES if before[name] != after[name]]
     olds, news = all_versions(before), all_versions(after)
-    coming = {model["name"] for report in (before, after) for model in report["models"]} - (olds.keys() & news.keys())
-    pairs = {name: (olds.get(name), news.get(name)) for name in olds | news if name not in coming}
+    pairs = {name: (olds.get(name), news.get(name)) for name in olds | news}
     return lines + [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items() if old != new]
 
 
 def all_versions(report: Content) -> dict[str, Any]:
-    """Return the versions of the format, the packages, and the models."""
-    models = {model["name"]: model["version"] for model in report["models"]}
-    return {"format of the report": report["schema"]["version"]} | report["versions"] | models
+    """Return the versions of the format and of the packages."""
+    return {"format of the report": report["schema"]["version"]} | report["versions"]
 
 
 def same_cases(before: Content, after: Content) -> bool:
@@ -65,7 +62,7 @@ def changes(before: Content, after: Content) -> list[Change]:
             continue
         same = same_cases(before, after) and all(old[name] == new[name] for name in ("declaration", "untried"))
         found += subject_changes(old, new, same)
-    return found + model_changes(before, after)
+    return found
 
 
 def pairs(before: Content, after: Content) -> list[tuple[Content | None, Content | None]]:

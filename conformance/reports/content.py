@@ -29,7 +29,7 @@ from conformance.reports.versions import versions
 from conformance.subjects.targets import Target
 from conformance.subjects.wrong_answers import OtherType, Returned, ReturnedGradients
 
-SCHEMA = {"name": "transformer-conformance report", "version": 4}
+SCHEMA = {"name": "transformer-conformance report", "version": 5}
 PROJECT = "transformer-conformance"
 ARRAYS = {"numpy": "NumPy arrays", "torch": "PyTorch tensors", "jax": "JAX arrays"}
 UNPRINTABLE = re.compile("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -48,12 +48,8 @@ def document(
     runs: int = 1,
     seconds: float = 0.0,
     error: str | None = None,
-    models: Sequence[Content] = (),
 ) -> Content:
-    """Return the whole report. cases: for each probe. error: why the judge could not finish.
-
-    models: the parts about trained models on real text, made by `real.py`.
-    """
+    """Return the whole report. cases: for each probe. error: why the judge could not finish."""
     found = versions()
     return {
         "schema": dict(SCHEMA),
@@ -66,18 +62,11 @@ def document(
         "cases_per_probe": cases,
         "runs": runs,
         "seconds": round(seconds, 3),
-        "conforms": error is None and all(part["conforms"] for part in counted_parts(subjects, models)),
+        "conforms": error is None and all(subject["conforms"] for subject in subjects if not subject["peer"]),
         "error": None if error is None else clean_text(error),
         "subjects": subjects,
-        "models": list(models),
         "joined": [],
     }
-
-
-def counted_parts(subjects: Iterable[Content], models: Iterable[Content]) -> list[Content]:
-    """Return the parts that count in the verdict: no peers, and no skipped models."""
-    ours = [subject for subject in subjects if not subject["peer"]]
-    return ours + [model for model in models if model["left_out"] is None]
 
 
 def subject_content(

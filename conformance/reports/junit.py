@@ -1,7 +1,6 @@
 """A report as JUnit XML for continuous integration: a suite for each subject, a test case for each rule.
 
-A trained model has a suite for each implementation, with a test case for each step. Peers need not conform and are not
-listed.
+Peers need not conform and are not listed.
 """
 
 from __future__ import annotations
@@ -11,15 +10,12 @@ from xml.etree.ElementTree import Element, SubElement
 
 from conformance.reports.blocks import block, exceeds_profile, levels, refuses_all
 from conformance.reports.content import PROJECT, Content, clean_text
-from conformance.reports.real import EMBEDDINGS, smallest_cosine, violations_of
 
 
 def junit(report: Content) -> str:
     root = Element("testsuites", name=PROJECT)
     for subject in (subject for subject in report["subjects"] if not subject["peer"]):
         root.append(suite(report, subject))
-    for model in report["models"]:
-        root.extend(model_suites(report, model))
     if report["error"] is not None:
         root.append(error_suite(report))
     for total in ("tests", "failures", "errors", "skipped"):
@@ -72,32 +68,6 @@ def test_case(rule: Content, subject: Content) -> Element:
         worst = worst if refuses_all(rule) else f"worst error {rule['worst']} of its bound"
         SubElement(case, "system-out").text = f"{rule['cases']} case{'s' * (rule['cases'] != 1)}, {worst}"
     return case
-
-
-def model_suites(report: Content, model: Content) -> list[Element]:
-    """Return a suite for each implementation; for a skipped model, one suite with a skipped test case."""
-    if model["left_out"] is None:
-        return [implementation_suite(report, model["name"], one) for one in model["implementations"]]
-    found = Element("testsuite", name=model["name"], tests="1", failures="0", errors="0", skipped="1")
-    case = SubElement(found, "testcase", classname=model["name"], name="real sentences")
-    SubElement(case, "skipped", message=clean_text(model["left_out"]))
-    return [found]
-
-
-def implementation_suite(report: Content, model: str, implementation: Content) -> Element:
-    """Return a test case for each step, and one for the sentence embeddings."""
-    name, failed = clean_text(f"{implementation['name']}, {model}"), violations_of(implementation)
-    told = {step["step"]: f"worst error {step['worst']} of its bound" for step in implementation["steps"]}
-    told[EMBEDDINGS] = f"smallest cosine with the definition's {smallest_cosine(implementation)}"
-    counts = {"tests": str(len(told)), "failures": str(len(failed)), "errors": "0", "skipped": "0"}
-    found = Element("testsuite", counts, name=name, timestamp=report["written"])
-    for step, text in told.items():
-        case = SubElement(found, "testcase", classname=name, name=clean_text(step))
-        if step in failed:
-            SubElement(case, "failure", message=clean_text(failed[step]), type="real sentences").text = text
-        else:
-            SubElement(case, "system-out").text = text
-    return found
 
 
 def error_suite(report: Content) -> Element:

@@ -16,7 +16,6 @@ from conformance.cases.declaration import split_names
 from conformance.models.agreement import Agreement, StepAgreement
 from conformance.models.stepwise import framework_of
 from specification.checkpoints import flatten
-from specification.configuration import AttentionLayer, Configuration
 from specification.masks import And, Dense, KeyPadding
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -88,16 +87,12 @@ def steps_table(
     for number, step in enumerate([*found.steps, *wholes]):
         if number == len(found.steps):
             table.add_section()
-        cells = [ratio_cell(step, package) for package in packages]
+        ratios = [step.ratios.get(package) for package in packages]
+        cells = [ratio_text(None if ratio == 0 and not step.judged else ratio) for ratio in ratios]
         cells += [] if yours is None else [ratio_text(yours.get(step.name))]
         shape = " ".join(map(str, step.shape))
         table.add_row(step.name, shape, f"{step.smallest:.3g}", f"{step.largest:.3g}", *cells)
     return table
-
-
-def ratio_cell(step: StepAgreement, package: str) -> Text:
-    ratio = step.ratios.get(package)
-    return ratio_text(None if ratio == 0 and not step.judged else ratio)
 
 
 def ratio_text(ratio: float | None) -> Text:
@@ -111,44 +106,6 @@ def format_ratio(ratio: float) -> str:
     if ratio == 0:
         return "0"
     return f"{ratio:.1g}" if ratio < 0.005 else f"{ratio:.2f}" if ratio < 1e5 else f"{ratio:.3g}"
-
-
-def weights_of(found: Agreement, name: str) -> np.ndarray:
-    """Return the attention weights [B, H, Q, K] of a step, by the definition in float64."""
-    return weights_within(*found.oracle.taken[name].arguments)
-
-
-def weights_within(
-    parameters: Any,
-    x: np.ndarray,
-    memory: np.ndarray,
-    mask: Any,
-    dropout: Any,
-    configuration: Configuration,
-    layer: AttentionLayer = AttentionLayer(),
-    bias: Any = None,
-    rotation: Any = None,
-) -> np.ndarray:
-    """Return the attention weights [B, H, Q, K] within `attend`, by the definition. dropout is left out."""
-    from reference_numpy import attention_weights
-    from reference_numpy.blocks import (
-        attention_options,
-        check_attention,
-        project_keys,
-        project_queries,
-        rotation_of,
-        windowed,
-    )
-
-    width = check_attention(parameters, x, memory, configuration)
-    rotation = rotation_of(layer.rotary, width, x) if rotation is None else rotation
-
-    options = attention_options(x.shape[-1], windowed(mask, layer), None, configuration)
-    of_keys = rotation if memory.shape[1] == x.shape[1] else rotation_of(layer.rotary, width, memory)
-    query = project_queries(parameters, x, configuration, layer, rotation)
-    key, _ = project_keys(parameters, memory, configuration, layer, of_keys)
-    kept = {option: options[option] for option in ("mask", "scale", "softcap", "empty_rows")}
-    return attention_weights(query, key, bias=bias, sinks=parameters.sinks, **kept)
 
 
 def unknown_format(path: Path) -> str | None:

@@ -1,7 +1,5 @@
 """A report as one self-contained HTML page: a row for each rule, a column for each subject.
 
-A trained model has a row for each of its layers, and a column for each implementation.
-
 The causes of violations follow in the order of the terminal. Every row of rules opens to its
 statement. Nothing needs JavaScript.
 """
@@ -34,15 +32,6 @@ from conformance.reports.blocks import (
 from conformance.reports.change import describe_worst
 from conformance.reports.content import Content, real
 from conformance.reports.pictures import pictures
-from conformance.reports.real import (
-    PARTS,
-    layers_of,
-    smallest_cosine,
-    steps_of,
-    violation_count,
-    violations_of,
-    worst_parts,
-)
 
 HERE = Path(__file__).parent
 
@@ -58,7 +47,6 @@ def page(report: Content) -> str:
     helpers |= {"notes": notes, "not_tried": describe_untried_rules, "heading": heading}
     helpers |= {"worst_line": worst_line, "facts": facts}
     helpers |= {"described": describe_worst, "title": ", ".join(names) or f"conformance {report['command']}"}
-    helpers |= {"layers": layer_rows, "parts": " / ".join(PARTS), "cosine": smallest_cosine, "step_ratio": step_ratio}
     return template.render(report=report, style=style, rows=matrix(report), verdict=verdict(report), **helpers)
 
 
@@ -96,35 +84,14 @@ def status(cell: dict[str, Any]) -> str:
     return "beyond" if exceeds_profile(cell["rule"], cell["subject"]) else str(cell["rule"]["status"])
 
 
-def layer_rows(model: Content) -> list[dict[str, Any]]:
-    """Return for every layer of a model a cell for each implementation, with its steps and their messages."""
-    rows = []
-    for layer in layers_of(model):
-        cells = []
-        for one in model["implementations"]:
-            steps, told = steps_of(one, layer), violations_of(one)
-            here = {step["step"]: told[step["step"]] for step in steps if step["step"] in told}
-            cells.append({"name": one["name"], "worst": worst_parts(one, layer), "steps": steps, "violations": here})
-        names = list(dict.fromkeys(step["step"] for cell in cells for step in cell["steps"]))
-        numbers = [{step["step"]: step for step in cell["steps"]} for cell in cells]
-        table = {name: [one.get(name) for one in numbers] for name in names}
-        violated = any(cell["violations"] for cell in cells)
-        rows.append({"layer": layer, "cells": cells, "table": table, "violated": violated})
-    return rows
-
-
 def verdict(report: Content) -> str:
     if report["error"] is not None:
-        return "Not judged to the end" if report["subjects"] or report["models"] else "Not judged"
+        return "Not judged to the end" if report["subjects"] else "Not judged"
     if report["conforms"]:
         return "Conforms"
     ours = [subject for subject in report["subjects"] if not subject["peer"]]
     count = sum(requires_rule(violation, subject) for subject in ours for violation in subject["violations"])
-    told = [f"{count} rule{'s' * (count > 1)} violated"] if count else []
-    for model in (model for model in report["models"] if model["conforms"] is False):
-        count = violation_count(model)
-        told.append(f"{count} violation{'s' * (count != 1)} in {model['name']}")
-    return ", ".join(told) or "Not judged in full"
+    return f"{count} rule{'s' * (count > 1)} violated" if count else "Not judged in full"
 
 
 def ratio(rule: Content | None) -> str:
@@ -137,8 +104,3 @@ def ratio(rule: Content | None) -> str:
     if refuses_all(rule):
         return "refused"
     return "exact" if worst == 0 else f"{worst:.2f}"
-
-
-def step_ratio(step: Content | None) -> str:
-    """Return the text of a cell for a step of a model; a dash if an implementation does not have it."""
-    return ratio(None if step is None else {"cases": 1, **step})

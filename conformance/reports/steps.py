@@ -11,7 +11,6 @@ from conformance.models.agreement import Agreement, StepAgreement
 from conformance.models.departures import Departures
 from conformance.reports.content import Content, number
 from conformance.reports.sentences import describe_finding
-from conformance.reports.writing import format_json
 
 SCHEMA = {"name": "transformer-conformance steps", "version": 1}
 
@@ -65,11 +64,3 @@ def departures_content(found: Departures, file: Path) -> Content:
         None if found.first is None else {"step": found.first, "message": describe_finding(found.findings[found.first])}
     )
     return {"file": str(file), "dtype": found.dtype, "ratios": ratios, "unknown": found.unknown, "first": first}
-
-
-def write_steps(content: Content, path: Path) -> None:
-    """Write the content; ValueError says why it cannot be written."""
-    try:
-        path.write_text(format_json(content), encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -20,11 +20,13 @@ import numpy as np
 from conformance.checks.check import Check
 from conformance.checks.comparison import error_finding
 from conformance.checks.findings import Detail, Finding, TookTooLong
+from conformance.checks.kept_cases import find_answers
 from conformance.checks.size_limits import SizeLimits
 from conformance.runner.compiled_code import forget_compiled_code
 from conformance.runner.limits import TooSlow, limit_time, valid_limit
 from conformance.runner.own_time import measure_crowding
-from conformance.subjects.subject import Subject, first_line
+from conformance.runner.workers import Channel
+from conformance.subjects.subject import Answers, Subject, first_line
 from conformance.subjects.targets import Target
 from conformance.subjects.wrong_answers import WrongAnswer
 
@@ -78,18 +80,22 @@ def ignore_warnings_of_numbers() -> None:
 class Runner:
     """Runs checks on a subject here. `printed`: what it wrote to standard output. `overrun`: checks that took too long.
     `asked`: checks. `log`: the latest of them. `sizes`: those that it takes.
-    `never_given`: parameters of a function that are none of the operation's. `target`: what it was made from.
+    `answers`: those to the latest case, where a diagnosis may want them.
+    `never_given`: parameters of a function that are none of the operation's. `target`: what it was made from. `spare`:
+    to a process that has loaded the subject and called nothing, where there is one.
 
     time_limit: None for no limit and no capture of what is printed. ValueError for one that cannot be kept.
     """
 
     target: Target | None = None
+    spare: Channel | None = None
 
     def __init__(self, subject: Subject, time_limit: float | None = None) -> None:
         self.subject, self.time_limit = subject, valid_limit(time_limit)
         self.name, self.declaration = subject.name, subject.declaration
         self.never_given: tuple[str, ...] = getattr(getattr(subject, "signature", None), "never_given", ())
         self.printed, self.overrun, self.asked = "", 0, 0
+        self.answers: Answers | None = None
         self.output: Output | None = None
         self.log, self.sizes = new_log(), SizeLimits()
 
@@ -104,17 +110,21 @@ class Runner:
 
     def run_check(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
         self.asked += 1
+        self.answers = None
         if self.asked % LOOKING == 0:
             forget_compiled_code()
         try:
             with self.capturing(), limit_time(self.time_limit):
-                return check.run(self.subject, example, shared)
+                findings = check.run(self.subject, example, shared)
+            self.answers = find_answers(self.subject, check, example)
+            return findings
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             return self.error_findings(error)
         finally:
             self.subject.answering.raised = None  # with all that its traceback holds
+            self.subject.latest = []
 
     def error_findings(self, error: BaseException) -> list[Finding]:
         """What an exception says of the subject; JudgeError where it is not the subject's."""

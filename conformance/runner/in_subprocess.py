@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import subprocess
 from dataclasses import replace
 from typing import Any
@@ -14,12 +15,13 @@ from conformance.checks.findings import Finding, ProcessEnded, TookTooLong
 from conformance.checks.size_limits import SizeLimits
 from conformance.runner.array_guess import make_subject
 from conformance.runner.compiled_code import keep_compiled_code
+from conformance.runner.fresh import count_threads, fork_spare
 from conformance.runner.in_process import JudgeError, Runner, failed_call, ignore_warnings_of_numbers, judging, new_log
 from conformance.runner.limits import valid_limit
 from conformance.runner.own_time import measure_crowding
 from conformance.runner.process_lifetime import POSIX, describe_end
-from conformance.runner.workers import NoReply, Worker, encode_call
-from conformance.subjects.subject import first_line
+from conformance.runner.workers import Channel, NoReply, Worker, encode_call
+from conformance.subjects.subject import IMPLEMENTATIONS, Answers, first_line
 from conformance.subjects.targets import Target
 
 STARTING = 300.0
@@ -72,6 +74,7 @@ class SubprocessRunner(Runner):
     def __init__(self, target: Target, time_limit: float) -> None:
         self.target, self.name, self.time_limit = target, target.title, valid_limit(time_limit)
         self.printed, self.overrun, self.answered = "", 0, 0
+        self.answers: Answers | None = None
         self.worker: Worker | None = None
         self.never_given: tuple[str, ...] = ()
         self.log, self.sizes = new_log(), SizeLimits()
@@ -81,10 +84,14 @@ class SubprocessRunner(Runner):
         """ValueError where the target cannot be loaded, as in `Target.make`."""
         if loading:
             raise ValueError(UNGUARDED)
-        request = encode_call(load_subject, encode_target(self.target, self.time_limit))
-        self.worker = Worker(env=KEEP_MEMORY | os.environ)
+        target = encode_target(self.target, self.time_limit)
+        ours, theirs = socket.socketpair()
+        request = encode_call(load_subject, target, theirs.fileno())
+        with theirs:
+            self.worker = Worker(inherited=[theirs.fileno()], env=KEEP_MEMORY | os.environ)
+        self.spare = Channel(ours)
         try:
-            declaration, self.never_given, arrays = self.worker.call(request, STARTING)
+            declaration, self.never_given, arrays, self.spare.pid = self.worker.call(request, STARTING)
         except ValueError:
             self.close()
             raise
@@ -105,13 +112,14 @@ class SubprocessRunner(Runner):
             except ValueError as error:
                 raise JudgeError(f"the function could not be loaded again: {error}") from error
         assert self.worker is not None
+        self.answers = None
         try:
             request = encode_call(check_subject, check, example, shared)
         except Exception as error:
             raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error
         try:
             # The process ends what Python can end itself; a little later only ending the process is left.
-            findings, printed, overrun = self.worker.call(request, self.time_limit + ENDING)
+            findings, printed, overrun, self.answers = self.worker.call(request, self.time_limit + ENDING)
         except NoReply as end:
             self.overrun += not end.in_time
             late = TookTooLong(self.time_limit, ended=True, crowding=measure_crowding())
@@ -138,6 +146,9 @@ class SubprocessRunner(Runner):
         if self.worker is not None:
             self.worker.close()
             self.worker, self.answered = None, 0
+        if self.spare is not None:
+            self.spare.close()
+            self.spare = None
 
 
 def encode_target(target: Target, time_limit: float) -> bytes:
@@ -162,14 +173,27 @@ subjects: list[Runner] = []
 """The one that this process has loaded."""
 
 
-def load_subject(encoded_target: bytes) -> tuple[Declaration, tuple[str, ...], dict[str, Any]]:
-    """Load the target; return its declaration, parameters that are never given, and the arrays that it takes."""
+def load_subject(
+    encoded_target: bytes, descriptor: int
+) -> tuple[Declaration, tuple[str, ...], dict[str, Any], int | None]:
+    """Load the target, and fork the spare process.
+
+    Args:
+        encoded_target: by `encode_target`.
+        descriptor: of a socket for the spare process.
+
+    Returns:
+        Its declaration, parameters that are never given, the arrays that it takes, and the spare process.
+    """
     global loading
     keep_compiled_code()
     ignore_warnings_of_numbers()
-    loading = True
+    loading, threads = True, count_threads()
     try:
         target, time_limit = pickle.loads(encoded_target)
+        if target.subject not in IMPLEMENTATIONS:
+            target.function()
+        spare = fork_spare(descriptor, threads)
         runner = runner_here(target, time_limit)
     except ValueError:
         raise
@@ -180,11 +204,11 @@ def load_subject(encoded_target: bytes) -> tuple[Declaration, tuple[str, ...], d
     subjects[:] = [runner]
     declaration, target = runner.declaration, runner.target or target
     arrays = {"arrays": target.arrays, "guessed": target.guessed}
-    return replace(declaration, vjp=declaration.vjp and remote_vjp), runner.never_given, arrays
+    return replace(declaration, vjp=declaration.vjp and remote_vjp), runner.never_given, arrays, spare
 
 
-def check_subject(check: Check[Any, Any], example: Any, shared: Any) -> tuple[list[Finding], str, int]:
-    """Return findings, what was printed, and how many checks took too long.
+def check_subject(check: Check[Any, Any], example: Any, shared: Any) -> tuple[list[Finding], str, int, Answers | None]:
+    """Return findings, what was printed, how many checks took too long, and the answers to be kept.
 
     Raises:
         RuntimeError: something went wrong in the judge.
@@ -192,4 +216,4 @@ def check_subject(check: Check[Any, Any], example: Any, shared: Any) -> tuple[li
     (runner,) = subjects
     runner.overrun = 0
     with judging():
-        return runner(check, example, shared), runner.printed, runner.overrun
+        return runner(check, example, shared), runner.printed, runner.overrun, runner.answers

@@ -43,24 +43,21 @@ def encode_call(function: Callable[..., Any], *arguments: Any) -> bytes:
     return pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)
 
 
-class Worker:
-    """A process that calls functions for this one.
+class Channel:
+    """This end of a socket to a process that calls functions for this one.
 
     Args:
-        serve: what the process runs: `serve_calls`, with or without a thread that ends it beside its parent.
-        options: for `subprocess.Popen`.
+        ours: the socket.
+        pid: of the process; None while there is none.
     """
 
-    def __init__(self, serve: str = "conformance.runner.workers:serve", **options: Any) -> None:
-        self.process, self.socket = start_process(serve, **options)
-        self.replies = self.socket.makefile("rb")
-        self.kill = weakref.finalize(self, end_process, self.process)
-        self.owner = os.getpid()
+    def __init__(self, ours: socket.socket, pid: int | None = None) -> None:
+        self.socket, self.pid = ours, pid
+        self.replies = ours.makefile("rb")
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether it can be called, by this process."""
-        return self.kill.alive and self.owner == os.getpid() and self.process.poll() is None
+    def has_ended(self) -> bool:
+        """Whether the process is known to be gone, though one that it has started may hold the socket open."""
+        return False
 
     def call(self, call: bytes, seconds: float | None = None) -> Any:
         """Return what the function returns, or raise what it raises.
@@ -72,14 +69,15 @@ class Worker:
         Raises:
             NoReply: the process has ended, or its time is over.
         """
+        if self.pid is None:
+            raise NoReply(True)
         gone = False
 
         def ready(look: float) -> bool:
             nonlocal gone
             if gone or wait([self.socket], look):
                 return True
-            # A process that is gone is not waited for: one that it has started may hold the socket open.
-            gone = self.process.poll() is not None
+            gone = self.has_ended()
             return False
 
         self.socket.settimeout(seconds)
@@ -87,7 +85,7 @@ class Worker:
             self.socket.sendall(call)
         except OSError as error:
             raise NoReply(not isinstance(error, TimeoutError)) from error
-        if not ready_in_time(ready, self.process.pid, seconds):
+        if not ready_in_time(ready, self.pid, seconds):
             raise NoReply(gone)
         if not wait([self.socket], LOOKING):
             raise NoReply(True)
@@ -102,11 +100,37 @@ class Worker:
         return value
 
     def close(self) -> None:
+        self.replies.close()
+        self.socket.close()
+
+
+class Worker(Channel):
+    """A process that this one has started, and that ends with it.
+
+    Args:
+        serve: what the process runs: `serve_calls`, with or without a thread that ends it beside its parent.
+        options: as for `start_process`.
+    """
+
+    def __init__(self, serve: str = "conformance.runner.workers:serve", **options: Any) -> None:
+        self.process, ours = start_process(serve, **options)
+        super().__init__(ours, self.process.pid)
+        self.kill = weakref.finalize(self, end_process, self.process)
+        self.owner = os.getpid()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be called, by this process."""
+        return self.kill.alive and self.owner == os.getpid() and not self.has_ended()
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def close(self) -> None:
         """End the process."""
         if self.owner == os.getpid():
             self.kill()
-        self.replies.close()
-        self.socket.close()
+        super().close()
 
 
 class WorkerPool:

@@ -21,19 +21,27 @@ from conformance.checks.encoding import encode
 from conformance.checks.results import Violation
 from conformance.judge.smallest_case import shrink_violations
 from conformance.judge.trial import try_probe
-from conformance.models import real
-from conformance.models.stepwise import taken_steps
+from conformance.models.minilm import encode_texts, find_folder
+from conformance.models.stepwise import record_steps
+from conformance.models.structures import widen_parameters
 from conformance.operations.corpus import HERE
 from conformance.operations.probes import probes_of
 from conformance.runner.in_process import Runner
 from conformance.selftest.selftest import Planted, everything_planted
+from reference_numpy import Model
 from reference_numpy.multi_head_attention import linear, split_heads
 from specification import KeyPadding
+from specification.dialects import read_folder
 
 FOLDER = Path(str(HERE))
 EXAMPLES, SEED, SECONDS = 10, 1, 1.0
 """Cases for each probe; seconds for making one smaller."""
 REAL = "real inputs"
+SENTENCES = (
+    "A whole lot foul, freaky and funny.",
+    "The picture is a primer on what happens when lack of know how mixes with lack of give a damn.",
+)
+"""Of movie reviews, from the source of vaderSentiment 3.3.2 (MIT License, Copyright (c) 2016 C.J. Hutto)."""
 LARGEST = 100_000
 """Characters of one case at most, so that the corpus stays small."""
 
@@ -56,13 +64,14 @@ def find_violations(fault: Planted) -> Iterator[tuple[str, tuple[str, ...], Viol
 
 def harvest_cases() -> Iterator[dict[str, Any]]:
     """Queries, keys and values of three layers on two sentences of differing lengths, in three dtypes."""
-    batch = real.batch_of(sorted(real.sentences(), key=len)[5:25:19])
-    steps = taken_steps(real.definition(), (batch.tokens,), {"key_padding": batch.keep})
+    parameters, configuration = read_folder(find_folder())
+    model, batch = Model(widen_parameters(parameters), configuration), encode_texts(SENTENCES)
+    steps, _ = record_steps(model, (batch.tokens,), {"key_padding": batch.keep})
     generator = np.random.default_rng(SEED)
     for layer, dtype in ((0, "float32"), (2, "float32"), (5, "float32"), (2, "bfloat16"), (5, "float16")):
-        parameters, x, *_ = steps[f"blocks.{layer}.attention"].arguments
-        parts = {name: getattr(parameters, name) for name in ("query", "key", "value")}
-        heads = {name: split_heads(linear(part, x), real.HEADS) for name, part in parts.items()}
+        projections, x, *_ = steps[f"blocks.{layer}.attention"].arguments
+        parts = {name: getattr(projections, name) for name in ("query", "key", "value")}
+        heads = {name: split_heads(linear(part, x), configuration.num_heads) for name, part in parts.items()}
         inputs = {name: np.ascontiguousarray(array.astype(dtype)) for name, array in heads.items()}
         cotangent = generator.normal(size=heads["query"].shape).astype(dtype)
         case = Case("attention", dtype, inputs, {"mask": KeyPadding(batch.keep)}, {"output": cotangent})

@@ -184,9 +184,9 @@ class CallSubject(Subject):
     def code(self) -> Any:
         return self.call_made.function
 
-    def __call__(self, case: Case) -> Answers:
+    def answer_case(self, case: Case) -> Answers:
         if case is not self.case:
-            return super().__call__(case)
+            return super().answer_case(case)
         call = self.call_made
         refuse_other_form(call)
         found = {"output": move_heads_first(call.output)}

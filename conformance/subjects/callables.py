@@ -168,15 +168,15 @@ class CallableSubject(Subject):
         returned = self.declaration.vjp(*positional, *bars, **keywords)
         return results, gradients_by_name(case, returned, self.framework.kind, self.declaration.lacking)
 
-    def __call__(self, case: Case) -> Answers:
+    def answer_case(self, case: Case) -> Answers:
         """As every subject. A result that does not depend on the inputs has gradients of 0, where that is right."""
         try:
-            return super().__call__(case)
+            return super().answer_case(case)
         except NoGradients:
             if not gradients_vanish(case):
                 raise
             zeros = {gradient_name(name): np.zeros_like(case.inputs[name]) for name in differentiable(case)}
-            return super().__call__(replace(case, cotangents={})) | zeros
+            return super().answer_case(replace(case, cotangents={})) | zeros
 
     def materialize(self, mask: Any, shape: tuple[int, int, int, int]) -> None:
         """A function has no masks of its own."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from conformance.models.agreement import Agreement, StepAgreement, agreement
 from conformance.models.error_propagation import carried_bound
+from conformance.models.inside import weights_within
 from conformance.models.structures import widen_parameters
-from conformance.reports.models import weights_of
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.parameters import Decoder, Encoder, mapped
@@ -131,7 +131,7 @@ def row(example: Example, found: Agreement, numbers: Mapping[str, int], step: St
 
 def drawing(found: Agreement, name: str) -> Shown:
     """The weights of an attention, by head."""
-    weights = np.asarray(weights_of(found, name))
+    weights = np.asarray(weights_within(found.oracle.taken[name].arguments))
     _, _, Q, K = (1,) * (4 - weights.ndim) + weights.shape
     return Shown(f"{name}: weights", weights, counted("query", Q), counted("key", K))
 

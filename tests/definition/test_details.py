@@ -1,7 +1,7 @@
 """Details that drawn cases do not meet: defaults, roundings in between, every call's mistakes, blocks and pieces.
 
-Most of these, and of `test_special_values.py`, were found by mutation testing (`mutation/`): each kills an edit of the
-definition that all else let pass.
+Most of these, and of `test_special_values.py`, were found by mutation testing (`docs/mutation.md`): each kills an edit
+of the definition that all else let pass.
 """
 
 from __future__ import annotations

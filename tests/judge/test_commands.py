@@ -27,12 +27,11 @@ from conformance.checks.results import Results, Violation
 from conformance.cli import app
 from conformance.judge import replaying
 from conformance.judge.checking import rules_of
-from conformance.models.real import RealFinding, RealResult
 from conformance.operations import OPERATIONS
 from conformance.reports.sentences import describe_finding
 from conformance.runner import in_subprocess
 from conformance.runner.in_process import JudgeError
-from specification import MODEL_RULES, RULES
+from specification import MODEL_RULES
 from tests.support import targets
 from tests.support.helpers import FEW_SIZES, command
 
@@ -404,10 +403,9 @@ JudgedBy = Callable[..., Run]
 
 
 class Pool:
-    """Workers that find what `runs` says for one run after the other, and then `real`; an exception is raised."""
+    """Workers that find what `runs` says for one run after the other; an exception is raised."""
 
     runs: tuple[Any, ...] = ()
-    real: Any = None
     closed = False
 
     def __init__(self, names: list[str], count: int, device: str) -> None:
@@ -427,18 +425,8 @@ class Pool:
         results.generated["attention"] = 10
         return results
 
-    def run_real(self, progress: Any) -> list[RealResult]:
-        if isinstance(self.real, BaseException):
-            raise self.real
-        findings = [RealFinding(name, "blocks.0.attention", off_by(self.real)) for name in self.names]
-        return [RealResult(findings, {name: np.ones(2) for name in self.names})]
-
     def close(self) -> None:
         Pool.closed = True
-
-
-def off_by(ratio: float) -> Finding:
-    return Finding("a step", ratio, (0,), 1.0, 0.5, 0.5 / ratio)
 
 
 MASKED = Case("attention", "float32", {n: np.ones((1, 1, 1, 1), "float32") for n in ("query", "key", "value")})
@@ -449,12 +437,9 @@ def judged_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> JudgedBy:
     """`conformance run` with workers that find what they are told to, and its three reports."""
     monkeypatch.setattr("conformance.judge.batches.ImplementationPool", Pool)
     monkeypatch.setattr("conformance.judge.batches.confirm_violation", lambda violation, device: violation)
-    monkeypatch.setattr("conformance.models.real.missing_packages", list)
-    monkeypatch.setattr("conformance.models.real.batches", lambda: [None] * 8)
 
-    def run(*words: object, runs: tuple[Any, ...] = (0.5,), real: Any = 0.5) -> Run:
+    def run(*words: object, runs: tuple[Any, ...] = (0.5,)) -> Run:
         monkeypatch.setattr(Pool, "runs", runs)
-        monkeypatch.setattr(Pool, "real", real)
         files = ("--json", "run.json", "--junit", "run.xml", "--html", "run.html")
         code, output = command("run", "--seed", 1, "--repeat", len(runs), *files, *words)
         assert Pool.closed
@@ -465,47 +450,6 @@ def judged_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> JudgedBy:
         return Run(code, output, report, suites, (folder / "run.html").read_text())
 
     return run
-
-
-def test_trained_model_is_in_every_report(judged_by: JudgedBy, folder: Path) -> None:
-    found = judged_by()
-    (model,) = found.report["models"]
-    assert (found.code, model["conforms"], model["sentences"]) == (0, True, 64)
-    assert [one["name"] for one in model["implementations"]] == ["reference_numpy", "torch_impl", "jax_impl"]
-    assert "jax_impl, all-MiniLM-L6-v2" in {suite.get("name") for suite in found.junit}
-    assert "all-MiniLM-L6-v2 on real sentences" in found.output
-    assert "all-MiniLM-L6-v2 on real sentences" in found.page
-    (folder / "run.json").rename("before.json")
-    found = judged_by("--only", "torch_impl", real=1.5)
-    assert found.code == 1
-    assert not found.report["conforms"]
-    assert found.report["subjects"][0]["conforms"]
-    assert found.junit.get("failures") == "1"
-    assert "1 violation in all-MiniLM-L6-v2" in found.page
-    assert "torch_impl, blocks.0.attention: a step[0]: got 1.0, expected 0.5" in found.output
-    assert "all-MiniLM-L6-v2: 1 violation on real sentences." in found.output
-    assert "1 run of 10 cases for each probe, 0 with violations" in found.output  # the runs have none
-    code, output = command("compare", "before.json", "run.json")
-    assert code == 1
-    assert "violated now, worst error 1.5 of its bound" in output
-    assert command("compare", "run.json", "run.json") == (0, "0 changes, 0 for the worse\n")
-
-
-def test_trained_model_that_cannot_be_judged(judged_by: JudgedBy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conformance.models.real.missing_packages", lambda: ["tokenizers"])
-    found = judged_by()
-    assert found.code == 0
-    assert "the trained model is skipped: tokenizers not installed" in found.output
-    (model,) = found.report["models"]
-    assert (model["left_out"], model["conforms"]) == ("tokenizers not installed", None)
-    assert found.junit.get("skipped") == str(3 * (len(RULES) - 1) + 1)
-    assert "Not judged: tokenizers not installed." in found.page
-
-
-@pytest.mark.parametrize("words", [("--no-real",), ("--only", "MASK-1")])
-def test_no_trained_model_is_asked_for(judged_by: JudgedBy, words: tuple[str, ...]) -> None:
-    found = judged_by(*words, real=1.5)
-    assert (found.code, found.report["models"]) == (0, [])
 
 
 def test_violations_of_a_run(judged_by: JudgedBy) -> None:
@@ -537,7 +481,6 @@ def test_runs_before_an_error_are_told(judged_by: JudgedBy, error: BaseException
         cases = {rule["rule"]: (rule["cases"], rule["worst"]) for rule in subject["rules"] if rule["cases"]}
         assert cases == {"MASK-1": (2, 0.5)}
         assert (subject["conforms"], subject["untried"]) == (False, "2 of 4 runs ended")
-    assert found.report["models"] == []
     assert found.junit.get("errors") == "1"
     assert "Not judged to the end" in found.page
 
@@ -553,11 +496,10 @@ def test_violations_before_an_error_are_told(judged_by: JudgedBy) -> None:
 @pytest.mark.parametrize(
     ("place", "words", "ratio"),
     [
-        (f"{__name__}.Pool.run_real", (), 0.5),
         ("conformance.judge.batches.confirm_violation", (), 3.0),
         ("conformance.peers.matrix.matrix", ("--peers",), 0.5),
     ],
-    ids=["the trained model", "a violation asked again", "the peers"],
+    ids=["a violation asked again", "the peers"],
 )
 def test_error_elsewhere_leaves_the_runs(
     judged_by: JudgedBy, monkeypatch: pytest.MonkeyPatch, place: str, words: tuple[str, ...], ratio: float
@@ -570,7 +512,6 @@ def test_error_elsewhere_leaves_the_runs(
     assert (found.code, found.report["error"]) == (2, "a worker died")
     assert f"1 run of 10 cases for each probe, {int(ratio > 1)} with violations" in found.output
     assert [(len(one["violations"]), one["untried"]) for one in found.report["subjects"]] == [(ratio > 1, None)] * 3
-    assert [model["conforms"] for model in found.report["models"]] == [True] * len(words)
 
 
 def test_error_before_anything_was_judged(judged_by: JudgedBy) -> None:
@@ -578,7 +519,7 @@ def test_error_before_anything_was_judged(judged_by: JudgedBy) -> None:
     assert found.code == 2
     assert found.output.splitlines()[-1] == "not judged to the end: no"
     assert "generated cases" not in found.output
-    assert (found.report["subjects"], found.report["models"]) == ([], [])
+    assert found.report["subjects"] == []
     assert "Not judged<" in found.page
 
 

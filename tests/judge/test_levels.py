@@ -379,7 +379,7 @@ def test_reports_say_the_level() -> None:
 
 
 def test_matrix_of_libraries_stands_by_level() -> None:
-    from conformance.peers.markdown import format_tables
+    from conformance.peers.markdown import format_markdown
     from conformance.peers.matrix import PeerReport
     from conformance.peers.peer import Peer
     from conformance.peers.rows import Run, columns, row_of
@@ -390,7 +390,7 @@ def test_matrix_of_libraries_stands_by_level() -> None:
     row = row_of(report, Run("2026-01-02", 0, "quick", {}))
     assert columns([row]) == ["core", "NORM-1", "NORM-3", "robust", "NORM-5", "strict"]
     for one, keeps in ((row, "robust ✓ ✓ △ ✓ ✓ ✗"), (row._replace(broken=None), "? ? ✓ △ ? ✓ ?")):
-        text = format_tables([one])
+        text = format_markdown([one])
         header, line = (found for found in text.splitlines() if found.startswith("|") and "---" not in found)
         assert header == "|  | run | keeps | **core** | NORM-1 | NORM-3 | **robust** | NORM-5 | **strict** |"
         assert line == f"| plain\\_norm | 1 | {' | '.join(keeps.split())} |"

@@ -27,7 +27,6 @@ from conformance.diagnosis.cause import Cause, Diagnosis, cause_kind
 from conformance.diagnosis.pattern import Pattern, Places
 from conformance.mistakes.catalogue import known_mistakes
 from conformance.mistakes.condition import Condition
-from conformance.models.real import RealFinding, RealResult
 from conformance.reports.blocks import block, format_expected, got
 from conformance.reports.causes import cause_content
 from conformance.reports.comparison import changes, circumstances, read_report
@@ -35,7 +34,6 @@ from conformance.reports.content import clean_text, document, number, real, subj
 from conformance.reports.junit import junit
 from conformance.reports.page import page
 from conformance.reports.pictures import LARGEST, case_pictures
-from conformance.reports.real import FAR, model_content, skipped_model_content
 from conformance.reports.replays import replay_command, slug, write_replay
 from conformance.reports.subjects import checked_content
 from conformance.reports.tables import both
@@ -94,39 +92,11 @@ def report(*findings: Finding, name: str = "kernels.py:attention", worst: float 
     return document("check", [subject], **({"seed": 1, "effort": "quick", "cases": 3, "seconds": 1.25} | told))
 
 
-STEPS = {"word": 1.0, "blocks.0.attention": 0.25, "blocks.0.attention: add": 1.0, "blocks.1.feed_forward": 0.01}
-MODEL = "all-MiniLM-L6-v2"
-MODEL_PACKAGES = ["reference_numpy", "torch_impl"]
-
-
-def model(cosine: float = 1 - 1e-13, packages: list[str] = MODEL_PACKAGES, **worse: float) -> dict[str, Any]:
-    """A model's part, of two batches. cosine and worse (errors by step, with _ for what no name has): torch_impl's."""
-    own = {name: worse.get(name.translate(str.maketrans(".: ", "___")), ratio) for name, ratio in STEPS.items()}
-    ratios = {package: own if package == "torch_impl" else STEPS for package in packages}
-    results = []
-    for share in (1.0, 0.5):
-        findings = [
-            RealFinding(package, step, Finding(step, share * ratio, detail=Raised("ValueError", NASTY)))
-            for package in packages
-            for step, ratio in ratios[package].items()
-        ]
-        cosines = {package: np.array([1.0, cosine if package == "torch_impl" else 1.0]) for package in packages}
-        results.append(RealResult(findings, cosines))
-    return model_content(results, packages, 16)
-
-
-def model_report(*models: dict[str, Any], **told: Any) -> dict[str, Any]:
-    return document("run", [], models=models, **told)
-
-
 REPORTS = {
     "nothing violated": report(),
     "everything violated": report(OFF, NAN, BROKEN),
     "nasty name": report(BROKEN, name=NASTY),
     "error": document("check", [], error=f"cannot be imported: {NASTY}"),
-    "model": model_report(model()),
-    "model violated": model_report(model(0.5, blocks_0_attention=np.inf, word=np.nan)),
-    "model left out": model_report(skipped_model_content(NASTY)),
 }
 
 
@@ -248,85 +218,6 @@ def test_block() -> None:
     assert "--supports no-scale" in text
     assert told["replay"] == "conformance replay replays/one.json"
     assert block(unknown).startswith("ATT-2 softcap: scores become ")
-
-
-# --- a trained model --------------------------------------------------------------------------------------------------
-
-
-def test_model_in_json() -> None:
-    (content,) = model_report(model(blocks_0_attention=2.0))["models"]
-    assert (content["conforms"], content["sentences"], content["left_out"]) == (False, 16, None)
-    definition, port = content["implementations"]
-    assert (definition["name"], definition["conforms"]) == ("reference_numpy", True)
-    assert {step["step"]: step["worst"] for step in definition["steps"]} == STEPS
-    assert port["steps"][1] == {
-        "step": "blocks.0.attention", "status": "violated", "worst": 2.0,
-        "message": clean_text(f"blocks.0.attention: raised ValueError: {NASTY}"),
-    }  # fmt: skip
-    assert [step["message"] for step in definition["steps"]] == [None] * 4
-    assert port["embeddings"] == {"status": "conforms", "cosine": 1 - 1e-13}
-
-
-@pytest.mark.parametrize(
-    ("found", "conforms"),
-    [
-        (model(), True),
-        (model(word=1.001), False),
-        (model(word=np.inf), False),
-        (model(word=np.nan), False),
-        (model(1 - FAR), True),
-        (model(1 - 1.001 * FAR), False),
-        (model(np.nan), False),
-        (model(packages=["torch_impl"]), True),
-        (model_content([], ["torch_impl"], 16), False),
-        (skipped_model_content("not installed"), True),
-    ],
-)
-def test_model_counts_in_the_verdict(found: dict[str, Any], conforms: bool) -> None:
-    """In all three files alike."""
-    report = model_report(found)
-    assert valid(json.loads(format_json(report)))["conforms"] == conforms
-    root = ElementTree.fromstring(junit(report).encode())
-    assert (root.get("failures") == "0") == conforms
-    assert ('<p class="verdict good">Conforms</p>' in page(report)) == conforms
-    assert not model_report(found, error="the judge failed")["conforms"]
-
-
-def test_what_one_package_was_not_asked_does_not_conform() -> None:
-    finding = RealFinding("torch_impl", "word", Finding("word", 0.5))
-    found = model_content([RealResult([finding], {"torch_impl": np.ones(2)})], MODEL_PACKAGES, 16)
-    assert [one["conforms"] for one in found["implementations"]] == [False, True]
-    assert not found["conforms"]
-
-
-def test_model_in_junit() -> None:
-    definition, port = ElementTree.fromstring(junit(model_report(model(0.5, blocks_0_attention=2.0))).encode())
-    assert [definition.get(name) for name in ("name", "tests", "failures")] == [f"reference_numpy, {MODEL}", "5", "0"]
-    assert [port.get(name) for name in ("name", "tests", "failures")] == [f"torch_impl, {MODEL}", "5", "2"]
-    cases = {case.get("name"): case for case in port.iter("testcase")}
-    assert list(cases) == [*STEPS, "sentence embeddings"]
-    failed = {name: failure.get("message") for name, case in cases.items() for failure in case.findall("failure")}
-    assert failed == {
-        "blocks.0.attention": clean_text(f"blocks.0.attention: raised ValueError: {NASTY}"),
-        "sentence embeddings": "smallest cosine with the definition's 1 - 5.0e-01",
-    }
-    assert definition.findtext(".//system-out") == "worst error 1.0 of its bound"
-
-
-def test_model_on_the_page() -> None:
-    text = " ".join(read(page(model_report(model(0.5, blocks_0_attention=2.0)))).text.split())
-    for told in (
-        "2 violations in all-MiniLM-L6-v2", "16 sentences", "layer 0 0.25 / - / - violated",
-        "torch_impl: blocks.0.attention: raised ValueError", "blocks.0.attention: add 1.00 1.00",
-        "at least 0.999999 1 - 0.0e+00 1 - 5.0e-01",
-    ):  # fmt: skip
-        assert told in text
-    text = page(model_report(model(blocks_0_attention=2.0)))
-    assert text.count("<details open>") == 1
-    assert text.count("<details>") == 2
-    both = document("run", report(OFF)["subjects"], models=[model(0.5)])
-    assert "1 rule violated, 1 violation in all-MiniLM-L6-v2" in page(both)
-    assert "Not judged: tokenizers." in read(page(model_report(skipped_model_content("tokenizers")))).text
 
 
 # --- replay files -----------------------------------------------------------------------------------------------------
@@ -558,91 +449,25 @@ def test_subjects_come_and_go() -> None:
     assert changes(report(), report(name="other")) == []  # the only subjects of both
 
 
-def model_told(old: dict[str, Any], new: dict[str, Any], **other: Any) -> list[tuple[str, str, str]]:
-    found = changes(model_report(old), model_report(new) | other)
-    return [(change.kind, change.subject.partition(",")[0], change.rule) for change in found]
-
-
-def test_steps_violated_and_repaired() -> None:
-    broken = model(blocks_0_attention=1.5)
-    assert model_told(model(), broken) == [("worse", "torch_impl", "blocks.0.attention")]
-    assert model_told(broken, model()) == [("better", "torch_impl", "blocks.0.attention")]
-    assert model_told(broken, broken) == model_told(model(), model()) == []
-    assert model_told(broken, model(blocks_0_attention=15)) == [("worse", "torch_impl", "blocks.0.attention")]
-
-
-def test_errors_of_steps_are_told_in_one_line() -> None:
-    found = changes(model_report(model()), model_report(model(blocks_0_attention=0.6, blocks_1_feed_forward=0.3)))
-    assert [(change.kind, change.rule) for change in found] == [("worse", "blocks.1.feed_forward")]
-    assert "larger errors in 2 of 4 steps, most of all in this one: worst error 0.01 of its bound" in found[0].text
-    moved = model(blocks_0_attention=0.1, blocks_1_feed_forward=0.3)
-    ways = [("worse", "torch_impl", "blocks.1.feed_forward"), ("better", "torch_impl", "blocks.0.attention")]
-    assert model_told(model(), moved) == ways
-    assert model_told(model(), model(blocks_0_attention=0.4)) == []
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "kinds"),
-    [
-        (1 - 1e-12, 1 - 0.1, ["worse"]),
-        (1 - 0.1, 1 - 1e-12, ["better"]),
-        (1 - 1e-12, 1 - 1e-9, ["worse"]),
-        (1 - 1e-9, 1 - 1e-12, ["better"]),
-        (1 - 1e-12, 1 - 1.5e-12, []),
-        (1.0, 1 + 2**-52, []),
-        (np.nan, np.nan, []),
-        (1.0, np.nan, ["worse"]),
-    ],
-)
-def test_changes_of_sentence_embeddings(old: float, new: float, kinds: list[str]) -> None:
-    assert model_told(model(old), model(new)) == [(kind, "torch_impl", "sentence embeddings") for kind in kinds]
-
-
-def test_errors_on_another_model_are_no_verdict() -> None:
-    worse = model(1 - 1e-9, blocks_1_feed_forward=0.3)
-    assert {kind for kind, *_ in model_told(model(), worse)} == {"worse"}
-    assert {kind for kind, *_ in model_told(model() | {"version": "0"}, worse)} == {"other"}
-    assert {kind for kind, *_ in model_told(model() | {"sentences": 3}, worse)} == {"other"}
-    assert {kind for kind, *_ in model_told(model(), worse, project="0")} == {"other"}
-    assert {kind for kind, *_ in model_told(model() | {"version": "0"}, model(word=2.0))} == {"worse"}
-    version = model()["version"]
-    before, after = model_report(model() | {"version": "0"}), model_report(model())
-    assert circumstances(before, after) == [f"all-MiniLM-L6-v2: 0 -> {version}"]
-    assert circumstances(model_report(), after) == []
-
-
-def test_models_come_and_go() -> None:
-    alone, away = model(packages=["torch_impl"]), skipped_model_content("tokenizers not installed")
-    assert model_told(model(), alone) == [("worse", "reference_numpy", "")]
-    assert model_told(alone, model()) == [("other", "reference_numpy", "")]
-    assert model_told(model(packages=["reference_numpy"]), model(0.5)) == [("worse", "torch_impl", "")]
-    assert model_told(model(), away) == [("worse", "all-MiniLM-L6-v2", "")]
-    assert [kind for kind, *_ in model_told(away, model())] == ["other", "other"]
-    assert model_told(away, away) == []
-    (change,) = changes(model_report(model()), model_report())
-    assert (change.kind, change.text) == ("worse", "no longer judged")
-    assert changes(model_report(), model_report(away)) == changes(model_report(away), model_report()) == []
-
-
 def test_reports_of_the_first_version_can_be_compared(tmp_path: Path) -> None:
-    old = {name: value for name, value in report().items() if name != "models"}
-    old["schema"] = old["schema"] | {"version": 1}
+    old = report()
+    old["schema"] |= {"version": 1}
     (tmp_path / "old.json").write_text(json.dumps(old))
-    before, after = read_report(tmp_path / "old.json"), report(models=[model()])
-    assert circumstances(before, after) == ["format of the report: 1 -> 4"]
-    assert {change.kind for change in changes(before, after)} == {"other"}
-    (tmp_path / "new.json").write_text(json.dumps(old | {"schema": old["schema"] | {"version": 5}}))
-    with pytest.raises(ValueError, match="has version 5, expected 1 or 2 or 3 or 4"):
+    before, after = read_report(tmp_path / "old.json"), report()
+    assert circumstances(before, after) == ["format of the report: 1 -> 5"]
+    assert changes(before, after) == []
+    (tmp_path / "new.json").write_text(json.dumps(old | {"schema": old["schema"] | {"version": 6}}))
+    with pytest.raises(ValueError, match="has version 6, expected 1 or 2 or 3 or 4 or 5"):
         read_report(tmp_path / "new.json")
 
 
 def test_the_stored_run_can_be_compared_and_shown() -> None:
-    """It may be of an older version, which has no causes."""
+    """It may be of an older version, which has no causes, and has models."""
     stored = read_report(Path(__file__).parents[2] / "study" / "results" / "conformance.json")
     assert changes(stored, stored) == []
     after = report(OFF, name=stored["subjects"][0]["name"])
     assert {change.kind for change in changes(stored, after)} >= {"worse"}
-    assert f"format of the report: {stored['schema']['version']} -> 4" in circumstances(stored, after)
+    assert f"format of the report: {stored['schema']['version']} -> 5" in circumstances(stored, after)
 
 
 def test_error_and_untried_are_worse() -> None:

@@ -1,6 +1,6 @@
 """What whole models do with particular settings and inputs, held to closed forms and to the same thing said otherwise.
 
-Most of these were found by mutation testing (`mutation/`): each notices an edit that all other tests let pass.
+Most of these were found by mutation testing (`docs/mutation.md`): each notices an edit that all other tests let pass.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import torch_impl
 import torch_impl.models as torch_models
 from conformance.checks.findings import OtherSource
 from conformance.models.error_propagation import carried_bound
-from conformance.models.stepwise import Oracle, StepFinding, forced_steps, framework_of
+from conformance.models.stepwise import Oracle, StepFinding, framework_of, judge_steps
 from conformance.models.structures import widen_parameters
 from conformance.subjects.frameworks import TorchArrays
 from reference_numpy import (
@@ -68,7 +68,7 @@ def own_parameters(package: str, parameters: Any) -> Any:
 def steps(package: str, parameters: Any, configuration: Configuration, dtype: str = "float32") -> list[StepFinding]:
     definition = reference_numpy.Model(widen_parameters(parameters), configuration)
     oracle = Oracle(definition, inputs_of(parameters), {}, dtype)
-    return forced_steps(package, framework_of(package), own_parameters(package, parameters), oracle)
+    return judge_steps(package, framework_of(package), own_parameters(package, parameters), oracle)
 
 
 MODELS: dict[str, Callable[[Maker], Any]] = {
@@ -117,7 +117,7 @@ def test_a_fault_in_one_layer_is_found_there(monkeypatch: pytest.MonkeyPatch) ->
         return right(norm, x, replace(configuration, norm_eps=1e-4) if norm is spoilt else configuration)
 
     monkeypatch.setattr(blocks, "normalize", normalize)
-    found = forced_steps("torch_impl", TorchArrays(), own, Oracle(definition, (SOURCE,), {}, "float32"))
+    found = judge_steps("torch_impl", TorchArrays(), own, Oracle(definition, (SOURCE,), {}, "float32"))
     assert [step.name for step in found if step.finding.ratio > 1] == ["blocks.4.attention_norm"]
 
 
@@ -462,7 +462,7 @@ def test_inputs_that_are_mixed_up_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     replaced(monkeypatch, "models", options, options.replace("key, value", "value, key"))
     definition = reference_numpy.Model(widen_parameters(parameters), replace(POST, source_padding=None))
     oracle = Oracle(definition, tuple(x.astype(float)), {}, "float32")
-    (found,) = forced_steps("torch_impl", TorchArrays(), own_parameters("torch_impl", parameters), oracle)
+    (found,) = judge_steps("torch_impl", TorchArrays(), own_parameters("torch_impl", parameters), oracle)
     assert found.finding.detail == OtherSource(2, 1)
 
 

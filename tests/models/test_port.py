@@ -191,6 +191,17 @@ def test_a_fault_in_loading_shows_in_the_whole(monkeypatch: pytest.MonkeyPatch) 
     assert output.count("beyond it: torch_impl") == 2
 
 
+def test_a_step_that_float32_excuses_is_named_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = saved("dawn")
+    activations = importlib.import_module("torch_impl.feed_forward").ACTIVATIONS
+    monkeypatch.setitem(activations, "relu", lambda x: (1 + 1e-9) * x.relu())
+    code, output = command("port", *words)
+    assert code == 1
+    assert "steps in float64" in output
+    assert "the first error beyond its bound: torch_impl in encoder.blocks.0.feed_forward" in output
+    assert output.count("beyond it: torch_impl") == 1
+
+
 DROPPED = {
     "the encoder's mask of the caller": ("pytorch, encoder", "models", "both", "blocks.0.attention"),
     "bert's mask of the caller": ("bert", "models", "both", "blocks.0.attention"),

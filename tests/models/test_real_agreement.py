@@ -9,23 +9,31 @@ away. These two take three sentences of very different lengths.
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from conformance.models import real
+from conformance.models import minilm
 from conformance.models.error_propagation import carried_bound
+from conformance.models.minilm import Batch, encode_texts, find_folder
 from conformance.models.stepwise import Oracle, framework_of
+from conformance.models.structures import widen_parameters
+from reference_numpy import Model, pool
+from specification.dialects import read_folder
 from specification.parameters import mapped
 from tests.support.helpers import PACKAGES
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(bool(real.missing_packages()), reason=f"not installed: {', '.join(real.missing_packages())}"),
+    pytest.mark.skipif(
+        bool(minilm.missing_packages()), reason=f"not installed: {', '.join(minilm.missing_packages())}"
+    ),
 ]
 
 BATCH, DRAWS = 16, 3
@@ -38,13 +46,36 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+def sentences() -> list[str]:
+    """Sixty-four of them, of differing lengths."""
+    lines = (Path(__file__).parents[1] / "support" / "sentences.txt").read_text().splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+@cache
+def trained() -> Any:
+    """(parameters of NumPy arrays in float32, the configuration)."""
+    return read_folder(find_folder())
+
+
+@cache
+def definition() -> Model:
+    return Model(widen_parameters(trained()[0]), trained()[1])
+
+
+def embeddings(states: np.ndarray, batch: Batch) -> np.ndarray:
+    """The mean of hidden states over the real tokens, divided by its length, in float64."""
+    mean = pool(states.astype(np.float64), "mean", batch.keep)
+    return mean / np.linalg.norm(mean, axis=-1, keepdims=True)
+
+
 def bert(dtype: str, **options: Any) -> torch.nn.Module:
     """Hugging Face's module with the package's own files."""
-    module = transformers.BertModel.from_pretrained(real.folder(), add_pooling_layer=False, **options)
+    module = transformers.BertModel.from_pretrained(find_folder(), add_pooling_layer=False, **options)
     return module.eval().to(getattr(torch, dtype))
 
 
-def theirs(module: torch.nn.Module, batch: real.Batch) -> np.ndarray:
+def theirs(module: torch.nn.Module, batch: Batch) -> np.ndarray:
     with torch.no_grad():
         tokens, keep = torch.from_numpy(batch.tokens), torch.from_numpy(batch.keep)
         return module(tokens, attention_mask=keep.long()).last_hidden_state.numpy()
@@ -54,24 +85,32 @@ def theirs(module: torch.nn.Module, batch: real.Batch) -> np.ndarray:
 def parameters(package: str, dtype: str) -> Any:
     framework = framework_of(package)
     with framework.context():
-        return mapped(lambda array: framework.array(array.astype(dtype)), real.parameters()[0])
+        return mapped(lambda array: framework.array(array.astype(dtype)), trained()[0])
 
 
-def all_states(dtype: str, batch: real.Batch) -> dict[str, np.ndarray]:
+def hidden_states(package: str, dtype: str, batch: Batch) -> np.ndarray:
+    """The last hidden states of the package's own model, from the tokens on."""
+    framework, own = framework_of(package), parameters(package, dtype)
+    called = importlib.import_module(f"{package}.models").MODELS[type(own)]
+    with framework.context():
+        tokens, keep = framework.array(batch.tokens), framework.array(batch.keep)
+        return framework.numpy(called(own, tokens, keep, configuration=trained()[1]))
+
+
+def all_states(dtype: str, batch: Batch) -> dict[str, np.ndarray]:
     """Hidden states, of Hugging Face's module first."""
     return {"transformers": theirs(bert(dtype), batch)} | {
-        package: real.hidden_states(package, framework_of(package), parameters(package, dtype), batch)
-        for package in PACKAGES
+        package: hidden_states(package, dtype, batch) for package in PACKAGES
     }
 
 
 # --- all sentences ----------------------------------------------------------------------------------------------------
 
 
-def batches() -> list[real.Batch]:
+def batches() -> list[Batch]:
     """All sentences, those of similar length together."""
-    texts = sorted(real.sentences(), key=len)
-    return [real.batch_of(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)]
+    texts = sorted(sentences(), key=len)
+    return [encode_texts(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)]
 
 
 @pytest.mark.slow
@@ -79,26 +118,26 @@ def test_embeddings_of_all_sentences_in_float32() -> None:
     assert sum(len(batch.tokens) for batch in batches()) == 64
     for batch in batches():
         states = all_states("float32", batch)
-        expected = real.embeddings(states["transformers"], batch)
+        expected = embeddings(states["transformers"], batch)
         for name, found in states.items():
             assert found.dtype == np.float32
-            assert np.sum(real.embeddings(found, batch) * expected, axis=-1).min() >= COSINE, name
+            assert np.sum(embeddings(found, batch) * expected, axis=-1).min() >= COSINE, name
 
 
 # --- from end to end --------------------------------------------------------------------------------------------------
 
 
 @cache
-def mixed() -> real.Batch:
+def mixed() -> Batch:
     """Three sentences, so that much is padding."""
-    texts = sorted(real.sentences(), key=len)
-    return real.batch_of([texts[0], texts[24], texts[48]])
+    texts = sorted(sentences(), key=len)
+    return encode_texts([texts[0], texts[24], texts[48]])
 
 
 @cache
 def bounded() -> tuple[np.ndarray, np.ndarray]:
     """The definition's hidden states, and the carried bound for float64."""
-    batch, model = mixed(), real.definition()
+    batch, model = mixed(), definition()
 
     def run(functions: Any) -> np.ndarray:
         called = functions.MODELS[type(model.parameters)]
@@ -125,7 +164,7 @@ def test_another_model_is_found_from_end_to_end(name: str) -> None:
 
 @cache
 def oracle() -> Oracle:
-    return Oracle(real.definition(), (mixed().tokens,), {"key_padding": mixed().keep}, "float32")
+    return Oracle(definition(), (mixed().tokens,), {"key_padding": mixed().keep}, "float32")
 
 
 def places(module: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, torch.nn.Module]]:

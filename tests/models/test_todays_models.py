@@ -22,7 +22,7 @@ import jax_impl
 import reference_numpy
 import torch_impl
 from conformance.models.error_propagation import carried_bound
-from conformance.models.stepwise import Oracle, StepFinding, forced_steps, framework_of
+from conformance.models.stepwise import Oracle, StepFinding, framework_of, judge_steps
 from conformance.models.structures import widen_parameters
 from specification.checkpoints import flatten
 from specification.configuration import AttentionLayer
@@ -45,7 +45,7 @@ def steps(package: str, example: Example, dtype: str) -> list[StepFinding]:
     oracle = Oracle(definition, in_dtype(example.inputs, "float64"), example.options(), dtype)
     with framework.context():
         own = mapped(framework.array, parameters)
-    return forced_steps(package, framework, own, oracle)
+    return judge_steps(package, framework, own, oracle)
 
 
 def worst(found: list[StepFinding]) -> float:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from conformance.models import minilm
 from conformance.models.inside import PIECES, functions_of, pieces_of, settings_of
-from conformance.models.stepwise import Oracle, Taken, framework_of, taken_steps
+from conformance.models.stepwise import Oracle, Taken, framework_of, record_steps
 from conformance.models.structures import widen_parameters
 from conformance.reports.models import draw_weights, format_ratio, grid_columns
 from reference_numpy import Model
@@ -33,6 +34,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def dawn() -> tuple[str, ...]:
     return ("--checkpoint", *saved("dawn"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(minilm.missing_packages()), reason=f"not installed: {', '.join(minilm.missing_packages())}")
+def test_a_trained_model_on_a_sentence() -> None:
+    code, output = command("trace", "It is a picture.", "--json", "trace.json")
+    assert code == 0, output
+    assert output.splitlines()[0] == "[CLS] it is a picture . [SEP]"
+    assert json.loads(Path("trace.json").read_text())["dialect"] == "bert"
+
+
+@pytest.mark.parametrize("name", ["port", "trace"])
+def test_a_trained_model_that_is_not_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minilm, "PACKAGE", "nowhere")
+    assert command(name) == (2, "not installed: nowhere; name a checkpoint instead\n")
 
 
 @pytest.mark.slow
@@ -230,7 +246,7 @@ def steps_in(dtype: str) -> dict[str, Taken]:
     parameters, configuration = read(dialect, file, num_heads=int(setting.removeprefix("--set=num_heads=")))
     parameters = mapped(lambda array: array.astype(dtype), parameters)
     inputs = tuple(np.array([[int(word) for word in part.split(",")]]) for part in INPUT.split("/"))
-    return taken_steps(Model(parameters, configuration), inputs, {}, [])
+    return record_steps(Model(parameters, configuration), inputs, {})[0]
 
 
 def computed(dtype: str) -> dict[str, np.ndarray]:

@@ -19,7 +19,6 @@ from study.plots import plots, within_page
 from study.rules import rule_texts
 from study.sources import LABELS, ROOT
 from study.timings import notes
-from tests.judge.test_reports import model
 from tests.study.test_site import dead_links, fetched, ids
 from tests.support.made_results import NASTY, Result, benchmark, built, report, text_of, written
 
@@ -27,7 +26,7 @@ from tests.support.made_results import NASTY, Result, benchmark, built, report, 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("results")
-    found = written(folder, conformance=report(models=[model()]), benchmarks=benchmark())
+    found = written(folder, conformance=report(), benchmarks=benchmark())
     texts = built(folder / "site", found)
     assert dead_links(folder / "site") == []
     return texts
@@ -56,12 +55,8 @@ def test_agreement_stands_on_its_page(pages: dict[str, str]) -> None:
     assert "ATT-6: not in the stored run" in text_of(pages["softmax"], "measured")
 
 
-def test_rules_of_models_have_the_trained_model(pages: dict[str, str]) -> None:
-    found = text_of(pages["blocks"], "measured")
-    assert "BLK-1, BLK-2, BLK-3: these rules of whole models" in found
-    assert "16 real sentences" in found
-    assert "layer 1" in found
-    assert "real sentences" not in text_of(pages["attention"], "measured")
+def test_rules_of_models_have_no_probes(pages: dict[str, str]) -> None:
+    assert "BLK-1, BLK-2, BLK-3: these rules of whole models" in text_of(pages["blocks"], "measured")
 
 
 def test_violations_are_shown_where_they_belong(tmp_path: Path) -> None:
@@ -203,7 +198,7 @@ def test_other_versions_and_lost_fields_are_told(kind: str, whole: Result, tmp_p
 
 
 def test_what_is_stored_shows_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = {"conformance": report(("jax_impl", "ATT-5"), models=[model()]), "benchmarks": benchmark()}
+    whole = {"conformance": report(("jax_impl", "ATT-5")), "benchmarks": benchmark()}
     full = written(tmp_path, **whole)
     kept = tmp_path / "kept"
     for name in whole:
@@ -228,7 +223,7 @@ def of_rule(rule: str, written: str, *broken: tuple[str, str], **told: object) -
 
 def test_a_run_of_a_rule_joins_the_stored_one(tmp_path: Path) -> None:
     kept, new = tmp_path / "conformance.json", tmp_path / "new.json"
-    whole = report(models=[model()])
+    whole = report()
     for content, rules in (
         (whole, []),
         (of_rule("POS-3", "2027-01-02T03:04:05+00:00"), ["POS-3"]),
@@ -240,7 +235,7 @@ def test_a_run_of_a_rule_joins_the_stored_one(tmp_path: Path) -> None:
         assert [one["rules"] for one in found.get("joined", [])][-1:] == ([rules] if rules else [])
     schema = json.loads((ROOT / "conformance/reports/schema.json").read_text())
     fastjsonschema.compile(schema)(found)
-    assert (found["written"], found["models"]) == (whole["written"], whole["models"])
+    assert found["written"] == whole["written"]
     numpy, torch, _ = found["subjects"]
     assert [rule["rule"] for rule in torch["rules"]] == ["ATT-5", "ATT-7", "ATT-11", "NORM-1", "POS-3"]
     assert (numpy["conforms"], torch["conforms"], found["conforms"]) == (True, False, False)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from conformance.models import real
+from conformance.models import minilm
 from tests.support.helpers import command
 
 ROOT = Path(__file__).parents[2]
@@ -138,8 +138,8 @@ def needs(walk: str) -> None:
     for package in ("torch", "jax"):
         if f"import {package}\n" in (EXAMPLES / f"{walk}.py").read_text():
             pytest.importorskip(package)
-    if walk == "look_inside" and real.missing_packages():
-        pytest.skip(f"needs {', '.join(real.missing_packages())}")
+    if walk == "look_inside" and minilm.missing_packages():
+        pytest.skip(f"needs {', '.join(minilm.missing_packages())}")
 
 
 def cells(walk: str) -> list[str]:
@@ -174,9 +174,9 @@ def test_a_planted_fault_ends_it(name: str, tmp_path: Path) -> None:
 
 def test_without_the_model_it_says_so_and_ends(tmp_path: Path) -> None:
     copy = tmp_path / "walk.py"
-    imported = "from conformance.models import real\n"
+    imported = "from conformance.models import minilm\n"
     text = (EXAMPLES / "look_inside.py").read_text()
-    copy.write_text(text.replace(imported, f'{imported}real.missing_packages = lambda: ["tokenizers"]\n'))
+    copy.write_text(text.replace(imported, f'{imported}minilm.missing_packages = lambda: ["tokenizers"]\n'))
     done = run(copy, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "left out: the model needs tokenizers, which is not installed\n"

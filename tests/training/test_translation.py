@@ -188,7 +188,7 @@ def test_wrong_input_is_refused(words: tuple[str, ...], message: str, whole: Pat
 
 def test_cross_attention_is_what_the_decoder_block_uses(whole: Path) -> None:
     """Weights times values, through the projection, are what the definition's cross-attention gives."""
-    from conformance.models.instrumentation import visited_package
+    from conformance.models.instrumentation import instrument_package
     from conformance.models.structures import widen_parameters
     from reference_numpy.multi_head_attention import concatenate_heads, linear
 
@@ -211,7 +211,7 @@ def test_cross_attention_is_what_the_decoder_block_uses(whole: Path) -> None:
         return result
 
     exact = widen_parameters(checkpoint.parameters)
-    visited_package("reference_numpy", exact, visit).transformer(exact, source, target, configuration=configuration)
+    instrument_package("reference_numpy", exact, visit).transformer(exact, source, target, configuration=configuration)
 
 
 # --- what is drawn ----------------------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from conformance.models.instrumentation import visited_package
+from conformance.models.inside import weights_within
+from conformance.models.instrumentation import instrument_package
 from conformance.models.structures import widen_parameters
-from conformance.reports.models import draw_weights, unknown_format, weights_within
+from conformance.reports.models import draw_weights, unknown_format
 from specification.configuration import Configuration
 from specification.parameters import Transformer
 from training.checkpoints import Checkpoint
@@ -104,10 +105,10 @@ def cross_attention(
 
     def visit(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
         if name.endswith("cross_attention"):
-            found.append(weights_within(*arguments, **keywords))
+            found.append(weights_within(arguments))
         return function(*arguments, **keywords)
 
-    visited_package("reference_numpy", exact, visit).transformer(exact, source, target, configuration=configuration)
+    instrument_package("reference_numpy", exact, visit).transformer(exact, source, target, configuration=configuration)
     return found
 
 

@@ -6,7 +6,7 @@ import typer
 
 from conformance.cli.lazy_group import lazy_group
 
-COMMANDS = ("peers", "engines", "variants", "detection-probability", "dialects", "tightness", "onnx", "corpus", "spec")
+COMMANDS = ("peers", "engines", "variants", "detection-probability", "dialects", "tightness", "corpus", "spec")
 
 app = typer.Typer(
     cls=lazy_group(__name__, COMMANDS),
