@@ -10,44 +10,27 @@ In a test file of one's own:
 
     test_my_attention = conformance_test(my_attention, "attention", arrays="torch")
 
-This module is loaded by every pytest where the project is installed, and loads the judge only when it is needed.
+Every pytest where the project is installed loads this module. It loads the judge only when it is needed, and never
+NumPy before that.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import pytest
+
+from conformance.cases.options import document_options, options_of
+from conformance.judge.options import CheckOptions
 
 if TYPE_CHECKING:
     from conformance.judge.executor import Executor
     from conformance.judge.plan import Question
 
-OPTIONS = {
-    "operation": "what the function computes: attention, layer_norm, ...",
-    "arrays": "arrays that it takes and returns: numpy, torch or jax; by default a guess",
-    "vjp": "the function of its gradients, named like the target",
-    "device": "cpu or cuda",
-    "dtypes": "dtypes to judge, such as float32,float16",
-    "supports": "features that it supports, or no-softcap for all but that",
-    "layout": "BHTD or BTHD",
-    "width-multiple": "every width must be a multiple of this",
-    "tile": "its tiles of queries and keys, such as 128x64",
-    "head-widths": "the only head widths that it supports, such as 64,128,576/512",
-    "windows": "the only windows that it supports, such as 31/0: keys before and after the query's own",
-    "limits": "the largest sizes that it supports, such as keys=4096,heads=32",
-    "convention": "intended departures, such as empty_rows=mean,polarity=masked",
-    "profile": "a test fails for what it asks for: core, robust (the default) or strict",
-    "effort": "how many cases each probe gets: quick, default or thorough",
-    "seed": "generate the same cases again",
-    "time-limit": "seconds for one case",
-}
-"""Options with a value, which mean the same as for `conformance check`."""
-NUMBERS = {"width-multiple": int, "seed": int, "time-limit": float}
 BEYOND = "conformance: beyond the profile"
 """The property of a test that passes though it found a violation, for which the profile does not ask."""
 NOTE = "conformance: note"
@@ -59,11 +42,13 @@ SEED = 0
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance", "judging an implementation of a Transformer's operations")
     group.addoption("--conformance", metavar="TARGET", help="package.module:callable or path/to/file.py:callable")
-    for name, told in OPTIONS.items():
-        group.addoption(f"--conformance-{name}", metavar=name.upper(), type=NUMBERS.get(name, str), help=told)
-    group.addoption("--conformance-rule", metavar="RULE", action="append", help="judge only this rule; may be repeated")
-    group.addoption("--conformance-in-process", action="store_true", help="run it here and not in a subprocess")
-    group.addoption("--conformance-no-shrink", action="store_true", help="do not make failing cases smaller")
+    group.addoption("--conformance-operation", metavar="OPERATION", help="what it computes: attention, layer_norm, ...")
+    for name, option in options_of(CheckOptions).items():
+        actions = ["store_true", "store_false"] if option.switch else ["append" if option.many else "store"]
+        named: dict[str, Any] = {"dest": f"conformance_{name}", "default": None, "help": option.help}
+        named |= {} if option.switch else {"metavar": name.upper()}
+        for spelling, action in zip(option.spellings(name), actions, strict=True):
+            group.addoption(f"--conformance-{spelling}", action=action, **named)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -110,20 +95,10 @@ class TargetCollector(pytest.Collector):
     """A target of the command line."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        from conformance.cli.options import conventions_of, head_widths_of, limits_of, tile_of, windows_of
-
         option = self.config.option
-        names = [name.replace("-", "_") for name in OPTIONS if name not in ("operation", "convention")]
-        options = {name: getattr(option, f"conformance_{name}") for name in names}
-        options |= {"rules": option.conformance_rule, "isolate": False if option.conformance_in_process else None}
-        options["shrink"] = not option.conformance_no_shrink
+        given = {name: getattr(option, f"conformance_{name}") for name in options_of(CheckOptions)}
         try:
-            options |= {"tile": tile_of(options["tile"]), "limits": limits_of(options["limits"])}
-            options["head_widths"] = head_widths_of(options["head_widths"])
-            options["windows"] = windows_of(options["windows"])
-            if option.conformance_convention is not None:
-                options["conventions"] = conventions_of([option.conformance_convention])
-            judge = make_judge(option.conformance, option.conformance_operation, options)
+            judge = make_judge(option.conformance, option.conformance_operation, None, given)
             self.config.add_cleanup(judge.executor.close)
             questions = questions_of(judge.executor)
         except (ValueError, ImportError, RuntimeError) as error:
@@ -146,13 +121,16 @@ class QuestionItem(pytest.Item):
         return self.config.rootpath, None, f"{self.parent.name if self.parent else ''} {self.name}"
 
 
-def conformance_test(subject: str | Callable[..., Any], operation: str, **options: Any) -> Callable[..., None]:
+@document_options(CheckOptions)
+def conformance_test(
+    subject: str | Callable[..., Any], operation: str, *, name: str | None = None, **options: Unpack[CheckOptions]
+) -> Callable[..., None]:
     """A test function, parametrised with every question that the judge asks of the subject.
 
-    subject, operation and options are those of `conformance.check`, with a seed of 0 unless another is given. Assign
-    the result to a name that pytest collects. ValueError says what is wrong with a subject that cannot be judged.
+    The arguments are those of `conformance.check`, with a seed of 0 unless another is given. Assign the result to a
+    name that pytest collects. ValueError says what is wrong with a subject that cannot be judged.
     """
-    judge = make_judge(subject, operation, {"seed": SEED} | options)
+    judge = make_judge(subject, operation, name, {"seed": SEED, **options})
 
     @pytest.mark.parametrize("question", questions_of(judge.executor), ids=str)
     def test(question: Question, request: pytest.FixtureRequest) -> None:
@@ -170,27 +148,15 @@ class Judge(NamedTuple):
     profile: str
 
 
-def make_judge(subject: str | Callable[..., Any], operation: str, options: dict[str, Any]) -> Judge:
+def make_judge(
+    subject: str | Callable[..., Any], operation: str, name: str | None, options: Mapping[str, Any]
+) -> Judge:
     """options: those of `conformance.check`. ValueError says what is wrong with them, or with the subject."""
-    from conformance.cases.declaration import validate_names
-    from conformance.checks.levels import DEFAULT, LEVELS
-    from conformance.judge.checking import make_executor
-    from conformance.subjects.targets import Target
+    from conformance.judge.checking import make_executor, read_target
 
-    kept = ("effort", "seed", "rules", "time_limit", "isolate", "shrink")
-    own = {name: options[name] for name in kept if options.get(name) is not None}
-    of_sizes = ("width_multiple", "limits", "tile", "head_widths", "windows")
-    declared = ("supports", "dtypes", "layout", "conventions", "vjp", *of_sizes)
-    given = {name: options[name] for name in declared if options.get(name) is not None}
-    unknown = set(options) - {*kept, *declared, "arrays", "device", "name", "profile"}
-    if unknown:
-        raise ValueError(f"unknown option: {', '.join(sorted(unknown))}")
-    device = options.get("device") or "cpu"
-    validate_names("device", [device], ("cpu", "cuda"))
-    target = Target(subject, operation, options.get("arrays"), device, options.get("name"), given)
-    profile = options.get("profile") or DEFAULT
-    validate_names("profile", [profile], LEVELS)
-    return Judge(make_executor(target, **own), profile)
+    target, chosen = read_target(subject, operation, name, options)
+    profile = chosen.pop("profile")
+    return Judge(make_executor(target, **chosen), profile)
 
 
 def questions_of(executor: Executor) -> list[Question]:

@@ -65,10 +65,9 @@ class Precision:
     """Unit roundoffs of the arithmetic inside and of the dtype to which results are rounded (ATT-9, NORM-2).
 
     dtype: of the inputs. weights to rotation: the formats that a subject declares (`rounding.py`, `rotary.py`); None
-    where the arithmetic inside is kept. saved: it declares that attention's backward pass takes the weights from one
-    log-sum-exp for each row. merging: it declares that it merges parts of the keys by one log-sum-exp each.
-    single_angles: it declares that rotary angles, their sines and cosines are computed in float32. No subject declares
-    another arithmetic inside; a diagnosis asks what that of 16 bits would allow.
+    where the arithmetic inside is kept. declared: names of the other conventions that it declares, such as "saved"
+    (attention's backward pass takes the weights from one log-sum-exp for each row). No subject declares another
+    arithmetic inside; a diagnosis asks what that of 16 bits would allow.
     """
 
     inner: float
@@ -83,20 +82,16 @@ class Precision:
     normalized: Format | None = None
     sines: Format | None = None
     rotation: Format | None = None
-    saved: bool = False
-    merging: bool = False
-    single_angles: bool = False
+    declared: frozenset[str] = frozenset()
 
     @classmethod
     def make(cls, dtype: str, rounding: Mapping[str, str] | None = None) -> Precision:
         inner = "float64" if dtype == "float64" else "float32"
         declared = dict(rounding or {})
         inner = declared.pop(ARITHMETIC, inner)
-        chosen = {"saved": "logsumexp", "merging": "logsumexp", "angles": "float32"}
-        saved, merging, single = (declared.pop(part, "") == value for part, value in chosen.items())
-        formats = {part: FORMATS[name] for part, name in declared.items()}
+        formats = {part: FORMATS[name] for part, name in declared.items() if name in FORMATS}
         units = UNIT_ROUNDOFF[inner], SMALLEST[inner], UNIT_ROUNDOFF[dtype], SMALLEST[dtype]
-        return cls(*units, dtype, **formats, saved=saved, merging=merging, single_angles=single)
+        return cls(*units, dtype, **formats, declared=frozenset(declared) - formats.keys())
 
     @property
     def default_precision(self) -> Precision:

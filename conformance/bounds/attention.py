@@ -99,7 +99,7 @@ class Rows(NamedTuple):
 
 def merges_of(keys: int, sinks: bool, p: Precision) -> int:
     """How often parts of the keys, and a sink, are merged by one log-sum-exp at most."""
-    return max(-(-keys // 16) - 1, 0) + sinks if p.merging else 0
+    return max(-(-keys // 16) - 1, 0) + sinks if "merging" in p.declared else 0
 
 
 def online(keys: int, p: Precision) -> float:
@@ -299,11 +299,11 @@ def softmax_gradient(
     absolute = np.sum(rows.weights * weights_bar.size, axis=-1, keepdims=True)
     mean_error = product(moved, margin(rows)) + np.sum(rows.weights * weights_bar.error, axis=-1, keepdims=True)
     mean_error = mean_error + logsumexp_error(rows, p) * np.abs(mean)
-    if p.saved:
+    if "saved" in p.declared:
         mean_error = mean_error + product(2 * rows.spread * np.abs(mean), margin(rows))
     by_weights = 2 * (p.gamma(rows.counts) + 4 * p.inner) * absolute
     mean_error = mean_error + (by_weights if by_output is None else np.maximum(by_weights, by_output))
-    if p.saved:
+    if "saved" in p.declared:
         # However large the scores, no weight is off by more than 1, and the output lies among the values: so either
         # form of the mean is at most the sum of what it is the mean of.
         sizes = np.broadcast_to(weights_bar.size + weights_bar.error, rows.weights.shape)

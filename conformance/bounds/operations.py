@@ -68,7 +68,9 @@ def uses_declared_logsumexp(case: Case, name: str) -> bool:
     if not has_masks(case.operation):
         return False
     p, (_, _, _, keys) = Precision.make(case.dtype, case.rounding), heads_and_keys(case)
-    return (p.saved and name in map(gradient_name, case.inputs)) or att.merges_of(keys, "sinks" in case.inputs, p) > 0
+    return ("saved" in p.declared and name in map(gradient_name, case.inputs)) or att.merges_of(
+        keys, "sinks" in case.inputs, p
+    ) > 0
 
 
 KINDS = {"attention_weights": "weights", "attention_logsumexp": "logsumexp"}

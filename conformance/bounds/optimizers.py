@@ -3,6 +3,10 @@
 Moving averages. beta a + (1 - beta) b takes two products of a number that is rounded itself, and a sum: 2 for either
 term, and 1 for the sum. Written as a + (1 - beta) (b - a) or b - beta (b - a), whichever factor is smaller, it rounds
 the difference, the factor and the product: 3 min(beta, 1 - beta) (|a| + |b|), which is at most 3 for either term again.
+moments=lerp declares a + (1 - beta) (b - a) at every beta. Its 3 (1 - beta) (|a| + |b|) is more than that for a where
+beta is below 1/2, as a then cancels: at beta = 0 the average is b, and a large a leaves its digits in it. `naive` moves
+the factor by beta more, in units of u, and with it both terms. An infinite a or b may make NaN, since b - a is infinite
+and is subtracted from it or multiplied by 0; `fill_moments` in `checks/comparison.py` allows this.
 
 Bias correction. 1 - beta^t is a number that depends on no array. The definition takes it as -expm1(t log(beta)). The
 logarithm, t and the product are rounded, by 3 in all, and x e^x / (e^x - 1) <= 1 is what that is multiplied by; with
@@ -40,10 +44,13 @@ INITIAL_WEIGHTS = 4.0
 """Relative error of (2 u - 1) limit: a difference, the limit's two roundings, and a product."""
 
 
-def average(old: Approx, new: Approx, beta: float, p: Precision, naive: bool) -> Approx:
-    """beta old + (1 - beta) new."""
+def average(old: Approx, new: Approx, beta: float, p: Precision, naive: bool, lerp: bool = False) -> Approx:
+    """beta old + (1 - beta) new. lerp: it may be old + (1 - beta) (new - old)."""
     rest = 3 + (beta / (1 - beta) if naive else 0)
-    return add(multiply(old, exact(np.asarray(beta)), p, 3), multiply(new, exact(np.asarray(1 - beta)), p, rest), p)
+    kept = multiply(old, exact(np.asarray(beta)), p, 3)
+    more = p.inner * max(rest * (1 - beta) - 3 * beta, 0) * old.size if lerp else 0.0
+    kept = Approx(kept.value, kept.error + more)
+    return add(kept, multiply(new, exact(np.asarray(1 - beta)), p, rest), p)
 
 
 def correction(beta: float, step: int, naive: bool) -> tuple[float, float]:
@@ -100,7 +107,7 @@ def adam_from(inputs: dict[str, Approx], options: dict[str, Any], p: Precision, 
     weight_decay, decoupled = options.get("weight_decay", 0.0), options.get("decoupled", True)
     gradient = add_weight_decay(gradient, parameters, 0.0 if decoupled else weight_decay, p)
     step = options["step"] + 1
-    mean = average(inputs["mean"], gradient, beta_1, p, naive)
+    mean = average(inputs["mean"], gradient, beta_1, p, naive, lerp="moments" in p.declared)
     square = average(inputs["square"], multiply(gradient, gradient, p), beta_2, p, naive)
     deviation = root(correct_bias(square, beta_2, step, p, naive), p)
     eps = np.broadcast_to(options.get("eps", 1e-8), deviation.value.shape)

@@ -48,7 +48,7 @@ def relaxed_merged_bound(parts: list[Case]) -> Bounds | None:
 
 def relaxed_adam_step(case: Case) -> dict[str, np.ndarray]:
     """Bounds that allow 1 - beta and 1 - beta^t as the compute dtype gives them, where they cancel."""
-    p = Precision.make(case.dtype)
+    p = Precision.make(case.dtype, case.rounding)
     with np.errstate(all="ignore"):
         return {
             name: result_bound(name, approx, case, p)

@@ -171,7 +171,7 @@ def rotation(
     width = 2 * angles.shape[-1]
     pairs = pair_columns(width, pairing)
     first, second = (x[..., columns] for columns in pairs)
-    unit = max(p.inner, SINGLE) if p.single_angles else p.inner
+    unit = max(p.inner, SINGLE) if "angles" in p.declared else p.inner
     off = size * ((TRIGONOMETRY + 2) * unit + np.minimum(angle_error, 2) + np.zeros_like(angles))
     sine, cosine = (round_approx(Approx(a * size, off), p.sines) for a in (sign * np.sin(angles), np.cos(angles)))
     value, error = x.copy(), np.zeros_like(x)
@@ -190,7 +190,7 @@ def rotation(
 def rotary_embedding(case: Case, p: Precision, angle_error: Any = 0.0) -> dict[str, Approx]:
     """angle_error: of the angles, beside what is derived here."""
     turns, size = angles(case)
-    angle_error = np.maximum(angle_error, single_angle_error(case)) if p.single_angles else angle_error
+    angle_error = np.maximum(angle_error, single_angle_error(case)) if "angles" in p.declared else angle_error
     pairing = case.options.get("pairing") or "halves"
     results = {"output": rotation(case.inputs["x"], turns, size, pairing, 1, p, angle_error)}
     if case.cotangents:
@@ -200,8 +200,8 @@ def rotary_embedding(case: Case, p: Precision, angle_error: Any = 0.0) -> dict[s
 
 
 def rotary_frequencies(case: Case, p: Precision) -> dict[str, Approx]:
-    call, unit = call_of(case), SINGLE if p.single_angles else p.inner
+    call, unit = call_of(case), SINGLE if "angles" in p.declared else p.inner
     return {
-        "frequencies": frequencies(call, unit, p.single_angles),
+        "frequencies": frequencies(call, unit, "angles" in p.declared),
         "attention_factor": factor(call.scaling, p.inner),
     }

@@ -7,15 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, TypedDict, Unpack
 
-from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
-from conformance.cases.signatures import parameter_names, requires_mask
+from conformance.cases.options import (
+    Option,
+    document_options,
+    options_of,
+    read_number,
+    read_pairs,
+    refuse_unknown,
+    split_items,
+    split_names,
+    validate_names,
+    whole_number,
+    whole_numbers,
+)
 from specification.dtypes import FLOATING
 
 Window = tuple[int | None, int | None]
 LONGEST = 2000
 """Keys of the longest declared window beside as many queries as keys: a case that is larger needs too much memory."""
+KERNEL_ARGUMENTS = ("alibi_slopes", "query_lengths")
+"""Arguments of kernels that the definition lacks; `kernel_arguments.py` says what they mean."""
 MASK_KINDS = ("causal", "window", "lengths", "padding", "segments", "dense")
 
 FEATURES = {
@@ -98,10 +112,11 @@ CONVENTIONS = {
     "normalized": ("float32", "inputs"),
     "saved": ("maximum", "logsumexp"),
     "merging": ("maximum", "logsumexp"),
+    "moments": ("products", "lerp"),
     "angles": ("exact", "float32"),
     "rotation": ("float32", "rounded", "inputs"),
 }
-"""Names for `convention`, each with its values; the first is the definition's.
+"""Names for `conventions`, each with its values; the first is the definition's.
 
 polarity: what True means in a dense mask. empty_rows: what a row gets that allows nothing; "any" promises nothing.
 causal: where `Causal()` without an offset stands when Q != K (for subjects that take descriptions). heads: which key
@@ -112,45 +127,184 @@ shared_heads: how the gradients of query heads that share a key head are added u
 dtype of the inputs first; "inputs": every sum is, too. normalized: the precision to which the normalised row of
 `rms_norm` is rounded before the weight multiplies it. saved: what attention's backward pass takes the weights from once
 more, each row's maximum and sum or its log-sum-exp. merging: what parts of the keys are weighed by, their maxima and
-sums or one log-sum-exp each. angles: "float32" if rotary frequencies and angles, their sines and cosines are computed
-in float32, whatever the dtype of the inputs. rotation: in what x is turned. "rounded": sines and cosines are rounded to
-the dtype of the inputs; "inputs": their products with x are, too.
+sums or one log-sum-exp each. moments: how Adam takes the mean of gradients. "lerp": as mean + (1 - beta) (gradient -
+mean), which may be NaN where either is infinite. angles: "float32" if rotary frequencies and angles, their sines and
+cosines are computed in float32, whatever the dtype of the inputs. rotation: in what x is turned. "rounded": sines and
+cosines are rounded to the dtype of the inputs; "inputs": their products with x are, too.
 """
 
+PRECISIONS = tuple(
+    name for name in CONVENTIONS if name not in ("polarity", "empty_rows", "causal", "heads", "isolation")
+)
+"""Conventions that say how numbers are computed: error bounds depend on them, and exact results do not."""
+
+OPEN_AT_INFINITY = ("moments",)
+"""Those of them that allow NaN where the exact result is infinite."""
 
 OTHER_LAYOUT = "--layout BTHD is for arrays [batch, length, heads, width]"
 """A hint for who has these arrays and has not said so."""
 
 
+# --- how values are read ----------------------------------------------------------------------------------------------
+
+
+def read_supports(given: str | Iterable[str]) -> tuple[str, ...]:
+    names = split_names(given)
+    refuse_unknown("supports", [name.removeprefix("no-") for name in names], FEATURES)
+    return names
+
+
+def read_tile(given: Any) -> tuple[int, int]:
+    """Read (128, 64) or "128x64"."""
+    tile = whole_numbers(given, "x")
+    if len(tile) != 2 or min(tile) < 1:
+        raise ValueError(f"tile must be two positive integers, such as 128x64, got {given!r}")
+    return tile[0], tile[1]
+
+
+def read_head_widths(given: Any) -> tuple[tuple[int, int], ...]:
+    """Read [64, (576, 512)] or "64,576/512" as ((64, 64), (576, 512))."""
+    widths = [whole_numbers(item, "/") for item in split_items(given)]
+    if any(len(pair) not in (1, 2) or min(pair) < 1 for pair in widths):
+        raise ValueError(
+            f"head_widths must be positive integers or pairs of them, such as 64,128,576/512, got {given!r}"
+        )
+    return tuple((pair[0], pair[-1]) for pair in widths)
+
+
+def read_windows(given: Any) -> tuple[Any, ...]:
+    """Read [(31, 0), (63, None)] or "31/0,63/all"."""
+    windows = []
+    for item in split_items(given):
+        sides = item.split("/") if isinstance(item, str) else item if isinstance(item, tuple | list) else ()
+        windows.append(tuple(None if side in ("all", None) else whole_number(side) for side in sides))
+        if len(sides) != 2 or -1 in windows[-1] or windows[-1] == (None, None):
+            raise ValueError(
+                f"windows must be pairs (before, after) of numbers of keys or None, such as 31/0,63/all, got {given!r}"
+            )
+    return tuple(windows)
+
+
+def read_limits(given: Any) -> dict[str, int]:
+    """Read {"keys": 4096} or "keys=4096"."""
+    limits = read_pairs("limits", given)
+    validate_names("limits", limits, DIMENSIONS)
+    for name, size in limits.items():
+        if whole_number(size) < 1:
+            raise ValueError(f"limit of {name} must be a positive integer, got {size!r}")
+    return {name: whole_number(size) for name, size in limits.items()}
+
+
+def read_conventions(given: Any) -> dict[str, str]:
+    """Read {"empty_rows": "mean"} or "empty_rows=mean"."""
+    conventions = read_pairs("conventions", given)
+    validate_names("conventions", conventions, CONVENTIONS)
+    for name, value in conventions.items():
+        refuse_unknown(f"convention {name}", [value], CONVENTIONS[name])
+    return conventions
+
+
+def read_vjp(given: Any) -> str | Callable[..., Any]:
+    if not callable(given) and not isinstance(given, str):
+        raise ValueError(f"vjp must be a function, got {given!r}")
+    return given
+
+
+# --- the options ------------------------------------------------------------------------------------------------------
+
+Names = str | Collection[str]
+"""A collection of names, or a string with commas between them."""
+
+
+class DeclarationOptions(TypedDict, total=False):
+    """What can be declared of a function. None says nothing."""
+
+    supports: Annotated[
+        Names | None,
+        Option(
+            "features that it supports, or no-softcap for all but that; by default, all that its signature allows",
+            read_supports,
+            lambda: [*FEATURES, *(f"no-{name}" for name in FEATURES)],
+            many=True,
+        ),
+    ]
+    dtypes: Annotated[
+        Names | None,
+        Option("dtypes to judge, such as float32,float16; all by default", names=lambda: FLOATING, many=True),
+    ]
+    layout: Annotated[
+        str | None, Option("BTHD if its arrays are [batch, length, heads, width]", names=lambda: ("BHTD", "BTHD"))
+    ]
+    width_multiple: Annotated[
+        int | None, Option("every width must be a multiple of this", partial(read_number, "width_multiple", 1))
+    ]
+    tile: Annotated[
+        str | tuple[int, int] | None,
+        Option("its tiles of queries and keys, such as 128x64; adds sizes around them", read_tile),
+    ]
+    head_widths: Annotated[
+        str | Collection[int | tuple[int, int]] | None,
+        Option(
+            "it supports only heads of these widths, such as 64,128,576/512 (keys/values)", read_head_widths, many=True
+        ),
+    ]
+    windows: Annotated[
+        str | Collection[Window] | None,
+        Option(
+            "its windows have only these numbers of keys before and after the query's own, such as 31/0,63/all",
+            read_windows,
+            many=True,
+        ),
+    ]
+    limits: Annotated[
+        str | Mapping[str, int] | None,
+        Option(
+            "largest sizes that it supports, such as keys=4096,key_width=128",
+            read_limits,
+            lambda: [f"{name}=" for name in DIMENSIONS],
+            many=True,
+        ),
+    ]
+    conventions: Annotated[
+        str | Mapping[str, str] | None,
+        Option(
+            "intended departures, such as empty_rows=mean,polarity=masked, or angles=float32 of rotary embeddings",
+            read_conventions,
+            lambda: [f"{name}={value}" for name, values in CONVENTIONS.items() for value in values],
+            many=True,
+        ),
+    ]
+    vjp: Annotated[
+        str | Callable[..., Any] | None,
+        Option("the function of its gradients, as package.module:function or path/to/file.py:function", read_vjp),
+    ]
+
+
 @dataclass(frozen=True)
 class Declaration:
-    """features: names of `FEATURES`. width_multiple: what D and V must be multiples of. vjp: gives the gradients.
+    """The declared options as they are read, and what else a subject is known by.
 
-    dtypes: those to be judged. refused_dtypes: those that the function says it does not take. room: features for which
-    its signature has parameters, supported or not. unsure: features that nobody has named, of a signature that takes
-    any keyword. lacking: optional arguments of the operation for which its signature has no parameter.
-    limits: the largest size that it takes of dimensions named in `DIMENSIONS`. tile: queries and keys of its tiles.
-    head_widths: (D, V) of the only heads that it takes; empty where it takes any. windows: the same of windows, keys
-    before and after the query's own, None for all of them. mask_required: its signature says that a mask is always
-    there.
-    compiled: its framework compiles for every shape. strides: arrays of its framework can lie in memory in several
-    ways.
+    features: names of `FEATURES`, by `supports` and the signature. refused_dtypes: those that the function says it does
+    not take. room: features for which its signature has parameters, supported or not. unsure: features that nobody has
+    named, of a signature that takes any keyword. lacking: optional arguments of the operation for which its signature
+    has no parameter. mask_required: its signature says that a mask is always there. compiled: its framework compiles
+    for every shape. strides: arrays of its framework can lie in memory in several ways.
     """
 
     features: frozenset[str] = frozenset(FEATURES) - {"logsumexp", *KERNEL_ARGUMENTS}
     dtypes: tuple[str, ...] = FLOATING
     layout: str = "BHTD"
     width_multiple: int = 1
+    tile: tuple[int, int] | None = None
+    head_widths: tuple[tuple[int, int], ...] = ()
+    windows: tuple[Window, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
     conventions: Mapping[str, str] = field(default_factory=dict)
     vjp: Callable[..., Any] | None = None
     refused_dtypes: tuple[str, ...] = ()
     room: frozenset[str] = frozenset()
     unsure: frozenset[str] = frozenset()
     lacking: frozenset[str] = frozenset()
-    limits: Mapping[str, int] = field(default_factory=dict)
-    tile: tuple[int, int] | None = None
-    head_widths: tuple[tuple[int, int], ...] = ()
-    windows: tuple[Window, ...] = ()
     mask_required: bool = False
     compiled: bool = False
     strides: bool = True
@@ -180,175 +334,54 @@ class Declaration:
         """The same under these conventions too."""
         return replace(self, conventions={**self.conventions, **conventions})
 
+    def contents(self) -> dict[str, Any]:
+        """Return the features and every option but `vjp`, as plain data for a report: cases are drawn by these."""
+        values: dict[str, Any] = {"features": sorted(self.features)}
+        values |= {name: getattr(self, name) for name in options_of(DeclarationOptions) if name in vars(self)}
+        values |= {"conventions": {name: self.convention(name) for name in CONVENTIONS}}
+        return {name: as_lists(value) for name, value in values.items() if name != "vjp"}
+
+    def refuse_contradictions(self) -> None:
+        """Raise ValueError where two options leave nothing to be tried."""
+        if not self.dtypes:
+            raise ValueError("dtypes: got none")
+        for side, name in enumerate(("key_width", "value_width")):
+            limit = self.limits.get(name)
+            if limit is not None and limit < self.width_multiple:
+                raise ValueError(f"limit of {name} is below width_multiple {self.width_multiple}")
+            if limit is not None and any(pair[side] > limit for pair in self.head_widths):
+                raise ValueError(f"head_widths has a width beyond the limit of {name}, {limit}")
+        if self.windows and "window" not in self:
+            raise ValueError("windows are declared of a function that does not support window")
+        if "cross" not in self and any(size is not None and size > LONGEST for pair in self.windows for size in pair):
+            raise ValueError(
+                f"windows: past {LONGEST} keys none can be tried where queries and keys are as many (no-cross)"
+            )
+
     @property
     def masks(self) -> tuple[str, ...]:
         return tuple(kind for kind in MASK_KINDS if kind in self)
 
 
+def as_lists(value: Any) -> Any:
+    """Return tuples as lists, as JSON has them."""
+    return [as_lists(item) for item in value] if isinstance(value, tuple) else value
+
+
 EVERYTHING = Declaration()
 
 
-def declare(
-    supports: Collection[str] | None = None,
-    *,
-    dtypes: Iterable[str] | None = None,
-    layout: str | None = None,
-    width_multiple: int | None = None,
-    conventions: Mapping[str, str] | None = None,
-    vjp: Callable[..., Any] | None = None,
-    limits: Mapping[str, int] | None = None,
-    tile: tuple[int, int] | None = None,
-    head_widths: Iterable[int | tuple[int, int]] | None = None,
-    windows: Iterable[Window] | None = None,
-) -> Callable[[Any], Any]:
-    """Say of a function what it supports, where it is defined. The arguments are those of `check`."""
-    given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
-    given |= {"width_multiple": width_multiple, "conventions": conventions, "limits": limits, "tile": tile}
-    given |= {"head_widths": head_widths, "windows": windows}
+@document_options(DeclarationOptions)
+def declare(supports: Names | None = None, /, **options: Unpack[DeclarationOptions]) -> Callable[[Any], Any]:
+    """Say of a function what it supports, where it is defined; `check` reads it there.
+
+    supports: the option of that name, which may stand first and without its name.
+    """
+    given = {"supports": supports, **options}
+    refuse_unknown("unknown option", given, options_of(DeclarationOptions))
 
     def decorate(function: Any) -> Any:
         function.conformance = {name: value for name, value in given.items() if value is not None}
         return function
 
     return decorate
-
-
-def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declaration:
-    """From what the caller gives, else from what the function was decorated with, else from its signature.
-
-    Conventions and limits are taken one by one: what the caller says of one leaves the function's others as they are.
-    differentiated: the function's framework differentiates by itself. The dtypes that a caller gives only choose; those
-    that a function is decorated with say that it takes no others.
-    """
-    own = dict(getattr(function, "conformance", {}))
-    said = own | {n: v for n, v in given.items() if v is not None}
-    supports = split_names(said.pop("supports", None) or ())
-    features, room = read_features(supports, function), room_for(function)
-    required = requires_mask(function) and bool(features & {*MASK_KINDS}) and "unmasked" not in supports
-    features -= {"unmasked"} if required else set()
-    if "unmasked" not in features and not features & {*MASK_KINDS}:
-        raise ValueError("supports: without unmasked calls there must be a kind of mask, and there is none")
-    if not differentiated and "vjp" not in said and "gradients" not in supports:
-        features -= {"gradients"}
-    unsure = (features & room) - features_in_signature(function) - set(supports)
-    said["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in split_names(own.get("dtypes", FLOATING)))
-    said["conventions"] = {}
-    for conventions in (own.get("conventions"), given.get("conventions")):
-        said["conventions"] |= validate_conventions(conventions or {})
-    said["dtypes"] = validate_names("dtypes", said.get("dtypes", FLOATING), FLOATING)
-    said["dtypes"] = tuple(dtype for dtype in SIMPLEST_FIRST if dtype in said["dtypes"])
-    if not said["dtypes"]:
-        raise ValueError("dtypes: got none")
-    if said.get("layout", "BHTD") not in ("BHTD", "BTHD"):
-        raise ValueError(f"layout must be BHTD or BTHD, got {said['layout']!r}")
-    if "vjp" in said and not callable(said["vjp"]):
-        raise ValueError(f"vjp must be a function, got {said['vjp']!r}")
-    if int(said.get("width_multiple", 1)) < 1:
-        raise ValueError(f"width_multiple must be positive, got {said['width_multiple']!r}")
-    said["limits"] = {**own.get("limits", {}), **(given.get("limits") or {})}
-    validate_names("limits", said["limits"], DIMENSIONS)
-    for name, size in said["limits"].items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"limit of {name} must be a positive integer, got {size!r}")
-    if "tile" in said:
-        tile = tuple(said["tile"])
-        if len(tile) != 2 or any(not isinstance(size, int) or size < 1 for size in tile):
-            raise ValueError(f"tile must be two positive integers, got {said['tile']!r}")
-        said["tile"] = tile
-    widths = said.get("head_widths", ())
-    said["head_widths"] = tuple(map(pair_of_widths, [widths] if isinstance(widths, str | int) else widths))
-    if said["head_widths"] and all(D == V for D, V in said["head_widths"]):
-        features -= {"value_width"}
-    for name in ("key_width", "value_width"):
-        if said["limits"].get(name, said.get("width_multiple", 1)) < said.get("width_multiple", 1):
-            raise ValueError(f"limit of {name} is below width_multiple {said['width_multiple']}")
-        if any(pair[name == "value_width"] > said["limits"].get(name, max(pair)) for pair in said["head_widths"]):
-            raise ValueError(f"head_widths has a width beyond the limit of {name}, {said['limits'][name]}")
-    said["windows"] = tuple(check_window(window) for window in said.get("windows", ()))
-    if said["windows"] and "window" not in features:
-        raise ValueError("windows are declared of a function that does not support window")
-    if "cross" not in features and any(
-        side is not None and side > LONGEST for pair in said["windows"] for side in pair
-    ):
-        raise ValueError(
-            f"windows: past {LONGEST} keys none can be tried where queries and keys are as many (no-cross)"
-        )
-    said |= {"room": frozenset(room), "unsure": frozenset(unsure), "mask_required": required}
-    return Declaration(features=features, **said)
-
-
-def pair_of_widths(given: int | tuple[int, int]) -> tuple[int, int]:
-    """64 as (64, 64), and (576, 512) as it is."""
-    pair = (given, given) if isinstance(given, int) else tuple(given)
-    if len(pair) != 2 or any(not isinstance(width, int) or width < 1 for width in pair):
-        raise ValueError(f"head_widths must be positive integers or pairs of them, got {given!r}")
-    return pair
-
-
-def check_window(given: Window) -> Window:
-    """The keys before and after the query's own, as a pair."""
-    pair = tuple(given) if isinstance(given, tuple | list) else ()
-    sizes = [size for size in pair if size is not None]
-    if len(pair) != 2 or not sizes or any(not isinstance(size, int) or size < 0 for size in sizes):
-        raise ValueError(f"windows must be pairs (before, after) of numbers of keys or None, got {given!r}")
-    return pair
-
-
-def split_names(names: str | Iterable[str]) -> tuple[str, ...]:
-    """Names one by one; a string holds one, or several with commas between them."""
-    if not isinstance(names, str):
-        return tuple(names)
-    return tuple(name.strip() for name in names.split(",") if name.strip())
-
-
-def read_features(supports: Collection[str], function: Any) -> frozenset[str]:
-    """Names as they are; if every one starts with "no-", all that the signature has room for, without those.
-
-    Who has causal masks or windows has them at any offset, and who has several kinds of masks has them combined, by &
-    and by |, unless "no-offset", "no-combined" or "no-or" is said beside them. Calls without a mask are among them too,
-    unless "no-unmasked" is said.
-    """
-    validate_names("supports", [name.removeprefix("no-") for name in supports], FEATURES)
-    removed = {name.removeprefix("no-") for name in supports if name.startswith("no-")}
-    added = {name for name in supports if not name.startswith("no-")}
-    if not added - {*UNCLAIMED, "unmasked"}:
-        added |= room_for(function)
-    added |= {"unmasked"}
-    if added & {"causal", "window"}:
-        added |= {"offset"}
-    if len(added & set(MASK_KINDS)) > 1:
-        added |= {"combined"}
-    if "combined" in added:
-        added |= {"or"}
-    if "combined" in removed:
-        removed |= {"or"}
-    return frozenset(added - removed)
-
-
-def room_for(function: Any) -> set[str]:
-    """Every feature that does not lack its parameters."""
-    _, anything = parameter_names(function)
-    return features_in_signature(function) | (set(PARAMETERS) - set(NAMED_ONLY) if anything else set())
-
-
-def features_in_signature(function: Any) -> set[str]:
-    """Every feature that needs no parameter of its own, or whose parameters the signature names."""
-    names, _ = parameter_names(function)
-    lacking = {feature for feature, needed in PARAMETERS.items() if not names.issuperset(needed)}
-    return set(FEATURES) - set(UNCLAIMED) - lacking
-
-
-def validate_conventions(given: Mapping[str, str]) -> dict[str, str]:
-    validate_names("conventions", given, CONVENTIONS)
-    for name, value in given.items():
-        validate_names(f"convention {name}", [value], CONVENTIONS[name])
-    return dict(given)
-
-
-def validate_names(what: str, given: str | Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names, as `split_names` reads them; ValueError for one that is not among those expected."""
-    given = split_names(given)
-    wrong = [name for name in given if name not in names]
-    if wrong:
-        raise ValueError(f"{what}: got {wrong[0]!r}, expected one of {', '.join(names)}")
-    return given

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.case import Case
+from conformance.cases.declaration import KERNEL_ARGUMENTS
 from specification.masks import Dense, as_mask
-
-KERNEL_ARGUMENTS = ("alibi_slopes", "query_lengths")
 
 
 def kernel_arguments(operation: str) -> tuple[str, ...]:

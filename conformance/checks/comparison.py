@@ -104,6 +104,7 @@ OF_QUERIES, OF_ROWS = ("attention", "attention_logsumexp"), ("output", "logsumex
 def fill_unpromised(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
     """The answers with what is true where nothing is promised."""
     answers = fill_padding(case, answers, truth)
+    answers = fill_moments(answers, truth) if "moments" in case.rounding and "mean" in truth else answers
     return fill_empty_rows(case, answers, truth) if case.options.get("empty_rows") == "any" else answers
 
 
@@ -151,6 +152,16 @@ def fill_padding(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answe
         if array.shape == right.shape:
             rows = padded[:, None].reshape(len(padded), 1, -1, *(1,) * (right.ndim - 3))
             found[name] = np.where(rows, right.astype(array.dtype), array)
+    return found
+
+
+def fill_moments(answers: Answers, truth: dict[str, Exact]) -> Answers:
+    """The answers with what is true where Adam's first average is infinite, and they have NaN."""
+    infinite, found = np.isinf(truth["mean"].high), dict(answers)
+    for name in {"mean", "parameters"} & answers.keys():
+        right, array = truth[name].high, answers[name]
+        if array.shape == right.shape:
+            found[name] = np.where(infinite & np.isnan(array.astype(float)), right.astype(array.dtype), array)
     return found
 
 

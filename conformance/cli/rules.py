@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from conformance.checks.judged_rules import JUDGED
 from conformance.cli.console import console, refuse
-from conformance.cli.options import complete_names, operation_names, rule_names
+from conformance.cli.options import complete_names, operation_names
 from specification import MODEL_RULES
 
 
 def names_of_both() -> Iterable[str]:
-    return [*operation_names(), *rule_names(), *MODEL_RULES]
+    return [*operation_names(), *JUDGED, *MODEL_RULES]
 
 
 NAMES = "operations or rules, such as attention or MASK-7; every rule where there is none"
@@ -25,7 +26,6 @@ def rules(
     names: Annotated[list[str] | None, typer.Argument(help=NAMES, autocompletion=complete_names(names_of_both))] = None,
 ) -> None:
     """List rules with their text: every rule, or those of operations."""
-    from conformance.checks.judged_rules import JUDGED
     from conformance.judge.checking import rules_of
 
     every, known = JUDGED | MODEL_RULES, [*names_of_both()]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from conformance.cases.declaration import read_conventions
 from conformance.checks.levels import DEFAULT, LEVELS
 from conformance.cli.console import console, explain_error, refuse, save_steps
-from conformance.cli.options import Json, Profile, complete_names, conventions_of
+from conformance.cli.options import Conventions, Json, Profile, complete_names
 
 if TYPE_CHECKING:
     from conformance.judge.watched import JudgedCall
@@ -24,7 +25,6 @@ ATTENTION = (
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "reference")
 TOKENS = "token ids instead of a text, such as 3,1,4; may be repeated for a batch, padded on the right"
 BACKWARD = "judge the gradients of query, key and value too, not of sinks and biases, by the model's own loss"
-CONVENTION = "intended departures, such as weights=inputs,products=inputs,empty_rows=mean"
 DEVICE = "cpu, cuda, or a GPU by its number, such as cuda:1"
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
@@ -41,7 +41,7 @@ def watch(
     ] = "auto",
     device: Annotated[str, typer.Option(help=DEVICE, autocompletion=complete_names(lambda: ("cpu", "cuda")))] = "cpu",
     backward: Annotated[bool, typer.Option("--backward", help=BACKWARD)] = False,
-    convention: Annotated[list[str] | None, typer.Option(help=CONVENTION)] = None,
+    conventions: Conventions = None,
     profile: Profile = DEFAULT,
     json: Json = None,
 ) -> None:
@@ -66,7 +66,7 @@ def watch(
     if importlib.util.find_spec("transformers") is None:
         refuse("transformers is not installed: pip install 'transformers>=5' torch")
     try:
-        conventions = conventions_of(convention or [])
+        departures = read_conventions(conventions or [])
         watching.refuse_absent(device)
         model, lacking = watched_folder.load_model(folder, attention, dtype)
         if lacking:
@@ -77,7 +77,7 @@ def watch(
             tell_tokens(inputs)
         watching.refuse_unknown(model, inputs)
         inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
-        calls = judge_calls(record_calls(model.to(device), inputs, backward, attention), conventions)
+        calls = judge_calls(record_calls(model.to(device), inputs, backward, attention), departures)
     except Exception as error:  # the library's own, whatever they are
         refuse(explain_error(error))
     name = attention or model.config._attn_implementation
@@ -88,7 +88,7 @@ def watch(
     if json is not None:
         more: dict[str, Any] = {"folder": str(folder), "model": type(model).__name__, "attention": name}
         more |= {"texts": texts or [], "tokens": tokens or [], "device": device}
-        more |= {"backward": backward, "conventions": conventions}
+        more |= {"backward": backward, "conventions": departures}
         save_steps(json, watch_content(calls, profile, **more))
     judged = calls and all(call.is_judged for call in calls)
     conforms = all(call.conforms(profile) for call in calls)

@@ -14,15 +14,15 @@ import numpy as np
 from conformance.bounds.arithmetic import FORMATS
 from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
-from conformance.cases.declaration import CONVENTIONS, Declaration
-from conformance.checks.comparison import ratio, worst
+from conformance.cases.declaration import CONVENTIONS, OPEN_AT_INFINITY, PRECISIONS, Declaration
+from conformance.checks.comparison import breaks, fill_unpromised, judge, ratio, worst
 from conformance.checks.findings import same_error
 from conformance.checks.judged_rules import STATE_RULE
-from conformance.checks.levels import rank
+from conformance.checks.levels import STRICT, rank
 from conformance.checks.results import WIDE, Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause, CauseKind, Diagnosis, cause_kind
 from conformance.diagnosis.choice import Chooser
-from conformance.diagnosis.evidence import Evidence, ask_fresh, collect_evidence
+from conformance.diagnosis.evidence import Evidence, add_rounding, ask_fresh, collect_evidence
 from conformance.diagnosis.experiments import draw_experiments
 from conformance.diagnosis.explanation import Explanation, judge_mistake, learn_condition
 from conformance.diagnosis.pattern import find_pattern
@@ -32,9 +32,6 @@ from conformance.operations.probes import catalogue
 from conformance.runner.in_process import Runner
 from conformance.runner.memory_layouts import depends_on_layout
 from conformance.sampling.strategies import roundings
-
-PRECISIONS = ("weights", "products", "shared_heads", "normalized", "saved", "merging", "angles", "rotation")
-"""Conventions that say in which precision something is computed."""
 
 
 def find_causes(results: Results, runner: Runner) -> list[Cause]:
@@ -226,8 +223,9 @@ def group_numbers(
         others = [one for one in passing if not one.case.special and not wrong.isdisjoint(one.answers)]
         condition = learn_condition(evidence, others) if evidence else None
         pattern = None if smallest is None else find_pattern(smallest)
-        excuses = find_excuses(evidence)
-        yield Cause(kind, sort_violations([violations[key] for key in keys]), None, condition, pattern, excuses)
+        ordered = sort_violations([violations[key] for key in keys])
+        excuses = find_excuses(evidence, ordered[0].level)
+        yield Cause(kind, ordered, None, condition, pattern, excuses)
 
 
 def kind_of_numbers(violation: Violation) -> tuple[CauseKind, str | None, bool | None, bool]:
@@ -237,16 +235,23 @@ def kind_of_numbers(violation: Violation) -> tuple[CauseKind, str | None, bool |
     return "numbers", None, is_gradient(violation.finding.name), violation.is_numeric
 
 
-def find_excuses(evidence: Sequence[Evidence]) -> tuple[Mapping[str, str], ...]:
-    """The conventions of precision, as few as may be, under which all the cases conform; empty where none do.
+def find_excuses(evidence: Sequence[Evidence], level: str = STRICT) -> tuple[Mapping[str, str], ...]:
+    """The conventions of arithmetic, as few as may be, under which all the cases conform; empty where none do.
 
-    Those come first that excuse least: under which the errors are the largest part of their bounds.
+    Those come first that excuse least: under which the errors are the largest part of their bounds. level: of NaN and
+    infinity, those cases count that break what it asks for.
     """
-    if not evidence or any(one.case.special for one in evidence):
+    names = PRECISIONS
+    if any(one.case.special for one in evidence):
+        names = OPEN_AT_INFINITY
+        evidence = [
+            one for one in evidence if breaks(judge(one.case, one.answers, one.call.exact, one.call.bounds), level)
+        ]
+    if not evidence:
         return ()
     # What a float64 case loses to 16 bits, it would lose to float32 as well, for which there is no convention.
     left_out = FORMATS if any(one.case.dtype == "float64" for one in evidence) else ()
-    choices = [(name, value) for name in PRECISIONS for value in CONVENTIONS[name][1:] if value not in left_out]
+    choices = [(name, value) for name in names for value in CONVENTIONS[name][1:] if value not in left_out]
     pairs = [pair for pair in combinations(choices, 2) if pair[0][0] != pair[1][0]]
     for several in ([(one,) for one in choices], pairs):
         errors = {chosen: largest_error(dict(chosen), evidence) for chosen in several}
@@ -265,8 +270,9 @@ def largest_error(conventions: Mapping[str, str], evidence: Sequence[Evidence]) 
             return math.inf
         with np.errstate(all="ignore"):
             bounds = one.bounds_under(rounding)
+            answers = fill_unpromised(add_rounding(one.case, rounding), one.answers, one.call.exact)
             for name in one.wrong:
-                got = one.answers[name]
+                got = answers[name]
                 error = ratio(got.astype(float), one.call.exact[name], bounds[name], str(got.dtype)).max(initial=0)
                 if not error <= 1:
                     return math.inf

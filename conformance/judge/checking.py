@@ -6,14 +6,15 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Unpack
 
-from conformance.cases.declaration import EVERYTHING, Window, validate_names
+from conformance.cases.declaration import EVERYTHING, DeclarationOptions
 from conformance.cases.facts import operations
+from conformance.cases.options import document_options, options_of, read_options, refuse_unknown, validate_names
 from conformance.checks.judged_rules import CONTRACT, JUDGED
-from conformance.checks.levels import DEFAULT, LEVELS
 from conformance.judge.executor import Executor
-from conformance.judge.plan import EFFORTS, list_claims
+from conformance.judge.options import EFFORTS, CheckOptions
+from conformance.judge.plan import list_claims
 from conformance.judge.report import Report, report_of
 from conformance.judge.shared_probes import share_probes
 from conformance.judge.trial import Progress, silent
@@ -27,88 +28,55 @@ MOST_WORKERS = 4
 ENDED = "the check was ended before its end"
 
 
+@document_options(CheckOptions)
 def check(
     subject: str | Callable[..., Any],
     operation: str,
     *,
-    arrays: str | None = None,
-    dtypes: Collection[str] | None = None,
-    supports: Collection[str] | None = None,
-    effort: str = "default",
-    seed: int | None = None,
-    device: str = "cpu",
-    layout: str | None = None,
-    width_multiple: int | None = None,
-    conventions: Mapping[str, str] | None = None,
-    vjp: str | Callable[..., Any] | None = None,
-    limits: Mapping[str, int] | None = None,
-    tile: tuple[int, int] | None = None,
-    head_widths: Collection[int | tuple[int, int]] | None = None,
-    windows: Collection[Window] | None = None,
     name: str | None = None,
-    rules: Collection[str] | None = None,
-    profile: str = DEFAULT,
-    time_limit: float = TIME_LIMIT,
-    isolate: bool | None = None,
-    shrink: bool = True,
     workers: int | None = 1,
     progress: Progress = silent,
     unfinished: Callable[[Report], None] | None = None,
+    **options: Unpack[CheckOptions],
 ) -> Report:
     """Judge a function that is to compute an operation.
 
-    subject: the function, or "package.module:callable", or "path/to/file.py:callable". It takes the operation's own
-        parameters: for attention `query, key, value, *, mask, bias, scale, softcap, sinks`, those that it has, with
-        mask a boolean array [Q, K] or [B or 1, H or 1, Q, K] (True: may attend) or None.
-    arrays: "numpy", "torch" or "jax"; unless given, a guess by annotations, by the code, by the module's imports or by
-        a trial call, which the report names. device: "cpu" or "cuda".
-    dtypes: those that it takes; all four unless given. Like other names, they are a list, or a string with commas.
-    supports: names from `declaration.FEATURES`; unless given, all for which its signature has room. "no-softcap" and
-        the like: all but these. What is not supported must be refused by an error, and that is checked too.
-    layout: "BTHD" for arrays [batch, length, heads, width]. width_multiple: what widths must be multiples of.
-    conventions: departures from the definition that it declares, from `declaration.CONVENTIONS`.
-    vjp: gives its gradients, `vjp(*arguments, cotangent, **keywords)`, in the order of its floating arguments or as a
-        dictionary by their names; else torch.autograd or jax.vjp does. A function, or a string like that of a subject.
-    limits: the largest sizes that it takes, by names from `declaration.DIMENSIONS`, such as {"keys": 4096}; nothing
-        beyond is tried. tile: queries and keys of its tiles, so that sizes around their multiples are tried too.
-    head_widths: the only widths of heads that it takes, such as [64, 128, (576, 512)]; a pair is that of keys and that
-        of values.
-    windows: the only sliding windows that it takes, such as [(31, 0)]: keys before and after the query's own, None for
-        all of them.
-    rules: only these. profile: "core", "robust" or "strict", which decides whether the function conforms; the report
-        names the violations of every level.
-    time_limit: seconds for one case.
-    isolate: whether it runs in a subprocess, which may crash, and is killed where it hangs. By default a function that
-        is named by a string does, unless `vjp` is a function object, and a function object runs in this process.
-    workers: processes that share the cases, for a function that is named by a string. None: one for each core, at most
-        four, if the check takes long enough.
-        A subprocess and a worker load the function by its name, and see nothing of what this process has set, such as
-        `jax.config`.
-    unfinished: is given what is known so far where an error or an interrupt ends the check, before that is raised.
+    An option is a value of Python, or a string as on the command line: `tile=(128, 64)` or `tile="128x64"`.
 
-    ValueError says what is wrong with a target that cannot be judged at all, or that none of the rules has been tried.
-    RuntimeError says what went wrong in the judge, by no fault of the function's.
+    Args:
+        subject: the function, or "package.module:callable", or "path/to/file.py:callable". It takes the operation's own
+            parameters: for attention `query, key, value, *, mask, bias, scale, softcap, sinks`, those that it has, with
+            mask a boolean array [Q, K] or [B or 1, H or 1, Q, K] (True: may attend) or None.
+        operation: "attention", "layer_norm" and so on.
+        name: what the report calls it.
+        workers: processes that share the cases, for a function that is named by a string. None: one for each core, at
+            most four, if the check takes long enough. A subprocess and a worker load the function by its name, and see
+            nothing of what this process has set, such as `jax.config`.
+        progress: is called with rule and title of each probe.
+        unfinished: is given what is known so far where an error or an interrupt ends the check, before that is raised.
+        **options: what is declared of the function, and how it is judged. A function named by a string runs in a
+            subprocess unless `isolate` says otherwise or `vjp` is a function object; a function object runs in this
+            process. `vjp(*arguments, cotangent, **keywords)` returns the gradients in the order of the floating
+            arguments, or as a dictionary by their names; without one, torch.autograd or jax.vjp computes them.
+
+    Raises:
+        ValueError: an option is wrong, the target cannot be judged at all, or none of the rules has been tried.
+        RuntimeError: something went wrong in the judge, by no fault of the function's.
     """
-    validate_names("operation", [operation], operations())
-    validate_names("profile", [profile], LEVELS)
-    rules = None if rules is None else validate_names("rules", rules, JUDGED)
+    refuse_unknown("operation", [operation], operations())
+    target, chosen = read_target(subject, operation, name, options)
+    rules, profile = chosen.get("rules"), chosen.pop("profile")
     own = rules_of(operation)
     if rules and not own.intersection(rules):
         named = ", ".join(rule for rule in JUDGED if rule in own)
         raise ValueError(f"nothing was tried: there is no case of {', '.join(rules)} for {operation}, but of {named}")
-    given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
-    given |= {"width_multiple": width_multiple, "conventions": conventions, "limits": limits, "tile": tile}
-    given |= {"head_widths": head_widths, "windows": windows}
-    given = {key: value for key, value in given.items() if value is not None}
-    target = Target(subject, operation, arrays, device, name, given)
-    seed = secrets.randbelow(2**32) if seed is None else seed
     start = time.monotonic()
-    executor = make_executor(target, effort, seed, rules, time_limit, isolate, shrink)
-    target = executor.target or target
+    executor = make_executor(target, **({"seed": secrets.randbelow(2**32)} | chosen))
+    target, effort = executor.target or target, chosen["effort"]
     executor.progress = progress
     workers = usual_workers(target, effort) if workers is None else workers
     try:
-        executor.shared = share_probes(target, time_limit, workers)
+        executor.shared = share_probes(target, chosen.get("time_limit", TIME_LIMIT), workers)
         with judging():
             executor.run()
     except BaseException:
@@ -122,6 +90,15 @@ def check(
     if report.conforms and not has_cases(report, rules):
         raise ValueError(describe_empty_check(report, rules))
     return report
+
+
+def read_target(
+    subject: str | Callable[..., Any], operation: str, name: str | None, options: Mapping[str, Any]
+) -> tuple[Target, dict[str, Any]]:
+    """Return the target with what is declared of it, and the options of the check itself."""
+    chosen = read_options(CheckOptions, options)
+    given = {option: chosen.pop(option) for option in options_of(DeclarationOptions) if option in chosen}
+    return Target(subject, operation, chosen.pop("arrays", None), chosen.pop("device"), name, given), chosen
 
 
 def make_executor(
@@ -142,8 +119,7 @@ def make_executor(
     Raises:
         ValueError: for an effort or a rule that does not exist, or a target that cannot be judged.
     """
-    if effort not in EFFORTS:
-        raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
+    refuse_unknown("effort", [effort], EFFORTS)
     rules = validate_names("rules", rules, JUDGED) if rules else None
     runner = runner_for(target, time_limit, isolate)
     target, shrinking = runner.target or target, SHRINKING if shrink else 0.0

@@ -23,6 +23,7 @@ from conformance.cases.features import features_of, has_declared_masks, has_mask
 from conformance.cases.sizes import Sizes, adapt_sizes
 from conformance.checks.catalogue import ANSWERS, UNSUPPORTED
 from conformance.checks.probe import Probe
+from conformance.judge.options import EFFORTS
 from conformance.operations.corpus import Entry, entries_for
 from conformance.operations.probes import catalogue
 from conformance.operations.refusals import refusals_of
@@ -38,8 +39,6 @@ PLAIN_CALL, FROZEN, PRINTS = "a plain call", "frozen cases", "prints nothing"
 EMPTY_ROWS = "ATT-6"
 WIDE_WEIGHTS = "wide_weights"
 WITH_DROPOUT = ("attention", "multi_head_attention")
-EFFORTS = {"quick": 3, "default": 10, "thorough": 100}
-"""Cases for each probe."""
 WHOLE_PLAN = EFFORTS["default"]
 """Cases of a probe of weight 1 with which each row of a plan of sizes gives one."""
 

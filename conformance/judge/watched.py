@@ -16,7 +16,7 @@ from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name, is_gradient
 from conformance.cases.arrays import heads_and_keys, widths_of
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration, validate_conventions
+from conformance.cases.declaration import Declaration, read_conventions
 from conformance.cases.expectations import empty_rows
 from conformance.cases.features import features_of
 from conformance.checks.catalogue import AGREEMENT
@@ -115,7 +115,7 @@ def judge_calls(calls: Iterable[AttentionCall], conventions: Mapping[str, str] |
     Raises:
         ValueError: Another convention, or an unknown value of one.
     """
-    chosen = validate_conventions(conventions or {})
+    chosen = read_conventions(conventions or {})
     others = [name for name in chosen if name not in CONVENTIONS]
     if others:
         raise ValueError(f"conventions: got {others[0]!r}, expected one of {', '.join(CONVENTIONS)}")

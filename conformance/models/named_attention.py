@@ -13,8 +13,9 @@ import numpy as np
 from conformance.cases.arguments import arguments
 from conformance.cases.arrays import heads_and_keys
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration, declaration_of
+from conformance.cases.declaration import Declaration
 from conformance.cases.features import unsupported_features
+from conformance.cases.function_features import declaration_of
 from conformance.cases.signatures import parameter_names, signature_of
 from conformance.subjects.attention_calls import AXES, describe_returned
 from conformance.subjects.callables import load

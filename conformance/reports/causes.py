@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from conformance.mistakes.mistake import Mistake
 
 Content = dict[str, Any]
-CONVENTION = "--convention"
+CONVENTIONS = "--conventions"
 LAYOUT_FIRST = "--layout BTHD"
 """Options that declare a departure, and another layout."""
 
@@ -145,7 +145,7 @@ def describe_declaration(cause: Content, subject: Content | None) -> tuple[str, 
     if options:
         return "supports" if cause["mistake"] is None else "lacks", " ".join(options)
     if cause["conventions"]:
-        return "conventions", f"{CONVENTION} {','.join(f'{n}={v}' for n, v in cause['conventions'].items())}"
+        return "conventions", f"{CONVENTIONS} {','.join(f'{n}={v}' for n, v in cause['conventions'].items())}"
     return None
 
 

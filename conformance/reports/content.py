@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from conformance.cases.arguments import expected_dtype
-from conformance.cases.declaration import CONVENTIONS, Declaration
+from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import UNSUPPORTED
 from conformance.checks.findings import Finding, Raised
 from conformance.checks.judged_rules import JUDGED
@@ -124,18 +124,12 @@ def subject_content(
 
 
 def declaration_content(declaration: Declaration) -> Content:
+    contents = declaration.contents()
     return {
-        "features": sorted(declaration.features),
-        "dtypes": list(declaration.dtypes),
+        "features": contents.pop("features"),
         "refused_dtypes": list(declaration.refused_dtypes),
-        "layout": declaration.layout,
-        "width_multiple": declaration.width_multiple,
-        "limits": dict(declaration.limits),
-        "head_widths": [list(pair) for pair in declaration.head_widths],
-        "windows": [list(pair) for pair in declaration.windows],
         "mask_required": declaration.mask_required,
-        "tile": None if declaration.tile is None else list(declaration.tile),
-        "conventions": {name: declaration.convention(name) for name in CONVENTIONS},
+        **contents,
         "own_gradients": declaration.vjp is not None,
     }
 

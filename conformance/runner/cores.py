@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 from collections.abc import Hashable, Sequence
 
 from conformance.cases.declaration import Declaration
@@ -12,9 +13,7 @@ from conformance.oracle.reference import balls_available
 
 def kind(declaration: Declaration) -> str:
     """The same for all subjects for which the same cases are drawn."""
-    said = sorted(declaration.features), declaration.dtypes, declaration.layout, declaration.width_multiple
-    sizes = sorted(declaration.limits.items()), declaration.tile, declaration.head_widths, declaration.windows
-    return repr((*said, sorted(declaration.conventions.items()), *sizes, declaration.compiled))
+    return json.dumps([declaration.contents(), declaration.compiled], sort_keys=True)
 
 
 def group_indices(kinds: Sequence[Hashable]) -> list[list[int]]:

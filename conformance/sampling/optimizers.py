@@ -21,6 +21,7 @@ from conformance.sampling.strategies import (
     draw_dtype,
     draw_option,
     numpy_dtype,
+    roundings,
     seeds,
 )
 from specification.dtypes import HALF, compute_dtype_name
@@ -95,7 +96,9 @@ def adam_cases(
         "square": square.astype(wide),
     }
     inputs = {name: array.reshape(shape) for name, array in arrays.items()}
-    return draw_memory(draw, Case("adam_step", dtype, inputs, {"step": step, **given}, special=special), declaration)
+    rounding = roundings(declaration, dtype)
+    case = Case("adam_step", dtype, inputs, {"step": step, **given}, special=special, rounding=rounding)
+    return draw_memory(draw, case, declaration)
 
 
 @st.composite

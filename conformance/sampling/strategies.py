@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.arguments import result_names
 from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING, SIMPLEST_FIRST, Declaration, Window
+from conformance.cases.declaration import CONVENTIONS, EVERYTHING, PRECISIONS, SIMPLEST_FIRST, Declaration, Window
 from conformance.cases.expectations import empty_rows as rows_without_keys
 from conformance.cases.features import alignment
 from conformance.cases.signatures import default
@@ -504,16 +504,17 @@ def empty_row_convention(operation: str, declaration: Declaration) -> str:
 
 
 def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
-    """What the subject declares of its arithmetic, in a case of this dtype: precisions, log-sum-exps, angles."""
-    declared = {name: declaration.convention(name) for name in ("weights", "products", "shared_heads", "normalized")}
-    if declared["shared_heads"] == "inputs":
+    """What the subject declares of its arithmetic, in a case of this dtype, other than the definition's."""
+    declared = {name: declaration.convention(name) for name in PRECISIONS}
+    declared = {name: value for name, value in declared.items() if value != CONVENTIONS[name][0]}
+    if declared.get("shared_heads") == "inputs":
         declared["shared_sums"] = "inputs"
-    if (rotation := declaration.convention("rotation")) != "float32":
-        declared |= {"sines": "inputs"} | ({"rotation": "inputs"} if rotation == "inputs" else {})
-    declared = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
-    found = {name: value for name, value in declared.items() if value not in ("float32", "float64")}
-    found |= {name: "logsumexp" for name in ("saved", "merging") if declaration.convention(name) != "maximum"}
-    return found | ({} if declaration.convention("angles") == "exact" else {"angles": "float32"})
+    if "rotation" in declared:
+        declared["sines"] = "inputs"
+    if declared.get("rotation") == "rounded":  # the sines alone
+        del declared["rotation"]
+    found = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
+    return {name: value for name, value in found.items() if name == "angles" or value not in ("float32", "float64")}
 
 
 NUMBERS = ("usual", "usual", "by head", "by row", "zeros", "ties", "saturated", "tiny", "huge")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from conformance.cases.declaration import declaration_of
 from conformance.cases.facts import operations
+from conformance.cases.function_features import declaration_of
 from conformance.subjects.callables import CallableSubject, load
 from conformance.subjects.frameworks import FRAMEWORKS
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
@@ -38,10 +38,9 @@ class Target:
             raise ValueError(f"arrays must be one of {', '.join(FRAMEWORKS)}, got {self.arrays!r}")
         function = self.function() if function is None else function
         framework: Any = FRAMEWORKS[self.arrays](self.device)
-        vjp = self.given.get("vjp")
-        given = self.given | {"vjp": load(vjp) if isinstance(vjp, str) else vjp}
-        declaration = declaration_of(function, framework.name != "numpy", **given)
-        declaration = replace(declaration, compiled=framework.name == "jax")
+        declaration = declaration_of(function, framework.name != "numpy", **self.given)
+        vjp = load(declaration.vjp) if isinstance(declaration.vjp, str) else declaration.vjp
+        declaration = replace(declaration, vjp=vjp, compiled=framework.name == "jax")
         return CallableSubject(function, self.operation, framework, declaration, self.title)
 
     def function(self) -> Callable[..., Any]:

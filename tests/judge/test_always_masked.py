@@ -19,8 +19,8 @@ import torch
 import reference_numpy
 import specification
 from conformance import check
-from conformance.cases.declaration import declaration_of
 from conformance.cases.features import has_declared_masks
+from conformance.cases.function_features import declaration_of
 from conformance.operations.probes import catalogue
 from conformance.reports.blocks import notes
 from conformance.reports.subjects import checked_content
@@ -210,7 +210,7 @@ def test_sizes_go_past_each_edge_of_a_window(window: Any, supports: str, convent
         assert any((allowed(window, s) != allowed(wider, s)).any() for s in window_sizes(said))
 
 
-@pytest.mark.parametrize("windows", [[3], [(1,)], [(None, None)], [(-1, 0)], ["31/0"]], ids=str)
+@pytest.mark.parametrize("windows", [[3], [(1,)], [(None, None)], [(-1, 0)], "31", "31/", "a/0", "-1/0", ""], ids=str)
 def test_windows_that_are_none(windows: Any) -> None:
     with pytest.raises(ValueError, match="windows must be pairs"):
         declaration_of(by_default, False, windows=windows)
@@ -223,13 +223,9 @@ def test_declarations_that_contradict_each_other() -> None:
         declaration_of(by_default, False, supports="scale,no-unmasked")
 
 
-def test_windows_on_the_command_line() -> None:
-    from conformance.cli.options import windows_of as read
-
-    assert read("31/0, 63/all") == [(31, 0), (63, None)]
-    for wrong in ("31", "31/", "a/0", "-1/0", ""):
-        with pytest.raises(ValueError, match="windows must be BEFORE/AFTER"):
-            read(wrong)
+@pytest.mark.parametrize("windows", ["31/0, 63/all", ["31/0", "63/all"], [(31, 0), (63, None)], [[31, 0], [63, None]]])
+def test_windows_are_strings_or_pairs(windows: Any) -> None:
+    assert declaration_of(by_default, False, windows=windows).windows == ((31, 0), (63, None))
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ def test_report_is_written_when_the_judge_fails(folder: Path) -> None:
 
 
 def test_report_is_written_after_an_interrupt(folder: Path) -> None:
-    code, output, report = check_command("interrupted", "--rule", "ATT-1")
+    code, output, report = check_command("interrupted", "--rules", "ATT-1")
     assert code == 130
     assert "not judged to the end: interrupted" in output
     assert report["error"] == "interrupted"
@@ -168,7 +168,7 @@ def test_report_is_written_after_an_interrupt(folder: Path) -> None:
 
 def test_report_is_written_when_replay_files_are_not(folder: Path) -> None:
     (folder / "file").write_text("")
-    code, _, report = check_command("unscaled", "--rule", "ATT-1", "--replays", "file/replays")
+    code, _, report = check_command("unscaled", "--rules", "ATT-1", "--replays", "file/replays")
     assert code == 2
     assert report["error"] == "replay files cannot be written to file/replays: Not a directory"
     (subject,) = report["subjects"]
@@ -585,7 +585,7 @@ def test_rules_of_which_none_is_tried(folder: Path, rules: list[str], message: s
     with pytest.raises(ValueError, match=message):
         check(good, *rules)
     if rules != ["NONSENSE"]:
-        code, output, report = check_command("good", "--rule", rules[0])
+        code, output, report = check_command("good", "--rules", rules[0])
         assert (code, report["subjects"]) == (2, [])
         assert message in output
 
@@ -639,7 +639,7 @@ def test_script_without_a_guard(folder: Path, subject: str, last: str) -> None:
 
 
 def test_process_that_cannot_be_started_again(folder: Path) -> None:
-    code, output, report = check_command("only_once", "--isolate", "--rule", "MASK-1", "--rule", "MASK-3")
+    code, output, report = check_command("only_once", "--isolate", "--rules", "MASK-1", "--rules", "MASK-3")
     assert code == 2
     assert "the function could not be loaded again: targets.py cannot be imported: RuntimeError" in output
     (subject,) = report["subjects"]
@@ -648,7 +648,7 @@ def test_process_that_cannot_be_started_again(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_process_that_is_spoilt_is_started_again(folder: Path) -> None:
-    options = ("--supports", "causal", "--rule", "MASK-3", "--rule", "ATT-5")
+    options = ("--supports", "causal", "--rules", "MASK-3", "--rules", "ATT-5")
     code, _, _ = check_command("spoils_the_judge", *options, "--isolate")
     assert code == 0
 
@@ -666,7 +666,7 @@ def test_process_that_is_spoilt_is_started_again(folder: Path) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_process_that_answers_no_more(folder: Path, name: str, limit: int, message: str) -> None:
     """It holds no pipe any more, has written into it, or has left a process that holds it."""
-    code, _, report = check_command(name, "--isolate", "--rule", "ATT-1", "--time-limit", limit)
+    code, _, report = check_command(name, "--isolate", "--rules", "ATT-1", "--time-limit", limit)
     assert code == 1
     (violation,) = report["subjects"][0]["violations"]
     assert violation["message"] == f"call: {message}"
@@ -698,7 +698,7 @@ def test_process_that_does_not_read_the_question(folder: Path) -> None:
 
 
 def test_process_forked_by_the_function_does_not_answer(folder: Path) -> None:
-    code, _, report = check_command("forks", "--isolate", "--rule", "ATT-1")
+    code, _, report = check_command("forks", "--isolate", "--rules", "ATT-1")
     assert (code, report["error"]) == (0, None)
 
 
@@ -721,7 +721,7 @@ def test_process_that_is_lost_while_loading(folder: Path, lines: str, message: s
 
 @pytest.mark.slow
 def test_declaration_comes_from_the_process(folder: Path) -> None:
-    _, _, report = check_command("differentiated", "--isolate", "--rule", "ATT-12")
+    _, _, report = check_command("differentiated", "--isolate", "--rules", "ATT-12")
     (subject,) = report["subjects"]
     assert subject["declaration"]["own_gradients"]
     assert [violation["rule"] for violation in subject["violations"]] == ["ATT-12"]
@@ -732,7 +732,7 @@ def test_declaration_comes_from_the_process(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_replay_keeps_the_time_limit(folder: Path) -> None:
-    words = ("--rule", "MASK-3", "--supports", "causal", "--time-limit", 0.3)
+    words = ("--rules", "MASK-3", "--supports", "causal", "--time-limit", 0.3)
     _, _, report = check_command("slow_with_masks", *words)
     file = report["subjects"][0]["violations"][0]["replay_file"]
     assert json.loads(Path(file).read_text())["time_limit"] == 0.3

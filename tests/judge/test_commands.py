@@ -87,7 +87,7 @@ def check(folder: Path) -> Command:
 
 
 def test_conforming_target(check: Command) -> None:
-    found = check("good", "--rule", "ATT-1", "--rule", "ATT-2", "--dtypes", "float32,bfloat16")
+    found = check("good", "--rules", "ATT-1", "--rules", "ATT-2", "--dtypes", "float32,bfloat16")
     assert (found.code, found.violations) == (0, {})
     assert "targets.py:good conforms" in found.output
     (subject,) = found.report["subjects"]
@@ -97,7 +97,7 @@ def test_conforming_target(check: Command) -> None:
 
 
 def test_violation_is_shown_with_its_evidence(check: Command, folder: Path) -> None:
-    found = check("inverted", "--rule", "MASK-1", "--dtypes", "float32")
+    found = check("inverted", "--rules", "MASK-1", "--dtypes", "float32")
     assert found.code == 1
     violation = found.violations["MASK-1"]
     assert violation["dtype"] == "float32"
@@ -110,7 +110,7 @@ def test_violation_is_shown_with_its_evidence(check: Command, folder: Path) -> N
 
 
 def test_declared_convention(check: Command) -> None:
-    assert check("inverted", "--rule", "MASK-1", "--convention", "polarity=masked").code == 0
+    assert check("inverted", "--rules", "MASK-1", "--conventions", "polarity=masked").code == 0
 
 
 # --- targets that cannot be judged ------------------------------------------------------------------------------------
@@ -132,14 +132,14 @@ def test_declared_convention(check: Command) -> None:
         (["good", "--supports", "everything"], "supports: got 'everything'"),
         (["good", "--arrays", "tensorflow"], "arrays: got 'tensorflow'"),
         (["good", "--device", "tpu"], "device: got 'tpu'"),
-        (["good", "--layout", "THBD"], "layout must be BHTD or BTHD, got 'THBD'"),
-        (["good", "--convention", "polarity"], "convention must be name=value, got 'polarity'"),
-        (["good", "--convention", "polarity=up"], "convention polarity: got 'up'"),
-        (["good", "--convention", "taste=good"], "conventions: got 'taste'"),
-        (["good", "--rule", "ATT-99"], "rule: got 'ATT-99'"),
-        (["good", "--rule", "NORM-1"], "there is no case of NORM-1 for attention, but of CALL, MASK-1, "),
+        (["good", "--layout", "THBD"], "layout: got 'THBD', expected one of BHTD, BTHD"),
+        (["good", "--conventions", "polarity"], "conventions must be name=value, got 'polarity'"),
+        (["good", "--conventions", "polarity=up"], "convention polarity: got 'up'"),
+        (["good", "--conventions", "taste=good"], "conventions: got 'taste'"),
+        (["good", "--rules", "ATT-99"], "rules: got 'ATT-99'"),
+        (["good", "--rules", "NORM-1"], "there is no case of NORM-1 for attention, but of CALL, MASK-1, "),
         (["good", "--vjp", "targets.py:nothing"], "targets.py has no nothing"),
-        (["good", "--effort", "maximal"], "effort must be one of quick, default, thorough, got 'maximal'"),
+        (["good", "--effort", "maximal"], "effort: got 'maximal', expected one of quick, default, thorough"),
         (["good", "--profile", "lax"], "got 'lax', expected one of core, robust, strict"),
         (["good", "--time-limit", "inf"], "time_limit must be above 0"),
     ],
@@ -161,7 +161,7 @@ def test_unknown_option() -> None:
 
 def test_report_that_cannot_be_written(folder: Path) -> None:
     (folder / "file").write_text("")
-    words = ("--rule", "MASK-1", "--effort", "quick", *FEW_SIZES, "--json", "file/report.json")
+    words = ("--rules", "MASK-1", "--effort", "quick", *FEW_SIZES, "--json", "file/report.json")
     code, output = command("check", "targets.py:good", "--operation", "attention", *words)
     assert code == 2
     assert "file/report.json cannot be written" in output
@@ -184,7 +184,7 @@ def test_report_that_cannot_be_written(folder: Path) -> None:
     ],
 )
 def test_function_that_answers_nothing(check: Command, name: str, message: str) -> None:
-    found = check(name, "--rule", "ATT-1")
+    found = check(name, "--rules", "ATT-1")
     assert found.code == 1
     assert list(found.violations) == ["CALL"]
     assert message in found.violations["CALL"]["message"]
@@ -198,7 +198,7 @@ def test_function_that_answers_nothing(check: Command, name: str, message: str) 
 )
 def test_function_that_takes_no_masks_is_judged_on_the_rest(check: Command, name: str, message: str) -> None:
     """It claims them by its signature."""
-    found = check(name, "--rule", "MASK-1", "--rule", "ATT-1", "--supports", "dense", "--dtypes", "float32")
+    found = check(name, "--rules", "MASK-1", "--rules", "ATT-1", "--supports", "dense", "--dtypes", "float32")
     assert list(found.violations) == ["MASK-1"]
     assert message in found.violations["MASK-1"]["message"]
     status = {rule["rule"]: rule["status"] for rule in found.report["subjects"][0]["rules"]}
@@ -207,7 +207,7 @@ def test_function_that_takes_no_masks_is_judged_on_the_rest(check: Command, name
 
 @pytest.mark.parametrize("how", ["--isolate", "--in-process"])
 def test_replay_names_the_line_of_an_error(check: Command, how: str) -> None:
-    found = check("raises", "--rule", "ATT-1", how).violations["CALL"]
+    found = check("raises", "--rules", "ATT-1", how).violations["CALL"]
     assert re.fullmatch(r"targets\.py:\d+ in raises", found["raised_at"])
     _, output = command("replay", found["replay_file"], how)
     assert f"(raised at {found['raised_at']})" in output
@@ -222,14 +222,14 @@ def test_replay_names_the_line_of_an_error(check: Command, how: str) -> None:
     ],
 )
 def test_function_that_prints_or_changes_memory(check: Command, name: str, asked: str, rule: str, message: str) -> None:
-    found = check(name, "--rule", asked)
+    found = check(name, "--rules", asked)
     assert list(found.violations) == [rule]
     assert message in found.violations[rule]["message"]
     assert (found.violations[rule]["replay"] is None) == (name == "prints")
 
 
 def test_function_that_dies(check: Command) -> None:
-    found = check("dies_on_masks", "--rule", "MASK-1", "--supports", "dense", "--isolate")
+    found = check("dies_on_masks", "--rules", "MASK-1", "--supports", "dense", "--isolate")
     assert list(found.violations) == ["MASK-1"]
     assert found.violations["MASK-1"]["message"] == "call: its process died of SIGABRT"
     code, output = command("replay", found.violations["MASK-1"]["replay_file"])  # isolated by default
@@ -240,7 +240,7 @@ def test_function_that_dies(check: Command) -> None:
 @pytest.mark.parametrize("how", ["--isolate", "--in-process"])
 @pytest.mark.slow_where("--in-process")
 def test_gradients_by_a_function_of_the_command_line(check: Command, how: str) -> None:
-    words = ("--rule", "ATT-12", "--dtypes", "float32", "--limits", "keys=16,queries=16", how, "--vjp")
+    words = ("--rules", "ATT-12", "--dtypes", "float32", "--limits", "keys=16,queries=16", how, "--vjp")
     assert check("good", *words, "targets.py:gradients").report["subjects"][0]["rules"][1]["cases"] > 3
     found = check("good", *words, "targets.py:doubled")
     assert list(found.violations) == ["ATT-12"]
@@ -257,7 +257,7 @@ def violation_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the report and the replay file of a function that ignores its scale."""
     folder = tmp_path_factory.mktemp("violated")
     shutil.copy(targets.__file__, folder / "targets.py")
-    words = ("--rule", "ATT-1", "--effort", "quick", "--seed", 1, "--no-shrink", "--in-process", *FEW_SIZES)
+    words = ("--rules", "ATT-1", "--effort", "quick", "--seed", 1, "--no-shrink", "--in-process", *FEW_SIZES)
     with contextlib.chdir(folder):
         command("check", "targets.py:unscaled", "--operation", "attention", *words, "--json", "report.json")
     return folder
@@ -284,7 +284,7 @@ def test_replay(replay_file: Path) -> None:
 
 def test_replay_of_a_report(replay_file: Path, check: Command) -> None:
     assert command("replay", "report.json")[0] == 1
-    check("good", "--rule", "ATT-1")
+    check("good", "--rules", "ATT-1")
     code, output = command("replay", "report.json")
     assert (code, output) == (2, "report.json cannot be replayed: the report contains no violation\n")
 
@@ -355,7 +355,7 @@ print("torch" in sys.modules, "jax" in sys.modules)
 
 def test_compare(check: Command, folder: Path) -> None:
     for name in ("good", "unscaled"):
-        check(name, "--rule", "ATT-1")
+        check(name, "--rules", "ATT-1")
         (folder / "report.json").rename(f"{name}.json")
     code, output = command("compare", "good.json", "unscaled.json")
     assert code == 1
@@ -370,7 +370,7 @@ def test_compare(check: Command, folder: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": {"name": "transformer-conformance report"}}'])
 def test_compare_wants_two_reports(check: Command, folder: Path, content: str) -> None:
-    check("good", "--rule", "ATT-1")
+    check("good", "--rules", "ATT-1")
     (folder / "other.json").write_text(content)
     assert command("compare", "report.json", "other.json")[0] == 2
     assert command("compare", "other.json", "report.json")[0] == 2
@@ -584,8 +584,12 @@ def test_module_is_the_program() -> None:
         ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --arrays to"}, '"torch"'),
         ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --dtypes float32,bf"}, '"float32,bfloat16"'),
         ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --supports no-caus"}, '"no-causal"'),
-        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --convention polarity=m"}, '"polarity=masked"'),
-        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --rule NORM-"}, '"NORM-7"'),
+        (
+            "zsh",
+            {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --conventions polarity=m"},
+            '"polarity=masked"',
+        ),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --rules NORM-"}, '"NORM-7"'),
         ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --profile ro"}, '"robust"'),
         ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance run --effort th"}, '"thorough"'),
         ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance run --only torch"}, '"torch_impl"'),

@@ -343,7 +343,7 @@ def test_making_a_case_smaller_keeps_its_level() -> None:
 def test_exit_code(profile: str | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(targets.__file__, tmp_path / "targets.py")
     monkeypatch.chdir(tmp_path)
-    words = ["check", "targets.py:plain_norm", "--operation", "layer_norm", "--dtypes", "float32", "--rule", "NORM-3"]
+    words = ["check", "targets.py:plain_norm", "--operation", "layer_norm", "--dtypes", "float32", "--rules", "NORM-3"]
     words += ["--effort", "quick", "--seed", "1", "--no-shrink", "--in-process", "--json", "report.json"]
     found, output = command(*words, *(["--profile", profile] if profile else []))
     assert found == code, output

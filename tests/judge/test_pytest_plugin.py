@@ -83,17 +83,17 @@ def test_failure_is_the_block(run: Any, pytester: pytest.Pytester) -> None:
 
 def test_selection(run: Any) -> None:
     assert "failed" not in run("unscaled", "-k", "plain or takes").parseoutcomes()
-    outcomes = run("unscaled", "-x", "--conformance-rule", "MASK-1", "--conformance-rule", "MASK-3").parseoutcomes()
+    outcomes = run("unscaled", "-x", "--conformance-rules", "MASK-1", "--conformance-rules", "MASK-3").parseoutcomes()
     assert outcomes["failed"] == 1
     assert "deselected" not in outcomes
-    outcomes = run("unscaled", "--conformance-rule", "MASK-1", "--last-failed").parseoutcomes()
+    outcomes = run("unscaled", "--conformance-rules", "MASK-1", "--last-failed").parseoutcomes()
     assert (outcomes["failed"], "passed" in outcomes) == (1, False)
 
 
 @pytest.mark.slow
 def test_what_is_claimed_and_not_taken(run: Any) -> None:
     """The claims fail; what depends on them is skipped; the rest is judged."""
-    rules = ("--conformance-rule", "MASK-3", "--conformance-rule", "ATT-1")
+    rules = ("--conformance-rules", "MASK-3", "--conformance-rules", "ATT-1")
     result = run("takes_no_masks", "-rsf", *rules)
     failed = {line.split("::")[1].split(" - ")[0] for line in result.outlines if line.startswith("FAILED")}
     assert failed == {"MASK-3 takes causal"}
@@ -132,7 +132,7 @@ def test_declared_limits(run: Any) -> None:
 @pytest.mark.slow
 def test_function_that_hangs(run: Any) -> None:
     """After a few cases that took too long it is asked no more."""
-    result = run("hangs_on_masks", "--conformance-rule", "MASK-3", "--conformance-time-limit", "0.3", "-rs")
+    result = run("hangs_on_masks", "--conformance-rules", "MASK-3", "--conformance-time-limit", "0.3", "-rs")
     assert 1 <= result.parseoutcomes()["failed"] <= 3
     result.stdout.fnmatch_lines(["SKIPPED * 3 cases took longer than 0.3 s, and nothing more is tried"])
 
@@ -149,11 +149,11 @@ def test_target_that_cannot_be_judged(run: Any) -> None:
     result = run("nothing")
     result.stdout.fnmatch_lines(["not judged: targets.py has no nothing"])
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    wrong = {"convention": "polarity", "rule": "ATT-99", "device": "tpu", "tile": "128", "limits": "keys=many"}
+    wrong = {"conventions": "polarity", "rules": "ATT-99", "device": "tpu", "tile": "128", "limits": "keys=many"}
     wrong |= {"head-widths": "64/", "windows": "31"}
     for option, value in wrong.items():
         run("good", f"--conformance-{option}", value).stdout.fnmatch_lines(["not judged: *"])
-    result = run("good", "--conformance-rule", "NORM-1")
+    result = run("good", "--conformance-rules", "NORM-1")
     result.stdout.fnmatch_lines(["not judged: rules: nothing in NORM-1 speaks of attention"])
     assert result.ret == pytest.ExitCode.INTERRUPTED
 
@@ -200,7 +200,7 @@ def test_in_a_test_file(pytester: pytest.Pytester) -> None:
 
 def test_test_file_with_wrong_options(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(targets=TARGETS, test_mine=TEST_FILE.replace("effort", "efort"))
-    pytester.runpytest_inprocess(*PLUGIN).stdout.fnmatch_lines(["*ValueError: unknown option: efort"])
+    pytester.runpytest_inprocess(*PLUGIN).stdout.fnmatch_lines(["*ValueError: unknown option: got 'efort', *"])
 
 
 PROFILES = """

@@ -536,7 +536,7 @@ def test_the_profile_decides(folder: Path) -> None:
     words = ("watch", folder, "--tokens", "3,1,4,1,5", "--attention", "sdpa", "--dtype", "bfloat16")
     assert [command(*words, "--profile", name)[0] for name in (ROBUST, STRICT)] == [0, 1]
     assert "all calls conform (profile robust); at a stricter profile 2 would not" in command(*words)[1]
-    assert command(*words, "--profile", STRICT, "--convention", "weights=inputs")[0] == 0
+    assert command(*words, "--profile", STRICT, "--conventions", "weights=inputs")[0] == 0
 
 
 @SLOW
@@ -553,7 +553,7 @@ def test_the_profile_decides(folder: Path) -> None:
         (("--tokens", "3,1", "--attention", "nowhere.py:attention"), "no file nowhere.py"),
         (("--tokens", "3,1", "--dtype", "int8"), "dtype must be one of"),
         (("--tokens", "3,1", "--profile", "all"), "profile must be one of"),
-        (("--tokens", "3,1", "--convention", "polarity=masked"), "expected one of empty_rows"),
+        (("--tokens", "3,1", "--conventions", "polarity=masked"), "expected one of empty_rows"),
     ],
 )
 def test_wrong_usage(folder: Path, words: tuple[str, ...], message: str) -> None:

@@ -13,8 +13,8 @@ import torch
 
 import conformance
 from conformance.cases.case import Case
-from conformance.cases.declaration import declaration_of
 from conformance.cases.features import unsupported_features
+from conformance.cases.function_features import declaration_of
 from conformance.checks.levels import CORE, STRICT
 from conformance.judge.watched import JudgedCall, judge_calls
 from conformance.models.named_attention import adapt_function

@@ -1,0 +1,67 @@
+"""The options of a check beyond what is declared of the function: the same for the command line, pytest and Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Annotated, Any
+
+from conformance.cases.declaration import DeclarationOptions, Names
+from conformance.cases.options import Option, read_number
+from conformance.checks.judged_rules import JUDGED
+from conformance.checks.levels import DEFAULT, LEVELS
+
+EFFORTS = {"quick": 3, "default": 10, "thorough": 100}
+"""Cases for each probe."""
+
+
+def array_names() -> Iterable[str]:
+    from conformance.subjects.frameworks import FRAMEWORKS
+
+    return FRAMEWORKS
+
+
+def read_seconds(given: Any) -> float:
+    try:
+        return float(given)
+    except (TypeError, ValueError):
+        raise ValueError(f"time_limit must be a number of seconds, got {given!r}") from None
+
+
+class CheckOptions(DeclarationOptions, total=False):
+    """What `conformance check`, `check` and the pytest plugin take. None says nothing."""
+
+    arrays: Annotated[
+        str | None,
+        Option(
+            "arrays that it takes and returns: numpy, torch or jax; by default a guess, which the report names",
+            names=array_names,
+        ),
+    ]
+    device: Annotated[
+        str | None, Option("cpu or cuda; NumPy stays on the CPU", names=lambda: ("cpu", "cuda"), default="cpu")
+    ]
+    rules: Annotated[
+        Names | None, Option("judge only these rules, such as MASK-1,ATT-5", names=lambda: JUDGED, many=True)
+    ]
+    profile: Annotated[
+        str | None, Option("what decides the verdict: core, robust or strict", names=lambda: LEVELS, default=DEFAULT)
+    ]
+    effort: Annotated[
+        str | None,
+        Option("how many cases each probe gets: quick, default or thorough", names=lambda: EFFORTS, default="default"),
+    ]
+    seed: Annotated[
+        int | None, Option("generate the same cases again; by default a fresh seed", partial(read_number, "seed", 0))
+    ]
+    time_limit: Annotated[float | None, Option("seconds for one case; 30 by default", read_seconds)]
+    isolate: Annotated[
+        bool | None,
+        Option(
+            "call the function in a subprocess (the default), which may crash or hang, or in this process",
+            switch="isolate/in-process",
+        ),
+    ]
+    shrink: Annotated[
+        bool | None, Option("make failing cases smaller, or do not", default=True, switch="shrink/no-shrink")
+    ]

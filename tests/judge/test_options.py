@@ -1,0 +1,133 @@
+"""Options that are written once: the command line, pytest, Python and the report have the same, and read them alike."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import conformance
+from conformance.cases.declaration import EVERYTHING, DeclarationOptions
+from conformance.cases.function_features import declaration_of
+from conformance.cases.options import options_of
+from conformance.cli import app, check
+from conformance.judge.options import CheckOptions
+from conformance.pytest_plugin import conformance_test, make_judge, pytest_addoption
+from conformance.reports.content import declaration_content
+from conformance.reports.subjects import checked_content
+from tests.support import targets
+
+NAMES = [*options_of(CheckOptions)]
+SAID: dict[str, tuple[str, Any]] = {
+    "supports": ("no-sinks,no-softcap", ["no-sinks", "no-softcap"]),
+    "dtypes": ("float32,float64", {"float64", "float32"}),
+    "layout": ("BTHD", "BTHD"),
+    "width_multiple": ("2", 2),
+    "tile": ("8x4", (8, 4)),
+    "head_widths": ("8,16/4", [8, (16, 4)]),
+    "windows": ("3/0,7/all", [(3, 0), (7, None)]),
+    "limits": ("keys=9,queries=9", {"keys": 9, "queries": 9}),
+    "conventions": ("empty_rows=any,isolation=finite", {"empty_rows": "any", "isolation": "finite"}),
+    "rules": ("ATT-1", ["ATT-1"]),
+    "seed": ("7", 7),
+    "time_limit": ("5", 5.0),
+}
+"""Options as they stand on a command line, and as values of Python."""
+
+
+def attention(query: Any, key: Any, value: Any, *, mask: Any = None, sinks: Any = None, softcap: Any = None) -> Any:
+    """A signature with room for what is declared."""
+
+
+def test_every_interface_has_every_option() -> None:
+    for function in (conformance.check, conformance_test):
+        assert set(inspect.signature(function).parameters) >= {*NAMES}
+    assert set(inspect.signature(conformance.declare).parameters) == {*options_of(DeclarationOptions)}
+    assert set(inspect.signature(check.check).parameters) >= {*NAMES}
+    parser = pytest.Parser(_ispytest=True)
+    pytest_addoption(parser)
+    assert set(vars(parser.parse([]))) >= {f"conformance_{name}" for name in NAMES}
+
+
+def test_the_report_has_every_declared_option() -> None:
+    schema = json.loads(files("conformance.reports").joinpath("schema.json").read_text())
+    content = declaration_content(EVERYTHING)
+    assert content.keys() == {*schema["definitions"]["declaration"]["required"]}
+    assert content.keys() >= {*options_of(DeclarationOptions)} - {"supports", "vjp"}
+    assert json.loads(json.dumps(content)) == content
+
+
+@pytest.mark.parametrize("name", [name for name in SAID if name in options_of(DeclarationOptions)])
+def test_a_string_says_what_a_value_says(name: str) -> None:
+    text, value = SAID[name]
+    declared = [declaration_of(attention, False, **{name: said}) for said in (text, value)]
+
+    def decorated(said: Any) -> Any:
+        function: Callable[..., Any] = conformance.declare(**{name: said})(lambda *a, mask=None, **k: None)
+        return getattr(declaration_of(function, False), "features" if name == "supports" else name)
+
+    assert declared[0] == declared[1]
+    assert declared[0] != declaration_of(attention, False)
+    assert decorated(text) == decorated(value)
+
+
+def test_a_repeated_option_adds_to_itself() -> None:
+    both = declaration_of(attention, False, windows=["3/0", "7/all"])
+    assert both.windows == ((3, 0), (7, None))
+    assert declaration_of(attention, False, conventions=["heads=tiled", "isolation=finite"]).conventions == {
+        "heads": "tiled", "isolation": "finite",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seed": "-1"}, "seed must be a whole number of at least 0, got '-1'"),
+        ({"width_multiple": 0}, "width_multiple must be a whole number of at least 1, got 0"),
+        ({"time_limit": "long"}, "time_limit must be a number of seconds, got 'long'"),
+        ({"shrink": "no"}, "shrink: got 'no', expected one of True, False"),
+        ({"tile": "128"}, "tile must be two positive integers, such as 128x64, got '128'"),
+        ({"limits": "keys=many"}, "limit of keys must be a positive integer, got 'many'"),
+        ({"convention": "heads=tiled"}, "unknown option: got 'convention', expected one of supports, dtypes"),
+        ({"vjp": 3}, "vjp must be a function, got 3"),
+    ],
+)
+def test_wrong_values(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        conformance.check(attention, "attention", **given)
+
+
+def test_unknown_declaration() -> None:
+    unknown: dict[str, Any] = {"tiles": (8, 8)}
+    with pytest.raises(ValueError, match="unknown option: got 'tiles', expected one of supports, dtypes"):
+        conformance.declare(**unknown)
+
+
+def test_commands_and_python_give_the_same_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real check, by words of the command line, by values, and by words as pytest has them."""
+    (tmp_path / "targets.py").write_text(Path(targets.__file__).read_text())
+    monkeypatch.chdir(tmp_path)
+    said = {name: pair for name, pair in SAID.items() if name not in ("windows", "layout", "head_widths")}
+    said |= {"dtypes": ("float32", ["float32"]), "effort": ("quick", "quick"), "arrays": ("numpy", "numpy")}
+    words = [word for name, (text, _) in said.items() for word in (f"--{name.replace('_', '-')}", text)]
+    words += ["--operation", "attention", "--in-process", "--no-shrink", "--json", "report.json"]
+    CliRunner().invoke(app, ["check", "targets.py:unscaled", *words])
+    (told,) = json.loads(Path("report.json").read_text())["subjects"]
+    values: dict[str, Any] = {name: value for name, (_, value) in said.items()}
+    report = conformance.check("targets.py:unscaled", "attention", isolate=False, shrink=False, **values)
+    content = json.loads(json.dumps(checked_content(report, None)))
+    assert told["declaration"]["tile"] == [8, 4]
+    for name in ("declaration", "rules", "conforms", "levels"):
+        assert told[name] == content[name]
+    assert [one["message"] for one in told["violations"]] == [one["message"] for one in content["violations"]]
+    assert told["violations"]
+    words = {name: [text] if options_of(CheckOptions)[name].many else text for name, (text, _) in said.items()}
+    judge = make_judge("targets.py:unscaled", "attention", None, words | {"isolate": False, "shrink": False})
+    assert declaration_content(judge.executor.runner.declaration) == content["declaration"]
+    assert {question.rule for question in judge.executor.list_all()} == {"ATT-1"}
