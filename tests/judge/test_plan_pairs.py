@@ -243,7 +243,7 @@ FAULTS = {
     "norm by the deviation": ("standard_deviation_norm", "NORM-7", past(1024, 1024)),
     "a large vocabulary": ("embedding", "EMB-1", past(2**17, 3, "table")),
     "a large table": ("embedding", "EMB-1", past(1024, 1024, "table")),
-    "a network of 2^19 inner numbers": ("feed_forward", "FFN-1", past_inner(255, 2047)),
+    "a network of 2^20 inner numbers": ("feed_forward", "FFN-1", past_inner(1024, 1024)),
     "a gated network of many rows": ("gated_feed_forward", "FFN-2", past_inner(16384, 16)),
     "scores": ("attention", "ATT-8", many_scores),
 }

@@ -28,15 +28,15 @@ class Budget(NamedTuple):
         return max(numbers) <= self.numbers and rows * inner * (width + outer) <= self.multiplications
 
     def times(self, factor: float) -> Budget:
-        """So many times as many numbers."""
-        return self._replace(numbers=int(factor * self.numbers))
+        """So many times as many numbers, of which products of matrices take the cube."""
+        return Budget(int(factor * self.numbers), int(factor**3 * self.multiplications))
 
 
 SMALL = Budget(2**18, 2**22)
-LARGE = Budget(2**20 + 2**17, 2**30)
+LARGE = Budget(2**20 + 2**17, 2**27)
 """For pairs of ranges that do not meet within the small one: 1,025 rows of as many columns. A case takes a tenth of a
-second, with the gradients of a network a second; the judge then holds less than 1 GB. Sizes are the smallest of their
-ranges past half of the numbers."""
+second, a network with its gradients half a second; the judge then holds less than 1 GB. Past half of the budget all
+sizes are the smallest of their ranges."""
 
 Values = dict[str, tuple[int, ...]]
 
