@@ -329,10 +329,11 @@ def sizes_probes(declaration: Declaration) -> list[Probe]:
 
     gradients = ("gradients",)
     return [
-        *(make_probe("MASK-1", "dense", plan, mask="dense") for plan in ("lengths", "features")),
+        make_probe("MASK-1", "dense", "lengths", mask="dense", large=True),
+        make_probe("MASK-1", "dense", "features", mask="dense"),
         *(make_probe("MASK-2", kind, "lengths", mask=kind) for kind in ("lengths", "padding", "segments")),
-        make_probe("MASK-3", "causal", "lengths", mask="causal"),
-        make_probe("MASK-4", "window", "lengths", mask="window"),
+        make_probe("MASK-3", "causal", "lengths", mask="causal", large=True),
+        make_probe("MASK-4", "window", "lengths", mask="window", large=True),
         make_probe("MASK-6", "combined", "lengths", 0.5, mask="combined"),
         *(make_probe("ATT-1", "scale", plan, focus=("scale",)) for plan in ("widths", "features")),
         make_probe("ATT-1", "default scale", "widths", mask="none"),
@@ -341,7 +342,7 @@ def sizes_probes(declaration: Declaration) -> list[Probe]:
         make_probe("ATT-5", "softmax", "features", mask="none"),
         make_probe("ATT-5", "sinks", "features", focus=("sinks",)),
         make_probe("ATT-7", "grouped heads", "heads", grouped=True),
-        make_probe("ATT-8", "everything", "everything", others=True, rate=OFTEN),
+        make_probe("ATT-8", "everything", "everything", others=True, rate=OFTEN, large=True),
         make_probe("ATT-9", "16-bit inputs", "features", dtypes=HALF),
         make_probe("ATT-11", "dropout", "features", focus=("dropout",)),
         *(make_probe("ATT-12", "gradients", plan, focus=gradients, others=True) for plan in ("features", "lengths")),

@@ -49,8 +49,8 @@ def probes(declaration: Declaration) -> list[Probe]:
             agree("ATT-14", name, special.far_cases(NAME, focus, declaration), weight=0.4, level=ROBUST)
             for name, focus in (("log-sum-exp far from 0", ()), ("log-sum-exp of sinks far from 0", ("sinks",)))
         ),
-        plan_probe("ATT-14", "log-sum-exp, features", "features", NAME, declaration, mask="none"),
-        plan_probe("ATT-14", "log-sum-exp, lengths", "lengths", NAME, declaration, others=True, rate=OFTEN),
+        plan_probe("ATT-14", "log-sum-exp, features", "features", NAME, declaration, mask="none", large=True),
+        plan_probe("ATT-14", "log-sum-exp, lengths", "lengths", NAME, declaration, others=True, rate=OFTEN, large=True),
     ]
 
 

@@ -41,8 +41,8 @@ def probes(declaration: Declaration) -> list[Probe]:
         ),
         agree("ATT-14", "weights", cases(), weight=1.5),
         agree("ATT-14", "weights, every feature", cases(focus=featured, mask="any"), weight=0.5),
-        plan_probe("ATT-14", "weights, features", "features", NAME, declaration, mask="none"),
-        plan_probe("ATT-14", "weights, lengths", "lengths", NAME, declaration, others=True, rate=OFTEN),
+        plan_probe("ATT-14", "weights, features", "features", NAME, declaration, mask="none", large=True),
+        plan_probe("ATT-14", "weights, lengths", "lengths", NAME, declaration, others=True, rate=OFTEN, large=True),
     ]
 
 

@@ -140,6 +140,7 @@ def plan_probe(
     weight: float = 1.0,
     others: bool = False,
     dtypes: tuple[str, ...] = DTYPES,
+    large: bool = False,
     **given: Any,
 ) -> Probe:
     """A probe with one case for each row of a plan; without rows where the subject lacks what all of them need."""
@@ -149,7 +150,8 @@ def plan_probe(
     if not takes or not set(given.get("focus", ())) <= declaration.features:
         return agreement(rule, name, operation, Rows(tuple), weight)
     wanted = (lambda s: s.H > s.G) if given.get("grouped") else everything
-    return agreement(rule, name, operation, rows_of(cases, plan, name, declaration, wanted, dtypes), weight)
+    rows = rows_of(cases, plan, name, declaration, wanted, dtypes, large)
+    return agreement(rule, name, operation, rows, weight)
 
 
 def everything(sizes: Sizes) -> bool:
@@ -163,24 +165,49 @@ def rows_of(
     declaration: Declaration,
     wanted: Callable[[Sizes], bool] = everything,
     dtypes: tuple[str, ...] = DTYPES,
+    large: bool = False,
 ) -> Rows:
     """One strategy for each row of a plan. By its name, each probe has other sizes of the same ranges.
 
-    Where shapes are compiled, each row has one dtype too.
+    Where shapes are compiled, each row has one dtype too. large: also rows of large cases, in which all ranges meet.
     """
+    seed = zlib.crc32(name.encode())
     able = [dtype for dtype in dtypes if dtype in declaration.dtypes and dtype != "float64"] or [*dtypes]
 
     def make_strategies(sizes: tuple[Sizes, ...]) -> tuple[st.SearchStrategy[Case], ...]:
         every = [(able[index % len(able)],) if declaration.compiled else dtypes for index in range(len(sizes))]
         return tuple(cases(plans=(s,), dtypes=some) for s, some in zip(sizes, every, strict=True) if wanted(s))
 
-    def later() -> tuple[st.SearchStrategy[Case], ...]:
-        return make_strategies(attention_plan.thorough_plan(declaration)) if plan == "everything" else ()
+    def make_large(thorough: bool) -> tuple[st.SearchStrategy[Case], ...]:
+        found = attention_plan.large_plans_of(plan, declaration, seed, wanted)[thorough] if large else ()
+        triples = attention_plan.thorough_plan(declaration) if thorough and plan == "everything" else ()
+        return make_strategies((*triples, *found))
 
-    return Rows(lambda: make_strategies(attention_plan.plan_of(plan, declaration, zlib.crc32(name.encode()))), later)
+    return Rows(
+        lambda: make_strategies(attention_plan.plan_of(plan, declaration, seed)),
+        later=lambda: make_large(True),
+        large=lambda: make_large(False),
+    )
 
 
 def rows_of_layers(
-    plan: Plan, cases: Callable[[Row], st.SearchStrategy[Case]], declaration: Declaration, name: str = ""
+    plan: Plan,
+    cases: Callable[[Row], st.SearchStrategy[Case]],
+    declaration: Declaration,
+    name: str = "",
+    large: float = 1,
 ) -> Rows:
-    return Rows(lambda: tuple(map(cases, layer_plan.plan_of(plan, declaration, zlib.crc32(name.encode())))))
+    """One strategy for each row of a plan. By its name, each probe has other sizes of the same ranges.
+
+    large: how many times the numbers of `LARGE` a case may have; at the thorough effort twice as many.
+    """
+    seed = zlib.crc32(name.encode())
+
+    def make_large(thorough: bool) -> tuple[st.SearchStrategy[Case], ...]:
+        return tuple(map(cases, layer_plan.large_plans_of(plan, declaration, seed, large)[thorough]))
+
+    return Rows(
+        lambda: tuple(map(cases, layer_plan.plan_of(plan, declaration, seed))),
+        later=lambda: make_large(True),
+        large=lambda: make_large(False),
+    )

@@ -24,6 +24,7 @@ NAME = "embedding"
 PLAN = Plan(
     values={"rows": ROWS, "vocabulary": VOCABULARIES, "model_width": MODEL_WIDTHS},
     typical={"rows": (3, 130, 65537), "vocabulary": (5, 1000, 65537), "model_width": (5, 320, 5000)},
+    ordinary=({"rows": 12, "vocabulary": 262144, "model_width": 4},),
 )
 
 

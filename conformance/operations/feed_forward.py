@@ -29,6 +29,10 @@ PLAN = Plan(
     },
     typical={"rows": (3, 130, 65537), "model_width": (5, 257, 3000), "inner_width": (7, 513, 4097)}
     | {"outer_width": (3, 5)},
+    ordinary=(
+        {"rows": 256, "model_width": 256, "inner_width": 1024, "outer_width": 256},
+        {"rows": 512, "model_width": 512, "inner_width": 2048, "outer_width": 512},
+    ),
 )
 
 

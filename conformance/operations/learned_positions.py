@@ -22,6 +22,10 @@ NAME = "learned_positions"
 PLAN = Plan(
     values={"length": POSITIONS, "vocabulary": VOCABULARIES, "model_width": MODEL_WIDTHS},
     typical={"length": (5, 129, 65537), "vocabulary": (5, 1000, 65537), "model_width": (5, 320, 5000)},
+    ordinary=tuple(
+        {"length": length, "vocabulary": length, "model_width": width}
+        for length, width in ((64, 16), (512, 768), (512, 2048), (2048, 512))
+    ),
 )
 
 

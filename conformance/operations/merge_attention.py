@@ -29,7 +29,7 @@ def probes(declaration: Declaration) -> list[Probe]:
         agreement("ATT-14", "merge", NAME, merges(), weight=1.5),
         agreement("ATT-14", "merge of far parts", NAME, merges(("float32", *HALF), (2, 3, 4), 100.0), 0.5, ROBUST),
         agreement("ATT-14", "merge in 16 bits", NAME, merges(HALF, (3, 4)), weight=0.5),
-        agreement("ATT-14", "merge, sizes", NAME, rows_of(merges, "merges", "merge", declaration)),
+        agreement("ATT-14", "merge, sizes", NAME, rows_of(merges, "merges", "merge", declaration, large=True)),
         agreement("ATT-14", "merge of many parts", NAME, many_part_rows(merges, declaration)),
     ]
 

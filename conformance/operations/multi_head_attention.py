@@ -31,7 +31,7 @@ def probes(declaration: Declaration) -> list[Probe]:
     heads = partial(generation.multi_head_cases, declaration=declaration)
 
     def plan_rows(rule: str, plan: str) -> Rows:
-        return rows_of(partial(heads, separate=rule == "MHA-2"), plan, rule, declaration, few_columns)
+        return rows_of(partial(heads, separate=rule == "MHA-2"), plan, rule, declaration, few_columns, large=True)
 
     return [
         agreement("MHA-1", "fused projections", NAME, heads(), weight=2.0),

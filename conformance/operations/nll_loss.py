@@ -39,7 +39,7 @@ def probes(declaration: Declaration) -> list[Probe]:
         agree("NaN and infinity beside the targets", cases(spoiled="beside"), 0.5),
         agree("NaN and infinity in log-probabilities", cases(spoiled="anywhere"), 0.5),
         agree("nll of many classes", cases(("usual",), plans=MANY_CLASSES, dtypes=NARROW), 0.3),
-        agree("nll, sizes", rows_of_layers(PLAN, row_cases, declaration)),
+        agree("nll, sizes", rows_of_layers(PLAN, row_cases, declaration, large=2)),
     ]
 
 

@@ -26,7 +26,7 @@ def probes(declaration: Declaration) -> list[Probe]:
         agreement("NORM-7", NAME, NAME, cases(gradients=False), weight=2.0),
         *one_more(declaration),
         agreement("NORM-6", f"gradients of {NAME}", NAME, cases(focus=graded), weight=2.0),
-        agreement("NORM-7", f"{NAME}, sizes", NAME, planned(NAME, gradients=False)),
+        agreement("NORM-7", f"{NAME}, sizes", NAME, planned(NAME, large=2, gradients=False)),
         agreement("NORM-6", f"gradients of {NAME}, sizes", NAME, planned(f"gradients of {NAME}", focus=graded)),
     ]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import hypothesis
@@ -46,16 +47,26 @@ Strategies = tuple[st.SearchStrategy[Any], ...]
 class Rows:
     """Strategies for the rows of a plan. Each gives one case before any gives another, in an order of the seed's.
 
-    made: makes the strategies, when they are first asked for. later: makes more rows, which take turns with the first
-    ones once each of these has given a case.
+    made: makes the strategies, when they are first asked for. large: makes more, whose turn comes after theirs. later:
+    makes still more, which take turns with all the others once each of them has given a case.
     """
 
-    def __init__(self, made: Callable[[], Strategies], later: Callable[[], Strategies] = tuple) -> None:
-        self.made, self.later = made, later
+    def __init__(
+        self,
+        made: Callable[[], Strategies],
+        later: Callable[[], Strategies] = tuple,
+        large: Callable[[], Strategies] = tuple,
+    ) -> None:
+        self.made, self.later, self.large = made, later, large
+
+    @cached_property
+    def turns(self) -> tuple[Strategies, Strategies]:
+        """The first rows and the large ones."""
+        return self.made(), self.large()
 
     @cached_property
     def strategies(self) -> Strategies:
-        return self.made()
+        return tuple(chain(*self.turns))
 
     @cached_property
     def all_strategies(self) -> Strategies:
@@ -63,11 +74,12 @@ class Rows:
 
     def row(self, number: int, seed: int) -> st.SearchStrategy[Any]:
         """The strategy of a run's case."""
-        count = len(self.strategies)
-        cycle, place = (0, number) if number < count else divmod(number - count, len(self.all_strategies))
-        rows = self.strategies if number < count else self.all_strategies
-        order = np.random.default_rng(seed + cycle + (number >= count)).permutation(len(rows))
-        return rows[int(order[place])]
+        for rows in self.turns:
+            if number < len(rows):
+                return shuffle_rows(rows, seed)[number]
+            number -= len(rows)
+        cycle, place = divmod(number, len(self.all_strategies))
+        return shuffle_rows(self.all_strategies, seed + cycle + 1)[place]
 
     def map(self, change: Callable[[Any], Any]) -> Rows:
         """The same rows with every case changed."""
@@ -78,7 +90,14 @@ class Rows:
         return self.each(lambda row: row.filter(wanted))
 
     def each(self, change: Callable[[st.SearchStrategy[Any]], st.SearchStrategy[Any]]) -> Rows:
-        return Rows(lambda: tuple(map(change, self.strategies)), lambda: tuple(map(change, self.later())))
+        def changed(rows: Callable[[], Strategies]) -> Callable[[], Strategies]:
+            return lambda: tuple(map(change, rows()))
+
+        return Rows(changed(self.made), changed(self.later), changed(self.large))
+
+
+def shuffle_rows(rows: Strategies, seed: int) -> Strategies:
+    return tuple(rows[place] for place in np.random.default_rng(seed).permutation(len(rows)))
 
 
 CaseStrategy = st.SearchStrategy[Any] | Rows

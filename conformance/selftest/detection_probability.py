@@ -92,11 +92,14 @@ def share_of(fresh: Sequence[bool]) -> float:
     return sum(fresh) / (len(fresh) + 1)
 
 
-def chance_of_none_in_rows(rows: Sequence[Sequence[bool]], first: int, cases: int) -> float:
-    """That none of a run's cases shows it. The first rows take their turn, then all of them do, again and again."""
-    unseen = [1 - share_of(shows) for shows in rows]
-    chance = mean_of_products(unseen[:first], min(cases, first))
-    cycles, rest = divmod(max(cases - first, 0), max(len(rows), 1))
+def chance_of_none_in_rows(rows: Sequence[Sequence[bool]], turns: Sequence[int], cases: int) -> float:
+    """That none of a run's cases shows it. So many rows take their turns first, then all do, again and again."""
+    unseen, chance, start = [1 - share_of(shows) for shows in rows], 1.0, 0
+    for count in turns:
+        taken = min(max(cases - start, 0), count)
+        chance *= mean_of_products(unseen[start : start + count], taken)
+        start += count
+    cycles, rest = divmod(max(cases - start, 0), max(len(rows), 1))
     return chance * prod(unseen) ** cycles * mean_of_products(unseen, rest)
 
 
@@ -167,7 +170,7 @@ def detect_by_plan(
             for index in asked:
                 detection, runner = before[index]
                 shows[index][row].append(shows_violation(probe, runner, example, shared))
-                none = partial(chance_of_none_in_rows, shows[index], len(plan.strategies))
+                none = partial(chance_of_none_in_rows, shows[index], [*map(len, plan.turns)])
                 now[index] = detection.add_probe(probe, [*chain.from_iterable(shows[index])], none)
     return now
 

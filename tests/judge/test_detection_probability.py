@@ -59,11 +59,12 @@ def test_chances_multiply() -> None:
 
 def test_chances_of_a_plan() -> None:
     rows = [[True] * 3, [False] * 3, [], [True, False, False]]  # shares of 3/4, 0, 0 and 1/4
-    assert chance_of_none_in_rows(rows, 4, 4) == pytest.approx(0.25 * 0.75), "every row once"
-    assert chance_of_none_in_rows(rows, 4, 1) == pytest.approx(0.75), "any of the rows, each as likely"
-    assert chance_of_none_in_rows(rows, 4, 8) == pytest.approx((0.25 * 0.75) ** 2)
-    assert chance_of_none_in_rows(rows, 2, 2) == pytest.approx(0.25), "the first two before any other"
-    assert chance_of_none_in_rows(rows, 2, 6) == pytest.approx(0.25 * 0.25 * 0.75)
+    assert chance_of_none_in_rows(rows, [4], 4) == pytest.approx(0.25 * 0.75), "every row once"
+    assert chance_of_none_in_rows(rows, [4], 1) == pytest.approx(0.75), "any of the rows, each as likely"
+    assert chance_of_none_in_rows(rows, [4], 8) == pytest.approx((0.25 * 0.75) ** 2)
+    assert chance_of_none_in_rows(rows, [2], 2) == pytest.approx(0.25), "the first two before any other"
+    assert chance_of_none_in_rows(rows, [2], 6) == pytest.approx(0.25 * 0.25 * 0.75)
+    assert chance_of_none_in_rows(rows, [1, 3], 2) == pytest.approx(0.25 * (1 + 1 + 0.75) / 3), "then one of the others"
 
 
 def shown_by_one_row_of(size: int) -> tuple[Probe, Detection]:

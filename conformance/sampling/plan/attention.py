@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import NamedTuple
 
 from conformance.cases.declaration import Declaration
 from conformance.cases.sizes import Sizes, adapt_sizes
-from conformance.sampling.plan.covering import LevelRow, Levels, Row, choose_sizes, covering
+from conformance.sampling.plan.covering import Fits, LevelRow, Levels, Row, choose_sizes, covering, more_rows
 from conformance.sampling.plan.values import BATCHES, KEY_HEADS, LENGTHS, RATIOS, WIDTHS, classes
 
 
@@ -36,6 +37,12 @@ BUDGETS = {"everything": Budget(2**21, 2**17, 2**19)}
 LESS = Budget(2**20, 2**16, 2**18)
 MOST = Budget(2**23 + 2**18, 2**18, 2**23 + 2**18)
 """What no case exceeds, whatever the subject takes: 65,537 keys and values of width 64 with one query."""
+LARGE = Budget(2**25, 2**20 + 2**17, 2**21 + 2**18)
+"""For pairs of ranges that do not meet within the budget of their plan: 1,025 queries and keys, or 257 and 4,097."""
+LARGEST = Budget(2**29, 2**22 + 2**19, 2**23 + 2**18)
+"""The same at the thorough effort: 1,025 queries and 4,097 keys. A case takes some seconds."""
+SPARE = Budget(2**24, 2**19 + 2**16, 2**20 + 2**17)
+"""Within which a large case has sizes past the smallest of their ranges, so that most take a tenth of a second."""
 
 SINGLE = {
     "batch": (2, 3),
@@ -107,7 +114,11 @@ def levels_of(plan: str, compiled: bool, tile: tuple[int, int] | None) -> Levels
 
 @cache
 def level_rows(plan: str, compiled: bool, tile: tuple[int, int] | None, strength: int) -> list[LevelRow]:
-    return covering(levels_of(plan, compiled, tile), BUDGETS.get(plan, LESS).affords, strength)
+    return covering(levels_of(plan, compiled, tile), budget_of(plan).affords, strength)
+
+
+def budget_of(plan: str) -> Budget:
+    return BUDGETS.get(plan, LESS)
 
 
 @cache
@@ -118,7 +129,7 @@ def rows(plan: str, compiled: bool, tile: tuple[int, int] | None, seed: int = 0,
     keys of a kernel's tile, whose multiples and their neighbours are tried too. seed: chooses among sizes of one range.
     """
     found = level_rows(plan, compiled, tile, 1 if compiled else strength)
-    levels, affords = levels_of(plan, compiled, tile), BUDGETS.get(plan, LESS).affords
+    levels, affords = levels_of(plan, compiled, tile), budget_of(plan).affords
     return tuple(choose_sizes(found, levels, affords, SINGLE if plan == "everything" else (), seed))
 
 
@@ -143,7 +154,31 @@ def plan_of(name: str, declaration: Declaration, seed: int = 0, strength: int = 
     return tuple(dict.fromkeys(fit_sizes(sizes, declaration) for sizes in found))
 
 
-def fit_sizes(s: Sizes, declaration: Declaration) -> Sizes:
+def large_plans_of(
+    name: str, declaration: Declaration, seed: int, wanted: Callable[[Sizes], bool]
+) -> tuple[tuple[Sizes, ...], tuple[Sizes, ...]]:
+    """More sizes, and those of the thorough effort: for the pairs of ranges that only a large budget affords.
+
+    None where shapes are compiled. wanted: whether the operation takes cases of such sizes.
+    """
+    if declaration.compiled:
+        return (), ()
+
+    def within(budget: Budget) -> Fits:
+        return lambda row: budget.affords(row) and wanted(sizes_of(row))
+
+    def fitted(rows: Iterable[Row], most: Budget) -> tuple[Sizes, ...]:
+        return tuple(dict.fromkeys(fit_sizes(sizes_of(row), declaration, most) for row in rows))
+
+    levels = levels_of(name, False, declaration.tile)
+    before = [row for row in rows(name, False, declaration.tile, seed) if wanted(sizes_of(row))]
+    large = more_rows(levels, within(LARGE), before, within(SPARE), seed)
+    largest = more_rows(levels, within(LARGEST), [*before, *large], within(SPARE), seed)
+    ordinary = fitted([row_of(ORDINARY)] if name == "everything" else [], LARGEST)
+    return (*fitted(large, LARGE), *ordinary), fitted(largest, LARGEST)
+
+
+def fit_sizes(s: Sizes, declaration: Declaration, most: Budget = MOST) -> Sizes:
     """The sizes as the subject takes them, and no larger than any case may be.
 
     Where there are as many queries as keys, or widths in multiples, what was one large dimension may become two.
@@ -151,7 +186,7 @@ def fit_sizes(s: Sizes, declaration: Declaration) -> Sizes:
     if "cross" not in declaration:
         s = s._replace(Q=max(s.Q, s.K))
     s = adapt_sizes(s, declaration)
-    while not MOST.affords(row_of(s)):
+    while not most.affords(row_of(s)):
         s = adapt_sizes(s._replace(**halve_largest(s, "cross" in declaration)), declaration)
     return s
 
@@ -169,6 +204,8 @@ def row_of(s: Sizes) -> Row:
     return row | {"key_width": s.D, "value_width": s.V}
 
 
+ORDINARY = Sizes(1, 1, 1, 2048, 2048, 64, 64)
+"""A head of a model."""
 SQUARE = Sizes(1, 1, 1, 4097, 4097, 1, 1)
 """More pairs than float32 has integers in a row: 2^24."""
 

@@ -7,7 +7,7 @@ dimensions leave no room for a third.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import combinations, product
 
 import numpy as np
@@ -25,16 +25,29 @@ TRIES = 12
 """Rows of which the one that covers most is taken."""
 
 
-def covering(levels: Levels, fits: Fits, strength: int = 2) -> list[LevelRow]:
-    """Choose rows of levels in which those of any `strength` dimensions meet. It depends on the arguments alone."""
+def covering(levels: Levels, fits: Fits, strength: int = 2, before: Iterable[Row] = ()) -> list[LevelRow]:
+    """Choose rows of levels in which those of any `strength` dimensions meet. It depends on the arguments alone.
+
+    before: rows in which some meet already.
+    """
     rng = np.random.default_rng(0)
-    open_tuples, rows = meeting(levels, fits, strength), []
+    open_tuples, rows = meeting(levels, fits, strength) - met_in(before, levels, strength), []
     while open_tuples:
         tries = (choose_levels(levels, fits, open_tuples, rng) for _ in range(TRIES))
         row, covered = max(tries, key=lambda found: len(found[1]))
         open_tuples -= covered
         rows.append(row)
     return rows
+
+
+def more_rows(levels: Levels, fits: Fits, before: Iterable[Row], grows: Fits, seed: int) -> list[Row]:
+    """Choose rows for the pairs of levels that are affordable, and meet in no row before.
+
+    grows: whether sizes that are not the smallest of their levels are worth it.
+    """
+    rng = np.random.default_rng(seed)
+    unused = {(name, size) for name in levels for level in levels[name] for size in level}
+    return [size_row(row, levels, grows, unused, rng) for row in covering(levels, fits, before=before)]
 
 
 def choose_sizes(
@@ -60,6 +73,13 @@ def meeting(levels: Levels, fits: Fits, strength: int) -> set[frozenset[tuple[st
         for picked in product(*(range(len(levels[name])) for name in names))
         if fits(smallest_with(dict(zip(names, picked, strict=True)), levels))
     }
+
+
+def met_in(rows: Iterable[Row], levels: Levels, strength: int) -> set[frozenset[tuple[str, int]]]:
+    """Every tuple of (dimension, level) that some row has."""
+    places = {name: {size: number for number, level in enumerate(levels[name]) for size in level} for name in levels}
+    found = ([(name, places[name][row[name]]) for name in levels] for row in rows)
+    return {frozenset(pairs) for row in found for pairs in combinations(row, strength)}
 
 
 def smallest_with(picked: Mapping[str, int], levels: Levels) -> Row:

@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
 from conformance.cases.declaration import Declaration
-from conformance.sampling.plan.covering import LevelRow, Levels, Row, choose_sizes, covering
+from conformance.sampling.plan.covering import LevelRow, Levels, Row, choose_sizes, covering, more_rows
 from conformance.sampling.plan.values import classes
 
-NUMBERS, MULTIPLICATIONS = 2**18, 2**22
-"""At most, in one case: numbers in an array, multiplications."""
+
+class Budget(NamedTuple):
+    """What one case may have at most: numbers in an array, multiplications in products of matrices."""
+
+    numbers: int
+    multiplications: int
+
+    def affords(self, row: Row) -> bool:
+        """Whether a case of these sizes is within the budget, whatever the operation."""
+        rows = row.get("rows", row.get("length", 1)) * row.get("heads", 1)
+        width = row.get("norm_width", row.get("model_width", 1))
+        inner, outer, table = row.get("inner_width", 0), row.get("outer_width", 0), row.get("vocabulary", 0)
+        pairs = row.get("heads", 0) * row.get("queries", 0) * row.get("keys", 0)
+        columns = max(width, inner, outer, row.get("classes", 0))
+        numbers = pairs, rows * columns, max(width, outer) * inner, table * width
+        return max(numbers) <= self.numbers and rows * inner * (width + outer) <= self.multiplications
+
+    def times(self, factor: float) -> Budget:
+        """So many times as many numbers, of which products of matrices take the cube."""
+        return Budget(int(factor * self.numbers), int(factor**3 * self.multiplications))
+
+
+SMALL = Budget(2**18, 2**22)
+LARGE = Budget(2**20 + 2**17, 2**27)
+"""For pairs of ranges that do not meet within the small one: 1,025 rows of as many columns. A case takes a tenth of a
+second, a network with its gradients half a second; the judge then holds less than 1 GB. Past half of the budget all
+sizes are the smallest of their ranges."""
 
 Values = dict[str, tuple[int, ...]]
 
 
 class Plan(NamedTuple):
-    """The sizes of an operation's dimensions. typical: for frameworks that compile for every shape."""
+    """The sizes of an operation's dimensions. typical: for frameworks that compile for every shape.
+
+    ordinary: rows of sizes that models have together, beside those in which ranges meet at their smallest sizes.
+    """
 
     values: Values
     typical: Values
+    ordinary: tuple[Row, ...] = ()
 
 
 Frozen = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
@@ -42,18 +71,6 @@ ENDS = {
 """Where the ranges end whose pairs must meet."""
 
 
-def affordable(row: Row) -> bool:
-    """Whether a case of these sizes is cheap, whatever the operation."""
-    rows, width = (
-        row.get("rows", row.get("length", 1)) * row.get("heads", 1),
-        row.get("norm_width", row.get("model_width", 1)),
-    )
-    inner, outer, table = row.get("inner_width", 0), row.get("outer_width", 0), row.get("vocabulary", 0)
-    pairs = row.get("heads", 0) * row.get("queries", 0) * row.get("keys", 0)
-    numbers = pairs, rows * max(width, inner, outer, row.get("classes", 0)), max(width, outer) * inner, table * width
-    return max(numbers) <= NUMBERS and rows * inner * (width + outer) <= MULTIPLICATIONS
-
-
 def levels_of(plan: Plan, compiled: bool) -> Frozen:
     values = plan.typical if compiled else plan.values
     return tuple((name, classes(sizes, *ENDS[name])) for name, sizes in values.items())
@@ -63,21 +80,42 @@ def plan_of(plan: Plan, declaration: Declaration, seed: int = 0) -> tuple[Row, .
     """The rows of a plan, within what the subject takes; each once. Every size of the plan occurs."""
     compiled = declaration.compiled
     found = rows(levels_of(plan, compiled), 1 if compiled else 2, 0 if compiled else seed)
-    limited = [limit_row(row, declaration.limits) for row in found]
-    return tuple(dict(items) for items in dict.fromkeys(tuple(row.items()) for row in limited))
+    return limit_rows(found, declaration)
+
+
+def large_plans_of(
+    plan: Plan, declaration: Declaration, seed: int, large: float
+) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """More rows, and those of the thorough effort: the ordinary ones, and those for the pairs of ranges that only a
+    large budget affords. None where shapes are compiled.
+
+    large: how many times the numbers of `LARGE` a case may have; at the thorough effort twice as many.
+    """
+    if declaration.compiled or not large:
+        return (), ()
+    levels = levels_of(plan, False)
+    before, ordinary, found = [*rows(levels, 2, seed)], [*plan.ordinary], []
+    for budget in (LARGE.times(large), LARGE.times(2 * large)):
+        more = more_rows(dict(levels), budget.affords, before, budget.times(0.5).affords, seed)
+        affordable = [row for row in ordinary if budget.affords(row)]
+        found.append(limit_rows([*more, *affordable], declaration))
+        before, ordinary = [*before, *more], [row for row in ordinary if row not in affordable]
+    return found[0], found[1]
 
 
 @cache
 def level_rows(levels: Frozen, strength: int) -> list[LevelRow]:
-    return covering(dict(levels), affordable, strength)
+    return covering(dict(levels), SMALL.affords, strength)
 
 
 @cache
 def rows(levels: Frozen, strength: int, seed: int) -> tuple[Row, ...]:
     ranges: Levels = dict(levels)
-    return tuple(choose_sizes(level_rows(levels, strength), ranges, affordable, ranges, seed))
+    return tuple(choose_sizes(level_rows(levels, strength), ranges, SMALL.affords, ranges, seed))
 
 
-def limit_row(row: Row, limits: Mapping[str, int]) -> Row:
-    """The row with every size at most what is declared."""
-    return {name: min(size, limits.get(name, size)) for name, size in row.items()}
+def limit_rows(rows: Iterable[Row], declaration: Declaration) -> tuple[Row, ...]:
+    """The rows with every size at most what is declared; each once."""
+    limits = declaration.limits
+    limited = (tuple((name, min(size, limits.get(name, size))) for name, size in row.items()) for row in rows)
+    return tuple(dict(items) for items in dict.fromkeys(limited))
