@@ -147,7 +147,7 @@ def choose(
     """
     checks.choice(logits, uniforms)
     checks.sampling(temperature, top_k, top_p)
-    checks.uniform_values(readable(uniforms))
+    checks.uniform_numbers("uniforms", readable(uniforms))
     return draw(jnp.asarray(logits), jnp.asarray(uniforms), temperature, top_k, top_p)
 
 
@@ -253,11 +253,10 @@ def sample(
         TypeError, ValueError: As in `greedy` and `choose`.
     """
     own, configured = checks.held(parameters, configuration)
-    steps = checks.uniform_steps(uniforms)
+    steps = checks.uniform_steps(prompt, uniforms)
     checks.generation(own, prompt, steps, configured, source, end)
-    checks.uniform(uniforms, (len(prompt), steps))
     checks.sampling(temperature, top_k, top_p)
-    checks.uniform_values(readable(uniforms))
+    checks.uniform_numbers("uniforms", readable(uniforms))
 
     uniforms = jnp.asarray(uniforms)
 

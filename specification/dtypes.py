@@ -8,6 +8,7 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 HALF = ("float16", "bfloat16")
 INTEGER = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 BOOLEAN = ("bool",)
+NAMES = frozenset(FLOATING + INTEGER + BOOLEAN)
 LARGEST = {"float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
 SMALLEST_EPS = 2.0**-126
 """The smallest normal float32: an eps below it would vanish in float32 and leave 0 / 0 for a constant row."""
@@ -22,7 +23,7 @@ def dtype_name(array: Any) -> str:
     dtype = array.dtype
     # NumPy takes ten times as long for `str(dtype)` as for the name of its scalars, which tells no byte order.
     scalar = dtype.type.__name__ if getattr(dtype, "isnative", False) else ""
-    return scalar if scalar in FLOATING else str(dtype).removeprefix("torch.")
+    return scalar if scalar in NAMES else str(dtype).removeprefix("torch.")
 
 
 def compute_dtype_name(name: str) -> str:

@@ -135,7 +135,7 @@ def choose(
     """
     checks.choice(logits, uniforms)
     checks.sampling(temperature, top_k, top_p)
-    checks.uniform_values(readable(uniforms))
+    checks.uniform_numbers("uniforms", readable(uniforms))
     return draw(logits, uniforms, temperature, top_k, top_p)
 
 
@@ -243,11 +243,10 @@ def sample(
         TypeError, ValueError: As in `greedy` and `choose`.
     """
     own, configured = checks.held(parameters, configuration)
-    steps = checks.uniform_steps(uniforms)
+    steps = checks.uniform_steps(prompt, uniforms)
     checks.generation(own, prompt, steps, configured, source, end)
-    checks.uniform(uniforms, (len(prompt), steps))
     checks.sampling(temperature, top_k, top_p)
-    checks.uniform_values(readable(uniforms))
+    checks.uniform_numbers("uniforms", readable(uniforms))
 
     def pick(logits: Any, step: int) -> Any:
         return draw(logits, uniforms[:, step], temperature, top_k, top_p)

@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float, Integer
 
 from specification import checks
 from specification.checkpoints import read_model, write_model
-from specification.checks.arguments import arrays_of_numbers, ranked
+from specification.checks.arguments import arrays_of_numbers
+from specification.checks.shapes import check_array
 from specification.configuration import Configuration
 from specification.dropout import Dropout, StackDropout, TransformerDropout
 from specification.masks import KeyPadding, both
@@ -246,7 +247,7 @@ def multi_head(
     if checks.of_a_block(parameters, layer):
         checks.one_memory(key, value)
         return attend(parameters, query, key, mask, dropout, configuration, layer)
-    width = ranked("query", query, "batch, positions, width")[-1]
+    width = check_array("query", query, "Shaped", "B Q E")["E"]
     options = attention_options(width, mask, dropout, configuration)
     return multi_head_attention(parameters, query, key, value, num_heads=configuration.num_heads, **options)
 

@@ -1,209 +1,26 @@
-"""Checks on single arrays and numbers. Every message shows what came and what was expected."""
+"""Checks on single arrays and numbers, and the one form of all messages.
+
+`name` is what messages call a value. A number may also be a framework's array of rank 0. That may be traced, so it is
+not read: where a function returns a number, it returns None.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from specification.dtypes import BOOLEAN, FLOATING, INTEGER, SMALLEST_EPS, compute_dtype_name, dtype_name
+from specification.dtypes import BOOLEAN, FLOATING, INTEGER, LARGEST, SMALLEST_EPS, compute_dtype_name, dtype_name
 
 __all__ = ["cotangent", "dropout", "structure"]
 
-# --- arrays -----------------------------------------------------------------------------------------------------------
 
-
-def shape_of(name: str, array: Any) -> tuple[int, ...]:
-    """Read the shape of an array.
-
-    Args:
-        name: what messages call it.
-        array: of any framework.
-
-    Raises:
-        TypeError: for what is no array.
-    """
-    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
-        raise TypeError(f"{name} must be an array, got {type(array).__name__}")
-    return tuple(array.shape)
-
-
-def ranked(name: str, array: Any, axes: str) -> tuple[int, ...]:
-    """Read the shape of an array that must have certain axes.
-
-    Args:
-        name: what messages call it.
-        array: of any framework.
-        axes: their names, as in "batch, heads, queries, width".
-
-    Raises:
-        TypeError: for what is no array.
-        ValueError: for another number of axes.
-    """
-    shape = shape_of(name, array)
-    if len(shape) != axes.count(",") + 1:
-        raise ValueError(f"{name} must have shape [{axes}], got {list(shape)}")
-    return shape
-
-
-def floating(name: str, array: Any) -> str:
-    """Name the dtype of an array that must be floating.
-
-    Args:
-        name: what messages call it.
-        array: of any framework.
-
-    Raises:
-        TypeError: for what is no array, and for another dtype.
-    """
-    shape_of(name, array)
-    dtype = dtype_name(array)
-    if dtype not in FLOATING:
-        raise TypeError(f"{name} must have one of the dtypes {', '.join(FLOATING)}, got {dtype}")
-    return dtype
-
-
-def integer(name: str, array: Any) -> None:
-    """Check that an array has an integer dtype.
-
-    Args:
-        name: what messages call it.
-        array: of any framework.
-
-    Raises:
-        TypeError: for what is no array, and for another dtype.
-    """
-    shape_of(name, array)
-    if dtype_name(array) not in INTEGER:
-        raise TypeError(f"{name} must have an integer dtype, got {dtype_name(array)}")
-
-
-def boolean(name: str, array: Any, advice: str = "") -> None:
-    """Check that an array is boolean.
-
-    Args:
-        name: what messages call it.
-        array: of any framework.
-        advice: added to the message.
-
-    Raises:
-        TypeError: for what is no array, and for another dtype.
-    """
-    shape_of(name, array)
-    if dtype_name(array) not in BOOLEAN:
-        raise TypeError(f"{name} must be boolean, got {dtype_name(array)}{advice}")
-
-
-def same_dtype(**arrays: Any) -> str:
-    """Name the one floating dtype that all arrays must share.
-
-    Args:
-        **arrays: by the names that messages call them.
-
-    Raises:
-        TypeError: for other dtypes, and for more than one.
-    """
-    names = {name: floating(name, array) for name, array in arrays.items()}
-    if len(set(names.values())) > 1:
-        raise TypeError(f"{', '.join(names)} must share one dtype, got {', '.join(names.values())}")
-    return next(iter(names.values()))
-
-
-def companion_dtype(name: str, array: Any, dtype: str) -> None:
-    """Check the dtype of biases, sinks and norm weights.
-
-    It is that of the main arrays, or the wider one in which those are computed.
-
-    Args:
-        name: what messages call it.
-        array: of any framework.
-        dtype: that of the main arrays.
-
-    Raises:
-        TypeError: for another dtype.
-    """
-    allowed = dict.fromkeys((dtype, compute_dtype_name(dtype)))
-    if floating(name, array) not in allowed:
-        raise TypeError(f"{name} must be {' or '.join(allowed)} beside {dtype} inputs, got {dtype_name(array)}")
-
-
-def pair_shape(name: str, array: Any, sizes: tuple[int | None, int | None, int, int]) -> None:
-    """Check the shape of an array for pairs of queries and keys (MASK-5).
-
-    Args:
-        name: what messages call it.
-        array: [Q, K] or [B or 1, H or 1, Q, K].
-        sizes: (B, H, Q, K). A batch or head count of None is not checked.
-
-    Raises:
-        TypeError: for what is no array.
-        ValueError: for another shape.
-    """
-    shape = shape_of(name, array)
-    batch, heads, queries, keys = sizes
-    if len(shape) not in (2, 4):
-        raise ValueError(
-            f"{name} must have shape [queries, keys] or [batch or 1, heads or 1, queries, keys], got {list(shape)}; "
-            "for a [batch, keys] padding mask use KeyPadding, for one length a sequence use KeyLengths"
-        )
-    outer = shape[:-2] or (1, 1)
-    fits = all(size in (1, full) or full is None for size, full in zip(outer, (batch, heads), strict=True))
-    if not fits or shape[-2:] != (queries, keys):
-        expected = [f"{'any' if full is None else full} or 1" for full in (batch, heads)]
-        raise ValueError(
-            f"{name} of shape {list(shape)} does not fit [{queries}, {keys}] or "
-            f"[{expected[0]}, {expected[1]}, {queries}, {keys}]; for a [batch, keys] padding mask use KeyPadding"
-        )
-
-
-def arrays_of_numbers(inputs: tuple[Any, ...]) -> None:
-    """Check the inputs of a model before a framework sees them.
-
-    Args:
-        inputs: arrays; None is left to the model.
-
-    Raises:
-        TypeError: for what is no array, and for arrays of anything but numbers and truth values.
-    """
-    for number, given in enumerate(inputs, 1):
-        if given is not None:
-            shape_of(f"input {number}", given)
-            if dtype_name(given) not in FLOATING + INTEGER + BOOLEAN:
-                raise TypeError(f"input {number} must hold numbers, got {dtype_name(given)}")
-
-
-# --- numbers ----------------------------------------------------------------------------------------------------------
-
-
-def flag(name: str, value: Any) -> None:
-    """Check that an option is True or False.
-
-    Args:
-        name: what messages call it.
-        value: the option.
-
-    Raises:
-        TypeError: for anything else.
-    """
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-
-
-def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Check that a value is one of several.
-
-    Args:
-        name: what messages call it.
-        value: what was given.
-        choices: what it may be.
-
-    Raises:
-        ValueError: for another value.
-    """
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+def refuse(name: str, expected: str, got: Any, error: type[Exception] = ValueError) -> NoReturn:
+    """Raise an error that says what is wrong, what was expected, and what was given."""
+    raise error(f"{name} must {expected}, got {got}")
 
 
 def described(value: Any) -> str:
@@ -212,19 +29,99 @@ def described(value: Any) -> str:
     return type(value).__name__ if shape is None else f"{dtype_name(value)} array of shape {list(shape)}"
 
 
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+def shape_of(name: str, array: Any) -> tuple[int, ...]:
+    """Read the shape of an array of any framework."""
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        refuse(name, "be an array", type(array).__name__, TypeError)
+    return tuple(array.shape)
+
+
+KINDS = {
+    "Float": (FLOATING, f"have one of the dtypes {', '.join(FLOATING)}"),
+    "Integer": (INTEGER, "have an integer dtype"),
+    "Bool": (BOOLEAN, "be boolean"),
+}
+
+
+def dtype_of(name: str, array: Any, kind: str, advice: str = "") -> str:
+    """Name the dtype of an array, which must be of a kind."""
+    dtype, (allowed, expected) = dtype_name(array), KINDS[kind]
+    if dtype not in allowed:
+        refuse(name, expected, f"{dtype}{advice}", TypeError)
+    return dtype
+
+
+def companion_dtype(name: str, array: Any, dtype: str) -> None:
+    """Check an array beside those of a dtype: it has that one, or the wider one in which those are computed."""
+    allowed = dict.fromkeys((dtype, compute_dtype_name(dtype)))
+    if dtype_of(name, array, "Float") not in allowed:
+        refuse(name, f"be {' or '.join(allowed)} beside {dtype} inputs", dtype_name(array), TypeError)
+
+
+def arrays_of_numbers(inputs: tuple[Any, ...]) -> None:
+    """Check the inputs of a model before a framework sees them; None is left to the model."""
+    for number, given in enumerate(inputs, 1):
+        if given is not None:
+            shape_of(f"input {number}", given)
+            if dtype_name(given) not in FLOATING + INTEGER + BOOLEAN:
+                refuse(f"input {number}", "hold numbers", dtype_name(given), TypeError)
+
+
+def values_within(name: str, values: np.ndarray | None, least: int, limit: int | float) -> None:
+    """Check numbers of which each must be at least `least` and below `limit`, where they can be read."""
+    if values is not None and values.size and not ((values >= least) & (values < limit)).all():
+        refuse(name, f"lie in [{least}, {limit})", f"values from {values.min()} to {values.max()}")
+
+
+def dropout(keep: Any, rate: Any, shape: tuple[int, ...]) -> None:
+    """Check the arguments of dropout on an array of a shape (ATT-11)."""
+    check_rate(rate, keep)
+    if keep is not None:
+        own = shape_of("dropout_keep", keep)
+        dtype_of("dropout_keep", keep, "Bool")
+        if own != tuple(shape):
+            refuse("dropout_keep", f"have shape {list(shape)}", list(own))
+
+
+def check_rate(rate: Any, keep: Any) -> None:
+    """Check a rate of dropout, which must be 0 where nothing says what is kept (ATT-11)."""
+    number = real_number("dropout_rate", rate)
+    if number is not None and not 0 <= number < 1:
+        refuse("dropout_rate", "be at least 0 and below 1", number)
+    if keep is None and number is not None and number != 0:
+        refuse("dropout_rate", "be 0 with no dropout_keep, which the caller draws", number)
+
+
+def cotangent(array: Any, shape: tuple[int, ...], dtype: str, name: str = "cotangent") -> None:
+    """Check the gradient of a result: it has the result's shape and dtype."""
+    if shape_of(name, array) != tuple(shape):
+        refuse(name, f"have shape {list(shape)} like the result", list(array.shape))
+    if dtype_name(array) != dtype:
+        refuse(name, f"be {dtype} like the result", dtype_name(array), TypeError)
+
+
+# --- numbers and structures -------------------------------------------------------------------------------------------
+
+
+def flag(name: str, value: Any) -> None:
+    """Check that an option is True or False."""
+    if not isinstance(value, bool):
+        refuse(name, "be True or False", repr(value), TypeError)
+
+
+def one_of(name: str, value: Any, choices: tuple[str, ...], error: type[Exception] = ValueError) -> None:
+    """Check that a value is one of several."""
+    if value not in choices:
+        refuse(name, f"be one of {', '.join(map(repr, choices))}", repr(value), error)
+
+
 def structure(name: str, value: Any, kind: type) -> None:
-    """Check that parameters are of a kind, and nothing that only looks like it.
-
-    Args:
-        name: what messages call them.
-        value: what was given.
-        kind: the NamedTuple that they must be.
-
-    Raises:
-        TypeError: for anything else.
-    """
+    """Check that parameters are of a kind, and nothing that only looks like it."""
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, got {described(value)}")
+        refuse(name, f"be a {kind.__name__}", described(value), TypeError)
 
 
 def plain(value: Any) -> Any:
@@ -233,180 +130,72 @@ def plain(value: Any) -> Any:
 
 
 def real_number(name: str, value: Any) -> float | None:
-    """Read a real number.
-
-    Args:
-        name: what messages call it.
-        value: a number, or a framework's array of rank 0.
-
-    Returns:
-        The number; None for an array, which may be traced and is not read.
-
-    Raises:
-        TypeError: for anything else.
-        ValueError: for an integer that no float can hold.
-    """
+    """Read a real number."""
     value = plain(value)
+    if isinstance(value, float):  # the common case, without the slower question of `Real`
+        return float(value)
     if isinstance(value, Real) and not isinstance(value, bool):
         try:
             return float(value)
-        except OverflowError as error:
-            raise ValueError(f"{name} must be finite, got an integer of {len(str(value))} digits") from error
+        except OverflowError:
+            refuse(name, "be finite", f"an integer of {len(str(value))} digits")
     if getattr(value, "shape", None) == () and dtype_name(value) in FLOATING + INTEGER:
         return None
-    raise TypeError(f"{name} must be a real number, got {described(value)}")
+    refuse(name, "be a real number", described(value), TypeError)
+
+
+def check_number(name: str, value: Any, holds: Callable[[float], bool], expected: str, *, fixed: bool = False) -> None:
+    """Check that a number, where it can be read, is as expected; a fixed one may be no array."""
+    number = real_number(name, value)
+    if number is None and fixed:
+        refuse(name, "be a plain number", described(value), TypeError)
+    if number is not None and not holds(number):
+        refuse(name, expected, number)
+
+
+def finite(name: str, value: Any, dtype: str, *, fixed: bool = False) -> None:
+    """Check that a number, where it can be read, is one that a dtype can hold: NaN is not."""
+    # Not math.isfinite, which torch.compile cannot trace on a symbolic number.
+    largest = LARGEST[dtype]
+    check_number(name, value, lambda number: -largest <= number <= largest, f"be finite in {dtype}", fixed=fixed)
+
+
+def epsilon(eps: Any) -> None:
+    """Check what a norm adds before it divides."""
+    check_number("eps", eps, lambda number: SMALLEST_EPS <= number < math.inf, "be finite and at least 2**-126")
 
 
 def whole_number(name: str, value: Any) -> int | None:
-    """Read an integer.
-
-    Args:
-        name: what messages call it.
-        value: an integer, or a framework's array of rank 0.
-
-    Returns:
-        The integer; None for an array, which may be traced and is not read.
-
-    Raises:
-        TypeError: for anything else.
-    """
+    """Read an integer."""
     value = plain(value)
     if isinstance(value, Integral) and not isinstance(value, bool):
         return int(value)
     if getattr(value, "shape", None) == () and dtype_name(value) in INTEGER:
         return None
-    raise TypeError(f"{name} must be an integer, got {described(value)}")
+    refuse(name, "be an integer", described(value), TypeError)
 
 
-def distance(name: str, value: Any) -> int | None:
-    """Read an integer that must not be negative.
-
-    Args:
-        name: what messages call it.
-        value: an integer, or a framework's array of rank 0.
-
-    Returns:
-        The integer, or None for one that cannot be read.
-
-    Raises:
-        TypeError: for anything else.
-        ValueError: for a negative one, and for one beyond 2**30.
-    """
+def position(name: str, value: Any) -> int | None:
+    """Read an integer, which must lie within 2**30 of 0."""
     number = whole_number(name, value)
-    if number is not None and number < 0:
-        raise ValueError(f"{name} must not be negative, got {number}")
-    return in_range(name, number)
-
-
-def in_range(name: str, number: int | None) -> int | None:
-    """Check that an integer lies within 2**30 of 0.
-
-    Positions are compared in 32 bits where a framework has no more; larger numbers would wrap around.
-
-    Args:
-        name: what messages call it.
-        number: the integer, or None, which is not checked.
-
-    Returns:
-        The same.
-
-    Raises:
-        ValueError: for a larger one.
-    """
+    # Positions are compared in 32 bits where a framework has no more: larger numbers would wrap around.
     if number is not None and abs(number) > 2**30:
-        raise ValueError(f"{name} must lie within 2**30 of 0, got {number}")
+        refuse(name, "lie within 2**30 of 0", number)
     return number
 
 
-def natural(name: str, value: Any) -> int:
-    """Read a count, which decides shapes and so must be a plain number.
+def distance(name: str, value: Any) -> int | None:
+    """Read a position that must not be negative."""
+    number = position(name, value)
+    if number is not None and number < 0:
+        refuse(name, "not be negative", number)
+    return number
 
-    Args:
-        name: what messages call it.
-        value: an integer.
 
-    Raises:
-        TypeError: for anything else.
-        ValueError: for a negative one.
-    """
+def natural(name: str, value: Any, least: int = 0) -> int:
+    """Read a count, which decides shapes and so must be a plain integer."""
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {described(value)}")
-    if int(value) < 0:
-        raise ValueError(f"{name} must not be negative, got {value}")
+        refuse(name, "be an integer", described(value), TypeError)
+    if int(value) < least:
+        refuse(name, f"be at least {least}" if least else "not be negative", value)
     return int(value)
-
-
-def finite(name: str, value: Any, largest: float) -> None:
-    """Check that a number, where it can be read, is one that the dtype used inside can hold.
-
-    Args:
-        name: what messages call it.
-        value: a number, or a framework's array of rank 0.
-        largest: the largest number of that dtype.
-
-    Raises:
-        TypeError: for what is no number.
-        ValueError: for NaN, infinities, and larger numbers.
-    """
-    number = real_number(name, value)
-    # Not math.isfinite, which torch.compile cannot trace on a symbolic number.
-    if number is not None and not -largest <= number <= largest:
-        raise ValueError(f"{name} must be finite, and no larger than {largest:.3g} beside these inputs, got {number}")
-
-
-def epsilon(eps: Any) -> None:
-    """Check what a norm adds before it divides.
-
-    Args:
-        eps: a number, or a framework's array of rank 0.
-
-    Raises:
-        TypeError: for what is no number.
-        ValueError: for one that is not finite, or below 2**-126.
-    """
-    number = real_number("eps", eps)
-    if number is not None and not SMALLEST_EPS <= number < math.inf:
-        raise ValueError(f"eps must be finite and at least 2**-126, got {number}")
-
-
-def dropout(keep: Any, rate: Any, shape: tuple[int, ...]) -> None:
-    """Check the arguments of dropout (ATT-11).
-
-    Args:
-        keep: booleans of that shape, or None, which only a rate of 0 can do with.
-        rate: in [0, 1).
-        shape: of the array on which dropout acts.
-
-    Raises:
-        TypeError: for another dtype, and for a rate that is no number.
-        ValueError: for another shape or rate.
-    """
-    number = real_number("dropout_rate", rate)
-    if number is not None and not 0 <= number < 1:
-        raise ValueError(f"dropout_rate must be at least 0 and below 1, got {number}")
-    if keep is None:
-        if number is not None and number != 0:
-            raise ValueError(f"dropout_rate is {rate} but no dropout_keep was given; the caller draws it")
-        return
-    boolean("dropout_keep", keep)
-    if shape_of("dropout_keep", keep) != shape:
-        raise ValueError(f"dropout_keep must have shape {list(shape)}, got {list(keep.shape)}")
-
-
-def cotangent(array: Any, shape: tuple[int, ...], dtype: str, name: str = "cotangent") -> None:
-    """Check the gradient of a result: it has the result's shape and dtype.
-
-    Args:
-        array: the gradient.
-        shape: the result's.
-        dtype: the result's.
-        name: what messages call it.
-
-    Raises:
-        TypeError: for another dtype.
-        ValueError: for another shape.
-    """
-    if shape_of(name, array) != shape:
-        raise ValueError(f"{name} must have shape {list(shape)} like the result, got {list(array.shape)}")
-    if dtype_name(array) != dtype:
-        raise TypeError(f"{name} must be {dtype} like the result, got {dtype_name(array)}")

@@ -9,25 +9,33 @@ import numpy as np
 
 from specification.blocks import misplaced_norms
 from specification.checks.arguments import (
-    boolean,
-    companion_dtype,
+    check_number,
+    check_rate,
     described,
     distance,
-    dropout,
     epsilon,
     finite,
     flag,
-    floating,
-    in_range,
-    integer,
     natural,
     one_of,
-    pair_shape,
-    ranked,
-    real_number,
-    same_dtype,
+    position,
+    refuse,
     shape_of,
     structure,
+    values_within,
+)
+from specification.checks.shapes import (
+    Bool,
+    Float,
+    Integer,
+    Projection,
+    Wide,
+    arrays_of,
+    check_array,
+    check_shapes,
+    declare,
+    match,
+    match_each,
 )
 from specification.checks.sites import sites
 from specification.configuration import CHOICES, AttentionLayer, Configuration
@@ -47,753 +55,372 @@ from specification.parameters import (
 from specification.positions import EXPONENTS
 
 __all__ = [
-    "alibi_bias",
-    "attention",
-    "block_attention",
-    "embed",
-    "embed_image",
-    "embedding",
-    "feed_forward",
-    "gated_feed_forward",
-    "ids_within",
-    "join_heads",
-    "learned_positions",
-    "memory",
-    "merge",
-    "multi_head_attention",
-    "no_bias",
-    "norm",
-    "norms",
-    "of_a_block",
-    "one_memory",
-    "pool",
-    "positions",
-    "relative_position_bias",
-    "rms_norm",
-    "silu",
-    "stack",
-    "standard_deviation_norm",
-    "summands",
-]
+    "alibi_bias", "attention", "block_attention", "embed", "embed_image", "embedding", "feed_forward",
+    "gated_feed_forward", "ids_within", "join_heads", "learned_positions", "memory", "merge", "multi_head_attention",
+    "no_bias", "norm", "norms", "of_a_block", "one_memory", "pool", "positions", "relative_position_bias", "rms_norm",
+    "silu", "stack", "standard_deviation_norm", "summands",
+]  # fmt: skip
+
+# --- attention --------------------------------------------------------------------------------------------------------
 
 
+@check_shapes
 def attention(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: Float[Any, "B H Q D"],
+    key: Float[Any, "B G K D"],
+    value: Float[Any, "B G K V"] | None,
     *,
-    bias: Any,
+    bias: Wide[Any, "Q K"] | Wide[Any, "#B #H Q K"] | None,
     scale: Any,
     softcap: Any,
-    sinks: Any,
-    dropout_keep: Any = None,
+    sinks: Wide[Any, "H"] | None,
+    dropout_keep: Bool[Any, "B H Q K"] | None = None,
     dropout_rate: Any = 0.0,
     empty_rows: str = "zero",
 ) -> None:
-    """Check the arguments of attention, and of its weights and log-sum-exp (ATT-1 to ATT-9).
+    """Check the arguments of attention, and of its weights and log-sum-exp, which have no value (ATT-1 to ATT-9).
 
     The mask is checked by `mask`, once it is known what query and key look like.
-
-    Args:
-        query: [B, H, Q, D].
-        key: [B, G, K, D], with H a multiple of G.
-        value: [B, G, K, V], or None for weights and log-sum-exp.
-        bias: [Q, K] or [B or 1, H or 1, Q, K], or None.
-        scale: a finite number, or None.
-        softcap: a positive number, or None.
-        sinks: [H], or None.
-        dropout_keep: booleans [B, H, Q, K], or None.
-        dropout_rate: in [0, 1).
-        empty_rows: "zero", "mean" or "nan"; the last two not together with sinks.
-
-    Raises:
-        TypeError: for what is no array or no number, and for other dtypes.
-        ValueError: for shapes that do not fit, and for numbers out of range.
     """
-    arrays = {"query": query, "key": key} | ({} if value is None else {"value": value})
-    B, H, Q, D = ranked("query", query, "batch, heads, queries, width")
-    key_batch, G, K, key_width = ranked("key", key, "batch, key heads, keys, width")
-    dtype = same_dtype(**arrays)
-    if key_batch != B:
-        raise ValueError(f"query and key must have the same batch size, got {B} and {key_batch}")
-    if key_width != D:
-        raise ValueError(f"query and key must have the same width, got {D} and {key_width}")
-    if D == 0:
-        raise ValueError("query and key must have a width of at least 1, got 0")
-    if value is not None:
-        shape = ranked("value", value, "batch, key heads, keys, value width")
-        if shape[:3] != (B, G, K):
-            raise ValueError(f"value must have shape [{B}, {G}, {K}, value width] like key, got {list(shape)}")
-    if (G == 0 and H != 0) or (G != 0 and H % G != 0):
-        raise ValueError(f"the {H} query heads must be a multiple of the {G} key heads")
-    if bias is not None:
-        companion_dtype("bias", bias, dtype)
-        pair_shape("bias", bias, (B, H, Q, K))
+    if query.shape[3] == 0:
+        refuse("query and key", "have a width of at least 1", 0)
+    check_groups(query.shape[1], key.shape[1])
     if scale is not None:
-        finite("scale", scale, LARGEST[compute_dtype_name(dtype)])
+        finite("scale", scale, compute_dtype_name(dtype_name(query)))
     if softcap is not None:
-        cap = real_number("softcap", softcap)
-        largest = LARGEST[compute_dtype_name(dtype)]
-        if cap is not None and not 1 / largest <= cap <= largest:
-            raise ValueError(f"softcap must be positive and finite in {compute_dtype_name(dtype)}, got {cap}")
-    if sinks is not None:
-        companion_dtype("sinks", sinks, dtype)
-        if shape_of("sinks", sinks) != (H,):
-            raise ValueError(f"sinks must have shape [{H}], one for each query head, got {list(sinks.shape)}")
-    dropout(dropout_keep, dropout_rate, (B, H, Q, K))
+        compute_dtype = compute_dtype_name(dtype_name(query))
+        largest, expected = LARGEST[compute_dtype], f"be positive and finite in {compute_dtype}"
+        check_number("softcap", softcap, lambda number: 1 / largest <= number <= largest, expected)
+    check_rate(dropout_rate, dropout_keep)
     one_of("empty_rows", empty_rows, ("zero", "mean", "nan"))
     if empty_rows != "zero" and sinks is not None:
-        raise ValueError(f"empty_rows={empty_rows!r} has no meaning with sinks, which give every row a denominator")
+        refuse("empty_rows", "be 'zero' with sinks, which give every row a denominator", repr(empty_rows))
+
+
+def check_groups(heads: int, key_heads: int) -> None:
+    """Check that every key head serves as many query heads (ATT-7)."""
+    if (key_heads == 0 and heads != 0) or (key_heads != 0 and heads % key_heads != 0):
+        refuse("query", f"have a multiple of the {key_heads} key heads", f"{heads} query heads")
+
+
+PART = declare({"outputs": 'Float[Any, "B H Q V"]', "logsumexps": 'Wide[Any, "B H Q"]'})
 
 
 def merge(outputs: Any, logsumexps: Any) -> None:
-    """Check the arguments of merge_attention (ATT-14).
-
-    Args:
-        outputs: one or more arrays [B, H, Q, V] of one dtype.
-        logsumexps: as many arrays [B, H, Q].
-
-    Raises:
-        TypeError: for other dtypes.
-        ValueError: for counts or shapes that do not fit.
-    """
+    """Check the parts that merge_attention merges, at least one (ATT-14)."""
     if len(outputs) != len(logsumexps) or len(outputs) == 0:
-        raise ValueError(f"as many outputs as log-sum-exps, and at least one, got {len(outputs)} and {len(logsumexps)}")
-    shape = ranked("outputs[0]", outputs[0], "batch, heads, queries, value width")
-    dtype = floating("outputs[0]", outputs[0])
-    for i, (output, logsumexp) in enumerate(zip(outputs, logsumexps, strict=True)):
-        same_dtype(**{"outputs[0]": outputs[0], f"outputs[{i}]": output})
-        companion_dtype(f"logsumexps[{i}]", logsumexp, dtype)
-        if shape_of(f"outputs[{i}]", output) != shape or shape_of(f"logsumexps[{i}]", logsumexp) != shape[:3]:
-            raise ValueError(
-                f"outputs[{i}] and logsumexps[{i}] must have shapes {list(shape)} and {list(shape[:3])}, "
-                f"got {list(output.shape)} and {list(logsumexp.shape)}"
-            )
-
-
-def linear(name: str, parameters: Linear, dtype: str, width: int | None) -> tuple[int, int]:
-    """Check a projection.
-
-    Args:
-        name: what messages call it.
-        parameters: weight [in, out], and bias [out] or None.
-        dtype: that of its input.
-        width: that of its input, or None for any.
-
-    Returns:
-        (in, out).
-
-    Raises:
-        TypeError: for another structure or dtype.
-        ValueError: for shapes that do not fit.
-    """
-    structure(name, parameters, Linear)
-    inner, outer = ranked(f"{name}.weight", parameters.weight, "in, out")
-    if floating(f"{name}.weight", parameters.weight) != dtype:
-        raise TypeError(f"input, {name}.weight must share one dtype, got {dtype}, {dtype_name(parameters.weight)}")
-    if width is not None and inner != width:
-        raise ValueError(f"{name}.weight must have shape [{width}, out], got {[inner, outer]}")
-    if parameters.bias is not None:
-        same_dtype(**{f"{name}.weight": parameters.weight, f"{name}.bias": parameters.bias})
-        if shape_of(f"{name}.bias", parameters.bias) != (outer,):
-            raise ValueError(f"{name}.bias must have shape [{outer}], got {list(parameters.bias.shape)}")
-    return inner, outer
+        refuse("outputs and logsumexps", "be as many, at least one", f"{len(outputs)} and {len(logsumexps)}")
+    match_each("{0}[{1}]", PART, list(zip(outputs, logsumexps, strict=True)))
 
 
 def multi_head_attention(
     parameters: Any, projections: Any, query: Any, key: Any, value: Any, num_heads: int
 ) -> tuple[int, int, int]:
-    """Check the arguments of multi-head attention (MHA-1, MHA-2, ATT-7).
+    """Check the arguments of multi-head attention, which has four projections and nothing else (MHA-1, MHA-2, ATT-7).
 
-    Args:
-        parameters: a `MultiHeadAttention` of four projections and nothing else.
-        projections: the same with per-head projections joined.
-        query: [B, Q, E].
-        key: [B, K, E of the keys].
-        value: [B, K, E of the values].
-        num_heads: the number of query heads.
-
-    Returns:
-        (H, G, D): query heads, key heads and head width, all read off the shapes.
-
-    Raises:
-        TypeError: for other structures or dtypes.
-        ValueError: for shapes or numbers of heads that do not fit, and for what only a block's attention has.
+    `projections` are the parameters with per-head projections joined. Returns the numbers of query heads and key heads,
+    and the head width: all are read off the shapes.
     """
     for name in ("query_norm", "key_norm", "sinks"):
         if getattr(parameters, name) is not None:
-            raise ValueError(f"multi-head attention takes no {name} among its parameters: a block's attention has it")
+            refuse(name, "be None in multi-head attention: a block's attention has it", "one among the parameters")
     return attention_projections(parameters, projections, query, key, value, num_heads)
 
 
 def of_a_block(parameters: Any, layer: AttentionLayer) -> bool:
-    """Tell whether an attention has what only a block's has.
-
-    Args:
-        parameters: a `MultiHeadAttention`.
-        layer: its window and rotation.
-    """
+    """Tell whether an attention has what only a block's has."""
     return layer != AttentionLayer() or any(part is not None for part in parameters[4:])
 
 
 def one_memory(key: Any, value: Any) -> None:
-    """Check that a block's attention is given no values of their own.
-
-    Args:
-        key: what keys and values are projected from.
-        value: the same.
-
-    Raises:
-        ValueError: for another array.
-    """
+    """Check that a block's attention is given no values of their own."""
     if value is not key:
-        raise ValueError("a block's attention projects keys and values from the same array, got another as value")
+        refuse("value", "be key in a block's attention, which projects both from it", "another array")
+
+
+INPUTS = declare(
+    {"query": 'Float[Any, "B Q E"]', "key": 'Float[Any, "B K E_key"]', "value": 'Float[Any, "B K E_value"]'}
+)
+PROJECTIONS = INPUTS + declare(
+    {"query": 'Projection[Any, "E HD"]', "key": 'Projection[Any, "E_key GD"]', "value": 'Projection[Any, "E_value GV"]'}
+)
+OUTPUT = INPUTS + declare({"output": 'Projection[Any, "HV E_out"]'})
 
 
 def attention_projections(
     parameters: Any, projections: Any, query: Any, key: Any, value: Any, num_heads: int
 ) -> tuple[int, int, int]:
-    """Check the four projections of an attention and what they are given (MHA-1, MHA-2, ATT-7).
-
-    Args:
-        parameters, projections, query, key, value, num_heads: as for `multi_head_attention`.
-
-    Returns:
-        (H, G, D): query heads, key heads and head width, all read off the shapes.
-
-    Raises:
-        TypeError: for other structures or dtypes.
-        ValueError: for shapes or numbers of heads that do not fit.
-    """
-    natural("num_heads", num_heads)
-    if num_heads == 0:
-        raise ValueError("num_heads must be at least 1, got 0")
-    shapes = [
-        ranked(name, array, "batch, positions, width")
-        for name, array in (("query", query), ("key", key), ("value", value))
-    ]
-    dtype = same_dtype(query=query, key=key, value=value)
-    if len({shape[0] for shape in shapes}) > 1 or shapes[1][1] != shapes[2][1]:
-        raise ValueError(
-            "query, key and value must share the batch size, and key and value the length, got "
-            f"{list(shapes[0])}, {list(shapes[1])} and {list(shapes[2])}"
-        )
-    named = zip(("query", "key", "value"), projections[:3], shapes, strict=True)
-    widths = [linear(name, projection, dtype, shape[2])[1] for name, projection, shape in named]
-    if widths[0] % num_heads != 0 or widths[0] == 0:
-        raise ValueError(f"query.weight has {widths[0]} columns, which {num_heads} heads cannot share equally")
-    width = widths[0] // num_heads
-    if widths[1] % width != 0 or widths[1] == 0:
-        raise ValueError(f"key.weight has {widths[1]} columns, which is no multiple of the head width {width}")
-    key_heads = widths[1] // width
-    if num_heads % key_heads != 0:
-        raise ValueError(f"the {num_heads} query heads must be a multiple of the {key_heads} key heads")
-    if widths[2] % key_heads != 0:
-        raise ValueError(f"value.weight has {widths[2]} columns, which {key_heads} key heads cannot share equally")
-    counts = zip(("query", "key", "value"), parameters[:3], (num_heads, key_heads, key_heads), strict=True)
-    for name, given, heads in counts:
+    """Check the projections of an attention and their inputs, and return (H, G, D) (MHA-1, MHA-2, ATT-7)."""
+    natural("num_heads", num_heads, least=1)
+    arrays = {"query": query, "key": key, "value": value}
+    for name in ("query", "key", "value"):
+        arrays |= arrays_of(name, getattr(projections, name))
+    sizes = match(PROJECTIONS, arrays)
+    query_columns, key_columns, value_columns = (sizes[letters] for letters in ("HD", "GD", "GV"))
+    if query_columns % num_heads != 0 or query_columns == 0:
+        refuse("query.weight", f"have columns that {num_heads} heads share equally", f"{query_columns} columns")
+    width = query_columns // num_heads
+    if key_columns % width != 0 or key_columns == 0:
+        refuse("key.weight", f"have a multiple of the head width {width} as columns", f"{key_columns} columns")
+    key_heads = key_columns // width
+    check_groups(num_heads, key_heads)
+    if value_columns % key_heads != 0:
+        refuse("value.weight", f"have columns that {key_heads} key heads share equally", f"{value_columns} columns")
+    for name, heads in (("query", num_heads), ("key", key_heads), ("value", key_heads)):
+        given = getattr(parameters, name)
         if not isinstance(given, Linear) and len(given) != heads:
-            raise ValueError(f"{name} must have {heads} per-head projections, got {len(given)}")
-    linear("output", projections[3], dtype, widths[2] // key_heads * num_heads)
+            refuse(name, f"have {heads} per-head projections", len(given))
+    arrays |= arrays_of("output", projections.output)
+    match(OUTPUT, arrays, HV=value_columns // key_heads * num_heads)
     return num_heads, key_heads, width
 
 
+HEAD = declare({"weight": 'Float[Any, "I O"]', "bias": 'Float[Any, "O"] | None'})
+
+
 def join_heads(projections: Any) -> None:
-    """Check per-head projections that are to be concatenated (MHA-2).
-
-    Args:
-        projections: a list of `Linear`, all of one shape, with biases in all or none.
-
-    Raises:
-        TypeError: for what is no list of `Linear`.
-        ValueError: for an empty list, and for heads that differ.
-    """
+    """Check per-head projections: of one shape, with biases in all or none (MHA-2)."""
     if not isinstance(projections, list | tuple):
-        raise TypeError(f"a projection must be a Linear or a list of them, got {described(projections)}")
+        refuse("a projection", "be a Linear or a list of them", described(projections), TypeError)
     if len(projections) == 0:
-        raise ValueError("at least one per-head projection is needed, got none")
-    first = projections[0]
-    structure("heads[0]", first, Linear)
-    shape = ranked("heads[0].weight", first.weight, "in, out")
+        refuse("a projection", "have at least one head", "none")
     for i, head in enumerate(projections):
-        if linear(f"heads[{i}]", head, floating("heads[0].weight", first.weight), shape[0]) != shape:
-            raise ValueError(
-                f"every head must have the same width, got heads[{i}].weight {list(head.weight.shape)} "
-                f"and heads[0].weight {list(shape)}"
-            )
-        if (head.bias is None) != (first.bias is None):
-            raise ValueError(f"either every head has a bias or none has, but heads[0] and heads[{i}] differ")
+        structure(f"heads[{i}]", head, Linear)
+    match_each("heads[{1}].{0}", HEAD, projections)
+    for i, head in enumerate(projections):
+        if (head.bias is None) != (projections[0].bias is None):
+            refuse(f"heads[{i}].bias", "be there exactly if heads[0] has one", described(head.bias))
 
 
-def norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[int, ...]:
-    """Check the arguments of a norm (NORM-1).
+# --- norms ------------------------------------------------------------------------------------------------------------
 
-    Args:
-        x: [..., E], or with more trailing axes.
-        weight: of the shape of the trailing axes to normalise over.
-        bias: like weight, or None.
-        eps: finite and at least 2**-126.
 
-    Returns:
-        The trailing axes that the weight names, as negative numbers.
-
-    Raises:
-        TypeError: for other dtypes.
-        ValueError: for shapes that do not fit, and for another eps.
-    """
-    shape, axes = shape_of("x", x), shape_of("weight", weight)
-    dtype = floating("x", x)
-    companion_dtype("weight", weight, dtype)
-    if len(axes) == 0 or shape[-len(axes) :] != axes:
-        raise ValueError(f"weight must have the shape of x's trailing axes, got {list(axes)} for x {list(shape)}")
+@check_shapes
+def norm(x: Float[Any, "..."], weight: Wide[Any, "*N"], bias: Wide[Any, "*N"] | None, eps: Any) -> tuple[int, ...]:
+    """Check the arguments of a norm, and return the axes that the weight names, as negative numbers (NORM-1)."""
+    axes = tuple(weight.shape)
+    if len(axes) == 0 or tuple(x.shape[-len(axes) :]) != axes:
+        refuse("weight", "have the shape of x's trailing axes", f"{list(axes)} for x {list(x.shape)}")
     if 0 in axes:
-        raise ValueError(f"there must be at least one element to normalise over, got weight {list(axes)}")
-    if bias is not None:
-        companion_dtype("bias", bias, dtype)
-        if shape_of("bias", bias) != axes:
-            raise ValueError(f"bias must have shape {list(axes)} like weight, got {list(bias.shape)}")
+        refuse("weight", "have at least one element to normalise over", list(axes))
     epsilon(eps)
     return tuple(range(-len(axes), 0))
 
 
 def rms_norm(x: Any, weight: Any, eps: Any, plus_one: Any) -> tuple[int, ...]:
-    """Check the arguments of rms_norm (NORM-7, NORM-8).
-
-    Args:
-        x: as for `norm`.
-        weight: as for `norm`.
-        eps: as for `norm`.
-        plus_one: True or False.
-
-    Returns:
-        The trailing axes, as `norm` has them.
-
-    Raises:
-        TypeError: for other dtypes, and for a plus_one that is no truth value.
-        ValueError: for shapes that do not fit, and for another eps.
-    """
+    """Check the arguments of rms_norm, as `norm` does (NORM-7, NORM-8)."""
     flag("plus_one", plus_one)
     return norm(x, weight, None, eps)
 
 
 def standard_deviation_norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[int, ...]:
-    """Check the arguments of a norm by the unbiased deviation, which needs two elements (NORM-7).
-
-    Args:
-        x: as for `norm`.
-        weight: as for `norm`.
-        bias: as for `norm`.
-        eps: as for `norm`.
-
-    Returns:
-        The trailing axes, as `norm` has them.
-
-    Raises:
-        TypeError: for other dtypes.
-        ValueError: for shapes that do not fit, for fewer than two elements, and for another eps.
-    """
+    """Check the arguments of a norm by the unbiased deviation, which needs two elements, as `norm` does (NORM-7)."""
     axes = norm(x, weight, bias, eps)
     if math.prod(weight.shape) < 2:
-        raise ValueError("the unbiased deviation needs at least two elements, got 1")
+        refuse("weight", "have at least two elements for the unbiased deviation", 1)
     return axes
 
 
+# --- positions and embedding ------------------------------------------------------------------------------------------
+
+
 def positions(length: int, width: int, offset: Any, exponent: str, dtype: str) -> None:
-    """Check the arguments of sinusoidal_positions (POS-1).
-
-    Args:
-        length: the number of positions.
-        width: the number of columns.
-        offset: the first position.
-        exponent: "shared" or "doubled".
-        dtype: the name of a floating dtype.
-
-    Raises:
-        TypeError: for what is no integer, and for another dtype.
-        ValueError: for negative numbers, and for another exponent.
-    """
+    """Check the arguments of sinusoidal_positions (POS-1)."""
     natural("length", length)
     natural("width", width)
     distance("offset", offset)
     one_of("exponent", exponent, EXPONENTS)
-    if dtype not in FLOATING:
-        raise TypeError(f"dtype must be one of {', '.join(FLOATING)}, got {dtype}")
+    one_of("dtype", dtype, FLOATING, TypeError)
 
 
-def learned_positions(table: Any, length: int, offset: Any) -> None:
-    """Check the arguments of learned_positions (POS-2).
-
-    Args:
-        table: [positions, width], with a row for every position.
-        length: the number of positions.
-        offset: the first position.
-
-    Raises:
-        TypeError: for other dtypes.
-        ValueError: for negative numbers, and for a table that is too short.
-    """
-    rows, _ = ranked("table", table, "positions, width")
-    floating("table", table)
+@check_shapes
+def learned_positions(table: Float[Any, "N E"], length: int, offset: Any) -> None:
+    """Check the arguments of learned_positions, whose table has a row for every position (POS-2)."""
     natural("length", length)
-    start = distance("offset", offset)
+    start, rows = distance("offset", offset), table.shape[0]
     if start is not None and start + length > rows:
-        raise ValueError(f"{length} positions from {start} on need a table of {start + length} rows, got {rows}")
+        refuse("table", f"have {start + length} rows for {length} positions from {start} on", rows)
 
 
 def alibi_bias(num_heads: int, query_length: int, key_length: int, offset: Any, dtype: str) -> None:
-    """Check the arguments of alibi_bias (POS-5).
-
-    Args:
-        num_heads: the number of query heads.
-        query_length: the number of queries.
-        key_length: the number of keys.
-        offset: the position of the first query.
-        dtype: the name of a floating dtype.
-
-    Raises:
-        TypeError: for what is no integer, and for another dtype.
-        ValueError: for negative numbers, and for no heads.
-    """
-    if natural("num_heads", num_heads) == 0:
-        raise ValueError("num_heads must be at least 1, got 0")
+    """Check the arguments of alibi_bias (POS-5)."""
+    natural("num_heads", num_heads, least=1)
     natural("query_length", query_length)
     natural("key_length", key_length)
     distance("offset", offset)
-    if dtype not in FLOATING:
-        raise TypeError(f"dtype must be one of {', '.join(FLOATING)}, got {dtype}")
+    one_of("dtype", dtype, FLOATING, TypeError)
 
 
+@check_shapes
 def relative_position_bias(
-    table: Any, query_length: int, key_length: int, bidirectional: Any, furthest: int, offset: Any
+    table: Float[Any, "N H"], query_length: int, key_length: int, bidirectional: Any, furthest: int, offset: Any
 ) -> None:
-    """Check the arguments of relative_position_bias (POS-6).
-
-    Args:
-        table: [buckets, heads], with two buckets at least for each direction.
-        query_length: the number of queries.
-        key_length: the number of keys.
-        bidirectional: True or False.
-        furthest: more than half the buckets of a direction.
-        offset: the position of the first query.
-
-    Raises:
-        TypeError: for other dtypes, and for what is no integer or no truth value.
-        ValueError: for negative numbers, for too few buckets, and for another furthest.
-    """
+    """Check the arguments of relative_position_bias: two buckets at least for each direction (POS-6)."""
     flag("bidirectional", bidirectional)
-    rows, _ = ranked("table", table, "buckets, heads")
-    floating("table", table)
     natural("query_length", query_length)
     natural("key_length", key_length)
     distance("offset", offset)
+    rows = table.shape[0]
     buckets, direction = (rows // 2, " for each direction") if bidirectional else (rows, "")
     if buckets < 2:
-        raise ValueError(f"at least two buckets are needed{direction}, got a table of {rows} rows")
-    in_range("furthest", natural("furthest", furthest))
-    if furthest <= buckets // 2:
-        raise ValueError(
-            f"furthest must be more than {buckets // 2}, the distances that have a bucket of their own, got {furthest}"
-        )
+        refuse("table", f"have at least two buckets{direction}", f"{rows} rows")
+    position("furthest", natural("furthest", furthest))
+    alone = buckets // 2
+    if furthest <= alone:
+        refuse("furthest", f"be more than {alone}, the distances that have a bucket of their own", furthest)
 
 
-def embedding(table: Any, ids: Any) -> None:
-    """Check the arguments of embedding but for the values of `ids` (EMB-1).
-
-    Args:
-        table: [vocabulary, width].
-        ids: integers of any shape.
-
-    Raises:
-        TypeError: for other dtypes.
-        ValueError: for a table of another rank.
-    """
-    ranked("table", table, "vocabulary, width")
-    floating("table", table)
-    integer("ids", ids)
+@check_shapes
+def embedding(table: Float[Any, "N E"], ids: Integer[Any, "..."]) -> None:
+    """Check the arguments of embedding but for the values of `ids` (EMB-1)."""
 
 
 def ids_within(ids: np.ndarray, rows: int, name: str = "ids") -> None:
-    """Check the values of ids, where they can be read (EMB-1).
+    """Check that ids, where they can be read, are rows of the table (EMB-1)."""
+    values_within(name, ids, 0, rows)
 
-    Args:
-        ids: integers.
-        rows: how many rows the table has.
-        name: what messages call them.
 
-    Raises:
-        ValueError: for ids that are no row of the table.
-    """
-    if ids.size and (ids.min() < 0 or ids.max() >= rows):
-        raise ValueError(f"{name} must lie in [0, {rows}), got values from {ids.min()} to {ids.max()}")
+# --- feed-forward networks --------------------------------------------------------------------------------------------
 
 
 def feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout_rate: Any) -> None:
-    """Check the arguments of feed_forward (FFN-1).
-
-    Args:
-        parameters: a `FeedForward`.
-        x: [..., E].
-        activation: "relu", "gelu", "gelu_tanh" or "silu".
-        dropout_keep: booleans [..., F], or None.
-        dropout_rate: in [0, 1).
-
-    Raises:
-        TypeError: for other structures or dtypes.
-        ValueError: for shapes that do not fit, and for another activation or rate.
-    """
+    """Check the arguments of feed_forward (FFN-1)."""
     structure("parameters", parameters, FeedForward)
-    network(parameters, x, activation, dropout_keep, dropout_rate)
+    check_network(x, parameters.inner, parameters.outer, activation, dropout_keep, dropout_rate)
 
 
 def gated_feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout_rate: Any) -> None:
-    """Check the arguments of gated_feed_forward (FFN-2).
-
-    Args:
-        parameters: a `GatedFeedForward`.
-        x: as for `feed_forward`.
-        activation: as for `feed_forward`.
-        dropout_keep: as for `feed_forward`.
-        dropout_rate: as for `feed_forward`.
-
-    Raises:
-        TypeError: for other structures or dtypes.
-        ValueError: for shapes that do not fit, and for another activation or rate.
-    """
+    """Check the arguments of gated_feed_forward (FFN-2)."""
     structure("parameters", parameters, GatedFeedForward)
-    inner = network(parameters, x, activation, dropout_keep, dropout_rate)
-    _, gate = linear("gate", parameters.gate, floating("x", x), x.shape[-1])
-    if gate != inner:
-        raise ValueError(f"gate.weight must have as many columns as inner.weight, got {gate} and {inner}")
+    check_network(x, parameters.inner, parameters.outer, activation, dropout_keep, dropout_rate)
+    check_gate(x, parameters.inner, parameters.gate)
 
 
-def network(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout_rate: Any) -> int:
-    """Check what both feed-forward networks have, and return the width between inner and outer (FFN-1, FFN-2)."""
-    shape = shape_of("x", x)
-    dtype = floating("x", x)
-    if len(shape) == 0:
-        raise ValueError("x must have shape [..., width], got []")
-    _, inner = linear("inner", parameters.inner, dtype, shape[-1])
-    linear("outer", parameters.outer, dtype, inner)
+@check_shapes
+def check_network(
+    x: Float[Any, "... E"],
+    inner: Projection[Any, "E F"],
+    outer: Projection[Any, "F E_out"],
+    activation: str,
+    dropout_keep: Bool[Any, "... F"] | None,
+    dropout_rate: Any,
+) -> None:
+    """Check what both feed-forward networks have (FFN-1, FFN-2)."""
     one_of("activation", activation, CHOICES["activation"])
-    dropout(dropout_keep, dropout_rate, (*shape[:-1], inner))
-    return inner
+    check_rate(dropout_rate, dropout_keep)
+
+
+@check_shapes
+def check_gate(x: Float[Any, "... E"], inner: Projection[Any, "E F"], gate: Projection[Any, "E F"]) -> None:
+    """Check a gate, which has the shape of the inner projection (FFN-2)."""
+
+
+@check_shapes
+def silu(x: Float[Any, "..."]) -> None:
+    """Check the argument of silu (ACT-1)."""
 
 
 # --- blocks and models ------------------------------------------------------------------------------------------------
 
 
+HEAD_NORM = declare({"weight": 'Shaped[Any, "D"] | Shaped[Any, "HD"]'})
+
+
 def block_attention(parameters: Any, projections: Any, x: Any, memory: Any, num_heads: int) -> int:
-    """Check a block's attention, whose queries and keys may have norms of their own (MHA-1, NORM-8).
+    """Check a block's attention, whose queries and keys may have norms, and return the head width (MHA-1, NORM-8).
 
-    Args:
-        parameters: a `MultiHeadAttention`.
-        projections: the same with per-head projections joined.
-        x: [B, Q, E].
-        memory: [B, K, E of the keys].
-        num_heads: the number of query heads.
-
-    Returns:
-        The head width.
-
-    Raises:
-        TypeError: for other structures or dtypes.
-        ValueError: for shapes or numbers of heads that do not fit.
+    Queries are projected from `x`, keys and values from `memory`; `projections` is as in `multi_head_attention`.
     """
-    H, G, D = attention_projections(parameters, projections, x, memory, memory, num_heads)
-    for name, given, heads in (("query_norm", parameters.query_norm, H), ("key_norm", parameters.key_norm, G)):
-        if given is None:
-            continue
-        structure(name, given, Norm)
-        shape = shape_of(f"{name}.weight", given.weight)
-        if shape not in ((D,), (heads * D,)):
-            wanted = f"[{D}] for each head or [{heads * D}] for all together"
-            raise ValueError(f"{name}.weight must have shape {wanted}, got {list(shape)}")
-    return D
+    heads, key_heads, width = attention_projections(parameters, projections, x, memory, memory, num_heads)
+    for name, count in (("query_norm", heads), ("key_norm", key_heads)):
+        if (given := getattr(parameters, name)) is not None:
+            structure(name, given, Norm)
+            match(HEAD_NORM, given._asdict(), prefix=f"{name}.", D=width, HD=count * width)
+    return width
 
 
 def norms(parameters: Any, configuration: Configuration) -> None:
-    """Check that a block has the norms that its order asks for, and no others (BLK-1, BLK-3).
-
-    Args:
-        parameters: an `EncoderBlock` or a `DecoderBlock`.
-        configuration: the model's.
-
-    Raises:
-        ValueError: for a norm that is missing or has no place, and for cross-attention where the order has none.
-    """
+    """Check that a block has the norms and cross-attention that its order asks for, and no others (BLK-1, BLK-3)."""
     problems = misplaced_norms(parameters, configuration.norm_order)
     if problems:
         raise ValueError(f"with norm_order={configuration.norm_order!r} {problems[0]}")
 
 
 def summands(x: Any, y: Any) -> None:
-    """Check two arrays that are added: a width of 1 would be stretched without a word.
-
-    Args:
-        x: an array.
-        y: an array with the trailing axes of x.
-
-    Raises:
-        ValueError: for other shapes.
-    """
+    """Check two arrays that are added: a width of 1 would be stretched without a word."""
     whole, part = shape_of("x", x), shape_of("y", y)
     if whole[len(whole) - len(part) :] != part or len(part) > len(whole):
-        raise ValueError(f"what is added to {list(whole)} must have its trailing axes, got {list(part)}")
-
-
-def silu(x: Any) -> None:
-    """Argument of silu, of any shape (ACT-1)."""
-    floating("x", x)
+        refuse(f"what is added to {list(whole)}", "have its trailing axes", list(part))
 
 
 def no_bias(bias: Any) -> None:
-    """Refuse a bias of rms_norm, which adds none (NORM-7).
-
-    Args:
-        bias: must be None.
-
-    Raises:
-        ValueError: for a bias.
-    """
+    """Refuse a bias of rms_norm, which adds none (NORM-7)."""
     if bias is not None:
-        raise ValueError("rms_norm has no bias, and the parameters have one")
+        refuse("bias", "be None in rms_norm", described(bias))
 
 
 def memory(parameters: Any, given: Any) -> None:
-    """Check that a decoder block is given the encoder's output exactly where it has cross-attention (TRF-1).
-
-    Args:
-        parameters: a `DecoderBlock`.
-        given: the encoder's output, or None.
-
-    Raises:
-        ValueError: where one is there without the other.
-    """
+    """Check that a decoder block is given the encoder's output exactly where it has cross-attention (TRF-1)."""
     if (parameters.cross_attention is None) != (given is None):
-        needed = "no memory" if parameters.cross_attention is None else "the encoder's output as memory"
-        raise ValueError(f"a decoder block with these parameters takes {needed}, got {described(given)}")
+        expected = "be None without" if parameters.cross_attention is None else "be the encoder's output with"
+        refuse("memory", f"{expected} cross-attention among the parameters", described(given))
 
 
-def embed(parameters: Any, tokens: Any, token_types: Any, positions: str, offset: Any) -> None:
-    """Check the arguments of a model's embedding (TRF-1).
-
-    Args:
-        parameters: an `Embedding`, with the tables that `positions` asks for.
-        tokens: integers [B, T].
-        token_types: the same, or None.
-        positions: the configuration's.
-        offset: the position of the first token; 0 for positions "after_padding".
-
-    Raises:
-        TypeError: for other structures or dtypes.
-        ValueError: for tables that are missing or not asked for, and for shapes that do not fit.
-    """
+@check_shapes
+def embed(
+    parameters: Any, tokens: Integer[Any, "B T"], token_types: Integer[Any, "B T"] | None, positions: str, offset: Any
+) -> None:
+    """Check the arguments of a model's embedding, with the tables that `positions` asks for (TRF-1)."""
     structure("embedding", parameters, Embedding)
     if positions == "after_padding" and not (isinstance(offset, int) and offset == 0):
-        raise ValueError("positions 'after_padding' are counted from the first token on, and take no offset or cache")
+        refuse("offset", "be 0, without a cache, for positions 'after_padding', counted from the first token", offset)
     if (parameters.positions is None) == (positions in ("learned", "after_padding")):
-        there = "no table of them" if parameters.positions is None else "a table of them"
-        raise ValueError(f"the positions are configured as {positions!r}, and the parameters have {there}")
-    shape = ranked("tokens", tokens, "batch, positions")
-    integer("tokens", tokens)
-    if token_types is None:
-        return
-    if parameters.token_types is None:
-        raise ValueError("token_types were given, and the parameters have no table for them")
-    integer("token_types", token_types)
-    if shape_of("token_types", token_types) != shape:
-        raise ValueError(f"token_types must have shape {list(shape)} like tokens, got {list(token_types.shape)}")
+        expected = "be None" if parameters.positions is not None else "be a table"
+        refuse("embedding.positions", f"{expected} for positions {positions!r}", described(parameters.positions))
+    if token_types is not None and parameters.token_types is None:
+        refuse("token_types", "be None without a table of them among the parameters", described(token_types))
+
+
+IMAGE = declare({"images": 'Float[Any, "B C height width"]'})
+IMAGE_EMBEDDING = IMAGE + declare(
+    {"patches": 'Projection[Any, "CPP E"]', "class_token": 'Float[Any, "E"]', "positions": 'Float[Any, "T E"]'}
+)
 
 
 def embed_image(parameters: Any, images: Any, size: int | None) -> None:
-    """Check the arguments of an embedding of images (TRF-1).
-
-    Args:
-        parameters: an `ImageEmbedding`.
-        images: [B, C, height, width].
-        size: the configuration's patch_size.
-
-    Raises:
-        TypeError: for other structures or dtypes.
-        ValueError: for a size that is missing, and for shapes that do not fit.
-    """
+    """Check the arguments of an embedding of images, which are cut into patches of a size (TRF-1)."""
     structure("embedding", parameters, ImageEmbedding)
-    _, channels, height, width = ranked("images", images, "batch, channels, height, width")
-    dtype = floating("images", images)
+    sizes = match(IMAGE, {"images": images})
     if size is None:
-        raise ValueError("images are cut into patches, and the configuration has no patch_size")
+        refuse("patch_size", "be in the configuration of a model of images", size)
+    channels, height, width = sizes["C"], sizes["height"], sizes["width"]
     if height % size or width % size:
-        raise ValueError(f"images must have sides that are multiples of patch_size={size}, got {height} and {width}")
-    inner, outer = linear("patches", parameters.patches, dtype, None)
-    if inner != channels * size * size:
-        raise ValueError(
-            f"images of {channels} channels have patches of {channels * size * size} numbers, and patches.weight has "
-            f"{inner} rows"
-        )
-    same_dtype(images=images, class_token=parameters.class_token, positions=parameters.positions)
-    rows, columns = height // size, width // size
-    for name, array, wanted in (("class_token", parameters.class_token, (outer,)),
-                                ("positions", parameters.positions, (rows * columns + 1, outer))):  # fmt: skip
-        if shape_of(name, array) != wanted:
-            raise ValueError(
-                f"images of {height} by {width} in {rows} by {columns} patches need {name} of shape {list(wanted)}, "
-                f"got {list(array.shape)}"
-            )
+        refuse("images", f"have sides that are multiples of patch_size={size}", f"{height} and {width}")
+    arrays = parameters._asdict() | arrays_of("patches", parameters.patches) | {"images": images}
+    match(IMAGE_EMBEDDING, arrays, CPP=channels * size * size, T=height // size * (width // size) + 1)
 
 
 def stack(parameters: Any, kind: type, x: Any, dropout: Any, token_types: Any = None, memory: Any = None) -> None:
-    """Check the arguments of an encoder or a decoder.
-
-    Args:
-        parameters: the stack.
-        kind: `Encoder` or `Decoder`.
-        x: token ids [B, T] where there is an embedding of those, images [B, C, height, width] where there is one of
-            images, else what is embedded already, [B, T, E].
-        dropout: a `StackDropout`, for all blocks or none.
-        token_types: of the tokens, or None.
-        memory: [B, S, E] that a decoder attends to, or None.
-
-    Raises:
-        TypeError: for other structures or dtypes.
-        ValueError: for shapes or counts that do not fit.
-    """
+    """Check the arguments of an `Encoder` or `Decoder`, whose input its embedding decides: without one, vectors."""
     structure("parameters", parameters, kind)
     for i, block in enumerate(parameters.blocks):
         structure(f"blocks[{i}]", block, EncoderBlock if kind is Encoder else DecoderBlock)
     if not isinstance(parameters.embedding, Embedding) and token_types is not None:
-        raise ValueError("token_types were given, and the parameters have no embedding of tokens")
+        refuse("token_types", "be None without an embedding of tokens", described(token_types))
     if parameters.embedding is None:
-        ranked("x", x, "batch, positions, width")
-        floating("x", x)
+        check_array("x", x, "Float", "B T E")
     elif isinstance(parameters.embedding, ImageEmbedding):
-        ranked("images", x, "batch, channels, height, width")
-        floating("images", x)
+        check_array("images", x, "Float", "B C height width")
     else:
-        ranked("tokens", x, "batch, positions")
-        integer("tokens", x)
-    if memory is not None and ranked("memory", memory, "batch, positions, width")[0] != x.shape[0]:
-        raise ValueError(f"memory must have the batch size {x.shape[0]} of the target, got shape {list(memory.shape)}")
+        check_array("tokens", x, "Integer", "B T")
+    if memory is not None:
+        check_array("memory", memory, "Shaped", "B S E", B=x.shape[0])
     sites(dropout, StackDropout)
     if dropout.blocks and len(dropout.blocks) != len(parameters.blocks):
-        raise ValueError(f"dropout is given for {len(dropout.blocks)} blocks, and there are {len(parameters.blocks)}")
+        refuse("dropout", f"be for all {len(parameters.blocks)} blocks or none", f"{len(dropout.blocks)} blocks")
 
 
-def pool(x: Any, pooling: str, keep: Any) -> None:
-    """Check the arguments of pool but for the values of `keep` (TRF-1).
-
-    Args:
-        x: [B, T, E].
-        pooling: "max" or "mean".
-        keep: booleans [B, T], or None.
-
-    Raises:
-        TypeError: for other dtypes.
-        ValueError: for shapes that do not fit, and for another pooling.
-    """
-    shape = ranked("x", x, "batch, positions, width")
-    floating("x", x)
+@check_shapes
+def pool(x: Float[Any, "B T E"], pooling: str, keep: Bool[Any, "B T"] | None) -> None:
+    """Check the arguments of pool but for the values of `keep` (TRF-1)."""
     one_of("pooling", pooling, ("max", "mean"))
-    if keep is not None:
-        boolean("keep", keep)
-        if shape_of("keep", keep) != shape[:2]:
-            raise ValueError(f"keep must have shape {list(shape[:2])}, got {list(keep.shape)}")

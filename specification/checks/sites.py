@@ -4,37 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from specification.checks.arguments import structure
+from specification.checks.arguments import refuse, structure
 from specification.dropout import DecoderBlockDropout, Dropout, StackDropout, SublayerDropout
 
 __all__ = ["decoder_sites", "site", "sites"]
 
 
 def site(name: str, value: Any) -> None:
-    """Check where dropout acts once.
-
-    Args:
-        name: what messages call it.
-        value: a `Dropout`, or None.
-
-    Raises:
-        TypeError: for anything else.
-    """
+    """Check where dropout acts once, or nowhere."""
     if value is not None:
         structure(name, value, Dropout)
 
 
 def sites(dropout: Any, kind: type, name: str = "dropout") -> None:
-    """Check a structure of dropout, and all within it but a stack's blocks, of which each looks at its own.
-
-    Args:
-        dropout: what was given.
-        kind: the NamedTuple of `specification.dropout` that it must be.
-        name: what messages call it.
-
-    Raises:
-        TypeError: for anything else.
-    """
+    """Check a structure of dropout, and all within it but a stack's blocks, of which each looks at its own."""
     structure(name, dropout, kind)
     for field, default in kind._field_defaults.items():  # type: ignore[attr-defined]
         inner, within = getattr(dropout, field), f"{name}.{field}"
@@ -45,16 +28,7 @@ def sites(dropout: Any, kind: type, name: str = "dropout") -> None:
 
 
 def decoder_sites(parameters: Any, dropout: Any) -> None:
-    """Check the dropout of a decoder's block.
-
-    Args:
-        parameters: a `DecoderBlock`.
-        dropout: a `DecoderBlockDropout`.
-
-    Raises:
-        TypeError: for another structure.
-        ValueError: for a keep mask of an attention that the parameters do not have.
-    """
+    """Check the dropout of a decoder's block: where it has no cross-attention, nothing is dropped in one."""
     sites(dropout, DecoderBlockDropout)
     if parameters.cross_attention is None and dropout.cross_attention != SublayerDropout():
-        raise ValueError("dropout.cross_attention was given, and the parameters have no cross-attention")
+        refuse("dropout.cross_attention", "be empty without cross-attention among the parameters", "a site")

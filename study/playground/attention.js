@@ -130,15 +130,15 @@ function check_attention(query, key, value, { bias = null, scale = null, softcap
   const [, G, K] = shape(key);
   check_shape("key", key, [B, G, K, D]);
   if (value !== null) check_shape("value", value, [B, G, K, shape(value)[3]]);
-  if (H % G !== 0) throw new RangeError(`the ${H} query heads must be a multiple of the ${G} key heads`);
+  if (H % G !== 0) throw new RangeError(`query must have a multiple of the ${G} key heads, got ${H} query heads`);
   if (bias !== null) check_pairs("bias", bias, [B, H, Q, K]);
   if (scale !== null && !Number.isFinite(scale)) throw new RangeError(`scale must be finite, got ${scale}`);
   if (softcap !== null && !(softcap > 0 && softcap < Infinity))
     throw new RangeError(`softcap must be positive and finite, got ${softcap}`);
   if (sinks !== null && sinks.length !== H)
-    throw new RangeError(`sinks must have shape [${H}], one for each query head, got [${sinks.length}]`);
+    throw new RangeError(`sinks must have shape [${H}] beside query [${shape(query).join(", ")}], got [${sinks.length}]`);
   if (!["zero", "mean", "nan"].includes(empty_rows))
     throw new RangeError(`empty_rows must be one of 'zero', 'mean', 'nan', got '${empty_rows}'`);
   if (empty_rows !== "zero" && sinks !== null)
-    throw new RangeError(`empty_rows='${empty_rows}' has no meaning with sinks, which give every row a denominator`);
+    throw new RangeError(`empty_rows must be 'zero' with sinks, which give every row a denominator, got '${empty_rows}'`);
 }

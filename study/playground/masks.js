@@ -89,8 +89,8 @@ function check_mask(mask, query_length, key_length, batch, heads) {
   } else if (mask.type === "Causal" || mask.type === "SlidingWindow") {
     if (mask.offset === null && query_length !== key_length)
       throw new RangeError(
-        `${mask.type} needs an offset when there are ${query_length} queries and ${key_length} keys: offset=0 aligns ` +
-          `the first query with the first key, offset=${key_length - query_length} the last query with the last key`,
+        `${mask.type} must have an offset with ${query_length} queries and ${key_length} keys, got None; ` +
+          `offset=0 aligns the first query and key, offset=${key_length - query_length} the last ones`,
       );
     if (Array.isArray(mask.offset)) check_shape("offset", mask.offset, [batch]);
     for (const name of ["left", "right"])
@@ -120,5 +120,8 @@ function check_pairs(name, array, sizes) {
   const outer = got.length === 2 ? [1, 1] : got.slice(0, 2);
   const fits = got.length === 2 || got.length === 4;
   if (!fits || outer.some((size, n) => size !== 1 && size !== sizes[n]) || String(got.slice(-2)) !== String(sizes.slice(2)))
-    throw new RangeError(`${name} of shape [${got.join(", ")}] does not fit [${sizes.slice(2).join(", ")}]`);
+    throw new RangeError(
+      `${name} must have shape [${sizes.slice(2).join(", ")}] or ` +
+        `[${sizes[0]} or 1, ${sizes[1]} or 1, ${sizes.slice(2).join(", ")}], got [${got.join(", ")}]`,
+    );
 }

@@ -1,17 +1,23 @@
-"""The shapes and dtypes that the annotations promise, checked while every operation runs.
+"""The shapes and dtypes that the annotations promise.
 
-The check is switched on in a process of its own: it refuses a wrong rank before the operation can, with words of its
-own, and the rest of the tests are about the operation's words.
+They are those that arguments are checked by. And they are checked while every operation runs. That check is switched on
+in a process of its own: it refuses a wrong rank before the operation can, with words of its own, and the rest of the
+tests are about the operation's words.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import reference_numpy
+from specification import checks
 from tests.support.helpers import PACKAGES
 
 PROGRAM = """
@@ -49,6 +55,29 @@ try:
 except TypeCheckError:
     print(len(CASES), "cases")
 """
+
+CHECKS = {"choose": "choice", "embedding_default": "embedding_numbers", "layer_norm": "norm"}
+CHECKS |= {"linear_default": "linear_numbers", "standard_deviation_norm": "norm", "rms_norm": "norm"}
+CHECKS |= {name: name for name in checks.__all__ if name in reference_numpy.__all__ and name not in CHECKS}
+
+
+def shapes(function: Callable[..., object]) -> dict[str, list[str]]:
+    """The shapes that each argument may have, `...` for any."""
+    annotations = {name: str(p.annotation) for name, p in inspect.signature(function).parameters.items()}
+    return {name: re.findall(r"""\w+\[[\w.]+, ['"](.*?)['"]\]""", text) for name, text in annotations.items()}
+
+
+@pytest.mark.parametrize("operation", CHECKS)
+def test_arguments_are_checked_by_their_annotations(operation: str) -> None:
+    """Those of the definition; the ports have the same."""
+    own, expected = shapes(getattr(checks, CHECKS[operation])), shapes(getattr(reference_numpy, operation))
+    for name in own.keys() & expected.keys():
+        if own[name] and expected[name] != ["..."]:
+            assert own[name] == expected[name], name
+
+
+def test_most_operations_are_checked_by_annotations() -> None:
+    assert sum(any(shapes(getattr(checks, name)).values()) for name in CHECKS.values()) >= 14
 
 
 @pytest.mark.rule("ATT-8", "ATT-9")

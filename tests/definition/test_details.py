@@ -246,7 +246,7 @@ def test_a_mask_for_other_heads_is_no_array(implementation: Implementation) -> N
     )
     assert kind is ValueError
     assert "[1, 3, 3, 5]" in message
-    assert "[any or 1, 2 or 1, 3, 5]" in message
+    assert "[B or 1, 2 or 1, 3, 5]" in message
 
 
 # --- the same mistakes in every operation -----------------------------------------------------------------------------

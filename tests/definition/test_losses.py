@@ -208,7 +208,8 @@ def test_rows_have_a_class(implementation: Implementation, operation: str, shape
     given = map(implementation.convert, (np.zeros(shape, np.float32), np.zeros(shape[:-1], np.int64)))
     kind, message = refusal(getattr(implementation, operation), *given)
     assert kind is ValueError
-    assert message == f"{OF[operation]} must have shape [..., classes] with at least one class, got {list(shape)}"
+    expected = "at least one class" if shape else "shape [..., V]"
+    assert message == f"{OF[operation]} must have {expected}, got {list(shape)}"
 
 
 @pytest.mark.rule("LOSS-1")

@@ -269,10 +269,10 @@ def clip(implementation: Implementation, **changed: Any) -> Any:
 
 ONE, TWO = array(1.0, 2.0), [array(1.0, 2.0), np.ones((2, 3), np.float32)]
 REFUSED: tuple[tuple[str, Callable[..., Any], type[Exception], tuple[str, ...], dict[str, Any]], ...] = (
-    ("fewer", adam, ValueError, ("gradients", "structure", "parameters has an array at [1]"), {"gradients": [ONE]}),
-    ("more", adam, ValueError, ("gradients has an array at [2]",), {"gradients": [*TWO, ONE]}),
-    ("none", adam, ValueError, ("parameters has an array at [0]",), {"gradients": [None, TWO[1]]}),
-    ("root", adam, ValueError, ("parameters has an array at [0]",), {"gradients": ONE}),
+    ("fewer", adam, ValueError, ("gradients", "structure", "parameters with an array at [1]"), {"gradients": [ONE]}),
+    ("more", adam, ValueError, ("gradients with an array at [2]",), {"gradients": [*TWO, ONE]}),
+    ("none", adam, ValueError, ("parameters with an array at [0]",), {"gradients": [None, TWO[1]]}),
+    ("root", adam, ValueError, ("parameters with an array at [0]",), {"gradients": ONE}),
     ("shape", adam, ValueError, ("gradients[0]", "[2]", "[3]"), {"gradients": [array(1, 2, 3), TWO[1]]}),
     ("dtype", adam, TypeError, ("gradients[0]", "float64"), {"gradients": [ONE.astype(float), TWO[1]]}),
     ("integers", adam, TypeError, ("parameters[0]", "int64"), {"parameters": [np.array([1, 2]), TWO[1]]}),

@@ -108,7 +108,7 @@ def test_positions_that_cannot_be_read() -> None:
 @pytest.mark.rule("POS-4")
 def test_a_length_that_cannot_be_read_must_be_given() -> None:
     x, positions = numbers(1, 1, 2, 4), np.array([3, 20], np.int32)
-    with pytest.raises(ValueError, match="LongRopeScaling needs a length where positions cannot be read"):
+    with pytest.raises(ValueError, match="length must be given for LongRopeScaling where positions cannot be read"):
         jax.jit(lambda p: jax_impl.rotary_embedding(x, p, scaling=LONG))(positions)
     traced = jax.jit(lambda p: jax_impl.rotary_embedding(x, p, scaling=LONG, length=21))(positions)
     np.testing.assert_allclose(traced, rotated("reference_numpy", x, positions, scaling=LONG), atol=1e-6)

@@ -118,7 +118,7 @@ def test_a_warm_up_moves_at_its_first_step_and_ends_at_its_last(implementation: 
         ("linear_warmup", 1, {"steps": 0}, ValueError, ("steps", "at least 1")),
         ("cosine_decay", 1, {"steps": 2.5}, TypeError, ("steps", "integer")),
         ("inverse_square_root", 1, {"width": 0, "warmup": 4}, ValueError, ("width", "at least 1")),
-        ("inverse_square_root", 1, {"width": 8, "warmup": -4}, ValueError, ("warmup", "negative")),
+        ("inverse_square_root", 1, {"width": 8, "warmup": -4}, ValueError, ("warmup", "at least 1", "-4")),
     ],
 )
 def test_schedules_refuse(
@@ -199,10 +199,16 @@ def test_weights_lie_where_those_of_torch_do() -> None:
     ("name", "arguments", "options", "error", "shows"),
     [
         ("linear_default", (np.ones((2, 3)),), {}, ValueError, ("weight", "[0, 1)", "1.0")),
-        ("linear_default", (np.zeros(3),), {}, ValueError, ("weight", "[in, out]", "[3]")),
+        ("linear_default", (np.zeros(3),), {}, ValueError, ("weight", "[I, O]", "[3]")),
         ("linear_default", (np.zeros((0, 3)),), {}, ValueError, ("weight", "at least one row")),
         ("linear_default", (np.zeros((2, 3)), np.zeros(2)), {}, ValueError, ("bias", "[3]", "[2]")),
-        ("linear_default", (np.zeros((2, 3)), np.zeros(3, np.float32)), {}, TypeError, ("float64, float32",)),
+        (
+            "linear_default",
+            (np.zeros((2, 3)), np.zeros(3, np.float32)),
+            {},
+            TypeError,
+            ("bias", "float64 like weight", "float32"),
+        ),
         ("xavier_uniform", (np.full((2, 3), np.nan),), {}, ValueError, ("uniform", "[0, 1)", "nan")),
         ("xavier_uniform", (np.zeros((2, 3)),), {"gain": -1.0}, ValueError, ("gain", "at least 0")),
         ("xavier_uniform", (np.zeros((2, 3), int),), {}, TypeError, ("int64",)),

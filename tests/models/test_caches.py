@@ -85,13 +85,14 @@ HEADLESS = (
     "parameters must be a LanguageModel or a Transformer, got Decoder, which has no output layer; load_pretrained "
     "leaves it out where architectures names no language model"
 )
-WRONG = "the cache's blocks[0].{} must have batch size 3, {} positions and 16 columns in all heads, got shape {}"
+WRONG = "the cache's blocks[0].{} must have shape {}, got {}"
+KEYS = "the cache's blocks[0].keys"
 STEP_REFUSALS: dict[str, tuple[Any, str]] = {
-    "no positions": (tokens_of(BATCH, 0), "tokens must have at least one position, got shape [3, 0]"),
-    "one axis": (tokens_of(BATCH), "tokens must have shape [batch, positions], got [3]"),
+    "no positions": (tokens_of(BATCH, 0), "tokens must have at least one position, got [3, 0]"),
+    "one axis": (tokens_of(BATCH), "tokens must have shape [B, T], got [3]"),
     "floating": (tokens_of(BATCH, 1, dtype=np.float32), "tokens must have an integer dtype, got float32"),
-    "another batch": (tokens_of(2, 1), "tokens and cache must have the same batch size, got 2 and 3"),
-    "no room": (tokens_of(BATCH, 7), "the cache has room for 9 positions, 3 of which are taken, and 7 came"),
+    "another batch": (tokens_of(2, 1), "tokens must have the cache's batch size 3, got [2, 1]"),
+    "no room": (tokens_of(BATCH, 7), "tokens must fit in the cache, where 3 of 9 positions are taken, got 7 positions"),
     "unknown ids": (tokens_of(BATCH, 1) * 11, "ids must lie in [0, 11), got values from 11 to 11"),
 }
 
@@ -135,23 +136,23 @@ def test_caches_that_are_refused(implementation: Implementation) -> None:
             step(parameters, cache._replace(blocks=[None, *cache.blocks[1:]])),
         )
     ] == [
-        (ValueError, "a Transformer takes a source, got none"),
-        (ValueError, "a LanguageModel takes no source, got int64 array of shape [3, 5]"),
+        (ValueError, "source must be given for a Transformer, got None"),
+        (ValueError, "source must be None for a LanguageModel, got int64 array of shape [3, 5]"),
         (TypeError, "parameters must be a LanguageModel or a Transformer, got Encoder"),
-        (ValueError, "generation needs a decoder that embeds tokens, and these parameters have no embedding"),
-        (ValueError, "generation needs logits, and these parameters have no output layer"),
+        (ValueError, "parameters must have an embedding of tokens, for generation, got none"),
+        (ValueError, "parameters must have an output layer, for generation, got none"),
         (ValueError, "source must have the batch size 2 of the tokens, got shape [3, 5]"),
         (ValueError, "capacity must not be negative, got -1"),
         (TypeError, "capacity must be an integer, got float"),
         (TypeError, "cache must be a Cache, got NoneType"),
         (TypeError, HEADLESS),
-        (ValueError, "parameters and cache must have as many decoder blocks, got 2 and 1"),
-        (ValueError, "the length of a cache must not be negative, got -1"),
-        (ValueError, WRONG.format("keys", 9, "[2, 4, 9, 4]")),
-        (ValueError, WRONG.format("values", 9, "[3, 4, 4, 4]")),
-        (ValueError, WRONG.format("values", 9, "[3, 4, 9, 3]")),
-        (ValueError, "the cache's blocks[0].keys must have shape [batch, heads, positions, width], got [4, 9, 4]"),
-        (ValueError, WRONG.format("memory_keys", 5, "[1, 4, 5, 4]")),
+        (ValueError, "the cache must have 2 blocks like the decoder, got 1"),
+        (ValueError, "the cache's length must not be negative, got -1"),
+        (ValueError, WRONG.format("keys", "[3, G, 9, D]", "[2, 4, 9, 4]")),
+        (ValueError, WRONG.format("values", f"[3, 4, 9, V] beside {KEYS} [3, 4, 9, 4]", "[3, 4, 4, 4]")),
+        (ValueError, "the cache's blocks[0].values must have 16 columns in all heads, got [3, 4, 9, 3]"),
+        (ValueError, WRONG.format("keys", "[3, G, 9, D]", "[4, 9, 4]")),
+        (ValueError, WRONG.format("memory_keys", "[3, G, S, D]", "[1, 4, 5, 4]")),
         (TypeError, "the cache's blocks[0].memory_values must be an array, got NoneType"),
         (TypeError, "the cache's blocks[0] must be a BlockCache, got NoneType"),
     ]  # fmt: skip
@@ -163,7 +164,7 @@ def test_positions_past_a_learned_table_are_refused(implementation: Implementati
     for count in (LONGEST - 4, 1):
         tokens = implementation.convert(tokens_of(BATCH, count))
         _, cache = module.decode_step(parameters, tokens, cache, **keywords)
-    with pytest.raises(ValueError, match="1 positions from 24 on need a table of 25 rows, got 24"):
+    with pytest.raises(ValueError, match="table must have 25 rows for 1 positions from 24 on, got 24"):
         module.decode_step(parameters, implementation.convert(tokens_of(BATCH, 1)), cache, **keywords)
 
 

@@ -701,7 +701,7 @@ def test_sequences_past_the_position_table(implementation: Implementation) -> No
 
 
 def test_tokens_of_another_rank_or_dtype(implementation: Implementation) -> None:
-    with pytest.raises(ValueError, match=r"tokens must have shape \[batch, positions\]"):
+    with pytest.raises(ValueError, match=r"tokens must have shape \[B, T\], got \[3\]"):
         called(implementation, "imdb-classifier, max", IDS[0])
     with pytest.raises(TypeError, match="tokens must have an integer dtype"):
         called(implementation, "imdb-classifier, max", IDS.astype("float32"))
@@ -794,7 +794,7 @@ def bert_entries(positions: int = 20) -> dict[str, np.ndarray]:
 
 def test_memory_where_none_is_wanted() -> None:
     model = reference_numpy.load("pytorch", state(filled(torch.nn.TransformerDecoderLayer(16, 4, 24))), num_heads=4)
-    with pytest.raises(ValueError, match="takes the encoder's output as memory"):
+    with pytest.raises(ValueError, match="memory must be the encoder's output"):
         model(np.ones((1, 3, 16), "float32"))
 
 

@@ -68,7 +68,7 @@ def test_a_root_mean_square_norm_has_no_bias(implementation: Implementation) -> 
     embedding = Embedding(Maker().array(VOCABULARY, E), norm=Maker().norm())
     configuration = replace(PLAIN, norm="rms_norm")
     told = error_of(lambda: answer(implementation, "embed", embedding, TOKENS, configuration=configuration))
-    assert told == (ValueError, "rms_norm has no bias, and the parameters have one")
+    assert told == (ValueError, "bias must be None in rms_norm, got float64 array of shape [16]")
 
 
 @pytest.mark.parametrize(("positions", "exponent"), [("sinusoidal", "shared"), ("doubled", "doubled")])
@@ -103,14 +103,14 @@ IMAGE_REFUSALS = {
     "another side": ((2, 3, 4, 7), "images must have sides that are multiples of patch_size=2, got 4 and 7"),
     "more patches": (
         (2, 3, 6, 6),
-        "images of 6 by 6 in 3 by 3 patches need positions of shape [10, 16], got [7, 16]",
+        "positions must have shape [10, 16] beside patches.weight [12, 16], got [7, 16]",
     ),
-    "nothing": ((2, 3, 0, 6), "images of 0 by 6 in 0 by 3 patches need positions of shape [1, 16], got [7, 16]"),
+    "nothing": ((2, 3, 0, 6), "positions must have shape [1, 16] beside patches.weight [12, 16], got [7, 16]"),
     "one channel": (
         (2, 1, 4, 6),
-        "images of 1 channels have patches of 4 numbers, and patches.weight has 12 rows",
+        "patches.weight must have shape [4, E], got [12, 16]",
     ),
-    "no batch": ((3, 4, 6), "images must have shape [batch, channels, height, width], got [3, 4, 6]"),
+    "no batch": ((3, 4, 6), "images must have shape [B, C, height, width], got [3, 4, 6]"),
 }
 
 
@@ -126,7 +126,7 @@ def test_memory_of_another_batch_is_refused(implementation: Implementation) -> N
     t5 = TODAY["t5"]()
     model = implementation.Model(implementation.convert(t5.parameters("float32")), t5.configuration)
     source, target = map(implementation.convert, t5.inputs)
-    told = (ValueError, "memory must have the batch size 2 of the target, got shape [1, 5, 16]")
+    told = (ValueError, "memory must have shape [2, S, E], got [1, 5, 16]")
     assert error_of(lambda: model(source[:1], target)) == told
 
 
@@ -198,7 +198,7 @@ def test_the_largest_of_what_is_kept(implementation: Implementation) -> None:
 def test_what_may_be_kept(implementation: Implementation) -> None:
     x = np.ones((2, 3, 4))
     told = error_of(lambda: implementation.call("pool", x, "max", np.ones((2, 4), bool)))
-    assert told == (ValueError, "keep must have shape [2, 3], got [2, 4]")
+    assert told == (ValueError, "keep must have shape [2, 3] beside x [2, 3, 4], got [2, 4]")
     told = error_of(lambda: implementation.call("pool", x, "mean", np.ones((2, 3))))
     assert told == (TypeError, "keep must be boolean, got float64")
 
@@ -253,7 +253,7 @@ def test_a_norm_is_named(implementation: Implementation) -> None:
 def test_token_types_need_a_table(implementation: Implementation) -> None:
     x, bare = Maker().array(2, 5, E), encoder()._replace(embedding=None)
     options = {"configuration": PLAIN, "token_types": np.zeros((2, 5), int)}
-    expected = (ValueError, "token_types were given, and the parameters have no embedding of tokens")
+    expected = (ValueError, "token_types must be None without an embedding of tokens, got int64 array of shape [2, 5]")
     assert error_of(lambda: answer(implementation, "encoder", bare, x, **options)) == expected
     assert error_of(lambda: REFERENCE.encoder_vjp(bare, x, x, **options)) == expected
 
@@ -352,7 +352,7 @@ def test_an_attention_may_be_a_model(implementation: Implementation) -> None:
     told = error_of(lambda: model(given(x), dropout=0.3))
     assert told == (TypeError, "dropout must be a Dropout, got float")
     told = error_of(lambda: model(given(x[0])))
-    assert told == (ValueError, "query must have shape [batch, positions, width], got [5, 16]")
+    assert told == (ValueError, "query must have shape [B, Q, E], got [5, 16]")
 
 
 def test_a_model_is_itself_and_stays_so() -> None:

@@ -267,5 +267,5 @@ def test_another_structure_in_a_block_is_refused(
 def test_a_site_that_the_model_does_not_have_is_refused(implementation: Implementation) -> None:
     trained = language_model()
     dropout = keep_masks(1, 2, T, 2, memory=T)
-    with pytest.raises(ValueError, match="was given, and the parameters have no cross-attention"):
+    with pytest.raises(ValueError, match="must be empty without cross-attention"):
         called(implementation, trained, dropout)

@@ -167,7 +167,7 @@ OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     (
         "today, gpt_j",
         {"attention_layers": (WIDE,)},
-        "blocks.1.self_attention: the rotary width must be at most",
+        "blocks.1.self_attention: rotary width must be at most",
     ),
     ("today, t5, gated", {"relative_furthest": 1}, "encoder.relative_positions: furthest must be more than 2"),
     ("today, vit", {"patch_size": 5}, "embedding.patches.weight has 12 rows, no multiple of 5 * 5"),

@@ -94,7 +94,7 @@ MISFITS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "one position": (
         lambda s, c: Rotation(s[:, :1], c[:, :1]),
         ValueError,
-        r"sine must have shape \[1, 5, 3\]: 1, the",
+        r"sine must have shape \[1, 5, 3\], got \[1, 1, 3\]",
     ),
     "fewer pairs": (lambda s, c: Rotation(s, c[..., :1]), ValueError, r"cosine must have .*got \[1, 5, 1\]"),
     "another dtype": (

@@ -129,13 +129,13 @@ def test_choices_that_are_refused(implementation: Implementation) -> None:
         call(*one, temperature=-1), call(*one, top_k=-1), call(*one, top_p=math.nan),
     ]  # fmt: skip
     assert [error_of(each) for each in calls] == [
-        (ValueError, "logits must have shape [batch, vocabulary], got [3]"),
-        (ValueError, "logits must be those of at least one token, got shape [2, 0]"),
+        (ValueError, "logits must have shape [B, N], got [3]"),
+        (ValueError, "logits must be those of at least one token, got [2, 0]"),
         (TypeError, "logits must have one of the dtypes float16, bfloat16, float32, float64, got int64"),
         (ValueError, "uniforms must have shape [2], got [3]"),
         (ValueError, "uniforms must lie in [0, 1), got values from -1.0 to -1.0"),
         (ValueError, "temperature must be positive and finite, got -1.0"),
-        (ValueError, "top_k must not be negative, got -1"),
+        (ValueError, "top_k must be at least 1, got -1"),
         (ValueError, "top_p must be above 0 and at most 1, got nan"),
     ]
 

@@ -192,7 +192,7 @@ REFUSED = {
         "cache",
         "mask.causal.offset",
         "",
-        "Causal needs an offset when there are 3 queries and 6 keys",
+        "Causal must have an offset with 3 queries and 6 keys",
     ),
     "length": ("causal", "mask.lengths.length", "9", "lengths must lie between 0 and 5 keys, got [9]"),
     "window": ("causal", "mask.window.left", "-1", "left must not be negative, got -1"),
