@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,13 +11,10 @@ pytest.importorskip("torch")
 
 import torch
 
-from conformance import check
 from tests.support import kernels
-from tests.support.helpers import SMALL
+from tests.support.helpers import SMALL, documented_examples, violated
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "judging.md").read_text()
-TEXT = DOCUMENT.partition("### Adapters")[2].partition("\n###")[0]
-ABOVE, *ADAPTERS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+ABOVE, *ADAPTERS = documented_examples("Adapters")
 NAMES = ("flash_attn_func", "flash_attn_varlen_func", "paged_attention", "padded_attention", "in place", "at the end")
 BY_NAME = dict(zip(NAMES, ADAPTERS, strict=True))
 CACHE = "flash_attn_with_kvcache"
@@ -33,17 +28,16 @@ def adapter(name: str, faulty: Any = None) -> Any:
     return module.attention
 
 
-def violated(function: Any, **given: Any) -> list[str]:
-    given["limits"] = {name: size for name, size in SMALL.items() if name != "queries"}
-    report = check(function, "attention", arrays="torch", effort="quick", seed=1, shrink=False, **given)
-    return [violation.rule for violation in report.violations]
+def breaks_rules(function: Any, *rules: str) -> list[str]:
+    limits = {name: size for name, size in SMALL.items() if name != "queries"}
+    return violated(function, *rules, arrays="torch", dtypes=["float16"], limits=limits)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.slow_where(unless="flash_attn_func")
 def test_adapters_conform(name: str) -> None:
     assert len(BY_NAME[name].partition("def ")[2].splitlines()) <= 20
-    assert violated(adapter(name), dtypes=["float16"], rules=["MASK-2", "MASK-3", "MASK-6", "ATT-3"]) == []
+    assert breaks_rules(adapter(name), "MASK-2", "MASK-3", "MASK-6", "ATT-3") == []
 
 
 def test_a_mistake_of_the_kernel_is_found() -> None:
@@ -59,11 +53,11 @@ def test_a_mistake_of_the_kernel_is_found() -> None:
         return kernels.flash_attn_func(q, k, v, **options | mask)
 
     paged = adapter("paged_attention", one_page_too_many)
-    assert "MASK-2" in violated(paged, dtypes=["float16"], rules=["MASK-2"])
+    assert "MASK-2" in breaks_rules(paged, "MASK-2")
     flash = adapter("flash_attn_func", from_the_left)
-    assert violated(flash, dtypes=["float16"], rules=["MASK-3"]) == ["MASK-3"]
+    assert breaks_rules(flash, "MASK-3") == ["MASK-3"]
     slopes = adapter("flash_attn_func", of_other_heads)
-    assert violated(slopes, dtypes=["float16"], rules=["ATT-3"]) == ["ATT-3"]
+    assert breaks_rules(slopes, "ATT-3") == ["ATT-3"]
 
 
 @pytest.mark.slow
@@ -73,7 +67,7 @@ def test_a_mistake_beside_padding_is_found() -> None:
         return kernels.padded_attention(q, k, v, torch.full_like(queries, q.shape[1]), keys, **options)
 
     padded = adapter("padded_attention", reads_on)
-    assert violated(padded, dtypes=["float16"], rules=["MASK-2"]) == ["MASK-2"]
+    assert breaks_rules(padded, "MASK-2") == ["MASK-2"]
 
 
 def test_a_mistake_in_a_cache_is_found() -> None:
@@ -89,7 +83,6 @@ def test_a_mistake_in_a_cache_is_found() -> None:
         array = torch.full_like(cache_seqlens, k_cache.shape[1]) if causal else cache_seqlens
         return kernels.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=array, causal=causal, **rest)
 
-    given: dict[str, Any] = {"dtypes": ["float16"], "rules": ["CALL", "MASK-2"]}
-    assert "CALL" in violated(adapter("in place", keeps_the_cache), **given)
-    assert violated(adapter("in place", skip_new_keys), **given) != []
-    assert violated(adapter("at the end", see_cache), dtypes=["float16"], rules=["MASK-3"]) == ["MASK-3"]
+    assert "CALL" in breaks_rules(adapter("in place", keeps_the_cache), "CALL", "MASK-2")
+    assert breaks_rules(adapter("in place", skip_new_keys), "CALL", "MASK-2")
+    assert breaks_rules(adapter("at the end", see_cache), "MASK-3") == ["MASK-3"]

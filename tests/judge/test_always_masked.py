@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ import torch
 
 import reference_numpy
 import specification
-from conformance import check
 from conformance.cases.features import has_declared_masks
 from conformance.cases.function_features import declaration_of
 from conformance.operations.probes import catalogue
@@ -30,22 +28,12 @@ from conformance.sampling.strategies import window_sizes
 from specification import Causal, SlidingWindow
 from specification.dtypes import HALF
 from tests.support import kernels
-from tests.support.helpers import SMALL, options_of
+from tests.support.helpers import SMALL, documented_examples, judged, options_of, violated
 
-TEXT = (Path(__file__).parents[2] / "docs" / "judging.md").read_text()
-
-
-def examples(title: str) -> list[str]:
-    """Those below a title in docs/judging.md."""
-    part = TEXT.partition(f"### {title}\n")[2].partition("\n###")[0]
-    return re.findall(r"```python\n(.*?)```", part, re.DOTALL)
-
-
-FLAG, ALWAYS_CAUSAL, FIXED_WINDOW = examples("A kernel with a causal flag")
-(BACKWARD,) = examples("A kernel with its own backward pass")
-QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False}
+FLAG, ALWAYS_CAUSAL, FIXED_WINDOW = documented_examples("A kernel with a causal flag")
+(BACKWARD,) = documented_examples("A kernel with its own backward pass")
 LIMITS = SMALL | {"queries": 40, "keys": 40}
-TORCH = QUICK | {"arrays": "torch", "dtypes": ["float32"], "limits": LIMITS}
+TORCH: dict[str, Any] = {"arrays": "torch", "limits": LIMITS}
 
 
 def my_kernel(q: Any, k: Any, v: Any, *, is_causal: bool, sm_scale: float | None) -> Any:
@@ -60,17 +48,13 @@ def example(text: str, **names: Any) -> Any:
     return module.attention
 
 
-def violated(function: Any, **given: Any) -> list[str]:
-    return [violation.rule for violation in check(function, "attention", **TORCH | given).violations]
-
-
 # --- the examples -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [ALWAYS_CAUSAL, FIXED_WINDOW, BACKWARD], ids=["causal", "window", "backward"])
 def test_an_example_conforms_to_every_rule(text: str) -> None:
-    assert violated(example(text)) == []
+    assert violated(example(text), **TORCH) == []
 
 
 @pytest.mark.slow
@@ -79,7 +63,7 @@ def test_another_window_is_refused() -> None:
         return kernels.windowed_kernel(query, key, value)
 
     given: dict[str, Any] = {"windows": [(31, 0)], "conventions": {"causal": "bottom_right"}}
-    report = check(whatever, "attention", supports="structured,window,no-offset", rules=["MASK-4"], **TORCH, **given)
+    report = judged(whatever, "MASK-4", supports="structured,window,no-offset", **TORCH, **given)
     assert [(one.rule, one.title) for one in report.violations] == [("MASK-4", "another window")]
 
 
@@ -98,7 +82,7 @@ def hide_diagonal(q: Any, k: Any, v: Any, *, sm_scale: Any = None) -> Any:
     ids=["causal", "window of 30", "window of 32", "backward"],
 )
 def test_an_example_with_a_wrong_kernel(text: str, kernel: dict[str, Any], rule: str) -> None:
-    assert violated(example(text, **kernel), rules=[rule]) == [rule]
+    assert violated(example(text, **kernel), rule, **TORCH) == [rule]
 
 
 # --- declarations -----------------------------------------------------------------------------------------------------
@@ -131,8 +115,7 @@ def test_a_mask_without_a_default_is_always_there() -> None:
 @pytest.mark.slow
 def test_the_report_says_that_a_mask_is_always_there() -> None:
     for function, supports, said in ((always, "structured,causal", True), (by_default, "no-unmasked", False)):
-        given: dict[str, Any] = QUICK | {"limits": SMALL, "dtypes": ["float32"], "rules": ["CALL"]}
-        report = check(function, "attention", supports=supports, **given)
+        report = judged(function, "CALL", supports=supports)
         assert report.conforms
         assert ("masked" in [note.kind for note in notes(checked_content(report, None))]) == said
 
@@ -142,7 +125,7 @@ def test_a_plain_call_that_fails(works: bool, declare: str) -> None:
     def attention(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
         return by_default(query, key, value, mask if works else None)
 
-    report = check(attention, "attention", **QUICK, dtypes=["float32"])
+    report = judged(attention, limits=None)
     assert ([one.rule for one in report.violations], options_of(report)) == (["CALL"], [declare])
 
 
@@ -185,9 +168,8 @@ def test_no_call_is_without_a_mask(wrong: str) -> None:
         value = Doubled.apply(value) if wrong == "gradient" else value.nan_to_num() if wrong == "nan" else value
         return kernels.torch_impl.attention(query, key, value, mask=mask, scale=scale)
 
-    given: dict[str, Any] = {"effort": "quick", "seed": 1, "arrays": "torch", "limits": SMALL, "dtypes": ["float32"]}
-    given["conventions"] = {"causal": "bottom_right"}
-    report = check(attention, "attention", supports="structured,causal,no-offset,scale,gqa,cross,gradients", **given)
+    given: dict[str, Any] = {"arrays": "torch", "conventions": {"causal": "bottom_right"}, "shrink": True}
+    report = judged(attention, supports="structured,causal,no-offset,scale,gqa,cross,gradients", **given)
     assert report.violations
     assert masks
     assert not any(mask is None for mask in masks)
@@ -236,7 +218,7 @@ def test_a_replay_remembers_the_windows(tmp_path: Path) -> None:
 
     wrong = example(FIXED_WINDOW, windowed_kernel=partial(kernels.windowed_kernel, before=30))
     wrong.conformance.pop("windows")
-    (found,) = check(wrong, "attention", windows=[(31, 0)], rules=["MASK-4"], **TORCH).violations
+    (found,) = judged(wrong, "MASK-4", windows=[(31, 0)], **TORCH).violations
     save(found, tmp_path / "replay.json")
     again = replay(tmp_path / "replay.json", wrong)
     assert max(finding.ratio for finding in again) > 1
@@ -262,7 +244,7 @@ def test_the_table_names_the_judged_dtypes(dtypes: list[str], told: str) -> None
 
 
 def test_what_a_failed_plain_call_leaves_untried_is_one_row() -> None:
-    report = check(always, "attention", supports="structured,causal,unmasked", **QUICK, dtypes=["float32"])
+    report = judged(always, supports="structured,causal,unmasked", limits=None)
     table = subject_table(checked_content(report, None))
     assert [*table.columns[0].cells] == ["CALL", "others"]
     assert [*table.columns[1].cells][1] == f"{len(checked_content(report, None)['rules']) - 1} rules"

@@ -46,30 +46,25 @@ from conformance.subjects.targets import Target
 from conformance.subjects.wrong_answers import WrongAnswer
 from specification import And, Causal, Dense, KeyLengths, Linear, MultiHeadAttention, Or
 from specification.masks import Mask
-from tests.support.helpers import SMALL, options_of
+from tests.support.helpers import (
+    JUDGING,
+    SMALL,
+    attention_case,
+    judged,
+    normal,
+    options_of,
+    violated,
+)
 
 Function = Callable[..., Any]
 definition = NumpySubject()
-
-
-def normal(seed: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def violated(function: Function, operation: str = "attention", **given: Any) -> list[str]:
-    """Rules, in the quick effort and at small sizes."""
-    small: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "limits": SMALL}
-    return [violation.rule for violation in check(function, operation, **small | given).violations]
 
 
 def titles(report: Report) -> list[tuple[str, str]]:
     return [(violation.rule, violation.title) for violation in report.violations]
 
 
-def attention_case(mask: Any = None, **options: Any) -> Case:
-    """B=2, H=4, G=2, Q=3, K=5, D=6, V=7."""
-    inputs = {"query": normal(1, 2, 4, 3, 6), "key": normal(2, 2, 2, 5, 6), "value": normal(3, 2, 2, 5, 7)}
-    return Case("attention", "float32", inputs, {"mask": mask} | options)
+SIZES = {"B": 2, "G": 2, "S": 2, "Q": 3, "K": 5, "D": 6, "V": 7}
 
 
 def multi_head_case(separate: bool = False, key_heads: int = 2) -> Case:
@@ -85,12 +80,6 @@ def multi_head_case(separate: bool = False, key_heads: int = 2) -> Case:
                 inputs[f"{name}.{field}"] = array
     inputs |= {"output.weight": normal(6, 12, 3), "sinks": normal(7, 4), "bias": normal(8, 1, 4, 3, 5)}
     return Case("multi_head_attention", "float32", inputs, {"num_heads": 4}, {"output": normal(9, 2, 3, 3)})
-
-
-def asked(function: Function, case: Case, **given: Any) -> Any:
-    """The subject's answers to the case."""
-    target = Target(function, case.operation, given=given)
-    return target.make()(case)
 
 
 # --- functions for gradients ------------------------------------------------------------------------------------------
@@ -114,7 +103,7 @@ GRADIENT_RULES = {
 @pytest.mark.slow_where("attention_logsumexp")
 def test_gradients_come_as_those_of_the_definition(operation: str) -> None:
     function, vjp = (getattr(reference_numpy, name) for name in (operation, f"{operation}_vjp"))
-    assert violated(function, operation, vjp=vjp, rules=[GRADIENT_RULES[operation]], dtypes=["float32"]) == []
+    assert violated(function, GRADIENT_RULES[operation], operation=operation, vjp=vjp) == []
 
 
 def attention(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, sinks: Any = None) -> Any:
@@ -128,8 +117,8 @@ def as_tuple(query: Any, key: Any, value: Any, cotangent: Any, **options: Any) -
 
 @pytest.mark.slow
 def test_gradients_in_the_order_of_the_arguments() -> None:
-    assert violated(attention, vjp=as_tuple, dtypes=["float32"]) == []
-    assert "ATT-12" in violated(attention, vjp=lambda *a, **o: as_tuple(*a, **o)[::-1], dtypes=["float32"])
+    assert violated(attention, vjp=as_tuple) == []
+    assert "ATT-12" in violated(attention, vjp=lambda *a, **o: as_tuple(*a, **o)[::-1])
 
 
 @pytest.mark.parametrize(
@@ -143,12 +132,12 @@ def test_gradients_in_the_order_of_the_arguments() -> None:
 )
 def test_what_is_no_gradients_is_told(returned: Any, message: str) -> None:
     with pytest.raises(WrongAnswer) as wrong:
-        gradients_by_name(attention_case(), returned, np.ndarray)
+        gradients_by_name(attention_case(**SIZES), returned, np.ndarray)
     assert describe_detail(wrong.value.detail) == message
 
 
 def test_nothing_stands_for_absent_arguments() -> None:
-    case = attention_case()
+    case = attention_case(**SIZES)
     case = replace(case, inputs=dict(sorted(case.inputs.items())) | {"sinks": normal(4, 4)})
     gradients = tuple(np.full(1, float(number)) for number in range(4))
     named = dict(zip(("query", "key", "value", "sinks"), gradients, strict=True))
@@ -205,9 +194,8 @@ def test_result_that_depends_on_nothing() -> None:
         with torch.no_grad():
             return torch_impl.attention(query, key, value, mask=mask)
 
-    given = {"arrays": "torch", "rules": ["ATT-8", "ATT-12"], "dtypes": ["float32"]}
-    assert violated(without_keys, **given) == []
-    assert violated(disconnected, **given) == ["ATT-12"]
+    assert violated(without_keys, "ATT-8", "ATT-12", arrays="torch") == []
+    assert violated(disconnected, "ATT-8", "ATT-12", arrays="torch") == ["ATT-12"]
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------
@@ -263,37 +251,33 @@ FUNCTIONS: dict[str, tuple[Function, str]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_parameters_that_a_function_lacks_are_not_asked_about(name: str) -> None:
     function, operation = FUNCTIONS[name]
-    assert violated(function, operation, supports="refusals,no-gradients", dtypes=["float32"]) == []
+    assert violated(function, operation=operation, supports="refusals,no-gradients") == []
 
     def wrong(*arguments: Any, **keywords: Any) -> Any:
         result = function(*arguments, **keywords)
         return result + result.dtype.type(0.5)
 
     wrong.__wrapped__ = function  # type: ignore[attr-defined]
-    assert violated(wrong, operation, dtypes=["float32"])
-
-
-ONE_RULE: dict[str, Any] = {"dtypes": ["float32"], "effort": "quick", "seed": 1}
+    assert violated(wrong, operation=operation)
 
 
 def test_a_norm_with_an_epsilon_in_the_place_of_the_bias_conforms() -> None:
-    report = check(*FUNCTIONS["norm with epsilon"], rules=["NORM-1"], **ONE_RULE)
+    report = judged(FUNCTIONS["norm with epsilon"][0], "NORM-1", operation="layer_norm")
     assert report.conforms, str(report)
     assert report.never_given == ("epsilon",)
 
 
 def test_documented_feed_forward_conforms() -> None:
     """The example in docs/judging.md."""
-    text = (Path(__file__).parents[2] / "docs" / "judging.md").read_text()
-    (example,) = re.findall(r"```python\n(def feed_forward.*?)```", text, re.DOTALL)
+    (example,) = re.findall(r"```python\n(def feed_forward.*?)```", JUDGING, re.DOTALL)
     names = dict(vars(importlib.import_module("reference_numpy.feed_forward")))
     exec(example, names)
-    report = check(names["feed_forward"], "feed_forward", arrays="numpy", rules=["FFN-1"], **ONE_RULE)
+    report = judged(names["feed_forward"], "FFN-1", operation="feed_forward", arrays="numpy")
     assert report.conforms, str(report)
 
 
 def test_arguments_that_every_call_has_are_asked_for() -> None:
-    report = check(lambda x, weight: reference_numpy.rms_norm(x, weight, eps=1e-6), "rms_norm", effort="quick", seed=1)
+    report = judged(lambda x, weight: reference_numpy.rms_norm(x, weight, eps=1e-6), operation="rms_norm")
     assert [violation.rule for violation in report.violations] == ["CALL"]
     assert "unexpected keyword argument 'eps'" in describe_finding(report.violations[0].finding)
 
@@ -350,7 +334,7 @@ def test_module_by_its_forward() -> None:
         assert {"softcap", "bias", "sinks"}.isdisjoint(declaration.features)
         assert {"scale", "dense"} <= declaration.features
         assert not declaration.unsure
-    assert violated(Attention(), arrays="torch", dtypes=["float32"], rules=["ATT-1", "ATT-2", "ATT-8"]) == []
+    assert violated(Attention(), "ATT-1", "ATT-2", "ATT-8", arrays="torch") == []
 
 
 # --- what is declared, and where ---
@@ -411,13 +395,11 @@ def inverted(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
 @pytest.mark.parametrize("mask", NESTED)
 @pytest.mark.parametrize(("function", "conventions"), [(tiled, {"heads": "tiled"}), (inverted, {"polarity": "masked"})])
 def test_conventions_hold_within_combined_descriptions(mask: Any, function: Function, conventions: Any) -> None:
-    case = attention_case(mask)
-    expected = definition(case)["output"]
-    got = asked(function, case, supports=["structured"], conventions=conventions)["output"]
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-    if function is tiled:
-        got = asked(function, case, conventions=conventions)["output"]  # as an array
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    case = attention_case(**SIZES, mask=mask)
+    for supports in (["structured"], None) if function is tiled else (["structured"],):  # None: as an array
+        given = {"supports": supports, "conventions": conventions}
+        answers = Target(function, "attention", given=given).make()(case)
+        np.testing.assert_allclose(answers["output"], definition(case)["output"], rtol=1e-5, atol=1e-6)
 
 
 FLAG = ["structured", "causal", "no-offset", "scale", "gqa", "cross", "value_width"]
@@ -441,7 +423,7 @@ def with_flag(bottom: bool = False, refuses: bool = True) -> Function:
 @pytest.mark.parametrize("bottom", [False, True])
 def test_kernels_with_a_causal_flag(bottom: bool) -> None:
     """Are asked for the one mask that the flag means, and must not take others for it."""
-    said = {"supports": FLAG, "conventions": {"causal": "bottom_right" if bottom else "top_left"}}
+    said = {"dtypes": None, "supports": FLAG, "conventions": {"causal": "bottom_right" if bottom else "top_left"}}
     assert violated(with_flag(bottom), **said) == []
     assert {"MASK-1", "MASK-2", "MASK-3", "MASK-4"} <= set(violated(with_flag(bottom, refuses=False), **said))
     assert "MASK-3" in violated(with_flag(not bottom, refuses=False), **said)
@@ -451,8 +433,8 @@ def test_kernels_with_a_causal_flag(bottom: bool) -> None:
 def test_offsets_come_with_causal_masks() -> None:
     assert "offset" in declaration_of(with_flag(), False, supports=["structured", "causal"])
     assert "offset" not in declaration_of(with_flag(), False, supports=FLAG)
-    assert features_of(attention_case(Causal(2))) >= {"causal", "offset"}
-    assert "offset" not in features_of(attention_case(Causal(0) & KeyLengths(np.array([1, 5]))))
+    assert features_of(attention_case(**SIZES, mask=Causal(2))) >= {"causal", "offset"}
+    assert "offset" not in features_of(attention_case(**SIZES, mask=Causal(0) & KeyLengths(np.array([1, 5]))))
 
 
 def test_description_is_no_array_for_who_takes_no_arrays() -> None:
@@ -483,8 +465,8 @@ def test_attended_nan_is_nowhere_hidden_by_a_bias() -> None:
 @pytest.mark.parametrize("kind", ["mean", "nan", "any"])
 @pytest.mark.slow
 def test_conventions_for_empty_rows_promise_no_log_sum_exp(kind: str) -> None:
-    function = reference_numpy.attention_logsumexp
-    assert violated(function, "attention_logsumexp", conventions={"empty_rows": kind}, supports="no-gradients") == []
+    given = {"dtypes": None, "conventions": {"empty_rows": kind}, "supports": "no-gradients"}
+    assert violated(reference_numpy.attention_logsumexp, operation="attention_logsumexp", **given) == []
 
 
 # --- multi-head attention ---------------------------------------------------------------------------------------------
@@ -537,12 +519,10 @@ def test_what_multi_head_attention_does_not_support_is_refused() -> None:
             raise NotImplementedError("grouped heads")
         return reference_numpy.multi_head_attention(parameters, query, key, value, num_heads=num_heads)
 
-    given: dict[str, Any] = {"operation": "multi_head_attention", "dtypes": ["float32"]}
-    given |= {"effort": "quick", "seed": 1, "shrink": False, "limits": SMALL}
-    report = check(ungrouped, supports="no-gqa,no-softcap", **given)
+    report = judged(ungrouped, operation="multi_head_attention", supports="no-gqa,no-softcap")
     assert titles(report) == [("MHA-1", "softcap is not supported")]
     assert describe_finding(report.violations[0].finding).startswith("output: neither supported nor refused")
-    report = check(ungrouped, supports="no-softcap", **given)
+    report = judged(ungrouped, operation="multi_head_attention", supports="no-softcap")
     assert ("MHA-1", "takes gqa") in titles(report)
 
 
@@ -570,12 +550,12 @@ def refuse_masks(refused: Callable[[Any], bool]) -> Function:
     ids=["combined", "joined by or"],
 )
 def test_masks_that_are_not_combined(refused: Callable[[Any], bool], lacks: str, declared: str) -> None:
-    given: dict[str, Any] = {"rules": ["MASK-3", "MASK-6"], "shrink": False, "limits": SMALL} | ONE_RULE
-    report = check(refuse_masks(refused), "attention", supports="structured", **given)
+    rules = ("MASK-3", "MASK-6")
+    report = judged(refuse_masks(refused), *rules, supports="structured")
     assert [violation.rule for violation in report.violations] == ["MASK-6"]
     assert options_of(report) == [f"--supports {declared}"]
-    assert violated(refuse_masks(refused), supports=f"structured,{lacks}", **given) == []
-    assert violated(first_mask, supports=f"structured,{lacks}", **given) == ["MASK-6"]
+    assert violated(refuse_masks(refused), *rules, supports=f"structured,{lacks}") == []
+    assert violated(first_mask, *rules, supports=f"structured,{lacks}") == ["MASK-6"]
 
 
 @pytest.mark.parametrize(
@@ -602,8 +582,7 @@ def at_widths(*pairs: tuple[int, int]) -> Function:
 @pytest.mark.slow_where("[8, ")
 def test_head_widths_that_are_declared(widths: list[Any]) -> None:
     pairs = [width if isinstance(width, tuple) else (width, width) for width in widths]
-    given: dict[str, Any] = {"dtypes": ["float32"], "rules": ["CALL", "ATT-1"], "head_widths": widths}
-    given["limits"] = ANY_WIDTH
+    given: dict[str, Any] = {"rules": ["CALL", "ATT-1"], "head_widths": widths, "limits": ANY_WIDTH}
     assert violated(at_widths(*pairs), **given) == []
     assert violated(at_widths(*pairs[:-1], (8, 24)), **given) == (["CALL"] if len(pairs) == 1 else ["ATT-1"])
 
@@ -617,8 +596,7 @@ def every_width(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
 
 @pytest.mark.slow
 def test_other_head_widths_are_refused() -> None:
-    given: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "rules": ["ATT-8"], "dtypes": ["float32"]}
-    report = check(every_width, "attention", head_widths=[8, 16], limits=ANY_WIDTH, **given)
+    report = judged(every_width, "ATT-8", head_widths=[8, 16], limits=ANY_WIDTH)
     assert titles(report) == [("ATT-8", "another head width")]
 
 
@@ -649,13 +627,13 @@ def last_axis_unchecked(x: Any, weight: Any, bias: Any = None, *, eps: float = 1
 
 
 def test_a_norm_of_the_last_axis_alone() -> None:
-    given = {"operation": "layer_norm", "dtypes": ["float32"], "effort": "quick", "seed": 1, "shrink": False}
-    given |= {"profile": "strict", "limits": {"rows": 16, "norm_width": 64}, "rules": ["NORM-1", "NORM-3"]}
-    undeclared = check(last_axis, **given)
+    given: dict[str, Any] = {"operation": "layer_norm", "profile": "strict", "rules": ["NORM-1", "NORM-3"]}
+    given["limits"] = {"rows": 16, "norm_width": 64}
+    undeclared = judged(last_axis, **given)
     assert titles(undeclared) == [("NORM-1", "takes axes")]
     assert undeclared.rules["NORM-3"].cases > 0
-    assert check(last_axis, supports="no-axes", **given).conforms
-    silent = check(last_axis_unchecked, supports="no-axes", **given)
+    assert judged(last_axis, supports="no-axes", **given).conforms
+    silent = judged(last_axis_unchecked, supports="no-axes", **given)
     assert titles(silent) == [("NORM-1", "axes is not supported")]
 
 
@@ -705,7 +683,7 @@ def widths_of_eight(query: Any, key: Any, value: Any, *, mask: Any = None) -> An
 )
 def test_refusals_are_asked_as_everything_else(function: Function, given: Any) -> None:
     """In the function's layout and conventions, with what it has parameters for, and nothing that it gives a sense."""
-    assert violated(function, **given) == []
+    assert violated(function, dtypes=None, **given) == []
 
 
 def test_refusals_in_sizes_that_the_function_takes() -> None:

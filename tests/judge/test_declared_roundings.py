@@ -11,21 +11,20 @@ pytest.importorskip("torch")
 
 import torch
 
-from conformance import Report, check
-from tests.support.helpers import SMALL, names_of_causes, options_of
+from conformance import Report
+from tests.support.helpers import SMALL, judged, names_of_causes, options_of
 
 Function = Callable[..., Any]
 HEADS = {"isolation": "finite", "empty_rows": "any"}
 
 
-def judged(function: Function, operation: str, rules: list[str], dtype: str, **given: Any) -> Report:
-    options: dict[str, Any] = {"arrays": "torch", "effort": "quick", "seed": 1, "shrink": False, "limits": SMALL}
-    return check(function, operation, rules=rules, dtypes=[dtype], **options | given)
+def judge_torch(function: Function, operation: str, rules: list[str], dtype: str, **given: Any) -> Report:
+    return judged(function, *rules, operation=operation, arrays="torch", dtypes=[dtype], **given)
 
 
 def violated(function: Function, operation: str, rules: list[str], dtype: str, **conventions: str) -> list[str]:
     limits = {name: size for name, size in SMALL.items() if name != "heads"} | {"group_ratio": 16}
-    report = judged(function, operation, rules, dtype, limits=limits, conventions=conventions)
+    report = judge_torch(function, operation, rules, dtype, limits=limits, conventions=conventions)
     return [violation.rule for violation in report.violations]
 
 
@@ -142,16 +141,16 @@ def unrounded(x: Any, weight: Any, *, eps: float) -> Any:
 
 def test_weights_wider_than_the_inputs_can_be_declined() -> None:
     given: tuple[Any, ...] = (unrounded, "rms_norm", ["NORM-7"], "bfloat16")
-    found = judged(*given, conventions={"normalized": "inputs"})
+    found = judge_torch(*given, conventions={"normalized": "inputs"})
     assert ([one.rule for one in found.violations], options_of(found)) == (["NORM-7"], ["--supports no-wide_weights"])
-    assert judged(*given, conventions={"normalized": "inputs"}, supports="no-wide_weights").conforms
+    assert judge_torch(*given, conventions={"normalized": "inputs"}, supports="no-wide_weights").conforms
 
 
 def test_a_norm_over_the_last_axis_is_told_to_decline_axes() -> None:
     def last_axis(x: Any, weight: Any, *, eps: float) -> Any:
         return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
-    report = judged(last_axis, "rms_norm", ["NORM-7"], "float32")
+    report = judge_torch(last_axis, "rms_norm", ["NORM-7"], "float32")
     assert names_of_causes(report) == [("NORM-7", "norms.last-axis-only")]
     assert options_of(report) == ["--supports no-axes"]
 
@@ -199,7 +198,7 @@ PARTS = SMALL | {"keys": 40, "queries": 40}
 def merged(function: Function, rules: list[str], dtype: str = "float32", **conventions: str) -> list[str]:
     """The rules that are violated."""
     told = {"isolation": "finite"} | conventions
-    report = judged(function, "attention", rules, dtype, limits=PARTS, conventions=told)
+    report = judge_torch(function, "attention", rules, dtype, limits=PARTS, conventions=told)
     return [violation.rule for violation in report.violations]
 
 
@@ -234,7 +233,7 @@ def test_more_than_is_declared_of_merging(log_of: Function) -> None:
 )
 def test_the_report_names_the_convention(function: Function, rule: str, dtype: str, convention: str) -> None:
     operation = "rms_norm" if rule == "NORM-7" else "attention"
-    report = judged(function, operation, [rule], dtype, limits=PARTS, conventions=HEADS)
+    report = judge_torch(function, operation, [rule], dtype, limits=PARTS, conventions=HEADS)
     assert [cause.conventions for cause in report.causes] == [dict([convention.split("=")])]
 
 

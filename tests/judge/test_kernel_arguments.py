@@ -13,21 +13,19 @@ pytest.importorskip("torch")
 import torch
 
 import torch_impl
-from conformance import check
 from conformance.cases.case import Case
 from conformance.cases.kernel_arguments import alibi, replace_kernel_arguments
 from conformance.judge.report import Report
 from conformance.oracle.reference import oracle
 from specification import KeyLengths
-from tests.support.helpers import SMALL, names_of_causes
+from tests.support.helpers import judged, names_of_causes
 
 Function = Callable[..., Any]
 Bias = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
-def judged(function: Function, *rules: str, **given: Any) -> Report:
-    options: dict[str, Any] = {"arrays": "torch", "effort": "quick", "seed": 1, "limits": SMALL, "rules": list(rules)}
-    return check(function, "attention", **options | {"dtypes": ["float32"]} | given)
+def judge_kernel(function: Function, *rules: str, **given: Any) -> Report:
+    return judged(function, *rules, **{"arrays": "torch", "shrink": True} | given)
 
 
 def distances(slopes: torch.Tensor, places: torch.Tensor, scale: float) -> torch.Tensor:
@@ -63,7 +61,7 @@ def in_other_units(slopes: torch.Tensor, places: torch.Tensor, scale: float) -> 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_slopes_conform_in_every_dtype(dtype: str) -> None:
     for bias in (distances, in_other_units):
-        assert names_of_causes(judged(with_slopes(bias), "ATT-3", "ATT-12", dtypes=[dtype])) == []
+        assert names_of_causes(judge_kernel(with_slopes(bias), "ATT-3", "ATT-12", dtypes=[dtype])) == []
 
 
 @pytest.mark.parametrize(
@@ -80,7 +78,7 @@ def test_slopes_conform_in_every_dtype(dtype: str) -> None:
 @pytest.mark.slow_where(unless="from-first")
 def test_mistakes_in_slopes_are_told_by_name(name: str, bias: Bias | None) -> None:
     function = with_slopes(aligned=False) if bias is None else with_slopes(bias)
-    assert names_of_causes(judged(function, "ATT-3")) == [("ATT-3", f"scores.{name}")]
+    assert names_of_causes(judge_kernel(function, "ATT-3")) == [("ATT-3", f"scores.{name}")]
 
 
 @pytest.mark.slow
@@ -91,7 +89,7 @@ def test_slopes_in_16_bits_do_not_conform(dtype: torch.dtype, effort: str) -> No
     def narrow(slopes: torch.Tensor, places: torch.Tensor, scale: float) -> torch.Tensor:
         return distances(slopes.to(dtype).to(slopes.dtype), places, scale)
 
-    (cause,) = judged(with_slopes(narrow), "ATT-3", effort=effort).causes
+    (cause,) = judge_kernel(with_slopes(narrow), "ATT-3", effort=effort).causes
     assert cause.diagnosis is not None
     assert str(cause.diagnosis.mistake) == f"scores.alibi-rounded (dtype={str(dtype).removeprefix('torch.')})"
 
@@ -130,19 +128,22 @@ def test_what_follows_the_queries() -> None:
     ],
 )
 def test_lengths_of_queries_conform(beyond: float, rules: list[str]) -> None:
-    assert names_of_causes(judged(with_lengths(beyond=beyond), *rules)) == []
+    assert names_of_causes(judge_kernel(with_lengths(beyond=beyond), *rules)) == []
 
 
 def test_what_follows_the_queries_must_not_be_read() -> None:
     everything = with_lengths(lambda real: torch.ones_like(real))
-    assert [violation.rule for violation in judged(everything, "MASK-2", "MASK-7").violations] == ["MASK-2", "MASK-7"]
+    assert [violation.rule for violation in judge_kernel(everything, "MASK-2", "MASK-7").violations] == [
+        "MASK-2",
+        "MASK-7",
+    ]
 
 
 def test_the_last_query_must_be_computed() -> None:
     def one_less(real: torch.Tensor) -> torch.Tensor:
         return real & torch.cat([real[:, 1:], torch.zeros_like(real[:, :1])], 1)
 
-    assert names_of_causes(judged(with_lengths(one_less, beyond=0.0), "MASK-2", shrink=False))[0][0] == "MASK-2"
+    assert names_of_causes(judge_kernel(with_lengths(one_less, beyond=0.0), "MASK-2", shrink=False))[0][0] == "MASK-2"
 
 
 @pytest.mark.slow
@@ -151,4 +152,4 @@ def test_who_has_no_such_argument_is_not_asked() -> None:
         assert not {"alibi_slopes", "query_lengths"} & options.keys()
         return torch_impl.attention(query, key, value, mask=mask, **options)
 
-    assert names_of_causes(judged(attention, "MASK-2", "ATT-3", shrink=False)) == []
+    assert names_of_causes(judge_kernel(attention, "MASK-2", "ATT-3", shrink=False)) == []

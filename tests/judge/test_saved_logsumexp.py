@@ -12,16 +12,14 @@ pytest.importorskip("torch")
 
 import torch
 
-from conformance import Report, check
+from conformance import Report
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import Precision
 from conformance.cases.case import Case
 from conformance.checks.catalogue import TWIN, twin_bound
 from conformance.checks.comparison import Finding
-from conformance.diagnosis.cause import Cause
 from conformance.runner.in_process import Runner
-from conformance.subjects.targets import Target
-from tests.support.helpers import SMALL
+from tests.support.helpers import SMALL, examine, judged, name_of_cause, runner_of
 
 Function = Callable[..., Any]
 BLOCK = 16
@@ -117,15 +115,12 @@ def kernel(design: Design = HONEST) -> Function:
     return flash
 
 
-def judged(function: Function, rules: list[str], seed: int = 1, dtype: str = "float32", **conventions: str) -> Report:
-    given: dict[str, Any] = {"arrays": "torch", "effort": "quick", "profile": "strict", "rules": rules, "seed": seed}
-    given |= {"limits": SMALL | {"keys": 40, "queries": 40}, "conventions": {"isolation": "finite"} | conventions}
-    return check(function, "attention", dtypes=[dtype], **given)
-
-
-def named(cause: Cause) -> str:
-    """The id of the known mistake; empty where there is none."""
-    return "" if cause.diagnosis is None else cause.diagnosis.id
+def judge_kernel(
+    function: Function, rules: list[str], seed: int = 1, dtype: str = "float32", **declared: str
+) -> Report:
+    given: dict[str, Any] = {"arrays": "torch", "profile": "strict", "seed": seed, "dtypes": [dtype], "shrink": True}
+    given |= {"limits": SMALL | {"keys": 40, "queries": 40}, "conventions": {"isolation": "finite"} | declared}
+    return judged(function, *rules, **given)
 
 
 def from_logsumexp(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None) -> Any:
@@ -151,14 +146,14 @@ LOG2E = float(np.log2(np.e))
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_kernel_of_this_design_keeps_every_rule(dtype: str, seed: int) -> None:
-    report = judged(kernel(), RULES, seed, dtype, saved="logsumexp")
+    report = judge_kernel(kernel(), RULES, seed, dtype, saved="logsumexp")
     assert report.violations == []
 
 
 @pytest.mark.slow
 def test_undeclared_it_breaks_one_rule_about_scores_of_any_size() -> None:
-    (cause,) = judged(kernel(), RULES).causes
-    assert (cause.level, cause.rules, named(cause)) == ("robust", ("ATT-4",), ONE_NUMBER)
+    (cause,) = judge_kernel(kernel(), RULES).causes
+    assert (cause.level, cause.rules, name_of_cause(cause)) == ("robust", ("ATT-4",), ONE_NUMBER)
     assert cause.conventions == {"saved": "logsumexp"}
 
 
@@ -166,9 +161,9 @@ def test_without_a_bias_products_far_below_0_show_it() -> None:
     def plain(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
         return kernel()(query, key, value, mask=mask)
 
-    (found,) = judged(plain, ["ATT-4"]).violations
+    (found,) = judge_kernel(plain, ["ATT-4"]).violations
     assert (found.level, found.finding.name) == ("robust", "gradient of value")
-    assert judged(plain, ["ATT-4"], saved="logsumexp").violations == []
+    assert judge_kernel(plain, ["ATT-4"], saved="logsumexp").violations == []
 
 
 def beside_a_low_bias(function: Function, **rounding: str) -> tuple[Runner, tuple[Case, Case], list[Finding]]:
@@ -181,8 +176,8 @@ def beside_a_low_bias(function: Function, **rounding: str) -> tuple[Runner, tupl
         Case("attention", "float32", inputs | {"bias": bias}, {"scale": 0.0}, cotangents, rounding=rounding)
         for bias in (np.zeros((3, 20), np.float32), np.full((3, 20), -1e5, np.float32))
     )
-    runner, twins = Runner(Target(function, "attention", "torch").make()), (asked, harmless)
-    return runner, twins, [found for found in runner(TWIN, twins, TWIN.prepare(twins)) if found.ratio > 1]
+    runner, twins = runner_of(function, arrays="torch"), (asked, harmless)
+    return runner, twins, [found for found in examine(runner, twins, TWIN) if found.ratio > 1]
 
 
 @pytest.mark.parametrize("low", [-1e7, -1e21, -3e38])
@@ -210,7 +205,7 @@ IN_BASE_2 = [
 @pytest.mark.slow
 @pytest.mark.parametrize("weight", IN_BASE_2, ids=["both in base 2", "their difference in base 2"])
 def test_the_diagnosis_names_it_in_base_2(weight: Function) -> None:
-    assert [*map(named, judged(kernel(HONEST._replace(weight=weight)), ["ATT-4"]).causes)] == [ONE_NUMBER]
+    assert [*map(name_of_cause, judge_kernel(kernel(HONEST._replace(weight=weight)), ["ATT-4"]).causes)] == [ONE_NUMBER]
 
 
 def test_weights_that_do_not_add_up_to_1() -> None:
@@ -261,6 +256,6 @@ FAULTS = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_logsumexp_is_caught(fault: str, dtype: str) -> None:
-    report = judged(kernel(FAULTS[fault]), ["ATT-12"], dtype=dtype, saved="logsumexp")
+    report = judge_kernel(kernel(FAULTS[fault]), ["ATT-12"], dtype=dtype, saved="logsumexp")
     assert [(found.rule, found.finding.level) for found in report.violations] == [("ATT-12", "core")]
-    assert ONE_NUMBER not in map(named, report.causes)
+    assert ONE_NUMBER not in map(name_of_cause, report.causes)

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from conformance import check
+from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING
+from conformance.checks.catalogue import AGREEMENT
+from conformance.checks.findings import Finding
 from conformance.checks.probe import Probe
 from conformance.checks.results import Results
 from conformance.cli import app
 from conformance.cli.console import console
+from conformance.diagnosis.cause import Cause
 from conformance.judge.plan import list_questions
 from conformance.judge.report import Report
 from conformance.judge.trial import judge_questions
 from conformance.reports.causes import describe_declaration
 from conformance.reports.sentences import describe_finding
 from conformance.reports.subjects import checked_content
+from conformance.reports.tables import subject_report
 from conformance.runner.in_process import Runner
+from conformance.sampling.strategies import Draw
 from conformance.subjects.subject import JaxSubject, NumpySubject, Subject, TorchSubject
+from conformance.subjects.targets import Target
 from specification.engines import Choice
 from specification.masks import Mask, map_arrays
 
@@ -33,6 +44,7 @@ SMALL = {"batch": 4, "heads": 8, "queries": 16, "keys": 16, "key_width": 16, "va
 """Declared limits, for tests of what does not depend on sizes: without the large ones a check takes half the time."""
 FEW_SIZES = ("--limits", ",".join(f"{name}={size}" for name, size in SMALL.items()))
 """On the command line."""
+JUDGING = (Path(__file__).parents[2] / "docs" / "judging.md").read_text()
 
 
 class Implementation:
@@ -85,6 +97,53 @@ def command(*words: object, width: int = 200) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
+def documented_examples(title: str) -> list[str]:
+    """The Python below a title, or the beginning of one, in docs/judging.md."""
+    part = JUDGING.partition(f"### {title}")[2].partition("\n###")[0]
+    return re.findall(r"```python\n(.*?)```", part, re.DOTALL)
+
+
+# --- cases and subjects -----------------------------------------------------------------------------------------------
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def attention_case(
+    B: int = 1, G: int = 1, S: int = 1, Q: int = 2, K: int = 3, D: int = 2, V: int = 2, *,
+    dtype: str = "float32", seed: int = 0, gradients: bool = False, **options: Any,
+) -> Case:  # fmt: skip
+    """A case with G * S query heads."""
+    draw = Draw(seed, dtype)
+    inputs = {"query": draw.normal(B, G * S, Q, D), "key": draw.normal(B, G, K, D), "value": draw.normal(B, G, K, V)}
+    cotangents = {"output": draw.normal(B, G * S, Q, V)} if gradients else {}
+    return Case("attention", dtype, inputs, options, cotangents)
+
+
+def runner_of(function: Any, operation: str = "attention", arrays: str = "numpy", **given: Any) -> Runner:
+    return Runner(Target(function, operation, arrays, given=given).make())
+
+
+def examine(runner: Runner, example: Any, check: Any = AGREEMENT) -> list[Finding]:
+    """What one check of one example finds."""
+    return runner(check, example, check.prepare(example))
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def judged(function: Any, *rules: str, operation: str = "attention", **given: Any) -> Report:
+    """A quick check in float32 at small sizes, where nothing else is given; of all rules unless some are named."""
+    quick = {"effort": "quick", "seed": 1, "shrink": False, "dtypes": ["float32"], "limits": SMALL}
+    return check(function, operation, **quick | {"rules": rules or None} | given)
+
+
+def violated(function: Any, *rules: str, **given: Any) -> list[str]:
+    """The rules that `judged` finds violated."""
+    return [violation.rule for violation in judged(function, *rules, **given).violations]
+
+
 def run_probes(probes: Sequence[Probe], subjects: Iterable[Subject], examples: int, seed: int) -> Results:
     """What some probes, and every call that their rules refuse, find in all subjects together."""
     rules = {probe.rule for probe in probes}
@@ -98,10 +157,14 @@ def messages(report: Report) -> dict[str, str]:
     return {violation.rule: describe_finding(violation.finding) for violation in report.violations}
 
 
+def name_of_cause(cause: Cause) -> str:
+    """The id of the known mistake behind it, or the kind of a cause without one."""
+    return cause.kind if cause.diagnosis is None else cause.diagnosis.id
+
+
 def names_of_causes(report: Report) -> list[tuple[str, str]]:
     """The rules that are violated, each with the id of the known mistake behind it, or the kind of its cause."""
-    names = {rule: cause.kind if cause.diagnosis is None else cause.diagnosis.id
-             for cause in report.causes for rule in cause.rules}  # fmt: skip
+    names = {rule: name_of_cause(cause) for cause in report.causes for rule in cause.rules}
     return [(violation.rule, names[violation.rule]) for violation in report.violations]
 
 
@@ -110,6 +173,19 @@ def options_of(report: Report) -> list[str]:
     subject = checked_content(report, None)
     declared = (describe_declaration(cause, subject) for cause in subject["causes"])
     return ["" if one is None else one[1] for one in declared]
+
+
+def rendered(show: Callable[[Console], Any], width: int = 200) -> str:
+    """What a function prints to a console."""
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as captured:
+        show(console)
+    return captured.get()
+
+
+def printed(subject: dict[str, Any], width: int = 200) -> str:
+    """A report's part about a subject, as the terminal shows it."""
+    return rendered(lambda console: console.print(subject_report(subject, 1), crop=False), width)
 
 
 def by_reference(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
