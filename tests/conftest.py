@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 # float64 has to be asked for in JAX, and before it is loaded.
 os.environ.setdefault("JAX_ENABLE_X64", "1")
@@ -8,6 +12,7 @@ os.environ.setdefault("JAX_ENABLE_X64", "1")
 import pytest
 
 from conformance.runner.compiled_code import keep_compiled_code
+from tests.support import targets
 from tests.support.drawn_once import draw_once
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
 
@@ -29,6 +34,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.fixture(params=IMPLEMENTATIONS, ids=lambda implementation: implementation.package)
 def implementation(request: pytest.FixtureRequest) -> Implementation:
     return request.param
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory, with targets.py in it, which is loaded for each test anew."""
+    shutil.copy(targets.__file__, tmp_path / "targets.py")
+    monkeypatch.chdir(tmp_path)
+    sys.modules.pop("targets", None)
+    yield tmp_path
+    sys.modules.pop("targets", None)
 
 
 @pytest.fixture

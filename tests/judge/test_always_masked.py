@@ -192,22 +192,11 @@ def test_sizes_go_past_each_edge_of_a_window(window: Any, supports: str, convent
         assert any((allowed(window, s) != allowed(wider, s)).any() for s in window_sizes(said))
 
 
-@pytest.mark.parametrize("windows", [[3], [(1,)], [(None, None)], [(-1, 0)], "31", "31/", "a/0", "-1/0", ""], ids=str)
-def test_windows_that_are_none(windows: Any) -> None:
-    with pytest.raises(ValueError, match="windows must be pairs"):
-        declaration_of(by_default, False, windows=windows)
-
-
 def test_declarations_that_contradict_each_other() -> None:
     with pytest.raises(ValueError, match="does not support window"):
         declaration_of(by_default, False, supports="no-window", windows=[(31, 0)])
     with pytest.raises(ValueError, match="must be a kind of mask"):
         declaration_of(by_default, False, supports="scale,no-unmasked")
-
-
-@pytest.mark.parametrize("windows", ["31/0, 63/all", ["31/0", "63/all"], [(31, 0), (63, None)], [[31, 0], [63, None]]])
-def test_windows_are_strings_or_pairs(windows: Any) -> None:
-    assert declaration_of(by_default, False, windows=windows).windows == ((31, 0), (63, None))
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import conformance
 import jax_impl
 import reference_numpy
 import torch_impl
@@ -20,8 +19,7 @@ from conformance.reports.subjects import checked_content
 from conformance.runner.array_guess import NOTHING_TELLS, make_subject
 from conformance.runner.in_subprocess import UNTRIED, SubprocessRunner
 from conformance.subjects.targets import Target
-from tests.judge.test_verdicts import printed
-from tests.support.helpers import SMALL
+from tests.support.helpers import judged, printed
 
 PLAIN = "def attention(query, key, value, *, scale=None):\n"
 FILES = {
@@ -116,15 +114,14 @@ def test_what_is_given_is_not_guessed() -> None:
 
 
 def test_report_names_the_guess() -> None:
-    given: dict[str, Any] = {"rules": ["ATT-1"], "dtypes": ["float32"], "effort": "quick", "seed": 1, "limits": SMALL}
-    report = conformance.check(torch_impl.attention, "attention", **given)
+    report = judged(torch_impl.attention, "ATT-1")
     line = "arrays: torch, a guess: its annotations name torch"
     assert line in str(report)
     subject = checked_content(report, None)
     assert (subject["arrays"], subject["arrays_guessed"]) == ("torch", "its annotations name torch")
     assert describe_guess(subject) == f"{line}; --arrays names others"
     assert f"{line}; --arrays names others." in printed(subject)
-    said = checked_content(conformance.check(torch_impl.attention, "attention", arrays="torch", **given), None)
+    said = checked_content(judged(torch_impl.attention, "ATT-1", arrays="torch"), None)
     assert (said["arrays_guessed"], describe_guess(said)) == (None, "")
 
 
@@ -143,6 +140,5 @@ def test_report_names_the_guess() -> None:
 )
 def test_hint_about_arrays_stands_where_it_may_be_true(body: str, hint: bool) -> None:
     function: Any = eval(f"lambda query, key, value: {body}", {"torch": torch})
-    report = conformance.check(function, "attention", arrays="numpy", effort="quick", seed=1, shrink=False)
-    (violation,) = checked_content(report, None)["violations"]
+    (violation,) = checked_content(judged(function, arrays="numpy"), None)["violations"]
     assert (violation["called_with"] is not None) == hint

@@ -13,19 +13,15 @@ from conformance.cases.case import Case
 from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.checks.catalogue import AGREEMENT, PLANTED, TWIN
 from conformance.judge.attribution import Failure, attribute
-from conformance.runner.in_process import Runner
-from conformance.subjects.targets import Target
 from specification import Causal, SlidingWindow
+from tests.support.helpers import attention_case, examine, normal, runner_of
 
 torch = pytest.importorskip("torch")
-RNG = np.random.default_rng(3)
 
 
 def case(**options: Any) -> Case:
-    shapes = {"query": (2, 4, 5, 3), "key": (2, 2, 7, 3), "value": (2, 2, 7, 4), "bias": (5, 7), "sinks": (4,)}
-    inputs = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    cotangents = {"output": RNG.normal(size=(2, 4, 5, 4)).astype(np.float32)}
-    return Case("attention", "float32", inputs, {"scale": 0.3, **options}, cotangents)
+    made = attention_case(2, 2, 2, 5, 7, 3, 4, gradients=True, scale=0.3, **options)
+    return replace(made, inputs=made.inputs | {"bias": normal(1, 5, 7), "sinks": normal(2, 4)})
 
 
 def planted(clean: Case) -> Planted:
@@ -35,9 +31,8 @@ def planted(clean: Case) -> Planted:
 
 
 def rule_of_planted(function: Any, clean: Case, rule: str = "MASK-7") -> str:
-    runner = Runner(Target(function, "attention", "torch", given={"supports": ["structured"]}).make())
-    example = planted(clean)
-    findings = runner(PLANTED, example, PLANTED.prepare(example))
+    runner, example = runner_of(function, arrays="torch", supports=["structured"]), planted(clean)
+    findings = examine(runner, example, PLANTED)
     assert any(finding.ratio > 1 for finding in findings)
     return attribute(runner, Failure(rule, PLANTED, example, findings)).rule
 
@@ -88,21 +83,17 @@ def test_a_wrong_number_beside_what_a_hidden_part_holds() -> None:
     def first_two(outputs, logsumexps):
         return torch_impl.merge_attention(outputs[:2], logsumexps[:2])
 
-    inputs = {f"outputs[{i}]": RNG.normal(size=(1, 1, 2, 3)).astype(np.float32) for i in range(3)}
+    inputs = {f"outputs[{i}]": normal(i, 1, 1, 2, 3) for i in range(3)}
     inputs |= {f"logsumexps[{i}]": np.zeros((1, 1, 2), np.float32) for i in range(3)}
     inputs["logsumexps[1]"][:] = -np.inf
     clean = Case("merge_attention", "float32", inputs)
     hidden = np.full((1, 1, 2, 3), np.nan, np.float32)
     twins = (replace(clean, inputs=inputs | {"outputs[1]": hidden}, special=True), clean)
-    runner = Runner(Target(first_two, "merge_attention", "torch").make())
-    findings = runner(TWIN, twins, TWIN.prepare(twins))
-    assert attribute(runner, Failure("MASK-7", TWIN, twins, findings)).rule == "ATT-14"
+    runner = runner_of(first_two, "merge_attention", "torch")
+    assert attribute(runner, Failure("MASK-7", TWIN, twins, examine(runner, twins, TWIN))).rule == "ATT-14"
 
 
 @pytest.mark.rule("ATT-13")
 def test_what_is_wrong_in_contiguous_arrays_too_is_no_matter_of_memory() -> None:
-    runner = Runner(Target(wrong_by(scale=None), "attention", "torch").make())
-    given = case()
-    given.memory["query"] = "transposed"
-    findings = runner(AGREEMENT, given, AGREEMENT.prepare(given))
-    assert attribute(runner, Failure("ATT-13", AGREEMENT, given, findings)).rule == "ATT-1"
+    runner, given = runner_of(wrong_by(scale=None), arrays="torch"), replace(case(), memory={"query": "transposed"})
+    assert attribute(runner, Failure("ATT-13", AGREEMENT, given, examine(runner, given))).rule == "ATT-1"

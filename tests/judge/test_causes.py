@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import conformance
 import reference_numpy
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
@@ -32,21 +31,14 @@ from conformance.runner.in_process import Runner
 from conformance.sampling.draws import draw_cases
 from conformance.subjects.subject import NumpySubject
 from specification import Causal
-from tests.support.helpers import SMALL
-from tests.support.targets import inverted
+from tests.support.helpers import SMALL, attention_case, judged, name_of_cause
+from tests.support.targets import inverted, neighbours, rounded_weights
 
 Function = Callable[..., Any]
 
 
-def judged(function: Any, *rules: str, operation: str = "attention", **given: Any) -> Report:
-    options: dict[str, Any] = {"effort": "quick", "seed": 1, "profile": "strict", "dtypes": ["float32"]}
-    options |= {"shrink": False} | ({"limits": SMALL} if operation == "attention" else {})
-    return conformance.check(function, operation, rules=rules or None, **(options | given))
-
-
-def identity(cause: Cause) -> str:
-    """The known mistake behind it, or the kind of a cause without one."""
-    return cause.kind if cause.diagnosis is None else cause.diagnosis.id
+def judge_strictly(function: Any, *rules: str, **given: Any) -> Report:
+    return judged(function, *rules, **{"profile": "strict"} | given)
 
 
 def only(report: Report) -> Cause:
@@ -54,16 +46,14 @@ def only(report: Report) -> Cause:
     return cause
 
 
+attend = reference_numpy.attention
+
 # --- one known mistake ------------------------------------------------------------------------------------------------
-
-
-def attend(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    return reference_numpy.attention(query, key, value, **options)
 
 
 def test_a_known_mistake_is_named_with_its_evidence() -> None:
     """One cause for all rules of masks. What it breaks first leads, and all its failing cases are explained."""
-    report = judged(inverted, "MASK-1", "MASK-2", "MASK-3", "MASK-4")
+    report = judge_strictly(inverted, "MASK-1", "MASK-2", "MASK-3", "MASK-4")
     cause = only(report)
     diagnosis = cause.diagnosis
     assert diagnosis is not None
@@ -87,10 +77,6 @@ def over_all_rows(log_probabilities: Any, targets: Any, *, ignore: int | None = 
     return found if reduction != "mean" else np.asarray(found / max(targets.size, 1), log_probabilities.dtype)
 
 
-def neighbours(x: Any, positions: Any, *, base: float = 10000.0) -> Any:
-    return reference_numpy.rotary_embedding(x, positions, base=base, pairing="interleaved")
-
-
 @pytest.mark.parametrize(
     ("function", "operation", "rule", "name"),
     [
@@ -100,8 +86,8 @@ def neighbours(x: Any, positions: Any, *, base: float = 10000.0) -> Any:
     ],
 )
 def test_mistakes_of_other_operations_are_named(function: Function, operation: str, rule: str, name: str) -> None:
-    report = judged(function, rule, operation=operation, supports=["no-gradients"])
-    assert identity(report.causes[0]) == name
+    report = judge_strictly(function, rule, operation=operation, supports=["no-gradients"], limits=None)
+    assert name_of_cause(report.causes[0]) == name
 
 
 # --- several, or one under a condition --------------------------------------------------------------------------------
@@ -115,7 +101,9 @@ def test_two_mistakes_are_two_causes() -> None:
             return inverted(query, key, value, mask=mask)
         return attend(query, key, value, mask=mask, bias=2 * bias)
 
-    rules = {identity(cause): cause.rules for cause in judged(make_both_mistakes, "MASK-1", "ATT-3").causes}
+    rules = {
+        name_of_cause(cause): cause.rules for cause in judge_strictly(make_both_mistakes, "MASK-1", "ATT-3").causes
+    }
     assert rules == {"masks.inverted": ("MASK-1",), "scores.bias-twice": ("ATT-3",)}
 
 
@@ -136,10 +124,12 @@ def attend_in_own_dtype(query: Any, key: Any, value: Any, *, mask: Any = None) -
 def test_arithmetic_in_16_bits_is_one_cause_beside_mistakes() -> None:
     """The float16 cases of the other mistake are explained by it within the bounds of that arithmetic."""
     rules = ("MASK-1", "ATT-1", "ATT-6", "ATT-9")
-    report = judged(attend_in_own_dtype, *rules, supports=["causal", "dense", "gqa"], dtypes=["float16", "float32"])
+    report = judge_strictly(
+        attend_in_own_dtype, *rules, supports=["causal", "dense", "gqa"], dtypes=["float16", "float32"]
+    )
     narrow, filled = report.causes
     assert (narrow.kind, narrow.condition) == ("arithmetic", Condition(dtypes=("float16",)))
-    assert (identity(filled), filled.rules) == ("fills.number-put", ("ATT-6",))
+    assert (name_of_cause(filled), filled.rules) == ("fills.number-put", ("ATT-6",))
 
 
 def test_arithmetic_is_allowed_of_what_a_check_compares() -> None:
@@ -167,7 +157,7 @@ def test_wrong_numbers_in_16_bits_are_no_arithmetic(spoil: Function) -> None:
     def attend_and_spoil(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
         return spoil(attend_in_own_dtype(query, key, value, mask=mask), value).astype(query.dtype)
 
-    report = judged(attend_and_spoil, "MASK-1", "ATT-1", supports=["dense"], dtypes=["float16", "float32"])
+    report = judge_strictly(attend_and_spoil, "MASK-1", "ATT-1", supports=["dense"], dtypes=["float16", "float32"])
     assert report.causes
     assert "arithmetic" not in {cause.kind for cause in report.causes}
 
@@ -177,9 +167,9 @@ def test_the_size_past_which_a_mistake_shows_is_learned() -> None:
         return attend(query, key, value, mask=None if key.shape[2] > 20 else mask)
 
     limits = SMALL | {"keys": 40, "queries": 40}
-    cause = only(judged(unmasked_past_20, "MASK-1", "MASK-3", limits=limits, effort="default"))
+    cause = only(judge_strictly(unmasked_past_20, "MASK-1", "MASK-3", limits=limits, effort="default"))
     assert cause.condition is not None
-    assert (identity(cause), cause.condition.axis) == ("masks.ignored", "K")
+    assert (name_of_cause(cause), cause.condition.axis) == ("masks.ignored", "K")
     assert 4 < cause.condition.past <= 20  # the largest size that was tried and is right
     told = describe_condition(cause_content(cause)["condition"])
     assert told == f"only past {cause.condition.past} keys"
@@ -200,7 +190,7 @@ def test_the_dtype_of_a_mistake_is_learned() -> None:
     def unscaled_in_float16(query: Any, key: Any, value: Any) -> Any:
         return attend(query, key, value, scale=1.0 if query.dtype == np.float16 else None)
 
-    cause = only(judged(unscaled_in_float16, "ATT-1", "ATT-9", dtypes=["float32", "float16"]))
+    cause = only(judge_strictly(unscaled_in_float16, "ATT-1", "ATT-9", dtypes=["float32", "float16"]))
     assert cause.diagnosis is not None
     assert (cause.diagnosis.id, cause.diagnosis.values["scale"]) == ("scores.default-scale", "1")
     assert cause.condition == Condition(dtypes=("float16",))
@@ -212,9 +202,9 @@ def test_a_slip_in_the_backward_pass_is_named() -> None:
     def counted_twice(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
         return torch_impl.attention(query, key, 2 * value - value.detach(), mask=mask)
 
-    report = judged(counted_twice, "ATT-12", "MASK-3", arrays="torch")
+    report = judge_strictly(counted_twice, "ATT-12", "MASK-3", arrays="torch")
     cause = only(report)
-    assert (identity(cause), cause.lead.rule) == ("backward.factor", "ATT-12")
+    assert (name_of_cause(cause), cause.lead.rule) == ("backward.factor", "ATT-12")
     assert {violation.finding.name for violation in report.violations} == {"gradient of value"}
 
 
@@ -223,7 +213,7 @@ def test_empty_rows_with_the_mean_are_one_cause_of_their_rule() -> None:
         empty_rows = "zero" if mask is None or 0 in mask.shape else "mean"
         return attend(query, key, value, mask=mask, empty_rows=empty_rows)
 
-    cause = only(judged(fill_with_finite_number, "MASK-1", "MASK-2", "ATT-6"))
+    cause = only(judge_strictly(fill_with_finite_number, "MASK-1", "MASK-2", "ATT-6"))
     assert cause.diagnosis is not None
     assert (cause.rules, cause.level) == (("ATT-6",), "robust")
     mistakes = (cause.diagnosis.mistake, *cause.diagnosis.alternatives)
@@ -233,26 +223,19 @@ def test_empty_rows_with_the_mean_are_one_cause_of_their_rule() -> None:
 # --- no known mistake -------------------------------------------------------------------------------------------------
 
 
-def of_inputs_dtype(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
-    """Weights are rounded to the dtype of the inputs before they meet the values."""
-    weights = reference_numpy.attention_weights(query, key, mask=mask).astype(np.float32)
-    groups = query.shape[1] // max(key.shape[1], 1)
-    return (weights @ np.repeat(value, groups, axis=1).astype(np.float32)).astype(query.dtype)
-
-
 def test_a_rounding_that_may_be_meant_has_its_convention() -> None:
     given: dict[str, Any] = {"dtypes": ["bfloat16"]}
-    cause = only(judged(of_inputs_dtype, "ATT-9", **given))
-    assert (identity(cause), cause.level) == ("precision.weights-rounded", "strict")
+    cause = only(judge_strictly(rounded_weights, "ATT-9", **given))
+    assert (name_of_cause(cause), cause.level) == ("precision.weights-rounded", "strict")
     assert cause.conventions == {"weights": "inputs"}
-    assert judged(of_inputs_dtype, "ATT-9", "ATT-8", conventions=dict(cause.conventions), **given).conforms
+    assert judge_strictly(rounded_weights, "ATT-9", "ATT-8", conventions=dict(cause.conventions), **given).conforms
 
 
 def test_lost_digits_that_no_mistake_explains_are_called_so() -> None:
     def slightly_too_large(query: Any, key: Any, value: Any) -> Any:
         return attend(query, key, value) * np.float32(1 + 1e-5)
 
-    assert identity(only(judged(slightly_too_large, "ATT-1", "ATT-8"))) == "digits"
+    assert name_of_cause(only(judge_strictly(slightly_too_large, "ATT-1", "ATT-8"))) == "digits"
 
 
 def test_what_no_mistake_explains_has_a_pattern() -> None:
@@ -261,8 +244,8 @@ def test_what_no_mistake_explains_has_a_pattern() -> None:
         output[..., 2:] += np.float32(0.25) * query[..., :1]
         return output
 
-    cause = only(judged(wrong_columns, "ATT-1", "ATT-8", "MASK-1"))
-    assert identity(cause) == "numbers"
+    cause = only(judge_strictly(wrong_columns, "ATT-1", "ATT-8", "MASK-1"))
+    assert name_of_cause(cause) == "numbers"
     assert {"ATT-8", "MASK-1"} <= {*cause.rules}
     assert cause.pattern is not None
     columns = cause.pattern.places[-1]
@@ -281,18 +264,15 @@ def test_what_depends_on_memory_is_a_cause_of_its_own() -> None:
             value = torch.as_strided(value, value.shape, strides, value.storage_offset())
         return torch_impl.attention(query, key, value)
 
-    cause = only(judged(reading_on, "ATT-13", "ATT-8", arrays="torch", supports=["no-gradients"]))
+    cause = only(judge_strictly(reading_on, "ATT-13", "ATT-8", arrays="torch", supports=["no-gradients"]))
     assert (cause.kind, cause.rules) == ("memory", ("ATT-13",))
 
 
 # --- evidence made by hand --------------------------------------------------------------------------------------------
 
 
-def attention_case(width: int = 4, keys: int = 5, seed: int = 0, dtype: str = "float32", **options: Any) -> Case:
-    rng = np.random.default_rng(seed)
-    shapes = {"query": (1, 2, 3, width), "key": (1, 2, keys, width), "value": (1, 2, keys, 3)}
-    inputs = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
-    return Case("attention", dtype, inputs, options, {"output": rng.normal(size=(1, 2, 3, 3)).astype(dtype)})
+def small_case(width: int = 4, keys: int = 5, seed: int = 0, dtype: str = "float32", **options: Any) -> Case:
+    return attention_case(1, 2, 1, 3, keys, width, 3, dtype=dtype, seed=seed, gradients=True, **options)
 
 
 def scaled_by(name: str, scale: Callable[[int], float]) -> Mistake:
@@ -313,8 +293,8 @@ def evidence_of(mistake: Mistake, case: Case) -> Evidence:
 
 
 def test_a_mistake_explains_is_spoken_against_or_silent() -> None:
-    wrong, alike = evidence_of(QUARTER, attention_case(9)), evidence_of(QUARTER, attention_case(4))
-    right = evidence_of(QUARTER.limit(Condition("K", past=5)), attention_case(9))
+    wrong, alike = evidence_of(QUARTER, small_case(9)), evidence_of(QUARTER, small_case(4))
+    right = evidence_of(QUARTER.limit(Condition("K", past=5)), small_case(9))
     assert [judge_mistake(QUARTER, one) for one in (wrong, alike, right)] == ["explains", "explains", "against"]
     assert [judge_mistake(INVERSE, one) for one in (wrong, alike, right)] == ["against", "explains", "against"]
     silent = scaled_by("scale.right", lambda width: width**-0.5)
@@ -330,10 +310,10 @@ SQUARED = Mistake("scale.squared", "ATT-1", "", lambda call: call.steps.change(s
 @pytest.mark.parametrize(("mistakes", "name"), [([QUARTER, SQUARED], "scale.squared"), ([QUARTER], None)])
 def test_a_chance_agreement_is_refuted_by_experiments(mistakes: list[Mistake], name: str | None) -> None:
     """A scale of 1 / 2 is 1 / 4 when it is squared. Without other cases the first of both names would be chosen."""
-    failing = [evidence_of(SQUARED, attention_case(9, seed=seed, scale=0.5)) for seed in (1, 2)]
+    failing = [evidence_of(SQUARED, small_case(9, seed=seed, scale=0.5)) for seed in (1, 2)]
 
     def chosen(*scales: float) -> list[str]:
-        drawn = (attention_case(9, seed=seed, scale=scale) for seed, scale in enumerate(scales, 3))
+        drawn = (small_case(9, seed=seed, scale=scale) for seed, scale in enumerate(scales, 3))
         search = Chooser(failing, [], mistakes, lambda one: drawn, lambda case: evidence_of(SQUARED, case))
         return [one.mistake.id for one in search.choose()]
 
@@ -344,8 +324,8 @@ def test_a_chance_agreement_is_refuted_by_experiments(mistakes: list[Mistake], n
 def test_conditions_that_all_cases_fit_are_told_apart_by_experiments() -> None:
     """A feature is tried before a size; the next case shows that the size is meant."""
     planted = QUARTER.limit(Condition("K", past=8))
-    failing = [evidence_of(planted, attention_case(9, 10, seed, mask=Causal(7))) for seed in (1, 2)]
-    passing = [evidence_of(planted, attention_case(9, 8, 3))]
+    failing = [evidence_of(planted, small_case(9, 10, seed, mask=Causal(7))) for seed in (1, 2)]
+    passing = [evidence_of(planted, small_case(9, 8, 3))]
 
     def learned(*cases: Case) -> Condition:
         search = Chooser(failing, passing, [QUARTER], lambda one: iter(cases), lambda case: evidence_of(planted, case))
@@ -353,15 +333,15 @@ def test_conditions_that_all_cases_fit_are_told_apart_by_experiments() -> None:
         return found.mistake.condition
 
     assert learned() == Condition(features=("causal",))
-    assert learned(*(attention_case(9, 8, seed, mask=Causal(5)) for seed in (4, 5))) == planted.condition
+    assert learned(*(small_case(9, 8, seed, mask=Causal(5)) for seed in (4, 5))) == planted.condition
 
 
 @pytest.mark.parametrize("others", [3, 2])
 @pytest.mark.parametrize("keys", [8, 10])
 def test_a_mistake_up_to_a_size_explains_more_than_it_leaves_out(others: int, keys: int) -> None:
     """Three cases of fewer keys agree with a quarter; past a size a mistake may show beside any other."""
-    failing = [evidence_of(QUARTER, attention_case(9, 9, seed)) for seed in (1, 2, 3)]
-    failing += [evidence_of(INVERSE, attention_case(9, keys, seed)) for seed in range(4, 4 + others)]
+    failing = [evidence_of(QUARTER, small_case(9, 9, seed)) for seed in (1, 2, 3)]
+    failing += [evidence_of(INVERSE, small_case(9, keys, seed)) for seed in range(4, 4 + others)]
     chosen = Chooser(failing, [], [QUARTER], lambda one: iter(()), lambda case: None).choose()
     condition = Condition("K", past=8) if keys == 8 else Condition("K", up_to=9)
     assert [one.mistake.condition for one in chosen] == ([] if (others, keys) == (3, 10) else [condition])
@@ -373,8 +353,8 @@ def test_two_mistakes_that_are_there_everywhere() -> None:
     def attend_unscaled(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
         return attend(query, key, value, mask=None if mask is None else ~np.asarray(mask), scale=1.0)
 
-    report = judged(attend_unscaled, "ATT-1", "MASK-1", supports=["dense"])
-    assert "scores.default-scale" in map(identity, report.causes)
+    report = judge_strictly(attend_unscaled, "ATT-1", "MASK-1", supports=["dense"])
+    assert "scores.default-scale" in map(name_of_cause, report.causes)
 
 
 @pytest.mark.parametrize(
@@ -393,7 +373,7 @@ def test_two_mistakes_that_are_there_everywhere() -> None:
 )
 def test_the_simplest_condition_is_learned(wrong: Any, right: Any, condition: Condition | None) -> None:
     explained, others = (
-        [Evidence(Call(attention_case(**given)), {}, frozenset()) for given in several] for several in (wrong, right)
+        [Evidence(Call(small_case(**given)), {}, frozenset()) for given in several] for several in (wrong, right)
     )
     assert learn_condition(explained, others) == condition
 
@@ -416,7 +396,7 @@ def test_places_are_described(wrong: str, kind: Any, start: int, stride: int) ->
 
 
 def test_the_pattern_is_of_the_first_wrong_result() -> None:
-    case = attention_case()
+    case = small_case()
     answers = PlantedSubject(QUARTER.limit(Condition("K", past=100)))(case)
     assert find_pattern(Evidence(Call(case), answers, frozenset())) is None
     answers["output"][:, 1] += 1

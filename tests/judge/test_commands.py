@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -49,16 +49,6 @@ class Outcome(NamedTuple):
 
 
 Command = Callable[..., Outcome]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory, with targets.py in it, which is loaded for each test anew."""
-    shutil.copy(targets.__file__, tmp_path / "targets.py")
-    monkeypatch.chdir(tmp_path)
-    sys.modules.pop("targets", None)
-    yield tmp_path
-    sys.modules.pop("targets", None)
 
 
 @pytest.fixture
@@ -137,7 +127,12 @@ def test_declared_convention(check: Command) -> None:
         (["good", "--conventions", "polarity=up"], "convention polarity: got 'up'"),
         (["good", "--conventions", "taste=good"], "conventions: got 'taste'"),
         (["good", "--rules", "ATT-99"], "rules: got 'ATT-99'"),
-        (["good", "--rules", "NORM-1"], "there is no case of NORM-1 for attention, but of CALL, MASK-1, "),
+        (["good", "--limits", "width=3"], "limits: got 'width'"),
+        (["good", "--rules", "ATT-2"], "nothing was tried: there is no case of ATT-2 for attention"),
+        (
+            ["good", "--rules", "NORM-1"],
+            "there is no case of NORM-1 for attention, but of CALL, MASK-1, ",
+        ),
         (["good", "--vjp", "targets.py:nothing"], "targets.py has no nothing"),
         (["good", "--effort", "maximal"], "effort: got 'maximal', expected one of quick, default, thorough"),
         (["good", "--profile", "lax"], "got 'lax', expected one of core, robust, strict"),

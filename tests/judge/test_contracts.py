@@ -23,10 +23,8 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, declare
 from conformance.cases.features import features_of, has_or, supports_case
 from conformance.cases.function_features import declaration_of
-from conformance.cases.options import validate_names
 from conformance.cases.signatures import required_arguments, signature_of
 from conformance.checks.catalogue import DESCRIPTION
-from conformance.checks.judged_rules import JUDGED
 from conformance.judge.checking import make_executor
 from conformance.judge.executor import NotAsked
 from conformance.judge.plan import Question
@@ -358,13 +356,6 @@ def test_limits_given_and_declared_stand_side_by_side() -> None:
     assert found == {"queries": 1, "keys": 9, "batch": 2}
 
 
-def test_a_function_for_gradients_must_be_one() -> None:
-    with pytest.raises(ValueError, match="vjp must be a function, got 3"):
-        check(lambda query, key, value: query, "attention", arrays="numpy", vjp=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="nowhere cannot be imported"):
-        check(lambda query, key, value: query, "attention", arrays="numpy", vjp="nowhere:vjp")
-
-
 # --- masks in conventions of their own --------------------------------------------------------------------------------
 
 PER_HEAD = Dense(np.random.default_rng(5).random((2, 4, 3, 5)) < 0.7)
@@ -600,11 +591,18 @@ def test_other_head_widths_are_refused() -> None:
     assert titles(report) == [("ATT-8", "another head width")]
 
 
-@pytest.mark.parametrize("widths", [[0], [(8, 8, 8)], [(8, -1)], "64/", "64,x", ""], ids=str)
-def test_head_widths_that_are_none(widths: Any) -> None:
-    with pytest.raises(ValueError, match="head_widths must be positive integers or pairs of them, such") as error:
-        check(every_width, "attention", head_widths=widths)
-    assert not isinstance(widths, str) or repr(widths) in str(error.value)
+NO_VALUES: dict[str, tuple[str, list[Any]]] = {
+    "head_widths": ("must be positive integers or pairs of them, such", [[0], [(8, 8, 8)], [(8, -1)], "6/", "6,x", ""]),
+    "windows": ("must be pairs", [[3], [(1,)], [(None, None)], [(-1, 0)], "31", "31/", "a/0", "-1/0", ""]),
+    "time_limit": ("must be above 0", [0, -1, float("inf"), float("nan"), 1e12]),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in NO_VALUES for value in NO_VALUES[name][1]])
+def test_values_that_an_option_does_not_take(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} {NO_VALUES[name][0]}") as error:
+        check(every_width, "attention", **{name: value})
+    assert not isinstance(value, str) or repr(value) in str(error.value)
 
 
 def test_head_widths_beyond_a_limit() -> None:
@@ -787,18 +785,13 @@ def test_declaration_knows_what_is_lacking() -> None:
 # --- names in a string ------------------------------------------------------------------------------------------------
 
 
-def test_a_string_is_one_name_or_several_with_commas() -> None:
-    """And never one for each letter."""
-    assert validate_names("rules", "ATT-1", JUDGED) == ("ATT-1",)
-    for given in ("ATT-1, ATT-2,", ["ATT-1", "ATT-2"], ["ATT-1,ATT-2"]):
-        assert validate_names("rules", given, JUDGED) == ("ATT-1", "ATT-2")
-    for given, told in (("ATT-1,no", "'no'"), (["ATT-1", "no"], "'no'"), ("A", "'A'")):
-        with pytest.raises(ValueError, match=f"rules: got {told}, expected one of"):
-            validate_names("rules", given, JUDGED)
-
-
 def test_every_list_of_names_may_be_a_string() -> None:
-    assert make_executor(Target(every_width, "attention", "numpy"), rules="ATT-1,ATT-2").rules == ("ATT-1", "ATT-2")
+    """It holds one name or several with commas, and never one for each letter."""
+    for given in ("ATT-1, ATT-2,", ["ATT-1", "ATT-2"], ["ATT-1,ATT-2"]):
+        assert make_executor(Target(every_width, "attention"), rules=given).rules == ("ATT-1", "ATT-2")
+    for given, wrong in (("ATT-1,no", "no"), (["ATT-1", "no"], "no"), ("A", "A")):
+        with pytest.raises(ValueError, match=f"rules: got '{wrong}', expected one of"):
+            make_executor(Target(every_width, "attention"), rules=given)
     assert comparable_packages("reference_numpy,torch_impl", "float64") == ["torch_impl"]
     with pytest.raises(ValueError, match="packages: got 'torch', expected one of reference_numpy, torch_impl"):
         comparable_packages("torch", "float32")

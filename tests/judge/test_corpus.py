@@ -19,6 +19,7 @@ from conformance.runner.in_process import Runner
 from conformance.selftest.behaviours import behaviours, missing_frameworks
 from conformance.selftest.selftest import Planted
 from conformance.subjects.subject import NumpySubject
+from tests.support.helpers import examine
 
 MISTAKES = {mistake.id: mistake for mistake in known_mistakes()}
 
@@ -65,7 +66,7 @@ def entries_of(title: str) -> list[Entry]:
 
 
 def convicts(entry: Entry, one: Planted) -> bool:
-    return breaks(Runner(one.make())(entry.check, entry.example, entry.check.prepare(entry.example)))
+    return breaks(examine(Runner(one.make()), entry.example, entry.check))
 
 
 def test_the_manifest_counts_them() -> None:
@@ -79,7 +80,7 @@ def test_large_cases_convict_mistakes_past_a_size(title: str, one: Planted) -> N
     found = [entry for entry in entries_of(title) if entry.operations == (one.operation,)]
     assert any(convicts(entry, one) for entry in found)
     right = Runner(NumpySubject())
-    assert not any(breaks(right(e.check, e.example, e.check.prepare(e.example))) for e in found)
+    assert not any(breaks(examine(right, e.example, e.check)) for e in found)
 
 
 @pytest.mark.skipif("torch" in missing_frameworks(), reason="needs torch")
@@ -89,7 +90,7 @@ def test_layouts_and_earlier_calls_convict_behaviours(title: str) -> None:
     [entry] = entries_of(title)
     assert convicts(entry, one)
     right = Runner(one.make_right())
-    assert not breaks(right(entry.check, entry.example, entry.check.prepare(entry.example)))
+    assert not breaks(examine(right, entry.example, entry.check))
 
 
 def test_every_kind_is_there() -> None:

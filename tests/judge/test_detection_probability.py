@@ -9,7 +9,6 @@ from zlib import crc32
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from rich.console import Console
 
 import reference_numpy
 from conformance.checks.probe import Probe
@@ -29,6 +28,7 @@ from conformance.selftest.detection_probability import (
     starts_the_same,
 )
 from conformance.selftest.selftest import choose_planted, judge_together
+from tests.support.helpers import rendered
 
 SEED = 20260101
 [TILED, *_] = choose_planted(["heads.modulo"])
@@ -143,9 +143,6 @@ def test_the_chance_is_what_runs_show() -> None:
 @pytest.mark.slow
 def test_the_likeliest_to_be_missed_come_first() -> None:
     detection = [*detections_of([TILED], 5, SEED), *detections_of([now_and_then(6)], 5, SEED)]
-    console = Console(width=150)
-    with console.capture() as captured:
-        console.print(detection_table(detection))
-    shown = captured.get()
+    shown = rendered(lambda console: console.print(detection_table(detection)), 150)
     assert 0 < shown.index("one in 6") < shown.index(TILED.name)
     assert "missed of 2, expected" in shown

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import conformance
 import reference_numpy
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING
@@ -24,10 +23,10 @@ from conformance.reports.sentences import describe_violation
 from conformance.reports.subjects import checked_content
 from conformance.runner.shrinking import change_dtype
 from conformance.sampling.draws import draw_cases
-from tests.support.helpers import options_of
+from tests.support.helpers import judged, options_of
 from tests.support.targets import takes_no_masks
 
-QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "profile": "strict"}
+STRICT: dict[str, Any] = {"profile": "strict", "limits": None}
 
 # --- the largest errors -----------------------------------------------------------------------------------------------
 
@@ -95,7 +94,7 @@ def test_no_number_becomes_infinite_in_another_dtype() -> None:
 
 @pytest.mark.slow
 def test_the_table_and_the_evidence_have_the_same_largest_error(tmp_path: Path) -> None:
-    report = conformance.check(narrow_and_off, "attention", rules=["ATT-1", "ATT-5"], shrink=False, **QUICK)
+    report = judged(narrow_and_off, "ATT-1", "ATT-5", dtypes=None, **STRICT)
     subject = checked_content(report, tmp_path)
     worst = {rule["rule"]: real(rule["worst"]) for rule in subject["rules"]}
     assert len(subject["violations"]) == 2
@@ -110,8 +109,8 @@ def test_the_table_and_the_evidence_have_the_same_largest_error(tmp_path: Path) 
 @pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.slow_where("True")
 def test_one_error_is_told_once_with_its_line_and_what_declares_it(isolate: bool, tmp_path: Path) -> None:
-    told: dict[str, Any] = {"rules": ["MASK-2", "MASK-3"], "dtypes": ["float32"], "shrink": False}
-    report = conformance.check(takes_no_masks, "attention", arrays="numpy", isolate=isolate, **told, **QUICK)
+    rules = ("MASK-2", "MASK-3")
+    report = judged(takes_no_masks, *rules, arrays="numpy", isolate=isolate, **STRICT)
     subject = checked_content(report, tmp_path)
     (cause,), (first, other) = subject["causes"], subject["violations"]
     assert (cause["kind"], cause["rules"]) == ("error", ["MASK-2", "MASK-3"])
@@ -122,7 +121,7 @@ def test_one_error_is_told_once_with_its_line_and_what_declares_it(isolate: bool
     without = "no-causal,no-lengths,no-padding,no-segments"
     assert f"--supports {without}" in block(cause, subject)
     declared = f"{without},no-window,no-dense"
-    assert isolate or conformance.check(takes_no_masks, "attention", supports=declared, **told, **QUICK).conforms
+    assert isolate or judged(takes_no_masks, *rules, supports=declared, **STRICT).conforms
 
 
 def without_float64(query: Any, key: Any, value: Any) -> Any:
@@ -140,14 +139,13 @@ def in_16_bits(query: Any, key: Any, value: Any) -> Any:
 @pytest.mark.parametrize(("dtypes", "told"), [(None, "--dtypes bfloat16,float16"), (["float32", "float64"], "")])
 def test_the_dtypes_in_which_the_plainest_call_is_answered_are_told(dtypes: list[str] | None, told: str) -> None:
     """Nothing is told if it is answered in none of them."""
-    report = conformance.check(in_16_bits, "attention", dtypes=dtypes, **QUICK)
+    report = judged(in_16_bits, dtypes=dtypes, shrink=True, **STRICT)
     assert [violation.rule for violation in report.violations] == ["CALL"]
     assert options_of(report) == [told]
 
 
 def test_a_dtype_that_is_not_supported_is_declared_by_the_others() -> None:
-    dtypes = ["float32", "float64"]
-    report = conformance.check(without_float64, "attention", rules=["ATT-9"], dtypes=dtypes, shrink=False, **QUICK)
+    report = judged(without_float64, "ATT-9", dtypes=["float32", "float64"], **STRICT)
     (found,) = report.violations
     assert (found.lacks, options_of(report)) == (("float64",), ["--dtypes float32"])
 
@@ -169,26 +167,25 @@ def length_first(query: Any, key: Any, value: Any) -> Any:
 
 def test_the_layout_is_declared_before_features() -> None:
     """Other lengths of keys than of queries raise an error in the wrong layout alone."""
-    told: dict[str, Any] = {"rules": ["ATT-1", "ATT-8"], "dtypes": ["float32"], "supports": ["no-gqa"], "shrink": False}
-    report = conformance.check(length_first, "attention", **told, **QUICK)
+    told: dict[str, Any] = STRICT | {"rules": ["ATT-1", "ATT-8"], "supports": ["no-gqa"]}
+    report = judged(length_first, **told)
     assert {cause.rules: cause.lacks for cause in report.causes} == {("ATT-1",): ("BHTD",), ("ATT-8",): ("cross",)}
     assert "--layout BTHD" in options_of(report)
     subject = checked_content(report, None)
     (lines,) = (block(cause, subject) for cause in subject["causes"] if cause["rules"] == ["ATT-8"])
     assert "judge it again with:" in lines
     assert "--supports" not in lines
-    assert conformance.check(length_first, "attention", layout="BTHD", **told, **QUICK).conforms
+    assert judged(length_first, layout="BTHD", **told).conforms
 
 
 def test_errors_of_two_lines_are_told_apart() -> None:
-    told: dict[str, Any] = {"rules": ["MASK-1", "ATT-3"], "dtypes": ["float32"], "shrink": False}
-    report = conformance.check(of_two_lines, "attention", **told, **QUICK)
+    report = judged(of_two_lines, "MASK-1", "ATT-3", **STRICT)
     assert {*options_of(report)} == {"--supports no-dense", "--supports no-bias"}
     assert report.following == []
 
 
 def test_a_wrong_call_has_no_line() -> None:
-    report = conformance.check(lambda query: query, "attention", arrays="numpy", shrink=False, **QUICK)
+    report = judged(lambda query: query, arrays="numpy", dtypes=None, **STRICT)
     (found,) = report.violations
     assert isinstance(found.finding.detail, Raised)
     assert found.finding.detail.error == "TypeError"
@@ -208,8 +205,7 @@ def ungrouped(query: Any, key: Any, value: Any) -> Any:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.slow_where(unless="0")
 def test_grouped_heads_are_missed_by_every_seed(seed: int) -> None:
-    told: dict[str, Any] = {"rules": ["ATT-7", "ATT-1"], "dtypes": ["float32"], "shrink": False, "effort": "quick"}
-    report = conformance.check(ungrouped, "attention", seed=seed, **told)
+    report = judged(ungrouped, "ATT-7", "ATT-1", seed=seed, limits=None)
     (found,) = report.violations
     assert (found.rule, found.title, options_of(report)) == ("ATT-7", "takes gqa", ["--supports no-gqa"])
 

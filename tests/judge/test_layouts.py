@@ -43,6 +43,7 @@ from conformance.subjects.frameworks import JaxArrays, NumpyArrays, TorchArrays
 from conformance.subjects.targets import Target
 from specification import Dense
 from tests.support.drawn_once import once
+from tests.support.helpers import examine, runner_of
 
 pytestmark = pytest.mark.rule("ATT-13")
 
@@ -295,7 +296,7 @@ def first_violation(
     function: Callable[..., Any], operation: str, seed: int, dtypes: list[str], layouts: tuple[str, ...] = LAYOUTS
 ) -> Violation | None:
     """Of the probes of these layouts, at the default effort."""
-    runner = Runner(Target(function, operation, "torch", given={"dtypes": dtypes}).make(), 30)
+    runner = runner_of(function, operation, "torch", dtypes=dtypes)
     for probe in probes_within(runner.declaration):
         of_memory = probe.title.startswith("memory of") and probe.title.partition(": ")[2] in layouts
         if probe.operations == (operation,) and of_memory:
@@ -339,23 +340,23 @@ def test_right_functions_are_not_accused() -> None:
 # --- which violations are of memory -----------------------------------------------------------------------------------
 
 
-def runner_of(function: Callable[..., Any]) -> Runner:
-    return Runner(Target(function, "attention", "torch").make(), 30)
+def runner_in_torch(function: Callable[..., Any]) -> Runner:
+    return runner_of(function, arrays="torch")
 
 
 def test_only_what_contiguous_arrays_make_right_is_of_memory() -> None:
     shape = (2, 3, 4, 5)
     inputs = {name: values(shape) + i for i, name in enumerate(("query", "key", "value"))}
     case = Case("attention", "float32", inputs, memory={"value": "transposed"})
-    strided = runner_of(misread_array("attention", "value", as_if_contiguous))
-    wrong = runner_of(lambda query, key, value: 2 * torch_impl.attention(query, key, value))
+    strided = runner_in_torch(misread_array("attention", "value", as_if_contiguous))
+    wrong = runner_in_torch(lambda query, key, value: 2 * torch_impl.attention(query, key, value))
     calls = iter(range(100))
 
     def now_and_then(query: Any, key: Any, value: Any) -> Any:
         return (1 + (next(calls) == 0)) * torch_impl.attention(query, key, value)
 
-    sometimes = runner_of(now_and_then)
-    assert max(f.ratio for f in sometimes(AGREEMENT, case, AGREEMENT.prepare(case))) > 1
+    sometimes = runner_in_torch(now_and_then)
+    assert max(f.ratio for f in examine(sometimes, case)) > 1
     for check, example in ((AGREEMENT, case), (TWIN, (case, case)), (MEMORY, case)):
         assert depends_on_layout(strided, check, example)
         assert not depends_on_layout(wrong, check, example)
@@ -370,13 +371,13 @@ def test_a_view_may_be_refused_where_the_last_axis_has_another_stride_than_one()
                 raise ValueError("strides")
             return torch_impl.attention(query, key, value)
 
-        return runner_of(function)
+        return runner_in_torch(function)
 
     inputs = {name: values((2, 3, 4, 5)) for name in ("query", "key", "value")}
     case = Case("attention", "float32", inputs)
     for layout in ("spaced", "column-major"):
         asked = replace(case, memory={"query": layout})
-        assert all(f.ratio <= 1 for f in refusing(-1)(MEMORY, asked, MEMORY.prepare(asked)))
+        assert all(f.ratio <= 1 for f in examine(refusing(-1), asked, MEMORY))
     asked = replace(case, memory={"query": "sliced"})
-    (finding,) = refusing(0)(MEMORY, asked, MEMORY.prepare(asked))
+    (finding,) = examine(refusing(0), asked, MEMORY)
     assert describe_finding(finding) == "call: raised ValueError: strides"

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
-from rich.console import Console
 
-import conformance
 import reference_numpy
 from conformance.bounds import bound, relaxed_bound
 from conformance.cases.case import Case
@@ -30,7 +26,6 @@ from conformance.checks.levels import (
     STRICT,
     WHOLE,
     describe_levels,
-    higher,
     highest_profile,
     least_level,
 )
@@ -43,27 +38,18 @@ from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
 from conformance.reports.subjects import checked_content, rules_of_operation, run_subject
-from conformance.reports.tables import subject_report
 from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.sampling.draws import draw_cases
 from conformance.sampling.strategies import attention_cases
 from specification import RULES
 from specification.dtypes import HALF
-from tests.support import targets
-from tests.support.helpers import SMALL, command
-from tests.support.targets import plain_norm, unscaled
+from tests.support.helpers import attention_case, command, judged, printed
+from tests.support.targets import mean_of_empty_rows, plain_norm, rounded_weights, unscaled
 
-QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "limits": SMALL}
 INFINITE = float("inf")
 
 
 # --- rows that allow nothing ------------------------------------------------------------------------------------------
-
-
-def finite_fill(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
-    """Attention with a finite fill: a row that allows nothing gets the mean of all values."""
-    empty_rows = "zero" if mask is None or 0 in mask.shape else "mean"
-    return reference_numpy.attention(query, key, value, mask=mask, empty_rows=empty_rows)
 
 
 def kept_of(report: Any) -> str | None:
@@ -74,7 +60,7 @@ def kept_of(report: Any) -> str | None:
 
 
 def test_empty_rows_are_no_matter_of_the_core() -> None:
-    report = conformance.check(finite_fill, "attention", rules=["MASK-1", "MASK-3", "ATT-6"], **QUICK)
+    report = judged(mean_of_empty_rows, "MASK-1", "MASK-3", "ATT-6", dtypes=None)
     assert kept_of(report) == CORE
     assert [violation.rule for violation in report.violations] == ["ATT-6"]
     assert report.worst == report.rules["ATT-6"].worst > 1
@@ -86,23 +72,27 @@ def test_empty_rows_are_no_matter_of_the_core() -> None:
 def test_other_rows_are_a_matter_of_the_core_where_some_are_empty() -> None:
     case = Case("attention", "float32", {name: np.ones((1, 1, 2, 2), np.float32) for name in ("query", "key", "value")})
     case = replace(case, options={"mask": np.array([[False, False], [True, True]])})
-    for function, level in ((finite_fill, ROBUST), (lambda q, k, v, mask: finite_fill(q, k, 2 * v, mask=mask), CORE)):
+
+    def doubled(query: Any, key: Any, value: Any, mask: Any) -> Any:
+        return mean_of_empty_rows(query, key, 2 * value, mask=mask)
+
+    for function, level in (
+        (mean_of_empty_rows, ROBUST),
+        (doubled, CORE),
+    ):
         answers = {"output": function(*case.inputs.values(), mask=case.options["mask"])}
         found = worst(judge(case, answers, oracle(case), bound(case)))
         assert (found.ratio > 1, found.level) == (True, level)
 
 
 def rounded_beside_empty_rows(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
-    """Attention with a finite fill, whose weights are rounded to the dtype of the inputs."""
     empty_rows = "zero" if mask is None or 0 in mask.shape else "mean"
-    weights = reference_numpy.attention_weights(query, key, mask=mask, empty_rows=empty_rows)
-    every = np.repeat(value.astype(np.float32), query.shape[1] // max(value.shape[1], 1), axis=1)
-    return (weights.astype(np.float32) @ every).astype(query.dtype)
+    return rounded_weights(query, key, value, mask=mask, empty_rows=empty_rows)
 
 
 def test_check_tells_of_empty_rows_beside_rounded_weights() -> None:
     """Each level has a finding of its own in one result."""
-    report = judged(rounded_beside_empty_rows, "attention", "ATT-6", "ATT-9", dtypes=["bfloat16"])
+    report = judged(rounded_beside_empty_rows, "ATT-6", "ATT-9", dtypes=["bfloat16"])
     assert (levels_of(report), kept_of(report)) == ({"ATT-6": ROBUST, "ATT-9": STRICT}, CORE)
 
 
@@ -125,12 +115,6 @@ def test_levels_of_rules_and_probes() -> None:
     assert describe_levels("ATT-13", refuses=False) == "core; strict: the same bits twice"
     assert describe_levels("ATT-8", refuses=True) == "core; robust: lengths of 0, refused calls"
     assert describe_levels("ATT-4", refuses=True) == "robust"
-
-
-def test_highest_profile_kept() -> None:
-    broken = ("", [STRICT], [STRICT, ROBUST], [ROBUST, CORE])
-    assert [highest_profile(levels) for levels in broken] == [STRICT, ROBUST, CORE, None]
-    assert higher(CORE, STRICT) == higher(STRICT, ROBUST) == STRICT
 
 
 def test_cases_beyond_the_core() -> None:
@@ -182,12 +166,6 @@ def test_no_violation_hides_one_of_a_lower_level() -> None:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def attention_case(dtype: str) -> Case:
-    rng, of_dtype = np.random.default_rng(1), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-    shapes = {"query": (1, 2, 3, 8), "key": (1, 2, 40, 8), "value": (1, 2, 40, 8)}
-    return Case("attention", dtype, {name: rng.normal(size=s).astype(of_dtype) for name, s in shapes.items()})
-
-
 def with_weights(change: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
     """Attention without options, with its weights changed before they meet the values."""
 
@@ -207,16 +185,15 @@ rounded = with_weights(lambda weights: weights)
 
 @pytest.mark.parametrize("dtype", HALF)
 def test_rounded_weights_are_a_matter_of_strict_alone(dtype: str) -> None:
-    case = attention_case(dtype)
+    case = attention_case(G=2, K=40, D=8, V=8, dtype=dtype)
     for function, level in ((rounded, STRICT), (with_weights(lambda weights: weights * 1.1), CORE)):
         (finding,) = judge(case, {"output": function(**case.inputs)}, oracle(case), bound(case))
         assert (finding.ratio > 1, finding.level) == (True, level)
 
 
 def test_no_bound_is_relaxed_in_wide_dtypes_or_as_declared() -> None:
-    assert relaxed_bound(attention_case("float32")) is None
-    declared = Case("attention", "float16", attention_case("float16").inputs, rounding={"weights": "float16"})
-    assert relaxed_bound(declared) is None
+    assert relaxed_bound(attention_case()) is None
+    assert relaxed_bound(replace(attention_case(dtype="float16"), rounding={"weights": "float16"})) is None
 
 
 def test_shown_element_is_one_that_the_level_is_about() -> None:
@@ -278,10 +255,6 @@ def literal_silu(x: np.ndarray) -> np.ndarray:
     return np.where(np.isneginf(wide), 0, wide / (1 + np.exp(-wide))).astype(x.dtype)
 
 
-def judged(function: Any, operation: str, *rules: str, **given: Any) -> Report:
-    return conformance.check(function, operation, rules=rules or None, **(QUICK | {"dtypes": ["float32"]} | given))
-
-
 def levels_of(report: Report) -> dict[str, str]:
     return {violation.rule: violation.level for violation in report.violations}
 
@@ -305,7 +278,7 @@ FAULTS: dict[str, tuple[Any, str, tuple[str, ...], str, dict[str, Any]]] = {
 def test_each_level_can_be_violated(name: str) -> None:
     """A fault fails its profile and those above it, and keeps those below."""
     function, operation, rules, level, given = FAULTS[name]
-    report = judged(function, operation, *rules, **given)
+    report = judged(function, *rules, operation=operation, **given)
     reports = {profile: replace(report, profile=profile) for profile in LEVELS}
     below = LEVELS[: LEVELS.index(level)]
     assert {profile: report.conforms for profile, report in reports.items()} == {p: p in below for p in LEVELS}
@@ -314,7 +287,7 @@ def test_each_level_can_be_violated(name: str) -> None:
 
 
 def test_right_functions_keep_strict() -> None:
-    report = judged(reference_numpy.layer_norm, "layer_norm", "NORM-1", "NORM-3", "NORM-5", profile=STRICT)
+    report = judged(reference_numpy.layer_norm, "NORM-1", "NORM-3", "NORM-5", operation="layer_norm", profile=STRICT)
     assert (report.conforms, kept_of(report)) == (True, STRICT)
     first, second, *_ = str(report).splitlines()
     assert "conforms (strict)" in first
@@ -329,7 +302,7 @@ def wrong_past_20(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.n
 
 @pytest.mark.slow
 def test_making_a_case_smaller_keeps_its_level() -> None:
-    report = judged(wrong_past_20, "attention", "ATT-9", dtypes=["float16"], shrink=True, limits=None)
+    report = judged(wrong_past_20, "ATT-9", dtypes=["float16"], shrink=True, limits=None)
     (found,) = report.violations
     assert (found.level, kept_of(report)) == (CORE, None)
     assert found.case.inputs["key"].shape[2] == 21
@@ -340,15 +313,13 @@ def test_making_a_case_smaller_keeps_its_level() -> None:
 
 
 @pytest.mark.parametrize(("profile", "code"), [("core", 0), (None, 0), ("strict", 1)])
-def test_exit_code(profile: str | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(targets.__file__, tmp_path / "targets.py")
-    monkeypatch.chdir(tmp_path)
+def test_exit_code(profile: str | None, code: int, folder: Path) -> None:
     words = ["check", "targets.py:plain_norm", "--operation", "layer_norm", "--dtypes", "float32", "--rules", "NORM-3"]
     words += ["--effort", "quick", "--seed", "1", "--no-shrink", "--in-process", "--json", "report.json"]
     found, output = command(*words, *(["--profile", profile] if profile else []))
     assert found == code, output
     assert "Violated at core: nothing; at robust: nothing; at strict: NORM-3" in output
-    (subject,) = json.loads((tmp_path / "report.json").read_text())["subjects"]
+    (subject,) = json.loads((folder / "report.json").read_text())["subjects"]
     assert (subject["profile"], subject["kept"], subject["conforms"]) == (profile or "robust", None, code == 0)
     assert ", of the rules that were chosen." in output
     assert "profile kept" not in output  # of all rules one was tried
@@ -360,15 +331,12 @@ def test_exit_code(profile: str | None, code: int, tmp_path: Path, monkeypatch: 
 
 
 def test_reports_say_the_level() -> None:
-    plain = judged(plain_norm, "layer_norm", "NORM-3")
+    plain = judged(plain_norm, "NORM-3", operation="layer_norm")
     told = {profile: checked_content(replace(plain, profile=profile, chosen=()), None) for profile in LEVELS}
     assert [document("check", [told[profile]])["conforms"] for profile in LEVELS] == [True, True, False]
     summary = "Violated at core: nothing; at robust: nothing; at strict: NORM-3. Highest profile kept: robust."
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(subject_report(told[ROBUST], 1))
-    assert f"Profile robust. {summary}" in captured.get()
-    assert "violated (strict only)" in captured.get()
+    assert f"Profile robust. {summary}" in printed(told[ROBUST])
+    assert "violated (strict only)" in printed(told[ROBUST])
     robust, strict = (document("check", [told[profile]]) for profile in (ROBUST, STRICT))
     assert f"Profile strict. {summary}" in page(strict)
     assert 'class="cell beyond"' in page(robust)
@@ -384,7 +352,7 @@ def test_matrix_of_libraries_stands_by_level() -> None:
     from conformance.peers.peer import Peer
     from conformance.peers.rows import Run, columns, row_of
 
-    plain = judged(plain_norm, "layer_norm", "NORM-1", "NORM-3", "NORM-5")
+    plain = judged(plain_norm, "NORM-1", "NORM-3", "NORM-5", operation="layer_norm")
     given = {name: getattr(plain, name) for name in Report.__dataclass_fields__}
     report = PeerReport(**given, peer=Peer("plain", "here:plain_norm", "layer_norm", "numpy", ("numpy",)))
     row = row_of(report, Run("2026-01-02", 0, "quick", {}))

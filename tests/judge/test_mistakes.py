@@ -34,6 +34,7 @@ from conformance.sampling.draws import draw_cases, draw_from_seed
 from conformance.sampling.operations import operation_cases
 from conformance.subjects.subject import NumpySubject
 from specification.dtypes import FLOATING
+from tests.support.helpers import attention_case
 
 DRAWN, FROZEN = 8, 3
 """Cases of each operation that are drawn, and frozen ones of each check, of which some have special values."""
@@ -160,12 +161,8 @@ def test_predictions_are_results_of_the_case(topic: str) -> None:
     assert shown
 
 
-def attention_call(Q: int = 3, K: int = 5, dtype: str = "float32", **options: Any) -> Call:
-    rng = np.random.default_rng(Q * K)
-    shapes = {"query": (1, 4, Q, 2), "key": (1, 2, K, 2), "value": (1, 2, K, 3)}
-    inputs = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
-    cotangents = {"output": rng.normal(size=(1, 4, Q, 3)).astype(dtype)}
-    return Call(Case("attention", dtype, inputs, options, cotangents))
+def attention_call(**options: Any) -> Call:
+    return Call(attention_case(1, 2, 2, 3, 5, 2, 3, gradients=True, **options))
 
 
 NOTHING: dict[str, Callable[[Call], Any]] = {

@@ -40,7 +40,7 @@ from conformance.reports.tables import both
 from conformance.reports.writing import format_json, write
 from conformance.subjects.targets import Target
 from specification import RULES, Causal
-from tests.judge.test_verdicts import printed
+from tests.support.helpers import judged, printed
 
 NASTY = "<script>alert('1')</script>&amp; ]]> \x00\x1b[31m \ud800 [/red]"
 
@@ -126,11 +126,10 @@ def test_every_field_of_the_schema_is_required() -> None:
 
 
 def test_report_of_a_check(tmp_path: Path) -> None:
-    def unscaled(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
-        return reference_numpy.attention(query, key, value, mask=mask, scale=1.0)
+    def unscaled(query: Any, key: Any, value: Any) -> Any:
+        return reference_numpy.attention(query, key, value, scale=1.0)
 
-    result = conformance.check(unscaled, "attention", effort="quick", seed=1, rules=["ATT-1"], shrink=False)
-    subject = checked_content(result, tmp_path)
+    subject = checked_content(judged(unscaled, "ATT-1"), tmp_path)
     valid(json.loads(format_json(document("check", [subject]))))
     (found,), (behind,) = subject["violations"], subject["causes"]
     assert behind["mistake"]["id"] == "scores.default-scale"

@@ -29,9 +29,9 @@ from conformance.sampling.rotary import FAR, FARTHEST, SCALED, rotary_cases
 from conformance.sampling.strategies import numpy_dtype
 from conformance.selftest.selftest import Planted, choose_planted
 from conformance.subjects.subject import Subject
-from conformance.subjects.targets import Target
 from specification.frequencies import CONTEXT, attention_factor, yarn_ramp
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
+from tests.support.helpers import examine, judged, runner_of
 
 Array = Any
 Function = Callable[..., Any]
@@ -119,8 +119,8 @@ def cases(declaration: Declaration, seeds: range, **given: Any) -> Iterator[Case
         yield draw_from_seed(rotary_cases(declaration=declaration, **given), seed, False)[-1]
 
 
-def runner_of(function: Function, operation: str, **conventions: str) -> Runner:
-    return Runner(Target(function, operation, "numpy", given={"conventions": conventions}).make())
+def runner_declaring(function: Function, operation: str, **conventions: str) -> Runner:
+    return runner_of(function, operation, conventions=conventions)
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -139,10 +139,10 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow_where("once")
 def test_every_order_conforms_as_declared(rounded: str, power: str) -> None:
     declared = SIXTEEN_BITS[rounded]
-    runner = runner_of(rotation(rounded, POWERS[power]), "rotary_embedding", **declared)
+    runner = runner_declaring(rotation(rounded, POWERS[power]), "rotary_embedding", **declared)
     for kind in KINDS.values():
         for case in cases(EVERYTHING.promising(**declared), range(3), dtypes=WIDE, **kind):
-            assert not breaks(runner(AGREEMENT, case, AGREEMENT.prepare(case))), case
+            assert not breaks(examine(runner, case)), case
 
 
 @pytest.mark.slow
@@ -150,9 +150,9 @@ def test_every_order_conforms_as_declared(rounded: str, power: str) -> None:
 @pytest.mark.parametrize("rounded", SIXTEEN_BITS)
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_the_judge_accepts_what_is_declared(rounded: str, seed: int) -> None:
-    given: dict[str, Any] = {"effort": "quick", "seed": seed, "shrink": False, "profile": "strict"}
-    given |= {"arrays": "numpy", "conventions": SIXTEEN_BITS[rounded]}
-    report = conformance.check(rotation(rounded), "rotary_embedding", **given)
+    given: dict[str, Any] = {"seed": seed, "profile": "strict", "arrays": "numpy", "dtypes": None, "limits": None}
+    given["conventions"] = SIXTEEN_BITS[rounded]
+    report = judged(rotation(rounded), operation="rotary_embedding", **given)
     assert report.conforms, str(report)
 
 
@@ -166,7 +166,7 @@ def one_case(dtype: str, position: int, rows: int = 1, **conventions: str) -> Ca
 
 
 def wrong(function: Function, case: Case) -> bool:
-    return breaks(runner_of(function, case.operation)(AGREEMENT, case, (oracle(case), bound(case))))
+    return breaks(runner_declaring(function, case.operation)(AGREEMENT, case, (oracle(case), bound(case))))
 
 
 @pytest.mark.rule("POS-3")
@@ -210,7 +210,7 @@ def evidence_of(subject: Subject, case: Case) -> Evidence:
 @pytest.mark.parametrize("rounded", SIXTEEN_BITS)
 def test_a_cause_names_the_convention_that_accepts_it(rounded: str) -> None:
     case = one_case("float32" if rounded == "float32" else "bfloat16", 300_000, 3)
-    evidence = evidence_of(runner_of(rotation(rounded), "rotary_embedding").subject, case)
+    evidence = evidence_of(runner_declaring(rotation(rounded), "rotary_embedding").subject, case)
     found, declared = find_excuses([evidence]), SIXTEEN_BITS[rounded]
     assert {*found[0]} == {*declared}  # of the values, the narrowest that accepts this case
     assert max(largest_error(conventions, [evidence]) for conventions in (*found, declared)) <= 1
@@ -251,7 +251,7 @@ def test_planted_mistakes_are_still_seen(planted: Planted) -> None:
     probes = [p for p in probes_of(planted.rule, planted.operation, runner.declaration) if p.check == AGREEMENT]
     drawn = (draw_from_seed(probe.cases, seed)[-1] for probe in probes for seed in range(12))
     cases = (case for case in drawn if case.dtype in WIDE)
-    assert any(breaks(runner(AGREEMENT, case, AGREEMENT.prepare(case))) for case in cases)
+    assert any(breaks(examine(runner, case)) for case in cases)
 
 
 @pytest.mark.rule("POS-4")
@@ -267,7 +267,7 @@ def test_dtypes_of_frequencies_beside_angles_in_float32(dtype: str, message: str
             return (times * frequencies).astype(dtype), size
 
         case = Case("rotary_frequencies", "float64", {}, {"width": 64, "base": 10000.0}, rounding=rounding)
-        return runner_of(function, case.operation, **ANGLES)(AGREEMENT, case, AGREEMENT.prepare(case))
+        return examine(runner_declaring(function, case.operation, **ANGLES), case)
 
     wrong = [describe_finding(finding) for finding in judge_frequencies(1.0, ANGLES) if finding.ratio > 1]
     assert [message in one for one in wrong] == [True] * bool(message)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from conformance.judge.trial import STUCK
 from conformance.mistakes.catalogue import planted_mistakes
@@ -30,6 +30,7 @@ from conformance.selftest.selftest import (
     show,
 )
 from specification import RULES
+from tests.support.helpers import rendered
 
 SEED = 20260101
 NUMPY = tuple(one for one in behaviours() if one.arrays == "numpy")
@@ -104,10 +105,7 @@ def test_a_suspect_is_asked_until_its_own_rule_is_broken() -> None:
 
 def test_score_is_shown() -> None:
     outcome = Outcome(("MASK-1 masks.inverted",), ("ATT-1 scores.scale-twice", "ATT-13 two"), ("right: wrong",))
-    console = Console(width=120)
-    with console.capture() as captured:
-        show(Score("quick", 7, outcome, ("no jax",)), console)
-    shown = captured.get()
+    shown = rendered(partial(show, Score("quick", 7, outcome, ("no jax",))))
     assert "1 of 3 planted faults" in shown
     assert "behaviours 0/1, masks 1/1, scores 0/1" in shown
     assert all(words in shown for words in ("scale-twice", "false alarm", "no jax", "seed 7", "33.3%"))
@@ -119,11 +117,7 @@ def test_names_are_shown() -> None:
         Naming("ATT-1 scores.scale-twice", "wrong", "masks.inverted", 2, 5),
         Naming("ATT-1 scores.root-of-scale", "none"),
     ]
-    console = Console(width=120)
-    with console.capture() as captured:
-        show_naming(namings[1], console)
-        show_counts(namings, console)
-    shown = captured.get()
+    shown = rendered(partial(show_naming, namings[1])) + rendered(partial(show_counts, namings))
     assert "wrong ATT-1 scores.scale-twice: masks.inverted, which explains 2 of 5 failing cases" in shown
     assert "scores: 1 none, 1 wrong" in shown
     assert "1 of 3 planted mistakes are named first, 1 are called something else" in shown

@@ -31,21 +31,15 @@ from conformance.runner.dimensions import Part, sizes_of, take_parts
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Example
 from conformance.sampling.operations import operation_cases
-from conformance.subjects.targets import Target
 from specification import Causal, Dense
+from tests.support.helpers import attention_case, examine, runner_of
+from tests.support.targets import neighbours
 
 Function = Callable[..., Any]
 
 
 def numbers(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
-
-
-def attention_case(
-    B: int = 1, G: int = 1, S: int = 1, Q: int = 2, K: int = 3, D: int = 2, V: int = 2, **options: Any
-) -> Case:
-    shapes = {"query": (B, G * S, Q, D), "key": (B, G, K, D), "value": (B, G, K, V)}
-    return Case("attention", "float32", {name: numbers(*shape) for name, shape in shapes.items()}, options)
 
 
 def norm_case(*shape: int, gradients: bool = False) -> Case:
@@ -56,8 +50,8 @@ def norm_case(*shape: int, gradients: bool = False) -> Case:
 def smallest(function: Function, example: Example, by: Any = AGREEMENT, **given: Any) -> tuple[Violation, Runner]:
     """The violation on its smallest case."""
     case = by.case_of(example)
-    runner = Runner(Target(function, case.operation, given=given).make())
-    findings = runner(by, example, by.prepare(example))
+    runner = runner_of(function, case.operation, **given)
+    findings = examine(runner, example, by)
     assert breaks(findings)
     return cut_down(violation("ATT-1", "a probe", by, runner, example, findings), runner, 60), runner
 
@@ -139,10 +133,6 @@ def test_the_smallest_sizes_and_their_sentence(
     found, runner = smallest(function, case)
     assert sizes_of(found.case) == dict.fromkeys(sizes_of(case), 1) | sizes
     assert sentence in describe_thresholds(find_thresholds(found, runner, 60))
-
-
-def neighbours(x: Any, positions: Any) -> Any:
-    return reference_numpy.rotary_embedding(x, positions, pairing="interleaved")
 
 
 @pytest.mark.rule("POS-3")
@@ -347,7 +337,7 @@ def test_twins_stay_twins() -> None:
     assert np.isnan(dirty.inputs["key"]).any()
     assert sizes_of(dirty) == sizes_of(clean)
     assert sizes_of(dirty)["Q"] == 2
-    assert asking(found, Runner(Target(reference_numpy.attention, "attention").make()))(found.example) is None
+    assert asking(found, runner_of(reference_numpy.attention))(found.example) is None
 
 
 def test_planted_cases_keep_what_is_planted() -> None:

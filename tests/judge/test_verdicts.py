@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-import conformance
 import reference_numpy
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
@@ -28,14 +26,15 @@ from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
 from conformance.reports.subjects import checked_content
-from conformance.reports.tables import ANOTHER_PROCESS, subject_report, violation_lines
+from conformance.reports.tables import ANOTHER_PROCESS, violation_lines
 from conformance.subjects.targets import Target
 from specification import Causal, Dense
 from tests.judge.test_pytest_plugin import PLUGIN
+from tests.support.helpers import judged, printed
 
 pytest_plugins = ["pytester"]
 
-QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "dtypes": ["float32"], "profile": "strict"}
+QUICK: dict[str, Any] = {"profile": "strict", "shrink": True, "limits": None}
 
 
 def flagged(q: Any, k: Any, v: Any, causal: bool = False, sm_scale: Any = None) -> Any:
@@ -60,16 +59,9 @@ def of_torch(query: Any, key: Any, value: Any) -> Any:
     return query.new_zeros(())
 
 
-def printed(subject: dict[str, Any], width: int = 200) -> str:
-    console = Console(width=width, force_terminal=False)
-    with console.capture() as captured:
-        console.print(subject_report(subject, 1), crop=False)
-    return captured.get()
-
-
 def told(function: Any, **options: Any) -> dict[str, Any]:
     """The report's part about the function."""
-    return checked_content(conformance.check(function, "attention", **(QUICK | options)), None)
+    return checked_content(judged(function, **QUICK | options), None)
 
 
 # --- what was never asked ---------------------------------------------------------------------------------------------
@@ -162,7 +154,7 @@ def test_a_call_that_fails_says_with_which_arrays() -> None:
 @pytest.mark.slow
 def test_a_command_is_never_broken(tmp_path: Path) -> None:
     folder = tmp_path / ("a-long-name-" * 8)
-    subject = checked_content(conformance.check(stale, "attention", rules=["ATT-5"], **QUICK), folder)
+    subject = checked_content(judged(stale, "ATT-5", **QUICK), folder)
     text = printed(subject, width=80)
     assert f"  replay         {subject['violations'][0]['replay_command']}" in text.splitlines()
     assert all(len(line) <= 80 for line in text.splitlines() if "replay  " not in line)

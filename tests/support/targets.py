@@ -43,6 +43,17 @@ def mean_of_empty_rows(query, key, value, *, mask=None):
     return reference_numpy.attention(query, key, value, mask=mask)
 
 
+def rounded_weights(query, key, value, *, mask=None, empty_rows="zero"):
+    """Weights are rounded to the dtype of the inputs before they meet the values."""
+    weights = reference_numpy.attention_weights(query, key, mask=mask, empty_rows=empty_rows).astype(np.float32)
+    every = np.repeat(value.astype(np.float32), query.shape[1] // max(value.shape[1], 1), axis=1)
+    return (weights @ every).astype(query.dtype)
+
+
+def neighbours(x, positions, *, base=10000.0):
+    return reference_numpy.rotary_embedding(x, positions, base=base, pairing="interleaved")
+
+
 def up_to_8_keys(query, key, value):
     return good(query, key[..., :8, :], value[..., :8, :])
 
