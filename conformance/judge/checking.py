@@ -63,7 +63,6 @@ def check(
         ValueError: an option is wrong, the target cannot be judged at all, or none of the rules has been tried.
         RuntimeError: something went wrong in the judge, by no fault of the function's.
     """
-    refuse_unknown("operation", [operation], operations())
     target, chosen = read_target(subject, operation, name, options)
     rules, profile = chosen.get("rules"), chosen.pop("profile")
     own = rules_of(operation)
@@ -96,6 +95,7 @@ def read_target(
     subject: str | Callable[..., Any], operation: str, name: str | None, options: Mapping[str, Any]
 ) -> tuple[Target, dict[str, Any]]:
     """Return the target with what is declared of it, and the options of the check itself."""
+    refuse_unknown("operation", [operation], operations())
     chosen = read_options(CheckOptions, options)
     given = {option: chosen.pop(option) for option in options_of(DeclarationOptions) if option in chosen}
     return Target(subject, operation, chosen.pop("arrays", None), chosen.pop("device"), name, given), chosen
