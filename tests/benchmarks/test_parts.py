@@ -27,8 +27,7 @@ from benchmarks.verify import gate
 from benchmarks.verify.gate import Call
 from benchmarks.verify.row_sampling import Place, small_case
 from benchmarks.work import Work, work
-from conformance.bounds import bound
-from conformance.oracle.reference import oracle
+from tests.support.helpers import bound, oracle
 
 SIZES: dict[str, Any] = {"B": 2, "H": 4, "G": 2, "Q": 40, "K": 40, "D": 8, "V": 6}
 KINDS = [

@@ -10,14 +10,11 @@ import pytest
 from hypothesis import given, settings
 
 import reference_numpy
-from conformance.bounds import bound
-from conformance.cases.case import Case
-from conformance.checks.comparison import judge
 from conformance.oracle.reference import evaluate_definition
 from conformance.sampling.strategies import attention_cases
-from conformance.subjects.subject import NumpySubject
 from reference_numpy.attention_steps import query_blocks
 from specification import Causal
+from tests.support.helpers import Case, NumpySubject, bound, judge
 
 
 @pytest.mark.rule("ATT-8")

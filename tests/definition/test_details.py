@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.cases.case import Case
 from reference_numpy import attention_steps as steps
 from reference_numpy import masks
 from reference_numpy.attention_steps_vjp import attention_scores_vjp
@@ -32,7 +31,7 @@ from specification import (
 from tests.definition.test_bad_input import MISTAKES, Mistake
 from tests.definition.test_special_values import COTANGENTS, B, D, G, H, K, Q, V, arrays, floats
 from tests.definition.test_vjp import CASES, Function
-from tests.support.helpers import REFERENCE, Implementation
+from tests.support.helpers import REFERENCE, Case, Implementation
 
 
 def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[type[BaseException], str]:

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from conformance.judge.plan import EFFORTS
-from conformance.operations.probes import probes_of_all
-from conformance.subjects.subject import NumpySubject
 from specification import RULES
 from tests.support.faults import FAULTS, Fault, planted
-from tests.support.helpers import run_probes
+from tests.support.helpers import NumpySubject, probes_of_all, run_probes
 
 CASES = EFFORTS["default"]
 SEED = 20260101

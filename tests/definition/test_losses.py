@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.bounds import bound
-from conformance.cases.case import Case
 from tests.definition.test_details import refusal
-from tests.support.helpers import Implementation
+from tests.support.helpers import Case, Implementation, bound
 
 OF = {"cross_entropy": "logits", "nll_loss": "log_probabilities"}
 RULED = [

@@ -10,12 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from conformance.bounds import bound
-from conformance.cases.case import Case
 from specification import Linear
 from specification.optimizers import AdamState, SgdState
 from specification.parameters import leaves, mapped
-from tests.support.helpers import REFERENCE, Implementation
+from tests.support.helpers import REFERENCE, Case, Implementation, bound
 
 DTYPES = ("float32", "float64")
 

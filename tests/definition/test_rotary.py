@@ -15,12 +15,11 @@ import torch
 import jax_impl
 import reference_numpy
 import torch_impl
-from conformance.bounds import bound
-from conformance.cases.case import Case
 from conformance.checks.encoding import decode, encode
 from specification import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 from specification.frequencies import CONTEXT, DIGIT_BITS, DIGITS, TURN, exact_frequencies, turn_digits
 from specification.rotary import SCALINGS
+from tests.support.helpers import Case, bound
 
 PACKAGES = {"reference_numpy": reference_numpy, "torch_impl": torch_impl, "jax_impl": jax_impl}
 each = pytest.mark.parametrize("package", PACKAGES)

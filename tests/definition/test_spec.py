@@ -25,9 +25,9 @@ from conformance.cli.dev.spec import (
     merge_titles,
     shorten_titles,
 )
-from conformance.operations.probes import probes_of_all
 from specification import MODEL_RULES, RULES
 from tests.support.faults import FAULTS
+from tests.support.helpers import probes_of_all
 
 SPEC = (ROOT / "SPEC.md").read_text()
 TITLES = {rule.id: rule.title for rule in (RULES | MODEL_RULES).values()}

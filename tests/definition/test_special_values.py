@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.bounds import bound
-from conformance.cases.case import Case
 from specification import Causal, Dense, FeedForward, KeyLengths, KeyPadding, Linear
 from tests.definition.test_vjp import CASES, Function, with_entry
 from tests.definition.test_vjp import Case as Gradients
 from tests.definition.test_vjp import inputs as differentiated
-from tests.support.helpers import Implementation
+from tests.support.helpers import Case, Implementation, bound
 
 B, H, G, Q, K, D, V = 2, 4, 2, 3, 5, 6, 7
 

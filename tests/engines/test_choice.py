@@ -14,10 +14,10 @@ import torch
 
 import jax_impl
 import torch_impl
-from conformance.cases.sizes import Sizes
 from specification import Causal, KeyLengths
 from specification.engines import Choice
 from tests.support.engine_cases import PIECES, SIZES, B, H, K, Q, module_of
+from tests.support.helpers import Sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 

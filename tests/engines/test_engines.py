@@ -14,10 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.cases.case import Case
-from conformance.cases.sizes import Sizes
-from conformance.checks.catalogue import truth_and_bounds
-from conformance.checks.comparison import judge as judged
 from conformance.checks.results import Cell
 from conformance.cli.dev.engines import row
 from conformance.peers.engines import Engine, judge
@@ -38,6 +34,8 @@ from tests.support.engine_cases import (
     subject,
     worst,
 )
+from tests.support.helpers import Case, Sizes, truth_and_bounds
+from tests.support.helpers import judge as judged
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 

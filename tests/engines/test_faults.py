@@ -11,10 +11,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from conformance.cases.case import Case
-from conformance.checks.catalogue import truth_and_bounds
-from conformance.checks.comparison import Finding
-from conformance.checks.comparison import judge as judged
 from conformance.checks.independence import check_determinism
 from conformance.peers.engines import Engine
 from specification.engines import Choice
@@ -24,6 +20,8 @@ from tests.engines.test_isolation import isolated, long_sequences_hide
 from tests.engines.test_skipping import COUNTED, T, work
 from tests.engines.test_transformations import transform
 from tests.support.engine_cases import BLOCKED, CASES, FAR, FUSED, PIECES, agreement, lowered, module_of, subject, worst
+from tests.support.helpers import Case, Finding, truth_and_bounds
+from tests.support.helpers import judge as judged
 from tests.support.small_models import edited
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")

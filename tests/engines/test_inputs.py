@@ -15,7 +15,6 @@ from conformance.cases.layouts import LAYOUTS, SHARED
 from conformance.checks.independence import check_determinism, check_memory
 from conformance.peers.engines import Engine, limit_engine
 from conformance.sampling.layouts import apply_memory
-from conformance.subjects.frameworks import TorchArrays
 from specification import Causal, Dense, KeyLengths
 from specification.masks import map_arrays
 from tests.support.engine_cases import (
@@ -31,6 +30,7 @@ from tests.support.engine_cases import (
     truth,
     worst,
 )
+from tests.support.helpers import TorchArrays
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 

@@ -10,12 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, Planted, allowed_pairs, expectation
-from conformance.cases.sizes import Sizes
-from conformance.checks.catalogue import truth_and_bounds
-from conformance.checks.comparison import Finding
-from conformance.checks.comparison import judge as judged
 from conformance.peers.engines import Engine
 from specification import Causal, Dense, KeyLengths, SlidingWindow
 from tests.support.engine_cases import (
@@ -34,6 +29,8 @@ from tests.support.engine_cases import (
     subject,
     worst,
 )
+from tests.support.helpers import Case, Finding, Sizes, truth_and_bounds
+from tests.support.helpers import judge as judged
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 

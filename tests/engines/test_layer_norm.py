@@ -12,15 +12,11 @@ import torch
 
 import torch_impl
 from conformance import check, declare
-from conformance.cases.case import Case
-from conformance.checks.catalogue import truth_and_bounds
-from conformance.checks.comparison import Finding
-from conformance.checks.comparison import judge as judged
 from conformance.sampling.strategies import Draw
-from conformance.subjects.frameworks import TorchArrays
-from conformance.subjects.subject import Subject
 from tests.ports import test_torch_framework
 from tests.support.engine_cases import BLOCKED, module_of, worst
+from tests.support.helpers import Case, Finding, Subject, TorchArrays, truth_and_bounds
+from tests.support.helpers import judge as judged
 
 fused_norm = module_of(BLOCKED, "engines.fused_norm")
 

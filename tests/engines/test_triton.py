@@ -19,15 +19,13 @@ import pytest
 import torch
 
 import torch_impl
-from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
-from conformance.checks.catalogue import truth_and_bounds
-from conformance.checks.comparison import Finding
-from conformance.checks.comparison import judge as judged
 from conformance.checks.independence import check_determinism
 from conformance.peers.engines import judge
 from tests.engines.test_isolation import HIDING, SPECIAL, spoiled, truth_of_hiding
 from tests.support.engine_cases import agreement, module_of, subject, worst
+from tests.support.helpers import Case, Finding, truth_and_bounds
+from tests.support.helpers import judge as judged
 from tests.support.triton_interpreter import (
     LARGE,
     LARGE_CASES,

@@ -19,16 +19,22 @@ import reference_numpy
 import specification
 from conformance.cases.features import has_declared_masks
 from conformance.cases.function_features import declaration_of
-from conformance.operations.probes import catalogue
 from conformance.reports.blocks import notes
-from conformance.reports.subjects import checked_content
 from conformance.reports.tables import describe_ratio_dtypes, subject_table
-from conformance.sampling.draws import draw_cases
 from conformance.sampling.strategies import window_sizes
 from specification import Causal, SlidingWindow
 from specification.dtypes import HALF
 from tests.support import kernels
-from tests.support.helpers import SMALL, documented_examples, judged, options_of, violated
+from tests.support.helpers import (
+    SMALL,
+    catalogue,
+    checked_content,
+    documented_examples,
+    draw_cases,
+    judged,
+    options_of,
+    violated,
+)
 
 FLAG, ALWAYS_CAUSAL, FIXED_WINDOW = documented_examples("A kernel with a causal flag")
 (BACKWARD,) = documented_examples("A kernel with its own backward pass")

@@ -15,11 +15,9 @@ import jax_impl
 import reference_numpy
 import torch_impl
 from conformance.reports.blocks import describe_guess
-from conformance.reports.subjects import checked_content
 from conformance.runner.array_guess import NOTHING_TELLS, make_subject
 from conformance.runner.in_subprocess import UNTRIED, SubprocessRunner
-from conformance.subjects.targets import Target
-from tests.support.helpers import judged, printed
+from tests.support.helpers import Target, checked_content, judged, printed
 
 PLAIN = "def attention(query, key, value, *, scale=None):\n"
 FILES = {

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 import torch_impl
-from conformance.cases.case import Case
 from conformance.cases.expectations import Planted, allowed_pairs
-from conformance.checks.catalogue import AGREEMENT, PLANTED, TWIN
+from conformance.checks.catalogue import PLANTED, TWIN
 from conformance.judge.attribution import Failure, attribute
 from specification import Causal, SlidingWindow
-from tests.support.helpers import attention_case, examine, normal, runner_of
+from tests.support.helpers import AGREEMENT, Case, attention_case, examine, normal, runner_of
 
 torch = pytest.importorskip("torch")
 

@@ -22,30 +22,39 @@ import conformance
 import reference_numpy
 import torch_impl
 from conformance.cases import expectations
-from conformance.cases.case import Case
 from conformance.checks import catalogue as checks
-from conformance.checks.catalogue import AGREEMENT, DESCRIPTION, DETERMINISM
-from conformance.checks.comparison import Finding, breaks, worst
+from conformance.checks.catalogue import DESCRIPTION, DETERMINISM
+from conformance.checks.comparison import breaks, worst
 from conformance.judge.report import NO_ORACLE
 from conformance.judge.smallest_case import cut_down
 from conformance.judge.trial import make_violation as violation
 from conformance.operations.probes import probes_of
 from conformance.reports.content import document
-from conformance.reports.sentences import describe_finding
-from conformance.reports.subjects import checked_content
 from conformance.reports.writing import format_json
 from conformance.runner import in_subprocess
-from conformance.runner.in_process import Runner
 from conformance.runner.in_subprocess import SubprocessRunner
 from conformance.runner.limits import limit_time
-from conformance.sampling.draws import draw_cases
 from conformance.subjects.callables import module_name
-from conformance.subjects.frameworks import TorchArrays
-from conformance.subjects.subject import NumpySubject
-from conformance.subjects.targets import Target
 from specification import KeyLengths
 from tests.support.drawn_once import draw_anew
-from tests.support.helpers import attention_case, command, examine, judged, messages, runner_of
+from tests.support.helpers import (
+    AGREEMENT,
+    Case,
+    Finding,
+    NumpySubject,
+    Runner,
+    Target,
+    TorchArrays,
+    attention_case,
+    checked_content,
+    command,
+    describe_finding,
+    draw_cases,
+    examine,
+    judged,
+    messages,
+    runner_of,
+)
 from tests.support.targets import good
 
 ROOT = Path(__file__).parents[2]

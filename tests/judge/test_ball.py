@@ -15,7 +15,6 @@ pytest.importorskip("flint")
 
 from flint import arb, ctx
 
-from conformance.cases.case import Case
 from conformance.cases.mask_predicate import visible_pairs
 from conformance.oracle import ball
 from conformance.oracle.ball import Exact, evaluate, evaluate_balls
@@ -23,6 +22,7 @@ from conformance.oracle.ball.inputs import Leaves
 from conformance.oracle.ball.tape import Variable, balls, product
 from conformance.oracle.work import affordable
 from specification.masks import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
+from tests.support.helpers import Case
 
 INTEGERS = ("ids", "targets")
 

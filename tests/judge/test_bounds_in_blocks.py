@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from conformance.bounds import attention as blocked
-from conformance.bounds import bound
 from conformance.bounds.arithmetic import Sums
-from conformance.cases.case import Case
 from conformance.cases.expectations import allowed_pairs
 from conformance.checks import results
 from reference_numpy import attention_weights
 from specification.masks import Causal, KeyLengths, SlidingWindow
+from tests.support.helpers import Case, bound
 
 B, H, G, Q, K, D, V = 5, 4, 2, 7, 6, 3, 2
 RNG = np.random.default_rng(0)

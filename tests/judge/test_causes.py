@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.checks.kept_cases import KeptCase
 from conformance.checks.threshold import Threshold
@@ -19,19 +18,25 @@ from conformance.diagnosis.evidence import Evidence, ask_kept, weigh
 from conformance.diagnosis.explanation import is_consistent, judge_mistake, learn_condition
 from conformance.diagnosis.pattern import Places, find_pattern, find_places
 from conformance.judge.causes import choose_by_thresholds
-from conformance.judge.report import Report
 from conformance.mistakes.call import Call
 from conformance.mistakes.catalogue import mistakes_of
 from conformance.mistakes.condition import ALWAYS, Condition
 from conformance.mistakes.mistake import Mistake
 from conformance.mistakes.planting import PlantedSubject
-from conformance.operations.probes import catalogue
 from conformance.reports.causes import cause_content, describe_condition, describe_pattern
-from conformance.runner.in_process import Runner
-from conformance.sampling.draws import draw_cases
-from conformance.subjects.subject import NumpySubject
 from specification import Causal
-from tests.support.helpers import SMALL, attention_case, judged, name_of_cause
+from tests.support.helpers import (
+    SMALL,
+    Case,
+    NumpySubject,
+    Report,
+    Runner,
+    attention_case,
+    catalogue,
+    draw_cases,
+    judged,
+    name_of_cause,
+)
 from tests.support.targets import inverted, neighbours, rounded_weights
 
 Function = Callable[..., Any]

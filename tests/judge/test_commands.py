@@ -19,21 +19,16 @@ import pytest
 from typer.testing import CliRunner
 
 import conformance
-from conformance.cases.case import Case
-from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.comparison import Finding
 from conformance.checks.judged_rules import JUDGED
-from conformance.checks.results import Results, Violation
+from conformance.checks.results import Results
 from conformance.cli import app
 from conformance.judge import replaying
 from conformance.judge.checking import rules_of
-from conformance.operations import OPERATIONS
-from conformance.reports.sentences import describe_finding
 from conformance.runner import in_subprocess
 from conformance.runner.in_process import JudgeError
 from specification import MODEL_RULES
 from tests.support import targets
-from tests.support.helpers import FEW_SIZES, command
+from tests.support.helpers import AGREEMENT, FEW_SIZES, OPERATIONS, Case, Finding, Violation, command, describe_finding
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,6 @@ import pytest
 
 import reference_numpy
 from conformance import Report, check
-from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, declare
 from conformance.cases.features import features_of, has_or, supports_case
 from conformance.cases.function_features import declaration_of
@@ -30,24 +29,26 @@ from conformance.judge.executor import NotAsked
 from conformance.judge.plan import Question
 from conformance.models.agreement import comparable_packages
 from conformance.operations.corpus import entries_for
-from conformance.operations.probes import catalogue
 from conformance.operations.refusals import refusals_of
-from conformance.reports.sentences import describe_detail, describe_finding
+from conformance.reports.sentences import describe_detail
 from conformance.sampling.draws import drawing
 from conformance.sampling.special import planted_cases
 from conformance.selftest.selftest import choose_planted
 from conformance.subjects.callables import CallableSubject, load
 from conformance.subjects.frameworks import NumpyArrays
 from conformance.subjects.gradients import gradients_by_name
-from conformance.subjects.subject import NumpySubject
-from conformance.subjects.targets import Target
 from conformance.subjects.wrong_answers import WrongAnswer
 from specification import And, Causal, Dense, KeyLengths, Linear, MultiHeadAttention, Or
 from specification.masks import Mask
 from tests.support.helpers import (
     JUDGING,
     SMALL,
+    Case,
+    NumpySubject,
+    Target,
     attention_case,
+    catalogue,
+    describe_finding,
     judged,
     normal,
     options_of,

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from conformance.cases.declaration import EVERYTHING
 from conformance.cases.features import dimensions
 from conformance.checks.catalogue import AFTER_OTHER_CALLS
 from conformance.checks.comparison import breaks
@@ -15,11 +14,9 @@ from conformance.checks.judged_rules import JUDGED
 from conformance.mistakes.catalogue import known_mistakes
 from conformance.mistakes.planting import PlantedMistake
 from conformance.operations.corpus import Entry, entries, entries_for, manifest
-from conformance.runner.in_process import Runner
 from conformance.selftest.behaviours import behaviours, missing_frameworks
 from conformance.selftest.selftest import Planted
-from conformance.subjects.subject import NumpySubject
-from tests.support.helpers import examine
+from tests.support.helpers import EVERYTHING, NumpySubject, Runner, examine
 
 MISTAKES = {mistake.id: mistake for mistake in known_mistakes()}
 

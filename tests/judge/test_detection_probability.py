@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 import reference_numpy
 from conformance.checks.probe import Probe
 from conformance.judge.plan import EFFORTS
-from conformance.operations.probes import probes_of, probes_of_all
-from conformance.runner.in_process import Runner
+from conformance.operations.probes import probes_of
 from conformance.sampling.draws import Rows
 from conformance.sampling.strategies import norm_cases
 from conformance.selftest.behaviours import Behaviour
@@ -28,7 +27,7 @@ from conformance.selftest.detection_probability import (
     starts_the_same,
 )
 from conformance.selftest.selftest import choose_planted, judge_together
-from tests.support.helpers import rendered
+from tests.support.helpers import Runner, probes_of_all, rendered
 
 SEED = 20260101
 [TILED, *_] = choose_planted(["heads.modulo"])

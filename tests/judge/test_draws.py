@@ -9,17 +9,14 @@ import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from conformance.cases.case import Case
 from conformance.checks.probe import Probe
 from conformance.judge.plan import seed_of
 from conformance.judge.smallest_case import shrink_violations
 from conformance.judge.trial import try_probe
-from conformance.operations.probes import catalogue
-from conformance.runner.in_process import Runner
-from conformance.sampling.draws import HOPELESS, draw_cases
+from conformance.sampling.draws import HOPELESS
 from conformance.sampling.strategies import norm_cases
-from conformance.subjects.targets import Target
 from tests.support.drawn_once import drawn_once
+from tests.support.helpers import Case, Runner, Target, catalogue, draw_cases
 
 NUMBERS = st.integers(0, 2**60)
 

@@ -10,20 +10,25 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING
-from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.findings import Finding, NotReproducible, Raised
-from conformance.checks.results import Results, Violation
+from conformance.checks.findings import NotReproducible, Raised
+from conformance.checks.results import Results
 from conformance.judge.plan import list_claims, telling_sizes
 from conformance.judge.trial import narrowest, settle_violations
 from conformance.reports.blocks import block
 from conformance.reports.content import real
 from conformance.reports.sentences import describe_violation
-from conformance.reports.subjects import checked_content
 from conformance.runner.shrinking import change_dtype
-from conformance.sampling.draws import draw_cases
-from tests.support.helpers import judged, options_of
+from tests.support.helpers import (
+    AGREEMENT,
+    EVERYTHING,
+    Case,
+    Finding,
+    Violation,
+    checked_content,
+    draw_cases,
+    judged,
+    options_of,
+)
 from tests.support.targets import takes_no_masks
 
 STRICT: dict[str, Any] = {"profile": "strict", "limits": None}

@@ -11,7 +11,7 @@ import pytest
 
 import conformance
 from conformance.judge.plan import seed_of
-from conformance.operations.probes import probes_of_all
+from tests.support.helpers import probes_of_all
 
 ROOT = Path(conformance.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))

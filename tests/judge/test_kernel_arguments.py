@@ -13,12 +13,9 @@ pytest.importorskip("torch")
 import torch
 
 import torch_impl
-from conformance.cases.case import Case
 from conformance.cases.kernel_arguments import alibi, replace_kernel_arguments
-from conformance.judge.report import Report
-from conformance.oracle.reference import oracle
 from specification import KeyLengths
-from tests.support.helpers import judged, names_of_causes
+from tests.support.helpers import Case, Report, judged, names_of_causes, oracle
 
 Function = Callable[..., Any]
 Bias = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]

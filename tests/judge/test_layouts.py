@@ -15,8 +15,7 @@ import torch
 from hypothesis import strategies as st
 
 import torch_impl
-from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING, declare
+from conformance.cases.declaration import declare
 from conformance.cases.layouts import (
     LAYOUTS,
     OF_HEADS,
@@ -28,22 +27,29 @@ from conformance.cases.layouts import (
     shared_axes,
     strided_view,
 )
-from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
+from conformance.checks.catalogue import MEMORY, TWIN
 from conformance.checks.encoding import decode, encode
-from conformance.checks.results import Violation
 from conformance.judge.trial import try_probe
-from conformance.operations import OPERATIONS
-from conformance.operations.probes import catalogue
-from conformance.reports.sentences import describe_finding
-from conformance.runner.in_process import Runner
 from conformance.runner.memory_layouts import depends_on_layout
-from conformance.sampling.draws import draw_cases
 from conformance.sampling.layouts import apply_memory, draw_memory
-from conformance.subjects.frameworks import JaxArrays, NumpyArrays, TorchArrays
-from conformance.subjects.targets import Target
+from conformance.subjects.frameworks import JaxArrays, NumpyArrays
 from specification import Dense
 from tests.support.drawn_once import once
-from tests.support.helpers import examine, runner_of
+from tests.support.helpers import (
+    AGREEMENT,
+    EVERYTHING,
+    OPERATIONS,
+    Case,
+    Runner,
+    Target,
+    TorchArrays,
+    Violation,
+    catalogue,
+    describe_finding,
+    draw_cases,
+    examine,
+    runner_of,
+)
 
 pytestmark = pytest.mark.rule("ATT-13")
 

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.bounds import bound, relaxed_bound
-from conformance.cases.case import Case
+from conformance.bounds import relaxed_bound
 from conformance.checks import comparison
-from conformance.checks.catalogue import AGREEMENT, REFUSAL
+from conformance.checks.catalogue import REFUSAL
 from conformance.checks.check import case_level
-from conformance.checks.comparison import Finding, breaks, judge, worst
+from conformance.checks.comparison import breaks, worst
 from conformance.checks.levels import (
     CORE,
     LEVELS,
@@ -29,21 +28,33 @@ from conformance.checks.levels import (
     highest_profile,
     least_level,
 )
-from conformance.checks.results import Results, Violation
-from conformance.judge.report import Report
-from conformance.operations.probes import probes_of_all
-from conformance.oracle.reference import oracle
+from conformance.checks.results import Results
 from conformance.reports import blocks
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
-from conformance.reports.subjects import checked_content, rules_of_operation, run_subject
+from conformance.reports.subjects import rules_of_operation, run_subject
 from conformance.reports.threshold_sentences import describe_thresholds
-from conformance.sampling.draws import draw_cases
 from conformance.sampling.strategies import attention_cases
 from specification import RULES
 from specification.dtypes import HALF
-from tests.support.helpers import attention_case, command, judged, printed
+from tests.support.helpers import (
+    AGREEMENT,
+    Case,
+    Finding,
+    Report,
+    Violation,
+    attention_case,
+    bound,
+    checked_content,
+    command,
+    draw_cases,
+    judge,
+    judged,
+    oracle,
+    printed,
+    probes_of_all,
+)
 from tests.support.targets import mean_of_empty_rows, plain_norm, rounded_weights, unscaled
 
 INFINITE = float("inf")

@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.bounds import bound
-from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING, FEATURES
+from conformance.cases.declaration import FEATURES
 from conformance.cases.expectations import Planted
 from conformance.cases.facts import operations
 from conformance.cases.kernel_arguments import replace_kernel_arguments
-from conformance.checks.catalogue import AGREEMENT, EMPTY_ROWS, PLANTED, TWIN
+from conformance.checks.catalogue import EMPTY_ROWS, PLANTED, TWIN
 from conformance.checks.check import Check
 from conformance.checks.judged_rules import JUDGED
 from conformance.judge.plan import feature_claims
@@ -30,11 +28,18 @@ from conformance.mistakes.planting import PlantedMistake, PlantedSubject
 from conformance.operations.corpus import entries_for
 from conformance.oracle.reference import evaluate_definition, widen_case
 from conformance.reports.causes import mistake_content
-from conformance.sampling.draws import draw_cases, draw_from_seed
-from conformance.sampling.operations import operation_cases
-from conformance.subjects.subject import NumpySubject
+from conformance.sampling.draws import draw_from_seed
 from specification.dtypes import FLOATING
-from tests.support.helpers import attention_case
+from tests.support.helpers import (
+    AGREEMENT,
+    EVERYTHING,
+    Case,
+    NumpySubject,
+    attention_case,
+    bound,
+    draw_cases,
+    operation_cases,
+)
 
 DRAWN, FROZEN = 8, 3
 """Cases of each operation that are drawn, and frozen ones of each check, of which some have special values."""

@@ -8,23 +8,19 @@ import pytest
 import jax_impl
 import reference_numpy
 import torch_impl
-from conformance.bounds import bound
 from conformance.bounds.operations import BOUNDS
 from conformance.cases.arguments import gradient_name, results_of
-from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING, FEATURES
+from conformance.cases.declaration import FEATURES
 from conformance.cases.facts import operation_facts, operations
 from conformance.cases.operation import OperationFacts
 from conformance.cases.signatures import definition
-from conformance.operations import OPERATIONS
-from conformance.operations.probes import catalogue
 from conformance.oracle.reference import evaluate_definition
 from conformance.oracle.work import WORK
 from conformance.runner.dimensions import layout_of
-from conformance.sampling.draws import draw_cases
-from conformance.sampling.operations import CASES, operation_cases
+from conformance.sampling.operations import CASES
 from conformance.selftest.selftest import everything_planted
 from specification.rules import RULES
+from tests.support.helpers import EVERYTHING, OPERATIONS, Case, bound, catalogue, draw_cases, operation_cases
 
 ball = pytest.importorskip("conformance.oracle.ball", reason="needs python-flint")
 

@@ -11,20 +11,19 @@ import pytest
 
 import torch_impl
 from conformance import check
-from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.declaration import Declaration
 from conformance.cases.features import dimensions, supports_case
-from conformance.cases.sizes import Sizes
 from conformance.judge.plan import count_cases
 from conformance.operations.corpus import entries_for
 from conformance.operations.layer_norm import PLAN
-from conformance.operations.probes import catalogue
-from conformance.sampling.draws import Rows, draw_cases, draw_from_seed
+from conformance.sampling.draws import Rows, draw_from_seed
 from conformance.sampling.plan import attention as plan
 from conformance.sampling.plan import layers
 from conformance.sampling.plan.covering import covering, smallest_with
 from conformance.sampling.plan.values import LENGTHS, WIDTHS
 from conformance.sampling.strategies import FEATURED, LONG, SHORT, attention_cases
 from reference_numpy import attention_weights
+from tests.support.helpers import EVERYTHING, Sizes, catalogue, draw_cases
 
 KERNEL = Declaration(limits={"keys": 100, "key_width": 64, "heads": 8, "batch": 3}, width_multiple=8)
 

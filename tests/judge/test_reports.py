@@ -17,11 +17,9 @@ import pytest
 
 import conformance
 import reference_numpy
-from conformance.cases.case import Case, shortest
-from conformance.cases.declaration import EVERYTHING
-from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.findings import Finding, Raised
-from conformance.checks.results import Cell, Violation
+from conformance.cases.case import shortest
+from conformance.checks.findings import Raised
+from conformance.checks.results import Cell
 from conformance.checks.threshold import Threshold
 from conformance.diagnosis.cause import Cause, Diagnosis, cause_kind
 from conformance.diagnosis.pattern import Pattern, Places
@@ -35,12 +33,20 @@ from conformance.reports.junit import junit
 from conformance.reports.page import page
 from conformance.reports.pictures import LARGEST, case_pictures
 from conformance.reports.replays import replay_command, slug, write_replay
-from conformance.reports.subjects import checked_content
 from conformance.reports.tables import both
 from conformance.reports.writing import format_json, write
-from conformance.subjects.targets import Target
 from specification import RULES, Causal
-from tests.support.helpers import judged, printed
+from tests.support.helpers import (
+    AGREEMENT,
+    EVERYTHING,
+    Case,
+    Finding,
+    Target,
+    Violation,
+    checked_content,
+    judged,
+    printed,
+)
 
 NASTY = "<script>alert('1')</script>&amp; ]]> \x00\x1b[31m \ud800 [/red]"
 

@@ -12,26 +12,32 @@ import pytest
 
 import conformance
 import reference_numpy
-from conformance.bounds import bound
 from conformance.bounds.rotary import pair_columns
-from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING, Declaration
-from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.comparison import Finding, breaks
+from conformance.cases.declaration import Declaration
+from conformance.checks.comparison import breaks
 from conformance.diagnosis.causes import find_excuses, largest_error
 from conformance.diagnosis.evidence import Evidence, ask_fresh
 from conformance.operations.probes import probes_of
-from conformance.oracle.reference import oracle
-from conformance.reports.sentences import describe_finding
-from conformance.runner.in_process import Runner
 from conformance.sampling.draws import draw_from_seed
 from conformance.sampling.rotary import FAR, FARTHEST, SCALED, rotary_cases
 from conformance.sampling.strategies import numpy_dtype
 from conformance.selftest.selftest import Planted, choose_planted
-from conformance.subjects.subject import Subject
 from specification.frequencies import CONTEXT, attention_factor, yarn_ramp
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
-from tests.support.helpers import examine, judged, runner_of
+from tests.support.helpers import (
+    AGREEMENT,
+    EVERYTHING,
+    Case,
+    Finding,
+    Runner,
+    Subject,
+    bound,
+    describe_finding,
+    examine,
+    judged,
+    oracle,
+    runner_of,
+)
 
 Array = Any
 Function = Callable[..., Any]

@@ -13,13 +13,9 @@ pytest.importorskip("torch")
 import torch
 
 from conformance import Report
-from conformance.bounds import bound
 from conformance.bounds.arithmetic import Precision
-from conformance.cases.case import Case
 from conformance.checks.catalogue import TWIN, twin_bound
-from conformance.checks.comparison import Finding
-from conformance.runner.in_process import Runner
-from tests.support.helpers import SMALL, examine, judged, name_of_cause, runner_of
+from tests.support.helpers import SMALL, Case, Finding, Runner, bound, examine, judged, name_of_cause, runner_of
 
 Function = Callable[..., Any]
 BLOCK = 16

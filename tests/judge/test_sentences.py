@@ -9,23 +9,13 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from conformance.cases.case import Case
 from conformance.checks import findings as kinds
-from conformance.checks.findings import (
-    Detail,
-    Finding,
-    OtherSource,
-    Phase,
-    Size,
-    details,
-    has_swapped_heads,
-    wrong_dtype,
-)
+from conformance.checks.findings import Detail, OtherSource, Phase, Size, details, has_swapped_heads, wrong_dtype
 from conformance.judge.plan import seed_of
-from conformance.operations.probes import probes_of_all
-from conformance.reports.sentences import describe_detail, describe_finding
+from conformance.reports.sentences import describe_detail
 from conformance.subjects import wrong_answers
 from conformance.subjects.wrong_answers import DtypeOrShape, FindingKind, Missing, ReturnedGradients, WrongAnswer
+from tests.support.helpers import Case, Finding, describe_finding, probes_of_all
 
 OFF = Finding("output", 2.5, (0, 1), 1.5, 1.0, 0.2)
 BEFORE = Case("sgd_step", "float32", {}, {})

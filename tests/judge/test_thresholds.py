@@ -12,27 +12,33 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING, declare
+from conformance.cases.declaration import declare
 from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import features_of
-from conformance.checks.catalogue import AGREEMENT, PLANTED, TWIN
+from conformance.checks.catalogue import PLANTED, TWIN
 from conformance.checks.comparison import breaks
-from conformance.checks.results import Violation
 from conformance.checks.threshold import AxisName, Threshold
 from conformance.judge.smallest_case import asking, cut_down
 from conformance.judge.thresholds import find_thresholds, may_be_chance, multiples, rule
 from conformance.judge.trial import make_violation as violation
-from conformance.operations import OPERATIONS
-from conformance.oracle.reference import oracle
 from conformance.reports.threshold_sentences import WORDS, describe_threshold, describe_thresholds
 from conformance.runner.dimensions import Part, sizes_of, take_parts
-from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Example
-from conformance.sampling.operations import operation_cases
 from specification import Causal, Dense
-from tests.support.helpers import attention_case, examine, runner_of
+from tests.support.helpers import (
+    AGREEMENT,
+    EVERYTHING,
+    OPERATIONS,
+    Case,
+    Runner,
+    Violation,
+    attention_case,
+    examine,
+    operation_cases,
+    oracle,
+    runner_of,
+)
 from tests.support.targets import neighbours
 
 Function = Callable[..., Any]

@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
 from conformance.cases.signatures import signature_of
 from conformance.checks.catalogue import PLANTED
-from conformance.checks.findings import Finding, NotANumber
-from conformance.checks.results import Violation
+from conformance.checks.findings import NotANumber
 from conformance.judge.batches import confirm_violation
 from conformance.judge.checking import make_executor
 from conformance.judge.executor import Executor, NotAsked
@@ -25,12 +23,10 @@ from conformance.reports.blocks import describe_untried_rules, never_given_line,
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
-from conformance.reports.subjects import checked_content
 from conformance.reports.tables import ANOTHER_PROCESS, violation_lines
-from conformance.subjects.targets import Target
 from specification import Causal, Dense
 from tests.judge.test_pytest_plugin import PLUGIN
-from tests.support.helpers import judged, printed
+from tests.support.helpers import Case, Finding, Target, Violation, checked_content, judged, printed
 
 pytest_plugins = ["pytester"]
 

@@ -15,10 +15,8 @@ import torch
 
 import reference_numpy
 from conformance import replay
-from conformance.judge.report import Report
 from conformance.reports.replays import write_replay
-from conformance.reports.sentences import describe_finding
-from tests.support.helpers import judged, name_of_cause
+from tests.support.helpers import Report, describe_finding, judged, name_of_cause
 
 Function = Callable[..., Any]
 RULES = ["CALL", "MASK-7", "ATT-5", "ATT-6", "ATT-14"]

@@ -17,7 +17,6 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as torch_save
 
 import reference_numpy
-from conformance.operations import OPERATIONS
 from specification import Configuration, Encoder, KeyPadding
 from specification.checkpoints import read_model, read_safetensors, write_model, write_safetensors
 from specification.configuration import AttentionLayer
@@ -33,7 +32,7 @@ from specification.rotary import (
     YarnScaling,
 )
 from tests.models.test_dialects import filled, state
-from tests.support.helpers import Implementation
+from tests.support.helpers import OPERATIONS, Implementation
 from tests.support.small_models import Maker, fitted
 from tests.support.tutorials import SIZES, SOURCES
 

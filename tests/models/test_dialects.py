@@ -17,8 +17,6 @@ import torch
 
 import jax_impl
 import reference_numpy
-from conformance.bounds import bound as operation_bound
-from conformance.cases.case import Case
 from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import widen_parameters
 from conformance.reports import dialects as dialect_tables
@@ -27,7 +25,8 @@ from specification.checkpoints import flatten
 from specification.dialects import DIALECTS
 from specification.fitting import misfits
 from specification.loading.record import Variant
-from tests.support.helpers import IMPLEMENTATIONS, Implementation
+from tests.support.helpers import IMPLEMENTATIONS, Case, Implementation
+from tests.support.helpers import bound as operation_bound
 from tests.support.pretrained import MODELS
 from tests.support.small_models import plant
 from tests.support.tutorials import SIZES, SOURCES, VOCABULARY, Arrays, Sizes, Source, embedded, one

@@ -23,7 +23,6 @@ from conformance.checks.findings import OtherSource
 from conformance.models.error_propagation import carried_bound
 from conformance.models.stepwise import Oracle, StepFinding, framework_of, judge_steps
 from conformance.models.structures import widen_parameters
-from conformance.subjects.frameworks import TorchArrays
 from reference_numpy import (
     classifier_vjp,
     encoder_vjp,
@@ -39,7 +38,7 @@ from specification import (
 )
 from specification.checkpoints import KINDS, flatten, read_model, read_safetensors, unflatten
 from specification.parameters import mapped
-from tests.support.helpers import Implementation, by_reference
+from tests.support.helpers import Implementation, TorchArrays, by_reference
 from tests.support.small_models import VOCABULARY, E, H, Maker, fitted
 
 

@@ -17,8 +17,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from conformance.cases.case import Case
-from conformance.checks.comparison import Finding
 from conformance.checks.levels import CORE, ROBUST, STRICT
 from conformance.cli.console import explain_error
 from conformance.cli.watch import tell_tokens
@@ -27,14 +25,13 @@ from conformance.models import watching
 from conformance.models.named_attention import adapt_function, implementation
 from conformance.models.watching import read_tokens, refuse_absent, refuse_unknown, watch
 from conformance.reports.narrow import fitting
-from conformance.reports.sentences import describe_finding
 from conformance.reports.watched import blocks, call_cells, calls_table, mask_name, watch_content
 from conformance.subjects.attention_calls import case_of
 from conformance.subjects.mask_descriptions import describe_mask
 from reference_numpy import materialize
 from specification import Causal, Dense, SlidingWindow
 from tests.support import hugging_face as hf
-from tests.support.helpers import command
+from tests.support.helpers import Case, Finding, command, describe_finding
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their own
 SLOW = pytest.mark.slow

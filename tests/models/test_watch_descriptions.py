@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import conformance
-from conformance.cases.case import Case
 from conformance.cases.features import unsupported_features
 from conformance.cases.function_features import declaration_of
 from conformance.checks.levels import CORE, STRICT
@@ -25,6 +24,7 @@ from reference_numpy import materialize
 from specification import Causal, Dense, KeyLengths, KeyPadding, SlidingWindow
 from specification.masks import And, Mask
 from tests.support import hugging_face as hf
+from tests.support.helpers import Case
 from torch_impl import attention as definition
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their own

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases.case import Case
 from reference_numpy import materialize
 from reference_numpy.multi_head_attention import concatenate_heads, split_heads
 from specification import Causal, Dense, KeyLengths, SlidingWindow
 from specification.dtypes import dtype_name
+from tests.support.helpers import Case
 
 Arrays = dict[str, np.ndarray]
 MODULES = {

@@ -15,14 +15,9 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.bounds import bound
-from conformance.cases.case import Case
-from conformance.operations import OPERATIONS
-from conformance.oracle.reference import oracle
 from conformance.peers import PEERS
-from conformance.sampling.draws import draw_cases
-from conformance.sampling.operations import operation_cases
 from tests.peers.test_divergences import VERSIONS, installed, require
+from tests.support.helpers import OPERATIONS, Case, bound, draw_cases, operation_cases, oracle
 
 VERSIONS["optax"] = "0.2.8"
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -22,19 +22,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from conformance.bounds import bound
 from conformance.cases.arguments import arguments
-from conformance.cases.case import Case
 from conformance.cases.features import supports_case
-from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.comparison import Finding
 from conformance.checks.findings import Raised
-from conformance.checks.results import Cell, Violation
+from conformance.checks.results import Cell
 from conformance.checks.threshold import Threshold
 from conformance.cli import app
 from conformance.judge.plan import count_cases
 from conformance.judge.trial import settle_violations
-from conformance.oracle.reference import oracle
 from conformance.peers import PEERS, heads, rows, torch_attention, torch_multi_head
 from conformance.peers.judging import DtypeRemark, PeerExecutor, WrongDtype, runner_of
 from conformance.peers.markdown import escape_markdown, format_markdown, format_page
@@ -43,12 +38,11 @@ from conformance.peers.peer import Peer
 from conformance.peers.probes import hidden_tokens, level
 from conformance.peers.rows import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, describe_dtypes, describe_sizes, state_of
 from conformance.peers.terminal import render_rows
-from conformance.runner.in_process import Runner
 from conformance.sampling.draws import Rows
 from conformance.subjects.callables import load
-from conformance.subjects.subject import NumpySubject
 from specification import Causal, Dense, KeyLengths, KeyPadding, SlidingWindow
 from specification.parameters import Linear, MultiHeadAttention
+from tests.support.helpers import AGREEMENT, Case, Finding, NumpySubject, Runner, Violation, bound, oracle
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their own
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 
 from conformance.checks.probe import agreement
-from conformance.operations import OPERATIONS
-from conformance.operations.probes import probes_of_all
-from conformance.sampling.operations import operation_cases
-from conformance.subjects.subject import IMPLEMENTATIONS, Subject
+from conformance.subjects.subject import IMPLEMENTATIONS
 from specification import RULES
-from tests.support.helpers import run_probes
+from tests.support.helpers import OPERATIONS, Subject, operation_cases, probes_of_all, run_probes
 
 SEED = 20260102
 SLOW_IN_JAX = (

@@ -14,11 +14,9 @@ import torch
 
 import jax_impl
 import torch_impl
-from conformance.bounds import bound
-from conformance.sampling.draws import draw_cases
-from conformance.sampling.operations import operation_cases
 from conformance.subjects.subject import JaxSubject
 from specification.parameters import leaves
+from tests.support.helpers import bound, draw_cases, operation_cases
 
 NAMES = ("adam_step", "sgd_step", "clip_by_global_norm")
 

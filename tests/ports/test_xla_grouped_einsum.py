@@ -12,10 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.cases.case import Case
-from conformance.checks.catalogue import AGREEMENT
-from conformance.runner.in_process import Runner
-from conformance.subjects.targets import Target
+from tests.support.helpers import AGREEMENT, Case, Runner, Target
 
 jax = pytest.importorskip("jax")
 MISCOMPILES = ("0.10.2",)

@@ -9,16 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.cases.case import Case
-from conformance.checks.catalogue import AGREEMENT
-from conformance.runner.in_process import Runner
-from conformance.subjects.targets import Target
 from study import site, walk
 from study.lessons import Symbol, lessons, names, unexplained
 from study.operations import OPERATIONS
 from study.pages import ENGINE
 from study.results import gather
 from tests.support import browser
+from tests.support.helpers import AGREEMENT, Case, Runner, Target
 
 chromium = browser.chromium
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.cases.case import Case
 from study import playing
 from tests.support import browser
+from tests.support.helpers import Case
 from tests.support.playground_settings import RESULTS, allowance, by_definition, described, setting, spoiled
 
 chromium = browser.chromium

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.cases.case import Case
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from study import playing
 from tests.support import browser
+from tests.support.helpers import Case
 from tests.support.playground_settings import by_definition, ratio
 
 chromium = browser.chromium

@@ -11,18 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
-from conformance.cases.sizes import Sizes
-from conformance.checks.catalogue import truth_and_bounds
-from conformance.checks.comparison import Finding
-from conformance.checks.comparison import judge as judged
 from conformance.peers.engines import KERNEL_LACKS, Engine, attention_by
 from conformance.sampling.strategies import Draw
-from conformance.subjects.frameworks import JaxArrays, TorchArrays
-from conformance.subjects.subject import Subject
+from conformance.subjects.frameworks import JaxArrays
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import as_mask
+from tests.support.helpers import Case, Finding, Sizes, Subject, TorchArrays, truth_and_bounds
+from tests.support.helpers import judge as judged
 
 BLOCKED = Engine("torch_impl", "blocked", limits=(4,))
 FUSED = Engine("torch_impl", "fused", KERNEL_LACKS, limits=(4,))

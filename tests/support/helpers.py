@@ -1,4 +1,8 @@
-"""The three implementations, told apart by name, each with the way into and out of its framework's arrays."""
+"""What many tests share: the three implementations, cases, checks of a function, and the names of the judge.
+
+A test imports from here what it needs of the judge beside its public names, unless it is about that module itself: a
+module that is renamed is then renamed here.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +18,32 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from conformance import check
+from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING
-from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.findings import Finding
+from conformance.cases.sizes import Sizes
+from conformance.checks.catalogue import AGREEMENT, truth_and_bounds
+from conformance.checks.comparison import Finding, judge
 from conformance.checks.probe import Probe
-from conformance.checks.results import Results
+from conformance.checks.results import Results, Violation
 from conformance.cli import app
 from conformance.cli.console import console
 from conformance.diagnosis.cause import Cause
 from conformance.judge.plan import list_questions
 from conformance.judge.report import Report
 from conformance.judge.trial import judge_questions
+from conformance.operations import OPERATIONS
+from conformance.operations.probes import catalogue, probes_of_all
+from conformance.oracle.reference import oracle
 from conformance.reports.causes import describe_declaration
 from conformance.reports.sentences import describe_finding
 from conformance.reports.subjects import checked_content
 from conformance.reports.tables import subject_report
 from conformance.runner.in_process import Runner
+from conformance.sampling.draws import draw_cases
+from conformance.sampling.operations import operation_cases
 from conformance.sampling.strategies import Draw
+from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.subject import JaxSubject, NumpySubject, Subject, TorchSubject
 from conformance.subjects.targets import Target
 from specification.engines import Choice

@@ -20,12 +20,12 @@ from conformance.checks.results import Results as RunResults
 from conformance.reports.content import document
 from conformance.reports.subjects import run_subject
 from conformance.reports.writing import format_json
-from conformance.subjects.targets import Target
 from study import divergences, results, site
 from study.operations import OPERATIONS
 from study.sources import LABELS
 from tests.benchmarks.test_parts import CEILINGS, SIZES, entry
 from tests.judge.test_reports import OFF, violation
+from tests.support.helpers import Target
 
 PEAKS = [one | {"rates": [1e12]} for one in CEILINGS]
 NASTY = "it's <b>wrong</b> & broken"

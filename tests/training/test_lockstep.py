@@ -20,12 +20,12 @@ import reference_numpy
 from conformance.bounds.arithmetic import Approx, Precision
 from conformance.models.error_propagation import walk_steps
 from conformance.models.structures import widen_parameters
-from conformance.reports.sentences import describe_finding
 from conformance.subjects.callables import load
 from specification.checkpoints import flatten
 from specification.dropout import TransformerDropout
 from specification.optimizers import AdamState
 from specification.parameters import mapped
+from tests.support.helpers import describe_finding
 from training.__main__ import app
 from training.lockstep import bounds, report, running
 from training.lockstep import command as lockstep_command
