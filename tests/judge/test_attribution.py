@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import torch_impl
-from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.checks.catalogue import PLANTED, TWIN
 from conformance.judge.attribution import Failure, attribute
 from specification import Causal, SlidingWindow
-from tests.support.helpers import AGREEMENT, Case, attention_case, examine, normal, runner_of
+from tests.support.helpers import AGREEMENT, Case, attention_case, examine, normal, planted_case, runner_of
 
 torch = pytest.importorskip("torch")
 
@@ -23,14 +22,8 @@ def case(**options: Any) -> Case:
     return replace(made, inputs=made.inputs | {"bias": normal(1, 5, 7), "sinks": normal(2, 4)})
 
 
-def planted(clean: Case) -> Planted:
-    """Nothing is planted, so every number that is wrong is wrong in the clean case too."""
-    marks = {name: np.zeros(clean.inputs[name].shape, bool) for name in ("query", "key", "value")}
-    return Planted(clean, clean, allowed_pairs(clean), marks)
-
-
 def rule_of_planted(function: Any, clean: Case, rule: str = "MASK-7") -> str:
-    runner, example = runner_of(function, arrays="torch", supports=["structured"]), planted(clean)
+    runner, example = runner_of(function, arrays="torch", supports=["structured"]), planted_case(clean)
     findings = examine(runner, example, PLANTED)
     assert any(finding.ratio > 1 for finding in findings)
     return attribute(runner, Failure(rule, PLANTED, example, findings)).rule

@@ -646,10 +646,8 @@ def test_process_that_answers_no_more(folder: Path, name: str, limit: int, messa
 
 def test_warnings_of_odd_numbers_are_not_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The judge gives such numbers, and says what becomes of them."""
-    ones = np.ones((1, 1, 1, 1), dtype=np.float32)
-    case = Case("attention", "float32", dict.fromkeys(("query", "key", "value"), ones), {})
     runner = SubprocessRunner(Target("targets.py:divides_by_zero", "attention"), 20.0)
-    assert worst(runner(DETERMINISM, case, None)).ratio == 0
+    assert worst(runner(DETERMINISM, ATTENTION, None)).ratio == 0
     runner.close()
     assert "RuntimeWarning" not in capfd.readouterr().err
 
@@ -658,11 +656,9 @@ def test_warnings_of_odd_numbers_are_not_shown(folder: Path, capfd: pytest.Captu
 @pytest.mark.usefixtures("impatient")
 def test_process_that_does_not_read_the_question(folder: Path) -> None:
     runner = SubprocessRunner(Target("targets.py:good", "attention"), 1.0)
-    wide = np.ones((1, 1, 1, 1_000_000), dtype=np.float32)
     assert runner.worker is not None
     os.kill(runner.worker.process.pid, signal.SIGSTOP)
-    case = Case("attention", "float32", dict.fromkeys(("query", "key", "value"), wide), {})
-    (finding,) = runner(DETERMINISM, case, None)
+    (finding,) = runner(DETERMINISM, attention_case(Q=1, K=1, D=1_000_000, V=1_000_000), None)
     said = "call: took longer than 1 s, and its process was ended at 1,000,000 columns of keys"
     assert describe_finding(finding) == said
     assert runner.overrun == 1

@@ -28,7 +28,16 @@ from conformance.runner import in_subprocess
 from conformance.runner.in_process import JudgeError
 from specification import MODEL_RULES
 from tests.support import targets
-from tests.support.helpers import AGREEMENT, FEW_SIZES, OPERATIONS, Case, Finding, Violation, command, describe_finding
+from tests.support.helpers import (
+    AGREEMENT,
+    FEW_SIZES,
+    OPERATIONS,
+    Finding,
+    Violation,
+    attention_case,
+    command,
+    describe_finding,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,10 +103,6 @@ def test_violation_is_shown_with_its_evidence(check: Command, folder: Path) -> N
     assert (folder / violation["replay_file"]).is_file()
 
 
-def test_declared_convention(check: Command) -> None:
-    assert check("inverted", "--rules", "MASK-1", "--conventions", "polarity=masked").code == 0
-
-
 # --- targets that cannot be judged ------------------------------------------------------------------------------------
 
 
@@ -124,10 +129,7 @@ def test_declared_convention(check: Command) -> None:
         (["good", "--rules", "ATT-99"], "rules: got 'ATT-99'"),
         (["good", "--limits", "width=3"], "limits: got 'width'"),
         (["good", "--rules", "ATT-2"], "nothing was tried: there is no case of ATT-2 for attention"),
-        (
-            ["good", "--rules", "NORM-1"],
-            "there is no case of NORM-1 for attention, but of CALL, MASK-1, ",
-        ),
+        (["good", "--rules", "NORM-1"], "there is no case of NORM-1 for attention, but of CALL, MASK-1, "),
         (["good", "--vjp", "targets.py:nothing"], "targets.py has no nothing"),
         (["good", "--effort", "maximal"], "effort: got 'maximal', expected one of quick, default, thorough"),
         (["good", "--profile", "lax"], "got 'lax', expected one of core, robust, strict"),
@@ -143,10 +145,6 @@ def test_wrong_usage_is_one_line(check: Command, folder: Path, words: list[str],
     assert message in " ".join(found.output.split())
     assert found.output.startswith("not judged: ")
     assert found.report["subjects"] == []
-
-
-def test_unknown_option() -> None:
-    assert command("check", "reference_numpy", "--operation", "attention", "--speed", "high")[0] == 2
 
 
 def test_report_that_cannot_be_written(folder: Path) -> None:
@@ -411,15 +409,12 @@ class Pool:
             results.rules["MASK-1", name].add(found, "float32")
             if found > 1:
                 finding = Finding("output", found, (0, 0, 0, 0), 1.0, 0.5, 0.5 / found)
-                results.violate(Violation("MASK-1", name, finding, "polarity", AGREEMENT, MASKED))
+                results.violate(Violation("MASK-1", name, finding, "polarity", AGREEMENT, attention_case()))
         results.generated["attention"] = 10
         return results
 
     def close(self) -> None:
         Pool.closed = True
-
-
-MASKED = Case("attention", "float32", {n: np.ones((1, 1, 1, 1), "float32") for n in ("query", "key", "value")})
 
 
 @pytest.fixture
@@ -485,10 +480,7 @@ def test_violations_before_an_error_are_told(judged_by: JudgedBy) -> None:
 
 @pytest.mark.parametrize(
     ("place", "words", "ratio"),
-    [
-        ("conformance.judge.batches.confirm_violation", (), 3.0),
-        ("conformance.peers.matrix.matrix", ("--peers",), 0.5),
-    ],
+    [("conformance.judge.batches.confirm_violation", (), 3.0), ("conformance.peers.matrix.matrix", ("--peers",), 0.5)],
     ids=["a violation asked again", "the peers"],
 )
 def test_error_elsewhere_leaves_the_runs(

@@ -24,6 +24,7 @@ from tests.support.helpers import (
     Case,
     Finding,
     Violation,
+    attention_case,
     checked_content,
     draw_cases,
     judged,
@@ -37,9 +38,8 @@ STRICT: dict[str, Any] = {"profile": "strict", "limits": None}
 
 
 def violated(ratio: float, dtype: str = "float32", rule: str = "ATT-5", **told: Any) -> Violation:
-    inputs = {name: np.ones((1, 1, 1, 1), dtype) for name in ("query", "key", "value")}
     finding = Finding("output", ratio, (0, 0, 0, 0), 1.5, 1.0, 0.5 / ratio)
-    return Violation(rule, "a subject", finding, "a probe", AGREEMENT, Case("attention", dtype, inputs), **told)
+    return Violation(rule, "a subject", finding, "a probe", AGREEMENT, attention_case(dtype=dtype), **told)
 
 
 def test_of_each_dtype_the_largest_error_is_kept() -> None:

@@ -81,16 +81,12 @@ def test_empty_rows_are_no_matter_of_the_core() -> None:
 
 
 def test_other_rows_are_a_matter_of_the_core_where_some_are_empty() -> None:
-    case = Case("attention", "float32", {name: np.ones((1, 1, 2, 2), np.float32) for name in ("query", "key", "value")})
-    case = replace(case, options={"mask": np.array([[False, False], [True, True]])})
+    case = attention_case(K=2, mask=np.array([[False, False], [True, True]]))
 
     def doubled(query: Any, key: Any, value: Any, mask: Any) -> Any:
         return mean_of_empty_rows(query, key, 2 * value, mask=mask)
 
-    for function, level in (
-        (mean_of_empty_rows, ROBUST),
-        (doubled, CORE),
-    ):
+    for function, level in ((mean_of_empty_rows, ROBUST), (doubled, CORE)):
         answers = {"output": function(*case.inputs.values(), mask=case.options["mask"])}
         found = worst(judge(case, answers, oracle(case), bound(case)))
         assert (found.ratio > 1, found.level) == (True, level)

@@ -20,7 +20,6 @@ import reference_numpy
 from conformance.cases.case import shortest
 from conformance.checks.findings import Raised
 from conformance.checks.results import Cell
-from conformance.checks.threshold import Threshold
 from conformance.diagnosis.cause import Cause, Diagnosis, cause_kind
 from conformance.diagnosis.pattern import Pattern, Places
 from conformance.mistakes.catalogue import known_mistakes
@@ -37,8 +36,8 @@ from conformance.reports.tables import both
 from conformance.reports.writing import format_json, write
 from specification import RULES, Causal
 from tests.support.helpers import (
-    AGREEMENT,
     EVERYTHING,
+    OFF,
     Case,
     Finding,
     Target,
@@ -46,6 +45,7 @@ from tests.support.helpers import (
     checked_content,
     judged,
     printed,
+    violation,
 )
 
 NASTY = "<script>alert('1')</script>&amp; ]]> \x00\x1b[31m \ud800 [/red]"
@@ -61,11 +61,6 @@ def case(queries: int = 2) -> Case:
 SIZES = "first wrong at 17 keys (16 are right)"
 
 
-def violation(finding: Finding, target: Target, rule: str = "ATT-1") -> Violation:
-    sizes = (Threshold(("K",), "first", (17,), (16,), 16),)
-    return Violation(rule, target.title, finding, "a probe", AGREEMENT, case(), target=target, threshold=sizes)
-
-
 (SCALE,) = (one for one in known_mistakes() if one.id == "scores.scale-ignored")
 
 
@@ -79,7 +74,6 @@ def cause(violation: Violation) -> Cause:
     return Cause("mistake", (violation,), diagnosis, mistake.condition, pattern, ({"weights": "inputs"},), ("scale",))
 
 
-OFF = Finding("output", 12.5, (0, 2, 1, 1), 0.75, 0.5, 0.02)
 NAN = Finding("output", np.inf, (0, 0, 0, 0), np.nan, -np.inf, 0.02)
 BROKEN = Finding("call", np.inf, detail=Raised("ValueError", NASTY))
 
@@ -88,7 +82,7 @@ def report(*findings: Finding, name: str = "kernels.py:attention", worst: float 
     """Of one subject: ATT-1 (scale) and, for the second and third finding, ATT-2 and ATT-3 are violated."""
     target = Target(name, "attention")
     rules = list(RULES)[7:10]
-    found = [violation(finding, target, rule) for finding, rule in zip(findings, rules, strict=False)]
+    found = [violation(finding, name, rule) for finding, rule in zip(findings, rules, strict=False)]
     cells = {"MASK-1": Cell(3, worst, worst / 2), "ATT-9": Cell(4, 0.9, -1.0)}
     cells |= {one.rule: Cell(2, one.ratio, one.ratio) for one in found}
     contents = [violation_content(one, "replays/one.json") for one in found]
@@ -230,7 +224,7 @@ def test_block() -> None:
 
 def test_replay_command_names_what_can_be_found(tmp_path: Path) -> None:
     def command(subject: Any, finding: Finding = OFF) -> str:
-        return replay_command(violation(finding, Target(subject, "attention")), "a file.json")
+        return replay_command(violation(finding, subject), "a file.json")
 
     assert command("kernels.py:attention") == "conformance replay 'a file.json'"
     assert command(reference_numpy.attention).startswith("conformance replay 'a file.json' --target ")
@@ -239,7 +233,7 @@ def test_replay_command_names_what_can_be_found(tmp_path: Path) -> None:
 
 
 def test_files_have_names_of_their_own(tmp_path: Path) -> None:
-    one = violation(OFF, Target("path/to/kernels.py:attention", "attention"))
+    one = violation(subject="path/to/kernels.py:attention")
     paths = [write_replay(one, tmp_path / "new"), write_replay(one, tmp_path / "new", titled=True)]
     names = ["path-to-kernels.py-attention-ATT-1.json", "path-to-kernels.py-attention-ATT-1-a-probe.json"]
     assert [Path(str(path)).name for path in paths] == names

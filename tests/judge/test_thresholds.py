@@ -13,7 +13,6 @@ import pytest
 
 import reference_numpy
 from conformance.cases.declaration import declare
-from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import features_of
 from conformance.checks.catalogue import PLANTED, TWIN
@@ -37,6 +36,7 @@ from tests.support.helpers import (
     examine,
     operation_cases,
     oracle,
+    planted_case,
     runner_of,
 )
 from tests.support.targets import neighbours
@@ -348,16 +348,11 @@ def test_twins_stay_twins() -> None:
 
 def test_planted_cases_keep_what_is_planted() -> None:
     clean = attention_case(2, 2, 1, 3, 9)
-    marks = {name: np.zeros(clean.inputs[name].shape, bool) for name in ("query", "key", "value")}
-    marks["value"][1, 1, 7, 1] = True
-    value = np.where(marks["value"], np.float32(np.nan), clean.inputs["value"])
-    planted = replace(clean, inputs=clean.inputs | {"value": value}, special=True)
 
     def swallows(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
         return reference_numpy.attention(query, key, np.nan_to_num(value), mask=mask)
 
-    example = Planted(clean, planted, allowed_pairs(clean), marks)
-    found, _ = smallest(swallows, example, PLANTED)
+    found, _ = smallest(swallows, planted_case(clean, "value", (1, 1, 7, 1)), PLANTED)
     assert sum(mark.sum() for mark in found.example.marks.values()) == 1
     assert max(sizes_of(found.case).values()) <= 2
 
@@ -368,17 +363,13 @@ def test_queries_and_keys_are_cut_together_where_an_array_hides_a_key() -> None:
     seen = np.eye(5, dtype=bool) | (np.arange(5) == 4)
     seen[:, 0] = False
     clean = replace(clean, options={"mask": Dense(seen)})
-    marks = {name: np.zeros(clean.inputs[name].shape, bool) for name in ("query", "key", "value")}
-    marks["value"][:, :, 0] = True
-    value = np.where(marks["value"], np.float32(np.nan), clean.inputs["value"])
-    planted = replace(clean, inputs=clean.inputs | {"value": value}, special=True)
 
     @declare(["dense", "no-cross"])
     def reads_all(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
         weights = reference_numpy.attention_weights(query, key, mask=mask)
         return weights @ value
 
-    found, _ = smallest(reads_all, Planted(clean, planted, allowed_pairs(clean), marks), PLANTED)
+    found, _ = smallest(reads_all, planted_case(clean, "value", np.s_[:, :, 0]), PLANTED)
     assert (sizes_of(found.case)["Q"], sizes_of(found.case)["K"]) == (2, 2)
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.cases.expectations import Planted
 from conformance.cases.signatures import signature_of
 from conformance.checks.catalogue import PLANTED
 from conformance.checks.findings import NotANumber
@@ -26,7 +25,16 @@ from conformance.reports.page import page
 from conformance.reports.tables import ANOTHER_PROCESS, violation_lines
 from specification import Causal, Dense
 from tests.judge.test_pytest_plugin import PLUGIN
-from tests.support.helpers import Case, Finding, Target, Violation, checked_content, judged, printed
+from tests.support.helpers import (
+    Finding,
+    Target,
+    Violation,
+    attention_case,
+    checked_content,
+    judged,
+    planted_case,
+    printed,
+)
 
 pytest_plugins = ["pytester"]
 
@@ -193,13 +201,9 @@ def test_a_skip_says_what_is_missing(executor: Executor, question: str, lacks: s
 @pytest.mark.parametrize("hidden", [True, False])
 def test_a_violation_is_asked_for_again_in_a_new_process(hidden: bool) -> None:
     """It is remarked on where it does not come again; here a NaN is said to be hidden, and is or is not."""
-    query, key, value = (np.ones((1, 1, length, 2), "float32") for length in (1, 2, 2))
-    mask = Dense(np.array([[True, not hidden]]))
-    marks = {"query": np.zeros((1, 1, 1), bool)} | {name: np.zeros((1, 1, 2, 2), bool) for name in ("key", "value")}
-    marks["value"][..., 1, :] = True
-    clean = Case("attention", "float32", {"query": query, "key": key, "value": value}, {"mask": mask})
-    planted = replace(clean, inputs=clean.inputs | {"value": np.where(marks["value"], np.nan, value)}, special=True)
-    example = Planted(clean, planted, np.array([[[[True, False]]]]), marks)
+    clean = attention_case(Q=1, K=2, mask=Dense(np.array([[True, not hidden]])))
+    planted = planted_case(clean, "value", np.s_[..., 1, :])
+    example = replace(planted, allowed=np.array([[[[True, False]]]]))
     finding = Finding("output", float("inf"), detail=NotANumber())
     seen = Violation("MASK-7", "reference_numpy", finding, "hidden NaN", PLANTED, example)
     again = confirm_violation(seen)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from conformance import check
 from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING
+from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.cases.sizes import Sizes
 from conformance.checks.catalogue import AGREEMENT, truth_and_bounds
 from conformance.checks.comparison import Finding, judge
 from conformance.checks.probe import Probe
 from conformance.checks.results import Results, Violation
+from conformance.checks.threshold import Threshold
 from conformance.cli import app
 from conformance.cli.console import console
 from conformance.diagnosis.cause import Cause
@@ -47,7 +50,7 @@ from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.subject import JaxSubject, NumpySubject, Subject, TorchSubject
 from conformance.subjects.targets import Target
 from specification.engines import Choice
-from specification.masks import Mask, map_arrays
+from specification.masks import Causal, Mask, map_arrays
 
 SUBJECTS = {"reference_numpy": NumpySubject, "torch_impl": TorchSubject, "jax_impl": JaxSubject}
 PACKAGES = tuple(SUBJECTS)
@@ -131,6 +134,26 @@ def attention_case(
     inputs = {"query": draw.normal(B, G * S, Q, D), "key": draw.normal(B, G, K, D), "value": draw.normal(B, G, K, V)}
     cotangents = {"output": draw.normal(B, G * S, Q, V)} if gradients else {}
     return Case("attention", dtype, inputs, options, cotangents)
+
+
+def planted_case(clean: Case, name: str = "", place: Any = ()) -> Planted:
+    """NaN at a place of an input; nothing is planted where no input is named."""
+    marks = {array: np.zeros(clean.inputs[array].shape, bool) for array in ("query", "key", "value")}
+    if not name:
+        return Planted(clean, clean, allowed_pairs(clean), marks)
+    marks[name][place] = True
+    inputs = clean.inputs | {name: np.where(marks[name], np.float32(np.nan), clean.inputs[name])}
+    return Planted(clean, replace(clean, inputs=inputs, special=True), allowed_pairs(clean), marks)
+
+
+OFF = Finding("output", 12.5, (0, 2, 1, 1), 0.75, 0.5, 0.02)
+
+
+def violation(finding: Finding = OFF, subject: Any = "kernels.py:attention", rule: str = "ATT-1") -> Violation:
+    """Of 17 keys, where 16 are right."""
+    sizes, case = (Threshold(("K",), "first", (17,), (16,), 16),), attention_case(1, 2, 2, mask=Causal(0))
+    target = Target(subject, "attention")
+    return Violation(rule, target.title, finding, "a probe", AGREEMENT, case, target=target, threshold=sizes)
 
 
 def runner_of(function: Any, operation: str = "attention", arrays: str = "numpy", **given: Any) -> Runner:

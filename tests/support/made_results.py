@@ -24,8 +24,7 @@ from study import divergences, results, site
 from study.operations import OPERATIONS
 from study.sources import LABELS
 from tests.benchmarks.test_parts import CEILINGS, SIZES, entry
-from tests.judge.test_reports import OFF, violation
-from tests.support.helpers import Target
+from tests.support.helpers import OFF, violation
 
 PEAKS = [one | {"rates": [1e12]} for one in CEILINGS]
 NASTY = "it's <b>wrong</b> & broken"
@@ -42,7 +41,7 @@ def report(*broken: tuple[str, str], names: Any = LABELS, **told: Any) -> Result
             bad = (name, rule) in broken
             run_results.rules[rule, name] = Cell(3, 12.5, 12.5) if bad else Cell(3, 0.875, 0.125)
             if bad:
-                run_results.violate(violation(OFF, Target(name, "attention"), rule))
+                run_results.violate(violation(OFF, name, rule))
         subjects.append(run_subject(run_results, name, ARRAYS[name], "cpu", ["ATT-5", "ATT-7", "ATT-11", "NORM-1"]))
     return document("run", subjects, **({"seed": 77, "cases": 3} | told))
 
