@@ -34,8 +34,7 @@ from conformance.reports.sentences import describe_detail
 from conformance.sampling.draws import drawing
 from conformance.sampling.special import planted_cases
 from conformance.selftest.selftest import choose_planted
-from conformance.subjects.callables import CallableSubject, load
-from conformance.subjects.frameworks import NumpyArrays
+from conformance.subjects.callables import load
 from conformance.subjects.gradients import gradients_by_name
 from conformance.subjects.wrong_answers import WrongAnswer
 from specification import And, Causal, Dense, KeyLengths, Linear, MultiHeadAttention, Or
@@ -776,11 +775,6 @@ def test_module_in_the_working_directory(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", ".")])
     assert load("kernels_here:attention")(1, 2, 3) == 7
-
-
-def test_declaration_knows_what_is_lacking() -> None:
-    subject = CallableSubject(FUNCTIONS["lookup"][0], "embedding", NumpyArrays(), Declaration(), "lookup")
-    assert subject.declaration.lacking == {"scaled"}
 
 
 # --- names in a string ------------------------------------------------------------------------------------------------
