@@ -18,7 +18,8 @@ from rich.console import Console
 from conformance.checks.judged_rules import STATE_RULE
 from conformance.checks.results import Results
 from conformance.judge.causes import explain_results
-from conformance.judge.plan import EFFORTS, make_question
+from conformance.judge.options import EFFORTS
+from conformance.judge.plan import make_question
 from conformance.judge.trial import judge_questions
 from conformance.mistakes.mistake import Mistake
 from conformance.mistakes.planting import PlantedMistake

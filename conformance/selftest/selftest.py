@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.cases.declaration import Declaration, split_names
-from conformance.judge.plan import EFFORTS, Question, list_questions
+from conformance.judge.options import EFFORTS
+from conformance.judge.plan import Question, list_questions
 from conformance.judge.trial import STUCK, judge_questions
 from conformance.mistakes.catalogue import planted_mistakes
 from conformance.mistakes.planting import PlantedMistake

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.judge.plan import EFFORTS
+from conformance.judge.options import EFFORTS
 from conformance.operations.probes import probes_of_all
 from conformance.subjects.subject import NumpySubject
 from specification import RULES

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import reference_numpy
 from conformance.checks.probe import Probe
-from conformance.judge.plan import EFFORTS
+from conformance.judge.options import EFFORTS
 from conformance.operations.probes import probes_of, probes_of_all
 from conformance.runner.in_process import Runner
 from conformance.sampling.draws import Rows
