@@ -190,7 +190,7 @@ def attending(
     dtype: str, p: MultiHeadAttention, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any,
     layer: Any, bias: Any, cotangent: Any = None,
 ) -> Any:  # fmt: skip
-    """The bound of the result; with a cotangent, those of all that `attend_vjp` gives, in its structure."""
+    """The bound of the result; with a cotangent, those of the gradients of p, x, memory and bias."""
     u, H = Precision.make(dtype), configuration.num_heads
     query = part(p.query, p.query_norm, x, H, layer.rotary, configuration, u)
     G = key_heads(p, H)

@@ -94,7 +94,7 @@ def step_bounds(
         if name not in found:
             here = "float32" if step in narrow else dtype
             found[name] = local_bound(step, here, arguments, keywords)
-            if step == "add":  # of three parts the first two may be any, and cancel
+            if step in ("add", "accumulate"):  # of three parts the first two may be any, and cancel
                 size = np.abs(arguments[0]) + np.abs(arguments[1])
                 found[name] = np.maximum(found[name], Precision.make(here).output * size)
         return function(*arguments, **keywords)

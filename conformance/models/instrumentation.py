@@ -7,6 +7,7 @@ their own, where each step is wrapped. The originals stay as they are, and none 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import types
@@ -14,8 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 from conformance.models.naming import Namer
+from reference_numpy.tape import GRADIENTS, Call, operation, pull_back
 
-FILES = ("blocks", "blocks_vjp", "transformer", "transformer_vjp", "losses", "losses_vjp", "models")
+FILES = ("tape", "blocks", "blocks_vjp", "transformer", "transformer_vjp", "losses", "losses_vjp", "models")
 STEPS = {
     "attend",
     "transform",
@@ -27,7 +29,6 @@ STEPS = {
     "sinusoidal_positions",
     "linear",
     "multi_head_attention",
-    "batch_sum",
     "pool",
     "relative_position_bias",
     "patches",
@@ -37,6 +38,7 @@ STEPS = {
     "log_softmax",
     "cross_entropy",
     "nll_loss",
+    "accumulate",
 }
 """Functions whose results are a model's intermediate values; their gradients are steps of the way back."""
 
@@ -71,6 +73,22 @@ def skip_without_dropout(function: Any, wrapped: Any) -> Any:
     return lambda x, dropout: function(x, None) if dropout is None else wrapped(x, dropout)
 
 
+def wrap_gradients(wrap: Wrap) -> Callable[[Call, Any], Any]:
+    """`pull_back` of the definition's tape, where the gradient of every operation is a step."""
+
+    def pull_call_back(call: Call, cotangent: Any) -> Any:
+        plain = inspect.unwrap(call.function)
+
+        def gradient(*arguments: Any, cotangent: Any, **keywords: Any) -> Any:
+            given = inspect.signature(plain).bind(*arguments, **keywords)
+            return pull_back(Call(plain, given, call.result), cotangent)
+
+        wrapped = wrap(f"{plain.__name__}_vjp", gradient)
+        return wrapped(*call.given.args, cotangent=cotangent, **call.given.kwargs)
+
+    return pull_call_back
+
+
 def instrument_package(package: str, wrap: Wrap) -> types.SimpleNamespace:
     """The package's functions on models, by name, with every step wrapped; `MODELS` is by the parameters' structure."""
     modules = {}
@@ -92,8 +110,13 @@ def instrument_package(package: str, wrap: Wrap) -> types.SimpleNamespace:
     def replace_value(name: str, value: Any) -> Any:
         if not callable(value) or isinstance(value, type) or getattr(value, "__module__", None) is None:
             return value
+        if value is pull_back:
+            return wrap_gradients(wrap)
         if is_step(name):
-            return skip_without_dropout(value, wrap(name, value)) if name == "drop" else wrap(name, value)
+            step = skip_without_dropout(value, wrap(name, value)) if name == "drop" else wrap(name, value)
+            recorded = package == "reference_numpy" and name in GRADIENTS
+            # So the tape notes the call with what `wrap` makes of its result.
+            return operation(functools.wraps(value)(step)) if recorded else step
         if value.__module__ not in names:
             return value
         return copies.setdefault(value, copy_function(value))

@@ -86,8 +86,8 @@ def attend(
 
 
 def attend_vjp(
-    dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any, cotangent: Any,
-    layer: AttentionLayer = AttentionLayer(), bias: Any = None, rotation: Any = None,
+    dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any,
+    layer: AttentionLayer = AttentionLayer(), bias: Any = None, rotation: Any = None, *, cotangent: Any,
 ) -> Any:  # fmt: skip
     return attending(dtype, p, x, memory, mask, dropout, configuration, layer, bias, cotangent)
 
@@ -126,7 +126,7 @@ def normalize(dtype: str, p: Norm, x: Any, configuration: Any) -> Any:
     return bound(norm_case(dtype, p, x, configuration))["output"]
 
 
-def normalize_vjp(dtype: str, p: Norm, x: Any, cotangent: Any, configuration: Any) -> Any:
+def normalize_vjp(dtype: str, p: Norm, x: Any, configuration: Any, cotangent: Any) -> Any:
     bounds = bound(norm_case(dtype, p, x, configuration, cotangent))
     bias = None if p.bias is None else bounds[gradient_name("bias")]
     return Norm(bounds[gradient_name("weight")], bias), bounds[gradient_name("x")]
@@ -142,12 +142,29 @@ def add(dtype: str, x: Any, y: Any) -> Any:
     return sum_error(dtype, np.asarray(x, float) + np.asarray(y, float))
 
 
+def accumulate(dtype: str, x: Any, y: Any) -> Any:
+    return add(dtype, x, y)
+
+
+def add_vjp(dtype: str, x: Any, y: Any, cotangent: Any) -> Any:
+    return np.zeros(x.shape), np.zeros(y.shape) if y.ndim == x.ndim else batch_sum(dtype, cotangent)
+
+
+def batch_sum(dtype: str, x: Any) -> Any:
+    p = Precision.make(dtype)
+    return round_output(Approx(np.sum(x, axis=0), p.gamma(x.shape[0]) * np.sum(np.abs(x), axis=0)), p).error
+
+
 def drop(dtype: str, x: Any, dropout: Any) -> Any:
     if dropout is None:
         return np.zeros(np.shape(x))
     p = Precision.make(dtype)
     kept = np.where(dropout.keep, np.asarray(x, float) / (1 - dropout.rate), 0)
     return round_output(Approx(kept, 3 * p.inner * np.abs(kept)), p).error
+
+
+def drop_vjp(dtype: str, x: Any, dropout: Any, cotangent: Any) -> Any:
+    return drop(dtype, cotangent, dropout)
 
 
 def embedding(dtype: str, table: Any, ids: Any, *, scaled: bool = False) -> Any:
@@ -185,12 +202,16 @@ def patches(dtype: str, images: Any, size: int) -> Any:
     return np.zeros((B, height // size * (width // size), C * size * size))
 
 
-def patches_vjp(dtype: str, cotangent: Any, shape: tuple[int, ...], size: int) -> Any:
-    return np.zeros(shape)
+def patches_vjp(dtype: str, images: Any, size: int, cotangent: Any) -> Any:
+    return np.zeros(images.shape)
 
 
 def prepend(dtype: str, row: Any, x: Any) -> Any:
     return np.zeros((x.shape[0], x.shape[1] + 1, x.shape[2]))
+
+
+def prepend_vjp(dtype: str, row: Any, x: Any, cotangent: Any) -> Any:
+    return batch_sum(dtype, cotangent[:, 0]), np.zeros(x.shape)
 
 
 def shrink(dtype: str, x: Any) -> Any:
@@ -198,6 +219,10 @@ def shrink(dtype: str, x: Any) -> Any:
     p = Precision.make(dtype)
     value = np.abs(x) / math.sqrt(x.shape[-1])
     return round_output(Approx(value, 3 * p.inner * value + p.inner_tiny), p).error
+
+
+def shrink_vjp(dtype: str, x: Any, cotangent: Any) -> Any:
+    return shrink(dtype, cotangent)
 
 
 def squeeze(dtype: str, x: Any, cap: float) -> Any:
@@ -217,11 +242,6 @@ def squeeze_vjp(dtype: str, x: Any, cap: float, cotangent: Any) -> Any:
     off = np.minimum(1, moved + (2 * TANH + 4) * p.inner)
     size = np.abs(cotangent) * (slope + off)
     return round_output(Approx(size, np.abs(cotangent) * off + 2 * p.inner * size + p.inner_tiny), p).error
-
-
-def batch_sum(dtype: str, x: Any) -> Any:
-    p = Precision.make(dtype)
-    return round_output(Approx(np.sum(x, axis=0), p.gamma(x.shape[0]) * np.sum(np.abs(x), axis=0)), p).error
 
 
 def sinusoidal_positions(judged: str, length: int, width: int, **options: Any) -> Any:
@@ -304,10 +324,12 @@ def piece(dtype: str, own: Any, functions: Any, settings: Any, *arrays: Any) -> 
 LOCAL: dict[str, Step] = {
     step.__name__: step
     for step in (
-        attend, attend_vjp, multi_head_attention, transform, transform_vjp, normalize, normalize_vjp, add, drop,
-        embedding, embedding_vjp, learned_positions, learned_positions_vjp, sinusoidal_positions, batch_sum,
+        attend, attend_vjp, multi_head_attention, transform, transform_vjp, normalize, normalize_vjp,
+        add, add_vjp, accumulate, drop, drop_vjp,
+        embedding, embedding_vjp, learned_positions, learned_positions_vjp, sinusoidal_positions,
         linear, linear_vjp, pool, pool_vjp, log_softmax, log_softmax_vjp,
-        relative_position_bias, relative_position_bias_vjp, patches, patches_vjp, prepend, shrink, squeeze, squeeze_vjp,
+        relative_position_bias, relative_position_bias_vjp, patches, patches_vjp, prepend, prepend_vjp,
+        shrink, shrink_vjp, squeeze, squeeze_vjp,
         cross_entropy, cross_entropy_vjp, nll_loss, nll_loss_vjp, piece,
     )
 }  # fmt: skip
