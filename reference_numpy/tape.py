@@ -25,7 +25,7 @@ from jaxtyping import Float
 from reference_numpy.dtypes import widen
 from specification import checks
 from specification.dtypes import FLOATING, dtype_name
-from specification.parameters import mapped
+from specification.parameters import mapped, rebuild
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -149,8 +149,3 @@ def collect(value: Any, received: dict[int, Any]) -> Any:
     if isinstance(value, list | tuple):
         return rebuild(value, [collect(part, received) for part in value])
     return np.zeros_like(value) if isinstance(value, np.ndarray) and dtype_name(value) in FLOATING else None
-
-
-def rebuild(value: Any, parts: list[Any]) -> Any:
-    """A list, tuple or NamedTuple like the value, of other parts."""
-    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

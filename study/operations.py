@@ -164,7 +164,7 @@ OPERATIONS = (
                "positions_from", "windowed", "key_heads", "check_attention", "transform", "normalize", "normalize_if",
                "add", "drop", "attention_options"),
         (*places("tape", "vjp", "pull_back", "operation", "call_with", "gradient_of", "accumulate", "separate_places",
-                 "collect", "rebuild"),
+                 "collect"),
          *places("blocks_vjp", "encoder_block_vjp", "decoder_block_vjp", "add_vjp", "drop_vjp")),
     ),
     Operation(

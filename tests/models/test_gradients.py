@@ -34,7 +34,7 @@ from specification import (
 from specification.checkpoints import flatten
 from specification.configuration import CHOICES, SCALES, AttentionLayer
 from specification.dropout import TransformerDropout
-from specification.parameters import ImageEmbedding, Transformer, mapped
+from specification.parameters import ImageEmbedding, Transformer, mapped, rebuild
 from specification.rotary import Rotary
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
 from tests.support.small_models import (
@@ -334,8 +334,7 @@ def joined(value: Any) -> Any:
     if isinstance(value, MultiHeadAttention):
         return MultiHeadAttention(*map(join_heads, value[:3]), *value[3:])
     if isinstance(value, list | tuple):
-        parts = [joined(part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return rebuild(value, [joined(part) for part in value])
     return value
 
 
