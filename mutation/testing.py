@@ -27,6 +27,7 @@ FILES = (
     "definition/test_details",
     "definition/test_special_values",
     "definition/test_bad_input",
+    "definition/test_tape",
     "definition/test_vjp",
     "definition/test_annotations",
     "definition/test_blocks",
