@@ -309,5 +309,5 @@ NLL = ("mean-over-all-rows", "mean-of-nothing", "zero-times-nan", "targets-in-fe
 """Mistakes that are planted in `nll_loss`, too."""
 PLANTED = (
     *(one.choose() for one in MISTAKES if one.id != "losses.gradient-of-softmax-too"),
-    *(replace(NAMED[name].choose(), operations=("nll_loss",), rule="LOSS-2") for name in NLL),
+    *(NAMED[name].choose().plant_in("nll_loss", rule="LOSS-2") for name in NLL),
 )

@@ -354,9 +354,8 @@ PLANTED = (
     ENTRIES["sinks-of-other-heads"].choose().limit(past("H", 64)),
     ENTRIES["sinks-ignored"].limit(Condition(lacks=("unmasked",))),
     *(ENTRIES["sinks-ignored"].limit(past("K", n)) for n in (64, 2048, 32768)),
-    replace(ENTRIES["sinks-ignored"], operations=WEIGHED[1:]),
-    replace(ENTRIES["sinks-ignored"], operations=LOGSUMEXP, rule="ATT-14"),
-    replace(ENTRIES["maximum-not-subtracted"], operations=LOGSUMEXP, rule="ATT-14"),
+    ENTRIES["sinks-ignored"].plant_in(*WEIGHED[1:]),
+    *(ENTRIES[name].plant_in(*LOGSUMEXP, rule="ATT-14") for name in ("sinks-ignored", "maximum-not-subtracted")),
     *(ENTRIES["logsumexp-base-2"].limit(past("K", n)) for n in (128, 8192)),
 )
 """What is planted: every mistake with the first values of its parameters, and some with others or past a size."""

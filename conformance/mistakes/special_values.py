@@ -124,16 +124,15 @@ MISTAKES = tuple(
 KNOWN = {mistake.id.removeprefix("special_values."): mistake for mistake in MISTAKES}
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
-    *(
-        KNOWN["hidden-multiplied"].choose(numbers="infinity"),
-        KNOWN["hidden-multiplied"].choose().limit(past("K", 1024)),
-    ),
+    KNOWN["hidden-multiplied"].choose(numbers="infinity"),
+    KNOWN["hidden-multiplied"].choose().limit(past("K", 1024)),
     *(KNOWN["hidden-multiplied"].choose(what=what) for what in ("keys", "everything")),
     replace(KNOWN["hidden-multiplied"].choose(what=(*MULTIPLIED,)[4]), rule="ATT-10"),
     *(KNOWN["hidden-multiplied"].choose(what=what).limit(Condition(passes="backward")) for what in ("values", "keys")),
     *(KNOWN["hidden-read"].choose(what=what) for what in (*HIDDEN,)[1:]),
-    *(replace(KNOWN["hidden-read"].choose(), operations=(operation,)) for operation in ATTENTION[1:]),
+    *(KNOWN["hidden-read"].choose().plant_in(operation) for operation in ATTENTION[1:]),
     *(KNOWN["swallowed"].choose(where=where) for where in ("weights", "values")),
-    *(KNOWN["swallowed"].choose(number=65504.0), KNOWN["spread"].choose(over="batch element")),
+    KNOWN["swallowed"].choose(number=65504.0),
+    KNOWN["spread"].choose(over="batch element"),
 )
 """What is planted: every mistake with the first values of its parameters, other values, and some under a condition."""
