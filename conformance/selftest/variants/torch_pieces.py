@@ -118,12 +118,8 @@ def skip_rounding(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def round_to_bfloat16(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.bfloat16).to(x.dtype)
-
-
-def round_to_float16(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.float16).to(x.dtype)
+def round_to(dtype: torch.dtype) -> Rounding:
+    return lambda x: x.to(dtype).to(x.dtype)
 
 
 def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
