@@ -236,10 +236,6 @@ def normalize_whole_blocks(loss: Loss, block: int) -> Loss | None:
     return loss._replace(classes=V // block * block) if block < V and V % block else None
 
 
-def normalize_first(loss: Loss, first: int) -> Loss | None:
-    return loss._replace(classes=first) if loss.x.shape[1] > first else None
-
-
 LEAST = (1e-7, 1e-6, 1e-8, 1e-9, 1e-10, 1e-12)
 TARGETS = (
     loss("smoothing-left-out", "the smoothing is left out", smooth(lambda loss, hot, V: hot), ENTROPY),
@@ -267,7 +263,8 @@ TARGETS = (
     loss("softmax-twice", "the softmax is taken twice", take_logs(lambda x: np.log(softmax(softmax(x)))), ENTROPY),
     loss("last-block-left-out", "classes past the last whole block of {block} are not in the log-sum-exp",
          normalize_whole_blocks, ENTROPY, parameters={"block": (256, 128, 512, 1024, 64, 32)}),
-    loss("classes-left-out", "classes past the first {first} are not in the log-sum-exp", normalize_first, ENTROPY,
+    loss("classes-left-out", "classes past the first {first} are not in the log-sum-exp",
+         lambda loss, first: loss._replace(classes=first) if loss.x.shape[1] > first else None, ENTROPY,
          parameters={"first": (32768, 65536, 1024, 4096, 8192, 16384, 50257, 100277)}),
 )  # fmt: skip
 
@@ -282,16 +279,12 @@ def take_first_cotangent(loss: Loss) -> Loss | None:
     return loss._replace(case=replace(loss.case, cotangents=bars))
 
 
-def ignore_cotangent(loss: Loss) -> Loss:
-    ones = {name: np.ones_like(array) for name, array in loss.case.cotangents.items()}
-    return loss._replace(case=replace(loss.case, cotangents=ones))
-
-
 GRADIENTS = (
     gradient("gradient-undivided", "the gradient of a mean is not divided by the number of targets that count",
              sum_losses),
     gradient("gradient-over-all-rows", "the gradient is divided by the number of all rows", average_all_rows),
-    gradient("cotangent-ignored", "the gradient does not depend on the cotangent", ignore_cotangent),
+    gradient("cotangent-ignored", "the gradient does not depend on the cotangent", lambda loss: loss._replace(
+             case=replace(loss.case, cotangents={n: np.ones_like(a) for n, a in loss.case.cotangents.items()}))),
     gradient("first-cotangent", "every row takes the cotangent of the first one", take_first_cotangent),
     gradient("ignored-rows-get-gradients", "rows whose target does not count have the gradient of class 0",
              count_ignored_as_class_0),

@@ -200,10 +200,6 @@ def lose_columns(s: NormSteps, name: str, first: int) -> Results:
     return {name: array * (np.arange(s.n) < first)}
 
 
-def lose_rows(s: NormSteps, first: int) -> Results:
-    return {OF_X: s.pull_back() * (np.arange(len(s.x)) < first)[:, None]} if first < len(s.x) else {}
-
-
 OF_BOTH: dict[str, tuple[str, Gradients, dict[str, tuple[Any, ...]]]] = {
     "last-block-lost": ("lose the last block of {block} rows, which is not whole",
                         lambda s, block: count_first_rows(s, last_block(len(s.x), block)),
@@ -232,8 +228,9 @@ SUMS = (
              parameters={"name": (OF_WEIGHT, OF_BIAS)}),
     gradient("columns-lost", "the {name} is 0 in columns past the first {first}", lose_columns,
              parameters={"name": (OF_X, OF_WEIGHT, OF_BIAS), "first": SIZES}),
-    gradient("rows-of-x-lost", "the gradient of x is 0 in rows past the first {first}", lose_rows,
-             parameters={"first": ROWS}),
+    gradient("rows-of-x-lost", "the gradient of x is 0 in rows past the first {first}",
+             lambda s, first: {OF_X: s.pull_back() * (np.arange(len(s.x)) < first)[:, None]}
+             if first < len(s.x) else {}, parameters={"first": ROWS}),
 )  # fmt: skip
 
 # --- 16 bits ----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from conformance.cases.arguments import list_arrays
 from conformance.mistakes.attention_steps import AttentionSteps
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition, past
+from conformance.mistakes.merging import Parts
 from conformance.mistakes.mistake import ATTENTION, Mistake
 
 
@@ -73,11 +74,8 @@ def read_hidden(call: Call, what: str) -> list[Results]:
 
 
 def merge_unseen(call: Call) -> Results:
-    outputs, logs = (np.stack(list_arrays(call.case.inputs, n)).astype(float) for n in ("outputs", "logsumexps"))
-    highest = logs.max(axis=0)
-    weights = np.exp(logs - np.where(np.isfinite(highest), highest, 0))
-    total = weights.sum(axis=0)
-    return {"output": ((weights / np.where(total == 0, 1, total))[..., None] * outputs).sum(axis=0)}
+    outputs = np.stack(list_arrays(call.case.inputs, "outputs")).astype(float)
+    return {"output": (Parts.read_call(call).weights[..., None] * outputs).sum(axis=0)}
 
 
 def swallow(call: Call, where: str, number: float) -> Results | None:
