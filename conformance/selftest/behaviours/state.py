@@ -124,20 +124,15 @@ def leave_parts(size: int) -> Callable[[Arguments], Any]:
             (attention(**part), attention_logsumexp(part["query"], part["key"], **{n: part[n] for n in others}))
             for part in parts
         ]
-        stale = [reshape_stale(left, found[0]) for left in workspace[len(found) :] if fits(left, found[0])]
+        stale = [
+            tuple(s.reshape(-1)[: a.size].reshape(a.shape) for s, a in zip(left, found[0], strict=True))
+            for left in workspace[len(found) :]
+            if all(s.size >= a.size and s.dtype == a.dtype for s, a in zip(left, found[0], strict=True))
+        ]
         workspace[: len(found)] = found
         return merge_attention(*zip(*found, *stale, strict=True))[0]
 
     return answer
-
-
-def fits(stale: tuple[Any, Any], now: tuple[Any, Any]) -> bool:
-    return all(s.size >= a.size and s.dtype == a.dtype for s, a in zip(stale, now, strict=True))
-
-
-def reshape_stale(stale: tuple[Any, Any], now: tuple[Any, Any]) -> tuple[Any, Any]:
-    output, logsumexp = (s.reshape(-1)[: a.size].reshape(a.shape) for s, a in zip(stale, now, strict=True))
-    return output, logsumexp
 
 
 def add_stale_gradient() -> Callable[[Arguments, Any], Any]:

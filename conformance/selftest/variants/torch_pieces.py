@@ -42,16 +42,9 @@ def attention_by(
 
     @declare(**declared)
     def attention(
-        query: Any,
-        key: Any,
-        value: Any,
-        *,
-        mask: Any = None,
-        bias: Any = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sinks: Any = None,
-    ) -> Any:
+        query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None,
+        softcap: float | None = None, sinks: Any = None,
+    ) -> Any:  # fmt: skip
         dtype = str(query.dtype).removeprefix("torch.")
         if dtype not in declared.get("dtypes", (dtype,)):
             raise TypeError(f"{name} takes {', '.join(declared['dtypes'])}, got {dtype}")
