@@ -11,6 +11,7 @@ import numpy as np
 from conformance.bounds.losses import counted_targets, smooth_targets
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
+from conformance.cases.facts import operation_facts
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Mistake
 from specification.dtypes import compute_dtype_name
@@ -76,13 +77,9 @@ class Loss(NamedTuple):
     def results(self) -> Results:
         found = {"output": self.output()}
         if self.case.cotangents and self.log is None:
-            name = input_name(self.case)
+            (name,) = operation_facts(self.case.operation).differentiated
             found[gradient_name(name)] = self.gradient().reshape(self.case.inputs[name].shape)
         return found
-
-
-def input_name(case: Case) -> str:
-    return "logits" if case.operation == "cross_entropy" else "log_probabilities"
 
 
 def is_mean(case: Case) -> bool:
@@ -91,7 +88,8 @@ def is_mean(case: Case) -> bool:
 
 def loss_of(case: Case) -> Loss:
     counted, classes = counted_targets(case)
-    x = np.asarray(case.inputs[input_name(case)], float)
+    (name,) = operation_facts(case.operation).differentiated
+    x = np.asarray(case.inputs[name], float)
     x = x.reshape(counted.size, x.shape[-1])
     smoothing = float(case.options.get("label_smoothing", 0.0))
     weights = counted.reshape(-1) / (max(int(counted.sum()), 1) if is_mean(case) else 1)
@@ -118,7 +116,7 @@ def gradient(id: str, says: str, change: Callable[..., Loss | Array | None], **m
     def results(call: Call, **values: Any) -> Results | None:
         if not call.case.cotangents:
             return None
-        changed, name = change(loss_of(call.case), **values), input_name(call.case)
+        changed, (name,) = change(loss_of(call.case), **values), operation_facts(call.case.operation).differentiated
         if changed is None:
             return None
         found = changed.gradient() if isinstance(changed, Loss) else changed
