@@ -77,12 +77,11 @@ def choose_planted(only: Collection[str] | None) -> tuple[Planted, ...]:
     """Return those of these rules, operations or frameworks, or with these words in their names; all for None."""
     if not only:
         return everything_planted()
-    words = split_names(only)
-
-    def is_meant(one: Planted, word: str) -> bool:
-        return word in (one.rule, one.operation, one.arrays) or word in one.name
-
-    return tuple(one for one in everything_planted() if any(is_meant(one, word) for word in words))
+    return tuple(
+        one
+        for one in everything_planted()
+        if any(word in (one.rule, one.operation, one.arrays) or word in one.name for word in split_names(only))
+    )
 
 
 @dataclass(frozen=True)

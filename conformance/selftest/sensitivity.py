@@ -42,10 +42,6 @@ class Sensitivity:
     runs: int
     of: int
 
-    @property
-    def reliable(self) -> bool:
-        return self.runs == self.of
-
 
 def slightly_wrong() -> list[Planted]:
     """The faults, in the order of `TITLES`."""
