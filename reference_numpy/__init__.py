@@ -2,7 +2,8 @@
 
 Read in this order: masks, attention_steps, attention, multi_head_attention, layer_norm_steps, layer_norm, embedding,
 positions, rotary, feed_forward, blocks, transformer, decoding, generation, models, losses, optimizers, schedules,
-initializers. Beside each file that has gradients stands the one with these, `<name>_vjp`.
+initializers. Beside each file that has gradients stands the one with these, `<name>_vjp`: of operations by
+hand, of blocks and models by tape.
 """
 
 from reference_numpy.attention import *

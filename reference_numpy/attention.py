@@ -29,11 +29,13 @@ from reference_numpy.attention_steps import (
 )
 from reference_numpy.dtypes import widen
 from reference_numpy.masks import checked_mask
+from reference_numpy.tape import operation
 from specification import checks
 
 __all__ = ["attention", "attention_logsumexp", "attention_weights", "merge_attention"]
 
 
+@operation
 @np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
 def attention(
     query: Float[np.ndarray, "B H Q D"],

@@ -37,6 +37,7 @@ from reference_numpy.attention_steps_vjp import (
 )
 from reference_numpy.dtypes import widen
 from reference_numpy.masks import checked_mask
+from reference_numpy.tape import gradient_of
 from specification import checks
 from specification.dtypes import compute_dtype_name, dtype_name
 
@@ -121,6 +122,7 @@ def pullback(
     )  # fmt: skip
 
 
+@gradient_of("query", "key", "value", "bias", "sinks")
 @np.errstate(all="ignore")
 def attention_vjp(
     query: Float[np.ndarray, "B H Q D"],

@@ -29,6 +29,7 @@ from reference_numpy.feed_forward import feed_forward, gated_feed_forward
 from reference_numpy.layer_norm import layer_norm, rms_norm, standard_deviation_norm
 from reference_numpy.multi_head_attention import concatenate_heads, fused, join_heads, linear, split_heads
 from reference_numpy.rotary import rotary_table, rotate
+from reference_numpy.tape import operation
 from specification import checks
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout
@@ -49,12 +50,14 @@ __all__ = ["decoder_block", "encoder_block"]
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 
+@operation
 def add(x: Float[np.ndarray, "..."], y: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     """x + y, rounded to the dtype of x; y may lack leading axes, and is stretched along no other."""
     checks.summands(x, y)
     return (widen(x) + widen(y)).astype(x.dtype)
 
 
+@operation
 def drop(x: Float[np.ndarray, "..."], dropout: Dropout | None) -> Float[np.ndarray, "..."]:
     """x * keep / (1 - rate), or x itself (BLK-2)."""
     if dropout is None:
@@ -63,6 +66,7 @@ def drop(x: Float[np.ndarray, "..."], dropout: Dropout | None) -> Float[np.ndarr
     return (widen(x) * dropout_factor(dropout.keep, dropout.rate, widen(x).dtype)).astype(x.dtype)
 
 
+@operation
 def normalize(
     parameters: Norm, x: Float[np.ndarray, "... E"], configuration: Configuration
 ) -> Float[np.ndarray, "... E"]:
@@ -209,6 +213,7 @@ def attend_to(
     return linear(parameters.output, concatenate_heads(heads))
 
 
+@operation
 def attend(
     parameters: MultiHeadAttention,
     x: Float[np.ndarray, "B T E"],
@@ -236,6 +241,7 @@ def check_attention(parameters: MultiHeadAttention, x: Any, memory: Any, configu
     return checks.block_attention(parameters, fused(parameters), x, memory, configuration.num_heads)
 
 
+@operation
 def transform(
     parameters: FeedForward | GatedFeedForward,
     x: Float[np.ndarray, "B T E"],

@@ -8,11 +8,13 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from reference_numpy.dtypes import widen
+from reference_numpy.tape import operation
 from specification import checks
 
 __all__ = ["embedding"]
 
 
+@operation
 def embedding(
     table: Float[np.ndarray, "N E"], ids: Integer[np.ndarray, "..."], *, scaled: bool = False
 ) -> Float[np.ndarray, "... E"]:

@@ -8,12 +8,14 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from reference_numpy.dtypes import widen
+from reference_numpy.tape import gradient_of
 from specification import checks
 from specification.dtypes import dtype_name
 
 __all__ = ["embedding_vjp"]
 
 
+@gradient_of("table")
 def embedding_vjp(
     table: Float[np.ndarray, "N E"],
     ids: Integer[np.ndarray, "..."],

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from reference_numpy.attention_steps import dropout_factor
 from reference_numpy.dtypes import widen
 from reference_numpy.multi_head_attention import linear
+from reference_numpy.tape import operation
 from specification import FeedForward, GatedFeedForward, checks
 
 __all__ = ["feed_forward", "gated_feed_forward", "silu"]
@@ -64,6 +65,7 @@ ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu_
 """By the name that a configuration has (FFN-1, FFN-2)."""
 
 
+@operation
 @np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
 def feed_forward(
     parameters: FeedForward,
@@ -96,6 +98,7 @@ def feed_forward(
     return linear(parameters.outer, hidden.astype(x.dtype))
 
 
+@operation
 @np.errstate(all="ignore")
 def gated_feed_forward(
     parameters: GatedFeedForward,

@@ -13,6 +13,7 @@ from reference_numpy.dtypes import widen
 from reference_numpy.feed_forward import ACTIVATIONS, finite_size, normal_distribution
 from reference_numpy.multi_head_attention import linear
 from reference_numpy.multi_head_attention_vjp import linear_vjp
+from reference_numpy.tape import gradient_of
 from specification import FeedForward, GatedFeedForward, checks
 from specification.dtypes import dtype_name
 
@@ -66,6 +67,7 @@ def activation_vjp(activation: str, x: Any, cotangent: Any) -> Any:
     return np.where(held, 0, cotangent * slope)
 
 
+@gradient_of("parameters", "x")
 @np.errstate(all="ignore")
 def feed_forward_vjp(
     parameters: FeedForward,
@@ -101,6 +103,7 @@ def feed_forward_vjp(
     return FeedForwardGradients(FeedForward(inner, outer), x_gradient)
 
 
+@gradient_of("parameters", "x")
 @np.errstate(all="ignore")
 def gated_feed_forward_vjp(
     parameters: GatedFeedForward,

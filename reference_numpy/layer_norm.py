@@ -12,11 +12,13 @@ from jaxtyping import Float
 
 from reference_numpy.dtypes import widen
 from reference_numpy.layer_norm_steps import affine, deviations, multiplier, reference_layer_norm
+from reference_numpy.tape import operation
 from specification import checks
 
 __all__ = ["layer_norm", "rms_norm", "standard_deviation_norm"]
 
 
+@operation
 @np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
 def layer_norm(
     x: Float[np.ndarray, "..."],
@@ -47,6 +49,7 @@ def layer_norm(
     return reference_layer_norm(x, weight, bias, eps).astype(x.dtype)
 
 
+@operation
 @np.errstate(all="ignore")
 def rms_norm(
     x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], *, eps: float, plus_one: bool = False
@@ -71,6 +74,7 @@ def rms_norm(
     return affine(normalized, multiplier(weight, plus_one), None).astype(x.dtype)
 
 
+@operation
 @np.errstate(all="ignore")
 def standard_deviation_norm(
     x: Float[np.ndarray, "..."],

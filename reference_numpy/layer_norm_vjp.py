@@ -18,6 +18,7 @@ from jaxtyping import Float
 
 from reference_numpy.dtypes import widen
 from reference_numpy.layer_norm_steps import deviations, multiplier
+from reference_numpy.tape import gradient_of
 from specification import checks
 from specification.dtypes import dtype_name
 
@@ -32,6 +33,7 @@ class NormGradients(NamedTuple):
     bias: Any
 
 
+@gradient_of("x", "weight", "bias")
 @np.errstate(all="ignore")
 def layer_norm_vjp(
     x: Float[np.ndarray, "..."],
@@ -66,6 +68,7 @@ def layer_norm_vjp(
     return rounded(x, weight, bias, x_gradient, normalized, cotangent)
 
 
+@gradient_of("x", "weight", "bias")
 @np.errstate(all="ignore")
 def rms_norm_vjp(
     x: Float[np.ndarray, "..."],
@@ -98,6 +101,7 @@ def rms_norm_vjp(
     return rounded(x, weight, None, x_gradient, normalized, cotangent)
 
 
+@gradient_of("x", "weight", "bias")
 @np.errstate(all="ignore")
 def standard_deviation_norm_vjp(
     x: Float[np.ndarray, "..."],

@@ -13,11 +13,13 @@ from jaxtyping import Bool, Float
 
 from reference_numpy.attention import attention
 from reference_numpy.dtypes import widen
+from reference_numpy.tape import operation
 from specification import Linear, MultiHeadAttention, checks
 
 __all__ = ["multi_head_attention"]
 
 
+@operation
 def linear(parameters: Linear, x: Float[np.ndarray, "... I"]) -> Float[np.ndarray, "... O"]:
     """x @ weight + bias, rounded once to the dtype of x (MHA-1)."""
     output = widen(x) @ widen(parameters.weight)
@@ -26,6 +28,7 @@ def linear(parameters: Linear, x: Float[np.ndarray, "... I"]) -> Float[np.ndarra
     return output.astype(x.dtype)
 
 
+@operation
 def join_heads(projections: Linear | Sequence[Linear]) -> Linear:
     """One projection out of per-head projections: their columns side by side, in head order (MHA-2)."""
     if isinstance(projections, Linear):
@@ -43,12 +46,14 @@ def fused(parameters: MultiHeadAttention) -> Any:
     return parameters._replace(query=query, key=key, value=value)
 
 
+@operation
 def split_heads(x: Float[np.ndarray, "B T HW"], num_heads: int) -> Float[np.ndarray, "B H T W"]:
     """Head h is the h-th block of consecutive columns (MHA-1)."""
     B, T, width = x.shape
     return x.reshape(B, T, num_heads, width // num_heads).swapaxes(1, 2)
 
 
+@operation
 def concatenate_heads(x: Float[np.ndarray, "B H T W"]) -> Float[np.ndarray, "B T HW"]:
     """The heads' columns side by side again, in order."""
     B, H, T, width = x.shape

@@ -12,6 +12,7 @@ from reference_numpy.attention import attention
 from reference_numpy.attention_vjp import attention_vjp
 from reference_numpy.dtypes import widen
 from reference_numpy.multi_head_attention import concatenate_heads, fused, linear, split_heads
+from reference_numpy.tape import gradient_of
 from specification import Linear, MultiHeadAttention, checks
 from specification.dtypes import dtype_name
 
@@ -29,6 +30,7 @@ class MultiHeadAttentionGradients(NamedTuple):
     sinks: Any
 
 
+@gradient_of("parameters", "x")
 def linear_vjp(
     parameters: Linear, x: Float[np.ndarray, "... I"], cotangent: Float[np.ndarray, "... O"]
 ) -> tuple[Linear, Float[np.ndarray, "... I"]]:
@@ -38,6 +40,28 @@ def linear_vjp(
     weight = (flat.T @ rows).astype(parameters.weight.dtype)
     bias = None if parameters.bias is None else rows.sum(axis=0).astype(parameters.bias.dtype)
     return Linear(weight, bias), (widen(cotangent) @ widen(parameters.weight).T).astype(x.dtype)
+
+
+@gradient_of("projections")
+def join_heads_vjp(projections: Any, cotangent: Linear) -> Linear:
+    """Those of per-head projections stay joined."""
+    return cotangent
+
+
+@gradient_of("x")
+def split_heads_vjp(
+    x: Float[np.ndarray, "B T HW"], num_heads: int, cotangent: Float[np.ndarray, "B H T W"]
+) -> Float[np.ndarray, "B T HW"]:
+    """The heads' gradients side by side."""
+    return concatenate_heads(cotangent)
+
+
+@gradient_of("x")
+def concatenate_heads_vjp(
+    x: Float[np.ndarray, "B H T W"], cotangent: Float[np.ndarray, "B T HW"]
+) -> Float[np.ndarray, "B H T W"]:
+    """Each head's columns."""
+    return split_heads(cotangent, x.shape[1])
 
 
 @np.errstate(all="ignore")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Integer
 
+from reference_numpy.tape import operation
 from specification import checks
 from specification.positions import alibi_slopes, angular_frequencies, bucket_edges
 
@@ -37,6 +38,7 @@ def sinusoidal_positions(
     return np.where(even, np.sin(angle), np.cos(angle)).astype(dtype)
 
 
+@operation
 def learned_positions(
     table: Float[np.ndarray, "N E"], length: int, *, offset: int = 0
 ) -> Float[np.ndarray, "length E"]:
@@ -90,6 +92,7 @@ def alibi_bias(
     return (slopes[:, None, None] * distance)[None].astype(dtype)
 
 
+@operation
 def relative_position_bias(
     table: Float[np.ndarray, "N H"],
     query_length: int,

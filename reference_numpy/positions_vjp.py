@@ -7,12 +7,14 @@ from jaxtyping import Float
 
 from reference_numpy.dtypes import widen
 from reference_numpy.positions import buckets_of
+from reference_numpy.tape import gradient_of
 from specification import checks
 from specification.dtypes import dtype_name
 
 __all__ = ["learned_positions_vjp", "relative_position_bias_vjp"]
 
 
+@gradient_of("table")
 def learned_positions_vjp(
     table: Float[np.ndarray, "N E"], length: int, cotangent: Float[np.ndarray, "length E"], *, offset: int = 0
 ) -> Float[np.ndarray, "N E"]:
@@ -36,6 +38,7 @@ def learned_positions_vjp(
     return gradient
 
 
+@gradient_of("table")
 def relative_position_bias_vjp(
     table: Float[np.ndarray, "N H"],
     query_length: int,

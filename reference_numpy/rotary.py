@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from reference_numpy.dtypes import widen
+from reference_numpy.tape import operation
 from specification import checks
 from specification.dtypes import compute_dtype_name, dtype_name
 from specification.frequencies import DIGIT_BITS, attention_factor, exact_frequencies, turn_digits
@@ -95,6 +96,7 @@ def turned(positions: Any, digits: Any, dtype: Any) -> tuple[Any, Any]:
     return quarter, turn * dtype(2 * math.pi)
 
 
+@operation
 @np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
 def rotate(x: Any, sine: Any, cosine: Any, pairing: str) -> Any:
     """(first cos - second sin, second cos + first sin) for every pair of columns; columns past the width copied."""

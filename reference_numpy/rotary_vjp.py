@@ -1,11 +1,14 @@
-"""Gradient of `rotary_embedding`, by hand."""
+"""Gradients of `rotary_embedding` and of the rotation in it, by hand."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Integer
 
 from reference_numpy.rotary import rotary_table, rotate
+from reference_numpy.tape import gradient_of
 from specification import checks
 from specification.dtypes import compute_dtype_name, dtype_name
 from specification.rotary import Scaling
@@ -41,4 +44,10 @@ def rotary_embedding_vjp(
     checks.cotangent(cotangent, x.shape, dtype_name(x))
     length = checks.rotary_length(scaling, length, positions)
     sine, cosine = rotary_table(positions, width, base, scaling, length, compute_dtype_name(dtype_name(x)))
+    return rotate_vjp(x, sine, cosine, pairing, cotangent)
+
+
+@gradient_of("x")
+def rotate_vjp(x: Any, sine: Any, cosine: Any, pairing: str, cotangent: Any) -> Any:
+    """The cotangent turned back: a rotation is linear, so it depends on no x."""
     return rotate(cotangent, -sine, cosine, pairing)

@@ -18,6 +18,7 @@ from reference_numpy.dtypes import widen
 from reference_numpy.embedding import check_rows, embedding
 from reference_numpy.multi_head_attention import linear
 from reference_numpy.positions import learned_positions, relative_position_bias, sinusoidal_positions
+from reference_numpy.tape import operation
 from specification import checks
 from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, StackDropout, TransformerDropout
@@ -103,6 +104,7 @@ def embed_image(
     return add(prepend(parameters.class_token, x), parameters.positions)
 
 
+@operation
 def patches(images: Float[np.ndarray, "B C height width"], size: Any) -> Float[np.ndarray, "B N CPP"]:
     """Squares of that size, row by row, each as one vector."""
     B, C, height, width = images.shape
@@ -111,6 +113,7 @@ def patches(images: Float[np.ndarray, "B C height width"], size: Any) -> Float[n
     return squares.reshape(B, rows * columns, C * size * size)
 
 
+@operation
 def prepend(row: Float[np.ndarray, "E"], x: Float[np.ndarray, "B N E"]) -> Float[np.ndarray, "B T E"]:
     """The row before every sequence."""
     first = np.broadcast_to(row, (len(x), 1, len(row)))
@@ -156,6 +159,7 @@ def target_mask(tokens: Integer[np.ndarray, "B T"], configuration: Configuration
     return Causal() & Dense(np.broadcast_to(real[:, None, :, None], (B, 1, T, T)))
 
 
+@operation
 def pool(
     x: Float[np.ndarray, "B T E"], pooling: str, keep: Bool[np.ndarray, "B T"] | None = None
 ) -> Float[np.ndarray, "B E"]:
@@ -194,6 +198,7 @@ def first_largest(x: Float[np.ndarray, "B T E"], keep: Bool[np.ndarray, "B T"]) 
     return np.where(found, where, np.argmax(keep, axis=1)[:, None])
 
 
+@operation
 def log_softmax(x: Float[np.ndarray, "... N"]) -> Float[np.ndarray, "... N"]:
     """x - log(sum(exp(x))) over the last axis."""
     wide = widen(x)
@@ -208,11 +213,13 @@ def output_layer(parameters: Linear, x: Float[np.ndarray, "... E"], configuratio
     return output if configuration.output_softcap is None else squeeze(output, configuration.output_softcap)
 
 
+@operation
 def shrink(x: Float[np.ndarray, "... E"]) -> Float[np.ndarray, "... E"]:
     """x / sqrt(E)."""
     return (widen(x) * (1 / math.sqrt(x.shape[-1]))).astype(x.dtype)
 
 
+@operation
 def squeeze(x: Float[np.ndarray, "..."], cap: float) -> Float[np.ndarray, "..."]:
     """cap * tanh(x / cap)."""
     return (float(cap) * np.tanh(widen(x) / float(cap))).astype(x.dtype)

@@ -174,8 +174,13 @@ def mapped(function: Callable[..., Any], first: Any, *others: Any) -> Any:
         return {key: mapped(function, part, *(other[key] for other in others)) for key, part in first.items()}
     if isinstance(first, list | tuple):
         parts = [mapped(function, *same) for same in zip(first, *others, strict=True)]
-        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+        return rebuild(first, parts)
     return function(first, *others)
+
+
+def rebuild(structure: Any, parts: list[Any]) -> Any:
+    """Return a NamedTuple, list or tuple like the structure, made of other parts."""
+    return type(structure)(*parts) if hasattr(structure, "_fields") else type(structure)(parts)
 
 
 def leaves(tree: Any, path: str = "") -> dict[str, Any]:

@@ -88,7 +88,8 @@ OPERATIONS = (
         numbered("MHA", 1, 2),
         places("multi_head_attention", "linear", "join_heads", "fused", "split_heads", "concatenate_heads",
                "multi_head_attention"),
-        places("multi_head_attention_vjp", "linear_vjp", "multi_head_attention_vjp"),
+        places("multi_head_attention_vjp", "linear_vjp", "multi_head_attention_vjp", "join_heads_vjp",
+               "split_heads_vjp", "concatenate_heads_vjp"),
         also=("MHA", "self-attention", "cross-attention"),
     ),
     Operation(
@@ -133,7 +134,7 @@ OPERATIONS = (
         numbered("POS", 3, 4),
         places("rotary", "rotary_embedding", "rotary_table", "constants", "sine_and_cosine", "turned", "rotate",
                "rotary_frequencies", "rounded_frequencies"),
-        places("rotary_vjp", "rotary_embedding_vjp"),
+        places("rotary_vjp", "rotary_embedding_vjp", "rotate_vjp"),
         also=("RoPE", "rotary position embedding"),
     ),
     Operation(
@@ -162,9 +163,9 @@ OPERATIONS = (
                "project_queries", "project_keys", "normalized_heads", "rotations_of", "rotation_of", "rotated",
                "positions_from", "windowed", "key_heads", "check_attention", "transform", "normalize", "normalize_if",
                "add", "drop", "attention_options"),
-        places("blocks_vjp", "residual_vjp", "parallel_vjp", "through_vjp", "encoder_block_vjp", "decoder_block_vjp",
-               "attend_vjp", "project_vjp", "normalized_heads_vjp", "rotated_vjp", "transform_vjp", "normalize_vjp",
-               "normalize_if_vjp", "self_attention", "cross_attention", "position_wise"),
+        (*places("tape", "vjp", "pull_back", "operation", "call_with", "gradient_of", "accumulate", "separate_places",
+                 "collect"),
+         *places("blocks_vjp", "encoder_block_vjp", "decoder_block_vjp", "add_vjp", "drop_vjp")),
     ),
     Operation(
         "transformer", "Transformer", "Encoder, decoder, and the layers around them.",
@@ -175,8 +176,8 @@ OPERATIONS = (
                "padding_mask", "target_mask", "pool", "first_largest", "log_softmax", "output_layer", "shrink",
                "squeeze", "sites_of"),
         places("transformer_vjp", "transformer_vjp", "encoder_vjp", "decoder_vjp", "classifier_vjp",
-               "language_model_vjp", "embed_vjp", "embed_image_vjp", "patches_vjp", "position_bias_vjp",
-               "batch_sum", "pool_vjp", "log_softmax_vjp", "output_layer_vjp", "squeeze_vjp"),
+               "language_model_vjp", "embed_vjp", "embed_image_vjp", "patches_vjp", "prepend_vjp", "pool_vjp",
+               "log_softmax_vjp", "shrink_vjp", "squeeze_vjp"),
     ),
     Operation(
         "decoding", "Decoding", "One token after the other, with a cache of earlier keys and values.",

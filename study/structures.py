@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from reference_numpy.multi_head_attention import fused as fused_projections
-from specification.parameters import Embedding, MultiHeadAttention
+from specification.parameters import Embedding, MultiHeadAttention, rebuild
 
 
 def every(kind: type, value: Any) -> list[Any]:
@@ -21,8 +21,7 @@ def changed(kind: type, value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, list | tuple):
-        parts = [changed(kind, part, change) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else parts
+        return rebuild(value, [changed(kind, part, change) for part in value])
     return value
 
 

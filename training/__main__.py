@@ -26,6 +26,9 @@ Trained = Annotated[
         "--package", help=f"one of {', '.join(PACKAGES)}; the first, or that of the run that goes on", metavar="NAME"
     ),
 ]
+Out = Annotated[Path, typer.Option(help="for logs and checkpoints", metavar="FOLDER")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint of --out")]
+Steps = Annotated[int | None, typer.Option(help="end after so many steps in all", min=1)]
 DEFAULT = next(iter(PACKAGES))
 
 
@@ -79,11 +82,9 @@ def reviews(
             help="a folder like aclImdb, with train/pos/*.txt and so on; else movie sentences", metavar="FOLDER"
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="for logs and checkpoints", metavar="FOLDER")] = Path(
-        "build/training/reviews"
-    ),
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint of --out")] = False,
-    steps: Annotated[int | None, typer.Option(help="end after so many steps in all", min=1)] = None,
+    out: Out = Path("build/training/reviews"),
+    resume: Resume = False,
+    steps: Steps = None,
     tutorial: Annotated[bool, typer.Option("--tutorial", help="the tutorial's settings in place of ours")] = False,
     epochs: Annotated[int | None, shown(Settings.epochs, "how often all texts are read")] = None,
     seed: Annotated[int | None, shown(Settings.seed, "by which everything random is drawn")] = None,
@@ -194,6 +195,14 @@ def resumed(checkpoint: Any, given: dict[str, Any]) -> Any:
     )
 
 
+def given_texts(text: str | None) -> list[str]:
+    """The text alone, or without one every line of standard input."""
+    texts = [line.rstrip("\n") for line in sys.stdin] if text is None else [text]
+    if not texts:
+        raise ValueError("standard input has no lines")
+    return texts
+
+
 def say(line: str) -> None:
     console.print(Text(line, style="dim"))
 
@@ -210,9 +219,7 @@ def classify(
         from training import checkpoints
         from training.classifying import classify as classified
 
-        texts = [line.rstrip("\n") for line in sys.stdin] if text is None else [text]
-        if not texts:
-            raise ValueError("standard input has no lines")
+        texts = given_texts(text)
         for found, line in zip(classified(chosen, checkpoints.read(checkpoint), texts), texts, strict=True):
             print(f"{found.label} {found.probability:.4f}" + (f"  {line}" if text is None else ""))
 
@@ -243,11 +250,9 @@ def benchmark(
 @app.command()
 def translation(
     package: Trained = None,
-    out: Annotated[Path, typer.Option(help="for logs and checkpoints", metavar="FOLDER")] = Path(
-        "build/training/translation"
-    ),
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint of --out")] = False,
-    steps: Annotated[int | None, typer.Option(help="end after so many steps in all", min=1)] = None,
+    out: Out = Path("build/training/translation"),
+    resume: Resume = False,
+    steps: Steps = None,
     source: Annotated[str | None, typer.Option(help="language, as num2words names it")] = None,
     target: Annotated[str | None, typer.Option(help="language that is translated into")] = None,
     numbers: Annotated[int | None, typer.Option(help="how many are trained on")] = None,
@@ -306,9 +311,7 @@ def translate(
         from training.translation import translating
         from training.translation.data import TRANSLATION
 
-        texts = [line.rstrip("\n") for line in sys.stdin] if text is None else [text]
-        if not texts:
-            raise ValueError("standard input has no lines")
+        texts = given_texts(text)
         found = checkpoints.read(checkpoint, TRANSLATION)
         wrong = {} if text is not None else translating.refused(found, texts)
         taken = [line for number, line in enumerate(texts) if number not in wrong]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specification.parameters import mapped
+from conformance.models.structures import widen_parameters
 from training import vocabulary
 from training.checkpoints import Checkpoint
 from training.packages import Package
@@ -44,7 +44,7 @@ def classify(package: Package, checkpoint: Checkpoint, texts: Sequence[str]) -> 
             raise ValueError(f"text {number} has no words")
         if not is_unicode(text):
             raise ValueError(f"text {number} is not UTF-8")
-    wide = package.arrays(mapped(lambda array: array.astype(np.float64), checkpoint.parameters))
+    wide = package.arrays(widen_parameters(checkpoint.parameters))
     settings = replace(checkpoint.settings, dtype="float64")
     found = predictions(package, settings, wide, vocabulary.encode(checkpoint.vocabulary, texts))
     return [Classified(LABELS[row.argmax()], float(np.exp(row.max()))) for row in found]

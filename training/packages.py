@@ -101,7 +101,7 @@ class Package:
 
 
 class Reference(Package):
-    """The definition, with its gradients by hand."""
+    """The definition, with its own gradients."""
 
     name = "reference_numpy"
 

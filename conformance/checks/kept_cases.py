@@ -65,10 +65,10 @@ def single_case(check: Check[Any, Any], example: Any) -> Case | None:
 
 def find_answers(subject: Subject, check: Check[Any, Any], example: Any) -> Answers | None:
     """The subject's answers to the one call of the latest check, where they are few enough to be kept."""
-    case = single_case(check, example)
-    if case is None or count_numbers(case) > MOST_NUMBERS:
+    case, latest = single_case(check, example), subject.latest
+    if case is None or latest is None or latest[0] is not case or count_numbers(case) > MOST_NUMBERS:
         return None
-    return next((answers for asked, answers in subject.latest if asked is case), None)
+    return latest[1]
 
 
 def count_numbers(case: Case) -> int:

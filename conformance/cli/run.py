@@ -106,7 +106,7 @@ def exit_code(report: dict[str, Any]) -> int:
 
 def make_plan(effort: str, cases: int | None, seeds: range, only: list[str], device: str) -> Plan:
     """Return the plan; raise ValueError for an unknown name or a missing device."""
-    from conformance.judge.plan import EFFORTS
+    from conformance.judge.options import EFFORTS
     from conformance.judge.report import NO_ORACLE
     from conformance.oracle.reference import balls_available
 

@@ -87,7 +87,10 @@ def explain_numbers(
         follow = take_violations(left, own, inexact)
         own = {key: rounded[id(one)] for key, one in own.items()}
         if follow:
-            yield explain_by_arithmetic(inexact, follow)
+            excuses = find_excuses(inexact)
+            condition = Condition(dtypes=tuple(sorted({one.case.dtype for one in inexact})))
+            kind: CauseKind = "digits" if excuses else "arithmetic"
+            yield Cause(kind, sort_violations(follow), None, condition, find_pattern(inexact[0]), excuses)
     for explanation in chosen:
         follow = take_violations(left, own, explanation.explained)
         if not follow and len(explanation.explained) > 1:  # behind rules whose own violation has another cause
@@ -144,14 +147,6 @@ def take_violations(
     cases = {id(one) for one in explained}
     rules = {one.kept.rule for one in explained if one.kept is not None}
     return [left.pop(key) for key in [*left] if (id(own[key]) in cases if key in own else left[key].rule in rules)]
-
-
-def explain_by_arithmetic(inexact: Sequence[Evidence], violations: Sequence[Violation]) -> Cause:
-    """The cause of errors that are no larger than those of arithmetic in 16 bits, or of declared roundings."""
-    excuses = find_excuses(inexact)
-    condition = Condition(dtypes=tuple(sorted({one.case.dtype for one in inexact})))
-    kind: CauseKind = "digits" if excuses else "arithmetic"
-    return Cause(kind, sort_violations(violations), None, condition, find_pattern(inexact[0]), excuses)
 
 
 def explain_by_mistake(chooser: Chooser, explanation: Explanation, violations: Sequence[Violation]) -> Cause:

@@ -230,8 +230,8 @@ class Chooser:
             verdicts = {id(one): one.weigh(evidence) for one in left}
             confirmed.update(one for one, verdict in verdicts.items() if verdict == "explains")
             doubted.update(one for one, verdict in verdicts.items() if verdict == "against")
-            for one in left:
-                one.weigh_wider(evidence)
+            for wider in (one.wider for one in left if one.wider is not None):
+                wider.weigh(evidence)
             if not evidence.wrong or "explains" in verdicts.values():
                 refuted = [one for one in left if verdicts[id(one)] == "against"]
                 left = [one for one in left if verdicts[id(one)] != "against"]
@@ -281,7 +281,7 @@ def worth_asking(case: Case, left: Sequence[Explanation], confirmed: set[int]) -
 
 
 def is_wrong(prediction: Prediction, call: Call) -> bool:
-    names = [name for name in prediction.results if name in call.right]
+    names = prediction.results.keys() & call.right.keys()
     return any(prediction.differs(name, call.right[name], call.bounds[name]) for name in names)
 
 

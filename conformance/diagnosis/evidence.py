@@ -13,10 +13,7 @@ from conformance.bounds.arithmetic import ARITHMETIC, LARGEST
 from conformance.cases.arguments import gradient_name, is_gradient
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
-from conformance.checks.catalogue import (
-    SPOILED_ROWS,
-    TOWERING,
-)
+from conformance.checks.catalogue import SPOILED_ROWS, TOWERING
 from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import fill_unpromised, judge, no_others
 from conformance.checks.findings import Finding
@@ -51,14 +48,14 @@ class Evidence:
 
     def predict(self, mistake: Mistake) -> list[Prediction]:
         """The predictions of a mistake for the case, which say nothing of free elements."""
-        return [self.leave_free(prediction) for prediction in mistake.predict(self.call)]
-
-    def leave_free(self, prediction: Prediction) -> Prediction:
-        results, bounds = prediction.results, dict(prediction.bounds)
-        for name, free in self.free.items():
-            if name in results and results[name].shape == free.shape:
-                bounds[name] = np.where(free, np.inf, bounds[name])
-        return prediction._replace(bounds=bounds)
+        found = []
+        for prediction in mistake.predict(self.call):
+            bounds = dict(prediction.bounds)
+            for name, free in self.free.items():
+                if name in prediction.results and prediction.results[name].shape == free.shape:
+                    bounds[name] = np.where(free, np.inf, bounds[name])
+            found.append(prediction._replace(bounds=bounds))
+        return found
 
     def bounds_under(self, rounding: Mapping[str, str]) -> Results:
         """The bounds of a subject that declares this rounding of its arithmetic."""
@@ -216,10 +213,11 @@ def weigh(call: Call, answers: Answers, probe: str = "", kept: KeptCase | None =
         return None
     wrong = frozenset(finding.name for finding in findings if finding.ratio > 1)
     told = fill_unpromised(call.case, answers, call.exact)
-    free = {name: ~same_elements(told[name], answers[name]) for name in told if told[name] is not answers[name]}
+    free = {
+        name: np.asarray(
+            (one != answers[name]) & ~(np.isnan(one.astype(float)) & np.isnan(answers[name].astype(float)))
+        )
+        for name, one in told.items()
+        if one is not answers[name]
+    }
     return Evidence(call, told, wrong, probe, kept, tuple(findings), free)
-
-
-def same_elements(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Where two arrays are alike, NaN too."""
-    return np.asarray((one == other) | (np.isnan(one.astype(float)) & np.isnan(other.astype(float))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,9 @@ FAR = 4
 
 def draw_experiments(evidence: Evidence, declaration: Declaration, probes: Mapping[str, Probe]) -> Iterator[Case]:
     """Draw cases by turns: like one that fails, and others of its probe, which have other options."""
-    sources = [draw_like(evidence, declaration), draw_from_probe(probes.get(evidence.probe))]
+    drawn = draw_cases(probes[evidence.probe].cases, PROBED, SEED) if evidence.probe in probes else ()
+    probed = (example for _, example in drawn if isinstance(example, Case) and not example.special)
+    sources = [draw_like(evidence, declaration), probed]
     while sources:
         for source in [*sources]:
             case = next(source, None)
@@ -40,13 +41,6 @@ def draw_experiments(evidence: Evidence, declaration: Declaration, probes: Mappi
                 sources.remove(source)
             elif affordable(case):
                 yield case
-
-
-def draw_from_probe(probe: Probe | None) -> Iterator[Case]:
-    """New cases of a probe that draws single ones."""
-    if probe is not None:
-        found = (example for _, example in draw_cases(probe.cases, PROBED, SEED))
-        yield from (example for example in found if isinstance(example, Case) and not example.special)
 
 
 def draw_like(evidence: Evidence, declaration: Declaration) -> Iterator[Case]:
@@ -73,10 +67,10 @@ def grow_sizes(case: Case) -> Iterator[dict[str, int]]:
     for name, size in sizes.items():
         if size > LEAST:
             yield few | {name: size}
-    for name, size in sizes.items():
-        grown = 2 * size + (unit if name == "E" else 1)
-        yield sizes | {name: max(grown, 3)}
-    yield {name: 2 * size + (unit if name == "E" else 1) for name, size in sizes.items()}
+    grown = {name: 2 * size + (unit if name == "E" else 1) for name, size in sizes.items()}
+    for name, size in grown.items():
+        yield sizes | {name: max(size, 3)}
+    yield grown
 
 
 def redraw(case: Case, sizes: dict[str, int], rng: np.random.Generator) -> Case | None:
@@ -98,14 +92,11 @@ def redraw_array(array: np.ndarray, grown: np.ndarray, rng: np.random.Generator)
         return grown
     wide = array.astype(float)
     finite = wide[np.isfinite(wide)]
-    size, mean, spread = (float(f(finite)) if finite.size else 1.0 for f in (root_mean_square, np.mean, np.std))
+    statistics = (lambda a: np.sqrt(np.mean(a**2)), np.mean, np.std)
+    size, mean, spread = (float(f(finite)) if finite.size else 1.0 for f in statistics)
     far = abs(mean) > FAR * spread > 0
     numbers = rng.normal(size=grown.shape) * ((spread if far else size) or 1.0) + mean * far
     return np.where(np.isfinite(grown.astype(float)), cast(numbers, array.dtype), grown).astype(array.dtype)
-
-
-def root_mean_square(array: np.ndarray) -> Any:
-    return np.sqrt(np.mean(array**2))
 
 
 def affordable(case: Case) -> bool:

@@ -50,11 +50,6 @@ class Explanation:
             (self.unlike if evidence.wrong else self.against).append(evidence)
         return verdict
 
-    def weigh_wider(self, evidence: Evidence) -> None:
-        """Add a piece of evidence to the explanation without this one's condition."""
-        if self.wider is not None:
-            self.wider.weigh(evidence)
-
     def limit(self, condition: Condition) -> Explanation:
         """The same mistake where a condition holds, in the pass that it is of."""
         mistake = self.mistake.limit(replace(condition, passes=self.mistake.condition.passes))

@@ -135,18 +135,18 @@ def load_implementations(names: Sequence[str], device: str, processes: int) -> N
 def judge_batch(indices: Sequence[int], examples: int, seed: int) -> Results:
     """Ask the questions of these indices."""
     forget_compiled_code(room)
-    plan = plan_of_operations()
-    return shrink(judge_questions([plan[index] for index in indices], runners, examples, seed))
+    questions = [plan_of_operations()[index] for index in indices]
+    results = judge_questions(questions, runners, examples, seed)
+    if any(question.kind == "probe" for question in questions):  # frozen cases are small, and told by their names
+        shrink_violations(results, runners, SHRINKING)
+    results.kept.clear()  # nobody asks them again
+    return results
 
 
 def judge_in_float64(operation: str, examples: int, seed: int) -> Results:
     """The definition in float64 against ball arithmetic, on cases of one operation."""
     probe = agreement("ATT-9", operation, operation, operation_cases(operation, ("float64",)))
-    return shrink(judge_questions([make_question(probe)], runners, examples, seed))
-
-
-def shrink(results: Results) -> Results:
-    """The results with smaller cases, and without those that nobody asks again."""
+    results = judge_questions([make_question(probe)], runners, examples, seed)
     shrink_violations(results, runners, SHRINKING)
     results.kept.clear()
     return results

@@ -235,12 +235,11 @@ class Executor:
         """What a question finds within what the subject takes; `NotAsked` where it takes no such case."""
         if question.kind == "claim":
             return self.results_of_claim(question)
-        self.require_plain_call()
+        declaration = self.declaration
         if question.kind == "printed":
             return self.check_printing()
         if question.concerns_empty_rows:
-            declaration, found = self.declaration, self.row_results
-            results = [found[question]] if question in found else []
+            results = [self.row_results[question]] if question in self.row_results else []
         else:
             declaration = self.forgiving
             results = [self.answer(one) for one in self.questions(declaration) if one == question]

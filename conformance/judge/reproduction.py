@@ -48,7 +48,7 @@ class Reproduction:
 
     def __init__(self, runner: Runner, target: Target | None) -> None:
         self.runner = runner
-        self.fresh = FreshProcesses(target, runner)
+        self.fresh = FreshProcesses(target, runner.time_limit)
         self.shown = False  # one run of calls is enough
 
     def settle(self, found: Violation) -> Violation | None:

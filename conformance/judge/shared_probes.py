@@ -72,7 +72,7 @@ class Outcome(NamedTuple):
 class SharedProbes:
     """The probes of a check, which workers take from the last one back.
 
-    TypeError, AttributeError or pickle.PicklingError where the target cannot be sent to another process.
+    ValueError where the target cannot be sent to another process.
     """
 
     def __init__(self, target: Target, time_limit: float, processes: int) -> None:
@@ -129,8 +129,8 @@ class SharedProbes:
 
 
 def read_outcome(future: Future[Outcome | None]) -> Outcome | None:
-    """None where the worker has not finished the probe, and says why or not."""
-    if future.cancelled() or isinstance(future.exception(), Exception):
+    """Return what a worker found; None where it did not finish the probe."""
+    if future.cancelled() or future.exception() is not None:
         return None
     return future.result()
 

@@ -193,9 +193,9 @@ def earlier_checks(runner: Runner) -> tuple[Any, ...]:
 
 def settle_violations(results: Results, settle: Settle) -> None:
     """Put in place of every violation what becomes of it."""
-    violations, results.violations = results.violations, {}
-    for violation in violations.values():
-        settled = settle(violation)
+    pairs = [(violation, settle(violation)) for violation in results.violations.values()]
+    results.violations = {}
+    for violation, settled in pairs:
         if settled is None or settled.rule != violation.rule:
             results.rules[violation.rule, violation.subject].keeps()
             results.worst.pop((violation.rule, violation.subject), None)

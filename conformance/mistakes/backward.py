@@ -104,11 +104,6 @@ MEANS: dict[str, Callable[[Call], np.ndarray]] = {
 
 
 @predict_gradients
-def subtract_mean(call: Call, mean: str) -> Iterator[Gradients]:
-    yield call.steps.pull_back(call.case.cotangents, call.forward.weights, mean=MEANS[mean](call))
-
-
-@predict_gradients
 def take_mean_of_blocks(call: Call, keys: str, block: int) -> Iterator[Gradients]:
     K = call.steps.sizes[3]
     if block < K:
@@ -146,12 +141,6 @@ def weigh_by_logsumexp(call: Call, logsumexp: np.ndarray) -> Iterator[Gradients]
     weights = np.where(call.steps.allowed_pairs, np.exp(call.forward.scores - logsumexp), 0)
     share = None if call.steps.sinks is None else np.exp(call.steps.sinks - logsumexp)
     yield from pull_back_weights(call, weights, share)
-
-
-@predict_gradients
-def misread_logsumexp(call: Call, reading: str) -> Iterator[Gradients]:
-    maximum = row_maximum(call.forward.scores, call.steps.sinks)
-    yield from weigh_by_logsumexp(call, READINGS[reading](call.forward.logsumexp, maximum))
 
 
 @predict_gradients
@@ -291,12 +280,6 @@ COTANGENTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "that of the first row, for all rows": lambda bar: np.broadcast_to(bar[:, :, :1], bar.shape),
     "read as [B, H, Q, V] from memory that holds [B, Q, H, V]": lambda bar: bar.swapaxes(1, 2).reshape(bar.shape),
 }
-
-
-@predict_gradients
-def take_cotangent(call: Call, cotangent: str) -> Iterator[Gradients]:
-    changed = COTANGENTS[cotangent](call.case.cotangents["output"])
-    yield call.steps.pull_back(call.case.cotangents | {"output": changed}, call.forward.weights)
 
 
 LOGSUMEXP_FACTORS = {"left out": 0.0, "of the other sign": -1.0, "multiplied by ln 2": LN2, "divided by ln 2": 1 / LN2}
@@ -515,11 +498,6 @@ BIASES: dict[str, Callable[[Call], list[np.ndarray]]] = {
 }
 
 
-@predict_gradients
-def take_bias(call: Call, how: str) -> Iterator[Gradients]:
-    yield from (call.gradients._replace(scores=scores) for scores in BIASES[how](call) if "bias" in call.case.inputs)
-
-
 SHARES: dict[str, Callable[[Call, np.ndarray, np.ndarray], np.ndarray]] = {
     "exp2(sink - L / ln 2)": lambda call, sink, L: np.exp(sink * LN2 - L),
     "exp(sink - L / ln 2)": lambda call, sink, L: np.exp(sink - L / LN2),
@@ -557,10 +535,15 @@ def entry(
 SIZES = (64, 256, 1024, 4096, 16384, 65535)
 SOME_BLOCKS = (1, 16, 64, 128)
 MISTAKES = (
-    entry("mean", "the backward pass subtracts {mean}, not rowsum(P * P_bar)", subtract_mean, mean=tuple(MEANS)),
+    entry("mean", "the backward pass subtracts {mean}, not rowsum(P * P_bar)",
+          predict_gradients(lambda call, mean: [
+              call.steps.pull_back(call.case.cotangents, call.forward.weights, mean=MEANS[mean](call))]),
+          mean=tuple(MEANS)),
     entry("mean-of-blocks", "rowsum(P * P_bar) is taken over {keys}, not over the row (blocks of {block} keys)",
           take_mean_of_blocks, keys=("each block of keys", "the blocks of keys so far"), block=(8, *BLOCKS)),
-    entry("logsumexp-misread", "the log-sum-exp of the backward pass {reading}", misread_logsumexp,
+    entry("logsumexp-misread", "the log-sum-exp of the backward pass {reading}",
+          predict_gradients(lambda call, reading: weigh_by_logsumexp(call, READINGS[reading](
+              call.forward.logsumexp, row_maximum(call.forward.scores, call.steps.sinks)))),
           reading=tuple(READINGS)),
     entry("logsumexp-beside-large-scores", "the backward pass takes the weights from one log-sum-exp for each row, "
           "which loses digits beside large scores", lose_digits, "ATT-4"),
@@ -578,7 +561,10 @@ MISTAKES = (
           "scores", use_weights, of=("query", "key")),
     entry("dropout-forgotten", "dropout is missing in the gradient of {of}", forget_dropout, "ATT-11",
           of=("values", "weights", "values and weights")),
-    entry("cotangent", "the cotangent in the backward pass is {cotangent}", take_cotangent,
+    entry("cotangent", "the cotangent in the backward pass is {cotangent}",
+          predict_gradients(lambda call, cotangent: [call.steps.pull_back(
+              call.case.cotangents | {"output": COTANGENTS[cotangent](call.case.cotangents["output"])},
+              call.forward.weights)]),
           cotangent=tuple(COTANGENTS)),
     entry("logsumexp-cotangent", "the cotangent of the log-sum-exp beside the output is {how}",
           take_logsumexp_cotangent, "ATT-14", how=(*LOGSUMEXP_FACTORS, "added outside the bracket")),
@@ -603,7 +589,10 @@ MISTAKES = (
           sum=SUMS, dtype=HALF, block=SOME_BLOCKS),
     entry("rounded", "{of} is rounded to {dtype} in the backward pass", round_part, dtype=HALF,
           of=("P", *ROUNDED)),
-    entry("bias", "the gradient of bias is {how}", take_bias, how=tuple(BIASES)),
+    entry("bias", "the gradient of bias is {how}",
+          predict_gradients(lambda call, how: [
+              call.gradients._replace(scores=scores) for scores in BIASES[how](call) if "bias" in call.case.inputs]),
+          how=tuple(BIASES)),
     entry("sink-share", "the gradient of a sink takes {share} for its share of the weights", take_share,
           operations=ATTENTION, share=tuple(SHARES)),
 )  # fmt: skip
@@ -627,7 +616,7 @@ PLANTED = (
     *plant("factor", past("K", 64), past("K", 4096), of=("query",), factor=("1/2",)),
     *(replace(one, rule="ATT-1") for one in plant("factor", of=("key",), factor=("1 / sqrt(D) / scale",))),
     *(replace(one, rule="ATT-3") for one in plant("bias", how=("NaN where the bias is -inf",))),
-    *(replace(one, rule="ATT-14", operations=("attention_logsumexp",))
+    *(one.plant_in("attention_logsumexp", rule="ATT-14")
       for one in (*plant("slope"), *plant("missing", of=("sinks",)))),
     *plant("missing", past("K", 1024), of=("sinks",)),
     *plant("zero-past", of=("key",), first=(1024, 16384)), *plant("zero-past", of=("query",), axis=("query",)),

@@ -301,18 +301,14 @@ SKIPS: dict[str, tuple[slice, ...]] = {
 }
 
 
-def share_empty_rows(call: Call) -> AttentionSteps | None:
-    allowed = call.steps.allowed_pairs
-    return call.steps.change(visible=call.steps.visible & allowed[:1].any(axis=-1, keepdims=True))
-
-
 SKIPPED = Mistake(
     "blocks.skipped", "MASK-2", "a block of {block} keys is skipped for all where {by} sees nothing of it",
     skip_blocks, ATTENTION, {"by": tuple(SKIPS), "block": (16, *BLOCKS)},
 )  # fmt: skip
 EMPTY_ROWS = Mistake(
     "blocks.rows-empty-by-first-batch-element", "ATT-6", "rows are empty where those of batch element 0 are",
-    share_empty_rows,
+    lambda call: call.steps.change(
+        visible=call.steps.visible & call.steps.allowed_pairs[:1].any(axis=-1, keepdims=True)),
 )  # fmt: skip
 
 MISTAKES = (*ONLINE, AVERAGED, BASE_2, NATURAL, SUMS, SINK_COUNT, INFINITE_SINK, SKIPPED, EMPTY_ROWS)

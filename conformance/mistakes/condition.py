@@ -37,19 +37,17 @@ class Condition:
     def holds(self, call: Call) -> bool:
         if self.dtypes and call.case.dtype not in self.dtypes:
             return False
-        if self.axis and not self.holds_for_size(size_of(call, self.axis)):
-            return False
-        if not (self.features or self.lacks):
-            return True
-        return call.features.issuperset(self.features) and call.features.isdisjoint(self.lacks)
-
-    def holds_for_size(self, size: int) -> bool:
-        return (
+        size = size_of(call, self.axis) if self.axis else 0
+        if self.axis and not (
             (not self.past or size > self.past)
             and (self.up_to is None or size <= self.up_to)
             and (not self.partial or size % self.partial != 0)
             and (not self.whole or size % self.whole == 0)
-        )
+        ):
+            return False
+        if not (self.features or self.lacks):
+            return True
+        return call.features.issuperset(self.features) and call.features.isdisjoint(self.lacks)
 
     @property
     def requirements(self) -> dict[str, Any]:

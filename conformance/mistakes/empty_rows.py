@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -91,7 +90,7 @@ PLANTED = (
     FILLED.choose(holds="the sum of all values divided by Q"),
     FILLED.choose().limit(Condition(features=("sinks",))),
     FILLED.choose(holds="0").limit(Condition(features=("empty_rows",))),
-    replace(FILLED.choose(), operations=("attention_weights",)),
+    FILLED.choose().plant_in("attention_weights"),
     LOGSUMEXP.choose(holds="-inf"),
     *(HIDDEN_BLOCK.choose(block=block).limit(Condition("K", block)) for block in (64, 256)),
 )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from conformance.mistakes.attention_steps import AttentionSteps, places_of
-from conformance.mistakes.call import Call, Results
+from conformance.mistakes.call import Call
 from conformance.mistakes.condition import Condition, past
 from conformance.mistakes.heads import move_results
 from conformance.mistakes.mistake import ATTENTION, Mistake
@@ -31,11 +30,6 @@ def leave_out_keys(seen: Seen) -> Callable[..., AttentionSteps | None]:
         return None if some.all() else call.steps.change(visible=call.steps.visible & some)
 
     return change
-
-
-def read_keys_again(call: Call, n: int) -> AttentionSteps | None:
-    K = call.steps.sizes[-1]
-    return None if n >= K else call.steps.read_elsewhere(**key_places(call.steps, np.arange(K) % n))
 
 
 def key_places(steps: AttentionSteps, keys: np.ndarray) -> dict[str, np.ndarray]:
@@ -107,8 +101,9 @@ LAST_TILE = key_entry(
     lambda keys, K, block: (keys < K - block) | (K % block != 0) | (block == K), block=BLOCKS,
 )  # fmt: skip
 AGAIN = Mistake(
-    "extents.keys-again", "ATT-8", "keys past the first {n} are the first ones again", read_keys_again, ATTENTION,
-    {"n": SIZES},
+    "extents.keys-again", "ATT-8", "keys past the first {n} are the first ones again",
+    lambda call, n: None if n >= (K := call.steps.sizes[-1]) else call.steps.read_elsewhere(
+        **key_places(call.steps, np.arange(K) % n)), ATTENTION, {"n": SIZES},
 )  # fmt: skip
 READ_ON = Mistake(
     "extents.key-tail-filled", "ATT-8", "the last tile is filled up with {what}, which count (tiles of {block} keys)",
@@ -140,18 +135,9 @@ def fill_rest(places: np.ndarray, n: int, what: str, axis: int) -> np.ndarray:
     return places.take(numbers % n if what == "the first ones again" else np.minimum(numbers, n - 1), axis)
 
 
-def fill_rest_of_heads(places: np.ndarray, n: int, what: str) -> np.ndarray:
-    """Of batch elements times heads as one axis."""
-    return fill_rest(places.reshape(-1, *places.shape[2:]), n, what, 0).reshape(places.shape)
-
-
 def fill_tail(places: np.ndarray, block: int, axis: int) -> np.ndarray:
     size = places.shape[axis] if axis < places.ndim else 0
     return places if size < block else fill_rest(places, size // block * block, "0", axis)
-
-
-def fill_beyond_key_width(call: Call) -> AttentionSteps | None:
-    return move_results(lambda places: fill_rest(places, call.steps.query.shape[-1], "0", 3))(call)
 
 
 def move_along(axis: int, move: Callable[..., np.ndarray]) -> Callable[..., AttentionSteps | None]:
@@ -171,7 +157,8 @@ RESULTS = {
 }  # fmt: skip
 PRODUCT = Mistake(
     "extents.batch-times-heads-past", "ATT-8", "of batch elements times heads those past the first {n} are {what}",
-    move_results(fill_rest_of_heads), ATTENTION, {"n": (64, 32, 128, 1024, 65535), "what": WHAT},
+    move_results(lambda places, n, what: fill_rest(places.reshape(-1, *places.shape[2:]), n, what, 0).reshape(
+        places.shape)), ATTENTION, {"n": (64, 32, 128, 1024, 65535), "what": WHAT},
 )  # fmt: skip
 QUERY_TAIL, COLUMN_TAIL = (
     Mistake(f"extents.{name}-tail", "ATT-8", f"{things} past the last whole tile are 0 (tiles of {{block}})",
@@ -182,32 +169,23 @@ QUERY_TAIL, COLUMN_TAIL = (
     )
 )  # fmt: skip
 BEYOND_KEYS = Mistake("extents.columns-past-key-width", "ATT-8",
-                      "columns of the output past the width of query and key are 0", fill_beyond_key_width)  # fmt: skip
-
-
-def lose_calls_without_keys(call: Call) -> Results | None:
-    output = call.forward.output
-    return {"output": np.full_like(output, np.nan)} if call.steps.sizes[-1] == 0 else None
-
-
-NO_KEYS = Mistake("extents.no-keys", "ATT-8", "without keys the output is NaN, not 0", lose_calls_without_keys)
+                      "columns of the output past the width of query and key are 0",
+                      lambda call: move_along(3, fill_rest)(call, n=call.steps.query.shape[-1], what="0"))  # fmt: skip
+NO_KEYS = Mistake("extents.no-keys", "ATT-8", "without keys the output is NaN, not 0", lambda call: None
+                  if call.steps.sizes[-1] else {"output": np.full_like(call.forward.output, np.nan)})  # fmt: skip
 
 # --- columns of query and key -----------------------------------------------------------------------------------------
 
 
-def leave_out_columns(call: Call, n: int) -> list[AttentionSteps]:
+def leave_out_columns(call: Call, n: int = 0, block: int = 0) -> list[AttentionSteps]:
     """The default scale is that of all columns, or of those that are read."""
-    steps = call.steps
-    if n >= steps.query.shape[-1]:
+    steps, D = call.steps, call.steps.query.shape[-1]
+    n = D // block * block if block else n
+    if not 0 < n < D:
         return []
-    some = np.arange(steps.query.shape[-1]) < n
+    some = np.arange(D) < n
     fewer = steps.change(query=np.where(some, steps.query, 0), key=np.where(some, steps.key, 0))
     return [fewer] if call.case.options.get("scale") is not None else [fewer, fewer.change(scale=n**-0.5)]
-
-
-def leave_out_column_tail(call: Call, block: int) -> list[AttentionSteps]:
-    D = call.steps.query.shape[-1]
-    return [] if block > D else leave_out_columns(call, D // block * block)
 
 
 def count_columns_twice(call: Call, block: int) -> AttentionSteps | None:
@@ -218,21 +196,18 @@ def count_columns_twice(call: Call, block: int) -> AttentionSteps | None:
     return steps.read_elsewhere(query=places_of(steps.query)[..., columns], key=places_of(steps.key)[..., columns])
 
 
-def take_default_scale_of(call: Call, width: int) -> AttentionSteps | None:
-    given = call.case.options.get("scale") is not None
-    return None if given or width == call.steps.query.shape[-1] else call.steps.change(scale=width**-0.5)
-
-
 COLUMNS_PAST, KEY_COLUMN_TAIL, KEY_COLUMNS_TWICE, DEFAULT_SCALE = (
     Mistake(f"extents.{name}", "ATT-1", says, change, ATTENTION, parameters)
     for name, says, change, parameters in (
         ("key-columns-past", "scores are taken from the first {n} columns of query and key", leave_out_columns,
          {"n": WIDTHS}),
         ("key-column-tail", "columns of query and key past the last whole tile are left out (tiles of {block})",
-         leave_out_column_tail, {"block": (16, 8, 32, 64)}),
+         leave_out_columns, {"block": (16, 8, 32, 64)}),
         ("key-column-tail-twice", "the last tile of columns of query and key is moved back to be whole, and some count "
          "twice (tiles of {block})", count_columns_twice, {"block": (16, 8, 32, 64)}),
-        ("default-scale-of-width", "the default scale is that of a width of {width}", take_default_scale_of,
+        ("default-scale-of-width", "the default scale is that of a width of {width}",
+         lambda call, width: None if call.case.options.get("scale") is not None
+         or width == call.steps.query.shape[-1] else call.steps.change(scale=width**-0.5),
          {"width": (64, 32, 80, 96, 128, 256)}),
     )
 )  # fmt: skip
@@ -244,11 +219,6 @@ MISTAKES = (*KEYS, *RESULTS.values(), PRODUCT, QUERY_TAIL, COLUMN_TAIL, BEYOND_K
 def plant_rest(*rows: tuple[str, str, tuple[int, ...]]) -> list[Mistake]:
     """Rows of a result's name, what is done to the rest, and sizes."""
     return [RESULTS[name].choose(n=n, what=what) for name, what, sizes in rows for n in sizes]
-
-
-def plant_in(operation: str, *mistakes: Mistake) -> list[Mistake]:
-    """The same in a companion of attention."""
-    return [replace(mistake, operations=(operation,), rule="ATT-14") for mistake in mistakes]
 
 
 ZERO, LAST, FIRST = WHAT
@@ -275,9 +245,11 @@ PLANTED = (
     *(KEY_COLUMN_TAIL.choose(block=n) for n in (8, 64)),
     KEY_COLUMNS_TWICE.choose(block=64),
     *(DEFAULT_SCALE.choose(width=n).limit(past("D", n)) for n in (64, 128, 256)),
-    *plant_in("attention_weights", *(KEYS_PAST.choose(n=n) for n in (64, 1024, 65535)),
-              *plant_rest(("queries", ZERO, (64, 32768)), ("heads", LAST, (32, 64)))),
-    *plant_in("attention_logsumexp", *(KEYS_PAST.choose(n=n) for n in (64, 4096, 65535)),
-              *(TAIL.choose(block=n).limit(past("K", n)) for n in (32, 128)),
-              *plant_rest(("queries", ZERO, (64, 32768)), ("batch-elements", ZERO, (64, 4096)))),
+    *(one.plant_in("attention_weights", rule="ATT-14") for one in (
+        *(KEYS_PAST.choose(n=n) for n in (64, 1024, 65535)),
+        *plant_rest(("queries", ZERO, (64, 32768)), ("heads", LAST, (32, 64))))),
+    *(one.plant_in("attention_logsumexp", rule="ATT-14") for one in (
+        *(KEYS_PAST.choose(n=n) for n in (64, 4096, 65535)),
+        *(TAIL.choose(block=n).limit(past("K", n)) for n in (32, 128)),
+        *plant_rest(("queries", ZERO, (64, 32768)), ("batch-elements", ZERO, (64, 4096))))),
 )  # fmt: skip

@@ -196,10 +196,6 @@ PRODUCTS: dict[str, Callable[[Callable[[Array], Array]], Callable[[Array, Array]
 """What is between the projections instead of activation(gate) * inner."""
 
 
-def multiply_otherwise(network: Network, product: str) -> Network:
-    return network._replace(hide=PRODUCTS[product](ACTIVATIONS[network.activation]))
-
-
 FACTORS: dict[str, Callable[[Array, float], Array]] = {
     "not divided by 1 - rate": lambda keep, rate: keep,
     "ignored": lambda keep, rate: np.ones_like(keep),
@@ -247,7 +243,8 @@ ACTIVATED = (
           asked=("gelu", "gelu_tanh", "silu", "relu", "any"), used=tuple(dict.fromkeys(("gelu_tanh", *ACTIVATIONS)))),
     entry("overflow", "{form} overflows: the activation is NaN past a value", change_network(overflow), NETWORKS[::-1],
           form=tuple(OVERFLOWING)),
-    entry("product", "{product} stands for activation(gate) * inner", change_network(multiply_otherwise), GATED,
+    entry("product", "{product} stands for activation(gate) * inner",
+          change_network(lambda n, product: n._replace(hide=PRODUCTS[product](ACTIVATIONS[n.activation]))), GATED,
           product=tuple(PRODUCTS)),
     entry("activation-rounded", "the activation is rounded to 16 bits before it is multiplied", round_activation,
           GATED),
@@ -449,24 +446,17 @@ SILU = (entry("silu", "SiLU is {form}", take_unit, ("silu",), form=tuple(UNITS))
 
 MISTAKES = (*ACTIVATED, *PROJECTIONS, *GRADIENTS, *SILU)
 OWN = {mistake.id.removeprefix("feed_forward."): mistake for mistake in MISTAKES}
-
-
-def plant_in_gated_network(mistake: Mistake) -> Mistake:
-    """The same, planted in the gated network."""
-    return replace(mistake, operations=GATED, rule="FFN-2")
-
-
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     *(OWN["activation"].choose(asked=asked, used=used) for asked, used in (
         ("gelu_tanh", "gelu"), ("gelu", "quick GELU, x * sigmoid(1.702 x),"),
         ("gelu_tanh", "gelu_tanh with the constant 0.0447"), ("relu", "a leaky relu (0.01)"),
         ("relu", "relu cut off at 6"), ("silu", "quick GELU, x * sigmoid(1.702 x),"))),
-    *(plant_in_gated_network(OWN["activation"].choose(asked=asked, used=used)) for asked, used in (
+    *(OWN["activation"].choose(asked=asked, used=used).plant_in(*GATED, rule="FFN-2") for asked, used in (
         ("gelu_tanh", "gelu"), ("silu", "quick GELU, x * sigmoid(1.702 x),"))),
     *(OWN["product"].choose(product=product) for product in tuple(PRODUCTS)[1:4]),
-    *(plant_in_gated_network(OWN["biases-ignored"].choose(of=of)) for of in ("outer", "gate, inner")),
-    plant_in_gated_network(OWN["dropout"].choose()),
+    *(OWN["biases-ignored"].choose(of=of).plant_in(*GATED, rule="FFN-2") for of in ("outer", "gate, inner")),
+    OWN["dropout"].choose().plant_in(*GATED, rule="FFN-2"),
     OWN["past-size"].choose(first=16384),
     OWN["past-size"].choose(what="columns of x", first=512),
     OWN["past-size"].choose(what="columns of the output", first=1024),

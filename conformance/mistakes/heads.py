@@ -128,10 +128,6 @@ def read_as_positions_first(places: np.ndarray) -> np.ndarray:
     return places.reshape(B, Q, H, V).swapaxes(1, 2)
 
 
-def write_positions_first(places: np.ndarray) -> np.ndarray:
-    return places if places.ndim < 4 else places.swapaxes(1, 2).reshape(places.shape)
-
-
 def reorder_heads(call: Call, order: str) -> AttentionSteps | None:
     H, G = call.steps.query.shape[1], call.steps.key.shape[1]
     read = np.arange(H)[::-1] if order == "in reverse" else np.arange(H)
@@ -156,7 +152,8 @@ LAYOUTS = (
             "heads and positions change places: arrays are read as [B, T, H, D]", exchange_heads_and_positions,
             lacks="BHTD"),
     Mistake("heads.output-transposed", "ATT-8",
-            "the output is transposed to [B, Q, H, V], and read as [B, H, Q, V]", move_results(write_positions_first)),
+            "the output is transposed to [B, Q, H, V], and read as [B, H, Q, V]", move_results(
+                lambda places: places if places.ndim < 4 else places.swapaxes(1, 2).reshape(places.shape))),
     Mistake("heads.output-read-as-positions-first", "ATT-8", "the output [B, H, Q, V] is read as [B, Q, H, V]",
             move_results(read_as_positions_first)),
     Mistake("heads.results-in-another-order", "ATT-8", "heads have each other's results, {order}", reorder_heads,

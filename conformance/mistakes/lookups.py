@@ -165,11 +165,6 @@ def add_up_narrowly(case: Case, ratio: Any = 1.0) -> np.ndarray:
     return total
 
 
-def narrow_gradient(call: Call) -> Prediction | None:
-    narrow = call.case.dtype in HALF and call.case.cotangents
-    return add_rounding_bounds(call, {GRADIENT: add_up_narrowly(call.case)}) if narrow else None
-
-
 def gradient_mistakes(prefix: str, rule: str, operation: str) -> tuple[Mistake, ...]:
     """Mistakes of gradients of any table."""
     return (
@@ -178,7 +173,8 @@ def gradient_mistakes(prefix: str, rule: str, operation: str) -> tuple[Mistake, 
         Mistake(f"{prefix}divided-by-count", rule, "a row's gradient is divided by how often it is read",
                 divide_by_count, (operation,)),
         Mistake(f"{prefix}added-up-narrowly", rule, "a row's gradients are added up in the 16 bits of the table",
-                narrow_gradient, (operation,)),
+                lambda call: add_rounding_bounds(call, {GRADIENT: add_up_narrowly(call.case)})
+                if call.case.dtype in HALF and call.case.cotangents else None, (operation,)),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from conformance.bounds.losses import counted_targets, smooth_targets
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
+from conformance.cases.facts import operation_facts
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Mistake
 from specification.dtypes import compute_dtype_name
@@ -76,13 +77,9 @@ class Loss(NamedTuple):
     def results(self) -> Results:
         found = {"output": self.output()}
         if self.case.cotangents and self.log is None:
-            name = input_name(self.case)
+            (name,) = operation_facts(self.case.operation).differentiated
             found[gradient_name(name)] = self.gradient().reshape(self.case.inputs[name].shape)
         return found
-
-
-def input_name(case: Case) -> str:
-    return "logits" if case.operation == "cross_entropy" else "log_probabilities"
 
 
 def is_mean(case: Case) -> bool:
@@ -91,7 +88,8 @@ def is_mean(case: Case) -> bool:
 
 def loss_of(case: Case) -> Loss:
     counted, classes = counted_targets(case)
-    x = np.asarray(case.inputs[input_name(case)], float)
+    (name,) = operation_facts(case.operation).differentiated
+    x = np.asarray(case.inputs[name], float)
     x = x.reshape(counted.size, x.shape[-1])
     smoothing = float(case.options.get("label_smoothing", 0.0))
     weights = counted.reshape(-1) / (max(int(counted.sum()), 1) if is_mean(case) else 1)
@@ -118,7 +116,7 @@ def gradient(id: str, says: str, change: Callable[..., Loss | Array | None], **m
     def results(call: Call, **values: Any) -> Results | None:
         if not call.case.cotangents:
             return None
-        changed, name = change(loss_of(call.case), **values), input_name(call.case)
+        changed, (name,) = change(loss_of(call.case), **values), operation_facts(call.case.operation).differentiated
         if changed is None:
             return None
         found = changed.gradient() if isinstance(changed, Loss) else changed
@@ -236,10 +234,6 @@ def normalize_whole_blocks(loss: Loss, block: int) -> Loss | None:
     return loss._replace(classes=V // block * block) if block < V and V % block else None
 
 
-def normalize_first(loss: Loss, first: int) -> Loss | None:
-    return loss._replace(classes=first) if loss.x.shape[1] > first else None
-
-
 LEAST = (1e-7, 1e-6, 1e-8, 1e-9, 1e-10, 1e-12)
 TARGETS = (
     loss("smoothing-left-out", "the smoothing is left out", smooth(lambda loss, hot, V: hot), ENTROPY),
@@ -267,7 +261,8 @@ TARGETS = (
     loss("softmax-twice", "the softmax is taken twice", take_logs(lambda x: np.log(softmax(softmax(x)))), ENTROPY),
     loss("last-block-left-out", "classes past the last whole block of {block} are not in the log-sum-exp",
          normalize_whole_blocks, ENTROPY, parameters={"block": (256, 128, 512, 1024, 64, 32)}),
-    loss("classes-left-out", "classes past the first {first} are not in the log-sum-exp", normalize_first, ENTROPY,
+    loss("classes-left-out", "classes past the first {first} are not in the log-sum-exp",
+         lambda loss, first: loss._replace(classes=first) if loss.x.shape[1] > first else None, ENTROPY,
          parameters={"first": (32768, 65536, 1024, 4096, 8192, 16384, 50257, 100277)}),
 )  # fmt: skip
 
@@ -282,16 +277,12 @@ def take_first_cotangent(loss: Loss) -> Loss | None:
     return loss._replace(case=replace(loss.case, cotangents=bars))
 
 
-def ignore_cotangent(loss: Loss) -> Loss:
-    ones = {name: np.ones_like(array) for name, array in loss.case.cotangents.items()}
-    return loss._replace(case=replace(loss.case, cotangents=ones))
-
-
 GRADIENTS = (
     gradient("gradient-undivided", "the gradient of a mean is not divided by the number of targets that count",
              sum_losses),
     gradient("gradient-over-all-rows", "the gradient is divided by the number of all rows", average_all_rows),
-    gradient("cotangent-ignored", "the gradient does not depend on the cotangent", ignore_cotangent),
+    gradient("cotangent-ignored", "the gradient does not depend on the cotangent", lambda loss: loss._replace(
+             case=replace(loss.case, cotangents={n: np.ones_like(a) for n, a in loss.case.cotangents.items()}))),
     gradient("first-cotangent", "every row takes the cotangent of the first one", take_first_cotangent),
     gradient("ignored-rows-get-gradients", "rows whose target does not count have the gradient of class 0",
              count_ignored_as_class_0),
@@ -309,5 +300,5 @@ NLL = ("mean-over-all-rows", "mean-of-nothing", "zero-times-nan", "targets-in-fe
 """Mistakes that are planted in `nll_loss`, too."""
 PLANTED = (
     *(one.choose() for one in MISTAKES if one.id != "losses.gradient-of-softmax-too"),
-    *(replace(NAMED[name].choose(), operations=("nll_loss",), rule="LOSS-2") for name in NLL),
+    *(NAMED[name].choose().plant_in("nll_loss", rule="LOSS-2") for name in NLL),
 )

@@ -256,11 +256,6 @@ def skip_last_block(mask: Any, queries: Any, keys: Any, block: int, when: str) -
     return np.asarray(see_from(mask, places, keys) & ~skipped)
 
 
-def ignore_from(mask: Any, queries: Any, keys: Any, axis: str, first: int) -> np.ndarray:
-    inside = materialize(mask, len(queries), len(keys))
-    return np.asarray(inside | ((queries if axis == "query" else keys) >= first))
-
-
 OFFSETS: dict[str, Callable[..., Any]] = {
     "K - Q (bottom right)": lambda offset, Q, K: K - Q,
     "0 (top left)": lambda offset, Q, K: 0,
@@ -293,7 +288,8 @@ BANDS = tuple(
          {"block": BLOCKS}),
         ("last-block", "last block of {block} keys is skipped ({when})", skip_last_block,
          {"when": ("always", ONE_KEY), "block": BLOCKS}),
-        ("ignored-from", "ends are ignored from {axis} {first} on", ignore_from,
+        ("ignored-from", "ends are ignored from {axis} {first} on",
+         lambda m, i, j, axis, first: materialize(m, len(i), len(j)) | ((i if axis == "query" else j) >= first),
          {"axis": ("key", "query"), "first": FIRST}),
     )
 )  # fmt: skip

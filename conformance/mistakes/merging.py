@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases.arguments import gradient_name, list_arrays
+from conformance.cases.arguments import gradient_name, is_gradient, list_arrays
 from conformance.mistakes.attention_steps import add_at_places, places_of, take_places
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.extents import fill_rest
@@ -145,26 +145,14 @@ def keep_parts(kept: Callable[..., Any]) -> Callable[..., Results | None]:
         some = np.broadcast_to(kept(numbers, numbers - len(numbers) + 1, **values), numbers.shape)
         if some.all() or not some.any():
             return None
-        other = parts._replace(logs=np.where(some[:, None, None, None], parts.logs, -np.inf))
-        return merge_by(call, parts, other.exponentials, log=(other.logsumexp, other.weights))
+        return merge_by_logs(call, parts, np.where(some[:, None, None, None], parts.logs, -np.inf))
 
     return change
 
 
-def merge_in_base(call: Call, parts: Parts, base: str) -> Results:
-    factor = BASES[base]
-    return merge_by(call, parts, np.exp((parts.logs - parts.maximum) * factor), slope=factor)
-
-
-def move_weights(call: Call, parts: Parts, part: str) -> Results:
-    order = ORDERS[part](np.arange(len(parts.logs)))
-    return merge_by(call, parts, parts.exponentials[order], order=order)
-
-
-def take_infinity_for_zero(call: Call, parts: Parts) -> Results | None:
-    if parts.visible_parts.all():
-        return None
-    other = parts._replace(logs=np.where(parts.visible_parts, parts.logs, 0))
+def merge_by_logs(call: Call, parts: Parts, logs: np.ndarray) -> Results:
+    """The parts have other log-sum-exps."""
+    other = parts._replace(logs=logs)
     return merge_by(call, parts, other.exponentials, log=(other.logsumexp, other.weights))
 
 
@@ -179,7 +167,9 @@ NOT_RESCALED = entry("not-rescaled", "the running {lost} is not rescaled when th
                      run_online, lost=("output", "sum", "output and sum"), first=(2, *COUNTS[2:]))  # fmt: skip
 PARTS_PAST = entry("parts-past", "parts past the first {n} are left out", keep_parts(lambda i, back, n: i < n),
                    n=COUNTS)  # fmt: skip
-BASE = entry("base", "parts are merged by log-sum-exps in {base}", merge_in_base, base=tuple(BASES))
+BASE = entry("base", "parts are merged by log-sum-exps in {base}", lambda call, parts, base: merge_by(
+             call, parts, np.exp((parts.logs - parts.maximum) * BASES[base]), slope=BASES[base]),
+             base=tuple(BASES))  # fmt: skip
 WEIGHTS = (
     NOT_RESCALED,
     PARTS_PAST,
@@ -193,8 +183,13 @@ WEIGHTS = (
     BASE,
     entry("inverse-weights", "weights are exp(maximum - log-sum-exp)",
           lambda call, parts: merge_by(call, parts, divide(parts.visible_parts, parts.exponentials), slope=-1)),
-    entry("weights-moved", "parts get the weight of {part}", move_weights, part=tuple(ORDERS)),
-    entry("infinity-taken-for-zero", "a log-sum-exp of -inf is taken for 0", take_infinity_for_zero),
+    entry("weights-moved", "parts get the weight of {part}",
+          lambda call, parts, part: merge_by(
+              call, parts, parts.exponentials[order := ORDERS[part](np.arange(len(parts.logs)))], order=order
+          ), part=tuple(ORDERS)),
+    entry("infinity-taken-for-zero", "a log-sum-exp of -inf is taken for 0",
+          lambda call, parts: None if (seen := parts.visible_parts).all() else merge_by_logs(
+              call, parts, np.where(seen, parts.logs, 0))),
     entry("not-divided", "the weighted outputs are not divided by the sum of the weights",
           lambda call, parts: drop_gradients(
               merge_by(call, parts, e := parts.exponentials, np.full_like(e, 1 / len(e)), bars=(1, 0, 1))
@@ -259,18 +254,10 @@ LOGS = (
 # --- gradients alone, and extents -------------------------------------------------------------------------------------
 
 
-def keep_gradients(call: Call, parts: Parts, bars: tuple[float, float, float]) -> Results:
-    results = merge_by(call, parts, parts.exponentials, bars=bars)
-    return {name: array for name, array in results.items() if name.startswith("gradient of ")}
-
-
-def forget_weights(call: Call, parts: Parts) -> Results:
-    return name_gradients("outputs", parts.visible_parts[..., None] * call.cotangent()) if call.case.cotangents else {}
-
-
 GRADIENTS = (
     *(
-        entry(f"gradient-{name}", says, lambda call, parts, bars=bars: keep_gradients(call, parts, bars))
+        entry(f"gradient-{name}", says, lambda call, parts, bars=bars: {
+            n: a for n, a in merge_by(call, parts, parts.exponentials, bars=bars).items() if is_gradient(n)})
         for name, says, bars in (
             ("without-output", "the output's part is missing in the gradients of log-sum-exps", (0, 0, 1)),
             ("without-log", "the log-sum-exp's part is missing in the gradients of log-sum-exps", (1, 1, 0)),
@@ -278,7 +265,9 @@ GRADIENTS = (
             ("without-mean", "the merged output is not subtracted in the gradients of log-sum-exps", (1, 0, 1)),
         )
     ),
-    entry("gradient-without-weights", "the weights are missing in the gradients of outputs", forget_weights),
+    entry("gradient-without-weights", "the weights are missing in the gradients of outputs",
+          lambda call, parts: name_gradients("outputs", parts.visible_parts[..., None] * call.cotangent())
+          if call.case.cotangents else {}),
 )  # fmt: skip
 
 

@@ -113,6 +113,10 @@ class Mistake:
             raise ValueError(f"{self.id} has no parameter {', '.join(unknown)}")
         return replace(self, values=first | values)
 
+    def plant_in(self, *operations: str, rule: str = "") -> Mistake:
+        """The mistake in other operations, where it breaks their rule."""
+        return replace(self, operations=operations, rule=rule or self.rule)
+
     def variants(self) -> Iterator[Mistake]:
         """The mistake with every combination of the values of its parameters."""
         for values in product(*map(dict.fromkeys, self.parameters.values())):

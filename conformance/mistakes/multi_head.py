@@ -43,7 +43,7 @@ def change_projections(change: Callable[..., Arrays | None], separate: bool = Fa
     """
 
     def move(case: Case, of: str, **values: Any) -> Case | None:
-        if separate and not is_separate(case):
+        if separate and not any("[" in name for name in case.inputs):
             return None
         fused = replace(case, inputs=join_projections(case.inputs))
         inputs: Arrays = dict(fused.inputs)
@@ -55,14 +55,6 @@ def change_projections(change: Callable[..., Arrays | None], separate: bool = Fa
         return replace(fused, inputs={name: array for name, array in inputs.items() if array is not None})
 
     return rearrange_inputs(move)
-
-
-def is_separate(case: Case) -> bool:
-    return any("[" in name for name in case.inputs)
-
-
-def drop_bias(case: Case, name: str) -> Arrays | None:
-    return {f"{name}.bias": None} if f"{name}.bias" in case.inputs else None
 
 
 def transpose_weight(case: Case, name: str) -> Arrays | None:
@@ -138,7 +130,8 @@ def read_other_input(case: Case, of: str, source: str) -> Case | None:
 
 SIZES = (64, 256, 1024, 4, 8, 16, 32, 128, 512)
 PROJECTIONS = (
-    entry("biases-ignored", "MHA-1", "biases of projections are ignored: {of}", change_projections(drop_bias), of=SOME),
+    entry("biases-ignored", "MHA-1", "biases of projections are ignored: {of}", change_projections(
+          lambda case, name: {f"{name}.bias": None} if f"{name}.bias" in case.inputs else None), of=SOME),
     entry("weights-transposed", "MHA-1", "square weights of projections are transposed: {of}",
           change_projections(transpose_weight), of=SOME),
     entry("heads-interleaved", "MHA-1", "column c of a projection belongs to head c % H: {of}",

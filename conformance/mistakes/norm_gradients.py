@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -201,10 +200,6 @@ def lose_columns(s: NormSteps, name: str, first: int) -> Results:
     return {name: array * (np.arange(s.n) < first)}
 
 
-def lose_rows(s: NormSteps, first: int) -> Results:
-    return {OF_X: s.pull_back() * (np.arange(len(s.x)) < first)[:, None]} if first < len(s.x) else {}
-
-
 OF_BOTH: dict[str, tuple[str, Gradients, dict[str, tuple[Any, ...]]]] = {
     "last-block-lost": ("lose the last block of {block} rows, which is not whole",
                         lambda s, block: count_first_rows(s, last_block(len(s.x), block)),
@@ -233,8 +228,9 @@ SUMS = (
              parameters={"name": (OF_WEIGHT, OF_BIAS)}),
     gradient("columns-lost", "the {name} is 0 in columns past the first {first}", lose_columns,
              parameters={"name": (OF_X, OF_WEIGHT, OF_BIAS), "first": SIZES}),
-    gradient("rows-of-x-lost", "the gradient of x is 0 in rows past the first {first}", lose_rows,
-             parameters={"first": ROWS}),
+    gradient("rows-of-x-lost", "the gradient of x is 0 in rows past the first {first}",
+             lambda s, first: {OF_X: s.pull_back() * (np.arange(len(s.x)) < first)[:, None]}
+             if first < len(s.x) else {}, parameters={"first": ROWS}),
 )  # fmt: skip
 
 # --- 16 bits ----------------------------------------------------------------------------------------------------------
@@ -279,16 +275,6 @@ NARROW = (
 
 MISTAKES = (*TERMS, *MEANS, *SUMS, *NARROW)
 NAMED = {mistake.id.removeprefix("norm_gradients."): mistake for mistake in MISTAKES}
-
-
-RULES = {"rms_norm": "NORM-6", "standard_deviation_norm": "NORM-7"}
-
-
-def plant_variant(name: str, operation: str, **values: Any) -> Mistake:
-    """The mistake with these values in a variant of layer norm."""
-    return replace(NAMED[name].choose(**values), operations=(operation,), rule=RULES[operation])
-
-
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     *(NAMED["last-block-lost"].choose(block=n) for n in (32, 128)),
@@ -299,7 +285,8 @@ PLANTED = (
     *(NAMED["means-of-blocks"].choose(block=n) for n in (128, 1024)),
     *(NAMED["means-of-first-columns"].choose(part=part) for part in ("mean", "square")),
     NAMED["added-in-16-bits"].choose(name=OF_BIAS),
-    plant_variant("square-left-out", "rms_norm"),
-    *(plant_variant("last-block-lost", operation, block=n) for n in (32, 128) for operation in RULES),
-)
+    NAMED["square-left-out"].choose().plant_in(*RMS),
+    *(NAMED["last-block-lost"].choose(block=n).plant_in(operation, rule=rule) for n in (32, 128)
+      for operation, rule in (("rms_norm", "NORM-6"), ("standard_deviation_norm", "NORM-7"))),
+)  # fmt: skip
 """Every mistake with the first values of its parameters, others at some sizes, and some in its variants."""

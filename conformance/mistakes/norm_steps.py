@@ -164,14 +164,6 @@ class NormSteps:
         output = (self.normal * self.weight + self.bias).ravel()
         return output if self.source is None else np.where(self.source < 0, 0, output[self.source])
 
-    def bar_of_places(self) -> np.ndarray:
-        """The cotangent of each computed element: that of all places that get it."""
-        if self.source is None:
-            return self.bar
-        taken = self.source >= 0
-        found = np.bincount(self.source[taken], self.bar.ravel()[taken], minlength=self.x.size)
-        return found.reshape(self.x.shape)
-
     def pull_back(
         self, g: Any = None, *, of_mean: Any = None, of_square: Any = None, mean: Any = 1.0, square: Any = 1.0
     ) -> np.ndarray:
@@ -201,7 +193,10 @@ class NormSteps:
         """The output, and the gradients that the call asks for."""
         found = {"output": self.forward()}
         if self.case.cotangents:
-            bar = self.bar_of_places()
+            bar = self.bar
+            if self.source is not None:  # a computed element has the cotangents of all places that get it
+                taken = self.source >= 0
+                bar = np.bincount(self.source[taken], bar.ravel()[taken], minlength=self.x.size).reshape(bar.shape)
             if self.statistics.slope is not None:
                 found[gradient_name("x")] = self.pull_back(bar * self.weight)
             found |= self.sum_over_rows(bar)

@@ -77,10 +77,6 @@ def run_over_axes(s: NormSteps, first: int) -> NormSteps | None:
     return None if width == s.n or alone else NormSteps.read_case(s.case, width)
 
 
-def zero_small_variances(s: NormSteps, least: float) -> NormSteps:
-    return s.change(divisor=lambda square, eps: s.divisor(np.where(np.real(square) < least, 0, square), eps))
-
-
 def raise_small_variances(s: NormSteps, least: float) -> list[NormSteps]:
     """The variance, with eps or without, has a floor."""
     return [
@@ -122,7 +118,9 @@ STATISTICS = (
     norm("squares-not-divided", "the sum of squares is not divided by n", divide_squares(lambda n: 1)),
     norm("last-axis-only", "statistics run over the last axis only", lambda s: run_over_axes(s, -1), lacks="axes"),
     norm("all-axes-but-the-first", "statistics run over all axes but the first", lambda s: run_over_axes(s, 1)),
-    norm("small-variances-zero", "variances below {least:g} are taken for 0", zero_small_variances, parameters=LEAST),
+    norm("small-variances-zero", "variances below {least:g} are taken for 0", lambda s, least: s.change(
+             divisor=lambda square, eps: s.divisor(np.where(np.real(square) < least, 0, square), eps)),
+         parameters=LEAST),
     norm("least-variance", "variances below {least:g} are raised to it", raise_small_variances, parameters=LEAST),
     Mistake("norms.another-eps", "NORM-1", "eps is {eps:g}, whatever the call says",
             lambda call, eps: take_eps(call.case, eps), NORMS, EPSILONS),
@@ -146,11 +144,6 @@ def pad(name: str, says: str, change: Callable[[NormSteps, int], NormSteps], **f
         f"{name}-of-blocks", f"{says} blocks of {{block}} columns)", pad_rows, parameters={"block": BLOCKS}, **fields
     )
     return blocks, norm(f"{name}-of-a-power-of-two", f"{says} a power of two)", pad_rows, **fields)
-
-
-def pad_everything(s: NormSteps, m: int) -> NormSteps:
-    u = np.full(s.n, 1 / m)
-    return s.change_statistics(u, u, u, zeros=(m - s.n) / m)
 
 
 def read_on(s: NormSteps, m: int) -> NormSteps:
@@ -240,7 +233,8 @@ PARTIAL = (
     *pad("padding-in-the-variance", "padding counts in the variance",
          lambda s, m: s.change_statistics(mean_weights(s), square_weights(s), mean_weights(s),
                                  zeros=(m - s.n) * square_weights(s)[0]), operations=LAYER + DEVIATION),
-    *pad("padding-in-mean-and-variance", "padding counts in mean and variance", pad_everything,
+    *pad("padding-in-mean-and-variance", "padding counts in mean and variance",
+         lambda s, m: s.change_statistics(u := np.full(s.n, 1 / m), u, u, zeros=(m - s.n) / m),
          operations=LAYER + DEVIATION),
     *pad("mean-divisor", "the mean is divided by the padded width",
          lambda s, m: s.change_statistics(np.full(s.n, 1 / m), square_weights(s), np.full(s.n, 1 / m)),
@@ -259,7 +253,7 @@ PARTIAL = (
     norm("columns-left-out", "columns past the first {first} take no part in the {part}", leave_out,
          parameters=PARTS | {"first": SIZES}),
     norm("last-block-left-out", "the last block of {block} columns, which is not whole, takes no part in the {part}",
-         lambda s, part, block: leave_out(s, s.n // block * block if s.n % block else 0, part),
+         lambda s, part, block: leave_out(s, last_block(s.n, block), part),
          parameters=PARTS | {"block": BLOCKS}),
 )  # fmt: skip
 
@@ -386,10 +380,6 @@ def write_rows(s: NormSteps, first: int) -> NormSteps | None:
     return s.change(source=np.where(rows < first, places_of(s.x), -1).ravel()) if 0 < first < len(s.x) else None
 
 
-def repeat_rows(s: NormSteps, first: int) -> NormSteps | None:
-    return s.change(source=places_of(s.x)[np.arange(len(s.x)) % first].ravel()) if first < len(s.x) else None
-
-
 def write_pairs(s: NormSteps) -> NormSteps | None:
     """Of an odd number the last column gets the result of the one before."""
     if s.n % 2 == 0 or s.n == 1:
@@ -426,7 +416,9 @@ WRITTEN = (
     norm("rows-not-written", "only the first {first} rows are written", write_rows, parameters={"first": ROWS}),
     norm("last-rows-not-written", "the last block of {block} rows, which is not whole, is not written",
          lambda s, block: write_rows(s, last_block(len(s.x), block)), parameters={"block": BLOCKS}),
-    norm("rows-repeated", "row i gets the result of row i modulo {first}", repeat_rows, parameters={"first": SIZES}),
+    norm("rows-repeated", "row i gets the result of row i modulo {first}",
+         lambda s, first: s.change(source=places_of(s.x)[np.arange(len(s.x)) % first].ravel())
+         if first < len(s.x) else None, parameters={"first": SIZES}),
     norm("written-in-pairs", "of an odd number of columns the last gets the result of the one before", write_pairs),
     Mistake("norms.pair-overwrites-next-row", "NORM-7",
             "rows of an odd number of columns are written in pairs, past their end into the next row's first",
@@ -448,17 +440,12 @@ ROUNDED = {
 }  # fmt: skip
 
 
-def narrow_dtype(case: Case, dtype: str) -> str | None:
-    """The dtype to round to; None for calls in which nobody does so."""
-    if dtype == INPUTS:
-        return case.dtype if case.dtype in HALF else None
-    return dtype if case.dtype not in ("float64", dtype) else None
-
-
 def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
     """Round one quantity of the forward pass, and follow what is uncertain about it into the results."""
-    case, s, form = call.case, NormSteps.read_case(call.case), narrow_dtype(call.case, dtype)
-    if form is None or case.special or not s.x.size or (what in SUMS and s.n > MOST_ADDED):
+    case, s = call.case, NormSteps.read_case(call.case)
+    form = case.dtype if dtype == INPUTS else dtype
+    nobody_rounds = case.dtype not in HALF if dtype == INPUTS else case.dtype in ("float64", dtype)
+    if nobody_rounds or case.special or not s.x.size or (what in SUMS and s.n > MOST_ADDED):
         return []
     if what == "x" and form == case.dtype:
         return []
@@ -507,14 +494,12 @@ def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
         inner.error + bounds.average(inner.error) + np.abs(s.normal) * bounds.average(inner.error * np.abs(s.normal))
     )
     found["gradient of x"] = Approx(x_bar.value, x_bar.error + slack).reshape(*case.inputs["x"].shape)
-    terms = multiply(exact(s.bar), normal, p)
-    return [predict_rounded(call, found | sum_terms(s, t, p)) for t in (terms, round_stage(terms, form))]
-
-
-def sum_terms(s: NormSteps, terms: Approx, p: Precision) -> dict[str, Approx]:
-    """The gradient of the weight, from its terms [rows, n]."""
-    error = np.sum(terms.error, axis=0) + p.gamma(len(s.x)) * np.sum(terms.size, axis=0)
-    return {"gradient of weight": Approx(np.sum(terms.value, axis=0), error).reshape(*s.case.inputs["weight"].shape)}
+    terms, predictions = multiply(exact(s.bar), normal, p), list[Changed]()
+    for some in (terms, round_stage(terms, form)):
+        error = np.sum(some.error, axis=0) + p.gamma(len(s.x)) * np.sum(some.size, axis=0)
+        weight = Approx(np.sum(some.value, axis=0), error).reshape(*case.inputs["weight"].shape)
+        predictions.append(predict_rounded(call, found | {"gradient of weight": weight}))
+    return predictions
 
 
 def predict_rounded(call: Call, found: dict[str, Approx]) -> Prediction:
@@ -644,7 +629,7 @@ NAMED = {mistake.id.removeprefix("norms."): mistake for mistake in MISTAKES}
 def plant(name: str, operation: str = "layer_norm", rule: str = "NORM-7", **values: Any) -> Mistake:
     """A mistake with chosen values, in an operation; a variant of layer norm breaks its own rule."""
     mistake = NAMED[name].choose(**values)
-    return mistake if operation == "layer_norm" else replace(mistake, operations=(operation,), rule=rule)
+    return mistake if operation == "layer_norm" else mistake.plant_in(operation, rule=rule)
 
 
 PLANTED = (

@@ -86,18 +86,14 @@ def adam(id: str, says: str, **parts: Any) -> Mistake:
     return Mistake(f"adam.{id}", "OPT-1", says, lambda call: wrong.take_step(call.case), ("adam_step",))
 
 
-def correct_in_single(beta: float, step: int) -> float:
-    """1 - beta^t, all of it in float32."""
-    return float(np.float32(1) - np.float32(beta) ** np.float32(step))
-
-
 ADAM = (
     adam("no-bias-correction", "neither average is corrected for its bias", corrected=(False, False)),
     adam("mean-uncorrected", "the mean is not corrected for its bias", corrected=(False, True)),
     adam("square-uncorrected", "the square is not corrected for its bias", corrected=(True, False)),
     adam("correction-late", "the bias correction counts steps from 0", count=lambda step: max(step, 1)),
     adam("correction-ahead", "the bias correction is one step ahead", count=lambda step: step + 2),
-    adam("correction-in-float32", "1 - beta^t is computed in float32", correct=correct_in_single),
+    adam("correction-in-float32", "1 - beta^t is computed in float32",
+         correct=lambda beta, step: float(np.float32(1) - np.float32(beta) ** np.float32(step))),
     adam("step-not-counted", "the step that is returned is not counted up", returned_step=lambda step: step),
     adam("eps-inside-root", "eps stands inside the root", update=lambda m, v, eps: m / np.sqrt(v + eps)),
     adam("eps-before-correction", "eps is added before the square is corrected for its bias",

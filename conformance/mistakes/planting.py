@@ -23,7 +23,6 @@ class PlantedSubject(NumpySubject):
     def __init__(self, mistake: Mistake) -> None:
         super().__init__()
         self.name, self.mistake = str(mistake), mistake
-
         added = {*mistake.condition.features} & {"logsumexp", *KERNEL_ARGUMENTS}
         self.declaration = replace(self.declaration, features=self.declaration.features | added)
 
@@ -61,9 +60,9 @@ class PlantedMistake:
     @property
     def name(self) -> str:
         """The mistake, its condition, and the operation where it is not attention; no other has the same."""
-        condition = self.mistake.condition
         where = "" if self.operation == "attention" else f" in {self.operation}"
-        return str(self.mistake) + where + (f" {condition_text(condition)}" if condition.clauses else "")
+        condition = ", ".join(f"{name}={value}" for name, value in self.mistake.condition.requirements.items())
+        return f"{self.mistake}{where}{' ' if condition else ''}{condition}"
 
     @property
     def title(self) -> str:
@@ -76,8 +75,3 @@ class PlantedMistake:
 
     def make_right(self) -> None:
         """There is no right twin to be judged beside it: it is the definition."""
-
-
-def condition_text(condition: Any) -> str:
-    """The fields of a condition that ask for something, for a title."""
-    return ", ".join(f"{name}={value}" for name, value in condition.requirements.items())

@@ -31,16 +31,17 @@ def offset_of(case: Case) -> int:
     return int(case.options.get("offset") or 0)
 
 
-def shift(call: Call, by: int) -> Case | None:
-    return change_options(call.case, offset=offset_of(call.case) + by)
-
-
 BEGINNINGS = {
     f"{kind}-{name}": Mistake(f"positions.{kind}-{name}", rule, says, change, (operation,), values)
     for kind, (operation, rule) in KINDS.items()
     for name, says, change, values in (
         ("offset-ignored", "the offset is ignored", answer_with(offset=0), {}),
-        ("shifted", "positions are off by {by}", shift, {"by": (1, -1)}),
+        (
+            "shifted",
+            "positions are off by {by}",
+            lambda call, by: change_options(call.case, offset=offset_of(call.case) + by),
+            {"by": (1, -1)},
+        ),
     )
 }
 

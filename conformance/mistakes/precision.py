@@ -185,10 +185,6 @@ def add_values_in_order(narrow: Stage, form: str) -> Stages:
     return Stages(add=add)
 
 
-def take_softmax_in_float32(narrow: Stage, form: str) -> Stages:
-    return Stages(scores=narrow, shift=partial(round_number, form=form), inside=form)
-
-
 def compute_in_float32(call: Call) -> Prediction | None:
     case = call.case
     if case.dtype != "float64":
@@ -222,7 +218,8 @@ MISTAKES = (
           round_every_step, dtype=HALVES, softmax=("its result", "every step")),
     entry("values-added-in-16-bits", "weighted values are added up in {dtype}", add_values_in_order, ATTENTION[:1],
           dtype=("float16", "bfloat16")),
-    entry("softmax-in-float32", "the softmax of float64 inputs is taken in {dtype}", take_softmax_in_float32, ATTENTION,
+    entry("softmax-in-float32", "the softmax of float64 inputs is taken in {dtype}",
+          lambda narrow, form: Stages(scores=narrow, shift=partial(round_number, form=form), inside=form), ATTENTION,
           dtype=("float32",)),
     Mistake("precision.float64-in-float32", "ATT-9", "float64 inputs are computed with in float32", compute_in_float32,
             ATTENTION),

@@ -463,9 +463,9 @@ PLANTED = (
       for dtype in ("bfloat16", "float16", "int16" if quantity == "positions" else "float32")
       if (quantity, dtype) != ("angles", "bfloat16")),  # the first
     NAMED["digits-of-sines"].choose(products=True),
-    *(replace(NAMED[name].choose(), rule="POS-4", operations=BOTH[::-1]) for name in (
+    *(NAMED[name].choose().plant_in(*BOTH[::-1], rule="POS-4") for name in (
         "base", "scaling-ignored", "attention-factor", "frequencies-multiplied", "ramp-is-a-step", "ramp-ends-rounded",
         "ramp-ends-at-last-pair", "long-factors-too-early", "base-always-grows")),
-    replace(NAMED["digits"].choose(quantity="frequencies", dtype="float32"), rule="POS-4", operations=BOTH[::-1]),
+    NAMED["digits"].choose(quantity="frequencies", dtype="float32").plant_in(*BOTH[::-1], rule="POS-4"),
 )  # fmt: skip
 """Every mistake with the first values of its parameters, some with others, some in the frequencies alone."""

@@ -223,15 +223,6 @@ def order_heads(call: Call, order: str) -> np.ndarray:
     return HEAD_ORDERS[order](H, max(G, 1))
 
 
-def transpose_bias(bias: np.ndarray) -> np.ndarray:
-    return bias.swapaxes(2, 3) if bias.shape[2] == bias.shape[3] else bias
-
-
-def read_by_columns(bias: np.ndarray) -> np.ndarray:
-    *lead, Q, K = bias.shape
-    return bias.reshape(*lead, K, Q).swapaxes(2, 3)
-
-
 def round_bias(call: Call) -> Case | None:
     """To the inputs' dtype, where the bias is wider."""
     case = call.case
@@ -244,8 +235,10 @@ def round_bias(call: Call) -> Case | None:
 BIAS = (
     entry("scores.bias-of-batch-0", "ATT-3", "bias of batch element 0 is used for all",
           read_bias(lambda bias: bias[:1])),
-    entry("scores.bias-transposed", "ATT-3", "the bias is transposed", read_bias(transpose_bias)),
-    entry("scores.bias-by-columns", "ATT-3", "the bias is read column by column", read_bias(read_by_columns)),
+    entry("scores.bias-transposed", "ATT-3", "the bias is transposed",
+          read_bias(lambda bias: bias.swapaxes(2, 3) if bias.shape[2] == bias.shape[3] else bias)),
+    entry("scores.bias-by-columns", "ATT-3", "the bias is read column by column",
+          read_bias(lambda bias: bias.reshape(*bias.shape[:2], bias.shape[3], bias.shape[2]).swapaxes(2, 3))),
     entry("scores.bias-of-first-row", "ATT-3", "each row has the bias of the first row",
           read_bias(lambda bias: bias[:, :, :1])),
     entry("scores.bias-of-blocks-first-row", "ATT-3",

@@ -208,8 +208,7 @@ SINKS = (
     entry("softmax.sinks-ignored", "ATT-5", "sinks are ignored",
           lambda call: None if call.steps.sinks is None else call.steps.change(sinks=None), lacks="sinks"),
     entry("softmax.sinks-of-other-heads", "ATT-5", "head h has the sink of head {order}",
-          read_other_sinks,
-          order=tuple(HEAD_ORDERS)),
+          read_other_sinks, order=tuple(HEAD_ORDERS)),
     entry("softmax.sinks-scaled", "ATT-5", "sinks are multiplied by the scale",
           change_sinks(lambda s, sinks: sinks * s.scale)),
     entry("softmax.sinks-capped", "ATT-5", "sinks have the softcap",
@@ -290,10 +289,6 @@ def lowest_score(s: AttentionSteps, scores: np.ndarray) -> np.ndarray | None:
     return np.where(np.isfinite(lowest), lowest, 0) if s.scale < 0 else None
 
 
-def highest_of_all(s: AttentionSteps, scores: np.ndarray) -> np.ndarray | None:
-    return None if s.visible.all() else row_maximum(s.all_scores(), s.sinks)
-
-
 def few_roundings(call: Call) -> np.ndarray:
     """A bound for an output of which each weight is off by a few roundings."""
     unit = 2.0 ** -PRECISION[call.case.dtype][0]
@@ -320,7 +315,8 @@ RANGES = (
     entry("softmax.maximum-without-sink", "ATT-14", "the maximum leaves out the sink: its exponential overflows",
           subtract_from_scores(lambda s, scores: None if s.sinks is None else row_maximum(scores)), LOGSUMEXP),
     entry("softmax.maximum-over-forbidden", "ATT-4", "the maximum is taken over forbidden keys, too",
-          subtract_from_scores(highest_of_all)),
+          subtract_from_scores(
+              lambda s, scores: None if s.visible.all() else row_maximum(s.all_scores(), s.sinks))),
 )  # fmt: skip
 
 # --- log-sum-exps and weights as results ------------------------------------------------------------------------------
@@ -354,9 +350,8 @@ PLANTED = (
     ENTRIES["sinks-of-other-heads"].choose().limit(past("H", 64)),
     ENTRIES["sinks-ignored"].limit(Condition(lacks=("unmasked",))),
     *(ENTRIES["sinks-ignored"].limit(past("K", n)) for n in (64, 2048, 32768)),
-    replace(ENTRIES["sinks-ignored"], operations=WEIGHED[1:]),
-    replace(ENTRIES["sinks-ignored"], operations=LOGSUMEXP, rule="ATT-14"),
-    replace(ENTRIES["maximum-not-subtracted"], operations=LOGSUMEXP, rule="ATT-14"),
+    ENTRIES["sinks-ignored"].plant_in(*WEIGHED[1:]),
+    *(ENTRIES[name].plant_in(*LOGSUMEXP, rule="ATT-14") for name in ("sinks-ignored", "maximum-not-subtracted")),
     *(ENTRIES["logsumexp-base-2"].limit(past("K", n)) for n in (128, 8192)),
 )
 """What is planted: every mistake with the first values of its parameters, and some with others or past a size."""

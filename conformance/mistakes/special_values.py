@@ -11,6 +11,7 @@ from conformance.cases.arguments import list_arrays
 from conformance.mistakes.attention_steps import AttentionSteps
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition, past
+from conformance.mistakes.merging import Parts
 from conformance.mistakes.mistake import ATTENTION, Mistake
 
 
@@ -73,11 +74,8 @@ def read_hidden(call: Call, what: str) -> list[Results]:
 
 
 def merge_unseen(call: Call) -> Results:
-    outputs, logs = (np.stack(list_arrays(call.case.inputs, n)).astype(float) for n in ("outputs", "logsumexps"))
-    highest = logs.max(axis=0)
-    weights = np.exp(logs - np.where(np.isfinite(highest), highest, 0))
-    total = weights.sum(axis=0)
-    return {"output": ((weights / np.where(total == 0, 1, total))[..., None] * outputs).sum(axis=0)}
+    outputs = np.stack(list_arrays(call.case.inputs, "outputs")).astype(float)
+    return {"output": (Parts.read_call(call).weights[..., None] * outputs).sum(axis=0)}
 
 
 def swallow(call: Call, where: str, number: float) -> Results | None:
@@ -124,16 +122,15 @@ MISTAKES = tuple(
 KNOWN = {mistake.id.removeprefix("special_values."): mistake for mistake in MISTAKES}
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
-    *(
-        KNOWN["hidden-multiplied"].choose(numbers="infinity"),
-        KNOWN["hidden-multiplied"].choose().limit(past("K", 1024)),
-    ),
+    KNOWN["hidden-multiplied"].choose(numbers="infinity"),
+    KNOWN["hidden-multiplied"].choose().limit(past("K", 1024)),
     *(KNOWN["hidden-multiplied"].choose(what=what) for what in ("keys", "everything")),
     replace(KNOWN["hidden-multiplied"].choose(what=(*MULTIPLIED,)[4]), rule="ATT-10"),
     *(KNOWN["hidden-multiplied"].choose(what=what).limit(Condition(passes="backward")) for what in ("values", "keys")),
     *(KNOWN["hidden-read"].choose(what=what) for what in (*HIDDEN,)[1:]),
-    *(replace(KNOWN["hidden-read"].choose(), operations=(operation,)) for operation in ATTENTION[1:]),
+    *(KNOWN["hidden-read"].choose().plant_in(operation) for operation in ATTENTION[1:]),
     *(KNOWN["swallowed"].choose(where=where) for where in ("weights", "values")),
-    *(KNOWN["swallowed"].choose(number=65504.0), KNOWN["spread"].choose(over="batch element")),
+    KNOWN["swallowed"].choose(number=65504.0),
+    KNOWN["spread"].choose(over="batch element"),
 )
 """What is planted: every mistake with the first values of its parameters, other values, and some under a condition."""

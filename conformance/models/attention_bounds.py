@@ -169,7 +169,7 @@ def attend(
     dtype: str, p: MultiHeadAttention, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any,
     layer: AttentionLayer = AttentionLayer(), bias: Any = None, rotation: Any = None, *, cotangent: Any = None,
 ) -> Any:  # fmt: skip
-    """The bound of the result; with a cotangent, those of all that `attend_vjp` gives, in its structure."""
+    """The bound of the result; with a cotangent, those of the gradients of p, x, memory and bias."""
     u, H = Precision.make(dtype), configuration.num_heads
     G = key_heads(p, H)
     query, query_gradients = project(p.query, p.query_norm, x, H, layer.rotary, configuration, u)

@@ -64,7 +64,7 @@ def carried_bound(
         if name not in bounds:
             here = "float32" if step in narrow else dtype
             bounds[name] = local_bound(step, here, arguments, keywords)
-            if step == "add":  # of three parts the first two may be any, and cancel
+            if step in ("add", "accumulate"):  # of three parts the first two may be any, and cancel
                 size = np.abs(arguments[0]) + np.abs(arguments[1])
                 bounds[name] = np.maximum(bounds[name], Precision.make(here).output * size)
         return function(*arguments, **keywords)

@@ -7,6 +7,7 @@ their own, where each step is wrapped. The originals stay as they are, and none 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import types
@@ -14,7 +15,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-FILES = ("blocks", "blocks_vjp", "transformer", "transformer_vjp", "losses", "losses_vjp", "models")
+from reference_numpy.tape import GRADIENTS, Call, operation, pull_back
+
+FILES = ("tape", "blocks", "blocks_vjp", "transformer", "transformer_vjp", "losses", "losses_vjp", "models")
 STEPS = {
     "attend",
     "transform",
@@ -26,7 +29,6 @@ STEPS = {
     "sinusoidal_positions",
     "linear",
     "multi_head_attention",
-    "batch_sum",
     "pool",
     "relative_position_bias",
     "patches",
@@ -36,6 +38,7 @@ STEPS = {
     "log_softmax",
     "cross_entropy",
     "nll_loss",
+    "accumulate",
 }
 """Functions whose results are a model's intermediate values; their gradients are steps of the way back."""
 
@@ -66,6 +69,17 @@ def instrument_package(package: str, parameters: Any, visit: Visit) -> types.Sim
 
         return call_visit
 
+    def visit_gradient(call: Call, cotangent: Any) -> Any:
+        """`pull_back` of the definition's tape, where the gradient of every operation is a step."""
+        plain = inspect.unwrap(call.function)
+
+        def gradient(*arguments: Any, cotangent: Any, **keywords: Any) -> Any:
+            given = inspect.signature(plain).bind(*arguments, **keywords)
+            return pull_back(Call(plain, given, call.result), cotangent)
+
+        step = wrap_step(f"{plain.__name__}_vjp", gradient)
+        return step(*call.given.args, cotangent=cotangent, **call.given.kwargs)
+
     def copy_function(function: Any) -> Any:
         plain = inspect.unwrap(function)
         made = types.FunctionType(
@@ -77,8 +91,12 @@ def instrument_package(package: str, parameters: Any, visit: Visit) -> types.Sim
     def replace_value(name: str, value: Any) -> Any:
         if not callable(value) or isinstance(value, type) or getattr(value, "__module__", None) is None:
             return value
+        if value is pull_back:
+            return visit_gradient
         if name.removesuffix("_vjp") in STEPS:
-            return wrap_step(name, value)
+            step, recorded = wrap_step(name, value), package == "reference_numpy" and name in GRADIENTS
+            # The tape must note what `visit` makes of the result.
+            return operation(functools.wraps(value)(step)) if recorded else step
         if value.__module__ not in names:
             return value
         return copies.setdefault(value, copy_function(value))

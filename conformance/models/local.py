@@ -5,8 +5,8 @@ here: one rounding for each, and gamma_n for a sum of n. log_softmax(x) = (x - m
 largest: the difference is off by u |x - m|; the sum by n u, and by what each exponential's argument and the exponential
 itself are off, weighted by its share of the sum; the logarithm and the last difference round once each.
 
-The bound of a step and that of its gradients, `<step>_vjp`, are one function where they take the same arguments and a
-cotangent after them.
+The bound of a step and that of its gradients, `<step>_vjp`, are one function where the gradients take the step's
+arguments and a cotangent.
 """
 
 from __future__ import annotations
@@ -58,12 +58,6 @@ def projection_arrays(parameters: Any, names: tuple[str, ...]) -> dict[str, Any]
 # --- each kind of step ------------------------------------------------------------------------------------------------
 
 
-def attend_vjp(
-    dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any, cotangent: Any, *layer: Any
-) -> Any:
-    return attend(dtype, p, x, memory, mask, dropout, configuration, *layer, cotangent=cotangent)
-
-
 def multi_head_attention(dtype: str, p: MultiHeadAttention, query: Any, key: Any, value: Any, **options: Any) -> Any:
     inputs = {"query": query, "key": key, "value": value}
     inputs |= projection_arrays(p, ("query", "key", "value", "output"))
@@ -101,13 +95,18 @@ def normalize(dtype: str, p: Norm, x: Any, configuration: Any, cotangent: Any = 
     return Norm(bounds[gradient_name("weight")], bias), bounds[gradient_name("x")]
 
 
-def normalize_vjp(dtype: str, p: Norm, x: Any, cotangent: Any, configuration: Any) -> Any:
-    return normalize(dtype, p, x, configuration, cotangent)
-
-
 def add(dtype: str, x: Any, y: Any) -> Any:
     p, total = Precision.make(dtype), np.asarray(x, float) + np.asarray(y, float)
     return round_output(Approx(total, p.inner * np.abs(total) + p.inner_tiny), p).error
+
+
+def add_vjp(dtype: str, x: Any, y: Any, cotangent: Any) -> Any:
+    return np.zeros(x.shape), np.zeros(y.shape) if y.ndim == x.ndim else batch_sum(dtype, cotangent)
+
+
+def batch_sum(dtype: str, x: Any) -> Any:
+    p = Precision.make(dtype)
+    return round_output(Approx(np.sum(x, axis=0), p.gamma(x.shape[0]) * np.sum(np.abs(x), axis=0)), p).error
 
 
 def drop(dtype: str, x: Any, dropout: Any) -> Any:
@@ -118,13 +117,18 @@ def drop(dtype: str, x: Any, dropout: Any) -> Any:
     return round_output(Approx(kept, 3 * p.inner * np.abs(kept)), p).error
 
 
+def drop_vjp(dtype: str, x: Any, dropout: Any, cotangent: Any) -> Any:
+    return drop(dtype, cotangent, dropout)
+
+
 def operation_step(operation: str, *inputs: str) -> Step:
-    """Return the bound of a step that is an operation; of its first input's gradient, where a cotangent follows."""
+    """Return the bound of a step that is an operation; of its first input's gradient, where there is a cotangent."""
 
     def error(dtype: str, *arguments: Any, **options: Any) -> Any:
-        arrays, cotangent = dict(zip(inputs, arguments, strict=False)), arguments[len(inputs) :]
-        bounds = bound(case_of(dtype, operation, arrays, *cotangent, **options))
-        return bounds[gradient_name(inputs[0]) if cotangent else "output"]
+        given = dict(zip((*inputs, "cotangent"), arguments, strict=False)) | options
+        arrays = {name: given.pop(name) for name in inputs}
+        bounds = bound(case_of(dtype, operation, arrays, **given))
+        return bounds[gradient_name(inputs[0]) if "cotangent" in given else "output"]
 
     return error
 
@@ -136,11 +140,19 @@ def relative_position_bias_vjp(
     return operation_step("relative_position_bias", "table")(dtype, table, cotangent, **options)
 
 
+def prepend_vjp(dtype: str, row: Any, x: Any, cotangent: Any) -> Any:
+    return batch_sum(dtype, cotangent[:, 0]), np.zeros(x.shape)
+
+
 def shrink(dtype: str, x: Any) -> Any:
     """The root, its reciprocal and the product round."""
     p = Precision.make(dtype)
     value = np.abs(x) / math.sqrt(x.shape[-1])
     return round_output(Approx(value, 3 * p.inner * value + p.inner_tiny), p).error
+
+
+def shrink_vjp(dtype: str, x: Any, cotangent: Any) -> Any:
+    return shrink(dtype, cotangent)
 
 
 def squeeze(dtype: str, x: Any, cap: float) -> Any:
@@ -160,11 +172,6 @@ def squeeze_vjp(dtype: str, x: Any, cap: float, cotangent: Any) -> Any:
     off = np.minimum(1, moved + (2 * TANH + 4) * p.inner)
     size = np.abs(cotangent) * (slope + off)
     return round_output(Approx(size, np.abs(cotangent) * off + 2 * p.inner * size + p.inner_tiny), p).error
-
-
-def batch_sum(dtype: str, x: Any) -> Any:
-    p = Precision.make(dtype)
-    return round_output(Approx(np.sum(x, axis=0), p.gamma(x.shape[0]) * np.sum(np.abs(x), axis=0)), p).error
 
 
 def sinusoidal_positions(judged: str, length: int, width: int, **options: Any) -> Any:
@@ -232,7 +239,7 @@ COPIED: dict[str, Callable[..., tuple[int, ...]]] = {
     "patches": lambda images, size: (
         images.shape[0], images.shape[2] // size * (images.shape[3] // size), images.shape[1] * size * size
     ),
-    "patches_vjp": lambda cotangent, shape, size: shape,
+    "patches_vjp": lambda images, size, cotangent: images.shape,
     "prepend": lambda row, x: (x.shape[0], x.shape[1] + 1, x.shape[2]),
 }  # fmt: skip
 """Steps that copy numbers, so that their bound is 0: from their arguments to the shape of the result."""
@@ -240,13 +247,13 @@ COPIED: dict[str, Callable[..., tuple[int, ...]]] = {
 LOCAL: dict[str, Step] = {
     step.__name__: step
     for step in (
-        attend, attend_vjp, multi_head_attention, transform, normalize, normalize_vjp, add, drop, sinusoidal_positions,
-        batch_sum, linear, linear_vjp, pool, pool_vjp, log_softmax, log_softmax_vjp, relative_position_bias_vjp, shrink,
-        squeeze, squeeze_vjp, piece,
+        attend, multi_head_attention, transform, normalize, add, add_vjp, drop, drop_vjp, sinusoidal_positions,
+        linear, linear_vjp, pool, pool_vjp, log_softmax, log_softmax_vjp, relative_position_bias_vjp, prepend_vjp,
+        shrink, shrink_vjp, squeeze, squeeze_vjp, piece,
     )
 }  # fmt: skip
 """By the name of the step; called with the dtype and the step's own arguments."""
-LOCAL["transform_vjp"] = transform
+LOCAL |= {"attend_vjp": attend, "transform_vjp": transform, "normalize_vjp": normalize, "accumulate": add}
 LOCAL |= dict.fromkeys(("embedding", "embedding_vjp"), operation_step("embedding", "table", "ids"))
 LOCAL |= dict.fromkeys(("cross_entropy", "cross_entropy_vjp"), operation_step("cross_entropy", "logits", "targets"))
 LOCAL |= dict.fromkeys(("nll_loss", "nll_loss_vjp"), operation_step("nll_loss", "log_probabilities", "targets"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 
 from conformance.cases.declaration import split_names
-from conformance.judge.plan import EFFORTS
+from conformance.judge.options import EFFORTS
 from conformance.judge.report import Report, report_of
 from conformance.judge.trial import Progress, silent
 from conformance.peers import PEERS

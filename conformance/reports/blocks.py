@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -193,18 +193,16 @@ def format_place(violation: Content) -> str:
 def got(violation: Content) -> str:
     """Return the number with enough digits to distinguish it from its neighbours in its dtype."""
     value, dtype = real(violation["got"]), violation["dtype"]
-    return repr(value) if dtype in (None, "float64") else str(narrow_value(value, dtype))
+    if dtype in (None, "float64"):
+        return repr(value)
+    with np.errstate(all="ignore"):
+        return str(np.asarray(value).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)[()])
 
 
 def format_expected(violation: Content) -> str:
     """Return the number with enough digits to show an error of that dtype."""
     value = real(violation["expected"])
     return repr(value) if violation["dtype"] in (None, "float64") else repr(float(f"{value:.12g}"))
-
-
-def narrow_value(value: float, dtype: str) -> Any:
-    with np.errstate(all="ignore"):
-        return np.asarray(value).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)[()]
 
 
 def error(violation: Content) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from conformance.cases.declaration import FEATURES
@@ -10,7 +11,6 @@ from conformance.runner.dimensions import PRODUCTS
 
 if TYPE_CHECKING:
     from conformance.diagnosis.cause import Cause, Diagnosis
-    from conformance.diagnosis.pattern import Pattern
     from conformance.mistakes.condition import Condition
     from conformance.mistakes.mistake import Mistake
 
@@ -36,14 +36,15 @@ TITLES = {
 
 def cause_content(cause: Cause) -> Content:
     """Return a cause with its own fields; `cause_with_violation` adds the violation that shows it."""
-    diagnosis, condition = cause.diagnosis, cause.condition
+    diagnosis, condition, pattern = cause.diagnosis, cause.condition, cause.pattern
+    places = [] if pattern is None else [vars(one) | {"axis": list(one.axis)} for one in pattern.places]
     return {
         "kind": cause.kind,
         "level": cause.level,
         "rules": list(cause.rules),
         "mistake": None if diagnosis is None else diagnosis_content(diagnosis),
         "condition": None if condition is None or condition.clauses == 0 else condition_content(condition),
-        "pattern": None if cause.pattern is None else pattern_content(cause.pattern),
+        "pattern": None if pattern is None else {"result": pattern.result, "share": pattern.share, "places": places},
         "conventions": dict(cause.conventions),
         "lacks": list(cause.lacks),
         "layout": cause.has_other_layout,
@@ -60,24 +61,21 @@ def diagnosis_content(diagnosis: Diagnosis) -> Content:
 
 
 def mistake_content(mistake: Mistake) -> Content:
-    values = {name: plain_value(value) for name, value in mistake.values.items()}
+    values = {
+        name: value if isinstance(value, int | float | str) else getattr(value, "__name__", str(value))
+        for name, value in mistake.values.items()
+    }
     return {"id": mistake.id, "rule": mistake.rule, "says": mistake.says.format(**values), "parameters": values}
-
-
-def plain_value(value: Any) -> Any:
-    return value if isinstance(value, int | float | str) else getattr(value, "__name__", str(value))
 
 
 def condition_content(condition: Condition) -> Content:
     """Return the fields that ask for something."""
-    required = condition.requirements.items()
-    asked = {name: list(value) if isinstance(value, tuple) else value for name, value in required}
-    return asked if any(name != "axis" for name in asked) else {}
+    requirements = list_tuples(condition.requirements)
+    return requirements if requirements.keys() - {"axis"} else {}
 
 
-def pattern_content(pattern: Pattern) -> Content:
-    places = [vars(one) | {"axis": list(one.axis)} for one in pattern.places]
-    return {"result": pattern.result, "share": pattern.share, "places": places}
+def list_tuples(fields: Mapping[str, Any]) -> Content:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
 
 # --- sentences --------------------------------------------------------------------------------------------------------
@@ -154,7 +152,6 @@ def feature_words(name: str) -> str:
 
 
 FEATURE_WORDS = {
-    **{name: name.replace("_", " ") for name in FEATURES},
     "cross": "other numbers of queries than of keys",
     "gqa": "grouped heads",
     "value_width": "values of another width than keys",
@@ -167,7 +164,6 @@ FEATURE_WORDS = {
     "empty_rows": "a convention for empty rows",
     "hidden_rows": "rows that allow nothing",
     "bias": "a bias",
-    "sinks": "sinks",
     "offset": "an offset",
 }
 

@@ -52,7 +52,7 @@ def ratio_change(old: Content, new: Content, same: bool) -> tuple[str, str]:
     """Return the larger of two changes: of the error ratio in float32 and float64, and in all dtypes."""
     factors = [factor(real(old[name]), real(new[name])) for name in ("worst_wide", "worst")]
     largest = max(factors, key=size)
-    if not is_change(largest):
+    if 1 / FACTOR <= largest <= FACTOR:
         return "", ""
     kind = "better" if largest < 1 else "worse"
     text = f"{describe_worst(old)} -> {describe_worst(new)}"
@@ -64,10 +64,6 @@ def factor(old: float, new: float) -> float:
     if math.isnan(old) or math.isnan(new) or old == new:
         return 1.0
     return math.inf if old == 0 or math.isinf(new) else new / old
-
-
-def is_change(by: float) -> bool:
-    return not 1 / FACTOR <= by <= FACTOR
 
 
 def size(by: float) -> float:

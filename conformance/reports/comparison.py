@@ -44,15 +44,11 @@ def all_versions(report: Content) -> dict[str, Any]:
     return {"format of the report": report["schema"]["version"]} | report["versions"]
 
 
-def same_cases(before: Content, after: Content) -> bool:
-    """Return whether both runs generated the same cases, so that their error ratios can be compared."""
-    same = all(before[name] == after[name] for name in CIRCUMSTANCES)
-    return same and all(before["versions"].get(name) == after["versions"].get(name) for name in DRAWN_BY)
-
-
 def changes(before: Content, after: Content) -> list[Change]:
     """Return every change, rule by rule. A larger ratio is worse only if both runs generated the same cases."""
     found = []
+    same_cases = all(before[name] == after[name] for name in CIRCUMSTANCES)
+    same_cases &= all(before["versions"].get(name) == after["versions"].get(name) for name in DRAWN_BY)
     if after["error"] is not None and after["error"] != before["error"]:
         found.append(Change("worse", "", "", f"not judged: {after['error']}"))
     for old, new in pairs(before, after):
@@ -60,7 +56,7 @@ def changes(before: Content, after: Content) -> list[Change]:
             kind, text = ("worse", "no longer judged") if new is None else ("other", "judged now")
             found.append(Change(kind, (old or new or {})["name"], "", text))
             continue
-        same = same_cases(before, after) and all(old[name] == new[name] for name in ("declaration", "untried"))
+        same = same_cases and all(old[name] == new[name] for name in ("declaration", "untried"))
         found += subject_changes(old, new, same)
     return found
 

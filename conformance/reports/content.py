@@ -21,7 +21,7 @@ from conformance.checks.findings import Finding, Raised
 from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import LEVELS, STRICT, highest_profile, is_required
 from conformance.checks.results import Cell, Violation
-from conformance.checks.threshold import Threshold
+from conformance.reports.causes import list_tuples
 from conformance.reports.replays import askable, replay_command, save
 from conformance.reports.sentences import describe_finding
 from conformance.reports.threshold_sentences import describe_thresholds
@@ -175,7 +175,7 @@ def violation_content(violation: Violation, replay_file: str | None = None, caus
         "case": None if violation.case is None else clean_text(repr(violation.case)),
         "worst": [worst_content(one) for one in violation.larger],
         "threshold": clean_text(describe_thresholds(violation.threshold)) or None,
-        "thresholds": [threshold_content(threshold) for threshold in violation.threshold],
+        "thresholds": [list_tuples(vars(threshold)) for threshold in violation.threshold],
         "replay": None if cause is not None else replay_content(violation),
         "replay_file": replay_file,
         "replay_command": None if replay_file is None else replay_command(violation, replay_file),
@@ -198,10 +198,6 @@ def worst_content(largest: Violation) -> Content:
     }
 
 
-def threshold_content(threshold: Threshold) -> Content:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(threshold).items()}
-
-
 OF_ARRAYS = re.compile(r"ndarray|tensor|\bjax|\bnumpy\b|\btorch\b", re.IGNORECASE)
 """Words in the text of an error that arrays of the wrong kind cause."""
 UNCALLED = ("SystemExit", "ModuleNotFoundError", "ImportError")
@@ -210,23 +206,18 @@ UNCALLED = ("SystemExit", "ModuleNotFoundError", "ImportError")
 
 def passed_arrays(violation: Violation) -> str | None:
     """Return which arrays the judge passed, if the plainest call fails and its error speaks of arrays of some kind."""
-    if violation.rule != "CALL" or violation.case is None or violation.target is None:
-        return None
-    if not OF_ARRAYS.search(failure_words(violation.finding)):
+    match violation.finding.detail:
+        case Raised(error, text) if error not in UNCALLED:
+            words = f"{error}: {text}"
+        case Returned(words) | OtherType(words) | ReturnedGradients(words):
+            pass
+        case _:
+            return None
+    if violation.rule != "CALL" or violation.case is None or violation.target is None or not OF_ARRAYS.search(words):
         return None
     own = violation.target.arrays or "numpy"
     others = [arrays for arrays in ARRAYS if arrays != own]
     return f"the judge called it with {ARRAYS.get(own, own)}; --arrays {' or '.join(others)} for others"
-
-
-def failure_words(finding: Finding) -> str:
-    """Return the words of a failed call that may speak of arrays: an error's, or the type of what was returned."""
-    match finding.detail:
-        case Raised(error, text) if error not in UNCALLED:
-            return f"{error}: {text}"
-        case Returned(got) | OtherType(got) | ReturnedGradients(got):
-            return got
-    return ""
 
 
 def numbers_content(violation: Violation, finding: Finding) -> Content:

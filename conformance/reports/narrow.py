@@ -11,6 +11,8 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
+from conformance.reports.markdown import plain
+
 INDENT, BETWEEN, FRAME, LEAST = 2, 2, 4, 8
 """Columns before a row's cells and between them; those of the frame; those of a cell that may be folded, at least."""
 
@@ -37,7 +39,7 @@ def fitting(table: Table, console: Console) -> Table:
 
 def widths_of(columns: Sequence[Column], room: int) -> list[int]:
     """Each column's width; those that may be folded share what the others leave."""
-    natural = [max(map(cell_width, (column.header, *column.cells))) for column in columns]
+    natural = [max(cell_len(plain(cell)) for cell in (column.header, *column.cells)) for column in columns]
     left = room - BETWEEN * (len(columns) - 1) - sum(natural)
     widths = []
     for column, width in zip(columns, natural, strict=True):
@@ -45,10 +47,6 @@ def widths_of(columns: Sequence[Column], room: int) -> list[int]:
         widths.append(width - less)
         left += less
     return widths
-
-
-def cell_width(cell: RenderableType) -> int:
-    return cell_len(cell.plain if isinstance(cell, Text) else str(cell))
 
 
 def stack_cells(

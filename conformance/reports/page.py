@@ -13,22 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from conformance.reports.blocks import (
-    describe_untried_rules,
-    error,
-    exceeds_profile,
-    format_expected,
-    format_place,
-    got,
-    heading,
-    notes,
-    refuses_all,
-    requires_rule,
-    worst_line,
-)
-from conformance.reports.blocks import (
-    rows as cause_rows,
-)
+from conformance.reports import blocks
 from conformance.reports.change import describe_worst
 from conformance.reports.content import Content, real
 from conformance.reports.pictures import pictures
@@ -43,9 +28,9 @@ def page(report: Content) -> str:
     style = Markup((HERE / "page.css").read_text())  # our own file; nothing from the report goes in here
     names = [subject["name"] for subject in report["subjects"] if not subject["peer"]]
     helpers: dict[str, Any] = {"pictures": pictures, "ratio": ratio, "real": real, "status": status}
-    helpers |= {"where": format_place, "got": got, "expected": format_expected, "error": error}
-    helpers |= {"notes": notes, "not_tried": describe_untried_rules, "heading": heading}
-    helpers |= {"worst_line": worst_line, "facts": facts}
+    helpers |= {"where": blocks.format_place, "got": blocks.got, "expected": blocks.format_expected}
+    helpers |= {"error": blocks.error, "notes": blocks.notes, "not_tried": blocks.describe_untried_rules}
+    helpers |= {"heading": blocks.heading, "worst_line": blocks.worst_line, "facts": facts}
     helpers |= {"described": describe_worst, "title": ", ".join(names) or f"conformance {report['command']}"}
     return template.render(report=report, style=style, rows=matrix(report), verdict=verdict(report), **helpers)
 
@@ -57,7 +42,7 @@ SHOWN = ("breaks", "evidence", "or", "when", "pattern", "sizes", "declare", "rep
 def facts(cause: Content, subject: Content) -> list[tuple[str, str]]:
     """Return the facts about a cause that its numbers and pictures do not show."""
     label, found = "", []
-    for name, text in cause_rows(cause, subject):
+    for name, text in blocks.rows(cause, subject):
         label = name or label
         if label in SHOWN:
             found.append((name, text))
@@ -68,20 +53,18 @@ def matrix(report: Content) -> list[dict[str, Any]]:
     """Return for every rule a cell for each subject; its rule is None if it does not concern the subject."""
     listed = [{rule["rule"]: rule for rule in subject["rules"]} for subject in report["subjects"]]
     known = {rule: content for one in listed for rule, content in one.items()}
-    rows = []
-    for name, rule in known.items():
-        cells = []
-        for subject, one in zip(report["subjects"], listed, strict=True):
-            cells.append({"subject": subject, "rule": one.get(name)})
-        rows.append({"rule": rule, "cells": cells})
-    return rows
+    pairs = [*zip(report["subjects"], listed, strict=True)]
+    return [
+        {"rule": rule, "cells": [{"subject": subject, "rule": one.get(name)} for subject, one in pairs]}
+        for name, rule in known.items()
+    ]
 
 
 def status(cell: dict[str, Any]) -> str:
     """Return the status of a cell; "beyond" where the profile does not ask for what is violated."""
     if cell["rule"] is None:
         return "untried"
-    return "beyond" if exceeds_profile(cell["rule"], cell["subject"]) else str(cell["rule"]["status"])
+    return "beyond" if blocks.exceeds_profile(cell["rule"], cell["subject"]) else str(cell["rule"]["status"])
 
 
 def verdict(report: Content) -> str:
@@ -90,7 +73,7 @@ def verdict(report: Content) -> str:
     if report["conforms"]:
         return "Conforms"
     ours = [subject for subject in report["subjects"] if not subject["peer"]]
-    count = sum(requires_rule(violation, subject) for subject in ours for violation in subject["violations"])
+    count = sum(blocks.requires_rule(violation, subject) for subject in ours for violation in subject["violations"])
     return f"{count} rule{'s' * (count > 1)} violated" if count else "Not judged in full"
 
 
@@ -101,6 +84,6 @@ def ratio(rule: Content | None) -> str:
     worst = real(rule["worst"])
     if rule["status"] == "violated":
         return "violated" if not math.isfinite(worst) or worst <= 1 else f"{worst:.3g}\N{MULTIPLICATION SIGN}"
-    if refuses_all(rule):
+    if blocks.refuses_all(rule):
         return "refused"
     return "exact" if worst == 0 else f"{worst:.2f}"

@@ -11,7 +11,7 @@ from conformance.cases.declaration import EVERYTHING
 from conformance.cases.facts import operations
 from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import STRICT
-from conformance.checks.results import Results, Violation
+from conformance.checks.results import Results
 from conformance.diagnosis.cause import Cause, cause_kind
 from conformance.reports.causes import cause_content
 from conformance.reports.content import Content, subject_content, violation_content
@@ -32,8 +32,7 @@ def checked_content(report: Report, replays: Path | None, *, peer: bool = False)
     ]
     causes = [cause_with_violation(cause, replays) for cause in report.causes]
     listed = {id(one) for one in report.violations}
-    leads = zip(report.causes, causes, strict=True)
-    for cause, content in leads:
+    for cause, content in zip(report.causes, causes, strict=True):
         if id(cause.lead) in listed:  # its replay stands in the report once
             violations.append(content["violation"])
             content["violation"] = content["violation"] | {"replay": None}
@@ -81,11 +80,11 @@ def run_subject(
     why the judge did not try everything.
     """
     target = Target(name, "attention", arrays, device)
-
-    def name_operation(violation: Violation) -> Violation:
-        return replace(violation, target=replace(target, operation=violation.case.operation))
-
-    broken = [name_operation(v) for (_, subject), v in results.violations.items() if subject == name]
+    broken = [
+        replace(violation, target=replace(target, operation=violation.case.operation))
+        for (_, subject), violation in results.violations.items()
+        if subject == name
+    ]
     causes = [cause_with_violation(Cause(cause_kind(one), (one,)), None) for one in broken]
     violations = [cause["violation"] for cause in causes]
     causes = [cause | {"violation": cause["violation"] | {"replay": None}} for cause in causes]

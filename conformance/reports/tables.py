@@ -11,15 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.checks.results import Cell, Results, Substance, Violation
-from conformance.reports.blocks import (
-    describe_untried_rules,
-    exceeds_profile,
-    heading,
-    notes,
-    refuses_all,
-    requires_rule,
-    rows,
-)
+from conformance.reports import blocks
 from conformance.reports.content import Content, real
 from conformance.reports.sentences import describe_finding, describe_worst
 from conformance.reports.threshold_sentences import describe_thresholds
@@ -135,10 +127,10 @@ def print_report(results: Results, subjects: Sequence[str], console: Console, en
 
 
 def verdict_of(rule: Content, subject: Content) -> Text:
-    if exceeds_profile(rule, subject):
+    if blocks.exceeds_profile(rule, subject):
         return Text(f"violated ({rule['level']} only)", style="yellow")
     styles = {"conforms": "green", "violated": "bold red", "untried": "dim"}
-    return Text("refused" if refuses_all(rule) else rule["status"], style=styles[rule["status"]])
+    return Text("refused" if blocks.refuses_all(rule) else rule["status"], style=styles[rule["status"]])
 
 
 def worst_of(rule: Content, alike: bool = False) -> Text:
@@ -146,7 +138,11 @@ def worst_of(rule: Content, alike: bool = False) -> Text:
 
     alike: the judged dtypes are all of one of these kinds, and the ratio is one.
     """
-    if rule["status"] == "untried" or refuses_all(rule) or (rule["status"] == "violated" and real(rule["worst"]) <= 1):
+    if (
+        rule["status"] == "untried"
+        or blocks.refuses_all(rule)
+        or (rule["status"] == "violated" and real(rule["worst"]) <= 1)
+    ):
         return Text("-")
     if alike:
         return ratio(real(rule["worst"]))
@@ -189,11 +185,11 @@ def cause_block(cause: Content, subject: Content) -> RenderableType:
     inside = Table.grid(padding=(0, 2))
     inside.add_column(style="dim", no_wrap=True, min_width=LABELS)
     inside.add_column(overflow="fold")
-    told = rows(cause, subject)
+    told = blocks.rows(cause, subject)
     for label, text in told:
         if label != "replay":
             inside.add_row(Text(label), Text(text))
-    head = Text(heading(cause))
+    head = Text(blocks.heading(cause))
     head.stylize("bold red", 0, head.plain.index(":") + 1)
     commands = [unbroken_line(label, text) for label, text in told if label == "replay"]
     return Group(head, Padding(inside, (0, 0, 0, 2)), *commands, Text())
@@ -208,13 +204,13 @@ def subject_report(subject: Content, seed: int | None) -> RenderableType:
     """Return the report about a subject. Print it with `crop=False`, so that lines to be copied stay whole."""
     parts: list[RenderableType] = [subject_table(subject)]
     parts += [cause_block(cause, subject) for cause in subject["causes"]]
-    parts += [Text(note.text, style=STYLES.get(note.kind, "")) for note in notes(subject)]
+    parts += [Text(note.text, style=STYLES.get(note.kind, "")) for note in blocks.notes(subject)]
     cases = sum(rule["cases"] for rule in subject["rules"])
-    count = sum(requires_rule(violation, subject) for violation in subject["violations"])
+    count = sum(blocks.requires_rule(violation, subject) for violation in subject["violations"])
     violates = f"violates {count} rule{'s' * (count != 1)}" if count else "is not judged in full"
     what = "conforms" if subject["conforms"] else violates
     style = "bold green" if subject["conforms"] else "bold red"
     told = "" if seed is None else f", seed {seed}"
-    left = "" if subject["untried"] else describe_untried_rules(subject)
+    left = "" if subject["untried"] else blocks.describe_untried_rules(subject)
     last = f"{subject['name']} {what}; {cases} case{'s' * (cases != 1)}{told}{left and f'; {left}'}."
     return Group(*parts, Text(last, style=style))

@@ -1,9 +1,8 @@
 """Ask a subject in a process that has called nothing before.
 
-A process that has called nothing forks a fresh one for every question: a fork costs milliseconds where a start costs
-seconds. Where the subject has a process of its own, that is a spare one, forked from it when the function was loaded.
-Else it is one that has loaded the judge alone. Both are safe because no framework has threads of its own there. JAX has
-from the start, so it is imported after the fork only, by the target.
+One process has loaded the judge and called nothing, and forks a fresh process for every question: a fork costs
+milliseconds where a start costs seconds. It is safe because nothing has run there, and no framework has threads of its
+own yet. JAX is imported after the fork only, by the target.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from conformance.checks.findings import Finding, ProcessEnded
 from conformance.runner.compiled_code import keep_compiled_code
 from conformance.runner.in_process import JudgeError, Runner, Step, failed_call, judging
 from conformance.runner.own_time import LOOKING, OwnTime
-from conformance.runner.workers import NoReply, Worker, encode_call, serve_calls
+from conformance.runner.workers import NoReply, Worker, encode_call
 from conformance.subjects.targets import Target
 
 LONGEST, BUDGET = 60.0, 15.0
@@ -51,21 +50,14 @@ class Request(NamedTuple):
 
     preload: modules that the forking process imports first. seconds: own time that the fresh one may take. payload: a
     pickled (target, time limit, steps), which only the fresh process reads, as that imports the target's module.
-    surroundings: this process's, which a spare process has had from the start, and its function may have changed.
     """
 
     preload: tuple[str, ...]
-    seconds: float
-    payload: bytes
-    surroundings: Surroundings | None
-
-
-class Surroundings(NamedTuple):
-    """Where a process looks for modules and files, and its environment."""
-
     path: list[str]
     folder: str
     environment: dict[str, str]
+    seconds: float
+    payload: bytes
 
 
 class Reply(NamedTuple):
@@ -94,12 +86,9 @@ class ForkingProcess:
         try:
             found: Reply = self.worker.call(encode_call(fork_process, request), request.seconds + MARGIN)
             return found
-        except (NoReply, OSError):
+        except NoReply:
             self.close()
             return None
-        except BaseException:  # a reply that nobody took must not be the next one's
-            self.close()
-            raise
 
     def close(self) -> None:
         if self.worker is not None:
@@ -112,25 +101,24 @@ atexit.register(FORKING_PROCESS.close)
 
 
 class FreshProcesses:
-    """Fresh processes for one target, as long as the time for them lasts. runner: of the target."""
+    """Fresh processes for one target, as long as the time for them lasts."""
 
-    def __init__(self, target: Target | None, runner: Runner) -> None:
+    def __init__(self, target: Target | None, time_limit: float | None) -> None:
         self.target = None if target is None else loadable(target)
-        self.runner, self.left = runner, BUDGET
+        self.time_limit, self.left = time_limit, BUDGET
 
     def ask(self, steps: Sequence[Step]) -> list[list[Finding]] | None:
         """The findings of each step, in one process that takes them in order; None where that cannot be told."""
         if self.target is None or self.left <= 0 or not hasattr(os, "fork"):
             return None
         try:
-            payload = pickle.dumps((self.target, self.runner.time_limit, list(steps)))
-            preload = PRELOADED.get(self.target.arrays or "", ())
-            surroundings = Surroundings(sys.path, os.getcwd(), dict(os.environ))
+            payload = pickle.dumps((self.target, self.time_limit, list(steps)))
+            request = Request(
+                PRELOADED.get(self.target.arrays or "", ()), sys.path, os.getcwd(), dict(os.environ), LONGEST, payload
+            )
         except Exception:  # what cannot be sent cannot be asked; nor is there a working folder always
             return None
-        reply = self.ask_spare(Request(preload, LONGEST, payload, None))
-        if reply is None:
-            reply = FORKING_PROCESS.ask(Request(preload, LONGEST, payload, surroundings))
+        reply = FORKING_PROCESS.ask(request)
         self.left -= BUDGET if reply is None else reply.seconds
         if reply is None or not reply.in_time:
             return None
@@ -139,16 +127,6 @@ class FreshProcesses:
         if reply.code == 0:  # the target was not loaded, or the judge failed
             return None
         return reply.findings + [failed_call(ProcessEnded(reply.code))] * (len(steps) - len(reply.findings))
-
-    def ask_spare(self, request: Request) -> Reply | None:
-        """None where the subject has no spare process, or it does not reply."""
-        if self.runner.spare is None:
-            return None
-        try:
-            reply: Reply = self.runner.spare.call(encode_call(fork_process, request), request.seconds + MARGIN)
-            return reply
-        except (NoReply, OSError):
-            return None
 
 
 def loadable(target: Target) -> Target | None:
@@ -170,47 +148,6 @@ def name_of(subject: Any) -> str | None:
     for part in subject.__qualname__.split("."):
         found = getattr(found, part, None)
     return f"{subject.__module__}:{subject.__qualname__}" if found is subject else None
-
-
-# --- in the subject's process ---
-
-
-def count_threads() -> int:
-    """Threads of this process, native ones too; 0 where the system does not say it as Linux does."""
-    with contextlib.suppress(OSError):
-        return len(os.listdir("/proc/self/task"))
-    return 0
-
-
-def fork_spare(descriptor: int, threads: int) -> int | None:
-    """Fork the spare process, which serves calls at the descriptor until the judge is gone.
-
-    It is no child of this process: a function may wait for its children.
-
-    Args:
-        descriptor: of a socket.
-        threads: those of this process before the function was loaded.
-
-    Returns:
-        The identifier of the process; None where none was forked, because loading the function has started threads.
-    """
-    if count_threads() != threads or not threads or "jax" in sys.modules:
-        os.close(descriptor)
-        return None
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        spare = os.fork()
-        if spare:
-            os.write(writer, spare.to_bytes(8, "big"))
-            os._exit(0)
-        serve_calls(descriptor)
-        os._exit(0)
-    os.waitpid(child, 0)
-    pid = int.from_bytes(os.read(reader, 8), "big")
-    for end in (reader, writer, descriptor):
-        os.close(end)
-    return pid
 
 
 # --- in the forking process -------------------------------------------------------------------------------------------
@@ -264,11 +201,10 @@ def split_findings(written: bytes) -> list[Any]:
 
 def take_steps(request: Request, writer: int) -> None:
     """Load the target, take the steps in order, and write the findings of each at once."""
-    if request.surroundings is not None:
-        sys.path[:] = request.surroundings.path
-        os.environ.clear()
-        os.environ.update(request.surroundings.environment)
-        os.chdir(request.surroundings.folder)
+    sys.path[:] = request.path
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.chdir(request.folder)
     random.seed()  # forks of one process would all draw the same
     np.random.seed()
     if "torch" in sys.modules:

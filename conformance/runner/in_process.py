@@ -25,7 +25,6 @@ from conformance.checks.size_limits import SizeLimits
 from conformance.runner.compiled_code import forget_compiled_code
 from conformance.runner.limits import TooSlow, limit_time, valid_limit
 from conformance.runner.own_time import measure_crowding
-from conformance.runner.workers import Channel
 from conformance.subjects.subject import Answers, Subject, first_line
 from conformance.subjects.targets import Target
 from conformance.subjects.wrong_answers import WrongAnswer
@@ -81,14 +80,12 @@ class Runner:
     """Runs checks on a subject here. `printed`: what it wrote to standard output. `overrun`: checks that took too long.
     `asked`: checks. `log`: the latest of them. `sizes`: those that it takes.
     `answers`: those to the latest case, where a diagnosis may want them.
-    `never_given`: parameters of a function that are none of the operation's. `target`: what it was made from. `spare`:
-    to a process that has loaded the subject and called nothing, where there is one.
+    `never_given`: parameters of a function that are none of the operation's. `target`: what it was made from.
 
     time_limit: None for no limit and no capture of what is printed. ValueError for one that cannot be kept.
     """
 
     target: Target | None = None
-    spare: Channel | None = None
 
     def __init__(self, subject: Subject, time_limit: float | None = None) -> None:
         self.subject, self.time_limit = subject, valid_limit(time_limit)
@@ -124,7 +121,7 @@ class Runner:
             return self.error_findings(error)
         finally:
             self.subject.answering.raised = None  # with all that its traceback holds
-            self.subject.latest = []
+            self.subject.latest = None
 
     def error_findings(self, error: BaseException) -> list[Finding]:
         """What an exception says of the subject; JudgeError where it is not the subject's."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
 import subprocess
 from dataclasses import replace
 from typing import Any
@@ -15,13 +14,12 @@ from conformance.checks.findings import Finding, ProcessEnded, TookTooLong
 from conformance.checks.size_limits import SizeLimits
 from conformance.runner.array_guess import make_subject
 from conformance.runner.compiled_code import keep_compiled_code
-from conformance.runner.fresh import count_threads, fork_spare
 from conformance.runner.in_process import JudgeError, Runner, failed_call, ignore_warnings_of_numbers, judging, new_log
 from conformance.runner.limits import valid_limit
 from conformance.runner.own_time import measure_crowding
 from conformance.runner.process_lifetime import POSIX, describe_end
-from conformance.runner.workers import Channel, NoReply, Worker, encode_call
-from conformance.subjects.subject import IMPLEMENTATIONS, Answers, first_line
+from conformance.runner.workers import NoReply, Worker, encode_call
+from conformance.subjects.subject import Answers, first_line
 from conformance.subjects.targets import Target
 
 STARTING = 300.0
@@ -84,14 +82,10 @@ class SubprocessRunner(Runner):
         """ValueError where the target cannot be loaded, as in `Target.make`."""
         if loading:
             raise ValueError(UNGUARDED)
-        target = encode_target(self.target, self.time_limit)
-        ours, theirs = socket.socketpair()
-        request = encode_call(load_subject, target, theirs.fileno())
-        with theirs:
-            self.worker = Worker(inherited=[theirs.fileno()], env=KEEP_MEMORY | os.environ)
-        self.spare = Channel(ours)
+        request = encode_call(load_subject, encode_target(self.target, self.time_limit))
+        self.worker = Worker(env=KEEP_MEMORY | os.environ)
         try:
-            declaration, self.never_given, arrays, self.spare.pid = self.worker.call(request, STARTING)
+            declaration, self.never_given, arrays = self.worker.call(request, STARTING)
         except ValueError:
             self.close()
             raise
@@ -146,9 +140,6 @@ class SubprocessRunner(Runner):
         if self.worker is not None:
             self.worker.close()
             self.worker, self.answered = None, 0
-        if self.spare is not None:
-            self.spare.close()
-            self.spare = None
 
 
 def encode_target(target: Target, time_limit: float) -> bytes:
@@ -173,27 +164,14 @@ subjects: list[Runner] = []
 """The one that this process has loaded."""
 
 
-def load_subject(
-    encoded_target: bytes, descriptor: int
-) -> tuple[Declaration, tuple[str, ...], dict[str, Any], int | None]:
-    """Load the target, and fork the spare process.
-
-    Args:
-        encoded_target: by `encode_target`.
-        descriptor: of a socket for the spare process.
-
-    Returns:
-        Its declaration, parameters that are never given, the arrays that it takes, and the spare process.
-    """
+def load_subject(encoded_target: bytes) -> tuple[Declaration, tuple[str, ...], dict[str, Any]]:
+    """Load the target; return its declaration, parameters that are never given, and the arrays that it takes."""
     global loading
     keep_compiled_code()
     ignore_warnings_of_numbers()
-    loading, threads = True, count_threads()
+    loading = True
     try:
         target, time_limit = pickle.loads(encoded_target)
-        if target.subject not in IMPLEMENTATIONS:
-            target.function()
-        spare = fork_spare(descriptor, threads)
         runner = runner_here(target, time_limit)
     except ValueError:
         raise
@@ -204,7 +182,7 @@ def load_subject(
     subjects[:] = [runner]
     declaration, target = runner.declaration, runner.target or target
     arrays = {"arrays": target.arrays, "guessed": target.guessed}
-    return replace(declaration, vjp=declaration.vjp and remote_vjp), runner.never_given, arrays, spare
+    return replace(declaration, vjp=declaration.vjp and remote_vjp), runner.never_given, arrays
 
 
 def check_subject(check: Check[Any, Any], example: Any, shared: Any) -> tuple[list[Finding], str, int, Answers | None]:

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -19,17 +18,14 @@ POSIX = os.name == "posix"
 STANDARD_INPUT = 0
 
 
-def start_process(
-    serve: str, inherited: Sequence[int] = (), **options: Any
-) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_process(serve: str, **options: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a process that calls a function with the descriptor of its end of a socket.
 
     `multiprocessing` would load the script again that calls the judge. The process has a session of its own: an
     interrupt is for this process alone.
 
     Args:
-        serve: the function, "package.module:function". It calls `end_with_input` first.
-        inherited: more descriptors that the process gets.
+        serve: the function, "package.module:function". It calls `end_with_input` first, or ends with the socket.
         options: for `subprocess.Popen`.
 
     Returns:
@@ -45,8 +41,7 @@ def start_process(
         "start_new_session": True,
     } | options
     with theirs:
-        passed = [theirs.fileno(), *inherited]
-        process = subprocess.Popen([sys.executable, *warned, "-c", code], pass_fds=passed, **given)
+        process = subprocess.Popen([sys.executable, *warned, "-c", code], pass_fds=[theirs.fileno()], **given)
     return process, ours
 
 

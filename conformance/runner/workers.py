@@ -11,14 +11,16 @@ import os
 import pickle
 import queue
 import socket
+import subprocess
 import traceback
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.connection import wait
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
+from conformance.runner.in_process import JudgeError
 from conformance.runner.own_time import LOOKING, ready_in_time
 from conformance.runner.process_lifetime import end_process, end_with_input, start_process
 
@@ -43,21 +45,24 @@ def encode_call(function: Callable[..., Any], *arguments: Any) -> bytes:
     return pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)
 
 
-class Channel:
-    """This end of a socket to a process that calls functions for this one.
+class Worker:
+    """A process that calls functions for this one.
 
     Args:
-        ours: the socket.
-        pid: of the process; None while there is none.
+        serve: what the process runs: `serve_calls`, with or without a thread that ends it beside its parent.
+        options: for `subprocess.Popen`.
     """
 
-    def __init__(self, ours: socket.socket, pid: int | None = None) -> None:
-        self.socket, self.pid = ours, pid
-        self.replies = ours.makefile("rb")
+    def __init__(self, serve: str = "conformance.runner.workers:serve", **options: Any) -> None:
+        self.process, self.socket = start_process(serve, **options)
+        self.replies = self.socket.makefile("rb")
+        self.owner = os.getpid()
+        self.kill = weakref.finalize(self, end_own_process, self.process, self.owner)
 
-    def has_ended(self) -> bool:
-        """Whether the process is known to be gone, though one that it has started may hold the socket open."""
-        return False
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be called, by this process."""
+        return self.kill.alive and self.owner == os.getpid() and self.process.poll() is None
 
     def call(self, call: bytes, seconds: float | None = None) -> Any:
         """Return what the function returns, or raise what it raises.
@@ -69,83 +74,73 @@ class Channel:
         Raises:
             NoReply: the process has ended, or its time is over.
         """
-        if self.pid is None:
-            raise NoReply(True)
+        try:
+            value, failure, where = self.exchange(call, seconds)
+        except NoReply:
+            raise
+        except BaseException:  # an interrupt: a reply that nobody took must not be the next one's
+            self.close()
+            raise
+        if failure is not None:
+            raise failure from WorkerTraceback(where)
+        return value
+
+    def exchange(self, call: bytes, seconds: float | None) -> Any:
+        """Return the reply to a call."""
         gone = False
 
         def ready(look: float) -> bool:
             nonlocal gone
             if gone or wait([self.socket], look):
                 return True
-            gone = self.has_ended()
+            # A process that is gone is not waited for: one that it has started may hold the socket open.
+            gone = self.process.poll() is not None
             return False
 
-        self.socket.settimeout(seconds)
         try:
+            self.socket.settimeout(seconds)
             self.socket.sendall(call)
         except OSError as error:
             raise NoReply(not isinstance(error, TimeoutError)) from error
-        if not ready_in_time(ready, self.pid, seconds):
+        if not ready_in_time(ready, self.process.pid, seconds):
             raise NoReply(gone)
         if not wait([self.socket], LOOKING):
             raise NoReply(True)
         try:
-            value, failure, where = pickle.load(self.replies)
+            return pickle.load(self.replies)
         except TimeoutError as end:
             raise NoReply(False) from end
         except Exception as end:  # its end, or what a function that writes to any descriptor has left there
             raise NoReply(True) from end
-        if failure is not None:
-            raise failure from WorkerTraceback(where)
-        return value
 
     def close(self) -> None:
+        """End the process."""
+        self.kill()
         self.replies.close()
         self.socket.close()
 
 
-class Worker(Channel):
-    """A process that this one has started, and that ends with it.
-
-    Args:
-        serve: what the process runs: `serve_calls`, with or without a thread that ends it beside its parent.
-        options: as for `start_process`.
-    """
-
-    def __init__(self, serve: str = "conformance.runner.workers:serve", **options: Any) -> None:
-        self.process, ours = start_process(serve, **options)
-        super().__init__(ours, self.process.pid)
-        self.kill = weakref.finalize(self, end_process, self.process)
-        self.owner = os.getpid()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it can be called, by this process."""
-        return self.kill.alive and self.owner == os.getpid() and not self.has_ended()
-
-    def has_ended(self) -> bool:
-        return self.process.poll() is not None
-
-    def close(self) -> None:
-        """End the process."""
-        if self.owner == os.getpid():
-            self.kill()
-        super().close()
+def end_own_process(process: subprocess.Popen[bytes], owner: int) -> None:
+    """End a process, unless this one is a fork of that which has started it."""
+    if owner == os.getpid():
+        end_process(process)
 
 
 class WorkerPool:
     """Workers that share calls; each has a thread here, which waits for it.
 
-    A worker that has ended takes no more calls; the one that it was busy with raises `NoReply`.
+    A worker that has ended takes no more calls; the one that it was busy with raises `NoReply`, and so do all others
+    once no worker is left.
 
     Args:
         count: how many.
-        prepare: what each calls first, by `encode_call`. What that raises, a worker's first call raises.
+        prepare: what each calls first, by `encode_call`. What that raises, every call of the worker raises.
     """
 
     def __init__(self, count: int, prepare: bytes) -> None:
         self.calls: queue.SimpleQueue[tuple[Future[Any], bytes] | None] = queue.SimpleQueue()
-        self.workers = [Worker(env=os.environ | ONE_THREAD) for _ in range(count)]
+        self.workers = [Worker(env=ONE_THREAD | os.environ) for _ in range(count)]
+        self.lock, self.busy = Lock(), count
         self.threads = [Thread(target=self.pass_calls, args=(worker, prepare), daemon=True) for worker in self.workers]
         for thread in self.threads:
             thread.start()
@@ -153,7 +148,12 @@ class WorkerPool:
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Return the future result of a call by the next worker that is idle; until then it can be cancelled."""
         future: Future[Any] = Future()
-        self.calls.put((future, encode_call(function, *arguments)))
+        call = encode_call(function, *arguments)
+        with self.lock:
+            if self.busy:
+                self.calls.put((future, call))
+            else:
+                future.set_exception(NoReply(True))
         return future
 
     def pass_calls(self, worker: Worker, prepare: bytes) -> None:
@@ -170,11 +170,22 @@ class WorkerPool:
                 if failure is not None:
                     raise failure
                 future.set_result(worker.call(call))
-            except NoReply as end:
-                future.set_exception(end)
-                break
             except BaseException as error:
                 future.set_exception(error)
+                if isinstance(error, NoReply):
+                    break
+        with self.lock:
+            self.busy -= 1
+            if not self.busy:
+                self.refuse_calls()
+
+    def refuse_calls(self) -> None:
+        """Let all calls fail that no worker takes any more."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self.calls.get_nowait()
+                if item is not None and item[0].set_running_or_notify_cancel():
+                    item[0].set_exception(NoReply(True))
 
     def close(self) -> None:
         """End the processes, also in the middle of a call."""
@@ -210,10 +221,13 @@ def serve_calls(descriptor: int) -> None:
 
 
 def encode_result(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
-    """Return (what the function returns, what it raises, where), pickled."""
+    """Return (what the function returns, what it raises, where), pickled.
+
+    What is no `Exception`, such as a subject's KeyboardInterrupt, ends the process.
+    """
     try:
         return pickle.dumps((function(*arguments), None, ""), pickle.HIGHEST_PROTOCOL)
-    except BaseException as error:
+    except (Exception, JudgeError) as error:
         where = "".join(traceback.format_tb(error.__traceback__))
         try:
             content = pickle.dumps((None, error, where))

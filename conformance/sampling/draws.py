@@ -103,11 +103,6 @@ def shuffle_rows(rows: Strategies, seed: int) -> Strategies:
 CaseStrategy = st.SearchStrategy[Any] | Rows
 
 
-def strategy_of(strategy: CaseStrategy, number: int, seed: int) -> st.SearchStrategy[Any]:
-    """From which the case of that number is drawn."""
-    return strategy.row(number, seed) if isinstance(strategy, Rows) else strategy
-
-
 def draw_cases(strategy: CaseStrategy, count: int, seed: int) -> Iterator[tuple[int, Any]]:
     """(number, case): of several from one strategy the first is the simplest; none where the strategy has none."""
     hopeless, of_plan = 0, isinstance(strategy, Rows)
@@ -115,7 +110,8 @@ def draw_cases(strategy: CaseStrategy, count: int, seed: int) -> Iterator[tuple[
         return
     for number in range(count):
         simplest = number == 0 and count > 1 and not of_plan
-        found = draw_from_seed(strategy_of(strategy, number, seed), own_seed(seed, number), simplest)
+        row = strategy.row(number, seed) if isinstance(strategy, Rows) else strategy
+        found = draw_from_seed(row, own_seed(seed, number), simplest)
         hopeless = 0 if found or of_plan else hopeless + 1
         if hopeless == HOPELESS:
             return

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.facts import operation_facts
 from conformance.cases.signatures import equals_default
 from conformance.oracle.work import ball_work
 from conformance.sampling.layouts import draw_memory
@@ -85,7 +86,8 @@ def loss_cases(
     if spoiled:
         spoil(d, x, targets, options["ignore"], spoiled)
         x = x.astype(numpy_dtype(dtype))
-    inputs = {rows_of(operation): x.reshape(*shape, classes), "targets": targets.reshape(shape)}
+    (name,) = operation_facts(operation).differentiated
+    inputs = {name: x.reshape(*shape, classes), "targets": targets.reshape(shape)}
     of_rows = options["reduction"] == "none"
     bar = cotangent(draw, d, (count,), 0).reshape(shape) if of_rows else np.asarray(d.normal())
     unsaid = draw(st.booleans())
@@ -95,11 +97,6 @@ def loss_cases(
         operation, dtype, inputs, options, select_cotangents({"output": bar}, declaration), special=bool(spoiled)
     )
     return draw_memory(draw, case, declaration)
-
-
-def rows_of(operation: str) -> str:
-    """The name of what is differentiated."""
-    return "logits" if operation == "cross_entropy" else "log_probabilities"
 
 
 def draw_targets(

@@ -17,18 +17,15 @@ from conformance.sampling.positions import alibi_cases, relative_bias_cases
 from conformance.sampling.rotary import frequency_cases, rotary_cases
 from conformance.sampling.silu import silu_cases
 
-
-def projected_cases(**given: Any) -> st.SearchStrategy[Case]:
-    """Cases with projections that are fused or, as often, one for every head."""
-    return st.booleans().flatmap(lambda separate: generation.multi_head_cases(separate=separate, **given))
-
-
 CASES: dict[str, Callable[..., st.SearchStrategy[Case]]] = {
     "attention": partial(generation.attention_cases, empty_rows=("zero", "zero", "mean")),
     "attention_weights": partial(generation.attention_cases, "attention_weights"),
     "attention_logsumexp": partial(generation.attention_cases, "attention_logsumexp"),
     "merge_attention": generation.merge_cases,
-    "multi_head_attention": projected_cases,
+    # Projections are fused or, as often, one for every head.
+    "multi_head_attention": lambda **given: st.booleans().flatmap(
+        lambda separate: generation.multi_head_cases(separate=separate, **given)
+    ),
     "layer_norm": partial(generation.norm_cases, "layer_norm"),
     "rms_norm": partial(generation.norm_cases, "rms_norm"),
     "standard_deviation_norm": partial(generation.norm_cases, "standard_deviation_norm"),

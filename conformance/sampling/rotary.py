@@ -57,7 +57,7 @@ OF_BATCH = ("of each batch element", "padded")
 """Kinds of positions that differ between batch elements."""
 
 
-def drawn_positions(draw: st.DrawFn, d: Draw, kind: str, batch: int, steps: int, far: tuple[int, ...]) -> np.ndarray:
+def draw_positions(draw: st.DrawFn, d: Draw, kind: str, batch: int, steps: int, far: tuple[int, ...]) -> np.ndarray:
     """int64 [T], or [B, T] where they differ between batch elements."""
     row, last = np.arange(steps), draw(st.sampled_from(far)) if far else 0
     if far:
@@ -81,7 +81,7 @@ def drawn_positions(draw: st.DrawFn, d: Draw, kind: str, batch: int, steps: int,
     return row
 
 
-def drawn_scaling(draw: st.DrawFn, d: Draw, kind: str, pairs: int, length: int) -> Scaling | None:
+def draw_scaling(draw: st.DrawFn, d: Draw, kind: str, pairs: int, length: int) -> Scaling | None:
     """length: one more than the largest position, on either side of which original lengths lie."""
     factor = draw(st.sampled_from((4.0, 8.0, 2.0, 1.5, 32.0)))
     near = draw(st.sampled_from((max(2, length // 2), length, length, length + 1)))
@@ -156,7 +156,7 @@ def rotary_cases(
     dtype = draw_dtype(draw, dtypes, declaration, ball_work("rotary_embedding", gradients=True, **sizes))
     d = Draw(draw(seeds), dtype)
     kind = draw(st.sampled_from(some(k for k in kinds if k not in OF_BATCH or "batch_positions" in declaration)))
-    positions = drawn_positions(draw, d, kind, B, T, far)
+    positions = draw_positions(draw, d, kind, B, T, far)
     pairing = draw(st.sampled_from(some(p for p in pairings if p == "halves" or "interleaved" in declaration)))
     part = draw(st.integers(0, 3)) == 3 if partial is None else partial
     assume(partial is not True or "rotary_width" in declaration)
@@ -164,7 +164,7 @@ def rotary_cases(
     width = draw(st.sampled_from(tuple(range(2, D, 2)))) if part else D
     length = int(positions.max(initial=0)) + 1
     name = draw(st.sampled_from(some(s for s in scalings if s == "none" or "rotary_scaling" in declaration)))
-    scaling = drawn_scaling(draw, d, name, width // 2, length)
+    scaling = draw_scaling(draw, d, name, width // 2, length)
     options: dict[str, Any] = {
         "base": draw_option(draw, "rotary_embedding", "base", bases, declaration),
         "scaling": scaling,
@@ -209,7 +209,7 @@ def frequency_cases(
     name = draw(st.sampled_from(some(s for s in scalings if s == "none" or "rotary_scaling" in declaration)))
     if name == "longrope":  # so that some lengths are the original one, which is at least 2
         length = max(length, 2)
-    scaling = drawn_scaling(draw, d, name, width // 2, length)
+    scaling = draw_scaling(draw, d, name, width // 2, length)
     needs = isinstance(scaling, DynamicScaling | LongRopeScaling)
     options: dict[str, Any] = {
         "width": width,

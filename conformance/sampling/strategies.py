@@ -162,14 +162,9 @@ def sizes_for(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | N
     found = dict.fromkeys(adapt_sizes(plan, declaration) for plan in (usual if plans is None else plans))
     if dtype != "float64":
         return [*found]
-    able = [s for s in found if exactly_affordable(s)]
+    able = [s for s in found if ball_work("attention", gradients=True, **s._asdict()) <= EXACTLY]
     few = [s for s in able if s in {adapt_sizes(plan, declaration) for plan in FLOAT64}]
     return few if few and declaration.compiled and len(declaration.dtypes) > 1 else able
-
-
-def exactly_affordable(s: Sizes) -> bool:
-    """Whether ball arithmetic, by which float64 is judged, affords such a case of attention."""
-    return ball_work("attention", gradients=True, **s._asdict()) <= EXACTLY
 
 
 def dtype_and_sizes(

@@ -30,7 +30,8 @@ from conformance.checks.comparison import breaks
 from conformance.checks.encoding import encode
 from conformance.checks.probe import Probe
 from conformance.judge.attribution import Failure, attribute
-from conformance.judge.plan import EFFORTS, count_cases, seed_of
+from conformance.judge.options import EFFORTS
+from conformance.judge.plan import count_cases, seed_of
 from conformance.judge.trial import judge_questions
 from conformance.operations.probes import probes_of
 from conformance.runner.in_process import TIME_LIMIT, Runner

@@ -18,9 +18,9 @@ from rich.console import Console
 from conformance.checks.judged_rules import STATE_RULE
 from conformance.checks.results import Results
 from conformance.judge.causes import explain_results
-from conformance.judge.plan import EFFORTS, make_question
+from conformance.judge.options import EFFORTS
+from conformance.judge.plan import make_question
 from conformance.judge.trial import judge_questions
-from conformance.mistakes.mistake import Mistake
 from conformance.mistakes.planting import PlantedMistake
 from conformance.operations.probes import catalogue
 from conformance.runner.in_process import TIME_LIMIT, Runner
@@ -56,13 +56,10 @@ def name_planted(planted: PlantedMistake, results: Results, runner: Runner) -> N
     first = next((cause.diagnosis for cause in causes if cause.diagnosis is not None), None)
     if first is None:
         return Naming(planted.title, "none")
-    right = are_equivalent(planted.mistake, first.mistake)
-    name = PlantedMistake(first.mistake).name
+    own, other = planted.mistake, first.mistake
+    right = own.id == other.id or own.id in other.equivalent or other.id in own.equivalent
+    name = PlantedMistake(other).name
     return Naming(planted.title, "right" if right else "wrong", name, first.explained, first.failing)
-
-
-def are_equivalent(one: Mistake, other: Mistake) -> bool:
-    return one.id == other.id or one.id in other.equivalent or other.id in one.equivalent
 
 
 def name_group(only: Collection[str] | None, group: Sequence[int], effort: str, seed: int) -> list[Naming]:

@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.cases.declaration import Declaration, split_names
-from conformance.judge.plan import EFFORTS, Question, list_questions
+from conformance.judge.options import EFFORTS
+from conformance.judge.plan import Question, list_questions
 from conformance.judge.trial import STUCK, judge_questions
 from conformance.mistakes.catalogue import planted_mistakes
 from conformance.mistakes.planting import PlantedMistake
@@ -76,12 +77,11 @@ def choose_planted(only: Collection[str] | None) -> tuple[Planted, ...]:
     """Return those of these rules, operations or frameworks, or with these words in their names; all for None."""
     if not only:
         return everything_planted()
-    words = split_names(only)
-
-    def is_meant(one: Planted, word: str) -> bool:
-        return word in (one.rule, one.operation, one.arrays) or word in one.name
-
-    return tuple(one for one in everything_planted() if any(is_meant(one, word) for word in words))
+    return tuple(
+        one
+        for one in everything_planted()
+        if any(word in (one.rule, one.operation, one.arrays) or word in one.name for word in split_names(only))
+    )
 
 
 @dataclass(frozen=True)

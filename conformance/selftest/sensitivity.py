@@ -11,7 +11,7 @@ from rich.table import Table
 from conformance.bounds import bound
 from conformance.cases.features import supports_case
 from conformance.checks.comparison import judge
-from conformance.judge.plan import EFFORTS
+from conformance.judge.options import EFFORTS
 from conformance.judge.trial import try_probe
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import oracle
@@ -41,10 +41,6 @@ class Sensitivity:
     median: float
     runs: int
     of: int
-
-    @property
-    def reliable(self) -> bool:
-        return self.runs == self.of
 
 
 def slightly_wrong() -> list[Planted]:

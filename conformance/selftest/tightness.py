@@ -134,20 +134,8 @@ def climb(group: Group, seconds: float, cases: int = CASES, seed: int = SEED) ->
     """
     largest: Ratios = defaultdict(float)
     end, small = time.process_time() + seconds, True
-    with contextlib.suppress(Enough, Unsatisfiable):
-        while small:
-            climb_once(group, end, cases, seed, largest)
-            small, seed = any(0 < ratio < WANTED[0] for ratio in largest.values()), seed + 1
-    return largest
 
-
-def climb_once(group: Group, end: float, cases: int, seed: int, largest: Ratios) -> None:
-    """Enough is raised when the time is over."""
-
-    @hypothesis.seed(seed)
-    @drawing(cases, Phase.generate, Phase.target)
-    @hypothesis.given(group.cases)
-    def each(case: Case) -> None:
+    def climb_by_case(case: Case) -> None:
         if time.process_time() > end:
             raise Enough
         for name, ratio in ratios_of(case, group.subjects).items():
@@ -155,7 +143,12 @@ def climb_once(group: Group, end: float, cases: int, seed: int, largest: Ratios)
             if 0 < ratio < math.inf:
                 hypothesis.target(math.log(ratio), label=name)
 
-    each()
+    search = drawing(cases, Phase.generate, Phase.target)(hypothesis.given(group.cases)(climb_by_case))
+    with contextlib.suppress(Enough, Unsatisfiable):
+        while small:
+            hypothesis.seed(seed)(search)()
+            small, seed = any(0 < ratio < WANTED[0] for ratio in largest.values()), seed + 1
+    return largest
 
 
 @dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.judge.plan import EFFORTS
+from conformance.judge.options import EFFORTS
 from specification import RULES
 from tests.support.faults import FAULTS, Fault, planted
 from tests.support.helpers import NumpySubject, probes_of_all, run_probes

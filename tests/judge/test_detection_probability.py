@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import reference_numpy
 from conformance.checks.probe import Probe
-from conformance.judge.plan import EFFORTS
+from conformance.judge.options import EFFORTS
 from conformance.operations.probes import probes_of
 from conformance.sampling.draws import Rows
 from conformance.sampling.strategies import norm_cases

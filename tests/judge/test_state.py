@@ -17,9 +17,7 @@ from conformance.judge.reproduction import Reproduction
 from conformance.judge.trial import make_violation as violation
 from conformance.reports.replays import save
 from conformance.reports.sentences import describe_finding
-from conformance.runner.fresh import FreshProcesses, Request
 from conformance.runner.in_process import Runner
-from conformance.runner.in_subprocess import SubprocessRunner
 from conformance.subjects.targets import Target
 from tests.support.helpers import SMALL, messages
 
@@ -259,64 +257,3 @@ def test_digits_lost_in_every_call_are_no_matter_of_the_calls_before() -> None:
     settled = Reproduction(runner, None).settle(found)
     assert settled is not None
     assert (settled.rule, settled.check, settled.example) == ("ATT-9", AGREEMENT, cases[1])
-
-
-# --- the spare process ------------------------------------------------------------------------------------------------
-
-
-COUNTED = """
-import os
-{preamble}
-CALLS = []
-
-
-def norm(x, weight, *, eps=1e-6):
-    CALLS.append(x.shape)
-    try:
-        os.wait()
-    except ChildProcessError:
-        return x * (len(CALLS) == 1)
-"""
-ONES = Case("rms_norm", "float32", {"x": np.ones((2, 3), "float32"), "weight": np.ones(3, "float32")}, {"eps": 1e-12})
-
-
-def isolated_runner(folder: Path, preamble: str = "") -> SubprocessRunner:
-    (folder / "counted.py").write_text(COUNTED.format(preamble=preamble))
-    return SubprocessRunner(Target(f"{folder / 'counted.py'}:norm", "rms_norm", "numpy"), 20.0)
-
-
-def test_a_spare_process_has_called_nothing_and_is_no_child(tmp_path: Path) -> None:
-    runner = isolated_runner(tmp_path)
-    step = AGREEMENT, ONES, AGREEMENT.prepare(ONES)
-    assert [runner(*step)[0].ratio <= 1 for _ in range(2)] == [True, False]
-    spare = runner.spare
-    assert spare is not None
-    assert spare.pid is not None
-    fresh = FreshProcesses(runner.target, runner)
-    for _ in range(2):
-        answers = fresh.ask([step, step])
-        assert answers is not None
-        assert [findings[0].ratio <= 1 for findings in answers] == [True, False]
-    assert fresh.ask_spare(Request((), 20.0, b"", None)) is not None  # it is the one that answers
-    runner.close()
-    assert runner.spare is None
-
-
-@pytest.mark.parametrize(
-    "preamble",
-    [
-        "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-        pytest.param("import jax", marks=pytest.mark.slow),
-    ],
-    ids=["a thread", "jax"],
-)
-def test_a_function_with_threads_has_no_spare_process(tmp_path: Path, preamble: str) -> None:
-    """No thread survives a fork: fresh processes come from one that has not loaded the function."""
-    runner = isolated_runner(tmp_path, preamble)
-    assert runner.spare is not None
-    assert runner.spare.pid is None
-    step = AGREEMENT, ONES, AGREEMENT.prepare(ONES)
-    answers = FreshProcesses(runner.target, runner).ask([step])
-    assert answers is not None
-    assert answers[0][0].ratio <= 1
-    runner.close()

@@ -58,4 +58,4 @@ def test_slightly_wrong_attention_is_caught() -> None:
     for row in found:
         assert row.share > 0.5, row
         assert row.median > 1, row
-        assert row.reliable, row
+        assert row.runs == row.of, row

@@ -273,7 +273,7 @@ def test_dropout_of_another_model(implementation: Implementation) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_other_structures_are_named_by_gradients(operation: str) -> None:
-    """Those of blocks and whole models, which the definition has by hand."""
+    """Those of blocks and whole models, which the definition has by tape."""
     memory = (None,) if operation.startswith("decoder") else ()
     inputs = (np.ones((1, 2, E)),) * (2 if operation == "transformer" else 1)
     cotangent = np.ones((1, 2, E))

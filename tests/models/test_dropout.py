@@ -15,7 +15,8 @@ import pytest
 import reference_numpy
 from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import widen_parameters
-from reference_numpy.blocks_vjp import attend_vjp
+from reference_numpy.blocks import attend
+from reference_numpy.tape import vjp
 from specification import Configuration
 from specification.checkpoints import flatten
 from specification.dropout import Dropout, TransformerDropout
@@ -143,7 +144,12 @@ def by_hand(functions: Any, trained: Trained, configuration: Configuration, para
     options: dict[str, Any] = {"configuration": configuration, "dropout": trained.dropout}
     if hasattr(parameters, "query"):
         x, memory = (a.astype(cotangent.dtype) for a in trained.inputs)
-        return functions.attend_vjp(parameters, x, memory, None, trained.dropout, configuration, cotangent)[0]
+        inputs = {"parameters": parameters, "x": x, "memory": memory}
+
+        def attend(parameters: Any, x: Any, memory: Any) -> Any:
+            return functions.attend(parameters, x, memory, None, trained.dropout, configuration)
+
+        return functions.vjp(attend, inputs, cotangent)["parameters"]
     return functions.encoder_vjp(parameters, SOURCE, cotangent, **options).parameters
 
 
@@ -179,7 +185,7 @@ def test_gradients_with_dropout(name: str, order: str) -> None:
         return by_hand(functions, trained, configuration, wide, cotangent.astype(float))
 
     exact, bounds = map(flatten, carried_bound(run, wide, "float32"))
-    definition = SimpleNamespace(**vars(reference_numpy), attend_vjp=attend_vjp)
+    definition = SimpleNamespace(**vars(reference_numpy), attend=attend, vjp=vjp)
     own = flatten(by_hand(definition, trained, configuration, trained.parameters, cotangent))
     answers = {"reference_numpy": own}
     for implementation in IMPLEMENTATIONS[1:]:

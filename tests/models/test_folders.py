@@ -733,7 +733,7 @@ BOTH = ["reference_numpy", "torch_impl"]
 @pytest.fixture
 def without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX compiles every model."""
-    for module in ("port", "trace"):
+    for module in ("trace", "port"):  # the first imports the second, as it is
         monkeypatch.setattr(f"conformance.cli.{module}.packages_here", lambda: BOTH)
 
 

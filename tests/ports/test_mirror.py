@@ -54,8 +54,9 @@ def file_of(operation: object) -> str:
 
 
 def files_of(package: str) -> list[str]:
-    """What one studies: the files beside `engines/`, without gradients."""
-    return sorted(file.name for file in (ROOT / package).glob("*.py") if not is_gradient(file.stem))
+    """What one studies: the files beside `engines/`, without gradients and the tape that they are written with."""
+    files = [file for file in (ROOT / package).glob("*.py") if not is_gradient(file.stem)]
+    return sorted(file.name for file in files if file.stem != "tape")
 
 
 def functions_in_order(package: str, file: str) -> list[str]:

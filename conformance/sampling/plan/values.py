@@ -15,48 +15,13 @@ def neighbouring_sizes(*powers: int) -> tuple[int, ...]:
 
 
 LENGTHS = (
-    3,
-    5,
-    7,
-    12,
-    *neighbouring_sizes(*range(4, 17)),
-    40,
-    80,
-    96,
-    100,
-    192,
-    200,
-    300,
-    384,
-    640,
-    768,
-    1000,
-    1536,
-    3000,
+    *(3, 5, 7, 12, *neighbouring_sizes(*range(4, 17))),
+    *(40, 80, 96, 100, 192, 200, 300, 384, 640, 768, 1000, 1536, 3000),
 )
 """Keys; and queries, of which there may be one or two as well."""
 WIDTHS = (
-    1,
-    2,
-    3,
-    5,
-    8,
-    12,
-    *neighbouring_sizes(*range(4, 10)),
-    24,
-    40,
-    48,
-    72,
-    80,
-    96,
-    100,
-    112,
-    120,
-    160,
-    192,
-    320,
-    384,
-    576,
+    *(1, 2, 3, 5, 8, 12, *neighbouring_sizes(*range(4, 10))),
+    *(24, 40, 48, 72, 80, 96, 100, 112, 120, 160, 192, 320, 384, 576),
 )
 """Of query and key, and of value. 192 with 128 is DeepSeek's attention, 576 with 512 its absorbed form."""
 RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)

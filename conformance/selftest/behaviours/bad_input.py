@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-import reference_numpy
-from conformance.selftest.behaviours.behaviour import Arguments, Behaviour, change_arguments
+from conformance.selftest.behaviours.behaviour import Arguments, Behaviour, misuse_arguments
 from specification.masks import And, Causal, Dense, KeyLengths, Mask, Or
 
 
@@ -118,15 +117,10 @@ def clip_targets(a: Arguments) -> None:
     a["targets"] = np.where((targets >= classes) & (targets != a["ignore"]), classes - 1, targets)
 
 
-def raise_eps(a: Arguments) -> None:
-    a["eps"] = max(a["eps"], 1e-12)
-
-
 def lenient(rule: str, name: str, change: Callable[[Arguments], None], operation: str = "attention") -> Behaviour:
     """The definition, before which `change` makes bad arguments good."""
-    right = getattr(reference_numpy, operation)
     supports = ["refusals", "no-gradients", *(["structured"] if operation == "attention" else ())]
-    return Behaviour(rule, name, change_arguments(right, change), right, operation, given={"supports": supports})
+    return misuse_arguments(rule, name, change, operation, supports=supports)
 
 
 BEHAVIOURS = (
@@ -146,5 +140,5 @@ BEHAVIOURS = (
     lenient("LOSS-1", "no negative target counts", ignore_negative_targets, "cross_entropy"),
     lenient("LOSS-2", "targets past the classes taken for the last", clip_targets, "nll_loss"),
     lenient("POS-2", "rows past the end left out", cut_positions, "learned_positions"),
-    lenient("NORM-1", "eps of 0 taken for a small one", raise_eps, "layer_norm"),
+    lenient("NORM-1", "eps of 0 taken for a small one", lambda a: a.update(eps=max(a["eps"], 1e-12)), "layer_norm"),
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
+import reference_numpy
 from conformance.cases.declaration import declare
 from conformance.subjects.subject import Subject
 from conformance.subjects.targets import Target
@@ -83,3 +84,30 @@ def change_result(right: Function, change: Callable[[Arguments, Any], Any]) -> F
 def differentiate(right: Function, vjp: Function) -> Function:
     """`right`, whose gradients `vjp` gives."""
     return declare(vjp=vjp)(change_arguments(right, lambda arguments: None))
+
+
+# --- behaviours of the definition -------------------------------------------------------------------------------------
+
+right_gradients = differentiate(reference_numpy.attention, reference_numpy.attention_vjp)
+
+
+def misuse_arguments(
+    rule: str, name: str, change: Callable[[Arguments], None], operation: str = "attention", **given: Any
+) -> Behaviour:
+    """Before the definition answers, `change` changes its arguments."""
+    right = getattr(reference_numpy, operation)
+    return Behaviour(rule, name, change_arguments(right, change), right, operation, given=given)
+
+
+def spoil_result(
+    rule: str, name: str, change: Callable[[Arguments, Any], Any], operation: str = "attention"
+) -> Behaviour:
+    """`change` replaces the definition's result."""
+    right = getattr(reference_numpy, operation)
+    return Behaviour(rule, name, change_result(right, change), right, operation)
+
+
+def spoil_gradients(rule: str, name: str, change: Callable[[Arguments, Any], Any]) -> Behaviour:
+    """`change` replaces the gradients of attention."""
+    vjp = change_result(reference_numpy.attention_vjp, change)
+    return Behaviour(rule, name, differentiate(reference_numpy.attention, vjp), right_gradients)

@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 
-import reference_numpy
 from conformance.selftest.behaviours.behaviour import (
     Arguments,
     Behaviour,
-    change_arguments,
-    change_result,
-    differentiate,
+    misuse_arguments,
+    spoil_gradients,
+    spoil_result,
     wrap,
 )
-from reference_numpy import attention, attention_vjp
+from reference_numpy import learned_positions
 
 # --- results in memory that is used again -----------------------------------------------------------------------------
 
@@ -141,46 +140,25 @@ def reuse_gradients() -> Callable[[Arguments, Any], Any]:
     return change
 
 
-right_gradients = differentiate(attention, attention_vjp)
-
-
-def view_of_table(a: Arguments) -> Any:
-    return a["table"][a["offset"] : a["offset"] + a["length"]]
-
-
-def argument(name: str, change: Callable[[Arguments], None]) -> Behaviour:
-    return Behaviour("ATT-13", name, change_arguments(attention, change), attention)
-
-
-def result(name: str, change: Callable[[Arguments, Any], Any], operation: str = "attention") -> Behaviour:
-    right = getattr(reference_numpy, operation)
-    return Behaviour("ATT-13", name, change_result(right, change), right, operation)
-
-
-def gradient(name: str, change: Callable[[Arguments, Any], Any]) -> Behaviour:
-    return Behaviour("ATT-13", name, differentiate(attention, change_result(attention_vjp, change)), right_gradients)
-
-
-POSITIONS = reference_numpy.learned_positions
-
 BEHAVIOURS = (
-    result("one buffer for all results", reuse_buffers(1)),
-    result("two buffers in turn", reuse_buffers(2)),
-    argument("query scaled in place", scale_query),
-    argument("mask written into the bias", mask_bias),
-    argument("unseen values cleared in place", clear_hidden_values),
-    argument("-inf of the bias written into the mask", narrow_mask),
-    argument("mask written into what dropout keeps", mask_kept_weights),
-    result("values handed on as they are", return_values),
-    result("result written over the query", return_query),
-    result("a single part handed on", return_single_part, "merge_attention"),
-    result("mean taken off in place", center_in_place, "layer_norm"),
-    result("averages changed in place", write_averages, "adam_step"),
-    result("parameters changed in place", write_parameters, "sgd_step"),
-    result("gradients changed in place", write_gradients, "clip_by_global_norm"),
-    Behaviour("ATT-13", "positions as a view of the table", wrap(POSITIONS, view_of_table), POSITIONS,
-              "learned_positions"),
-    gradient("cotangent scaled in place", scale_cotangent),
-    gradient("gradient written over the cotangent", return_cotangent),
-    gradient("a buffer for each argument's gradient", reuse_gradients()),
+    spoil_result("ATT-13", "one buffer for all results", reuse_buffers(1)),
+    spoil_result("ATT-13", "two buffers in turn", reuse_buffers(2)),
+    misuse_arguments("ATT-13", "query scaled in place", scale_query),
+    misuse_arguments("ATT-13", "mask written into the bias", mask_bias),
+    misuse_arguments("ATT-13", "unseen values cleared in place", clear_hidden_values),
+    misuse_arguments("ATT-13", "-inf of the bias written into the mask", narrow_mask),
+    misuse_arguments("ATT-13", "mask written into what dropout keeps", mask_kept_weights),
+    spoil_result("ATT-13", "values handed on as they are", return_values),
+    spoil_result("ATT-13", "result written over the query", return_query),
+    spoil_result("ATT-13", "a single part handed on", return_single_part, "merge_attention"),
+    spoil_result("ATT-13", "mean taken off in place", center_in_place, "layer_norm"),
+    spoil_result("ATT-13", "averages changed in place", write_averages, "adam_step"),
+    spoil_result("ATT-13", "parameters changed in place", write_parameters, "sgd_step"),
+    spoil_result("ATT-13", "gradients changed in place", write_gradients, "clip_by_global_norm"),
+    Behaviour("ATT-13", "positions as a view of the table",
+              wrap(learned_positions, lambda a: a["table"][a["offset"] : a["offset"] + a["length"]]),
+              learned_positions, "learned_positions"),
+    spoil_gradients("ATT-13", "cotangent scaled in place", scale_cotangent),
+    spoil_gradients("ATT-13", "gradient written over the cotangent", return_cotangent),
+    spoil_gradients("ATT-13", "a buffer for each argument's gradient", reuse_gradients()),
 )  # fmt: skip

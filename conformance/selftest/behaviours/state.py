@@ -18,9 +18,10 @@ import numpy as np
 from conformance.selftest.behaviours.behaviour import (
     Arguments,
     Behaviour,
-    change_arguments,
     change_result,
     differentiate,
+    misuse_arguments,
+    spoil_result,
     wrap,
 )
 from reference_numpy import attention, attention_logsumexp, layer_norm, layer_norm_vjp, merge_attention
@@ -123,20 +124,15 @@ def leave_parts(size: int) -> Callable[[Arguments], Any]:
             (attention(**part), attention_logsumexp(part["query"], part["key"], **{n: part[n] for n in others}))
             for part in parts
         ]
-        stale = [reshape_stale(left, found[0]) for left in workspace[len(found) :] if fits(left, found[0])]
+        stale = [
+            tuple(s.reshape(-1)[: a.size].reshape(a.shape) for s, a in zip(left, found[0], strict=True))
+            for left in workspace[len(found) :]
+            if all(s.size >= a.size and s.dtype == a.dtype for s, a in zip(left, found[0], strict=True))
+        ]
         workspace[: len(found)] = found
         return merge_attention(*zip(*found, *stale, strict=True))[0]
 
     return answer
-
-
-def fits(stale: tuple[Any, Any], now: tuple[Any, Any]) -> bool:
-    return all(s.size >= a.size and s.dtype == a.dtype for s, a in zip(stale, now, strict=True))
-
-
-def reshape_stale(stale: tuple[Any, Any], now: tuple[Any, Any]) -> tuple[Any, Any]:
-    output, logsumexp = (s.reshape(-1)[: a.size].reshape(a.shape) for s, a in zip(stale, now, strict=True))
-    return output, logsumexp
 
 
 def add_stale_gradient() -> Callable[[Arguments, Any], Any]:
@@ -167,11 +163,6 @@ def read_first_key(a: Arguments) -> None:
         a["key"] = np.concatenate([a["key"][:, :, :-1], a["key"][:, :, :1]], axis=2)
 
 
-def reverse_keys(a: Arguments) -> None:
-    """The keys are added up in another order: only the last bits differ."""
-    a.update(take_keys(a, slice(None, None, -1)))
-
-
 def shuffle_keys() -> Change:
     """Keys are added up in another order every time, as threads finish."""
     rng = np.random.default_rng()
@@ -198,10 +189,6 @@ def drop_keys() -> Change:
         a["dropout_keep"] = (rng.random(pairs) > 0.1) & (True if a["dropout_keep"] is None else a["dropout_keep"])
 
     return change
-
-
-def halve_rows(a: Arguments) -> None:
-    a["x"] = a["x"] / a["x"].dtype.type(2)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
@@ -235,29 +222,17 @@ def share_output() -> Callable[[Arguments, Any], Any]:
     return change
 
 
-def state(name: str, change: Change, rule: str = "ATT-13") -> Behaviour:
-    return Behaviour(rule, name, change_arguments(attention, change), attention)
-
-
-def result(name: str, change: Callable[[Arguments, Any], Any]) -> Behaviour:
-    return Behaviour("ATT-13", name, change_result(attention, change), attention)
-
-
-def norm_state(name: str, change: Change) -> Behaviour:
-    return Behaviour("ATT-13", name, change_arguments(layer_norm, change), layer_norm, "layer_norm")
-
-
 BEHAVIOURS = (
-    state("the first mask of a shape kept", keep_argument("mask", lambda a: (np.shape(a["mask"]), a["key"].shape[2])),
-          "MASK-1"),
-    state("the first keys of a shape kept", keep_argument("key", lambda a: (a["key"].shape, str(a["key"].dtype))),
-          "ATT-8"),
-    state("scale of the first call of a width", keep_argument("scale", key_width)),
-    state("number of keys of the first call of a width", keep_key_count()),
-    state("mask of the first call of a width, or none", keep_masked()),
-    state("precision of the first call of a width", keep_precision()),
-    norm_state("eps of the first call of a width", keep_argument("eps", row_width)),
-    result("first row not cleared", leave_first_row()),
+    misuse_arguments("MASK-1", "the first mask of a shape kept",
+                     keep_argument("mask", lambda a: (np.shape(a["mask"]), a["key"].shape[2]))),
+    misuse_arguments("ATT-8", "the first keys of a shape kept",
+                     keep_argument("key", lambda a: (a["key"].shape, str(a["key"].dtype)))),
+    misuse_arguments("ATT-13", "scale of the first call of a width", keep_argument("scale", key_width)),
+    misuse_arguments("ATT-13", "number of keys of the first call of a width", keep_key_count()),
+    misuse_arguments("ATT-13", "mask of the first call of a width, or none", keep_masked()),
+    misuse_arguments("ATT-13", "precision of the first call of a width", keep_precision()),
+    misuse_arguments("ATT-13", "eps of the first call of a width", keep_argument("eps", row_width), "layer_norm"),
+    spoil_result("ATT-13", "first row not cleared", leave_first_row()),
     *(
         Behaviour("ATT-13", f"workspace of parts of {n} keys not cleared", wrap(attention, leave_parts(n)), attention)
         for n in (32, 256)
@@ -265,14 +240,18 @@ BEHAVIOURS = (
     Behaviour("ATT-13", "weight's gradient added to that of more rows before",
               differentiate(layer_norm, change_result(layer_norm_vjp, add_stale_gradient())),
               differentiate(layer_norm, layer_norm_vjp), "layer_norm"),
-    state("another path in every fourth call", round_fourth_call()),
-    state("keys added up in any order", shuffle_keys()),
-    state("dropout of its own", drop_keys()),
-    *(state(f"last key not there in one call of {n}", change_now_and_then(n, read_first_key)) for n in (20, 200)),
-    state("another order in one call of 50", change_now_and_then(50, reverse_keys)),
-    norm_state("x halved in one call of 100", change_now_and_then(100, halve_rows)),
-    state("query in a buffer of all threads", share_argument("query")),
-    state("scale in a setting of all threads", share_argument("scale", lambda a: a["query"].shape[-1] ** -0.5)),
-    result("results in a buffer of all threads", share_output()),
-    norm_state("eps in a setting of all threads", share_argument("eps")),
+    misuse_arguments("ATT-13", "another path in every fourth call", round_fourth_call()),
+    misuse_arguments("ATT-13", "keys added up in any order", shuffle_keys()),
+    misuse_arguments("ATT-13", "dropout of its own", drop_keys()),
+    *(misuse_arguments("ATT-13", f"last key not there in one call of {n}", change_now_and_then(n, read_first_key))
+      for n in (20, 200)),
+    misuse_arguments("ATT-13", "another order in one call of 50",
+                     change_now_and_then(50, lambda a: a.update(take_keys(a, slice(None, None, -1))))),
+    misuse_arguments("ATT-13", "x halved in one call of 100",
+                     change_now_and_then(100, lambda a: a.update(x=a["x"] / a["x"].dtype.type(2))), "layer_norm"),
+    misuse_arguments("ATT-13", "query in a buffer of all threads", share_argument("query")),
+    misuse_arguments("ATT-13", "scale in a setting of all threads",
+                     share_argument("scale", lambda a: a["query"].shape[-1] ** -0.5)),
+    spoil_result("ATT-13", "results in a buffer of all threads", share_output()),
+    misuse_arguments("ATT-13", "eps in a setting of all threads", share_argument("eps"), "layer_norm"),
 )  # fmt: skip

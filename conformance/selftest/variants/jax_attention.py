@@ -17,16 +17,9 @@ LOG2E = math.log2(math.e)
 
 
 def scale_on_key(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-) -> Any:
+    query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None,
+    softcap: float | None = None, sinks: Any = None,
+) -> Any:  # fmt: skip
     """The scale on the key; normalised weights by jax.nn.softmax, in which the sink is one more column."""
     (B, H, Q, D), K, dtype = query.shape, key.shape[2], query.dtype
     allowed, bias = visible_pairs(checked_mask(mask, Q, K, B, H), widen(bias), (B, H, Q), K)

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from conformance.cases.declaration import split_names
 from conformance.checks.results import Results
-from conformance.judge.plan import EFFORTS, list_questions
+from conformance.judge.options import EFFORTS
+from conformance.judge.plan import list_questions
 from conformance.judge.smallest_case import SHRINKING, shrink_violations
 from conformance.judge.trial import judge_questions
 from conformance.operations.probes import catalogue

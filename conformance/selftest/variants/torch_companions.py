@@ -37,15 +37,9 @@ def companion_by(compute: Callable[[Problem], torch.Tensor], name: str) -> Calla
     """`attention_weights` or `attention_logsumexp`."""
 
     def companion(
-        query: Any,
-        key: Any,
-        *,
-        mask: Any = None,
-        bias: Any = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sinks: Any = None,
-    ) -> Any:
+        query: Any, key: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None,
+        softcap: float | None = None, sinks: Any = None,
+    ) -> Any:  # fmt: skip
         return compute(problem(query, key, key, mask, bias, scale, softcap, sinks))
 
     companion.__qualname__ = companion.__name__ = name

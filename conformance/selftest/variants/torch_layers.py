@@ -20,18 +20,9 @@ def multi_head_by(attention: Callable[..., Any], sides: Rounding, name: str, **d
 
     @declare(**declared)
     def multi_head_attention(
-        parameters: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        *,
-        num_heads: int,
-        mask: Any = None,
-        bias: Any = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sinks: Any = None,
-    ) -> Any:
+        parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, mask: Any = None, bias: Any = None,
+        scale: float | None = None, softcap: float | None = None, sinks: Any = None,
+    ) -> Any:  # fmt: skip
         heads = project_heads(parameters, (query, key, value), num_heads, sides)
         attended = attention(*heads, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
         return project(parameters.output, concatenate_heads(attended), sides)

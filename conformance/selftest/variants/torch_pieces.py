@@ -42,16 +42,9 @@ def attention_by(
 
     @declare(**declared)
     def attention(
-        query: Any,
-        key: Any,
-        value: Any,
-        *,
-        mask: Any = None,
-        bias: Any = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sinks: Any = None,
-    ) -> Any:
+        query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None,
+        softcap: float | None = None, sinks: Any = None,
+    ) -> Any:  # fmt: skip
         dtype = str(query.dtype).removeprefix("torch.")
         if dtype not in declared.get("dtypes", (dtype,)):
             raise TypeError(f"{name} takes {', '.join(declared['dtypes'])}, got {dtype}")
@@ -118,12 +111,8 @@ def skip_rounding(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def round_to_bfloat16(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.bfloat16).to(x.dtype)
-
-
-def round_to_float16(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.float16).to(x.dtype)
+def round_to(dtype: torch.dtype) -> Rounding:
+    return lambda x: x.to(dtype).to(x.dtype)
 
 
 def round_to_tf32(x: torch.Tensor) -> torch.Tensor:

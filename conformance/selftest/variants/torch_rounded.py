@@ -16,16 +16,12 @@ from conformance.selftest.variants.torch_pieces import (
     attention_by,
     cap_scores,
     divide_rows,
-    round_to_bfloat16,
-    round_to_float16,
+    round_to,
     round_to_tf32,
     row_maximum,
     sink_exponential,
     skip_rounding,
 )
-
-NARROW = (torch.float16, torch.bfloat16)
-
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """left [..., Q, D] @ right [..., D, K]."""
@@ -142,8 +138,7 @@ def kernel(name: str, roundings_for: Callable[[torch.dtype], Roundings], **decla
 
 def input_roundings(dtype: torch.dtype) -> Roundings:
     """What tensor cores do for 16-bit inputs: everything that is multiplied is rounded to the inputs' dtype."""
-    narrow = {torch.bfloat16: round_to_bfloat16, torch.float16: round_to_float16}[dtype]
-    return Roundings(narrow, narrow, on_query=False, returned=True)
+    return Roundings(round_to(dtype), round_to(dtype), on_query=False, returned=True)
 
 
 UP_TO_FLOAT32 = ("float16", "bfloat16", "float32")
@@ -155,7 +150,7 @@ flash = kernel("flash", lambda dtype: Roundings())
 summed_backwards = kernel("summed_backwards", lambda dtype: Roundings(product=sum_backwards))
 bfloat16_weights = kernel(
     "bfloat16_weights",
-    lambda dtype: Roundings(weights=round_to_bfloat16, returned=True),
+    lambda dtype: Roundings(weights=round_to(torch.bfloat16), returned=True),
     dtypes=UP_TO_FLOAT32,
     conventions=BFLOAT16_WEIGHTS,
 )
