@@ -16,6 +16,7 @@ from conformance.cases.options import (
     options_of,
     read_number,
     read_pairs,
+    refuse_mapping,
     refuse_unknown,
     split_items,
     split_names,
@@ -150,6 +151,7 @@ OTHER_LAYOUT = "--layout BTHD is for arrays [batch, length, heads, width]"
 
 def read_supports(given: str | Iterable[str]) -> tuple[str, ...]:
     names = split_names(given)
+    refuse_mapping("supports", given)
     refuse_unknown("supports", [name.removeprefix("no-") for name in names], FEATURES)
     return names
 
@@ -377,6 +379,8 @@ def declare(supports: Names | None = None, /, **options: Unpack[DeclarationOptio
 
     supports: the option of that name, which may stand first and without its name.
     """
+    if callable(supports):
+        raise TypeError("declare takes options and returns a decorator: write @declare(...)")
     given = {"supports": supports, **options}
     refuse_unknown("unknown option", given, options_of(DeclarationOptions))
 

@@ -40,6 +40,7 @@ class Option:
         if self.read is not None:
             return self.read(given)
         if self.many:
+            refuse_mapping(name, given)
             return validate_names(name, given, tuple(self.names()))
         refuse_unknown(name, [given], (True, False) if self.switch else tuple(self.names()))
         return given
@@ -99,9 +100,11 @@ def set_parameters(function: Callable[..., Any], fields: Iterable[tuple[str, Any
 
 
 def split_items(given: Any) -> list[Any]:
-    """Items one by one; a string holds one, or several with commas between them."""
+    """Items one by one; a string holds one, or several with commas between them, and what is no collection is one."""
     if isinstance(given, str):
         return [item.strip() for item in given.split(",")]
+    if not isinstance(given, Iterable):
+        return [given]
     return [item for part in given for item in (split_items(part) if isinstance(part, str) else [part])]
 
 
@@ -115,6 +118,12 @@ def validate_names(what: str, given: str | Iterable[str], names: Collection[str]
     chosen = split_names(given)
     refuse_unknown(what, chosen, names)
     return chosen
+
+
+def refuse_mapping(what: str, given: Any) -> None:
+    """Its keys alone would say the opposite of {"causal": False}."""
+    if isinstance(given, Mapping):
+        raise ValueError(f"{what} must be names, got {given!r}")
 
 
 def refuse_unknown(what: str, given: Iterable[Any], names: Collection[Any]) -> None:

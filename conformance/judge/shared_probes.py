@@ -155,6 +155,8 @@ class WatchedRunner(Runner):
     This limit is wall time. On a busy machine a worker may end too early, and the checking process runs its cases.
     """
 
+    interrupts_are_users = False
+
     def run_check(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
         with open(os.devnull, "w") as nowhere:
             faulthandler.dump_traceback_later((self.time_limit or 0) + ENDING, exit=True, file=nowhere)

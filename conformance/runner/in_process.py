@@ -86,6 +86,8 @@ class Runner:
     """
 
     target: Target | None = None
+    interrupts_are_users = True
+    """Whether a KeyboardInterrupt may be that of whoever runs the judge: not in a process that gets no signals."""
 
     def __init__(self, subject: Subject, time_limit: float | None = None) -> None:
         self.subject, self.time_limit = subject, valid_limit(time_limit)
@@ -115,9 +117,9 @@ class Runner:
                 findings = check.run(self.subject, example, shared)
             self.answers = find_answers(self.subject, check, example)
             return findings
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and self.interrupts_are_users:
+                raise
             return self.error_findings(error)
         finally:
             self.subject.answering.raised = None  # with all that its traceback holds

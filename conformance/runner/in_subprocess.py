@@ -179,6 +179,7 @@ def load_subject(encoded_target: bytes) -> tuple[Declaration, tuple[str, ...], d
         raise ValueError(f"{type(error).__name__}: {first_line(error)}") from None
     finally:
         loading = False
+    runner.interrupts_are_users = False
     subjects[:] = [runner]
     declaration, target = runner.declaration, runner.target or target
     arrays = {"arrays": target.arrays, "guessed": target.guessed}

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import conformance
 from conformance.cases.declaration import EVERYTHING, DeclarationOptions
 from conformance.cases.function_features import declaration_of
-from conformance.cases.options import options_of
+from conformance.cases.options import options_of, read_options
 from conformance.cli import app, check
 from conformance.judge.options import CheckOptions
 from conformance.pytest_plugin import conformance_test, make_judge, pytest_addoption
@@ -131,3 +131,25 @@ def test_commands_and_python_give_the_same_report(tmp_path: Path, monkeypatch: p
     judge = make_judge("targets.py:unscaled", "attention", None, words | {"isolate": False, "shrink": False})
     assert declaration_content(judge.executor.runner.declaration) == content["declaration"]
     assert {question.rule for question in judge.executor.list_all()} == {"ATT-1"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"supports": {"causal": False}}, "supports must be names"),
+        ({"windows": 31}, "windows must be"),
+        ({"dtypes": {"float32": 1}}, "dtypes must be names"),
+    ],
+)
+def test_values_of_another_kind_are_refused_by_their_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        conformance.check("reference_numpy:attention", "attention", **options)
+
+
+def test_one_head_width_needs_no_list() -> None:
+    assert read_options(DeclarationOptions, {"head_widths": 64})["head_widths"] == ((64, 64),)
+
+
+def test_a_declaration_without_parentheses_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"write @declare\(...\)"):
+        conformance.declare(len)  # type: ignore[arg-type]
