@@ -238,11 +238,11 @@ def test_questions_find_what_a_check_finds(tmp_path: Path, monkeypatch: pytest.M
         found: dict[str, str] = {}
         for question in executor.list_all():
             try:
-                violation = executor.find_cause(question)
+                cause = executor.find_cause(question)
             except NotAsked:
                 continue
-            if violation is not None:
-                found.setdefault(violation.rule, describe_finding(violation.finding))
+            if cause is not None:
+                found.setdefault(cause.lead.rule, describe_finding(cause.lead.finding))
         order = list(JUDGED)
         assert found == messages(report)
         assert sorted(found, key=order.index) == [violation.rule for violation in report.violations]
