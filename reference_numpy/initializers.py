@@ -59,7 +59,7 @@ def xavier_uniform(uniform: Float[np.ndarray, "I O"], *, gain: float = 1.0) -> F
         ValueError: Another shape or gain, no rows, or numbers outside [0, 1).
     """
     checks.linear_numbers(uniform)
-    checks.not_negative("gain", gain)
+    checks.require_nonnegative("gain", gain)
     return spread("uniform", uniform, gain * math.sqrt(6 / sum(uniform.shape)))
 
 

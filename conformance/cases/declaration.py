@@ -341,7 +341,7 @@ class Declaration:
         values: dict[str, Any] = {"features": sorted(self.features)}
         values |= {name: getattr(self, name) for name in options_of(DeclarationOptions) if name in vars(self)}
         values |= {"conventions": {name: self.convention(name) for name in CONVENTIONS}}
-        return {name: as_lists(value) for name, value in values.items() if name != "vjp"}
+        return {name: convert_tuples(value) for name, value in values.items() if name != "vjp"}
 
     def refuse_contradictions(self) -> None:
         """Raise ValueError where two options leave nothing to be tried."""
@@ -365,9 +365,9 @@ class Declaration:
         return tuple(kind for kind in MASK_KINDS if kind in self)
 
 
-def as_lists(value: Any) -> Any:
+def convert_tuples(value: Any) -> Any:
     """Return tuples as lists, as JSON has them."""
-    return [as_lists(item) for item in value] if isinstance(value, tuple) else value
+    return [convert_tuples(item) for item in value] if isinstance(value, tuple) else value
 
 
 EVERYTHING = Declaration()

@@ -29,7 +29,7 @@ from specification.optimizers import AdamState, SgdState
 from specification.parameters import leaves
 
 __all__ = [
-    "adam", "clip", "embedding_numbers", "linear_numbers", "not_negative", "schedule", "sgd", "trained",
+    "adam", "clip", "embedding_numbers", "linear_numbers", "require_nonnegative", "schedule", "sgd", "trained",
     "uniform_numbers",
 ]  # fmt: skip
 
@@ -78,7 +78,7 @@ def remembered(name: str, tree: Any, parameters: Any) -> None:
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def not_negative(name: str, value: Any, *, fixed: bool = False) -> None:
+def require_nonnegative(name: str, value: Any, *, fixed: bool = False) -> None:
     """Check that a number, where it can be read, is finite and at least 0."""
     check_number(name, value, lambda number: 0 <= number < math.inf, "be finite and at least 0", fixed=fixed)
 
@@ -106,11 +106,11 @@ def adam(
     distance("state.step", state.step)
     remembered("state.mean", state.mean, parameters)
     remembered("state.square", state.square, parameters)
-    not_negative("learning_rate", learning_rate)
+    require_nonnegative("learning_rate", learning_rate)
     decay("beta_1", beta_1)
     decay("beta_2", beta_2)
     epsilon(eps)
-    not_negative("weight_decay", weight_decay, fixed=True)
+    require_nonnegative("weight_decay", weight_decay, fixed=True)
     flag("decoupled", decoupled)
 
 
@@ -121,10 +121,10 @@ def sgd(
     gradients_of(parameters, gradients)
     structure("state", state, SgdState)
     remembered("state.velocity", state.velocity, parameters)
-    not_negative("learning_rate", learning_rate)
+    require_nonnegative("learning_rate", learning_rate)
     decay("momentum", momentum)
     flag("nesterov", nesterov)
-    not_negative("weight_decay", weight_decay, fixed=True)
+    require_nonnegative("weight_decay", weight_decay, fixed=True)
     if nesterov and momentum == 0:
         refuse("nesterov", "have a momentum above 0", 0)
 

@@ -202,7 +202,7 @@ def wrong_where(operation: str, wrong: Callable[[dict[str, Any]], bool]) -> Any:
     return faulty
 
 
-def in_blocks(given: dict[str, Any]) -> bool:
+def fails_in_blocks(given: dict[str, Any]) -> bool:
     """vllm PR 44692: from 512 rows on, some multiples of 1,024 columns."""
     width = given["x"].shape[-1]
     rows = given["x"].numel() // max(width, 1)
@@ -235,8 +235,8 @@ def many_scores(given: dict[str, Any]) -> bool:
 
 
 FAULTS = {
-    "RMS norm in blocks": ("rms_norm", "NORM-7", in_blocks),
-    "RMS norm in blocks, gradients": ("rms_norm", "NORM-6", in_blocks),
+    "RMS norm in blocks": ("rms_norm", "NORM-7", fails_in_blocks),
+    "RMS norm in blocks, gradients": ("rms_norm", "NORM-6", fails_in_blocks),
     "layer norm of 129 wide rows": ("layer_norm", "NORM-1", past(128, 16384)),
     "layer norm of many rows": ("layer_norm", "NORM-1", past(16384, 128)),
     "layer norm, gradients": ("layer_norm", "NORM-6", past(511, 2047)),

@@ -66,7 +66,7 @@ def assert_accepted(node: Node, outputs: Arrays) -> None:
     Runner.assert_similar_outputs(expected, list(outputs.values()), node.case.rtol, node.case.atol)
 
 
-def beyond_bounds(translation: Translation, outputs: Arrays) -> Iterator[str]:
+def find_departures(translation: Translation, outputs: Arrays) -> Iterator[str]:
     """The outputs that are further from the exact results than the bounds allow, of those that results are moved to."""
     for name, part in translation.items():
         if isinstance(part, Output) and part.is_moved:
@@ -98,7 +98,7 @@ def test_every_case(name: str) -> None:
         translation = translate(node)
         outputs = run_translation(subject, translation)
         assert_accepted(node, outputs)
-        assert not [*beyond_bounds(translation, outputs)], node.name
+        assert not [*find_departures(translation, outputs)], node.name
 
 
 def test_no_option_is_lost() -> None:
@@ -163,7 +163,9 @@ def test_what_the_cases_do_not_reach() -> None:
 
 @known_version
 def test_departures_are_the_known_ones() -> None:
-    departures = {(node.name, name) for node in NODES.values() for name in beyond_bounds(translate(node), node.outputs)}
+    departures = {
+        (node.name, name) for node in NODES.values() for name in find_departures(translate(node), node.outputs)
+    }
     assert departures == {(name, "Y") for name in ROUNDED_WITHIN}
 
 
@@ -175,7 +177,7 @@ def test_16_bits_in_between_are_all_that_departs(name: str) -> None:
     wide = {n: a if a.dtype.kind in "biu" else a.astype(np.float32) for n, a in node.inputs.items()}
     outputs = dict(zip(node.outputs, evaluate(node.case.model, wide), strict=True))
     rounded = {n: a.astype(node.outputs[n].dtype) for n, a in outputs.items()}
-    assert not [*beyond_bounds(translate(node), rounded)]
+    assert not [*find_departures(translate(node), rounded)]
 
 
 def evaluate(model: Any, inputs: Arrays) -> list[np.ndarray]:

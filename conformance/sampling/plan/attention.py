@@ -164,7 +164,7 @@ def large_plans_of(
     if declaration.compiled:
         return (), ()
 
-    def within(budget: Budget) -> Fits:
+    def make_fits(budget: Budget) -> Fits:
         return lambda row: budget.affords(row) and wanted(sizes_of(row))
 
     def fitted(rows: Iterable[Row], most: Budget) -> tuple[Sizes, ...]:
@@ -172,8 +172,8 @@ def large_plans_of(
 
     levels = levels_of(name, False, declaration.tile)
     before = [row for row in rows(name, False, declaration.tile, seed) if wanted(sizes_of(row))]
-    large = more_rows(levels, within(LARGE), before, within(SPARE), seed)
-    largest = more_rows(levels, within(LARGEST), [*before, *large], within(SPARE), seed)
+    large = more_rows(levels, make_fits(LARGE), before, make_fits(SPARE), seed)
+    largest = more_rows(levels, make_fits(LARGEST), [*before, *large], make_fits(SPARE), seed)
     ordinary = fitted([row_of(ORDINARY)] if name == "everything" else [], LARGEST)
     return (*fitted(large, LARGE), *ordinary), fitted(largest, LARGEST)
 
