@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NO_ORACLE = "float64 is skipped: its oracle needs python-flint, which is not installed"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """One subject's result.
 
@@ -49,9 +49,14 @@ class Report:
     chosen: tuple[str, ...] = field(default=(), kw_only=True)
     causes: list[Cause] = field(default_factory=list, kw_only=True)
 
+    def __repr__(self) -> str:
+        from conformance.reports.blocks import describe_verdict
+
+        return f"<Report: {describe_verdict(self)}>"
+
     def __str__(self) -> str:
         """Verdict, levels, and every cause with its smallest case; for an assertion's message."""
-        from conformance.reports.sentences import describe_report
+        from conformance.reports.blocks import describe_report
 
         return describe_report(self)
 
