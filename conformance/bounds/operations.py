@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 
 from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norm
-from conformance.bounds import layers, losses, optimizers, positions, rotary
+from conformance.bounds import layers
 from conformance.bounds.arithmetic import Approx, Precision, add, exact, round_output
 from conformance.bounds.reading import (
     bias_of,
@@ -20,7 +21,6 @@ from conformance.bounds.reading import (
     separate_heads,
     split_heads,
 )
-from conformance.bounds.silu import silu
 from conformance.cases.arguments import expected_dtype, gradient_name
 from conformance.cases.arrays import heads_and_keys, heads_of, join_projections
 from conformance.cases.case import Case
@@ -39,8 +39,15 @@ def bound(case: Case) -> Bounds:
     p = Precision.make(case.dtype, case.rounding)
     case = replace(case, cotangents=replace_kernel_arguments(case).cotangents)
     with np.errstate(all="ignore"):
-        approximations = BOUNDS[case.operation](case, p)
+        approximations = approximate(case, p)
         return {name: result_bound(name, approx, case, p) for name, approx in approximations.items()}
+
+
+def approximate(case: Case, p: Precision) -> dict[str, Approx]:
+    """The value and the error bound of every result and every gradient that a case asks for, before results are rounded
+    to the dtype of the case, which `bound` adds."""
+    approximations: dict[str, Approx] = resolve_name(f"conformance.bounds.{BOUNDS[case.operation]}")(case, p)
+    return approximations
 
 
 def result_bound(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
@@ -257,30 +264,29 @@ def feed_forward(case: Case, p: Precision, **steps: Callable[[Approx], Approx]) 
     }
 
 
-BOUNDS: dict[str, Callable[[Case, Precision], dict[str, Approx]]] = {
-    "attention": attention,
-    "attention_weights": attention,
-    "attention_logsumexp": attention,
-    "merge_attention": merge_attention,
-    "multi_head_attention": multi_head_attention,
-    "layer_norm": layer_norm,
-    "rms_norm": layer_norm,
-    "standard_deviation_norm": layer_norm,
-    "feed_forward": feed_forward,
-    "gated_feed_forward": feed_forward,
-    "embedding": positions.lookup,
-    "learned_positions": positions.lookup,
-    "sinusoidal_positions": positions.sinusoidal_positions,
-    "alibi_bias": positions.alibi_bias,
-    "relative_position_bias": positions.relative_position_bias,
-    "adam_step": optimizers.adam_step,
-    "clip_by_global_norm": optimizers.clip_by_global_norm,
-    "cross_entropy": losses.cross_entropy,
-    "nll_loss": losses.nll_loss,
-    "rotary_embedding": rotary.rotary_embedding,
-    "rotary_frequencies": rotary.rotary_frequencies,
-    "sgd_step": optimizers.sgd_step,
-    "silu": silu,
+BOUNDS = {
+    "attention": "operations:attention",
+    "attention_weights": "operations:attention",
+    "attention_logsumexp": "operations:attention",
+    "merge_attention": "operations:merge_attention",
+    "multi_head_attention": "operations:multi_head_attention",
+    "layer_norm": "operations:layer_norm",
+    "rms_norm": "operations:layer_norm",
+    "standard_deviation_norm": "operations:layer_norm",
+    "feed_forward": "operations:feed_forward",
+    "gated_feed_forward": "operations:feed_forward",
+    "embedding": "positions:lookup",
+    "learned_positions": "positions:lookup",
+    "sinusoidal_positions": "positions:sinusoidal_positions",
+    "alibi_bias": "positions:alibi_bias",
+    "relative_position_bias": "positions:relative_position_bias",
+    "adam_step": "optimizers:adam_step",
+    "clip_by_global_norm": "optimizers:clip_by_global_norm",
+    "cross_entropy": "losses:cross_entropy",
+    "nll_loss": "losses:nll_loss",
+    "rotary_embedding": "rotary:rotary_embedding",
+    "rotary_frequencies": "rotary:rotary_frequencies",
+    "sgd_step": "optimizers:sgd_step",
+    "silu": "silu:silu",
 }
-"""The value and the error bound of every result and every gradient that a case asks for, before results are rounded to
-the dtype of the case, which `bound` adds."""
+"""Where the function of each operation stands in this folder; a file is loaded with the first case that needs it."""

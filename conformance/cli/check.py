@@ -69,7 +69,6 @@ def judge_target(
     try:
         _, chosen = checking.read_target(target, operation, None, options)
         told["seed"] = chosen.get("seed")
-        refuse_absent_gpu(options)
         with bar("loading", count_cases(operation, chosen), errors) as advance:
             more: dict[str, Any] = {"workers": workers, "progress": advance, "unfinished": found.append}
             found.append(checking.check(target, operation, **more, **options))
@@ -94,14 +93,6 @@ def save_replays(report: Report, replays: Path) -> tuple[dict[str, Any], str | N
     except OSError as error:
         unwritten = f"replay files cannot be written to {replays}: {error.strerror or error}"
         return checked_content(report, None), unwritten
-
-
-def refuse_absent_gpu(options: dict[str, Any]) -> None:
-    if options["device"] == "cuda" and options["arrays"] == "torch":
-        from conformance.cli.run import gpu_available
-
-        if not gpu_available():
-            raise ValueError("device: PyTorch sees no GPU")
 
 
 def count_cases(operation: str, chosen: dict[str, Any]) -> int:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from conformance.checks.kept_cases import MOST_NUMBERS, KeptCase
 from conformance.checks.results import Results, Violation, keep_violation
 from conformance.checks.threshold import Threshold
-from conformance.diagnosis.cause import Cause
+from conformance.diagnosis.cause import Cause, cause_kind
 from conformance.diagnosis.causes import find_causes, has_wrong_numbers, largest_error
 from conformance.diagnosis.evidence import ask_kept
-from conformance.diagnosis.explanation import judge_mistake
+from conformance.diagnosis.explanation import judge_mistake, learn_condition
+from conformance.diagnosis.pattern import find_pattern
 from conformance.judge.smallest_case import cut_down
 from conformance.judge.thresholds import find_thresholds
 from conformance.judge.trial import Settle, accept_violation
+from conformance.mistakes.condition import past
 from conformance.mistakes.mistake import Mistake
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Example
 
 MANY = 4
 """Causes that get a smallest case and sizes within the whole time; later ones get less, as the first say most."""
+REFUTING = 12
+"""Passing examples of other sizes that a known mistake is held against; each is asked once more."""
 SIZES = 0.6
 """What its sizes get on top of a cause's time, as a part of it: each is one call; a smaller case takes several."""
 
@@ -52,11 +56,16 @@ def explain_results(results: Results, runner: Runner, seconds: float, settle: Se
         if number >= MANY:
             room = seconds / MANY
         found.append(make_small(cause, runner, room, settle, sized=number < MANY))
+    left = []
     for before, cause in zip(causes, found, strict=True):
         key = cause.lead.rule, cause.lead.subject
-        if results.violations.get(key) is before.lead:
+        own = results.violations.get(key) is before.lead
+        if own:
             results.violations[key] = cause.lead
-    return found
+        # Without its name, what stood behind violations of other causes is a part of these.
+        if own or before.diagnosis is None or cause.diagnosis is not None or len(causes) == 1:
+            left.append(cause)
+    return left if len(left) == len(causes) else [replace(cause, excuses=()) for cause in left]
 
 
 def make_small(cause: Cause, runner: Runner, seconds: float, settle: Settle, sized: bool) -> Cause:
@@ -67,10 +76,11 @@ def make_small(cause: Cause, runner: Runner, seconds: float, settle: Settle, siz
         smaller = cut_down(lead, runner, seconds, explains_case(runner, mistake))
         lead = smaller if settle(smaller) is smaller else lead
         cause = replace(cause, excuses=excuse_case(cause.excuses, lead, runner))
+    passing: list[Example] = []
     if sized:
-        lead = replace(lead, threshold=find_thresholds(lead, runner, SIZES * seconds))
+        lead = replace(lead, threshold=find_thresholds(lead, runner, SIZES * seconds, passing))
     cause = replace(cause, violations=(lead, *cause.violations[1:]))
-    return choose_by_thresholds(cause, lead.threshold)
+    return withdraw_refuted(choose_by_thresholds(cause, lead.threshold), passing, runner)
 
 
 def choose_by_thresholds(cause: Cause, thresholds: Collection[Threshold]) -> Cause:
@@ -87,6 +97,30 @@ def choose_by_thresholds(cause: Cause, thresholds: Collection[Threshold]) -> Cau
             diagnosis = replace(cause.diagnosis, mistake=one, alternatives=tuple(others))
             return replace(cause, diagnosis=diagnosis, condition=one.condition)
     return cause
+
+
+def withdraw_refuted(cause: Cause, passing: Sequence[Example], runner: Runner) -> Cause:
+    """Withdraw a known mistake that would show in an example that passes, unless it shows past a larger size only."""
+    lead, own = cause.lead, ask_kept(runner, keep_violation(cause.lead)) if passing else None
+    if cause.diagnosis is None or own is None:
+        return cause
+    kept = [KeptCase(lead.rule, lead.probe, lead.title, lead.check, one, failed=False) for one in passing]
+    asked = [ask_kept(runner, one) for one in sorted(kept, key=lambda one: one.size)[:REFUTING]]
+    evidence = [one for one in asked if one is not None and not one.wrong]
+    for mistake in (cause.diagnosis.mistake, *cause.diagnosis.alternatives):
+        against = [one for one in evidence if judge_mistake(mistake, one) == "against"]
+        learned = learn_condition([own], against) if against else None
+        if (
+            learned is not None
+            and learned == past(learned.axis, learned.past)
+            and mistake.condition.axis in ("", learned.axis)
+        ):
+            mistake = mistake.limit(replace(mistake.condition, axis=learned.axis, past=learned.past))
+        if not any(judge_mistake(mistake, one) == "against" for one in against):
+            others = tuple(one for one in cause.diagnosis.alternatives if one.id != mistake.id)
+            diagnosis = replace(cause.diagnosis, mistake=mistake, alternatives=others)
+            return replace(cause, diagnosis=diagnosis, condition=mistake.condition)
+    return replace(cause, kind=cause_kind(lead), diagnosis=None, condition=None, pattern=find_pattern(own))
 
 
 def excuse_case(

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
@@ -22,8 +22,6 @@ from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import ROBUST, is_required
 from conformance.checks.probe import Probe
 from conformance.checks.results import Results, Violation
-from conformance.diagnosis.cause import Cause
-from conformance.judge.causes import MANY, explain_results
 from conformance.judge.plan import (
     EMPTY_ROWS,
     PLAIN_CALL,
@@ -39,7 +37,6 @@ from conformance.judge.plan import (
     narrow_declaration,
     plain_claim,
 )
-from conformance.judge.reproduction import Reproduction
 from conformance.judge.shared_probes import Order, SharedProbes
 from conformance.judge.skipped import missing_features, some_cases
 from conformance.judge.trial import (
@@ -54,6 +51,10 @@ from conformance.judge.trial import (
 )
 from conformance.runner.in_process import Runner, failed_call, judging
 from conformance.subjects.targets import Target
+
+if TYPE_CHECKING:
+    from conformance.diagnosis.cause import Cause
+    from conformance.judge.reproduction import Reproduction
 
 UNMASKED = "unmasked"
 NOTHING_ELSE = "the plainest call fails, and nothing else was tried"
@@ -107,8 +108,7 @@ class Executor:
         self.runner, self.operation, self.target = runner, operation, target
         self.examples, self.seed, self.rules = examples, seed, rules
         self.progress, self.shrinking, self.shared = progress, shrinking, shared
-        self.reproduction = Reproduction(runner, target)
-        self.results, self.causes, self.untried = Results(), list[Cause](), ""
+        self.results, self.causes, self.untried = Results(), list["Cause"](), ""
         self.ordered: Declaration | None = None
         self.claim_answers: dict[str, ClaimAnswer] = {}
         self.explained = 0
@@ -131,7 +131,7 @@ class Executor:
             self.untried = f"after {STUCK} cases that took longer than {limit} nothing else was tried"
         self.include(self.check_printing())
         self.results.set_worst()
-        self.causes = explain_results(self.results, self.runner, self.shrinking, self.settle)
+        self.causes = self.explain(self.results, self.shrinking)
 
     def judge(self, declaration: Declaration) -> None:
         """Ask how well it answers. declaration: what it has been seen to take."""
@@ -149,6 +149,14 @@ class Executor:
         for question in questions:
             if question.kind == "refusal":
                 self.include(self.answer(question))
+
+    def explain(self, results: Results, seconds: float) -> list[Cause]:
+        """Find the causes of all violations. Only a subject that has some needs the diagnosis loaded."""
+        if not results.violations:
+            return []
+        from conformance.judge.causes import explain_results
+
+        return explain_results(results, self.runner, seconds, self.settle)
 
     def include(self, results: Results) -> None:
         include_results(self.results, results)
@@ -183,6 +191,12 @@ class Executor:
             return self.settle(violation) if new else violation
 
         settle_violations(results, settle)
+
+    @cached_property
+    def reproduction(self) -> Reproduction:
+        from conformance.judge.reproduction import Reproduction
+
+        return Reproduction(self.runner, self.target)
 
     def settle(self, violation: Violation) -> Violation | None:
         """What becomes of a violation once its case has been asked alone; None where others say the same."""
@@ -225,9 +239,10 @@ class Executor:
             if not results.violations:
                 return None
             results.set_worst()
+            from conformance.judge.causes import MANY
+
             self.explained += 1
-            seconds = self.shrinking if self.explained <= MANY else 0.0
-            cause = explain_results(results, self.runner, seconds, self.settle)[0]
+            cause = self.explain(results, self.shrinking if self.explained <= MANY else 0.0)[0]
         lead = replace(cause.lead, target=self.target, time_limit=self.runner.time_limit)
         return replace(cause, violations=(lead, *cause.violations[1:]))
 

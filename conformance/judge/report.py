@@ -10,19 +10,18 @@ from conformance.cases.declaration import Declaration
 from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import DEFAULT, LEVELS, highest_profile, is_required
 from conformance.checks.results import Cell, Results, Violation
-from conformance.diagnosis.cause import Cause
 from conformance.oracle.reference import balls_available
-from conformance.reports.sentences import describe_report
 from conformance.reports.versions import versions
 from conformance.subjects.targets import Target
 
 if TYPE_CHECKING:
+    from conformance.diagnosis.cause import Cause
     from conformance.judge.executor import Executor
 
 NO_ORACLE = "float64 is skipped: its oracle needs python-flint, which is not installed"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """One subject's result.
 
@@ -50,8 +49,15 @@ class Report:
     chosen: tuple[str, ...] = field(default=(), kw_only=True)
     causes: list[Cause] = field(default_factory=list, kw_only=True)
 
+    def __repr__(self) -> str:
+        from conformance.reports.blocks import describe_verdict
+
+        return f"<Report: {describe_verdict(self)}>"
+
     def __str__(self) -> str:
         """Verdict, levels, and every cause with its smallest case; for an assertion's message."""
+        from conformance.reports.blocks import describe_report
+
         return describe_report(self)
 
     @property

@@ -56,12 +56,20 @@ Seen = dict[int, bool]
 """Whether it is wrong, by the size of one dimension."""
 
 
-def find_thresholds(violation: Violation, runner: Runner, seconds: float = SECONDS) -> tuple[Threshold, ...]:
-    """At which sizes the violation shows and at which not; empty where that depends on no size, or cannot be told."""
+def find_thresholds(
+    violation: Violation, runner: Runner, seconds: float = SECONDS, passing: list[Example] | None = None
+) -> tuple[Threshold, ...]:
+    """At which sizes the violation shows and at which not; empty where that depends on no size, or cannot be told.
+
+    passing: takes the examples in which it does not show.
+    """
     if not violation.steady or violation.depends_on_state or not cuttable(violation.example) or runner.overrun:
         return ()
     probing = Probing(violation, runner, time.monotonic() + seconds)
-    return tuple(probing.thresholds())
+    found = tuple(probing.thresholds())
+    if passing is not None:
+        passing += probing.passing
+    return found
 
 
 class Probing:
@@ -78,6 +86,7 @@ class Probing:
         self.sizes, self.dimensions = sizes_of(self.case), dimensions(self.case, runner.declaration)
         self.before = sizes_of(call(violation.example if violation.uncut is None else violation.uncut))
         self.seen: dict[tuple[int, ...], float | None] = {}
+        self.passing: list[Example] = []
 
     def thresholds(self) -> Iterator[Threshold]:
         large = [dimension for dimension in self.dimensions if not self.trivial(dimension)]
@@ -208,6 +217,7 @@ class Probing:
             self.costs.append((needed, time.monotonic() - start))
             if findings is not None:
                 return worst(findings).ratio
+        self.passing.append(example)
         return 0.0
 
     def affords(self, needed: int) -> bool:

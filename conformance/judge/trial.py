@@ -16,7 +16,6 @@ from conformance.checks.levels import CORE, least_level
 from conformance.checks.probe import Probe, probe_id
 from conformance.checks.refusals import Refusal
 from conformance.checks.results import WIDE, Results, Violation
-from conformance.judge.attribution import Failure, attribute
 from conformance.judge.plan import Question, count_cases, seed_of
 from conformance.operations.corpus import Entry
 from conformance.runner.in_process import Runner
@@ -145,6 +144,8 @@ def ask_runners(source: Probe | Entry, title: str, example: Any, runners: Sequen
             kept = KeptCase(source.rule, source.id, of_case, check, example, failed, least, answers)
             results.kept[runner.name].add(kept)
         if failed:
+            from conformance.judge.attribution import Failure, attribute
+
             before = earlier_checks(runner)
             failure = attribute(runner, Failure(rule, check, example, findings), shared)
             rule, findings = failure.rule, failure.findings

@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.bounds import layer_norm as bounds
 from conformance.bounds.arithmetic import LARGEST, Approx, Precision, exact, multiply
-from conformance.bounds.operations import BOUNDS, result_bound
+from conformance.bounds.operations import approximate, result_bound
 from conformance.cases.arguments import expected_dtype
 from conformance.cases.case import Case
 from conformance.checks.comparison import PRECISION
@@ -330,7 +330,7 @@ def round_inputs(change: Callable[[Case], Case | None]) -> Callable[[Call], Chan
         other = change(call.case)
         if other is None or call.case.special:
             return None
-        return predict_rounded(call, BOUNDS[other.operation](other, Precision.make(other.dtype)))
+        return predict_rounded(call, approximate(other, Precision.make(other.dtype)))
 
     return results
 

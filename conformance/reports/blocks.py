@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -21,7 +21,10 @@ from conformance.reports.causes import (
 )
 from conformance.reports.content import Content, real
 from conformance.reports.sentences import levels_line
-from conformance.reports.subjects import rules_of_operation
+from conformance.reports.subjects import checked_content, rules_of_operation
+
+if TYPE_CHECKING:
+    from conformance.judge.report import Report
 
 DECLARE = "if it is not meant to support this, say so:"
 REFUSE = "if it is not meant to support this, let it raise an error, and say so:"
@@ -94,6 +97,26 @@ def worst_line(worst: Content, violation: Content) -> str:
 def block(cause: Content, subject: Content | None = None) -> str:
     """Return the block as plain text."""
     return "\n".join([heading(cause), *(f"  {label:<15}{text}" for label, text in rows(cause, subject))])
+
+
+def describe_verdict(report: Report) -> str:
+    """Say in one line whether it conforms."""
+    count = sum(is_required(violation.level, report.profile) for violation in report.violations)
+    verdict = "conforms" if report.conforms else f"violates {count} rule{'s' * (count != 1)}"
+    return f"{report.subject} {verdict} ({report.profile}); {report.cases} cases, seed {report.seed}"
+
+
+def describe_report(report: Report) -> str:
+    """Return verdict, levels and the block of every cause; for an assertion's message."""
+    subject = checked_content(report, None)
+    guess, untried = describe_guess(subject), report.untried
+    lines = [
+        describe_verdict(report),
+        levels_line(report.levels),
+        guess,
+        *(block(one, subject) for one in subject["causes"]),
+    ]
+    return "\n".join(filter(None, [*lines, f"not everything was tried: {untried}" if untried else ""]))
 
 
 def summary(subject: Content) -> str:

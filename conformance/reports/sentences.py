@@ -11,16 +11,14 @@ import numpy as np
 from conformance.cases.declaration import DIMENSIONS, OTHER_LAYOUT
 from conformance.checks import findings as kinds
 from conformance.checks.findings import Detail, Finding, Phase
-from conformance.checks.levels import is_required
 from conformance.checks.results import Violation
-from conformance.reports.causes import cause_content, describe_cause
 from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.runner.process_lifetime import describe_end
 from conformance.subjects import wrong_answers
 from conformance.subjects.attention_calls import AXES
 
 if TYPE_CHECKING:
-    from conformance.judge.report import Report
+    pass
 
 
 def describe_finding(finding: Finding) -> str:
@@ -46,18 +44,6 @@ def describe_violation(violation: Violation) -> str:
 def describe_worst(worst: Violation) -> str:
     """Return the largest error in a dtype in one line."""
     return f"worst in {worst.case.dtype}: {describe_finding(worst.finding)}"
-
-
-def describe_report(report: Report) -> str:
-    """Return verdict, levels and causes, each with its smallest case; for an assertion's message."""
-    count = sum(is_required(violation.level, report.profile) for violation in report.violations)
-    verdict = f"{report.subject} " + ("conforms" if report.conforms else f"violates {count} rule{'s' * (count != 1)}")
-    verdict += f" ({report.profile}); {report.cases} cases, seed {report.seed}"
-    target = report.target
-    guess = [f"arrays: {target.arrays}, a guess: {target.guessed}"] if target.guessed else []
-    causes = [f"{describe_cause(cause_content(one))}\n  {describe_violation(one.lead)}" for one in report.causes]
-    untried = [f"not everything was tried: {report.untried}"] if report.untried else []
-    return "\n".join([verdict, levels_line(report.levels), *guess, *causes, *untried])
 
 
 def levels_line(levels: Mapping[str, Sequence[str]]) -> str:

@@ -720,6 +720,11 @@ LARGE = {"float16": 2.0**15, "bfloat16": 2.0**40, "float32": 2.0**40, "float64":
 """Squares leave 16 bits, but the cube of a reciprocal, which the gradient of rsqrt has, stays in range."""
 
 
+def fused_or_separate_cases(**given: Any) -> st.SearchStrategy[Case]:
+    """Cases of multi-head attention whose projections are fused or, as often, one for every head."""
+    return st.booleans().flatmap(lambda separate: multi_head_cases(separate=separate, **given))
+
+
 @st.composite
 def norm_cases(
     draw: st.DrawFn,

@@ -103,6 +103,8 @@ class TorchArrays:
 
     def __init__(self, device: str = "cpu") -> None:
         self.torch: Any = importlib.import_module("torch")
+        if device == "cuda" and not self.torch.cuda.is_available():
+            raise ValueError("device: PyTorch sees no GPU")
         self.kind, self.device = self.torch.Tensor, device
 
     def array(self, array: np.ndarray) -> Any:
@@ -185,7 +187,10 @@ class JaxArrays:
     def __init__(self, device: str = "cpu", jit: bool = False) -> None:
         self.jax: Any = importlib.import_module("jax")
         self.kind, self.jit = self.jax.Array, jit
-        self.device = self.jax.devices("gpu" if device == "cuda" else device)[0]
+        try:
+            self.device = self.jax.devices("gpu" if device == "cuda" else device)[0]
+        except RuntimeError as error:  # no such platform
+            raise ValueError("device: JAX sees no GPU") from error
 
     def array(self, array: np.ndarray) -> Any:
         return self.jax.device_put(array, self.device)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import reference_numpy
+from conformance import check
 from conformance.cases.declaration import Declaration
 from conformance.checks.kept_cases import KeptCase
 from conformance.checks.threshold import Threshold
@@ -189,6 +190,17 @@ def test_the_size_of_a_mistake_is_that_of_the_thresholds() -> None:
     diagnosis = choose_by_thresholds(cause, [threshold]).diagnosis
     assert diagnosis is not None
     assert (diagnosis.mistake, diagnosis.alternatives) == (blocks[1], ())
+
+
+def test_a_mistake_that_other_sizes_refute_is_withdrawn() -> None:
+    """Rounded up to a power of two, 97 columns would be as wrong as 96."""
+
+    def wrong_at_96(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        return attend(query, key, value, mask=mask, scale=128**-0.5 if query.shape[-1] == 96 else None)
+
+    cause = only(check(wrong_at_96, "attention", arrays="numpy", effort="quick", seed=1))
+    assert cause.kind == "numbers"
+    assert (96,) in [threshold.wrong for threshold in cause.lead.threshold]
 
 
 def test_the_dtype_of_a_mistake_is_learned() -> None:
