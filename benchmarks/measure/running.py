@@ -14,10 +14,9 @@ from benchmarks.cases import AFTER, BEFORE, Case
 from benchmarks.measure import memory
 from benchmarks.measure.ceilings import CeilingWorker, Measured, best_copy, best_product, crowded
 from benchmarks.measure.memory import MemoryWorker
-from benchmarks.measure.other_programs import Taken, in_words, watching
+from benchmarks.measure.other_programs import TOLERATED, Taken, in_words, watch_processors
 from benchmarks.measure.rounds import Budget, calls_in_trial, rounds
 from benchmarks.measure.statistics import Interval, interval
-from benchmarks.measure.steal_time import TOLERATED
 from benchmarks.measure.timing_worker import Start, TimingWorker, Trial
 from benchmarks.measure.workers import Failed, Worker
 from benchmarks.subjects.subject import Subject
@@ -271,7 +270,7 @@ class Run:
             start = (case, self.plan.seed, (number, attempt), entry.calls, entry.start.typical, self.plan.budget.awake)
             entry.repeated += attempt > 0
             try:
-                by_others = watching(self.plan.threads)
+                by_others = watch_processors(self.plan.threads)
                 found: Trial = self.ask(entry, "trial", *start)
                 self.taken.append(by_others())
             except Failed as failed:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.measure.memory import gigabytes
-from benchmarks.measure.steal_time import TOLERATED
+from benchmarks.measure.other_programs import TOLERATED
 
 Result = dict[str, Any]
 
