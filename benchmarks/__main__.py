@@ -93,7 +93,7 @@ def run(
     """Time all installed subjects. Exit code 1 if a subject failed, 2 for wrong usage."""
     from benchmarks import cases as every_case
     from benchmarks.measure import rounds
-    from benchmarks.measure.environment import crowded, environment, has_gpu, in_use, load
+    from benchmarks.measure.environment import crowded, environment, gpu, in_use, load
     from benchmarks.measure.running import Plan
     from benchmarks.measure.workers import processors
     from benchmarks.own_cases import own_cases
@@ -118,7 +118,7 @@ def run(
     named = any(not any(names(word, case) for case in cases) for word in only or ())
     if listed:
         list_cases(picked, usable(asked, device, quick and not named, named), device)
-    if device == "cuda" and not has_gpu():
+    if device == "cuda" and gpu() is None:
         refuse("--device cuda: neither torch nor JAX sees a GPU here")
     if json is not None and (reason := refusal(json)):
         refuse(f"--json: {reason}")

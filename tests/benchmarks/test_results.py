@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from benchmarks.__main__ import app, chosen, finish, memory_wanted
 from benchmarks.cases import BOTH, FORWARD, Case, cases
 from benchmarks.measure import running
-from benchmarks.measure.environment import environment, has_gpu
+from benchmarks.measure.environment import environment, gpu
 from benchmarks.measure.rounds import Budget
 from benchmarks.measure.running import FAILED, Plan, Run
 from benchmarks.measure.workers import Failed
@@ -533,7 +533,7 @@ def test_bad_input_is_refused_in_a_line(tmp_path: Path, words: tuple[str, ...], 
     assert output.replace(" ", "").startswith(placed(line).replace(" ", "")) or placed(line) in output
 
 
-@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+@pytest.mark.skipif(gpu() is not None, reason="there is a GPU")
 def test_no_gpu() -> None:
     code, output = command("run", "--device", "cuda")
     assert (code, output) == (2, "--device cuda: neither torch nor JAX sees a GPU here")
