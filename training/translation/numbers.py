@@ -11,7 +11,6 @@ import re
 from functools import cache
 
 import numpy as np
-from num2words import num2words
 
 LIMIT = 1_000_000
 """Numbers are smaller than this."""
@@ -39,6 +38,8 @@ def pattern(language: str) -> re.Pattern[str]:
 @cache
 def in_words(number: int, language: str) -> str:
     """Write out a number."""
+    from num2words import num2words
+
     return str(num2words(number, lang=language)).lower()
 
 
