@@ -79,10 +79,6 @@ class Package:
         """
         raise NotImplementedError
 
-    def loss_and_gradients(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> tuple[Any, Any]:
-        """Loss and gradients; arguments as in `step`."""
-        return self.step(task, parameters, batch, dropout)[:2]
-
     def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
         """What the model gives without dropout, as the package's array. batch: NumPy arrays."""
         return self.output(task, parameters, self.arrays(batch))

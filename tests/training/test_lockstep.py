@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,13 +53,12 @@ class Prepared(NamedTuple):
 @cache
 def prepared(task: str, dtype: str, count: int = 2) -> Prepared:
     plan = PLANS[task](0)
-    recipe = replace(plan.recipe, adam=(*plan.recipe.adam, ("weight_decay", DECAY)))
-    plan = plan._replace(recipe=recipe)
-    definition = PackageTrainer(PACKAGES["reference_numpy"], plan.task, recipe)
+    plan = changed(plan, adam={**plan.settings.adam, "weight_decay": DECAY})
+    definition = trainer_of(PACKAGES["reference_numpy"], plan)
     state, steps = first_state(plan.parameters, dtype), []
     for step in range(count):
         given = Given(state, *plan.draws(step))
-        steps.append((given, Model(plan.task, given, dtype)))
+        steps.append((given, Model(plan.settings.task(), given, dtype)))
         state = in_dtype(after(state, definition.step(given._replace(state=in_dtype(state, "float64")))), dtype)
     return Prepared(plan, steps)
 
@@ -72,7 +72,13 @@ def course_of(trainer: Trainer, task: str = "translation", dtype: str = "float64
 
 
 def trainer_of(package: Any, plan: Plan) -> PackageTrainer:
-    return PackageTrainer(package, plan.task, plan.recipe)
+    return PackageTrainer(package, plan.settings)
+
+
+def changed(plan: Plan, **changes: Any) -> Plan:
+    """The plan with other settings, also with such as no run may have."""
+    settings = {name: getattr(plan.settings, name) for name in ("task", "rate", "clip", "adam")}
+    return plan._replace(settings=SimpleNamespace(**(settings | changes)))  # type: ignore[arg-type]
 
 
 # --- honest steps -----------------------------------------------------------------------------------------------------
@@ -308,7 +314,7 @@ class Raising(Reference):
 
 def late(plan: Plan) -> Plan:
     """The warm-up counts from 1 where it should count from 0."""
-    return plan._replace(recipe=replace(plan.recipe, rate=lambda package, step: plan.recipe.rate(package, step + 1)))
+    return changed(plan, rate=lambda package, step: plan.settings.rate(package, step + 1))
 
 
 class Fault(NamedTuple):
@@ -379,11 +385,11 @@ def quiet(package: Any, told: set[str], dtype: str = "float64") -> FunctionTrain
     """A trainer that tells these quantities only."""
     plan = prepared("translation", dtype).plan
 
-    def step(given: Given, task: Task, adam: Adam, clip: float | None) -> Answer:
+    def step(given: Given, task: Task, adam: Adam, clip: float) -> Answer:
         answer = trainer_of(package, plan).step(given)
         return {quantity: tree for quantity, tree in answer.items() if quantity in told}
 
-    return FunctionTrainer("quiet", step, plan.task, plan.recipe)
+    return FunctionTrainer("quiet", step, plan.settings)
 
 
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
@@ -402,7 +408,7 @@ def test_parameters_alone_tell_of_a_fault(name: str) -> None:
 @pytest.mark.parametrize("answer", [{}, {"gradient": np.zeros(1)}])
 def test_results_without_a_known_name_are_refused(answer: Answer) -> None:
     plan = prepared("translation", "float64").plan
-    course = course_of(FunctionTrainer("mine", lambda *_: answer, plan.task, plan.recipe))
+    course = course_of(FunctionTrainer("mine", lambda *_: answer, plan.settings))
     assert course.departures[0].quantity == "call"
     assert "the results of a step are among arguments, loss, gradients" in describe_finding(
         course.departures[0].finding
@@ -415,7 +421,7 @@ def test_a_missing_and_a_surplus_tensor_depart() -> None:
     gradients = flatten(answer["gradients"])
     gradients["more"] = gradients.pop(FAULTY_TENSOR)
     answer |= {"gradients": gradients}
-    wrong = compared(answer, expected(plan.task, plan.recipe, given, model.quantities, answer, "float64"), "float64")
+    wrong = compared(answer, expected(plan.settings, given, model.quantities, answer, "float64"), "float64")
     assert [one.finding.name for one in wrong if one.departs] == [FAULTY_TENSOR, "more"]
 
 
@@ -473,13 +479,20 @@ def test_a_unit_at_its_kink_accuses_nobody() -> None:
         return function(*arguments, **keywords)
 
     parameters = widen_parameters(given.state.parameters)
-    walk_steps(Model(plan.task, given, "float32").forward, parameters, visit)
+    walk_steps(Model(plan.settings.task(), given, "float32").forward, parameters, visit)
     weight = parameters.encoder.blocks[0].feed_forward.inner.weight[:, :8]
     given = copy.deepcopy(given)
     inner = given.state.parameters.encoder.blocks[0].feed_forward.inner
     inner.bias[:8] = -np.max(inputs[0] @ weight, axis=(0, 1))
     course = Course("torch_impl")
-    judge(course, trainer_of(PACKAGES["torch_impl"], plan), plan, given, Model(plan.task, given, "float32"), "float32")
+    judge(
+        course,
+        trainer_of(PACKAGES["torch_impl"], plan),
+        plan,
+        given,
+        Model(plan.settings.task(), given, "float32"),
+        "float32",
+    )
     assert course.departures == []
     # Some have the other slope indeed: their gradients are further off than rounding alone explains.
     assert max(course.worst["gradients"]) > 0.05
@@ -576,11 +589,11 @@ def test_an_interrupted_run_reports_the_steps_before(tmp_path: Path, monkeypatch
     assert "interrupted" in found.output
 
 
-@pytest.mark.parametrize(("clip", "departing"), [(None, set()), (0.5, {"clipped gradients"})])
-def test_pytorchs_own_loss_and_adam_conform_and_its_clipping_departs(clip: float | None, departing: set[str]) -> None:
-    plan, steps = prepared("translation", "float64")
-    plan = plan._replace(recipe=replace(PLANS["translation"](0).recipe, clip=clip))
-    course, trainer = Course("PyTorch"), FunctionTrainer("PyTorch", load(f"{EXAMPLE}:step"), plan.task, plan.recipe)
+@pytest.mark.parametrize(("clip", "departing"), [(np.inf, set()), (0.5, {"clipped gradients"})])
+def test_pytorchs_own_loss_and_adam_conform_and_its_clipping_departs(clip: float, departing: set[str]) -> None:
+    steps = prepared("translation", "float64").steps
+    plan = changed(PLANS["translation"](0), clip=clip)
+    course, trainer = Course("PyTorch"), FunctionTrainer("PyTorch", load(f"{EXAMPLE}:step"), plan.settings)
     for given, model in steps:
         judge(course, trainer, plan, given, model, "float64")
     assert {departure.quantity for departure in course.departures} == departing

@@ -30,8 +30,8 @@ def one_of(option: str, value: str, allowed: Sequence[str]) -> str:
 def trainers_of(plan: Plan, only: str | None, subject: str | None) -> list[Trainer]:
     """The packages, or one of them, or somebody's function, which is compared alone unless a package is named."""
     names = [one_of("only", only, [*PACKAGES])] if only else [] if subject else [*PACKAGES]
-    found: list[Trainer] = [PackageTrainer(PACKAGES[name], plan.task, plan.recipe) for name in names]
-    return [*found, FunctionTrainer(Path(subject).name, load(subject), plan.task, plan.recipe)] if subject else found
+    found: list[Trainer] = [PackageTrainer(PACKAGES[name], plan.settings) for name in names]
+    return [*found, FunctionTrainer(Path(subject).name, load(subject), plan.settings)] if subject else found
 
 
 def run(task: str, steps: int, seed: int, dtype: str, only: str | None, subject: str | None, out: Path) -> bool:

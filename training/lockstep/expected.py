@@ -21,10 +21,9 @@ from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import widen_parameters
 from specification.checkpoints import flatten
 from specification.parameters import mapped
-from training.lockstep.bounds import adam, clipped
-from training.lockstep.recipe import Recipe
+from training.lockstep.bounds import Adam, adam, clipped
 from training.packages import PACKAGES
-from training.task import Batch, Task
+from training.task import Batch, RunSettings, Task
 
 RATE = sum(SCHEDULES.values()) + len(SCHEDULES)
 """Roundings of a learning rate, which may be a product of all schedules and a largest rate."""
@@ -122,13 +121,18 @@ def exactly(tree: Any) -> Bounded:
     return {path: exact(array) for path, array in flatten(tree).items()}
 
 
+def adam_at(settings: RunSettings, step: int) -> Adam:
+    """The numbers of a step of Adam, with the definition's learning rate."""
+    return Adam(float(settings.rate(PACKAGES["reference_numpy"], step)), **settings.adam)
+
+
 def expected(
-    task: Task, recipe: Recipe, given: Given, model: dict[str, Bounded], answer: Mapping[str, Any], dtype: str
+    settings: RunSettings, given: Given, model: dict[str, Bounded], answer: Mapping[str, Any], dtype: str
 ) -> dict[str, Bounded]:
     """All quantities of a step that an implementation answers like that.
 
     Args:
-        task, recipe: what is trained, and how.
+        settings: what is trained, and how.
         given: what the step starts from.
         model: what `Model` says of it.
         answer: trees of NumPy arrays by quantity.
@@ -136,8 +140,8 @@ def expected(
     """
     state, p = given.state, Precision.make(dtype)
     gradients = answered(answer, "gradients", model["gradients"])
-    small, norm = clipped(gradients, np.inf if recipe.clip is None else recipe.clip, p)
-    options = recipe.adam_at(state.step, PACKAGES["reference_numpy"])
+    small, norm = clipped(gradients, settings.clip, p)
+    options = adam_at(settings, state.step)
     rate = {"": Approx(np.asarray(options.learning_rate), np.asarray(RATE * p.inner * options.learning_rate))}
     options = options._replace(learning_rate=float(answered(answer, "learning rate", rate)[""].value))
     before = [exactly(tree) for tree in (state.parameters, state.mean, state.square)]

@@ -14,23 +14,19 @@ from specification.checkpoints import flatten
 from specification.parameters import mapped
 from training.lockstep.comparison import Compared, compared
 from training.lockstep.expected import Given, Model, State, cast, expected, first_state, paths_of
-from training.lockstep.recipe import Recipe
 from training.lockstep.trainers import Answer, PackageTrainer, Trainer
 from training.packages import PACKAGES
-from training.task import Batch, Task
-
-DEFINITION = "reference_numpy"
+from training.task import Batch, RunSettings
 
 
 class Plan(NamedTuple):
-    """What all implementations are given: the task, its recipe, initial weights in float64, and a batch for each step.
+    """What all implementations are given: settings, initial weights in float64, and a batch for each step.
 
     draws: by the number of the step its batch and keep masks.
     """
 
     name: str
-    task: Task
-    recipe: Recipe
+    settings: RunSettings
     parameters: Any
     draws: Callable[[int], tuple[Batch, Any]]
 
@@ -79,14 +75,14 @@ class Lockstep:
 def lockstep(plan: Plan, trainers: Sequence[Trainer], steps: int, *, dtype: str, seed: int) -> Iterator[Lockstep]:
     """Run, and yield the result so far after every step."""
     result = Lockstep(plan.name, dtype, seed, steps, [Course(trainer.name) for trainer in trainers])
-    definition = PackageTrainer(PACKAGES[DEFINITION], plan.task, plan.recipe)
+    definition = PackageTrainer(PACKAGES["reference_numpy"], plan.settings)
     together = first_state(plan.parameters, dtype)
     alone = in_dtype(together, "float64")
     free: list[State | None] = [together for _ in trainers]
     for step in range(steps):
         batch, dropout = plan.draws(step)
         given = Given(together, batch, dropout)
-        model = Model(plan.task, given, dtype)
+        model = Model(plan.settings.task(), given, dtype)
         for trainer, course in zip(trainers, result.courses, strict=True):
             judge(course, trainer, plan, given, model, dtype)
         exact = definition.step(Given(in_dtype(together, "float64"), batch, dropout))
@@ -148,7 +144,7 @@ def comparisons(trainer: Trainer, plan: Plan, given: Given, model: Model, dtype:
         place = find_raising_line(error, trainer.step)
         detail = Raised(type(error).__name__, str(error))
         return [Compared("call", Finding("", np.inf, detail=detail, raised_at=place))]
-    truth = expected(plan.task, plan.recipe, given, model.quantities, answer, dtype)
+    truth = expected(plan.settings, given, model.quantities, answer, dtype)
     return [*compared(answer, truth, dtype)]
 
 
