@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -120,9 +120,15 @@ def test_another_order_of_operations_conforms() -> None:
 # --- planted faults ---------------------------------------------------------------------------------------------------
 
 
-class OffByOne(Reference):
+class WrongAdam(Reference):
+    """Adam is given other options, and is so many steps ahead."""
+
+    def __init__(self, ahead: int = 0, **options: Any) -> None:
+        self.ahead, self.options = ahead, options
+
     def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
-        return super().adam_step(parameters, gradients, state._replace(step=state.step + 1), **options)
+        state = state._replace(step=state.step + self.ahead)
+        return super().adam_step(parameters, gradients, state, **options | self.options)
 
 
 class EpsInsideTheRoot(Reference):
@@ -135,22 +141,6 @@ class EpsInsideTheRoot(Reference):
             return p * (1 - o.learning_rate * o.weight_decay) - o.learning_rate * m / (1 - o.beta_1**t) / root
 
         return mapped(moved, parameters, after.mean, after.square), after
-
-
-class CoupledDecay(Reference):
-    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
-        return super().adam_step(parameters, gradients, state, **options, decoupled=False)
-
-
-class NoDecay(Reference):
-    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
-        return super().adam_step(parameters, gradients, state, **options | {"weight_decay": 0.0})
-
-
-class ExchangedBetas(Reference):
-    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
-        betas = {"beta_1": options["beta_2"], "beta_2": options["beta_1"]}
-        return super().adam_step(parameters, gradients, state, **options | betas)
 
 
 class SquareOfTheMean(Reference):
@@ -234,35 +224,29 @@ class NotZeroed(Reference):
         return found
 
 
-class Transposed(Reference):
-    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
-        found = super().step(task, parameters, batch, dropout)
-        following = iter(flatten(found.gradients))
-        turned = mapped(lambda g: g.T if next(following) == FAULTY_TENSOR else g, found.gradients)
-        return found._replace(gradients=turned)
+class WrongGradients(Reference):
+    """Each gradient is changed, or the one that is named."""
 
-
-class SlightlyOff(Reference):
-    """One gradient is off by a billionth."""
+    def __init__(self, change: Callable[[np.ndarray], np.ndarray], tensor: str | None = FAULTY_TENSOR) -> None:
+        self.change, self.tensor = change, tensor
 
     def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
         found = super().step(task, parameters, batch, dropout)
         following = iter(flatten(found.gradients))
-        scaled = mapped(lambda g: g * (1 + 1e-9) if next(following) == FAULTY_TENSOR else g, found.gradients)
-        return found._replace(gradients=scaled)
+        wrong = mapped(lambda g: self.change(g) if self.tensor in (None, next(following)) else g, found.gradients)
+        return found._replace(gradients=wrong)
 
 
-class NotFinite(Reference):
+def through_float32(gradient: np.ndarray) -> np.ndarray:
+    return gradient.astype("float32").astype("float64")
+
+
+class WrongDropout(Reference):
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        self.change = change
+
     def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
-        found = super().step(task, parameters, batch, dropout)
-        following = iter(flatten(found.gradients))
-        spoiled = mapped(lambda g: g * np.nan if next(following) == FAULTY_TENSOR else g, found.gradients)
-        return found._replace(gradients=spoiled)
-
-
-class WithoutDropout(Reference):
-    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
-        return super().step(task, parameters, batch)
+        return super().step(task, parameters, batch, self.change(dropout))
 
 
 class StaleMask(Reference):
@@ -284,27 +268,11 @@ class DroppingInEvaluation(Reference):
         return self.output(task, parameters, batch, self.last)
 
 
-class EncoderAlone(Reference):
-    """The decoder drops nothing."""
-
-    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
-        found = super().step(task, parameters, batch, TransformerDropout(dropout.encoder))
-        return found
-
-
 class LooksAhead(Reference):
     def output(self, task: Task, *arguments: Any, **options: Any) -> Any:
         return super().output(
             replace(task, configuration=replace(task.configuration, target_mask="none")), *arguments, **options
         )
-
-
-class Narrow(Reference):
-    """Gradients have been through float32."""
-
-    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
-        found = super().step(task, parameters, batch, dropout)
-        return found._replace(gradients=mapped(lambda g: g.astype("float32").astype("float64"), found.gradients))
 
 
 class Raising(Reference):
@@ -328,11 +296,11 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    "bias correction off by one": Fault(OffByOne, "parameters"),
+    "bias correction off by one": Fault(partial(WrongAdam, ahead=1), "parameters"),
     "eps inside the root": Fault(EpsInsideTheRoot, "parameters"),
-    "decay coupled with the gradient": Fault(CoupledDecay, "mean"),
-    "no decay": Fault(NoDecay, "parameters"),
-    "betas exchanged": Fault(ExchangedBetas, "mean"),
+    "decay coupled with the gradient": Fault(partial(WrongAdam, decoupled=False), "mean"),
+    "no decay": Fault(partial(WrongAdam, weight_decay=0.0), "parameters"),
+    "betas exchanged": Fault(partial(WrongAdam, beta_1=0.98, beta_2=0.9), "mean"),
     "square of the mean": Fault(SquareOfTheMean, "square"),
     "a tensor frozen": Fault(Frozen, "parameters", tensor="encoder.blocks.0.attention.key.weight"),
     "state changed in place": Fault(InPlace, "arguments"),
@@ -343,12 +311,18 @@ FAULTS = {
     "averaged over padding": Fault(AveragedOverPadding, "loss"),
     "smoothed over V - 1": Fault(SmoothedOverTheOthers, "loss"),
     "gradients not set to 0": Fault(NotZeroed, "gradients", step=1),
-    "a gradient transposed": Fault(Transposed, "gradients", tensor=FAULTY_TENSOR),
-    "a gradient off by a billionth": Fault(SlightlyOff, "gradients", tensor=FAULTY_TENSOR),
-    "a gradient that is not finite": Fault(NotFinite, "gradients", tensor=FAULTY_TENSOR),
-    "gradients through float32": Fault(Narrow, "gradients"),
-    "dropout left out": Fault(WithoutDropout, "loss"),
-    "dropout of the decoder left out": Fault(EncoderAlone, "loss"),
+    "a gradient transposed": Fault(partial(WrongGradients, np.transpose), "gradients", tensor=FAULTY_TENSOR),
+    "a gradient off by a billionth": Fault(
+        partial(WrongGradients, lambda g: g * (1 + 1e-9)), "gradients", tensor=FAULTY_TENSOR
+    ),
+    "a gradient that is not finite": Fault(
+        partial(WrongGradients, lambda g: g * np.nan), "gradients", tensor=FAULTY_TENSOR
+    ),
+    "gradients through float32": Fault(partial(WrongGradients, through_float32, None), "gradients"),
+    "dropout left out": Fault(partial(WrongDropout, lambda sites: None), "loss"),
+    "dropout of the decoder left out": Fault(
+        partial(WrongDropout, lambda sites: TransformerDropout(sites.encoder)), "loss"
+    ),
     "last step's keep masks": Fault(StaleMask, "loss", step=1),
     "dropout in evaluation": Fault(DroppingInEvaluation, "predictions"),
     "no causal mask": Fault(LooksAhead, "loss"),
@@ -506,7 +480,7 @@ def test_a_free_run_drifts_and_the_report_says_when(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(running, "Model", lambda task, given, dtype: steps[given.state.step][1])
     trainers = [
         trainer_of(PACKAGES["torch_impl"], plan),
-        trainer_of(CoupledDecay(), plan),
+        trainer_of(WrongAdam(decoupled=False), plan),
         quiet(Reference(), {"loss"}),
     ]
     *_, result = lockstep(plan, trainers, 2, dtype="float64", seed=0)
