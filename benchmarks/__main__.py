@@ -222,10 +222,10 @@ def execute(
 ) -> dict[str, Any]:
     """Run all cases, and write the result after each. An interrupt ends the run and keeps the result."""
     from benchmarks.measure.running import Run
-    from benchmarks.results.findings import measured, of_case
+    from benchmarks.results.findings import of_case
     from benchmarks.results.result import case_result, save
     from benchmarks.results.scaling import scaling
-    from benchmarks.results.tables import case_table, other_lines, title_of
+    from benchmarks.results.tables import case_table, measured, other_lines, title_of
 
     def keep() -> None:
         try:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from benchmarks.measure.statistics import LEAST_LEVEL, paired
 from benchmarks.results.compare import FASTER, NO_VERDICT, NOISE, SLOWER, Comparison, own
 from benchmarks.results.scaling import power, scaling
-from benchmarks.results.tables import milliseconds
+from benchmarks.results.tables import measured, milliseconds
 
 Result = dict[str, Any]
 NO_LEAD = "our fastest engine is ahead of all libraries in no case, and behind one in none, by more than noise"
@@ -60,12 +60,6 @@ def over(one: Result, other: Result) -> str:
     """How many times as long one takes, in words; where that may be noise, they say so."""
     found = ratio(one, other)
     return f"{found} as long as {other['name']}{'' if found.clear else ' (noise)'}"
-
-
-def measured(case: Result) -> list[Result]:
-    """The subjects that have a time, the fastest first."""
-    found = [subject for subject in case["subjects"] if subject["status"] == "measured"]
-    return sorted(found, key=lambda subject: subject["seconds"]["median"])
 
 
 def leaders(case: Result) -> list[Result]:
