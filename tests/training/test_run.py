@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -371,81 +372,38 @@ def test_the_first_tensor_that_is_not_finite_is_named(whole: Path, data: Path, t
     assert "the parameter encoder.blocks.0.feed_forward.outer.bias" in result.output
 
 
-def changed_json(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def other_vocabulary(run: Path) -> str:
-    text = (run / LAST / "vocabulary.json").read_text()
-    told = json.loads(text)
-    told["model"]["vocab"]["surplus"] = len(told["model"]["vocab"])
-    (run / LAST / "vocabulary.json").write_text(json.dumps(told))
-    return "has 13 entries, and the model 12"
-
-
-def no_vocabulary(run: Path) -> str:
-    (run / LAST / "vocabulary.json").write_text("{")
-    return "cannot be read as a vocabulary"
-
-
-def cut_off(run: Path) -> str:
-    path = run / LAST / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-10])
-    return "cannot be read as a safetensors file"
-
-
-def foreign(run: Path) -> str:
-    (run / LAST / "run.json").write_text('{"model": "bert"}')
-    return "was not written by a training run"
-
-
-def other_settings(run: Path) -> str:
-    settings = json.loads((run / LAST / "run.json").read_text())["settings"]
-    changed_json(run / LAST / "run.json", settings=settings | {"heads": 4})
-    return "another model than"
-
-
-def unknown_settings(run: Path) -> str:
-    settings = json.loads((run / LAST / "run.json").read_text())["settings"]
-    changed_json(run / LAST / "run.json", settings=settings | {"colour": 4})
-    return "is no whole checkpoint"
-
-
-def other_optimizer(run: Path) -> str:
-    (run / LAST / "optimizer.safetensors").write_bytes((run / "step-0000005" / "optimizer.safetensors").read_bytes())
-    return "is not the optimizer's state after 10 steps"
-
-
-def nothing_there(run: Path) -> str:
-    for one in run.glob("step-*"):
-        one.rename(run / f"away-{one.name}")
-    return "is no checkpoint"
-
-
 DAMAGES = [
-    other_vocabulary,
-    no_vocabulary,
-    cut_off,
-    foreign,
-    other_settings,
-    unknown_settings,
-    other_optimizer,
-    nothing_there,
+    (
+        "vocabulary.json",
+        lambda now, _: now.replace(b'"<pad>":1', b'"<pad>":1,"surplus":12'),
+        "has 13 entries, and the model 12",
+    ),
+    ("vocabulary.json", lambda *_: b"{", "cannot be read as a vocabulary"),
+    ("model.safetensors", lambda now, _: now[:-10], "cannot be read as a safetensors file"),
+    ("run.json", lambda *_: b'{"model": "bert"}', "was not written by a training run"),
+    ("run.json", lambda now, _: now.replace(b'"heads": 2', b'"heads": 4'), "another model than"),
+    ("run.json", lambda now, _: now.replace(b'"heads": 2', b'"heads": 2, "colour": 4'), "is no whole checkpoint"),
+    ("optimizer.safetensors", lambda _, earlier: earlier, "is not the optimizer's state after 10 steps"),
 ]
+"""A file, what is in it instead, by what is in it now and in an earlier checkpoint, and what is said."""
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_checkpoints_that_do_not_fit_are_refused(data: Path, whole: Path, tmp_path: Path, damage: Any) -> None:
+@pytest.mark.parametrize(("name", "damage", "message"), DAMAGES, ids=[message for *_, message in DAMAGES])
+def test_checkpoints_that_do_not_fit_are_refused(
+    whole: Path, tmp_path: Path, name: str, damage: Callable[[bytes, bytes], bytes], message: str
+) -> None:
     run = tmp_path / "run"
-    for folder in ("step-0000005", LAST):
-        files.write_folder(run / folder, lambda path, folder=folder: [
-            (path / one.name).write_bytes(one.read_bytes()) for one in (whole / folder).iterdir()
-        ])  # fmt: skip
-    message = damage(run)
+    shutil.copytree(whole, run)
+    (run / LAST / name).write_bytes(damage(*((run / folder / name).read_bytes() for folder in (LAST, "step-0000005"))))
     result = command("classify", run, "a film", "--package", "reference_numpy")
     assert result.exit_code == 2, result.output
     assert message in result.output
     assert len(result.output.splitlines()) == 1
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    result = command("classify", tmp_path, "a film", "--package", "reference_numpy")
+    assert (result.exit_code, result.output) == (2, f"{tmp_path} is no checkpoint\n")
 
 
 @pytest.mark.parametrize(
