@@ -53,7 +53,7 @@ def by_rounds(one: Result, other: Result) -> Result | None:
         return None
     length = min(len(one["trials"]), len(other["trials"]))
     found = paired(one["trials"][:length], other["trials"][:length])
-    return None if found is None else found.as_dict()
+    return None if found is None else found._asdict()
 
 
 def over(one: Result, other: Result) -> str:

@@ -19,7 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks.__main__ import app, chosen, finish, memory_wanted
+from benchmarks.__main__ import app, choose, finish, memory_wanted
 from benchmarks.cases import BOTH, FORWARD, Case, cases
 from benchmarks.measure import running
 from benchmarks.measure.environment import environment, gpu
@@ -274,7 +274,7 @@ def test_names_are_chosen_in_small_letters_or_capitals() -> None:
     one = next(subject for subject in known if "SDPA" in subject.name)
     small = cases("cpu", quick=True)
     for words in (["sdpa"], ["SDPA"], ["CAUSAL", "Sdpa"]):
-        found, fewer = chosen(words, small, known)
+        found, fewer = choose(words, small, known)
         assert one in fewer
         assert len(fewer) < len(known)
     assert {case.name for case in found} == {case.name for case in small if "causal" in case.name}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import usable
+from benchmarks.__main__ import usable_subjects
 from benchmarks.cases import BOTH, Case
 from benchmarks.measure.rounds import Budget
 from benchmarks.measure.running import LEFT_OUT, MEASURED, Entry, Plan, Run
@@ -65,7 +65,7 @@ def test_a_subject_of_ones_own_without_scores_is_told(
     lines: list[str] = []
     monkeypatch.setattr("benchmarks.__main__.say", lines.append)
     mine = Subject("mine", "attention", "numpy", (), "", scores=scores, yours=True)
-    assert usable([mine, *KNOWN[:1]], "cpu", False, False)[0] is mine
+    assert usable_subjects([mine, *KNOWN[:1]], "cpu", False, False)[0] is mine
     assert lines == ["mine: memory is not estimated: the subject sets no scores="] * told
 
 
