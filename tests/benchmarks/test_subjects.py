@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,9 @@ REASONS = {"it gives no gradients here", "it gets no array here"}
 def found() -> dict[str, list[Entry]]:
     """The entries of every subject, at all of the cases that are for its operation."""
     entries: dict[str, list[Entry]] = {}
-    run = Run(Plan("cpu", 1, 7, Budget(2, 2), memory=lambda case: False), KNOWN)
-    try:
-        for case in CASES:
-            for entry in run.case(case)[1]:
-                entries.setdefault(entry.subject.name, []).append(entry)
-    finally:
-        run.close()
+    with contextlib.closing(Run(Plan("cpu", 1, 7, Budget(2, 2), memory=lambda case: False), KNOWN)) as run:
+        for entry in (entry for case in CASES for entry in run.case(case)[1]):
+            entries.setdefault(entry.subject.name, []).append(entry)
     return entries
 
 
