@@ -31,10 +31,9 @@ from training.__main__ import app
 from training.lockstep import bounds, report, running
 from training.lockstep import command as lockstep_command
 from training.lockstep.bounds import Adam
-from training.lockstep.comparison import compared
 from training.lockstep.expected import Given, Model, expected, first_state
 from training.lockstep.plans import PLANS
-from training.lockstep.running import Course, Lockstep, Plan, after, in_dtype, judge, lockstep
+from training.lockstep.running import Course, Lockstep, Plan, after, compare_quantities, in_dtype, judge, lockstep
 from training.lockstep.trainers import Answer, FunctionTrainer, PackageTrainer, Trainer
 from training.packages import PACKAGES, Reference
 from training.task import Batch, Task
@@ -395,8 +394,9 @@ def test_a_missing_and_a_surplus_tensor_depart() -> None:
     gradients = flatten(answer["gradients"])
     gradients["more"] = gradients.pop(FAULTY_TENSOR)
     answer |= {"gradients": gradients}
-    wrong = compared(answer, expected(plan.settings, given, model.quantities, answer, "float64"), "float64")
-    assert [one.finding.name for one in wrong if one.departs] == [FAULTY_TENSOR, "more"]
+    truth = expected(plan.settings, given, model.quantities, answer, "float64")
+    findings = [finding for _, finding in compare_quantities(answer, truth, "float64")]
+    assert [finding.name for finding in findings if finding.ratio > 1] == [FAULTY_TENSOR, "more"]
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------

@@ -116,11 +116,6 @@ def together(values: Any, errors: Any) -> Bounded:
     return {path: Approx(np.asarray(value), others[path]) for path, value in flatten(values).items()}
 
 
-def exactly(tree: Any) -> Bounded:
-    """Arrays of a tree, without an error."""
-    return {path: exact(array) for path, array in flatten(tree).items()}
-
-
 def adam_at(settings: RunSettings, step: int) -> Adam:
     """The numbers of a step of Adam, with the definition's learning rate."""
     return Adam(float(settings.rate(PACKAGES["reference_numpy"], step)), **settings.adam)
@@ -144,13 +139,13 @@ def expected(
     options = adam_at(settings, state.step)
     rate = {"": Approx(np.asarray(options.learning_rate), np.asarray(RATE * p.inner * options.learning_rate))}
     options = options._replace(learning_rate=float(answered(answer, "learning rate", rate)[""].value))
-    before = [exactly(tree) for tree in (state.parameters, state.mean, state.square)]
-    parameters, mean, square = before
+    parameters, mean, square = ({path: exact(a) for path, a in flatten(tree).items()} for tree in state[:3])
     moved = adam(parameters, answered(answer, "clipped gradients", small), mean, square, state.step, options, p)
     found = {"norm": {"": norm}, "clipped gradients": small, "learning rate": rate, **moved._asdict()}
     if dtype == "float64":  # in which the definition's are computed, too
         found = {quantity: {path: doubled(a) for path, a in arrays.items()} for quantity, arrays in found.items()}
-    return {"arguments": exactly(state[:3]), **model, **found}
+    arguments = {path: exact(array) for path, array in flatten(state[:3]).items()}
+    return {"arguments": arguments, **model, **found}
 
 
 def doubled(x: Approx) -> Approx:
