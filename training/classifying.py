@@ -27,17 +27,9 @@ def is_unicode(text: str) -> bool:
 
 
 def classify(package: Package, checkpoint: Checkpoint, texts: Sequence[str]) -> list[Classified]:
-    """Classify texts.
+    """Classify texts; ValueError for one without words, or that is not UTF-8, by its number.
 
     Everything is computed in float64, whatever the model was trained in, so that the packages give the same digits.
-
-    Args:
-        package: that computes it.
-        checkpoint: with the model and its vocabulary.
-        texts: each has a word at least.
-
-    Raises:
-        ValueError: for a text without words or one that is not UTF-8, by its number.
     """
     for number, text in enumerate(texts, start=1):
         if not text.split():

@@ -53,13 +53,9 @@ class Package:
         raise NotImplementedError
 
     def output(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None, model: Any = None) -> Any:
-        """What the model gives, for arrays of the package.
+        """What the model, or a function in its place, gives for arrays of the package.
 
-        Args:
-            task: what is trained.
-            parameters, batch: trees of the package's arrays.
-            dropout: a structure of `specification.dropout`, or None.
-            model: a function in place of the package's own.
+        dropout: a structure of `specification.dropout`, or None.
         """
         sites = {} if dropout is None else {"dropout": dropout}
         model = getattr(self.module, task.model) if model is None else model

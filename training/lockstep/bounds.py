@@ -46,11 +46,7 @@ class Moved(NamedTuple):
 
 
 def clipped(gradients: Tree, limit: float, p: Precision) -> tuple[dict[str, Approx], Approx]:
-    """Clip gradients by their global norm.
-
-    Returns:
-        The clipped gradients, and the norm before.
-    """
+    """Clip gradients by their global norm, and return them with the norm before."""
     norm = norm_of(gradients, p)
     ends = np.maximum(norm.value + np.array([-1, 1]) * norm.error, np.finfo(float).tiny)
     scales = np.minimum(1, limit / ends)
@@ -68,15 +64,7 @@ def norm_of(gradients: Tree, p: Precision) -> Approx:
 
 
 def adam(parameters: Tree, gradients: Tree, mean: Tree, square: Tree, step: int, options: Adam, p: Precision) -> Moved:
-    """Take one step of Adam.
-
-    Args:
-        parameters, gradients: by path.
-        mean, square: the state before it.
-        step: how many steps were taken before.
-        options: the numbers.
-        p: in which is computed.
-    """
+    """Take one step of Adam, after so many steps; trees by path."""
     moved, numbers = Moved({}, {}, {}), options._asdict() | {"step": step}
     for path, parameter in parameters.items():
         inputs = {"parameters": parameter, "gradients": gradients[path], "mean": mean[path], "square": square[path]}

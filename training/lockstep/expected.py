@@ -124,14 +124,9 @@ def adam_at(settings: RunSettings, step: int) -> Adam:
 def expected(
     settings: RunSettings, given: Given, model: dict[str, Bounded], answer: Mapping[str, Any], dtype: str
 ) -> dict[str, Bounded]:
-    """All quantities of a step that an implementation answers like that.
+    """All quantities of a step that an implementation answers like that, and computes in that dtype.
 
-    Args:
-        settings: what is trained, and how.
-        given: what the step starts from.
-        model: what `Model` says of it.
-        answer: trees of NumPy arrays by quantity.
-        dtype: in which the implementation computes.
+    model: what `Model` says of it. answer: trees of NumPy arrays by quantity.
     """
     state, p = given.state, Precision.make(dtype)
     gradients = answered(answer, "gradients", model["gradients"])
