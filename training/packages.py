@@ -188,23 +188,15 @@ class Jax(Package):
         return jax.jit(step, static_argnums=(0, 1))
 
     @cached_property
-    def compiled_output(self) -> Any:
-        import jax
-
-        return jax.jit(self.output, static_argnums=0)
-
-    @cached_property
-    def compiled_clip(self) -> Any:
-        import jax
-
-        return jax.jit(self.module.clip_by_global_norm, static_argnums=1)
-
-    @cached_property
-    def compiled_adam(self) -> Any:
+    def compiled(self) -> dict[str, Any]:
         import jax
 
         numbers = ("beta_1", "beta_2", "eps", "weight_decay", "decoupled")
-        return jax.jit(self.module.adam_step, static_argnames=numbers)
+        return {
+            "output": jax.jit(self.output, static_argnums=0),
+            "clip": jax.jit(self.module.clip_by_global_norm, static_argnums=1),
+            "adam_step": jax.jit(self.module.adam_step, static_argnames=numbers),
+        }
 
     def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Step:
         arrays, spread = apart((batch, dropout))
@@ -213,11 +205,11 @@ class Jax(Package):
 
     def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
         with self.context():
-            return self.compiled_output(task, parameters, batch)
+            return self.compiled["output"](task, parameters, batch)
 
     def clip(self, gradients: Any, limit: float) -> tuple[Any, Any]:
         with self.context():
-            return self.compiled_clip(gradients, limit)
+            return self.compiled["clip"](gradients, limit)
 
     def adam_start(self, parameters: Any) -> Any:
         with self.context():
@@ -225,7 +217,7 @@ class Jax(Package):
 
     def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> tuple[Any, Any]:
         with self.context():
-            return self.compiled_adam(parameters, gradients, state, **options)
+            return self.compiled["adam_step"](parameters, gradients, state, **options)
 
 
 class Spread(NamedTuple):

@@ -50,5 +50,5 @@ def interval(values: Sequence[float], level: float = LEVEL) -> Interval:
 
 def paired(values: Sequence[float | None], base: Sequence[float | None]) -> Interval | None:
     """Of values[i] / base[i], for the rounds that have both; None if there are none."""
-    ratios = [a / b for a, b in zip(values, base, strict=True) if a is not None and b is not None]
+    ratios = [a / b for a, b in zip(values, base, strict=False) if a is not None and b is not None]
     return interval(ratios) if ratios else None

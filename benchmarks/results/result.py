@@ -62,6 +62,13 @@ def case_result(
     }
 
 
+TIMED = (
+    "clock", "judged", "first_call_seconds", "calls_per_trial", "seconds", "trials", "stolen", "repeated", "ratios",
+    "flops_per_second", "bytes_per_second", "share", "memory", "peaks",
+)  # fmt: skip
+"""The fields of a subject that have a value only where it has a time."""
+
+
 def subject_result(
     case: Case, work: Work, entry: Entry, bases: Sequence[Entry], ceilings: Sequence[Measured]
 ) -> Result:
@@ -78,10 +85,7 @@ def subject_result(
         "notes": [*subject.notes, *(start.notes if start else ())],
         "conventions": subject.conventions if case.itemsize == 2 else {},
     }
-    timed = dict.fromkeys(
-        ("clock", "judged", "first_call_seconds", "calls_per_trial", "seconds", "trials", "stolen", "repeated",
-         "ratios", "flops_per_second", "bytes_per_second", "share", "memory", "peaks"),
-    )  # fmt: skip
+    timed: Result = dict.fromkeys(TIMED)
     if not entry.measured or start is None:
         return found | timed
     seconds, peaks = entry.seconds, interval(entry.peaks) if entry.peaks else None
@@ -95,20 +99,18 @@ def subject_result(
         "trials": entry.trial_seconds,
         "stolen": [None if trial is None else trial.stolen for trial in entry.trials],
         "repeated": entry.repeated,
-        "ratios": {base.subject.name: ratio(entry, base) for base in bases},
-        "flops_per_second": None if work.flops is None else seconds.inverse(work.flops)._asdict(),
+        # Round by round: above 1 the base is ahead.
+        "ratios": {base.subject.name: interval_data(paired(entry.trial_seconds, base.trial_seconds)) for base in bases},
+        "flops_per_second": interval_data(None if work.flops is None else seconds.inverse(work.flops)),
         "bytes_per_second": seconds.inverse(work.bytes)._asdict(),
         "share": share(case, work, entry, seconds, ceilings),
         "memory": None if peaks is None else round(peaks.median),
-        "peaks": None if peaks is None else peaks._asdict(),
+        "peaks": interval_data(peaks),
     }
 
 
-def ratio(entry: Entry, base: Entry) -> Result | None:
-    """The subject's time over the base's, round by round: above 1 the base is ahead."""
-    length = min(len(entry.trials), len(base.trials))
-    found = paired(entry.trial_seconds[:length], base.trial_seconds[:length])
-    return None if found is None else found._asdict()
+def interval_data(interval: Interval | None) -> Result | None:
+    return None if interval is None else interval._asdict()
 
 
 def share(case: Case, work: Work, entry: Entry, seconds: Interval, ceilings: Sequence[Measured]) -> Result | None:
