@@ -21,11 +21,6 @@ class Classified(NamedTuple):
     probability: float
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a text has no bytes that Python could not read."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
 def classify(package: Package, checkpoint: Checkpoint, texts: Sequence[str]) -> list[Classified]:
     """Classify texts; ValueError for one without words, or that is not UTF-8, by its number.
 
@@ -34,7 +29,7 @@ def classify(package: Package, checkpoint: Checkpoint, texts: Sequence[str]) -> 
     for number, text in enumerate(texts, start=1):
         if not text.split():
             raise ValueError(f"text {number} has no words")
-        if not is_unicode(text):
+        if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes that Python could not read
             raise ValueError(f"text {number} is not UTF-8")
     wide = package.arrays(widen_parameters(checkpoint.parameters))
     settings = replace(checkpoint.settings, dtype="float64")

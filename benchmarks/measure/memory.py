@@ -121,19 +121,15 @@ def on_gpu(arrays: str, call: Callable[[], Any]) -> int:
 
 def available(device: str) -> int | None:
     """Bytes that are free; None where the system does not say."""
-    if device == "cuda":
-        return free_on_gpu()
-    with contextlib.suppress(OSError):
-        return read_bytes(Path("/proc/meminfo"), "MemAvailable")
-    return None
-
-
-def free_on_gpu() -> int | None:
-    """None where PyTorch does not see the GPU, which JAX may all the same."""
+    if device != "cuda":
+        with contextlib.suppress(OSError):
+            return read_bytes(Path("/proc/meminfo"), "MemAvailable")
+        return None
     with contextlib.suppress(ImportError, RuntimeError):
         import torch
 
-        return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
+        if torch.cuda.is_available():  # where it does not see the GPU, JAX may all the same
+            return int(torch.cuda.mem_get_info()[0])
     return None
 
 

@@ -145,8 +145,11 @@ class TimingWorker:
         gc.disable()
         try:
             with prepared.around():
-                if extra is not None:
-                    self.awaken(extra, awake)
+                end = time.perf_counter() + awake
+                while extra is not None:  # once at least
+                    prepared.wait([prepared.call(extra)])
+                    if time.perf_counter() >= end:
+                        break
                 by_others = watch_processors()
                 results = clock.results(prepared, loaded)
                 place, call = draw(case, random, 1, ROWS_OF_TRIAL)[0], call_to_judge(random, calls)
@@ -160,14 +163,6 @@ class TimingWorker:
         kept_numpy = {name: prepared.numpy(piece) for name, piece in sample.items()}
         stolen = None if used is None else used.host / used.available
         return Trial(seconds / calls, (TRIAL, *words, call), place, kept_numpy, stolen)
-
-    def awaken(self, loaded: Any, seconds: float) -> None:
-        """At least one call."""
-        end = time.perf_counter() + seconds
-        while True:
-            self.prepared.wait([self.prepared.call(loaded)])
-            if time.perf_counter() >= end:
-                break
 
     def release(self) -> None:
         """Nothing of the case is kept."""

@@ -26,7 +26,12 @@ def case_table(case: Result, width: int = INTERVALS) -> Table:
     table.add_column("subject", no_wrap=True)
     bases = case["bases"] if width >= INTERVALS else [re.split(r"_impl|,", base)[0] for base in case["bases"]]
     over = "time /" if width >= INTERVALS else "/"
-    headings = ["ms", *([] if width >= INTERVALS else ["±"]), *(f"{over} {base}" for base in bases), rate_heading(case)]
+    headings = [
+        "ms",
+        *([] if width >= INTERVALS else ["±"]),
+        *(f"{over} {base}" for base in bases),
+        "GB/s" if case["flops"] is None else "GFLOP/s",
+    ]
     for heading in [
         *headings,
         "ceiling" if width >= BESIDE else "share",
@@ -56,10 +61,6 @@ def title_of(case: Result) -> str:
     every = case["B"] * case["H"] * case["Q"] * case["K"]
     share = f"{case['pairs'] / every:.0%} of the pairs" if case["pairs"] < every else "all pairs"
     return f"{case['name']} ({sizes}, {case['dtype']}; {share}, {case['flops'] / 1e9:.3g} GFLOP)"
-
-
-def rate_heading(case: Result) -> str:
-    return "GB/s" if case["flops"] is None else "GFLOP/s"
 
 
 def cells(case: Result, subject: Result, width: int) -> list[str]:

@@ -109,16 +109,9 @@ def dot_product(case: Case, device: str, implementation: str) -> Prepared:
     import jax
 
     array, window = JaxArrays(device).array, (case.window - 1, 0)
-    options: dict[str, Any] = {"causal": {"is_causal": True}, "window": {"local_window_size": window}}.get(
-        case.kind, {}
-    )
+    every: dict[str, Any] = {"causal": {"is_causal": True}, "window": {"local_window_size": window}}
     name = {"lengths": "key_value_seq_lengths", "segments": "mask"}.get(case.kind, "")
-    forms = {
-        "causal": "is_causal",
-        "window": f"local_window_size={window}",
-        "lengths": name,
-        "segments": "boolean array",
-    }
+    forms = {"causal": "is_causal", "window": f"local_window_size={window}", "segments": "boolean array"}
     givens = {
         "lengths": lambda mask: array(np.asarray(mask.lengths, np.int32)),
         "segments": lambda mask: array(dense_mask(case, mask)),
@@ -126,12 +119,12 @@ def dot_product(case: Case, device: str, implementation: str) -> Prepared:
     given = givens.get(case.kind)
 
     def apply(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
-        arguments = options | ({name: mask} if name else {})
-        return jax.nn.dot_product_attention(query, key, value, implementation=implementation, **arguments)
+        options: Any = {"implementation": implementation} | every.get(case.kind, {}) | ({name: mask} if name else {})
+        return jax.nn.dot_product_attention(query, key, value, **options)
 
     if implementation == "cudnn":
         refuse_what_cudnn_does_not_take(case, apply, given)
-    return replace(prepared(case, device, apply, given, layout=BTHD), form=forms.get(case.kind, ""))
+    return replace(prepared(case, device, apply, given, layout=BTHD), form=forms.get(case.kind, name))
 
 
 def refuse_what_cudnn_does_not_take(case: Case, apply: Any, given: Any) -> None:

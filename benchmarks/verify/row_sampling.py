@@ -103,6 +103,7 @@ def small_case(case: Case, arrays: Arrays, mask: Any, place: Place, conventions:
     if case.itemsize == 2:
         rounding = {part: case.dtype if name == "inputs" else name for part, name in conventions.items()}
     rows = np.array(place.rows)
+    taken: dict[str, np.ndarray]
     options: dict[str, Any]
     if case.operation == "layer_norm":
         taken = {name: rows_view(case, arrays[name])[0, 0, rows] for name in ("x", "cotangent") if name in arrays}

@@ -71,10 +71,6 @@ def adam(parameters: Tree, gradients: Tree, mean: Tree, square: Tree, step: int,
         with np.errstate(divide="ignore", invalid="ignore"):  # where a square is 0, its root takes another branch
             found = adam_from(inputs, numbers, p, naive=True)
         for name, arrays in moved._asdict().items():
-            arrays[path] = unbounded_where_unknown(found[name])
+            # An error without a bound, which 0 has multiplied, is none that is known: it stays without a bound.
+            arrays[path] = Approx(found[name].value, np.where(np.isnan(found[name].error), np.inf, found[name].error))
     return moved
-
-
-def unbounded_where_unknown(x: Approx) -> Approx:
-    """An error without a bound, which 0 has multiplied, is none that is known: it stays without a bound."""
-    return Approx(x.value, np.where(np.isnan(x.error), np.inf, x.error))
