@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.support.helpers import PACKAGES
-from tests.support.small_runs import OPTIONS, command, contents, write_reviews
+from tests.support.small_runs import OPTIONS, command, contents, logged, write_reviews
 from training import checkpoints, files, records, reviews
 from training.classifying import classify
 from training.packages import PACKAGES as THREE
@@ -74,8 +74,8 @@ def test_the_rate_falls_to_0_with_the_last_step_unless_told_otherwise(data: Path
     words = [word for word in OPTIONS if word != "--decay" and word != 0]
     result = command("reviews", "--data", data, "--out", tmp_path / "run", "--package", "reference_numpy", *words)
     assert result.exit_code == 0, result.output
-    rates = [one["rate"] for one in records.read(tmp_path / "run" / "log.jsonl") if "rate" in one]
     cosine = (1 + np.cos(np.pi * np.arange(STEPS) / STEPS)) / 2
+    rates = logged(tmp_path / "run", "rate")
     np.testing.assert_allclose(rates, 0.02 * np.minimum(np.arange(STEPS) / 3, 1) * cosine, rtol=1e-12)
     longer = command("reviews", "--data", data, "--out", tmp_path / "run", "--resume", "--epochs", 3)
     assert "--resume: epochs was 2, and 3 is given" in longer.output
@@ -107,13 +107,8 @@ def test_events_of_a_resumed_run_are_those_of_the_log(data: Path, tmp_path: Path
 @pytest.mark.parametrize("package", ["torch_impl", pytest.param("jax_impl", marks=pytest.mark.slow)])
 def test_the_ports_train_as_the_definition_does(data: Path, whole: Path, tmp_path: Path, package: str) -> None:
     trained(data, tmp_path / "run", package=package)
-    ours, exact = (records.read(folder / "log.jsonl") for folder in (tmp_path / "run", whole))
-    assert [one["accuracy"] for one in ours if "accuracy" in one] == [
-        one["accuracy"] for one in exact if "accuracy" in one
-    ]
-    assert [one["loss"] for one in ours if "loss" in one] == pytest.approx(
-        [one["loss"] for one in exact if "loss" in one], rel=1e-5
-    )
+    assert logged(tmp_path / "run", "accuracy") == logged(whole, "accuracy")
+    assert logged(tmp_path / "run", "loss") == pytest.approx(logged(whole, "loss"), rel=1e-5)
 
 
 TEXTS = [
@@ -312,9 +307,7 @@ def test_an_interrupted_run_writes_where_it_is(data: Path, long: Path, tmp_path:
     assert running.returncode == 130
     assert printed.endswith("interrupted\n")
     assert "Traceback" not in printed
-    place = checkpoints.read(tmp_path / "run").place
-    steps = [one for one in records.read(tmp_path / "run" / "log.jsonl") if "loss" in one]
-    assert place.step == len(steps)
+    assert checkpoints.read(tmp_path / "run").place.step == len(logged(tmp_path / "run", "loss"))
     trained(data, tmp_path / "run", *LONG, "--resume")
     same_long_run(tmp_path / "run", long)
 
