@@ -37,8 +37,9 @@ class Ratio(NamedTuple):
 def ratio(one: Result, other: Result) -> Ratio:
     """The time of one subject of a case over that of another."""
     a, b = one["seconds"], other["seconds"]
-    by_rounds = paired(one["trials"] or (), other["trials"] or ())
-    forth = one["ratios"].get(other["name"]) or (by_rounds and by_rounds._asdict())
+    forth = one["ratios"].get(other["name"])
+    if not forth and (by_rounds := paired(one["trials"] or (), other["trials"] or ())):
+        forth = by_rounds._asdict()
     if forth:
         median, low, high = forth["median"], forth["low"], forth["high"]
     elif back := other["ratios"].get(one["name"]):

@@ -26,12 +26,8 @@ def case_table(case: Result, width: int = INTERVALS) -> Table:
     table.add_column("subject", no_wrap=True)
     bases = case["bases"] if width >= INTERVALS else [re.split(r"_impl|,", base)[0] for base in case["bases"]]
     over = "time /" if width >= INTERVALS else "/"
-    headings = [
-        "ms",
-        *([] if width >= INTERVALS else ["±"]),
-        *(f"{over} {base}" for base in bases),
-        "GB/s" if case["flops"] is None else "GFLOP/s",
-    ]
+    rate = "GB/s" if case["flops"] is None else "GFLOP/s"
+    headings = ["ms", *([] if width >= INTERVALS else ["±"]), *(f"{over} {base}" for base in bases), rate]
     for heading in [
         *headings,
         "ceiling" if width >= BESIDE else "share",
