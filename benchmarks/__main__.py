@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -13,7 +15,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
 from benchmarks.cases import Case
 from benchmarks.subjects.subject import Subject
@@ -23,7 +24,7 @@ app = typer.Typer(
     help="Time attention and layer norm, and judge every result. Without a command: run.",
     epilog="Options such as --quick, --only, --with and --json belong to run: python -m benchmarks run --help",
 )
-console = Console(markup=False)
+console = Console(markup=False, highlight=False, emoji=False)
 if not console.is_terminal:
     console.width = 160  # in a file no line need be broken
 
@@ -33,25 +34,8 @@ WITH = "a subject of your own, as package.module:NAME or path/to/file.py:NAME; m
 
 
 def refuse(message: str) -> NoReturn:
-    console.print(Text(message, style="red"))
+    console.print(message, style="red")
     raise typer.Exit(2)
-
-
-def chosen(words: Sequence[str], cases: Sequence[Case], known: Sequence[Subject]) -> tuple[list[Case], list[Subject]]:
-    """Return cases and subjects whose names contain a word; a word that no case contains chooses subjects."""
-    of_cases = [word for word in words if any(names(word, case) for case in cases)]
-    of_subjects = [word for word in words if word not in of_cases]
-    for word in of_subjects:
-        if not any(names(word, subject) for subject in known):
-            of_all = ["; ".join(one.name for one in every) for every in (cases, known)]
-            there = f"cases: {of_all[0]}\nsubjects: {of_all[1]}"
-            raise ValueError(f"no case or subject has {word!r} in its name\n{there}")
-    found = [case for case in cases if not of_cases or any(names(word, case) for word in of_cases)]
-    subjects = [one for one in known if not of_subjects or any(names(word, one) for word in of_subjects)]
-    found = [case for case in found if any(one.operation == case.operation for one in subjects)]
-    if not found:
-        raise ValueError(f"none of the subjects that {', '.join(map(repr, of_subjects))} names is for these cases")
-    return found, subjects
 
 
 def names(word: str, one: Case | Subject) -> bool:
@@ -59,16 +43,30 @@ def names(word: str, one: Case | Subject) -> bool:
     return word.casefold() in one.name.casefold()
 
 
-def told_apart(known: list[Subject]) -> list[Subject]:
+def choose(words: Sequence[str], cases: Sequence[Case], known: Sequence[Subject]) -> tuple[list[Case], list[Subject]]:
+    """Return cases and subjects whose names contain a word; a word that no case contains chooses subjects."""
+    of_cases = [word for word in words if any(names(word, case) for case in cases)]
+    of_subjects = [word for word in words if word not in of_cases]
+    for word in of_subjects:
+        if not any(names(word, subject) for subject in known):
+            listed = [f"{what}: {'; '.join(one.name for one in every)}"
+                      for what, every in (("cases", cases), ("subjects", known))]  # fmt: skip
+            raise ValueError("\n".join([f"no case or subject has {word!r} in its name", *listed]))
+    subjects = [one for one in known if not of_subjects or any(names(word, one) for word in of_subjects)]
+    operations = {one.operation for one in subjects}
+    picked = [case for case in cases if not of_cases or any(names(word, case) for word in of_cases)]
+    picked = [case for case in picked if case.operation in operations]
+    if not picked:
+        raise ValueError(f"none of the subjects that {', '.join(map(repr, of_subjects))} names is for these cases")
+    return picked, subjects
+
+
+def require_different(known: Sequence[Subject]) -> None:
     """Raise ValueError if two subjects have the same name, by which results are stored, or two of yours one code."""
-    for what, told in (
-        ("name", [subject.name for subject in known]),
-        ("make", [subject.make for subject in known if subject.yours]),
-    ):
-        for name in told:
-            if told.count(name) > 1:
-                raise ValueError(f"--with: two subjects have the {what} {name!r}")
-    return known
+    makes = [subject.make for subject in known if subject.yours]
+    for what, told in (("name", [subject.name for subject in known]), ("make", makes)):
+        if twice := [one for one, count in Counter(told).items() if count > 1]:
+            raise ValueError(f"--with: two subjects have the {what} {twice[0]!r}")
 
 
 @app.command()
@@ -91,9 +89,9 @@ def run(
     listed: Annotated[bool, typer.Option("--list", help="print cases, and what memory leaves out; time none")] = False,
 ) -> None:
     """Time all installed subjects. Exit code 1 if a subject failed, 2 for wrong usage."""
-    from benchmarks import cases as every_case
+    from benchmarks.cases import cases as listed_cases
     from benchmarks.measure import rounds
-    from benchmarks.measure.environment import crowded, environment, has_gpu, in_use, load
+    from benchmarks.measure.environment import crowded, environment, gpu, in_use, load
     from benchmarks.measure.running import Plan
     from benchmarks.measure.workers import processors
     from benchmarks.own_cases import own_cases
@@ -109,30 +107,36 @@ def run(
         refuse(f"--threads must be at most {there}, the number of processors, got {threads}")
     try:
         mine = [subject_at(target) for target in others or ()]
-        there_are = told_apart([*subjects().values(), *mine])
-        own = [case for text in sizes or () for case in own_cases(text, device)]
-        cases = own or every_case.cases(device, quick)
-        picked, asked = chosen(only or (), cases, there_are)
+        every = [*subjects().values(), *mine]
+        require_different(every)
+        cases = [case for text in sizes or () for case in own_cases(text, device)] or listed_cases(device, quick)
+        picked, asked = choose(only or (), cases, every)
     except ValueError as error:
         refuse(str(error))
     named = any(not any(names(word, case) for case in cases) for word in only or ())
+    usable = partial(usable_subjects, asked, device, quick and not named, named)
     if listed:
-        list_cases(picked, usable(asked, device, quick and not named, named), device)
-    if device == "cuda" and not has_gpu():
+        list_cases(picked, usable(), device)
+    if device == "cuda" and gpu() is None:
         refuse("--device cuda: neither torch nor JAX sees a GPU here")
     if json is not None and (reason := refusal(json)):
         refuse(f"--json: {reason}")
-    known = usable(asked, device, quick and not named, named)
-    threads = threads or there
+    known, threads = usable(), threads or there
     seed = secrets.randbelow(2**32) if seed is None else seed
     budget = rounds.QUICK if quick else rounds.Budget()
     plan = Plan(
         device, threads, seed, budget, memory=memory_wanted(quick, picked), say=lambda line: say(line),
         busy=lambda: crowded(load(), there, own=threads),
     )  # fmt: skip
-    settings = {"device": device, "threads": threads, "seed": seed, "quick": quick, "only": list(only or ())}
-    settings |= {"with": list(others or ()), "sizes": list(sizes or ())}
-    result = empty(environment(device, threads), settings | {"rounds": [budget.least, budget.most]})
+    settings = {
+        "device": device,
+        "threads": threads,
+        "seed": seed,
+        "quick": quick,
+        "rounds": [budget.least, budget.most],
+    }
+    settings |= {"only": list(only or ()), "with": list(others or ()), "sizes": list(sizes or ())}
+    result = empty(environment(device, threads), settings)
     place = result["environment"]["gpu"] or f"{counted(threads, 'thread')}, {result['environment']['cpu']}"
     say(f"seed {seed}, {place}")
     for subject, target in zip(mine, others or (), strict=True):
@@ -150,12 +154,12 @@ def list_cases(cases: Sequence[Case], known: Sequence[Subject], device: str) -> 
 
     free = memory.available(device)
     for case in cases:
-        console.print(Text(case.name))
+        console.print(case.name)
         for subject in known:
             reason = "" if subject.hindrance(case, device) else memory.hindrance(subject, case, free)
             if reason:
                 say(f"  left out {subject.name}: {reason}")
-    console.print(Text(f"subjects: {'; '.join(subject.name for subject in known)}"))
+    console.print(f"subjects: {'; '.join(subject.name for subject in known)}")
     raise typer.Exit(0)
 
 
@@ -171,7 +175,7 @@ def memory_wanted(quick: bool, picked: Sequence[Case]) -> Callable[[Case], bool]
     return lambda case: not quick or case is one
 
 
-def usable(asked: Sequence[Subject], device: str, quick: bool, named: bool) -> list[Subject]:
+def usable_subjects(asked: Sequence[Subject], device: str, quick: bool, named: bool) -> list[Subject]:
     """Return the subjects that are installed, run on this device and, if quick, are not slow; print why others do not.
 
     named: the user has named them; otherwise subjects of other devices are not mentioned.
@@ -196,7 +200,7 @@ def usable(asked: Sequence[Subject], device: str, quick: bool, named: bool) -> l
 
 
 def say(line: str) -> None:
-    console.print(Text(line, style="dim"))
+    console.print(line, style="dim")
 
 
 @contextmanager
@@ -222,10 +226,10 @@ def execute(
 ) -> dict[str, Any]:
     """Run all cases, and write the result after each. An interrupt ends the run and keeps the result."""
     from benchmarks.measure.running import Run
-    from benchmarks.results.findings import measured, of_case
+    from benchmarks.results.findings import of_case
     from benchmarks.results.result import case_result, save
     from benchmarks.results.scaling import scaling
-    from benchmarks.results.tables import case_table, other_lines, title_of
+    from benchmarks.results.tables import case_table, measured, other_lines, title_of
 
     def keep() -> None:
         try:
@@ -244,9 +248,9 @@ def execute(
                 result["cases"].append(found)
                 result |= {"ceilings": run.ceilings, "scaling": scaling(result["cases"])}
                 keep()
-                console.print(Text(title_of(found), style="bold"), *of_case(found), sep="\n")
+                console.print(title_of(found), style="bold")
                 table = [case_table(found, console.width)] if measured(found) else []
-                console.print(*table, *other_lines(found), sep="\n")
+                console.print(*of_case(found), *table, *other_lines(found), sep="\n")
         result["finished"] = True
     except KeyboardInterrupt:
         say("interrupted")
@@ -263,20 +267,17 @@ def finish(result: dict[str, Any], plots: Path | None) -> NoReturn:
     from benchmarks.results.scaling import WHAT_THEN, in_words
     from benchmarks.results.tables import busy_cases, ceiling_lines
 
-    if len(result["cases"]) > 1:
-        console.print(Text("All cases", style="bold"), *map(Text, of_cases(result["cases"])), sep="\n")
-    if busy := busy_cases(result["cases"]):
-        console.print(Text(f"{busy.capitalize()}: times are too long, and ratios may be wrong", style="yellow"))
-    failed = failures(result["cases"])
-    if failed:
-        console.print(Text(failed, style="bold red"))
-    words = in_words(result["cases"], device_memory(result))
-    for line in [
-        *ceiling_lines(result["ceilings"]),
-        *words,
-        *([WHAT_THEN] if any(" would fill " in line for line in words) else []),
-    ]:
-        console.print(Text(line))
+    cases = result["cases"]
+    if len(cases) > 1:
+        console.print("All cases", style="bold")
+        console.print(*of_cases(cases), sep="\n")
+    if busy := busy_cases(cases):
+        console.print(f"{busy.capitalize()}: times are too long, and ratios may be wrong", style="yellow")
+    if failed := failures(cases):
+        console.print(failed, style="bold red")
+    lines = [*ceiling_lines(result["ceilings"]), *in_words(cases, device_memory(result))]
+    for line in [*lines, *([WHAT_THEN] if any(" would fill " in line for line in lines) else [])]:
+        console.print(line)
     draw(result, plots)
     if not result["finished"]:
         raise typer.Exit(130)
@@ -301,6 +302,16 @@ def draw(result: dict[str, Any], folder: Path | None) -> None:
         say(f"wrote {path}")
 
 
+@contextmanager
+def refuse_unreadable() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        refuse(str(error))
+    except (KeyError, TypeError) as error:
+        refuse(f"not a result of this format: {error!r}")
+
+
 @app.command()
 def compare(
     before: Annotated[Path, typer.Argument(help="an earlier result, written by --json", metavar="A.json")],
@@ -315,32 +326,24 @@ def compare(
     from benchmarks.results.findings import of_comparison
     from benchmarks.results.result import read
 
-    try:
+    with refuse_unreadable():
         found = compared(read(before), read(after))
-    except ValueError as error:
-        refuse(str(error))
-    except (KeyError, TypeError) as error:
-        refuse(f"not a result of this format: {error!r}")
-    for sentence in of_comparison(found):
-        console.print(Text(sentence))
+    console.print(*of_comparison(found), sep="\n")
     for line in found.circumstances:
         say(line)
     if not found.changes:
         raise typer.Exit(2)
-    shown = [one for one in found.changes if one.yours or one.verdict != NO_VERDICT]
-    table = Table(box=None)
-    headings = (("case", "left"), ("subject", "left"), ("time B / A", "right"), ("interval", "right"),
-                *([("same libraries", "right")] if found.drift else []), ("", "left"))  # fmt: skip
-    for heading, side in headings:
-        table.add_column(heading, justify=side)  # type: ignore[arg-type]
-    styles = {"faster": "green", "slower": "bold red", "noise": "dim", NO_VERDICT: "dim"}
-    for one in shown:
-        span = f"[{one.low:.2f}, {one.high:.2f}]"
-        of_case = found.drift.get(one.case)
-        drift = [("" if of_case is None else f"{of_case[0]:.2f} to {of_case[1]:.2f}")] if found.drift else []
-        cells: list[Any] = [one.case, one.subject, f"{one.ratio:.2f}", Text(span), *drift, one.verdict]
-        table.add_row(*cells, style=styles[one.verdict])
-    if shown:
+    table = Table("case", "subject", box=None)
+    for heading in ("time B / A", "interval", "same libraries" if found.drift else ""):
+        table.add_column(heading, justify="right")
+    table.add_column()
+    styles = {"faster": "green", "slower": "bold red"}
+    for one in found.changes:
+        if one.yours or one.verdict != NO_VERDICT:
+            same = "{:.2f} to {:.2f}".format(*found.drift[one.case]) if one.case in found.drift else ""
+            cells = [one.case, one.subject, f"{one.ratio:.2f}", f"[{one.low:.2f}, {one.high:.2f}]", same, one.verdict]
+            table.add_row(*cells, style=styles.get(one.verdict, "dim"))
+    if table.rows:
         console.print(table)
     if all(one.verdict == NO_VERDICT for one in found.changes):
         raise typer.Exit(2)
@@ -355,12 +358,8 @@ def plot(
     """Draw pictures of a result, as SVG."""
     from benchmarks.results.result import read
 
-    try:
+    with refuse_unreadable():
         draw(read(result), folder)
-    except ValueError as error:
-        refuse(str(error))
-    except (KeyError, TypeError) as error:
-        refuse(f"not a result of this format: {error!r}")
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from training.packages import PACKAGES
 from training.task import Task
 
 
-def step(given: Given, task: Task, adam: Adam, clip: float | None) -> dict[str, Any]:
+def step(given: Given, task: Task, adam: Adam, clip: float) -> dict[str, Any]:
     """Take one step from what is given, and tell what came of it, as NumPy arrays."""
     package = PACKAGES["torch_impl"]
     parameters, mean, square = package.arrays(given.state[:3])
@@ -46,9 +46,8 @@ def step(given: Given, task: Task, adam: Adam, clip: float | None) -> dict[str, 
     )
     loss.backward()
     told: dict[str, Any] = {"loss": loss, "gradients": gradients_of(tensors)}
-    if clip is not None:
-        told["norm"] = torch.nn.utils.clip_grad_norm_(tensors.values(), clip)
-        told["clipped gradients"] = gradients_of(tensors)
+    told["norm"] = torch.nn.utils.clip_grad_norm_(tensors.values(), clip)
+    told["clipped gradients"] = gradients_of(tensors)
     optimizer.step()
     told |= {name: {path: optimizer.state[t][key] for path, t in tensors.items()} for name, key in AVERAGES.items()}
     return package.numbers(told | {"parameters": tensors})

@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.text import Text
 
+from conformance.cases.options import Function, set_parameters
 from conformance.cli.console import console, exit_interrupted, refuse
 from conformance.runner.compiled_code import keep_compiled_code
 from training.packages import PACKAGES, Package
 from training.settings import Settings
+from training.translation.settings import Settings as TranslationSettings
 
 app = typer.Typer(add_completion=False, help="The same training run in all three packages.", no_args_is_help=True)
 
@@ -32,9 +34,20 @@ Steps = Annotated[int | None, typer.Option(help="end after so many steps in all"
 DEFAULT = next(iter(PACKAGES))
 
 
-def shown(default: Any, what: str) -> Any:
-    """The option of a setting, with its default."""
-    return typer.Option(help=what, show_default=str(default))
+def take_settings(settings: type) -> Callable[[Function], Function]:
+    """Return a decorator that gives a command an option for each setting, in place of `**given`; None: not given."""
+
+    def decorate(command: Function) -> Function:
+        kinds, options = get_type_hints(settings), []
+        for one in fields(settings):
+            name, said = f"--{one.name.replace('_', '-')}", one.metadata
+            spelling = f"{name}/--un{one.name}" if kinds[one.name] is bool else name
+            option = typer.Option(spelling, help=said["help"], show_default=str(said["shown"]))
+            options.append((one.name, Annotated[kinds[one.name] | None, option], None))
+        set_parameters(command, options)
+        return command
+
+    return decorate
 
 
 def package_named(name: str | None) -> Package:
@@ -74,6 +87,7 @@ def one_line_for_errors() -> Iterator[None]:
 
 
 @app.command()
+@take_settings(Settings)
 def reviews(
     package: Trained = None,
     data: Annotated[
@@ -86,35 +100,9 @@ def reviews(
     resume: Resume = False,
     steps: Steps = None,
     tutorial: Annotated[bool, typer.Option("--tutorial", help="the tutorial's settings in place of ours")] = False,
-    epochs: Annotated[int | None, shown(Settings.epochs, "how often all texts are read")] = None,
-    seed: Annotated[int | None, shown(Settings.seed, "by which everything random is drawn")] = None,
-    width: Annotated[int | None, shown(Settings.width, "of the model")] = None,
-    heads: Annotated[int | None, shown(Settings.heads, "of attention")] = None,
-    depth: Annotated[int | None, shown(Settings.depth, "blocks")] = None,
-    vocabulary: Annotated[int | None, shown(Settings.vocabulary, "its largest size")] = None,
-    longest: Annotated[int | None, shown(Settings.longest, "words after which a text is cut")] = None,
-    spread: Annotated[float | None, shown(Settings.spread, "deviation of the initial embedding")] = None,
-    pooling: Annotated[str | None, shown(Settings.pooling, "max or mean")] = None,
-    masked: Annotated[
-        bool | None,
-        typer.Option("--masked/--unmasked", help="leave padding out, or do not", show_default="masked"),
-    ] = None,
-    dropout: Annotated[float | None, shown(Settings.dropout, "its rate")] = None,
-    batch: Annotated[int | None, shown(Settings.batch, "texts of a step")] = None,
-    learning_rate: Annotated[float | None, shown(Settings.learning_rate, "after warm-up")] = None,
-    warmup: Annotated[int | None, shown(Settings.warmup, "steps in which the learning rate grows")] = None,
-    decay: Annotated[
-        int | None, typer.Option(help="steps in which it falls to 0; 0: it stays; else all of them")
-    ] = None,
-    clip: Annotated[float | None, shown(Settings.clip, "the largest norm of the gradients")] = None,
-    dtype: Annotated[str | None, shown(Settings.dtype, "float32 or float64")] = None,
+    **given: Any,
 ) -> None:
     """Train the classifier of film reviews. Exit code 1 if numbers stop being finite, 2 for wrong input."""
-    given: dict[str, Any] = {
-        "epochs": epochs, "seed": seed, "width": width, "heads": heads, "depth": depth, "vocabulary": vocabulary,
-        "longest": longest, "spread": spread, "pooling": pooling, "masked": masked, "dropout": dropout, "batch": batch,
-        "learning_rate": learning_rate, "warmup": warmup, "decay": decay, "clip": clip, "dtype": dtype,
-    }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
     with one_line_for_errors():
         from training import checkpoints, naive_bayes, review_data
@@ -125,7 +113,7 @@ def reviews(
         if tutorial:
             given = asdict(TUTORIAL) | given
         split, base = read(data), Settings(**given)
-        if decay is None and not tutorial:
+        if "decay" not in given:
             base = replace(base, decay=base.epochs * -(-len(split.training.texts) // base.batch))
 
         def prepare(settings: Any, vocabulary: Any) -> Any:
@@ -248,41 +236,18 @@ def benchmark(
 
 
 @app.command()
+@take_settings(TranslationSettings)
 def translation(
     package: Trained = None,
     out: Out = Path("build/training/translation"),
     resume: Resume = False,
     steps: Steps = None,
-    source: Annotated[str | None, typer.Option(help="language, as num2words names it")] = None,
-    target: Annotated[str | None, typer.Option(help="language that is translated into")] = None,
-    numbers: Annotated[int | None, typer.Option(help="how many are trained on")] = None,
-    held_out: Annotated[int | None, typer.Option(help="how many are translated after every epoch")] = None,
-    repeats: Annotated[int | None, typer.Option(help="how often an epoch has numbers below 100")] = None,
-    limit: Annotated[int | None, typer.Option(help="numbers are smaller")] = None,
-    epochs: Annotated[int | None, typer.Option(help="how often all numbers are read")] = None,
-    seed: Annotated[int | None, typer.Option(help="by which everything random is drawn")] = None,
-    width: Annotated[int | None, typer.Option(help="of the model")] = None,
-    inner: Annotated[int | None, typer.Option(help="of the feed-forward network")] = None,
-    heads: Annotated[int | None, typer.Option(help="of attention")] = None,
-    depth: Annotated[int | None, typer.Option(help="blocks of the encoder, and of the decoder")] = None,
-    dropout: Annotated[float | None, typer.Option(help="its rate")] = None,
-    label_smoothing: Annotated[float | None, typer.Option(help="shared by all tokens")] = None,
-    batch: Annotated[int | None, typer.Option(help="numbers of a step")] = None,
-    warmup: Annotated[int | None, typer.Option(help="steps in which the learning rate grows")] = None,
-    clip: Annotated[float | None, typer.Option(help="the largest norm of the gradients")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 or float64")] = None,
+    **given: Any,
 ) -> None:
     """Train the translator of numbers in words. Exit code 1 if numbers stop being finite, 2 for wrong input."""
-    given = {
-        "source": source, "target": target, "numbers": numbers, "held_out": held_out,
-        "repeats": repeats, "limit": limit, "epochs": epochs, "seed": seed,
-        "width": width, "inner": inner, "heads": heads, "depth": depth, "dropout": dropout,
-        "label_smoothing": label_smoothing, "batch": batch, "warmup": warmup, "clip": clip, "dtype": dtype,
-    }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
     with one_line_for_errors():
         from training.translation.data import TRANSLATION, prepare
-        from training.translation.settings import Settings as Translation
 
         chosen = package_of(package, out, resume)
 
@@ -291,7 +256,7 @@ def translation(
             say(f"{data.size} numbers to train on, {len(data.held_out)} held out, {chosen.name}")
             return data
 
-        train(chosen, out, resume, steps, given, TRANSLATION, Translation(), prepared)
+        train(chosen, out, resume, steps, given, TRANSLATION, TranslationSettings(), prepared)
 
 
 @app.command()

@@ -30,11 +30,7 @@ class Timed(NamedTuple):
 def measure(settings: Settings, packages: Sequence[str], repeats: int, words: int) -> list[Timed]:
     """Time steps of the tutorial's loop and of packages, one after the other in every round.
 
-    Args:
-        settings: of the run; the vocabulary is as large as they allow.
-        packages: their names.
-        repeats: rounds that count. Two more come first, in which memory is allocated and JAX compiles.
-        words: of every text.
+    Two more rounds than `repeats` come first, in which memory is allocated and JAX compiles.
     """
     texts = np.random.default_rng(0).integers(2, settings.vocabulary, (settings.batch, words))
     batch = batch_of(list(texts), [number % 2 for number in range(settings.batch)], settings)

@@ -21,28 +21,15 @@ class Classified(NamedTuple):
     probability: float
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a text has no bytes that Python could not read."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
 def classify(package: Package, checkpoint: Checkpoint, texts: Sequence[str]) -> list[Classified]:
-    """Classify texts.
+    """Classify texts; ValueError for one without words, or that is not UTF-8, by its number.
 
     Everything is computed in float64, whatever the model was trained in, so that the packages give the same digits.
-
-    Args:
-        package: that computes it.
-        checkpoint: with the model and its vocabulary.
-        texts: each has a word at least.
-
-    Raises:
-        ValueError: for a text without words or one that is not UTF-8, by its number.
     """
     for number, text in enumerate(texts, start=1):
         if not text.split():
             raise ValueError(f"text {number} has no words")
-        if not is_unicode(text):
+        if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes that Python could not read
             raise ValueError(f"text {number} is not UTF-8")
     wide = package.arrays(widen_parameters(checkpoint.parameters))
     settings = replace(checkpoint.settings, dtype="float64")

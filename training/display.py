@@ -18,7 +18,7 @@ RECENT = 0.98
 
 
 class Terminal:
-    """The `Display` of the command line. Without a terminal only the lines of the epochs are printed."""
+    """What is shown of a run. Without a terminal only the lines of the epochs are printed."""
 
     def __init__(self, console: Console) -> None:
         shown = TextColumn("loss {task.fields[loss]:.3f}  accuracy {task.fields[accuracy]:.1%}")

@@ -40,12 +40,7 @@ def generator(seed: int, purpose: int, *place: int) -> np.random.Generator:
 def initial_weights(settings: Settings, vocabulary: int) -> Classifier:
     """Draw the parameters that PyTorch's defaults would give to the tutorial's modules.
 
-    Args:
-        settings: of the run.
-        vocabulary: the number of its entries.
-
-    Returns:
-        NumPy arrays in the dtype of the settings.
+    vocabulary: the number of its entries.
     """
     draw = generator(settings.seed, WEIGHTS)
     E = settings.width
@@ -75,15 +70,9 @@ def initial_weights(settings: Settings, vocabulary: int) -> Classifier:
 
 
 def order(lengths: np.ndarray, batch: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """Deal texts out into batches of similar lengths, in random order.
+    """Deal texts out into batches of similar lengths, in random order: the places of each batch's texts.
 
-    Args:
-        lengths: [N], of the texts.
-        batch: how many texts a batch has; the last one of the shuffled texts may have fewer.
-        seed, epoch: by which the order is drawn.
-
-    Returns:
-        For every batch the places of its texts.
+    batch: how many texts it has; the last one of the shuffled texts may have fewer.
     """
     draw = generator(seed, ORDER, epoch)
     shuffled = draw.permutation(len(lengths))
@@ -99,16 +88,7 @@ def order(lengths: np.ndarray, batch: int, seed: int, epoch: int) -> list[np.nda
 
 
 def dropout(settings: Settings, tokens: np.ndarray, step: int) -> StackDropout | None:
-    """Draw where the tutorial drops: behind the embedding, and behind both norms of every block.
-
-    Args:
-        settings: of the run.
-        tokens: [B, T].
-        step: by which the keep masks are drawn.
-
-    Returns:
-        Keep masks [B, T, E] and the rate, or None for a rate of 0.
-    """
+    """Draw keep masks [B, T, E] where the tutorial drops: behind the embedding, and both norms of every block."""
     rate = settings.dropout
     if rate == 0:
         return None

@@ -11,9 +11,7 @@ from pathlib import Path
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file under its final name only once all of it is on the disk.
 
-    Args:
-        path: the file.
-        write: a function that writes to the path that it is given, in the same folder.
+    write: writes to the path that it is given, in the same folder.
     """
     beside = path.with_name(f".{path.name}.part")
     try:
@@ -26,11 +24,9 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_folder(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a folder of files under its final name only once all of it is on the disk.
+    """Write a folder of files under its final name only once all of it is on the disk; one that is there is replaced.
 
-    Args:
-        path: the folder. One that is there already is replaced.
-        write: a function that writes files into the folder that it is given.
+    write: writes files into the folder that it is given.
     """
     beside, former = (path.with_name(f".{path.name}.{ending}") for ending in ("part", "former"))
     shutil.rmtree(beside, ignore_errors=True)

@@ -14,9 +14,10 @@ import numpy as np
 
 from training import checkpoints
 from training.checkpoints import Checkpoint, Place
+from training.display import Terminal
 from training.packages import Package
 from training.records import Records, draw_curves
-from training.stepping import Advance, advance
+from training.stepping import advance
 from training.task import Batch, RunSettings
 
 PAUSE = 10
@@ -51,22 +52,6 @@ class Data(Protocol):
         """Loss and accuracy on what is held out, without dropout, for the package's parameters."""
 
 
-class Display(Protocol):
-    """What is shown of a run."""
-
-    def begin(self, place: Place, steps: int) -> None:
-        """A run of so many steps in all begins or goes on."""
-
-    def step(self, taken: Advance, tokens: int) -> None:
-        """A step was taken."""
-
-    def epoch(self, epoch: int, loss: float, accuracy: float) -> None:
-        """What is held out was evaluated."""
-
-    def wrote(self, path: Path) -> None:
-        """A checkpoint was written."""
-
-
 def start(data: Data, settings: RunSettings, package: Package) -> Checkpoint:
     """What a run begins with, as a checkpoint before its first step."""
     weights = data.initial_weights()
@@ -90,11 +75,11 @@ class Run:
         """How many steps the run has in all."""
         return self.settings.epochs * -(-self.data.size // self.settings.batch)
 
-    def train(self, display: Display, limit: int | None = None) -> Path | None:
+    def train(self, display: Terminal, limit: int | None = None) -> Path | None:
         """Take steps, and write a checkpoint after every epoch, and where the run ends before its last.
 
         Args:
-            display: is told what happens.
+            display: shows what happens.
             limit: the number of steps, in all, after which to end.
 
         Returns:
@@ -122,7 +107,7 @@ class Run:
             raise KeyboardInterrupt
         return path
 
-    def epoch(self, records: Records, display: Display, limit: int | None, interrupted: threading.Event) -> bool:
+    def epoch(self, records: Records, display: Terminal, limit: int | None, interrupted: threading.Event) -> bool:
         """Take the rest of an epoch's steps. False where the run has to end before."""
         step, epoch, first = self.place
         for chosen in self.data.order(epoch)[first:]:
@@ -139,7 +124,7 @@ class Run:
             display.step(taken, sum(tokens.size for tokens in batch.inputs))
         return True
 
-    def end_epoch(self, records: Records, display: Display) -> None:
+    def end_epoch(self, records: Records, display: Terminal) -> None:
         """Evaluate what is held out, and go to the next epoch."""
         loss, accuracy = self.data.evaluate(self.package, self.parameters)
         display.epoch(self.place.epoch, loss, accuracy)
@@ -147,7 +132,7 @@ class Run:
         records.write({"step": self.place.step, "epoch": self.place.epoch} | found)
         self.place = Place(self.place.step, self.place.epoch + 1, 0)
 
-    def save(self, display: Display) -> Path | None:
+    def save(self, display: Terminal) -> Path | None:
         """Write a checkpoint, unless nothing was done since the last one."""
         if self.place == self.saved:
             return None

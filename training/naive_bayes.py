@@ -14,13 +14,7 @@ def accuracy(
     held_out_labels: np.ndarray,
     entries: int,
 ) -> float:
-    """Count in how many texts of each label a word occurs, and classify held-out texts by Bayes's rule.
-
-    Args:
-        texts, held_out: encoded texts.
-        labels, held_out_labels: of these texts.
-        entries: of the vocabulary.
-    """
+    """Count in how many texts of each label a word occurs, and classify held-out texts by Bayes's rule."""
     counts = np.ones((max(labels) + 1, entries))
     for text, label in zip(texts, labels, strict=True):
         counts[label, np.unique(text)] += 1

@@ -53,13 +53,9 @@ class Package:
         raise NotImplementedError
 
     def output(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None, model: Any = None) -> Any:
-        """What the model gives, for arrays of the package.
+        """What the model, or a function in its place, gives for arrays of the package.
 
-        Args:
-            task: what is trained.
-            parameters, batch: trees of the package's arrays.
-            dropout: a structure of `specification.dropout`, or None.
-            model: a function in place of the package's own.
+        dropout: a structure of `specification.dropout`, or None.
         """
         sites = {} if dropout is None else {"dropout": dropout}
         model = getattr(self.module, task.model) if model is None else model
@@ -78,10 +74,6 @@ class Package:
             batch, dropout: NumPy arrays; keep masks drawn by the caller, or None.
         """
         raise NotImplementedError
-
-    def loss_and_gradients(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> tuple[Any, Any]:
-        """Loss and gradients; arguments as in `step`."""
-        return self.step(task, parameters, batch, dropout)[:2]
 
     def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
         """What the model gives without dropout, as the package's array. batch: NumPy arrays."""
@@ -196,23 +188,15 @@ class Jax(Package):
         return jax.jit(step, static_argnums=(0, 1))
 
     @cached_property
-    def compiled_output(self) -> Any:
-        import jax
-
-        return jax.jit(self.output, static_argnums=0)
-
-    @cached_property
-    def compiled_clip(self) -> Any:
-        import jax
-
-        return jax.jit(self.module.clip_by_global_norm, static_argnums=1)
-
-    @cached_property
-    def compiled_adam(self) -> Any:
+    def compiled(self) -> dict[str, Any]:
         import jax
 
         numbers = ("beta_1", "beta_2", "eps", "weight_decay", "decoupled")
-        return jax.jit(self.module.adam_step, static_argnames=numbers)
+        return {
+            "output": jax.jit(self.output, static_argnums=0),
+            "clip": jax.jit(self.module.clip_by_global_norm, static_argnums=1),
+            "adam_step": jax.jit(self.module.adam_step, static_argnames=numbers),
+        }
 
     def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Step:
         arrays, spread = apart((batch, dropout))
@@ -221,11 +205,11 @@ class Jax(Package):
 
     def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
         with self.context():
-            return self.compiled_output(task, parameters, batch)
+            return self.compiled["output"](task, parameters, batch)
 
     def clip(self, gradients: Any, limit: float) -> tuple[Any, Any]:
         with self.context():
-            return self.compiled_clip(gradients, limit)
+            return self.compiled["clip"](gradients, limit)
 
     def adam_start(self, parameters: Any) -> Any:
         with self.context():
@@ -233,7 +217,7 @@ class Jax(Package):
 
     def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> tuple[Any, Any]:
         with self.context():
-            return self.compiled_adam(parameters, gradients, state, **options)
+            return self.compiled["adam_step"](parameters, gradients, state, **options)
 
 
 class Spread(NamedTuple):

@@ -35,7 +35,8 @@ class Records:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self.folder, self.event, self.summary = folder, Event, Summary
-        rewind(folder / LOG, step)
+        kept = "".join(json.dumps(one) + "\n" for one in read(folder / LOG) if one["step"] <= step)
+        write_whole(folder / LOG, lambda beside: beside.write_text(kept, encoding="utf-8"))
         self.log = (folder / LOG).open("a", encoding="utf-8")
         self.writer = EventFileWriter(str(folder / EVENTS))
         # TensorBoard then forgets what earlier files have from this step on.
@@ -69,12 +70,6 @@ def read(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             break
     return records
-
-
-def rewind(path: Path, step: int) -> None:
-    """Remove from a log what a run will write again that goes on after so many steps."""
-    text = "".join(json.dumps(one) + "\n" for one in read(path) if one["step"] <= step)
-    write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
 def draw_curves(folder: Path) -> None:

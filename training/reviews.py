@@ -28,12 +28,12 @@ class Split(NamedTuple):
 
 
 def read(folder: Path | None) -> Split:
-    """Read the reviews of a folder, or the movie sentences where none is given.
+    """Read `train/pos/*.txt`, `train/neg/*.txt`, and `test/` alike, or the movie sentences where no folder is given.
 
     Raises:
         ValueError: for a folder that does not have the layout of aclImdb, or has a review without a word.
     """
-    return movie_sentences() if folder is None else acl_imdb(folder)
+    return movie_sentences() if folder is None else Split(labelled(folder / "train"), labelled(folder / "test"))
 
 
 def movie_sentences() -> Split:
@@ -49,11 +49,6 @@ def movie_sentences() -> Split:
 def is_held_out(text: str) -> bool:
     """Decide by the SHA-256 of the text: held out where its first 8 bytes, as a big-endian number, divide by 10."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % HELD_OUT == 0
-
-
-def acl_imdb(folder: Path) -> Split:
-    """Read `train/pos/*.txt`, `train/neg/*.txt`, and `test/` alike."""
-    return Split(labelled(folder / "train"), labelled(folder / "test"))
 
 
 def labelled(folder: Path) -> Reviews:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from specification.configuration import Configuration
@@ -11,41 +10,49 @@ from training.packages import Package
 from training.task import Task
 from training.vocabulary import PADDING, SPECIAL
 
-LEAST = {"width": 1, "heads": 1, "depth": 0, "longest": 1, "batch": 1, "warmup": 1, "decay": 0, "epochs": 1, "seed": 0}
 DTYPES = ("float32", "float64")
+
+
+def setting(default: Any, what: str, *, least: int | None = None, share: bool = False, shown: str = "") -> Any:
+    """Return a field of settings.
+
+    Args:
+        default: its value where none is given.
+        what: the help text of its option.
+        least: what an integer must be at least.
+        share: a number of at least 0 and below 1. Any other is above 0 and finite.
+        shown: the default in the help text, where the command has another.
+    """
+    return field(default=default, metadata={"help": what, "least": least, "share": share, "shown": shown or default})
 
 
 @dataclass(frozen=True)
 class Settings:
     """Of a run; the defaults are those for the movie sentences. ValueError for what makes no sense.
 
-    vocabulary: the largest number of entries. longest: where texts are cut, in words.
-    spread: the deviation of the embedding's initial numbers; PyTorch's default, and the tutorial's, is 1.
-    masked: whether padding is left out of attention and pooling; the tutorial does not leave it out.
-    warmup: steps in which the learning rate grows. decay: steps in which it falls to 0 by half a cosine; with 0
-    it stays. clip: the largest norm of all gradients together.
+    spread: PyTorch's default, and the tutorial's, is 1. masked: the tutorial does not leave padding out.
     """
 
-    width: int = 128
-    heads: int = 4
-    depth: int = 1
-    vocabulary: int = 20_000
-    longest: int = 256
-    spread: float = 0.02
-    pooling: str = "mean"
-    masked: bool = True
-    dropout: float = 0.7
-    batch: int = 32
-    learning_rate: float = 1e-3
-    warmup: int = 200
-    decay: int = 0
-    clip: float = 1.0
-    epochs: int = 3
-    seed: int = 0
-    dtype: str = "float32"
+    width: int = setting(128, "of the model", least=1)
+    heads: int = setting(4, "of attention", least=1)
+    depth: int = setting(1, "blocks", least=0)
+    vocabulary: int = setting(20_000, "its largest size", least=len(SPECIAL) + 1)
+    longest: int = setting(256, "words after which a text is cut", least=1)
+    spread: float = setting(0.02, "deviation of the initial embedding")
+    pooling: str = setting("mean", "max or mean")
+    masked: bool = setting(True, "leave padding out of attention and pooling, or do not", shown="masked")
+    dropout: float = setting(0.7, "its rate", share=True)
+    batch: int = setting(32, "texts of a step", least=1)
+    learning_rate: float = setting(1e-3, "after warm-up")
+    warmup: int = setting(200, "steps in which the learning rate grows", least=1)
+    decay: int = setting(0, "steps in which it falls to 0 by half a cosine; 0: it stays", least=0, shown="all steps")
+    clip: float = setting(1.0, "the largest norm of all gradients together")
+    epochs: int = setting(3, "how often all texts are read", least=1)
+    seed: int = setting(0, "by which everything random is drawn", least=0)
+    dtype: str = setting("float32", "float32 or float64")
 
     def __post_init__(self) -> None:
-        check(self, LEAST | {"vocabulary": len(SPECIAL) + 1}, ("spread", "learning_rate", "clip"), ("dropout",))
+        check(self)
 
     @property
     def adam(self) -> dict[str, Any]:
@@ -70,25 +77,16 @@ class Settings:
         return Task("classifier", configuration, "nll_loss")
 
 
-def check(settings: Any, least: Mapping[str, int], positive: Sequence[str], shares: Sequence[str]) -> None:
-    """Raise ValueError for settings that make no sense.
-
-    Args:
-        settings: of a run.
-        least: by name, the least that an integer may be.
-        positive: numbers above 0.
-        shares: numbers of at least 0 and below 1.
-    """
-    for name, smallest in least.items():
-        value = getattr(settings, name)
-        if not isinstance(value, int) or value < smallest:
-            raise ValueError(f"{name} must be an integer of at least {smallest}, got {value!r}")
-    for name in positive:
-        if not 0 < getattr(settings, name) < float("inf"):
-            raise ValueError(f"{name} must be above 0 and finite, got {getattr(settings, name)!r}")
-    for name in shares:
-        if not 0 <= getattr(settings, name) < 1:
-            raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(settings, name)!r}")
+def check(settings: Any) -> None:
+    """Raise ValueError for settings that make no sense."""
+    for one in fields(settings):
+        value, least = getattr(settings, one.name), one.metadata["least"]
+        if least is not None and (not isinstance(value, int) or value < least):
+            raise ValueError(f"{one.name} must be an integer of at least {least}, got {value!r}")
+        if one.metadata["share"] and not 0 <= value < 1:
+            raise ValueError(f"{one.name} must be at least 0 and below 1, got {value!r}")
+        if isinstance(one.default, float) and not one.metadata["share"] and not 0 < value < float("inf"):
+            raise ValueError(f"{one.name} must be above 0 and finite, got {value!r}")
     if settings.width % settings.heads:
         raise ValueError(f"width must be divisible by heads, got {settings.width} and {settings.heads}")
     if settings.dtype not in DTYPES:

@@ -51,14 +51,10 @@ def advance(
         where = first_not_finite(package, task, parameters, batch, dropout, found.gradients)
         raise FloatingPointError(f"step {step + 1}: the loss is {loss}; the first tensor that is not finite is {where}")
     parameters, state = package.adam_step(parameters, gradients, state, learning_rate=rate, **settings.adam)
-    accuracy = accuracy_of(package.numbers(found.output), batch.targets, dict(task.loss_options).get("ignore"))
-    return Advance(parameters, state, loss, float(norm), rate, accuracy)
-
-
-def accuracy_of(output: np.ndarray, targets: np.ndarray, ignore: int | None) -> float:
-    """The share of the targets that count whose class has the largest number."""
-    counted = np.ones(targets.shape, bool) if ignore is None else targets != ignore
-    return float(np.mean((output.argmax(axis=-1) == targets)[counted]))
+    ignore = dict(task.loss_options).get("ignore")
+    counted = np.ones(batch.targets.shape, bool) if ignore is None else batch.targets != ignore
+    right = package.numbers(found.output).argmax(axis=-1) == batch.targets
+    return Advance(parameters, state, loss, float(norm), rate, float(np.mean(right[counted])))
 
 
 def first_not_finite(package: Package, task: Task, parameters: Any, batch: Batch, dropout: Any, gradients: Any) -> str:

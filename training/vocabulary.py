@@ -14,12 +14,9 @@ SPECIAL = ["<unk>", "<pad>"]
 
 
 def build(texts: Iterable[str], size: int, longest: int) -> Any:
-    """Make a tokenizer of the most frequent words.
+    """Make a tokenizer of the most frequent words of texts, which are cut after the `longest` words.
 
-    Args:
-        texts: those to be trained on.
-        size: how many entries it has at most, with the two for unknown words and padding.
-        longest: where texts are cut.
+    size: how many entries it has at most, with the two for unknown words and padding.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 

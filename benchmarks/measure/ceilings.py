@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks.measure.other_programs import watching
+from benchmarks.measure.other_programs import watch_processors
 
 SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
 """Of the square matrices."""
@@ -40,7 +41,7 @@ class CeilingWorker:
         """
         product, copy = {"numpy": numpy_calls, "torch": torch_calls, "jax": jax_calls}[self.arrays](self.device)
         found: list[Measured] = []
-        taken = watching()
+        taken = watch_processors()
         for dtype in dtypes:
             if self.arrays == "numpy" and dtype not in ("float32", "float64"):
                 continue
@@ -81,26 +82,27 @@ def random_square(size: int) -> np.ndarray:
 
 
 Calls = tuple[Callable[[str, int], Callable[[int], None]], Callable[[int], Callable[[int], None]]]
+"""From dtype and size of a product, and from the bytes of a copy, to so many calls of it."""
+
+
+def repeat(call: Callable[[], Any], wait: Callable[[Any], object] = lambda result: None) -> Callable[[int], None]:
+    """Calls one after the other; wait: until the last result is there."""
+
+    def calls(number: int) -> None:
+        for _ in range(number):
+            result = call()
+        wait(result)
+
+    return calls
 
 
 def numpy_calls(device: str) -> Calls:
     def product(dtype: str, size: int) -> Callable[[int], None]:
         left, right, output = (random_square(size).astype(dtype) for _ in range(3))
-
-        def calls(number: int) -> None:
-            for _ in range(number):
-                np.matmul(left, right, out=output)
-
-        return calls
+        return repeat(partial(np.matmul, left, right, out=output))
 
     def copy(size: int) -> Callable[[int], None]:
-        source, target = np.ones(size // 4, np.float32), np.zeros(size // 4, np.float32)
-
-        def calls(number: int) -> None:
-            for _ in range(number):
-                np.copyto(target, source)
-
-        return calls
+        return repeat(partial(np.copyto, np.zeros(size // 4, np.float32), np.ones(size // 4, np.float32)))
 
     return product, copy
 
@@ -108,30 +110,17 @@ def numpy_calls(device: str) -> Calls:
 def torch_calls(device: str) -> Calls:
     import torch
 
-    def done() -> None:
+    def wait(result: Any) -> None:
         if device == "cuda":
             torch.cuda.synchronize()
 
     def product(dtype: str, size: int) -> Callable[[int], None]:
         left, right = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
-        output = torch.empty_like(left)
-
-        def calls(number: int) -> None:
-            for _ in range(number):
-                torch.mm(left, right, out=output)
-            done()
-
-        return calls
+        return repeat(partial(torch.mm, left, right, out=torch.empty_like(left)), wait)
 
     def copy(size: int) -> Callable[[int], None]:
-        source, target = torch.ones(size // 4, device=device), torch.zeros(size // 4, device=device)
-
-        def calls(number: int) -> None:
-            for _ in range(number):
-                target.copy_(source)
-            done()
-
-        return calls
+        target = torch.zeros(size // 4, device=device)
+        return repeat(partial(target.copy_, torch.ones(size // 4, device=device)), wait)
 
     return product, copy
 
@@ -142,21 +131,14 @@ def jax_calls(device: str) -> Calls:
 
     place = jax.devices("gpu" if device == "cuda" else device)[0]
 
-    def repeating(function: Any, *arrays: Any) -> Callable[[int], None]:
-        compiled, given = jax.jit(function), jax.device_put(arrays, place)
-
-        def calls(number: int) -> None:
-            for _ in range(number):
-                result = compiled(*given)
-            jax.block_until_ready(result)
-
-        return calls
+    def compiled(function: Any, *arrays: Any) -> Callable[[int], None]:
+        return repeat(partial(jax.jit(function), *jax.device_put(arrays, place)), jax.block_until_ready)
 
     def product(dtype: str, size: int) -> Callable[[int], None]:
-        return repeating(jnp.matmul, *(jnp.asarray(random_square(size), dtype) for _ in range(2)))
+        return compiled(jnp.matmul, *(jnp.asarray(random_square(size), dtype) for _ in range(2)))
 
     def copy(size: int) -> Callable[[int], None]:
-        return repeating(jnp.copy, np.ones(size // 4, np.float32))
+        return compiled(jnp.copy, np.ones(size // 4, np.float32))
 
     return product, copy
 

@@ -6,12 +6,13 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.other_programs import in_words, watching
+from benchmarks.measure.other_programs import in_words, watch_processors
 
 PACKAGES = ("numpy", "torch", "jax", "jaxlib", "flax", "keras", "onnx", "onnxruntime", "ml_dtypes")
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,25 +42,27 @@ def version_of(package: str) -> str:
         return ""
 
 
-def field_of(path: str, name: str) -> str:
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == name), "")
-
-
 def cpu_model() -> str:
-    return field_of("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        if model := re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return model[1]
+    return platform.processor() or platform.machine()
 
 
 def memory() -> int | None:
-    text = field_of("/proc/meminfo", "MemTotal")
-    return int(text.split()[0]) * 1024 if text else None
+    """Bytes of the machine; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def gpu() -> str | None:
-    """Its name, from PyTorch or from JAX."""
+    """Its name, from PyTorch or from JAX; None if neither sees one.
+
+    JAX, asked in this process, leaves the GPU's memory to those that are timed.
+    """
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     with contextlib.suppress(ImportError):
         import torch
 
@@ -91,7 +94,7 @@ def in_use(seconds: float = 0.5) -> str:
 
     The load of the last minute would count a run that has just ended.
     """
-    taken = watching()
+    taken = watch_processors()
     time.sleep(seconds)
     return in_words([taken()], "take") or ""
 
@@ -122,24 +125,3 @@ def git(*words: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def has_gpu() -> bool:
-    """Whether any framework sees one.
-
-    JAX, asked in this process, leaves the GPU's memory to those that are timed.
-    """
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    try:
-        import torch
-
-        if torch.cuda.is_available():
-            return True
-    except ImportError:
-        pass
-    try:
-        import jax
-
-        return jax.default_backend() == "gpu"
-    except (ImportError, RuntimeError):
-        return False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,21 +32,19 @@ class NotMeasured(Exception):
 
 def give_memory_back() -> None:
     """From here on the C library returns memory that is freed, so that none of it is hidden from the next call."""
-    try:
+    with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(M_MMAP_THRESHOLD, 65536)
         library.mallopt(M_TRIM_THRESHOLD, 0)
         library.malloc_trim(0)
-    except (OSError, AttributeError):
-        return
 
 
-def resident(field: str) -> int:
-    """Bytes, of the process's `VmRSS` (now) or `VmHWM` (at most, since that was reset)."""
-    for line in STATUS.read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise NotMeasured(f"{STATUS} has no {field}")
+def read_bytes(path: Path, field: str) -> int:
+    """The bytes that one of the system's tables says in kilobytes, such as "VmRSS:  1024 kB"."""
+    line = re.search(rf"^{field}:\s*(\d+)", path.read_text(), re.MULTILINE)
+    if line is None:
+        raise OSError(None, f"has no {field}", str(path))
+    return int(line[1]) * 1024
 
 
 def extra_peak(call: Callable[[], Any]) -> int:
@@ -53,11 +53,11 @@ def extra_peak(call: Callable[[], Any]) -> int:
     give_memory_back()
     try:
         CLEAR.write_text(RESET_PEAK)
-        before = resident("VmRSS")
+        before = read_bytes(STATUS, "VmRSS")
     except OSError as error:
         raise NotMeasured(f"{error.filename}: {error.strerror}") from error
     result = call()
-    peak = resident("VmHWM")
+    peak = read_bytes(STATUS, "VmHWM")  # since it was reset
     del result
     return max(0, peak - before)
 
@@ -121,25 +121,16 @@ def on_gpu(arrays: str, call: Callable[[], Any]) -> int:
 
 def available(device: str) -> int | None:
     """Bytes that are free; None where the system does not say."""
-    if device == "cuda":
-        return free_on_gpu()
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
+    if device != "cuda":
+        with contextlib.suppress(OSError):
+            return read_bytes(Path("/proc/meminfo"), "MemAvailable")
         return None
-
-
-def free_on_gpu() -> int | None:
-    """None where PyTorch does not see the GPU, which JAX may all the same."""
-    try:
+    with contextlib.suppress(ImportError, RuntimeError):
         import torch
-    except ImportError:
-        return None
-    try:
-        return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
-    except RuntimeError:
-        return None
+
+        if torch.cuda.is_available():  # where it does not see the GPU, JAX may all the same
+            return int(torch.cuda.mem_get_info()[0])
+    return None
 
 
 def needed(subject: Subject, case: Case) -> int:

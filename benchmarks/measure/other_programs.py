@@ -1,8 +1,11 @@
 """What other programs and the host of a virtual machine use of the processors while something is measured.
 
 The system's own account is read before and after (on Linux; in a container it is that of the whole machine). From what
-the processors did is subtracted what this process did and those that it started: the threads of some libraries spin
-after a call, and are no other program.
+the processors did is subtracted what the host took, and what this process did and those that it started: the threads of
+some libraries spin after a call, and are no other program.
+
+A trial is repeated for what the host took, never for how long it took. A long trial is disturbed more often than a
+short one, though, and may remain disturbed whatever is done: a pair of which one side is leans against that side.
 """
 
 from __future__ import annotations
@@ -14,15 +17,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.measure import steal_time
 from benchmarks.measure.workers import processors
 
-IDLE = slice(3, 5)
-"""Where "idle" and "iowait" stand among the ticks of a processor."""
+ACCOUNT = Path("/proc/stat")
+STEAL, IDLE = 8, slice(4, 6)
+"""Where "steal", and "idle" with "iowait", stand in a processor's line, in ticks; its name comes first."""
 COMPUTED = slice(11, 13)
 """Where "utime" and "stime" stand in a process's line, behind its name, which may hold anything; in ticks."""
 BUSY = 0.1
 """Share of the processors from which on what other programs take is told."""
+TOLERATED = 0.02
+"""Share of a trial that the host may take. A tick of 10 ms, the least that is told, is more of any below 0.25 s."""
 
 
 class Taken(NamedTuple):
@@ -46,7 +51,7 @@ class Taken(NamedTuple):
         return max(0.0, (self.programs + self.host) / self.available) if self.counted else None
 
 
-def watching(threads: int | None = None) -> Callable[[], Taken | None]:
+def watch_processors(threads: int | None = None) -> Callable[[], Taken | None]:
     """Start watching. The function that is returned says what others have used since; None if the system does not.
 
     threads: how many of the processors of this process count, the first ones; by default all.
@@ -67,20 +72,18 @@ def watching(threads: int | None = None) -> Callable[[], Taken | None]:
 def account(of: Iterable[int]) -> tuple[float, float] | None:
     """Seconds since the machine was started that these processors were not idle, and those of them that the host took.
 
-    None where no system tells it.
+    None where no system tells it of each of them: a container may be told of fewer, under other numbers.
     """
+    names = {f"cpu{number}" for number in of}
     try:
-        lines = steal_time.ACCOUNT.read_text().splitlines()
+        lines = [line.split() for line in ACCOUNT.read_text().splitlines()]
     except OSError:
         return None
-    used, stolen = used_from(lines, of), steal_time.stolen_from(lines, of)
-    return None if used is None or stolen is None else (used, stolen)
-
-
-def used_from(lines: Iterable[str], of: Iterable[int]) -> float | None:
-    """As `steal_time.stolen_from`; all ticks count but those in which a processor was idle."""
-    found = steal_time.ticks_from(lines, of)
-    return None if found is None else sum(sum(t) - sum(t[IDLE]) for t in found) / os.sysconf("SC_CLK_TCK")
+    ticks = [[0, *map(int, words[1 : STEAL + 1])] for words in lines if len(words) > STEAL and words[0] in names]
+    if not ticks or len(ticks) != len(names):
+        return None
+    used, stolen = sum(sum(t) - sum(t[IDLE]) for t in ticks), sum(t[STEAL] for t in ticks)
+    return used / os.sysconf("SC_CLK_TCK"), stolen / os.sysconf("SC_CLK_TCK")
 
 
 def own_so_far() -> float:

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +14,9 @@ from benchmarks.cases import AFTER, BEFORE, Case
 from benchmarks.measure import memory
 from benchmarks.measure.ceilings import CeilingWorker, Measured, best_copy, best_product, crowded
 from benchmarks.measure.memory import MemoryWorker
-from benchmarks.measure.other_programs import Taken, in_words, watching
+from benchmarks.measure.other_programs import TOLERATED, Taken, in_words, watch_processors
 from benchmarks.measure.rounds import Budget, calls_in_trial, rounds
 from benchmarks.measure.statistics import Interval, interval
-from benchmarks.measure.steal_time import TOLERATED
 from benchmarks.measure.timing_worker import Start, TimingWorker, Trial
 from benchmarks.measure.workers import Failed, Worker
 from benchmarks.subjects.subject import Subject
@@ -30,14 +29,6 @@ PLACES, ROWS, STILL = 3, 8, 3
 MEASURED, FAILED, LEFT_OUT, NOT_CREDIBLE = "measured", "failed", "left out", "not credible"
 
 IMPOSSIBLE, WHILE_BUSY = "impossible: ", "while other programs use this machine"
-
-
-class Askable(Protocol):
-    """A subject's process, or what stands for one."""
-
-    def ask(self, method: str, *given: Any, limit: float) -> Any: ...
-
-    def end(self) -> None: ...
 
 
 @dataclass
@@ -78,13 +69,21 @@ class Entry:
     def end(self, status: str, reason: str) -> None:
         self.status, self.reason = status, reason
 
+    def accept(self, verdict: Verdict) -> None:
+        if verdict.wrong:
+            self.end(FAILED, verdict.wrong)
+
     @property
     def measured(self) -> bool:
         return self.status == MEASURED
 
     @property
+    def trial_seconds(self) -> list[float | None]:
+        return [None if trial is None else trial.seconds for trial in self.trials]
+
+    @property
     def seconds(self) -> Interval:
-        return interval([trial.seconds for trial in self.trials if trial is not None])
+        return interval([seconds for seconds in self.trial_seconds if seconds is not None])
 
 
 class Run:
@@ -94,11 +93,11 @@ class Run:
         self,
         plan: Plan,
         subjects: Sequence[Subject],
-        start: Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, str]], Askable] | None = None,
+        start: Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, str]], Any] | None = None,
     ) -> None:
         self.plan, self.subjects = plan, subjects
         self.start = start or (lambda make, given, variables: Worker(make, given, plan.threads, variables))
-        self.workers: dict[str, Askable] = {}
+        self.workers: dict[str, Any] = {}
         self.ceilings: list[Measured] = []
         self.busy = ""
         self.taken: list[Taken | None] = []
@@ -106,7 +105,7 @@ class Run:
     def ask(self, entry: Entry, method: str, *given: Any) -> Any:
         return self.worker(entry.subject).ask(method, *given, limit=self.plan.budget.limit)
 
-    def worker(self, subject: Subject) -> Askable:
+    def worker(self, subject: Subject) -> Any:
         if subject.name not in self.workers:
             self.workers[subject.name] = self.start(TimingWorker, (subject, self.plan.device), subject.environment)
         return self.workers[subject.name]
@@ -204,19 +203,13 @@ class Run:
                 continue
             pairs = zip(places, samples, strict=True)
             verdict = worst(call.rows(place, got, entry.subject.conventions, where) for place, got in pairs)
-            self.accept(entry, verdict)
+            entry.accept(verdict)
             entry.before, entry.after = (verdict, entry.after) if when == BEFORE else (entry.before, verdict)
-
-    def accept(self, entry: Entry, verdict: Verdict) -> None:
-        if verdict.wrong:
-            entry.end(FAILED, verdict.wrong)
 
     def judge_trials(self, entries: Sequence[Entry], case: Case) -> None:
         """What was kept of every trial; gradients that all rows count in, for one trial that is drawn only now."""
         number_of_rounds = max((len(entry.trials) for entry in entries), default=0)
-        if not number_of_rounds:
-            return
-        chosen = secrets.randbelow(number_of_rounds)
+        chosen = secrets.randbelow(max(number_of_rounds, 1))
         for number in range(number_of_rounds):
             self.plan.step(f"judging trial {number + 1}")
             shared: dict[tuple[int, ...], Call] = {}
@@ -226,7 +219,7 @@ class Run:
                     call = shared.setdefault(trial.words, Call(case, self.plan.seed, trial.words))
                     verdict = self.of_trial(call, trial, entry.subject.conventions, number, number == chosen)
                     entry.during = worst((entry.during, verdict))
-                    self.accept(entry, verdict)
+                    entry.accept(verdict)
 
     def of_trial(self, call: Call, trial: Trial, conventions: dict[str, str], number: int, all_rows: bool) -> Verdict:
         where = f"timed trial {number + 1}"
@@ -271,7 +264,7 @@ class Run:
             start = (case, self.plan.seed, (number, attempt), entry.calls, entry.start.typical, self.plan.budget.awake)
             entry.repeated += attempt > 0
             try:
-                by_others = watching(self.plan.threads)
+                by_others = watch_processors(self.plan.threads)
                 found: Trial = self.ask(entry, "trial", *start)
                 self.taken.append(by_others())
             except Failed as failed:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from statistics import median
+from typing import NamedTuple
 
 LEVEL = 0.95
 LEAST_LEVEL = 0.9
@@ -32,9 +33,6 @@ class Interval(NamedTuple):
         """Of numerator / value."""
         return self._replace(median=numerator / self.median, low=numerator / self.high, high=numerator / self.low)
 
-    def as_dict(self) -> dict[str, Any]:
-        return self._asdict()
-
 
 def interval(values: Sequence[float], level: float = LEVEL) -> Interval:
     """The median of the values, and the narrowest interval of two of them that has the level."""
@@ -47,11 +45,10 @@ def interval(values: Sequence[float], level: float = LEVEL) -> Interval:
         if 1 - more < level:
             break
         outside, k = more, k + 1
-    median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-    return Interval(median, ordered[k - 1], ordered[n - k], max(0.0, 1 - outside), n)
+    return Interval(median(ordered), ordered[k - 1], ordered[n - k], max(0.0, 1 - outside), n)
 
 
 def paired(values: Sequence[float | None], base: Sequence[float | None]) -> Interval | None:
     """Of values[i] / base[i], for the rounds that have both; None if there are none."""
-    ratios = [a / b for a, b in zip(values, base, strict=True) if a is not None and b is not None]
+    ratios = [a / b for a, b in zip(values, base, strict=False) if a is not None and b is not None]
     return interval(ratios) if ratios else None

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import cases as timed
 from benchmarks.cases import TRIAL, WARM_UP, Arrays, Case
 from benchmarks.measure.clocks import clock_for
-from benchmarks.measure.steal_time import share, stolen_so_far
+from benchmarks.measure.other_programs import watch_processors
 from benchmarks.subjects.subject import Prepared, Results, Subject, Wrong
 from benchmarks.verify.gate import all_rows_judged
 from benchmarks.verify.row_sampling import BY_ROW, Place, Sample, draw, only_there, taken
@@ -145,28 +145,24 @@ class TimingWorker:
         gc.disable()
         try:
             with prepared.around():
-                if extra is not None:
-                    self.awaken(extra, awake)
-                before, start = stolen_so_far(), time.perf_counter()
+                end = time.perf_counter() + awake
+                while extra is not None:  # once at least
+                    prepared.wait([prepared.call(extra)])
+                    if time.perf_counter() >= end:
+                        break
+                by_others = watch_processors()
                 results = clock.results(prepared, loaded)
                 place, call = draw(case, random, 1, ROWS_OF_TRIAL)[0], call_to_judge(random, calls)
                 sample = taken(case, prepared, results[call], place, kept(case))
                 seconds = clock.seconds()
-                stolen = share(before, stolen_so_far(), time.perf_counter() - start)
+                used = by_others()
         finally:
             gc.enable()
         for each in results:
             self.complete(case, each)
         kept_numpy = {name: prepared.numpy(piece) for name, piece in sample.items()}
+        stolen = None if used is None else used.host / used.available
         return Trial(seconds / calls, (TRIAL, *words, call), place, kept_numpy, stolen)
-
-    def awaken(self, loaded: Any, seconds: float) -> None:
-        """At least one call."""
-        end = time.perf_counter() + seconds
-        while True:
-            self.prepared.wait([self.prepared.call(loaded)])
-            if time.perf_counter() >= end:
-                break
 
     def release(self) -> None:
         """Nothing of the case is kept."""

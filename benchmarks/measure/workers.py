@@ -1,13 +1,13 @@
 """Processes: every subject has one of its own, so that it disturbs no other, and takes nothing but itself down.
 
 They are forked from a server that has the frameworks imported, and nothing running. Idle ones sleep: only one process
-works at a time, on the same number of threads.
+works at a time, on the same number of threads. `conformance.runner.workers` would import a framework in every process,
+and looks at a busy process several times a second, on the processors that are timed.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import gc
 import importlib.util
@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest.mock import patch
 
 from conformance.runner.process_lifetime import end_with_parent
 from conformance.subjects.subject import first_line
@@ -81,21 +82,6 @@ def context() -> Any:
     return found
 
 
-@contextlib.contextmanager
-def surroundings(variables: Mapping[str, str]) -> Any:
-    """The variables, for as long as the block lasts: processes that are started in it have them."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
 def settle(threads: int, variables: Mapping[str, str]) -> None:
     """In a process that was just started: its variables, processors, and precision."""
     gc.freeze()  # so that collections have little to look at
@@ -125,20 +111,15 @@ def serve(pipe: Any, threads: int, variables: Mapping[str, str], make: Callable[
         try:
             server = make(*arguments) if server is None else server
             answer = ("answer", getattr(server, method)(*given))
-        except Unfit as unfit:
-            answer = ("unfit", first_line(unfit))
-        except Wrong as wrong:
-            answer = ("failed", first_line(wrong))
+        except (Unfit, Wrong) as error:
+            answer = ("unfit" if isinstance(error, Unfit) else "failed", first_line(error))
         except MemoryError:
             answer = ("failed", "there was not enough memory")
         except Exception as error:
             from benchmarks.subjects.registry import place_of  # of all subjects: no worker starts later for it
 
-            place = place_of(error)
-            answer = (
-                "failed",
-                f"raised {type(error).__name__}: {first_line(error)}" + (f" ({place})" if place else ""),
-            )
+            place = f" ({where})" if (where := place_of(error)) else ""
+            answer = ("failed", f"raised {type(error).__name__}: {first_line(error)}{place}")
         pipe.send(answer)
 
 
@@ -158,14 +139,13 @@ class Worker:
         given = (theirs, self.threads, variables, self.make, self.arguments)
         process = started.Process(target=serve, args=given, daemon=True)
         try:
-            with surroundings(environment(self.threads)):
+            with patch.dict(os.environ, environment(self.threads)):  # that of the server, which the first one starts
                 process.start()
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        except (OSError, pickle.PicklingError, AttributeError, TypeError) as error:
             self.pipe.close()
-            raise Failed(f"it cannot be pickled, to go into a process of its own: {first_line(error)}") from error
-        except OSError as error:
-            self.pipe.close()
-            raise Failed(f"no process could be started for it: {first_line(error)}") from error
+            what = "it cannot be pickled, to go into a process of its own"
+            what = "no process could be started for it" if isinstance(error, OSError) else what
+            raise Failed(f"{what}: {first_line(error)}") from error
         finally:
             theirs.close()
         self.process = process

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from benchmarks.measure.statistics import LEAST_LEVEL, paired
 from benchmarks.results.compare import FASTER, NO_VERDICT, NOISE, SLOWER, Comparison, own
 from benchmarks.results.scaling import power, scaling
-from benchmarks.results.tables import milliseconds
+from benchmarks.results.tables import measured, milliseconds
 
 Result = dict[str, Any]
 NO_LEAD = "our fastest engine is ahead of all libraries in no case, and behind one in none, by more than noise"
@@ -37,35 +37,22 @@ class Ratio(NamedTuple):
 def ratio(one: Result, other: Result) -> Ratio:
     """The time of one subject of a case over that of another."""
     a, b = one["seconds"], other["seconds"]
-    forth, back = one["ratios"].get(other["name"]) or by_rounds(one, other), other["ratios"].get(one["name"])
+    forth = one["ratios"].get(other["name"])
+    if not forth and (by_rounds := paired(one["trials"] or (), other["trials"] or ())):
+        forth = by_rounds._asdict()
     if forth:
         median, low, high = forth["median"], forth["low"], forth["high"]
-    elif back:
+    elif back := other["ratios"].get(one["name"]):
         median, low, high = 1 / back["median"], 1 / back["high"], 1 / back["low"]
     else:
         median, low, high = a["median"] / b["median"], a["low"] / b["high"], a["high"] / b["low"]
     return Ratio(median, low, high, not low <= 1 <= high and min(a["level"], b["level"]) >= LEAST_LEVEL)
 
 
-def by_rounds(one: Result, other: Result) -> Result | None:
-    """The interval of the ratio round by round; None if the result has no single trials, or no round has both."""
-    if not one["trials"] or not other["trials"]:
-        return None
-    length = min(len(one["trials"]), len(other["trials"]))
-    found = paired(one["trials"][:length], other["trials"][:length])
-    return None if found is None else found.as_dict()
-
-
 def over(one: Result, other: Result) -> str:
     """How many times as long one takes, in words; where that may be noise, they say so."""
     found = ratio(one, other)
     return f"{found} as long as {other['name']}{'' if found.clear else ' (noise)'}"
-
-
-def measured(case: Result) -> list[Result]:
-    """The subjects that have a time, the fastest first."""
-    found = [subject for subject in case["subjects"] if subject["status"] == "measured"]
-    return sorted(found, key=lambda subject: subject["seconds"]["median"])
 
 
 def leaders(case: Result) -> list[Result]:
@@ -88,8 +75,8 @@ def names(subjects: Sequence[Result]) -> str:
     told = [subject["name"] for number, subject in enumerate(subjects) if number < NAMED or subject.get("yours")]
     others = len(subjects) - len(told)
     if others == 1:  # its name is no longer than that it is left out
-        told = [subject["name"] for subject in subjects]
-    return "; ".join([*told, *([f"and {others} more"] if others > 1 else [])])
+        return "; ".join(subject["name"] for subject in subjects)
+    return "; ".join([*told, *([f"and {others} more"] if others else [])])
 
 
 def counted(number: int, name: str) -> str:
@@ -195,12 +182,11 @@ def against_libraries(cases: Sequence[Result]) -> str:
             least = min(libraries, key=lambda one: ratio(one, ours).median)
             leads.append((ratio(least, ours), case["name"], ours["name"], least["name"]))
     told = []
-    if leads:
-        lead, name, ahead, behind = max(leads, key=lambda one: one[0].median)
-        told.append(f"largest lead of {ahead} over all libraries: {behind} takes {lead} as long ({name})")
-    if lags:
-        lag, name, ahead, behind = max(lags, key=lambda one: one[0].median)
-        told.append(f"largest lag of our fastest engine: {behind} takes {lag} as long as {ahead} ({name})")
+    for found, start in ((leads, "largest lead of {} over all libraries"), (lags, "largest lag of our fastest engine")):
+        if found:
+            largest, name, ahead, behind = max(found, key=lambda one: one[0].median)
+            than = "" if found is leads else f" as {ahead}"
+            told.append(f"{start.format(ahead)}: {behind} takes {largest} as long{than} ({name})")
     text = "; ".join(told) or (NO_LEAD if compared else "")
     return text and f"{text[0].upper()}{text[1:]}."
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results.findings import counted
+from benchmarks.results.tables import measured
 
 Result = dict[str, Any]
 
@@ -49,15 +50,11 @@ NO_METADATA: dict[str, Any] = dict.fromkeys(("Creator", "Date", "Format", "Type"
 
 def plot(result: Result, folder: Path) -> list[Path]:
     """Return the files that were written. Without any there is no folder either."""
-    pictures = drawn(result)
-    if not pictures:
-        return []
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, text in pictures:
-        path = folder / f"{slug(name)}.svg"
-        path.write_text(text.replace("</style>", f"{ALONE}{dark_rules()}</style>", 1), encoding="utf-8")
-        written.append(path)
+    for name, text in drawn(result):
+        folder.mkdir(parents=True, exist_ok=True)
+        written.append(folder / f"{slug(name)}.svg")
+        written[-1].write_text(text.replace("</style>", f"{ALONE}{dark_rules()}</style>", 1), encoding="utf-8")
     return written
 
 
@@ -183,7 +180,7 @@ def around(figure: Any, height: float, title: str, handles: Sequence[Any]) -> No
 def growth(name: str, cases: list[Result], result: Result, looks: Looks) -> Any:
     """Time above peak memory, over T; all axes logarithmic."""
     from matplotlib import pyplot
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+    from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
     with_memory = {case["K"] for case in cases for one in case["subjects"] if one["memory"]}
     panels = 2 if len(with_memory) > 1 else 1
@@ -200,14 +197,13 @@ def growth(name: str, cases: list[Result], result: Result, looks: Looks) -> Any:
         bars(axes[0], [(length, found["seconds"]["median"], found["seconds"]) for length, found in points], style)
         if known and panels == 2:
             bars(axes[1], known, style)
-    for axis, title, written in zip(axes, ("time of a call", "peak memory above the inputs"), (in_seconds, in_bytes),
-                                    strict=False):  # fmt: skip
+    for axis, title, unit in zip(axes, ("time of a call", "peak memory above the inputs"), "sB", strict=False):
         axis.set(xscale="log", yscale="log", xlabel="length T in tokens, 1k = 1,024")
         axis.set_title(title, loc="left")
         axis.xaxis.set_major_locator(FixedLocator(apart([case["K"] for case in cases])))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: in_tokens(round(value))))
         axis.xaxis.set_minor_locator(NullLocator())
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _, written=written: written(value)))
+        axis.yaxis.set_major_formatter(EngFormatter(unit))
         axis.yaxis.set_minor_formatter(NullFormatter())
     first = cases[0]
     sizes = f"B={first['B']}, H={first['H']}, D={first['D']}, {first['dtype']}"
@@ -238,23 +234,8 @@ def in_tokens(length: int) -> str:
     return f"{length // 1024}k" if length >= 1024 and length % 1024 == 0 else f"{length:,}"
 
 
-def in_seconds(seconds: float) -> str:
-    for unit, name in ((1, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= 0.9999 * unit:
-            return f"{seconds / unit:g} {name}"
-    return f"{seconds * 1e9:g} ns"
-
-
-def in_bytes(count: float) -> str:
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
-            return f"{count / unit:g} {name}"
-    return f"{count:g} B"
-
-
 def of(case: Result, subject: str) -> Result | None:
-    found = next((one for one in case["subjects"] if one["name"] == subject), None)
-    return found if found is not None and found["status"] == "measured" else None
+    return next((one for one in measured(case) if one["name"] == subject), None)
 
 
 # --- ratios -----------------------------------------------------------------------------------------------------------
@@ -309,7 +290,6 @@ def round_ratios(low: float, high: float) -> list[float]:
 
 def shown(case: Result, base: str, looks: Looks) -> list[tuple[str, Result]]:
     """The peers of a case, and the other bases, in the order of the legend."""
-    timed = [s for s in case["subjects"] if s["status"] == "measured" and s["name"] != base]
-    found = [s for s in timed if not s["ours"] or s["name"] in case["bases"]]
+    found = [s for s in measured(case) if s["name"] != base and (not s["ours"] or s["name"] in case["bases"])]
     found.sort(key=lambda subject: looks.names.index(subject["name"]))
     return [(s["name"], s["ratios"][base]) for s in found if s["ratios"].get(base)]

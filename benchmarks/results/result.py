@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from benchmarks.measure.ceilings import Measured, best_copy, best_product
 from benchmarks.measure.running import Entry
 from benchmarks.measure.statistics import LEVEL, Interval, interval, paired
 from benchmarks.work import Work
+from training.files import write_whole
 
 NAME, VERSION = "transformer-conformance benchmark", 1
 
@@ -62,6 +62,13 @@ def case_result(
     }
 
 
+TIMED = (
+    "clock", "judged", "first_call_seconds", "calls_per_trial", "seconds", "trials", "stolen", "repeated", "ratios",
+    "flops_per_second", "bytes_per_second", "share", "memory", "peaks",
+)  # fmt: skip
+"""The fields of a subject that have a value only where it has a time."""
+
+
 def subject_result(
     case: Case, work: Work, entry: Entry, bases: Sequence[Entry], ceilings: Sequence[Measured]
 ) -> Result:
@@ -78,55 +85,45 @@ def subject_result(
         "notes": [*subject.notes, *(start.notes if start else ())],
         "conventions": subject.conventions if case.itemsize == 2 else {},
     }
-    timed = dict.fromkeys(
-        ("clock", "judged", "first_call_seconds", "calls_per_trial", "seconds", "trials", "stolen", "repeated",
-         "ratios", "flops_per_second", "bytes_per_second", "share", "memory", "peaks"),
-    )  # fmt: skip
+    timed: Result = dict.fromkeys(TIMED)
     if not entry.measured or start is None:
         return found | timed
     seconds, peaks = entry.seconds, interval(entry.peaks) if entry.peaks else None
-    trials = [None if trial is None else trial.seconds for trial in entry.trials]
     return found | {
         "notes": found["notes"] + ([entry.memory_note] if entry.memory_note else []),
         "clock": start.clock,
         "judged": {"before": entry.before.worst, "trials": entry.during.worst, "after": entry.after.worst},
         "first_call_seconds": start.first,
         "calls_per_trial": entry.calls,
-        "seconds": seconds.as_dict(),
-        "trials": trials,
+        "seconds": seconds._asdict(),
+        "trials": entry.trial_seconds,
         "stolen": [None if trial is None else trial.stolen for trial in entry.trials],
         "repeated": entry.repeated,
-        "ratios": {base.subject.name: ratio(entry, base) for base in bases},
-        "flops_per_second": None if work.flops is None else seconds.inverse(work.flops).as_dict(),
-        "bytes_per_second": seconds.inverse(work.bytes).as_dict(),
+        # Round by round: above 1 the base is ahead.
+        "ratios": {base.subject.name: interval_data(paired(entry.trial_seconds, base.trial_seconds)) for base in bases},
+        "flops_per_second": interval_data(None if work.flops is None else seconds.inverse(work.flops)),
+        "bytes_per_second": seconds.inverse(work.bytes)._asdict(),
         "share": share(case, work, entry, seconds, ceilings),
         "memory": None if peaks is None else round(peaks.median),
-        "peaks": None if peaks is None else peaks.as_dict(),
+        "peaks": interval_data(peaks),
     }
 
 
-def ratio(entry: Entry, base: Entry) -> Result | None:
-    """The subject's time over the base's, round by round: above 1 the base is ahead."""
-    length = min(len(entry.trials), len(base.trials))
-    mine, theirs = (
-        [None if trial is None else trial.seconds for trial in one.trials[:length]] for one in (entry, base)
-    )
-    found = paired(mine, theirs)
-    return None if found is None else found.as_dict()
+def interval_data(interval: Interval | None) -> Result | None:
+    return None if interval is None else interval._asdict()
 
 
 def share(case: Case, work: Work, entry: Entry, seconds: Interval, ceilings: Sequence[Measured]) -> Result | None:
     """Of the ceiling that is nearer: the best product, or the best copy of as many bytes as a trial has."""
-    product, copy = best_product(ceilings, case.dtype), best_copy(ceilings, work.bytes * entry.calls)
-    found = []
-    if work.flops is not None and product:
-        found.append(("product", seconds.inverse(work.flops / product)))
-    if copy:
-        found.append(("copy", seconds.inverse(work.bytes / copy)))
-    if not found:
+    ceiling = {
+        "product": (work.flops, best_product(ceilings, case.dtype)),
+        "copy": (work.bytes, best_copy(ceilings, work.bytes * entry.calls)),
+    }
+    shares = {name: seconds.inverse(done / rate) for name, (done, rate) in ceiling.items() if done is not None and rate}
+    if not shares:
         return None
-    of, reached = max(found, key=lambda one: one[1].median)
-    return {"of": of} | reached.as_dict()
+    nearer = max(shares, key=lambda name: shares[name].median)
+    return {"of": nearer} | shares[nearer]._asdict()
 
 
 def device_memory(result: Result) -> int | None:
@@ -144,9 +141,8 @@ def save(result: Result, path: Path) -> None:
     """As a whole or not at all, with the time: a run that is broken off leaves the file of the case before."""
     result["written"] = now()
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+    write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
 def refusal(path: Path) -> str:

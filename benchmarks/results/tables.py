@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.measure.memory import gigabytes
-from benchmarks.measure.steal_time import TOLERATED
+from benchmarks.measure.other_programs import TOLERATED
 
 Result = dict[str, Any]
 
@@ -26,17 +26,23 @@ def case_table(case: Result, width: int = INTERVALS) -> Table:
     table.add_column("subject", no_wrap=True)
     bases = case["bases"] if width >= INTERVALS else [re.split(r"_impl|,", base)[0] for base in case["bases"]]
     over = "time /" if width >= INTERVALS else "/"
-    headings = ["ms", *([] if width >= INTERVALS else ["±"]), *(f"{over} {base}" for base in bases), rate_heading(case)]
+    rate = "GB/s" if case["flops"] is None else "GFLOP/s"
+    headings = ["ms", *([] if width >= INTERVALS else ["±"]), *(f"{over} {base}" for base in bases), rate]
     for heading in [
         *headings,
         "ceiling" if width >= BESIDE else "share",
         *([*(["memory"] if has_memory(case) else []), "first call", "error"] if width >= BESIDE else []),
     ]:
         table.add_column(heading, justify="right", no_wrap=True)
-    measured = [subject for subject in case["subjects"] if subject["status"] == "measured"]
-    for subject in sorted(measured, key=lambda one: one["seconds"]["median"]):
+    for subject in measured(case):
         table.add_row(*cells(case, subject, width), style="bold" if subject["ours"] else "")
     return table
+
+
+def measured(case: Result) -> list[Result]:
+    """The subjects that have a time, the fastest first."""
+    found = [subject for subject in case["subjects"] if subject["status"] == "measured"]
+    return sorted(found, key=lambda subject: subject["seconds"]["median"])
 
 
 def has_memory(case: Result) -> bool:
@@ -51,10 +57,6 @@ def title_of(case: Result) -> str:
     every = case["B"] * case["H"] * case["Q"] * case["K"]
     share = f"{case['pairs'] / every:.0%} of the pairs" if case["pairs"] < every else "all pairs"
     return f"{case['name']} ({sizes}, {case['dtype']}; {share}, {case['flops'] / 1e9:.3g} GFLOP)"
-
-
-def rate_heading(case: Result) -> str:
-    return "GB/s" if case["flops"] is None else "GFLOP/s"
 
 
 def cells(case: Result, subject: Result, width: int) -> list[str]:
@@ -97,19 +99,16 @@ def size(count: int) -> str:
 
 def other_lines(case: Result) -> list[Text]:
     """One line for everything that has no time, and for what is to be said of the others."""
+    styles = {"failed": "bold red", "not credible": "yellow", "left out": "dim"}
     lines = []
-    for subject in case["subjects"]:
-        if subject["status"] == "failed":
-            lines.append(Text(f"FAILED {subject['name']}: {subject['reason']}", style="bold red"))
-        if subject["status"] == "not credible":
-            lines.append(Text(f"NOT CREDIBLE {subject['name']}: {subject['reason']}", style="yellow"))
-    for subject in case["subjects"]:
-        if subject["status"] == "left out":
-            lines.append(Text(f"left out {subject['name']}: {subject['reason']}", style="dim"))
-    for subject in case["subjects"]:
-        told = [*subject["notes"]] if subject["status"] == "measured" else []
-        told += [f"auto took {subject['chosen']}"] if subject["chosen"] and subject["status"] == "measured" else []
-        if subject["conventions"] and subject["status"] == "measured":
+    for statuses in (("failed", "not credible"), ("left out",)):
+        for one in case["subjects"]:
+            if (status := one["status"]) in statuses:
+                start = status if status == "left out" else status.upper()
+                lines.append(Text(f"{start} {one['name']}: {one['reason']}", style=styles[status]))
+    for subject in (one for one in case["subjects"] if one["status"] == "measured"):
+        told = [*subject["notes"], *([f"auto took {subject['chosen']}"] if subject["chosen"] else [])]
+        if subject["conventions"]:
             declared = ", ".join(f"{name}={value}" for name, value in subject["conventions"].items())
             told.append(f"judged under {declared}")
         lines += [Text(f"{subject['name']}: {one}", style="dim") for one in told]
@@ -132,10 +131,10 @@ def busy_cases(cases: Sequence[Result]) -> str:
 
 def line_of_the_host(case: Result) -> str:
     """What the host of a virtual machine took, and what was done about it; empty if it took nothing."""
-    measured = [subject for subject in case["subjects"] if subject["status"] == "measured"]
-    told = {one["name"]: [share for share in one.get("stolen") or [] if share is not None] for one in measured}
+    timed = [subject for subject in case["subjects"] if subject["status"] == "measured"]
+    told = {one["name"]: [share for share in one.get("stolen") or [] if share is not None] for one in timed}
     disturbed = {name: sum(share > TOLERATED for share in shares) for name, shares in told.items()}
-    repeated, left = sum(one.get("repeated") or 0 for one in measured), sum(disturbed.values())
+    repeated, left = sum(one.get("repeated") or 0 for one in timed), sum(disturbed.values())
     if not repeated and not left:
         return ""
     start = f"the host took processor time: {repeated} repetition{'s' * (repeated != 1)}, and "
@@ -157,17 +156,13 @@ def legend(level: float, rounds: int) -> str:
     )
 
 
-def sized(ceiling: Result) -> str:
-    size = ceiling["size"]
-    return f"{size} x {size}" if ceiling["kind"] == "product" else f"{size / 1e6:.3g} MB"
-
-
 def ceiling_lines(ceilings: list[Result]) -> list[str]:
     """The best of every framework."""
     best: dict[tuple[str, str], tuple[float, str]] = {}
     for one in ceilings:
-        key = (one["kind"], one["dtype"])
-        best[key] = max(best.get(key, (0.0, "")), (max(one["rates"]), f"{one['framework']}, {sized(one)}"))
+        key, size = (one["kind"], one["dtype"]), one["size"]
+        sized = f"{size} x {size}" if one["kind"] == "product" else f"{size / 1e6:.3g} MB"
+        best[key] = max(best.get(key, (0.0, "")), (max(one["rates"]), f"{one['framework']}, {sized}"))
     told = {"product": ("GFLOP/s", "matrix product"), "copy": ("GB/s", "copy")}
     return [
         f"best {told[kind][1]} ({dtype}): {rate / 1e9:.0f} {told[kind][0]} ({where})"

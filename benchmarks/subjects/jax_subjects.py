@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,9 @@ def prepared(case: Case, device: str, function: Any, given: Any = None, *, layou
         return output, *pullback(cotangent)
 
     def load(arrays: Arrays, mask: Any) -> Any:
-        inputs = [framework.array(layout.lay(name, arrays[name])) for name in case.inputs]
+        inputs = [framework.array(layout.lay(arrays[name])) for name in case.inputs]
         extra = (given(mask),) if given else ()
-        cotangents = [framework.array(layout.lay("output", arrays["cotangent"]))] if case.backward else []
+        cotangents = [framework.array(layout.lay(arrays["cotangent"]))] if case.backward else []
         return jax.block_until_ready((inputs, extra, *cotangents))
 
     def call(loaded: Any) -> Results:
@@ -56,19 +57,14 @@ def prepared(case: Case, device: str, function: Any, given: Any = None, *, layou
         # On a CPU one call after the other, as for everybody else; on a GPU calls may queue.
         return jax.block_until_ready(results) if device == "cpu" else results
 
-    def wait(results: Sequence[Results]) -> None:
-        jax.block_until_ready(list(results))
-
     def view(result: Any, name: str) -> Any:
         return layout.view(np.asarray(result), heads_of(case, name))
 
     def evict() -> None:
         jax.block_until_ready(jax.numpy.zeros(EVICTED, jax.numpy.uint8, device=framework.device))
 
-    ready = Prepared(load, call, view, wait=wait)
-    if device == "cuda":
-        ready.evict = evict
-    return ready
+    ready = Prepared(load, call, view, wait=jax.block_until_ready)
+    return replace(ready, evict=evict) if device == "cuda" else ready
 
 
 def arrays_of(device: str) -> Callable[[Any], Any]:
@@ -97,15 +93,12 @@ def engine(case: Case, device: str, name: str) -> Prepared:
         jax.eval_shape(explained, *like, given(mask(case, 0)) if given else None)
     except ValueError as error:
         raise Unfit(str(error)) from error
-    ready = prepared(
-        case,
-        device,
-        lambda query, key, value, m=fixed: jax_impl.attention(query, key, value, mask=m, engine=name),
-        given,
-    )
-    ready.form = "description"
-    ready.chosen = f"{choices[0].engine}: {choices[0].why}" if name == "auto" else ""
-    return ready
+
+    def apply(query: Any, key: Any, value: Any, mask: Any = fixed) -> Any:
+        return jax_impl.attention(query, key, value, mask=mask, engine=name)
+
+    chosen = f"{choices[0].engine}: {choices[0].why}" if name == "auto" else ""
+    return replace(prepared(case, device, apply, given), form="description", chosen=chosen)
 
 
 # --- jax.nn -----------------------------------------------------------------------------------------------------------
@@ -115,33 +108,23 @@ def dot_product(case: Case, device: str, implementation: str) -> Prepared:
     """`jax.nn.dot_product_attention`, with the parameter that says most about the mask."""
     import jax
 
-    framework = JaxArrays(device)
-    options: dict[str, Any] = {"implementation": implementation}
-    given, name, form = None, "", ""
-    if case.kind == "causal":
-        options["is_causal"], form = True, "is_causal"
-    elif case.kind == "window":
-        options["local_window_size"] = (case.window - 1, 0)
-        form = f"local_window_size={options['local_window_size']}"
-    elif case.kind == "lengths":
-        name = form = "key_value_seq_lengths"
-
-        def given(mask: Any) -> Any:
-            return framework.array(np.asarray(mask.lengths, np.int32))
-    elif case.kind == "segments":
-        name, form = "mask", "boolean array"
-
-        def given(mask: Any) -> Any:
-            return framework.array(dense_mask(case, mask))
+    array, window = JaxArrays(device).array, (case.window - 1, 0)
+    every: dict[str, Any] = {"causal": {"is_causal": True}, "window": {"local_window_size": window}}
+    name = {"lengths": "key_value_seq_lengths", "segments": "mask"}.get(case.kind, "")
+    forms = {"causal": "is_causal", "window": f"local_window_size={window}", "segments": "boolean array"}
+    givens = {
+        "lengths": lambda mask: array(np.asarray(mask.lengths, np.int32)),
+        "segments": lambda mask: array(dense_mask(case, mask)),
+    }
+    given = givens.get(case.kind)
 
     def apply(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
-        return jax.nn.dot_product_attention(query, key, value, **options, **({name: mask} if name else {}))
+        options: Any = {"implementation": implementation} | every.get(case.kind, {}) | ({name: mask} if name else {})
+        return jax.nn.dot_product_attention(query, key, value, **options)
 
     if implementation == "cudnn":
         refuse_what_cudnn_does_not_take(case, apply, given)
-    ready = prepared(case, device, apply, given, layout=BTHD)
-    ready.form = form
-    return ready
+    return replace(prepared(case, device, apply, given, layout=BTHD), form=forms.get(case.kind, name))
 
 
 def refuse_what_cudnn_does_not_take(case: Case, apply: Any, given: Any) -> None:
@@ -187,18 +170,11 @@ OURS = ours("jax_impl", __name__, scores=(4, 8))
 PEERS = (
     peer("jax.nn.dot_product_attention", "dot_product", "xla", scores=(3, 7), conventions=ROUNDED),
     peer(
-        "jax.nn.dot_product_attention, cuDNN",
-        "dot_product",
-        "cudnn",
-        device="cuda",
-        takes=without(dtypes=("float16", "bfloat16")),
-        conventions=ROUNDED,
+        "jax.nn.dot_product_attention, cuDNN", "dot_product", "cudnn", device="cuda",
+        takes=without(dtypes=("float16", "bfloat16")), conventions=ROUNDED,
     ),
     peer(
-        "jax.nn.standardize",
-        "layer_norm",
-        "jax.nn",
-        operation="layer_norm",
+        "jax.nn.standardize", "layer_norm", "jax.nn", operation="layer_norm",
         takes=without(dtypes=("float32", "float64")),
     ),
-)
+)  # fmt: skip

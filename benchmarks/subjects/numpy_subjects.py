@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ def prepared(
     layout = layout or usual_layout(case)
 
     def load(arrays: Arrays, mask: Any) -> Any:
-        inputs = [layout.lay(name, arrays[name]) for name in case.inputs]
-        cotangent = layout.lay("output", arrays["cotangent"]) if case.backward else None
+        inputs = [layout.lay(arrays[name]) for name in case.inputs]
+        cotangent = layout.lay(arrays["cotangent"]) if case.backward else None
         return inputs, cotangent, (given(mask),) if given else ()
 
     def call(loaded: Any) -> Results:
@@ -40,7 +41,7 @@ def reference(case: Case, device: str) -> Prepared:
         ready = prepared(
             case,
             lambda x, weight, bias: definition.layer_norm(x, weight, bias, eps=1e-5),
-            gradients=lambda x, weight, bias, bar: definition.layer_norm_vjp(x, weight, bias, bar, eps=1e-5),
+            gradients=lambda *inputs: definition.layer_norm_vjp(*inputs, eps=1e-5),
         )
     else:
         ready = prepared(
@@ -49,8 +50,7 @@ def reference(case: Case, device: str) -> Prepared:
             lambda mask: mask,
             gradients=lambda *inputs: definition.attention_vjp(*inputs[:-1], mask=inputs[-1])[:3],
         )
-    ready.form = "description"
-    return ready
+    return replace(ready, form="description")
 
 
 def naive_attention(query: Any, key: Any, value: Any, forbidden: Any) -> np.ndarray:
@@ -66,39 +66,21 @@ def naive_attention(query: Any, key: Any, value: Any, forbidden: Any) -> np.ndar
 
 def naive(case: Case, device: str) -> Prepared:
     ready = prepared(case, naive_attention, lambda mask: None if mask is None else ~dense_mask(case, mask))
-    ready.form = "" if case.kind == "dense" else "boolean array"
-    return ready
+    return replace(ready, form="" if case.kind == "dense" else "boolean array")
+
+
+WIDE = without(dtypes=("float32", "float64"))
+
+
+def subject(name: str, operation: str, make: str, **fields: Any) -> Subject:
+    return Subject(name, operation, "numpy", ("numpy",), f"{__name__}:{make}", device="cpu", **fields)
 
 
 SUBJECTS = (
-    Subject(
-        "reference_numpy",
-        "attention",
-        "numpy",
-        ("numpy",),
-        f"{__name__}:reference",
-        device="cpu",
-        takes=without(dtypes=("float32", "float64")),
-        ours=True,
-    ),
-    Subject(
-        "NumPy, naive",
-        "attention",
-        "numpy",
-        ("numpy",),
-        f"{__name__}:naive",
-        device="cpu",
+    subject("reference_numpy", "attention", "reference", takes=WIDE, ours=True),
+    subject(
+        "NumPy, naive", "attention", "naive", scores=(2, 2),
         takes=without(grouped=False, backward=False, dtypes=("float32",)),
-        scores=(2, 2),
     ),
-    Subject(
-        "reference_numpy, layer norm",
-        "layer_norm",
-        "numpy",
-        ("numpy",),
-        f"{__name__}:reference",
-        device="cpu",
-        ours=True,
-        takes=without(dtypes=("float32", "float64")),
-    ),
-)
+    subject("reference_numpy, layer norm", "layer_norm", "reference", takes=WIDE, ours=True),
+)  # fmt: skip

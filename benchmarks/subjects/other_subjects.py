@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from benchmarks.cases import Arrays, Case, dense_mask
 from benchmarks.subjects import jax_subjects, torch_subjects
 from benchmarks.subjects.numpy_subjects import prepared as numpy_prepared
-from benchmarks.subjects.subject import BHTD, BTHD, NO_ARENAS, ROWS, TOKENS, Prepared, Subject, without
+from benchmarks.subjects.subject import BHTD, BTHD, NO_ARENAS, ROWS, TOKENS, Layout, Prepared, Subject, without
 from conformance.peers import onnx_nodes
 from conformance.subjects.frameworks import JaxArrays, TorchArrays
 
@@ -26,15 +27,13 @@ def flax_attention(case: Case, device: str) -> Prepared:
 
     array = JaxArrays(device).array
     masked = case.kind != "dense"
-    ready = jax_subjects.prepared(
-        case,
-        device,
-        lambda query, key, value, mask=None: linen_attention(query, key, value, mask=mask),
-        (lambda mask: array(dense_mask(case, mask))) if masked else None,
-        layout=BTHD,
-    )
-    ready.form = "boolean array" if masked else ""
-    return ready
+
+    def apply(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
+        return linen_attention(query, key, value, mask=mask)
+
+    given = (lambda mask: array(dense_mask(case, mask))) if masked else None
+    ready = jax_subjects.prepared(case, device, apply, given, layout=BTHD)
+    return replace(ready, form="boolean array" if masked else "")
 
 
 # --- Keras ------------------------------------------------------------------------------------------------------------
@@ -53,8 +52,7 @@ def keras_attention(case: Case, device: str, backend: str) -> Prepared:
 
     given = (lambda mask: array(dense_mask(case, mask))) if dense else None
     ready: Prepared = PREPARED[backend](case, device, apply, given, layout=BTHD)
-    ready.form = "boolean array" if dense else "is_causal" if options else ""
-    return ready
+    return replace(ready, form="boolean array" if dense else "is_causal" if options else "")
 
 
 def keras_layer_norm(case: Case, device: str, backend: str) -> Prepared:
@@ -91,20 +89,20 @@ def session(operator: str, opset: int, feeds: dict[str, np.ndarray | None], doma
     return lambda given: made.run(None, given)[0]
 
 
-def running(case: Case, operator: str, opset: int, feeds: Any, layout: Any, domain: str = "", **attributes: Any) -> Any:
+def prepared(
+    case: Case, operator: str, opset: int, feeds: Any, layout: Layout, domain: str = "", **attributes: Any
+) -> Prepared:
     """feeds(arrays, mask): the node's inputs in its order, None for one that is left out."""
     from benchmarks.cases import inputs, mask
 
-    like = feeds({name: layout.lay(name, array) for name, array in inputs(case, 0).items()}, mask(case, 0))
+    like = feeds({name: layout.lay(array) for name, array in inputs(case, 0).items()}, mask(case, 0))
     run = session(operator, opset, like, domain, **attributes)
-    ready = numpy_prepared(case, run, layout=layout)
 
     def load(arrays: Arrays, mask: Any) -> Any:
-        given = feeds({name: layout.lay(name, array) for name, array in arrays.items()}, mask)
+        given = feeds({name: layout.lay(array) for name, array in arrays.items()}, mask)
         return (), None, ({name: array for name, array in given.items() if array is not None},)
 
-    ready.load = load
-    return ready
+    return replace(numpy_prepared(case, run, layout=layout), load=load)
 
 
 def onnx_attention(case: Case, device: str) -> Prepared:
@@ -120,9 +118,8 @@ def onnx_attention(case: Case, device: str) -> Prepared:
             found |= {"past_key": None, "past_value": None, "nonpad_kv_seqlen": np.asarray(mask.lengths, np.int64)}
         return found
 
-    ready: Prepared = running(case, "Attention", 24 if lengths else 23, feeds, BHTD, **attributes)
-    ready.form = "nonpad_kv_seqlen" if lengths else "is_causal" if attributes else "boolean array" if dense else ""
-    return ready
+    form = "nonpad_kv_seqlen" if lengths else "is_causal" if attributes else "boolean array" if dense else ""
+    return replace(prepared(case, "Attention", 24 if lengths else 23, feeds, BHTD, **attributes), form=form)
 
 
 def onnx_contributed(case: Case, device: str) -> Prepared:
@@ -136,17 +133,15 @@ def onnx_contributed(case: Case, device: str) -> Prepared:
         return found
 
     domain = onnx_nodes.CONTRIBUTED
-    ready: Prepared = running(case, "MultiHeadAttention", 17, feeds, TOKENS, domain, **attributes)
-    ready.form = "key_padding_mask" if lengths else "unidirectional" if case.kind == "causal" else ""
-    return ready
+    form = "key_padding_mask" if lengths else "unidirectional" if case.kind == "causal" else ""
+    return replace(prepared(case, "MultiHeadAttention", 17, feeds, TOKENS, domain, **attributes), form=form)
 
 
 def onnx_layer_norm(case: Case, device: str) -> Prepared:
     def feeds(arrays: Arrays, mask: Any) -> dict[str, np.ndarray | None]:
         return {"X": arrays["x"], "Scale": arrays["weight"], "B": arrays["bias"]}
 
-    ready: Prepared = running(case, "LayerNormalization", 17, feeds, ROWS, axis=-1, epsilon=1e-5)
-    return ready
+    return prepared(case, "LayerNormalization", 17, feeds, ROWS, axis=-1, epsilon=1e-5)
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------

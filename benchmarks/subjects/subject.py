@@ -11,7 +11,8 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,52 +35,26 @@ class Wrong(Exception):
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
 
-class Layout:
+class Layout(NamedTuple):
     """[B, H, T, W] as a library wants it, and back. `view` works on any framework's arrays and copies nothing."""
 
-    name = "BHTD"
-
-    def lay(self, name: str, array: np.ndarray) -> np.ndarray:
-        return array
-
-    def view(self, result: Any, heads: int) -> Any:
-        return result
+    lay: Callable[[np.ndarray], np.ndarray]
+    view: Callable[[Any, int], Any]
+    """Of a result that has so many heads."""
 
 
-class Swapped(Layout):
-    """[B, T, H, W]."""
-
-    name = "BTHD"
-
-    def lay(self, name: str, array: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(np.swapaxes(array, 1, 2))
-
-    def view(self, result: Any, heads: int) -> Any:
-        return result.swapaxes(1, 2)
-
-
-class Tokens(Layout):
-    """[B, T, H * W]: the heads side by side."""
-
-    name = "BTE"
-
-    def lay(self, name: str, array: np.ndarray) -> np.ndarray:
-        return np.swapaxes(array, 1, 2).reshape(array.shape[0], array.shape[2], -1)
-
-    def view(self, result: Any, heads: int) -> Any:
-        return result.reshape(*result.shape[:2], heads, -1).swapaxes(1, 2)
-
-
-class Rows(Layout):
-    """Layer norm's x [B, T, D] is all rows [1, 1, B * T, D], and a weight one of them."""
-
-    name = "BTE"
-
-    def view(self, result: Any, heads: int) -> Any:
-        return result.reshape(1, 1, -1, result.shape[-1])
-
-
-BHTD, BTHD, TOKENS, ROWS = Layout(), Swapped(), Tokens(), Rows()
+BHTD = Layout(lambda array: array, lambda result, heads: result)
+BTHD = Layout(
+    lambda array: np.ascontiguousarray(np.swapaxes(array, 1, 2)),
+    lambda result, heads: result.swapaxes(1, 2),
+)
+TOKENS = Layout(
+    lambda array: np.swapaxes(array, 1, 2).reshape(array.shape[0], array.shape[2], -1),
+    lambda result, heads: result.reshape(*result.shape[:2], heads, -1).swapaxes(1, 2),
+)
+"""[B, T, H * W]: the heads side by side."""
+ROWS = Layout(lambda array: array, lambda result, heads: result.reshape(1, 1, -1, result.shape[-1]))
+"""Layer norm's x [B, T, D] is all rows [1, 1, B * T, D], and a weight one of them."""
 
 
 def usual_layout(case: Case) -> Layout:
@@ -92,14 +67,6 @@ def heads_of(case: Case, result: str) -> int:
 
 
 # --- ready for a case -------------------------------------------------------------------------------------------------
-
-
-def nothing_to_wait_for(results: Sequence[Results]) -> None:
-    """Where a call returns when it is done."""
-
-
-def nothing_to_evict() -> None:
-    """On a CPU."""
 
 
 EVICTED = 2**28
@@ -124,14 +91,11 @@ class Prepared:
     numpy: Callable[[Any], np.ndarray] = np.asarray
     form: str = ""
     chosen: str = ""
-    wait: Callable[[Sequence[Results]], None] = nothing_to_wait_for
+    wait: Callable[[Sequence[Results]], object] = lambda results: None
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     on_stream: bool = False
-    evict: Callable[[], None] = nothing_to_evict
+    evict: Callable[[], object] = lambda: None
     notes: tuple[str, ...] = ()
-
-
-Make = Callable[..., Prepared]
 
 
 def anything(case: Case) -> str:
@@ -168,8 +132,8 @@ class Subject:
 
     def ready(self, case: Case, device: str) -> Prepared:
         module, function = self.make.split(":")
-        make: Make = getattr(importlib.import_module(module), function)
-        return make(case, device, *self.arguments)
+        prepared: Prepared = getattr(importlib.import_module(module), function)(case, device, *self.arguments)
+        return prepared
 
     def hindrance(self, case: Case, device: str) -> str:
         """Why the case is not for it, in a line; empty if it is."""
@@ -216,26 +180,18 @@ def ours(package: str, module: str, *, scores: tuple[float, float]) -> tuple[Sub
     )
 
 
-@dataclass(frozen=True)
-class Without:
+def without(
+    *kinds: str, grouped: bool = True, backward: bool = True, dtypes: tuple[str, ...] = ()
+) -> Callable[[Case], str]:
     """`takes` of what has no way to be given masks of these kinds, grouped heads, a backward pass, or other dtypes."""
-
-    kinds: tuple[str, ...] = ()
-    grouped: bool = True
-    backward: bool = True
-    dtypes: tuple[str, ...] = ()
-
-    def __call__(self, case: Case) -> str:
-        if case.kind in self.kinds:
-            return f"it has no parameter for a mask of kind {case.kind!r}"
-        if not self.grouped and case.H != case.G:
-            return "it takes no fewer key heads than query heads"
-        if not self.backward and case.backward:
-            return "it gives no gradients here"
-        if self.dtypes and case.dtype not in self.dtypes:
-            return f"it does not take {case.dtype}"
-        return ""
+    return partial(find_obstacle, kinds, grouped, backward, dtypes)  # which can be sent to another process
 
 
-def without(*kinds: str, **fields: Any) -> Without:
-    return Without(kinds, **fields)
+def find_obstacle(kinds: tuple[str, ...], grouped: bool, backward: bool, dtypes: tuple[str, ...], case: Case) -> str:
+    if case.kind in kinds:
+        return f"it has no parameter for a mask of kind {case.kind!r}"
+    if not grouped and case.H != case.G:
+        return "it takes no fewer key heads than query heads"
+    if not backward and case.backward:
+        return "it gives no gradients here"
+    return f"it does not take {case.dtype}" if dtypes and case.dtype not in dtypes else ""

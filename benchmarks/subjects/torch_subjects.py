@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.cases import Arrays, Case, dense_mask
@@ -38,9 +39,9 @@ def prepared(
     framework, layout = TorchArrays(device), layout or usual_layout(case)
 
     def load(arrays: Arrays, mask: Any) -> Any:
-        inputs = [framework.array(layout.lay(name, arrays[name])) for name in case.inputs]
+        inputs = [framework.array(layout.lay(arrays[name])) for name in case.inputs]
         inputs = [tensor.requires_grad_() for tensor in inputs] if case.backward else inputs
-        cotangent = framework.array(layout.lay("output", arrays["cotangent"])) if case.backward else None
+        cotangent = framework.array(layout.lay(arrays["cotangent"])) if case.backward else None
         extra = (given(mask),) if given else ()
         apply, leaves = (function, inputs) if weights is None else weights(*inputs)
         return functools.partial(apply, *inputs, *extra), leaves, cotangent
@@ -58,9 +59,7 @@ def prepared(
 
     ready = Prepared(load, call, view, lambda piece: piece.clone(), framework.numpy)
     if device == "cuda":
-        ready.on_stream = True
-        ready.wait = lambda results: torch.cuda.synchronize()
-        ready.evict = evict
+        return replace(ready, on_stream=True, wait=lambda results: torch.cuda.synchronize(), evict=evict)
     return ready
 
 
@@ -84,11 +83,12 @@ def engine(case: Case, device: str, name: str) -> Prepared:
         choice = torch_impl.explain_engine(*empty, mask=given(mask(case, 0)), engine=name)
     except ValueError as error:
         raise Unfit(str(error)) from error
-    ready = prepared(
-        case, device, lambda query, key, value, m: torch_impl.attention(query, key, value, mask=m, engine=name), given
-    )
-    ready.form, ready.chosen = "description", f"{choice.engine}: {choice.why}" if name == "auto" else ""
-    return ready
+
+    def apply(query: Any, key: Any, value: Any, mask: Any) -> Any:
+        return torch_impl.attention(query, key, value, mask=mask, engine=name)
+
+    chosen = f"{choice.engine}: {choice.why}" if name == "auto" else ""
+    return replace(prepared(case, device, apply, given), form="description", chosen=chosen)
 
 
 # --- scaled_dot_product_attention -------------------------------------------------------------------------------------
@@ -108,7 +108,6 @@ def causal_or_dense(case: Case, device: str, numbers: bool) -> tuple[Callable[[A
         return lambda mask: {"is_causal": True}, "is_causal"
     if not numbers:
         return lambda mask: {"attn_mask": framework.array(dense_mask(case, mask))}, "boolean array"
-
     return lambda mask: {"attn_mask": as_numbers(framework.array(dense_mask(case, mask)), dtype)}, NUMBERS
 
 
@@ -139,11 +138,8 @@ def sdpa(case: Case, device: str, kernel: str = "", numbers: bool = True) -> Pre
                 raise Unfit(f"SDPA's kernel {kernel} does not take it here") from error
             raise
 
-    ready = prepared(case, device, apply, given)
-    ready.form = form
-    if kernel:
-        ready.around = lambda: sdpa_kernel(getattr(SDPBackend, kernel))
-    return ready
+    ready = replace(prepared(case, device, apply, given), form=form)
+    return replace(ready, around=lambda: sdpa_kernel(getattr(SDPBackend, kernel))) if kernel else ready
 
 
 # --- FlexAttention ----------------------------------------------------------------------------------------------------
@@ -178,14 +174,11 @@ def flex(case: Case, device: str) -> Prepared:
         function = allowed(case, mask, framework.array)
         return library.create_block_mask(function, batch, None, case.Q, case.K, device=device)
 
-    ready = prepared(
-        case,
-        device,
-        lambda query, key, value, blocks: compiled(query, key, value, block_mask=blocks, enable_gqa=grouped),
-        given,
-    )
-    ready.form = "" if case.kind == "dense" else "block mask of a mask_mod, made beforehand"
-    return ready
+    def apply(query: Any, key: Any, value: Any, blocks: Any) -> Any:
+        return compiled(query, key, value, block_mask=blocks, enable_gqa=grouped)
+
+    form = "" if case.kind == "dense" else "block mask of a mask_mod, made beforehand"
+    return replace(prepared(case, device, apply, given), form=form)
 
 
 # --- nn.MultiheadAttention --------------------------------------------------------------------------------------------
@@ -216,9 +209,8 @@ def multi_head(case: Case, device: str) -> Prepared:
     def apply(query: Any, key: Any, value: Any, mask: dict[str, Any]) -> Any:
         return module(query, key, value, need_weights=False, **mask)[0]
 
-    ready = prepared(case, device, apply, given, layout=TOKENS)
-    ready.form = {"dense": "", "lengths": f"key_padding_mask, {NUMBERS}"}.get(case.kind, f"attn_mask, {NUMBERS}")
-    return ready
+    form = {"dense": "", "lengths": f"key_padding_mask, {NUMBERS}"}.get(case.kind, f"attn_mask, {NUMBERS}")
+    return replace(prepared(case, device, apply, given, layout=TOKENS), form=form)
 
 
 # --- layer norm -------------------------------------------------------------------------------------------------------
@@ -256,27 +248,19 @@ PEERS = (
     peer("torch SDPA, flash", "sdpa", "FLASH_ATTENTION", device="cpu", slow="SDPA takes it by itself where it can"),
     peer("torch SDPA, math", "sdpa", "MATH", scores=(3, 5), conventions=EXACT),
     peer(
-        "torch SDPA, flash (CUDA)",
-        "sdpa",
-        "FLASH_ATTENTION",
-        device="cuda",
+        "torch SDPA, flash (CUDA)", "sdpa", "FLASH_ATTENTION", device="cuda",
         takes=without("window", "lengths", "segments", dtypes=HALF),
     ),
     peer("torch SDPA, efficient", "sdpa", "EFFICIENT_ATTENTION", device="cuda", takes=without(grouped=False)),
     peer("torch SDPA, cuDNN", "sdpa", "CUDNN_ATTENTION", device="cuda", takes=without(dtypes=HALF)),
     peer(
-        "torch FlexAttention",
-        "flex",
-        device="cpu",
-        takes=without(backward=False),
+        "torch FlexAttention", "flex", device="cpu", takes=without(backward=False),
         slow="it compiles C++ for every shape, for 10 to 40 seconds",
     ),
     peer("torch FlexAttention (CUDA)", "flex", device="cuda"),
     peer(
-        "torch nn.MultiheadAttention",
-        "multi_head",
-        takes=without(grouped=False),
+        "torch nn.MultiheadAttention", "multi_head", takes=without(grouped=False),
         notes=("as a whole: its four projections, here the identity, are timed with it",),
     ),
     peer("torch F.layer_norm", "layer_norm", "torch", operation="layer_norm", conventions=EXACT),
-)
+)  # fmt: skip

@@ -102,18 +102,20 @@ def small_case(case: Case, arrays: Arrays, mask: Any, place: Place, conventions:
     rounding = {}
     if case.itemsize == 2:
         rounding = {part: case.dtype if name == "inputs" else name for part, name in conventions.items()}
-    build = small_norm if case.operation == "layer_norm" else small_attention
-    return build(case, arrays, mask, place, rounding)
-
-
-def small_attention(case: Case, arrays: Arrays, mask: Any, place: Place, rounding: dict[str, str]) -> judged.Case:
-    batch, rows = slice(place.batch, place.batch + 1), np.array(place.rows)
-    heads, group = query_heads(case, place), slice(place.group, place.group + 1)
-    found = {"query": arrays["query"][batch, heads][:, :, rows]}
-    found |= {name: arrays[name][batch, group] for name in ("key", "value")}
-    options = {} if mask is None else {"mask": mask_rows(case, mask, place.batch, rows)}
-    cotangents = {"output": arrays["cotangent"][batch, heads][:, :, rows]} if case.backward else {}
-    return judged.Case("attention", case.dtype, found, options, cotangents, rounding=rounding)
+    rows = np.array(place.rows)
+    taken: dict[str, np.ndarray]
+    options: dict[str, Any]
+    if case.operation == "layer_norm":
+        taken = {name: rows_view(case, arrays[name])[0, 0, rows] for name in ("x", "cotangent") if name in arrays}
+        inputs, options = {"x": taken["x"], "weight": arrays["weight"], "bias": arrays["bias"]}, {"eps": 1e-5}
+    else:
+        batch, heads = slice(place.batch, place.batch + 1), query_heads(case, place)
+        taken = {name: arrays[name][batch, heads][:, :, rows] for name in ("query", "cotangent") if name in arrays}
+        group = slice(place.group, place.group + 1)
+        inputs = {"query": taken["query"]} | {name: arrays[name][batch, group] for name in ("key", "value")}
+        options = {} if mask is None else {"mask": mask_rows(case, mask, place.batch, rows)}
+    cotangents = {"output": taken["cotangent"]} if case.backward else {}
+    return judged.Case(case.operation, case.dtype, inputs, options, cotangents, rounding=rounding)
 
 
 def mask_rows(case: Case, mask: Any, batch: int, rows: Any) -> np.ndarray:
@@ -121,13 +123,6 @@ def mask_rows(case: Case, mask: Any, batch: int, rows: Any) -> np.ndarray:
     allowed = allowed_pairs(mask, case.Q, case.K, rows)
     of_batch = allowed[batch : batch + 1] if len(allowed) > 1 else allowed
     return np.array(np.broadcast_to(of_batch, (1, 1, len(rows), case.K)))
-
-
-def small_norm(case: Case, arrays: Arrays, mask: Any, place: Place, rounding: dict[str, str]) -> judged.Case:
-    rows = np.array(place.rows)
-    found = {"x": rows_view(case, arrays["x"])[0, 0, rows]} | {name: arrays[name] for name in ("weight", "bias")}
-    cotangents = {"output": rows_view(case, arrays["cotangent"])[0, 0, rows]} if case.backward else {}
-    return judged.Case("layer_norm", case.dtype, found, {"eps": 1e-5}, cotangents, rounding=rounding)
 
 
 def as_answers(case: Case, sample: Sample) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ This module is loaded in these processes too: `make` is what makes every subject
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from benchmarks.measure.rounds import Budget
 from benchmarks.measure.running import FAILED, LEFT_OUT, MEASURED, Entry, Plan, Run
 from benchmarks.subjects import numpy_subjects
 from benchmarks.subjects.subject import Prepared, Results, Subject
+from conformance.subjects.raised import relative_path
 
 SIZES: dict[str, Any] = {"B": 2, "H": 4, "G": 2, "Q": 64, "K": 64, "D": 8, "V": 8}
 CAUSAL = Case("causal", kind="causal", **SIZES)
@@ -64,16 +67,15 @@ def scaled(number: int) -> Callable[[Results], Results]:
     return lambda results: tuple(each * factor if i == number else each for i, each in enumerate(results))
 
 
-def first_queries(results: Results) -> Results:
-    found = np.zeros_like(results[0])
-    found[:, :, :16] = results[0][:, :, :16]
-    return (found, *results[1:])
+def only(*place: Any) -> Callable[[Results], Results]:
+    """The output is computed at the place alone."""
 
+    def part(results: Results) -> Results:
+        found = np.zeros_like(results[0])
+        found[place] = results[0][place]
+        return (found, *results[1:])
 
-def first_element(results: Results) -> Results:
-    found = np.zeros_like(results[0])
-    found[:1] = results[0][:1]
-    return (found, *results[1:])
+    return part
 
 
 def last_result(call: Call) -> Call:
@@ -157,10 +159,6 @@ class Lazy(np.ndarray):
     """Could compute its numbers when they are looked at."""
 
 
-def lazy(results: Results) -> Results:
-    return tuple(each.view(Lazy) for each in results)
-
-
 def always(wrong: Callable[[Results], Results]) -> Callable[[Call], Call]:
     return lambda call: lambda loaded: wrong(call(loaded))
 
@@ -169,6 +167,7 @@ def fail(error: Exception) -> Any:
     raise error
 
 
+PLACE = f"{relative_path(__file__)}:{fail.__code__.co_firstlineno + 1}"
 HOARD = 2**28
 """Bytes."""
 
@@ -185,8 +184,8 @@ WAYS: dict[str, Callable[[Call], Call]] = {
     "zeros": always(zeros),
     "last result": last_result,
     "unfinished": unfinished,
-    "first queries": always(first_queries),
-    "first element": always(first_element),
+    "first queries": always(only(..., slice(16), slice(None))),
+    "first element": always(only(slice(1))),
     "by identity": by_identity,
     "wrong before": When("before", scaled(0)),
     "wrong while": When("while", scaled(0)),
@@ -194,7 +193,7 @@ WAYS: dict[str, Callable[[Call], Call]] = {
     "too few": always(lambda results: results[:-1]),
     "shape": always(lambda results: (results[0][..., :1], *results[1:])),
     "dtype": always(lambda results: (results[0].astype(np.float64), *results[1:])),
-    "lazy": always(lazy),
+    "lazy": always(lambda results: tuple(each.view(Lazy) for each in results)),
     "NaN": always(lambda results: (results[0] * np.nan, *results[1:])),
     **{f"result {number} wrong": always(scaled(number)) for number in range(4)},
     **{f"result {number} wrong while": When("while", scaled(number)) for number in range(4)},
@@ -207,7 +206,7 @@ WAYS: dict[str, Callable[[Call], Call]] = {
 }
 GRADIENTS = [f"result {number} wrong{when}" for number in range(1, 4) for when in ("", " while")]
 LINES = {
-    "raises": "timed trial 1: raised RuntimeError: no more",
+    "raises": f"timed trial 1: raised RuntimeError: no more ({PLACE})",
     "no memory": "timed trial 1: there was not enough memory",
     "ends": "timed trial 1: its process ended with code 3",
     "killed": "timed trial 1: its process ended with code -9 (killed: there may not have been enough memory)",
@@ -233,33 +232,28 @@ def subject(way: str, operation: str = "attention", **fields: Any) -> Subject:
     return Subject(way, operation, "numpy", ("numpy",), f"{__name__}:make", (way,), **fields)
 
 
+def run_of(subjects: list[Subject], **budget: Any) -> contextlib.closing[Run]:
+    settings: dict[str, Any] = {"least": 4, "most": 4, "limit": 300.0} | budget
+    return contextlib.closing(Run(Plan("cpu", 1, 7, Budget(**settings), memory=lambda case: False), subjects))
+
+
 def entries(case: Case, ways: list[str], **budget: Any) -> dict[str, Entry]:
     """Of a run with these subjects at one case."""
-    settings: dict[str, Any] = {"least": 4, "most": 4, "limit": 300.0} | budget
-    plan = Plan("cpu", 1, 7, Budget(**settings), memory=lambda case: False)
-    run = Run(plan, [subject(way, case.operation) for way in ways])
-    try:
+    with run_of([subject(way, case.operation) for way in ways], **budget) as run:
         return {entry.subject.name: entry for entry in run.case(case)[1]}
-    finally:
-        run.close()
 
 
-@pytest.fixture(scope="module")
+@cache
 def forward() -> dict[str, Entry]:
     return entries(CAUSAL, ["honest", "asked the same twice", *CHEATS, "too few", "shape", "lazy", "dtype"])
 
 
-@pytest.fixture(scope="module")
-def backward() -> dict[str, Entry]:
-    return entries(BACKWARD, ["honest", "asked the same twice", *GRADIENTS])
+@cache
+def backward(case: Case) -> dict[str, Entry]:
+    return entries(case, ["honest", "asked the same twice", *GRADIENTS])
 
 
-@pytest.fixture(scope="module")
-def norm() -> dict[str, Entry]:
-    return entries(NORM, ["honest", "asked the same twice", *GRADIENTS])
-
-
-@pytest.fixture(scope="module")
+@cache
 def falling() -> dict[str, Entry]:
     entries(CAUSAL, ["honest"])  # so that what the processes are forked from is there
     return entries(CAUSAL, ["honest", "raises", "no memory", "ends", "killed", "hangs", "unfit"], limit=20.0)
@@ -271,10 +265,10 @@ def told(entry: Entry) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["forward", "backward", "norm"])
+@pytest.mark.parametrize("case", [CAUSAL, BACKWARD, NORM], ids=lambda case: case.name)
 @pytest.mark.parametrize("way", ["honest", "asked the same twice"])
-def test_the_honest_are_measured(request: pytest.FixtureRequest, name: str, way: str) -> None:
-    entry = request.getfixturevalue(name)[way]
+def test_the_honest_are_measured(case: Case, way: str) -> None:
+    entry = (backward(case) if case.backward else forward())[way]
     assert told(entry) == f"{MEASURED}: "
     assert sum(trial is not None for trial in entry.trials) == 4
     for verdict in (entry.before, entry.during, entry.after):
@@ -282,8 +276,8 @@ def test_the_honest_are_measured(request: pytest.FixtureRequest, name: str, way:
 
 
 @pytest.mark.parametrize("way", CHEATS)
-def test_cheats_fail(forward: dict[str, Entry], way: str) -> None:
-    assert told(forward[way]).startswith(f"{FAILED}: ")
+def test_cheats_fail(way: str) -> None:
+    assert told(forward()[way]).startswith(f"{FAILED}: ")
 
 
 @pytest.mark.parametrize(
@@ -297,43 +291,39 @@ def test_cheats_fail(forward: dict[str, Entry], way: str) -> None:
         ("wrong after", "after the timing"),
     ],
 )
-def test_the_judge_says_when(forward: dict[str, Entry], way: str, when: str) -> None:
-    assert forward[way].reason.startswith(f"{when}: output")
+def test_the_judge_says_when(way: str, when: str) -> None:
+    assert forward()[way].reason.startswith(f"{when}: output")
 
 
-def test_what_failed_before_is_never_timed(forward: dict[str, Entry]) -> None:
-    assert not forward["wrong before"].trials
+def test_what_failed_before_is_never_timed() -> None:
+    assert not forward()["wrong before"].trials
 
 
 @pytest.mark.parametrize("way", GRADIENTS)
 @pytest.mark.slow
-def test_wrong_gradients_fail(backward: dict[str, Entry], norm: dict[str, Entry], way: str) -> None:
-    for case, found in ((BACKWARD, backward), (NORM, norm)):
+def test_wrong_gradients_fail(way: str) -> None:
+    for case in (BACKWARD, NORM):
         when = "timed trial" if way.endswith("while") else "before the timing"
         name = case.results[int(way.split()[1])]
-        assert re.match(rf"{FAILED}: {when}.*: {name}\[", told(found[way]))
+        assert re.match(rf"{FAILED}: {when}.*: {name}\[", told(backward(case)[way]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", list(LINES))
-def test_one_line_for_what_falls_over(forward: dict[str, Entry], falling: dict[str, Entry], way: str) -> None:
-    assert told((falling if way in falling else forward)[way]) == f"{FAILED}: {LINES[way]}"
+def test_one_line_for_what_falls_over(way: str) -> None:
+    assert told((forward() | falling())[way]) == f"{FAILED}: {LINES[way]}"
 
 
 @pytest.mark.slow
-def test_the_others_go_on(falling: dict[str, Entry]) -> None:
-    assert told(falling["honest"]) == f"{MEASURED}: "
-    assert len(falling["honest"].trials) == 4
-    assert told(falling["unfit"]) == f"{LEFT_OUT}: it is for Sundays"
+def test_the_others_go_on() -> None:
+    assert told(falling()["honest"]) == f"{MEASURED}: "
+    assert len(falling()["honest"].trials) == 4
+    assert told(falling()["unfit"]) == f"{LEFT_OUT}: it is for Sundays"
 
 
 def test_what_cannot_be_pickled_is_told_in_a_line() -> None:
-    plan = Plan("cpu", 1, 7, Budget(4, 4, limit=300.0), memory=lambda case: False)
-    run = Run(plan, [subject("local", takes=lambda *_: ""), subject("honest")])
-    try:
+    with run_of([subject("local", takes=lambda *_: ""), subject("honest")]) as run:
         local, honest = run.case(CAUSAL)[1]
-    finally:
-        run.close()
     assert told(local).startswith(f"{FAILED}: it cannot be pickled, to go into a process of its own: ")
     assert told(honest) == f"{MEASURED}: "
 
@@ -356,11 +346,8 @@ def slow(case: Case, device: str, marks: str) -> Prepared:
 def test_one_slow_call_is_enough(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     found = Subject("slow", "attention", "numpy", ("numpy",), f"{__name__}:slow", (str(marks),))
-    run = Run(Plan("cpu", 1, 7, Budget(4, 4, slowest=0.2), memory=lambda case: False), [found])
-    try:
+    with run_of([found], slowest=0.2) as run:
         (entry,) = run.case(CAUSAL)[1]
-    finally:
-        run.close()
     assert told(entry).startswith(f"{LEFT_OUT}: one call takes ")
     assert told(entry).endswith(" s, more than the 0.2 s given to it; not judged; without --quick it has 10 s")
     assert len(marks.read_text()) == 2
@@ -381,13 +368,9 @@ def resident(process: Any) -> int:
 @pytest.mark.parametrize("slowest", [10.0, 0.0])
 def test_nothing_of_a_case_stays_in_memory(slowest: float) -> None:
     """The process of what is too slow ends before the others are timed."""
-    plan = Plan("cpu", 1, 7, Budget(2, 2, slowest=slowest), memory=lambda case: False)
-    run = Run(plan, [subject("honest"), subject("hoarding")])
-    try:
+    with run_of([subject("honest"), subject("hoarding")], least=2, most=2, slowest=slowest) as run:
         statuses = [entry.status for entry in run.case(CAUSAL)[1]]
         honest, hoarding = (worker.process for worker in run.workers.values())
         assert statuses == [MEASURED if slowest else LEFT_OUT] * 2
         assert (hoarding is None) == (not slowest)
         assert hoarding is None or resident(hoarding) - resident(honest) < HOARD / 2
-    finally:
-        run.close()

@@ -316,7 +316,7 @@ def test_the_interval_contains_the_exponent_as_often_as_it_says() -> None:
     random, inside, narrow, level = np.random.default_rng(3), 0, 0, 0.0
     for _ in range(400):
         points = [
-            (length, interval((length**1.5 * np.exp(0.1 * random.standard_t(2, 9))).tolist()).as_dict())
+            (length, interval((length**1.5 * np.exp(0.1 * random.standard_t(2, 9))).tolist())._asdict())
             for length in (512, 1024, 4096)
         ]
         found = scaling.exponent(points)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import usable
+from benchmarks.__main__ import usable_subjects
 from benchmarks.cases import BOTH, Case
 from benchmarks.measure.rounds import Budget
 from benchmarks.measure.running import LEFT_OUT, MEASURED, Entry, Plan, Run
@@ -30,13 +31,9 @@ REASONS = {"it gives no gradients here", "it gets no array here"}
 def found() -> dict[str, list[Entry]]:
     """The entries of every subject, at all of the cases that are for its operation."""
     entries: dict[str, list[Entry]] = {}
-    run = Run(Plan("cpu", 1, 7, Budget(2, 2), memory=lambda case: False), KNOWN)
-    try:
-        for case in CASES:
-            for entry in run.case(case)[1]:
-                entries.setdefault(entry.subject.name, []).append(entry)
-    finally:
-        run.close()
+    with contextlib.closing(Run(Plan("cpu", 1, 7, Budget(2, 2), memory=lambda case: False), KNOWN)) as run:
+        for entry in (entry for case in CASES for entry in run.case(case)[1]):
+            entries.setdefault(entry.subject.name, []).append(entry)
     return entries
 
 
@@ -65,7 +62,7 @@ def test_a_subject_of_ones_own_without_scores_is_told(
     lines: list[str] = []
     monkeypatch.setattr("benchmarks.__main__.say", lines.append)
     mine = Subject("mine", "attention", "numpy", (), "", scores=scores, yours=True)
-    assert usable([mine, *KNOWN[:1]], "cpu", False, False)[0] is mine
+    assert usable_subjects([mine, *KNOWN[:1]], "cpu", False, False)[0] is mine
     assert lines == ["mine: memory is not estimated: the subject sets no scores="] * told
 
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from conformance.cli.console import console
 from specification.checkpoints import read_safetensors
+from training import records
 from training.__main__ import app
 from training.settings import Settings
 
@@ -55,3 +56,8 @@ def contents(checkpoint: Path) -> dict[str, Any]:
         arrays, metadata = read_safetensors(checkpoint / name)
         found |= {f"{name} {key}": array.tobytes() for key, array in arrays.items()} | {name: metadata}
     return found
+
+
+def logged(run: Path, name: str) -> list[Any]:
+    """The numbers of that name in a run's log, in order."""
+    return [one[name] for one in records.read(run / "log.jsonl") if name in one]

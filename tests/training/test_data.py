@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,36 +129,18 @@ def test_naive_bayes_by_hand() -> None:
     assert naive_bayes.accuracy(texts, labels, [np.array([4, 3])], np.array([0]), 5) == 1
 
 
-def strange_label(folder: Path) -> str:
-    (folder / "train" / "neutral").mkdir()
-    return "unknown label 'neutral'"
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "unknown label 'neutral'": lambda folder: (folder / "train/neutral").mkdir(),
+    "has no reviews": lambda folder: [file.unlink() for file in (folder / "test/pos").iterdir()],
+    "there is no folder": lambda folder: (folder / "train").rename(folder / "elsewhere"),
+    "1_7.txt has no words": lambda folder: (folder / "train/pos/1_7.txt").write_text(" \n"),
+    "1_7.txt cannot be read as text": lambda folder: (folder / "train/pos/1_7.txt").write_bytes(b"\xff\xfe"),
+}
 
 
-def no_texts(folder: Path) -> str:
-    for file in (folder / "test" / "pos").iterdir():
-        file.unlink()
-    return "has no reviews"
-
-
-def no_folder(folder: Path) -> str:
-    (folder / "train").rename(folder / "elsewhere")
-    return "there is no folder"
-
-
-def empty_text(folder: Path) -> str:
-    (folder / "train" / "pos" / "1_7.txt").write_text(" \n")
-    return "1_7.txt has no words"
-
-
-def no_utf8(folder: Path) -> str:
-    (folder / "train" / "pos" / "1_7.txt").write_bytes(b"\xff\xfe")
-    return "1_7.txt cannot be read as text"
-
-
-@pytest.mark.parametrize("damage", [strange_label, no_texts, no_folder, empty_text, no_utf8])
-def test_bad_folders_are_refused(tmp_path: Path, damage: object) -> None:
-    assert callable(damage)
+@pytest.mark.parametrize("message", DAMAGES)
+def test_bad_folders_are_refused(tmp_path: Path, message: str) -> None:
     folder = write_reviews(tmp_path, texts=2)
-    message = damage(folder)
+    DAMAGES[message](folder)
     with pytest.raises(ValueError, match=message):
         reviews.read(folder)

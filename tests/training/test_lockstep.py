@@ -7,8 +7,9 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,10 +31,9 @@ from training.__main__ import app
 from training.lockstep import bounds, report, running
 from training.lockstep import command as lockstep_command
 from training.lockstep.bounds import Adam
-from training.lockstep.comparison import compared
 from training.lockstep.expected import Given, Model, expected, first_state
 from training.lockstep.plans import PLANS
-from training.lockstep.running import Course, Lockstep, Plan, after, in_dtype, judge, lockstep
+from training.lockstep.running import Course, Lockstep, Plan, after, compare_quantities, in_dtype, judge, lockstep
 from training.lockstep.trainers import Answer, FunctionTrainer, PackageTrainer, Trainer
 from training.packages import PACKAGES, Reference
 from training.task import Batch, Task
@@ -52,13 +52,12 @@ class Prepared(NamedTuple):
 @cache
 def prepared(task: str, dtype: str, count: int = 2) -> Prepared:
     plan = PLANS[task](0)
-    recipe = replace(plan.recipe, adam=(*plan.recipe.adam, ("weight_decay", DECAY)))
-    plan = plan._replace(recipe=recipe)
-    definition = PackageTrainer(PACKAGES["reference_numpy"], plan.task, recipe)
+    plan = changed(plan, adam={**plan.settings.adam, "weight_decay": DECAY})
+    definition = trainer_of(PACKAGES["reference_numpy"], plan)
     state, steps = first_state(plan.parameters, dtype), []
     for step in range(count):
         given = Given(state, *plan.draws(step))
-        steps.append((given, Model(plan.task, given, dtype)))
+        steps.append((given, Model(plan.settings.task(), given, dtype)))
         state = in_dtype(after(state, definition.step(given._replace(state=in_dtype(state, "float64")))), dtype)
     return Prepared(plan, steps)
 
@@ -72,7 +71,13 @@ def course_of(trainer: Trainer, task: str = "translation", dtype: str = "float64
 
 
 def trainer_of(package: Any, plan: Plan) -> PackageTrainer:
-    return PackageTrainer(package, plan.task, plan.recipe)
+    return PackageTrainer(package, plan.settings)
+
+
+def changed(plan: Plan, **changes: Any) -> Plan:
+    """The plan with other settings, also with such as no run may have."""
+    settings = {name: getattr(plan.settings, name) for name in ("task", "rate", "clip", "adam")}
+    return plan._replace(settings=SimpleNamespace(**(settings | changes)))  # type: ignore[arg-type]
 
 
 # --- honest steps -----------------------------------------------------------------------------------------------------
@@ -114,9 +119,15 @@ def test_another_order_of_operations_conforms() -> None:
 # --- planted faults ---------------------------------------------------------------------------------------------------
 
 
-class OffByOne(Reference):
+class WrongAdam(Reference):
+    """Adam is given other options, and is so many steps ahead."""
+
+    def __init__(self, ahead: int = 0, **options: Any) -> None:
+        self.ahead, self.options = ahead, options
+
     def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
-        return super().adam_step(parameters, gradients, state._replace(step=state.step + 1), **options)
+        state = state._replace(step=state.step + self.ahead)
+        return super().adam_step(parameters, gradients, state, **options | self.options)
 
 
 class EpsInsideTheRoot(Reference):
@@ -129,22 +140,6 @@ class EpsInsideTheRoot(Reference):
             return p * (1 - o.learning_rate * o.weight_decay) - o.learning_rate * m / (1 - o.beta_1**t) / root
 
         return mapped(moved, parameters, after.mean, after.square), after
-
-
-class CoupledDecay(Reference):
-    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
-        return super().adam_step(parameters, gradients, state, **options, decoupled=False)
-
-
-class NoDecay(Reference):
-    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
-        return super().adam_step(parameters, gradients, state, **options | {"weight_decay": 0.0})
-
-
-class ExchangedBetas(Reference):
-    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
-        betas = {"beta_1": options["beta_2"], "beta_2": options["beta_1"]}
-        return super().adam_step(parameters, gradients, state, **options | betas)
 
 
 class SquareOfTheMean(Reference):
@@ -228,35 +223,29 @@ class NotZeroed(Reference):
         return found
 
 
-class Transposed(Reference):
-    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
-        found = super().step(task, parameters, batch, dropout)
-        following = iter(flatten(found.gradients))
-        turned = mapped(lambda g: g.T if next(following) == FAULTY_TENSOR else g, found.gradients)
-        return found._replace(gradients=turned)
+class WrongGradients(Reference):
+    """Each gradient is changed, or the one that is named."""
 
-
-class SlightlyOff(Reference):
-    """One gradient is off by a billionth."""
+    def __init__(self, change: Callable[[np.ndarray], np.ndarray], tensor: str | None = FAULTY_TENSOR) -> None:
+        self.change, self.tensor = change, tensor
 
     def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
         found = super().step(task, parameters, batch, dropout)
         following = iter(flatten(found.gradients))
-        scaled = mapped(lambda g: g * (1 + 1e-9) if next(following) == FAULTY_TENSOR else g, found.gradients)
-        return found._replace(gradients=scaled)
+        wrong = mapped(lambda g: self.change(g) if self.tensor in (None, next(following)) else g, found.gradients)
+        return found._replace(gradients=wrong)
 
 
-class NotFinite(Reference):
+def through_float32(gradient: np.ndarray) -> np.ndarray:
+    return gradient.astype("float32").astype("float64")
+
+
+class WrongDropout(Reference):
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        self.change = change
+
     def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
-        found = super().step(task, parameters, batch, dropout)
-        following = iter(flatten(found.gradients))
-        spoiled = mapped(lambda g: g * np.nan if next(following) == FAULTY_TENSOR else g, found.gradients)
-        return found._replace(gradients=spoiled)
-
-
-class WithoutDropout(Reference):
-    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
-        return super().step(task, parameters, batch)
+        return super().step(task, parameters, batch, self.change(dropout))
 
 
 class StaleMask(Reference):
@@ -278,27 +267,11 @@ class DroppingInEvaluation(Reference):
         return self.output(task, parameters, batch, self.last)
 
 
-class EncoderAlone(Reference):
-    """The decoder drops nothing."""
-
-    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
-        found = super().step(task, parameters, batch, TransformerDropout(dropout.encoder))
-        return found
-
-
 class LooksAhead(Reference):
     def output(self, task: Task, *arguments: Any, **options: Any) -> Any:
         return super().output(
             replace(task, configuration=replace(task.configuration, target_mask="none")), *arguments, **options
         )
-
-
-class Narrow(Reference):
-    """Gradients have been through float32."""
-
-    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
-        found = super().step(task, parameters, batch, dropout)
-        return found._replace(gradients=mapped(lambda g: g.astype("float32").astype("float64"), found.gradients))
 
 
 class Raising(Reference):
@@ -308,7 +281,7 @@ class Raising(Reference):
 
 def late(plan: Plan) -> Plan:
     """The warm-up counts from 1 where it should count from 0."""
-    return plan._replace(recipe=replace(plan.recipe, rate=lambda package, step: plan.recipe.rate(package, step + 1)))
+    return changed(plan, rate=lambda package, step: plan.settings.rate(package, step + 1))
 
 
 class Fault(NamedTuple):
@@ -322,11 +295,11 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    "bias correction off by one": Fault(OffByOne, "parameters"),
+    "bias correction off by one": Fault(partial(WrongAdam, ahead=1), "parameters"),
     "eps inside the root": Fault(EpsInsideTheRoot, "parameters"),
-    "decay coupled with the gradient": Fault(CoupledDecay, "mean"),
-    "no decay": Fault(NoDecay, "parameters"),
-    "betas exchanged": Fault(ExchangedBetas, "mean"),
+    "decay coupled with the gradient": Fault(partial(WrongAdam, decoupled=False), "mean"),
+    "no decay": Fault(partial(WrongAdam, weight_decay=0.0), "parameters"),
+    "betas exchanged": Fault(partial(WrongAdam, beta_1=0.98, beta_2=0.9), "mean"),
     "square of the mean": Fault(SquareOfTheMean, "square"),
     "a tensor frozen": Fault(Frozen, "parameters", tensor="encoder.blocks.0.attention.key.weight"),
     "state changed in place": Fault(InPlace, "arguments"),
@@ -337,12 +310,18 @@ FAULTS = {
     "averaged over padding": Fault(AveragedOverPadding, "loss"),
     "smoothed over V - 1": Fault(SmoothedOverTheOthers, "loss"),
     "gradients not set to 0": Fault(NotZeroed, "gradients", step=1),
-    "a gradient transposed": Fault(Transposed, "gradients", tensor=FAULTY_TENSOR),
-    "a gradient off by a billionth": Fault(SlightlyOff, "gradients", tensor=FAULTY_TENSOR),
-    "a gradient that is not finite": Fault(NotFinite, "gradients", tensor=FAULTY_TENSOR),
-    "gradients through float32": Fault(Narrow, "gradients"),
-    "dropout left out": Fault(WithoutDropout, "loss"),
-    "dropout of the decoder left out": Fault(EncoderAlone, "loss"),
+    "a gradient transposed": Fault(partial(WrongGradients, np.transpose), "gradients", tensor=FAULTY_TENSOR),
+    "a gradient off by a billionth": Fault(
+        partial(WrongGradients, lambda g: g * (1 + 1e-9)), "gradients", tensor=FAULTY_TENSOR
+    ),
+    "a gradient that is not finite": Fault(
+        partial(WrongGradients, lambda g: g * np.nan), "gradients", tensor=FAULTY_TENSOR
+    ),
+    "gradients through float32": Fault(partial(WrongGradients, through_float32, None), "gradients"),
+    "dropout left out": Fault(partial(WrongDropout, lambda sites: None), "loss"),
+    "dropout of the decoder left out": Fault(
+        partial(WrongDropout, lambda sites: TransformerDropout(sites.encoder)), "loss"
+    ),
     "last step's keep masks": Fault(StaleMask, "loss", step=1),
     "dropout in evaluation": Fault(DroppingInEvaluation, "predictions"),
     "no causal mask": Fault(LooksAhead, "loss"),
@@ -379,11 +358,11 @@ def quiet(package: Any, told: set[str], dtype: str = "float64") -> FunctionTrain
     """A trainer that tells these quantities only."""
     plan = prepared("translation", dtype).plan
 
-    def step(given: Given, task: Task, adam: Adam, clip: float | None) -> Answer:
+    def step(given: Given, task: Task, adam: Adam, clip: float) -> Answer:
         answer = trainer_of(package, plan).step(given)
         return {quantity: tree for quantity, tree in answer.items() if quantity in told}
 
-    return FunctionTrainer("quiet", step, plan.task, plan.recipe)
+    return FunctionTrainer("quiet", step, plan.settings)
 
 
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
@@ -402,7 +381,7 @@ def test_parameters_alone_tell_of_a_fault(name: str) -> None:
 @pytest.mark.parametrize("answer", [{}, {"gradient": np.zeros(1)}])
 def test_results_without_a_known_name_are_refused(answer: Answer) -> None:
     plan = prepared("translation", "float64").plan
-    course = course_of(FunctionTrainer("mine", lambda *_: answer, plan.task, plan.recipe))
+    course = course_of(FunctionTrainer("mine", lambda *_: answer, plan.settings))
     assert course.departures[0].quantity == "call"
     assert "the results of a step are among arguments, loss, gradients" in describe_finding(
         course.departures[0].finding
@@ -415,8 +394,9 @@ def test_a_missing_and_a_surplus_tensor_depart() -> None:
     gradients = flatten(answer["gradients"])
     gradients["more"] = gradients.pop(FAULTY_TENSOR)
     answer |= {"gradients": gradients}
-    wrong = compared(answer, expected(plan.task, plan.recipe, given, model.quantities, answer, "float64"), "float64")
-    assert [one.finding.name for one in wrong if one.departs] == [FAULTY_TENSOR, "more"]
+    truth = expected(plan.settings, given, model.quantities, answer, "float64")
+    findings = [finding for _, finding in compare_quantities(answer, truth, "float64")]
+    assert [finding.name for finding in findings if finding.ratio > 1] == [FAULTY_TENSOR, "more"]
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
@@ -473,13 +453,20 @@ def test_a_unit_at_its_kink_accuses_nobody() -> None:
         return function(*arguments, **keywords)
 
     parameters = widen_parameters(given.state.parameters)
-    walk_steps(Model(plan.task, given, "float32").forward, parameters, visit)
+    walk_steps(Model(plan.settings.task(), given, "float32").forward, parameters, visit)
     weight = parameters.encoder.blocks[0].feed_forward.inner.weight[:, :8]
     given = copy.deepcopy(given)
     inner = given.state.parameters.encoder.blocks[0].feed_forward.inner
     inner.bias[:8] = -np.max(inputs[0] @ weight, axis=(0, 1))
     course = Course("torch_impl")
-    judge(course, trainer_of(PACKAGES["torch_impl"], plan), plan, given, Model(plan.task, given, "float32"), "float32")
+    judge(
+        course,
+        trainer_of(PACKAGES["torch_impl"], plan),
+        plan,
+        given,
+        Model(plan.settings.task(), given, "float32"),
+        "float32",
+    )
     assert course.departures == []
     # Some have the other slope indeed: their gradients are further off than rounding alone explains.
     assert max(course.worst["gradients"]) > 0.05
@@ -493,7 +480,7 @@ def test_a_free_run_drifts_and_the_report_says_when(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(running, "Model", lambda task, given, dtype: steps[given.state.step][1])
     trainers = [
         trainer_of(PACKAGES["torch_impl"], plan),
-        trainer_of(CoupledDecay(), plan),
+        trainer_of(WrongAdam(decoupled=False), plan),
         quiet(Reference(), {"loss"}),
     ]
     *_, result = lockstep(plan, trainers, 2, dtype="float64", seed=0)
@@ -576,11 +563,11 @@ def test_an_interrupted_run_reports_the_steps_before(tmp_path: Path, monkeypatch
     assert "interrupted" in found.output
 
 
-@pytest.mark.parametrize(("clip", "departing"), [(None, set()), (0.5, {"clipped gradients"})])
-def test_pytorchs_own_loss_and_adam_conform_and_its_clipping_departs(clip: float | None, departing: set[str]) -> None:
-    plan, steps = prepared("translation", "float64")
-    plan = plan._replace(recipe=replace(PLANS["translation"](0).recipe, clip=clip))
-    course, trainer = Course("PyTorch"), FunctionTrainer("PyTorch", load(f"{EXAMPLE}:step"), plan.task, plan.recipe)
+@pytest.mark.parametrize(("clip", "departing"), [(np.inf, set()), (0.5, {"clipped gradients"})])
+def test_pytorchs_own_loss_and_adam_conform_and_its_clipping_departs(clip: float, departing: set[str]) -> None:
+    steps = prepared("translation", "float64").steps
+    plan = changed(PLANS["translation"](0), clip=clip)
+    course, trainer = Course("PyTorch"), FunctionTrainer("PyTorch", load(f"{EXAMPLE}:step"), plan.settings)
     for given, model in steps:
         judge(course, trainer, plan, given, model, "float64")
     assert {departure.quantity for departure in course.departures} == departing

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.support.helpers import PACKAGES
-from tests.support.small_runs import OPTIONS, command, contents, write_reviews
+from tests.support.small_runs import OPTIONS, command, contents, logged, write_reviews
 from training import checkpoints, files, records, reviews
 from training.classifying import classify
 from training.packages import PACKAGES as THREE
@@ -73,8 +74,8 @@ def test_the_rate_falls_to_0_with_the_last_step_unless_told_otherwise(data: Path
     words = [word for word in OPTIONS if word != "--decay" and word != 0]
     result = command("reviews", "--data", data, "--out", tmp_path / "run", "--package", "reference_numpy", *words)
     assert result.exit_code == 0, result.output
-    rates = [one["rate"] for one in records.read(tmp_path / "run" / "log.jsonl") if "rate" in one]
     cosine = (1 + np.cos(np.pi * np.arange(STEPS) / STEPS)) / 2
+    rates = logged(tmp_path / "run", "rate")
     np.testing.assert_allclose(rates, 0.02 * np.minimum(np.arange(STEPS) / 3, 1) * cosine, rtol=1e-12)
     longer = command("reviews", "--data", data, "--out", tmp_path / "run", "--resume", "--epochs", 3)
     assert "--resume: epochs was 2, and 3 is given" in longer.output
@@ -106,13 +107,8 @@ def test_events_of_a_resumed_run_are_those_of_the_log(data: Path, tmp_path: Path
 @pytest.mark.parametrize("package", ["torch_impl", pytest.param("jax_impl", marks=pytest.mark.slow)])
 def test_the_ports_train_as_the_definition_does(data: Path, whole: Path, tmp_path: Path, package: str) -> None:
     trained(data, tmp_path / "run", package=package)
-    ours, exact = (records.read(folder / "log.jsonl") for folder in (tmp_path / "run", whole))
-    assert [one["accuracy"] for one in ours if "accuracy" in one] == [
-        one["accuracy"] for one in exact if "accuracy" in one
-    ]
-    assert [one["loss"] for one in ours if "loss" in one] == pytest.approx(
-        [one["loss"] for one in exact if "loss" in one], rel=1e-5
-    )
+    assert logged(tmp_path / "run", "accuracy") == logged(whole, "accuracy")
+    assert logged(tmp_path / "run", "loss") == pytest.approx(logged(whole, "loss"), rel=1e-5)
 
 
 TEXTS = [
@@ -311,9 +307,7 @@ def test_an_interrupted_run_writes_where_it_is(data: Path, long: Path, tmp_path:
     assert running.returncode == 130
     assert printed.endswith("interrupted\n")
     assert "Traceback" not in printed
-    place = checkpoints.read(tmp_path / "run").place
-    steps = [one for one in records.read(tmp_path / "run" / "log.jsonl") if "loss" in one]
-    assert place.step == len(steps)
+    assert checkpoints.read(tmp_path / "run").place.step == len(logged(tmp_path / "run", "loss"))
     trained(data, tmp_path / "run", *LONG, "--resume")
     same_long_run(tmp_path / "run", long)
 
@@ -371,81 +365,38 @@ def test_the_first_tensor_that_is_not_finite_is_named(whole: Path, data: Path, t
     assert "the parameter encoder.blocks.0.feed_forward.outer.bias" in result.output
 
 
-def changed_json(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def other_vocabulary(run: Path) -> str:
-    text = (run / LAST / "vocabulary.json").read_text()
-    told = json.loads(text)
-    told["model"]["vocab"]["surplus"] = len(told["model"]["vocab"])
-    (run / LAST / "vocabulary.json").write_text(json.dumps(told))
-    return "has 13 entries, and the model 12"
-
-
-def no_vocabulary(run: Path) -> str:
-    (run / LAST / "vocabulary.json").write_text("{")
-    return "cannot be read as a vocabulary"
-
-
-def cut_off(run: Path) -> str:
-    path = run / LAST / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-10])
-    return "cannot be read as a safetensors file"
-
-
-def foreign(run: Path) -> str:
-    (run / LAST / "run.json").write_text('{"model": "bert"}')
-    return "was not written by a training run"
-
-
-def other_settings(run: Path) -> str:
-    settings = json.loads((run / LAST / "run.json").read_text())["settings"]
-    changed_json(run / LAST / "run.json", settings=settings | {"heads": 4})
-    return "another model than"
-
-
-def unknown_settings(run: Path) -> str:
-    settings = json.loads((run / LAST / "run.json").read_text())["settings"]
-    changed_json(run / LAST / "run.json", settings=settings | {"colour": 4})
-    return "is no whole checkpoint"
-
-
-def other_optimizer(run: Path) -> str:
-    (run / LAST / "optimizer.safetensors").write_bytes((run / "step-0000005" / "optimizer.safetensors").read_bytes())
-    return "is not the optimizer's state after 10 steps"
-
-
-def nothing_there(run: Path) -> str:
-    for one in run.glob("step-*"):
-        one.rename(run / f"away-{one.name}")
-    return "is no checkpoint"
-
-
 DAMAGES = [
-    other_vocabulary,
-    no_vocabulary,
-    cut_off,
-    foreign,
-    other_settings,
-    unknown_settings,
-    other_optimizer,
-    nothing_there,
+    (
+        "vocabulary.json",
+        lambda now, _: now.replace(b'"<pad>":1', b'"<pad>":1,"surplus":12'),
+        "has 13 entries, and the model 12",
+    ),
+    ("vocabulary.json", lambda *_: b"{", "cannot be read as a vocabulary"),
+    ("model.safetensors", lambda now, _: now[:-10], "cannot be read as a safetensors file"),
+    ("run.json", lambda *_: b'{"model": "bert"}', "was not written by a training run"),
+    ("run.json", lambda now, _: now.replace(b'"heads": 2', b'"heads": 4'), "another model than"),
+    ("run.json", lambda now, _: now.replace(b'"heads": 2', b'"heads": 2, "colour": 4'), "is no whole checkpoint"),
+    ("optimizer.safetensors", lambda _, earlier: earlier, "is not the optimizer's state after 10 steps"),
 ]
+"""A file, what is in it instead, by what is in it now and in an earlier checkpoint, and what is said."""
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_checkpoints_that_do_not_fit_are_refused(data: Path, whole: Path, tmp_path: Path, damage: Any) -> None:
+@pytest.mark.parametrize(("name", "damage", "message"), DAMAGES, ids=[message for *_, message in DAMAGES])
+def test_checkpoints_that_do_not_fit_are_refused(
+    whole: Path, tmp_path: Path, name: str, damage: Callable[[bytes, bytes], bytes], message: str
+) -> None:
     run = tmp_path / "run"
-    for folder in ("step-0000005", LAST):
-        files.write_folder(run / folder, lambda path, folder=folder: [
-            (path / one.name).write_bytes(one.read_bytes()) for one in (whole / folder).iterdir()
-        ])  # fmt: skip
-    message = damage(run)
+    shutil.copytree(whole, run)
+    (run / LAST / name).write_bytes(damage(*((run / folder / name).read_bytes() for folder in (LAST, "step-0000005"))))
     result = command("classify", run, "a film", "--package", "reference_numpy")
     assert result.exit_code == 2, result.output
     assert message in result.output
     assert len(result.output.splitlines()) == 1
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    result = command("classify", tmp_path, "a film", "--package", "reference_numpy")
+    assert (result.exit_code, result.output) == (2, f"{tmp_path} is no checkpoint\n")
 
 
 @pytest.mark.parametrize(

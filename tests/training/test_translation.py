@@ -11,8 +11,8 @@ import pytest
 from reference_numpy.multi_head_attention import split_heads
 from specification.checkpoints import flatten
 from tests.support.helpers import PACKAGES
-from tests.support.small_runs import command, contents
-from training import checkpoints, drawing, records
+from tests.support.small_runs import command, contents, logged
+from training import checkpoints, drawing
 from training.packages import PACKAGES as THREE
 from training.translation import data, translating
 from training.translation.numbers import drawn_numbers, held_out, in_words, tokens
@@ -93,12 +93,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_learns_and_leaves_everything(whole: Path) -> None:
-    log = records.read(whole / "log.jsonl")
-    losses = [one["loss"] for one in log if "loss" in one]
-    rates = [one["rate"] for one in log if "loss" in one]
+    losses = logged(whole, "loss")
     assert losses[-1] < losses[0] - 0.3
-    assert rates == pytest.approx([16**-0.5 * n * 10**-1.5 for n in range(1, 9)])
-    assert sum("held_out_accuracy" in one for one in log) == 2
+    assert logged(whole, "rate") == pytest.approx([16**-0.5 * n * 10**-1.5 for n in range(1, 9)])
+    assert len(logged(whole, "held_out_accuracy")) == 2
     assert (whole / "curves.png").exists()
     for package in THREE.values():
         package.module.restore(whole / LAST / "model.safetensors")
@@ -115,8 +113,7 @@ def test_a_resumed_run_has_the_same_bits(whole: Path, tmp_path: Path) -> None:
 def test_the_ports_train_as_the_definition_does(tmp_path: Path, package: str) -> None:
     for name in (package, "reference_numpy"):
         trained(tmp_path / name, "--steps", 4, "--dtype", "float64", package=name)
-    ours, exact = ([one["loss"] for one in records.read(out / "log.jsonl") if "loss" in one]
-                   for out in (tmp_path / package, tmp_path / "reference_numpy"))  # fmt: skip
+    ours, exact = (logged(tmp_path / name, "loss") for name in (package, "reference_numpy"))
     assert ours == pytest.approx(exact, rel=1e-8)
 
 
@@ -126,7 +123,7 @@ def test_numbers_that_were_held_out_are_translated_exactly(tmp_path: Path) -> No
     out = tmp_path / "run"
     result = command("translation", "--out", out, "--limit", 10_000, "--numbers", 6000, "--epochs", 8)
     assert result.exit_code == 0
-    assert records.read(out / "log.jsonl")[-1]["held_out_accuracy"] >= 0.99
+    assert logged(out, "held_out_accuracy")[-1] >= 0.99
     text = "nine thousand, one hundred and seventy-six"
     found = [command("translate", out, text, "--beams", beams).output.strip() for beams in (1, 4)]
     assert found == ["neuntausendeinhundertsechsundsiebzig"] * 2

@@ -23,8 +23,8 @@ from specification.checkpoints import flatten, unflatten
 from specification.dialects import read as read_dialect
 from specification.dropout import StackDropout
 from specification.parameters import Classifier
-from tests.support.small_runs import SMALL, write_reviews
-from training import checkpoints, drawing, records, reviews
+from tests.support.small_runs import SMALL, logged, write_reviews
+from training import checkpoints, drawing, reviews
 from training.batches import batch_of
 from training.loop import Run, start
 from training.packages import PACKAGES, Package
@@ -169,11 +169,9 @@ def run(package: str, settings: Settings, data: ReviewData, steps: int, folder: 
     going = Run(chosen, data, folder, start(data, settings, chosen))
     path = going.train(Silent(), steps)
     assert path is not None
-    losses = [one["loss"] for one in records.read(folder / "log.jsonl") if "loss" in one]
-    rows = [
-        training.review_data.predictions(chosen, settings, going.parameters, [text])[0] for text in data.held_out.texts
-    ]
-    return Found(losses, flatten(checkpoints.read(path).parameters), np.array(rows))
+    predictions = training.review_data.predictions
+    rows = [predictions(chosen, settings, going.parameters, [text])[0] for text in data.held_out.texts]
+    return Found(logged(folder, "loss"), flatten(checkpoints.read(path).parameters), np.array(rows))
 
 
 def difference(one: Any, other: Any) -> float:

@@ -46,11 +46,7 @@ class Moved(NamedTuple):
 
 
 def clipped(gradients: Tree, limit: float, p: Precision) -> tuple[dict[str, Approx], Approx]:
-    """Clip gradients by their global norm.
-
-    Returns:
-        The clipped gradients, and the norm before.
-    """
+    """Clip gradients by their global norm, and return them with the norm before."""
     norm = norm_of(gradients, p)
     ends = np.maximum(norm.value + np.array([-1, 1]) * norm.error, np.finfo(float).tiny)
     scales = np.minimum(1, limit / ends)
@@ -68,25 +64,13 @@ def norm_of(gradients: Tree, p: Precision) -> Approx:
 
 
 def adam(parameters: Tree, gradients: Tree, mean: Tree, square: Tree, step: int, options: Adam, p: Precision) -> Moved:
-    """Take one step of Adam.
-
-    Args:
-        parameters, gradients: by path.
-        mean, square: the state before it.
-        step: how many steps were taken before.
-        options: the numbers.
-        p: in which is computed.
-    """
+    """Take one step of Adam, after so many steps; trees by path."""
     moved, numbers = Moved({}, {}, {}), options._asdict() | {"step": step}
     for path, parameter in parameters.items():
         inputs = {"parameters": parameter, "gradients": gradients[path], "mean": mean[path], "square": square[path]}
         with np.errstate(divide="ignore", invalid="ignore"):  # where a square is 0, its root takes another branch
             found = adam_from(inputs, numbers, p, naive=True)
         for name, arrays in moved._asdict().items():
-            arrays[path] = unbounded_where_unknown(found[name])
+            # An error without a bound, which 0 has multiplied, is none that is known: it stays without a bound.
+            arrays[path] = Approx(found[name].value, np.where(np.isnan(found[name].error), np.inf, found[name].error))
     return moved
-
-
-def unbounded_where_unknown(x: Approx) -> Approx:
-    """An error without a bound, which 0 has multiplied, is none that is known: it stays without a bound."""
-    return Approx(x.value, np.where(np.isnan(x.error), np.inf, x.error))

@@ -14,7 +14,7 @@ from training.files import write_whole
 from training.lockstep.pictures import write_png
 from training.lockstep.plans import PLANS
 from training.lockstep.report import as_page, content, terminal
-from training.lockstep.running import Plan, lockstep
+from training.lockstep.running import lockstep
 from training.lockstep.trainers import FunctionTrainer, PackageTrainer, Trainer
 from training.packages import PACKAGES
 
@@ -27,13 +27,6 @@ def one_of(option: str, value: str, allowed: Sequence[str]) -> str:
     return value
 
 
-def trainers_of(plan: Plan, only: str | None, subject: str | None) -> list[Trainer]:
-    """The packages, or one of them, or somebody's function, which is compared alone unless a package is named."""
-    names = [one_of("only", only, [*PACKAGES])] if only else [] if subject else [*PACKAGES]
-    found: list[Trainer] = [PackageTrainer(PACKAGES[name], plan.task, plan.recipe) for name in names]
-    return [*found, FunctionTrainer(Path(subject).name, load(subject), plan.task, plan.recipe)] if subject else found
-
-
 def run(task: str, steps: int, seed: int, dtype: str, only: str | None, subject: str | None, out: Path) -> bool:
     """Run, print and write the report; whether everything is within its bounds.
 
@@ -43,7 +36,10 @@ def run(task: str, steps: int, seed: int, dtype: str, only: str | None, subject:
         OSError: where a file cannot be written.
     """
     plan = PLANS[one_of("task", task, [*PLANS])](seed)
-    trainers = trainers_of(plan, only, subject)
+    # Somebody's function is compared alone unless a package is named.
+    names = [one_of("only", only, [*PACKAGES])] if only else [] if subject else [*PACKAGES]
+    trainers: list[Trainer] = [PackageTrainer(PACKAGES[name], plan.settings) for name in names]
+    trainers += [FunctionTrainer(Path(subject).name, load(subject), plan.settings)] if subject else []
     keep_compiled_code()
     report: dict[str, Any] = {}
     interrupted = False

@@ -21,10 +21,9 @@ from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import widen_parameters
 from specification.checkpoints import flatten
 from specification.parameters import mapped
-from training.lockstep.bounds import adam, clipped
-from training.lockstep.recipe import Recipe
+from training.lockstep.bounds import Adam, adam, clipped
 from training.packages import PACKAGES
-from training.task import Batch, Task
+from training.task import Batch, RunSettings, Task
 
 RATE = sum(SCHEDULES.values()) + len(SCHEDULES)
 """Roundings of a learning rate, which may be a product of all schedules and a largest rate."""
@@ -117,36 +116,31 @@ def together(values: Any, errors: Any) -> Bounded:
     return {path: Approx(np.asarray(value), others[path]) for path, value in flatten(values).items()}
 
 
-def exactly(tree: Any) -> Bounded:
-    """Arrays of a tree, without an error."""
-    return {path: exact(array) for path, array in flatten(tree).items()}
+def adam_at(settings: RunSettings, step: int) -> Adam:
+    """The numbers of a step of Adam, with the definition's learning rate."""
+    return Adam(float(settings.rate(PACKAGES["reference_numpy"], step)), **settings.adam)
 
 
 def expected(
-    task: Task, recipe: Recipe, given: Given, model: dict[str, Bounded], answer: Mapping[str, Any], dtype: str
+    settings: RunSettings, given: Given, model: dict[str, Bounded], answer: Mapping[str, Any], dtype: str
 ) -> dict[str, Bounded]:
-    """All quantities of a step that an implementation answers like that.
+    """All quantities of a step that an implementation answers like that, and computes in that dtype.
 
-    Args:
-        task, recipe: what is trained, and how.
-        given: what the step starts from.
-        model: what `Model` says of it.
-        answer: trees of NumPy arrays by quantity.
-        dtype: in which the implementation computes.
+    model: what `Model` says of it. answer: trees of NumPy arrays by quantity.
     """
     state, p = given.state, Precision.make(dtype)
     gradients = answered(answer, "gradients", model["gradients"])
-    small, norm = clipped(gradients, np.inf if recipe.clip is None else recipe.clip, p)
-    options = recipe.adam_at(state.step, PACKAGES["reference_numpy"])
+    small, norm = clipped(gradients, settings.clip, p)
+    options = adam_at(settings, state.step)
     rate = {"": Approx(np.asarray(options.learning_rate), np.asarray(RATE * p.inner * options.learning_rate))}
     options = options._replace(learning_rate=float(answered(answer, "learning rate", rate)[""].value))
-    before = [exactly(tree) for tree in (state.parameters, state.mean, state.square)]
-    parameters, mean, square = before
+    parameters, mean, square = ({path: exact(a) for path, a in flatten(tree).items()} for tree in state[:3])
     moved = adam(parameters, answered(answer, "clipped gradients", small), mean, square, state.step, options, p)
     found = {"norm": {"": norm}, "clipped gradients": small, "learning rate": rate, **moved._asdict()}
     if dtype == "float64":  # in which the definition's are computed, too
         found = {quantity: {path: doubled(a) for path, a in arrays.items()} for quantity, arrays in found.items()}
-    return {"arguments": exactly(state[:3]), **model, **found}
+    arguments = {path: exact(array) for path, array in flatten(state[:3]).items()}
+    return {"arguments": arguments, **model, **found}
 
 
 def doubled(x: Approx) -> Approx:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from training import review_data
-from training.lockstep.recipe import Recipe
 from training.lockstep.running import Plan
 from training.reviews import Reviews, Split, read
 from training.settings import Settings
@@ -40,8 +39,7 @@ def plan(name: str, data: Any) -> Plan:
         batch = data.batch(order[step % len(order)])
         return batch, data.dropout(batch, step)
 
-    recipe = Recipe(settings.rate, settings.clip, tuple(settings.adam.items()))
-    return Plan(name, settings.task(), recipe, data.initial_weights(), draws)
+    return Plan(name, settings, data.initial_weights(), draws)
 
 
 PLANS = {"translation": translation, "reviews": reviews}

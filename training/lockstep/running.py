@@ -8,29 +8,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.checks.findings import Finding, Raised
+from conformance.cases.expectations import Exact
+from conformance.checks.comparison import compare
+from conformance.checks.findings import Finding, Raised, SurplusTensor
 from conformance.subjects.raised import find_raising_line
 from specification.checkpoints import flatten
 from specification.parameters import mapped
-from training.lockstep.comparison import Compared, compared
-from training.lockstep.expected import Given, Model, State, cast, expected, first_state, paths_of
-from training.lockstep.recipe import Recipe
+from training.lockstep.expected import QUANTITIES, Bounded, Given, Model, State, cast, expected, first_state, paths_of
 from training.lockstep.trainers import Answer, PackageTrainer, Trainer
 from training.packages import PACKAGES
-from training.task import Batch, Task
-
-DEFINITION = "reference_numpy"
+from training.task import Batch, RunSettings
 
 
 class Plan(NamedTuple):
-    """What all implementations are given: the task, its recipe, initial weights in float64, and a batch for each step.
+    """What all implementations are given: settings, initial weights in float64, and a batch for each step.
 
     draws: by the number of the step its batch and keep masks.
     """
 
     name: str
-    task: Task
-    recipe: Recipe
+    settings: RunSettings
     parameters: Any
     draws: Callable[[int], tuple[Batch, Any]]
 
@@ -79,14 +76,14 @@ class Lockstep:
 def lockstep(plan: Plan, trainers: Sequence[Trainer], steps: int, *, dtype: str, seed: int) -> Iterator[Lockstep]:
     """Run, and yield the result so far after every step."""
     result = Lockstep(plan.name, dtype, seed, steps, [Course(trainer.name) for trainer in trainers])
-    definition = PackageTrainer(PACKAGES[DEFINITION], plan.task, plan.recipe)
+    definition = PackageTrainer(PACKAGES["reference_numpy"], plan.settings)
     together = first_state(plan.parameters, dtype)
     alone = in_dtype(together, "float64")
     free: list[State | None] = [together for _ in trainers]
     for step in range(steps):
         batch, dropout = plan.draws(step)
         given = Given(together, batch, dropout)
-        model = Model(plan.task, given, dtype)
+        model = Model(plan.settings.task(), given, dtype)
         for trainer, course in zip(trainers, result.courses, strict=True):
             judge(course, trainer, plan, given, model, dtype)
         exact = definition.step(Given(in_dtype(together, "float64"), batch, dropout))
@@ -140,24 +137,42 @@ def distance(parameters: Any, others: Any) -> tuple[float, str]:
     return float(norms[0] / norms[1]), max(differences, key=lambda path: np.max(np.abs(differences[path]), initial=0))
 
 
-def comparisons(trainer: Trainer, plan: Plan, given: Given, model: Model, dtype: str) -> list[Compared]:
-    """Every tensor of a step; or the error that an implementation raises in it."""
-    try:
-        answer = trainer.step(given) | trainer.predict(given)
-    except Exception as error:
-        place = find_raising_line(error, trainer.step)
-        detail = Raised(type(error).__name__, str(error))
-        return [Compared("call", Finding("", np.inf, detail=detail, raised_at=place))]
-    truth = expected(plan.task, plan.recipe, given, model.quantities, answer, dtype)
-    return [*compared(answer, truth, dtype)]
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+SCALARS = ("loss", "norm", "learning rate")
+"""Single numbers, in whatever dtype they come."""
 
 
 def judge(course: Course, trainer: Trainer, plan: Plan, given: Given, model: Model, dtype: str) -> None:
-    """Compare one step of an implementation with the definition's."""
+    """Compare one step of an implementation with the definition's; or note the error that it raises."""
     step = given.state.step
-    for one in comparisons(trainer, plan, given, model, dtype):
-        ratios = course.worst.setdefault(one.quantity, [])
+    try:
+        answer = trainer.step(given) | trainer.predict(given)
+    except Exception as error:
+        place, detail = find_raising_line(error, trainer.step), Raised(type(error).__name__, str(error))
+        findings = iter([("call", Finding("", np.inf, detail=detail, raised_at=place))])
+    else:
+        truth = expected(plan.settings, given, model.quantities, answer, dtype)
+        findings = compare_quantities(answer, truth, dtype)
+    for quantity, finding in findings:
+        ratios = course.worst.setdefault(quantity, [])
         ratios += [0.0] * (step + 1 - len(ratios))
-        ratios[step] = max(ratios[step], one.finding.ratio)
-        if one.departs:
-            course.departures.append(Departure(step, one.quantity, one.finding))
+        ratios[step] = max(ratios[step], finding.ratio)
+        if finding.ratio > 1:
+            course.departures.append(Departure(step, quantity, finding))
+
+
+def compare_quantities(
+    answer: Mapping[str, Any], expected: Mapping[str, Bounded], dtype: str
+) -> Iterator[tuple[str, Finding]]:
+    """Compare every tensor that the implementation tells with the definition's: the quantity, and the worst element."""
+    for quantity in QUANTITIES:
+        if answer.get(quantity) is None or quantity not in expected:
+            continue
+        arrays, exact = paths_of(answer[quantity]), expected[quantity]
+        for path, (value, error) in exact.items():
+            got = None if arrays.get(path) is None else np.asarray(arrays[path])
+            kind = str(got.dtype) if got is not None and quantity in SCALARS else dtype
+            yield quantity, compare(path, got, Exact(value, np.zeros_like(value)), np.asarray(error), kind)
+        surplus = [path for path in arrays if path not in exact]
+        yield from ((quantity, Finding(path, np.inf, detail=SurplusTensor())) for path in surplus)

@@ -12,10 +12,9 @@ import numpy as np
 from specification.optimizers import AdamState
 from specification.parameters import mapped
 from training.lockstep.bounds import Adam
-from training.lockstep.expected import QUANTITIES, Given
-from training.lockstep.recipe import Recipe
-from training.packages import PACKAGES, Package
-from training.task import Task
+from training.lockstep.expected import QUANTITIES, Given, adam_at
+from training.packages import Package
+from training.task import RunSettings, Task
 
 Answer = dict[str, Any]
 """NumPy trees by quantity; what an implementation does not tell is missing."""
@@ -40,23 +39,23 @@ class PackageTrainer:
     """One of the three packages."""
 
     package: Package
-    task: Task
-    recipe: Recipe
+    settings: RunSettings
 
     @property
     def name(self) -> str:
         return self.package.name
 
     def step(self, given: Given) -> Answer:
-        package, recipe = self.package, self.recipe
+        package, settings = self.package, self.settings
         given = copy.deepcopy(given)
         parameters, mean, square = package.arrays(given.state[:3])
-        state = AdamState(counted(given.state.step, package.adam_start(parameters)), mean, square)
-        loss, gradients = package.loss_and_gradients(self.task, parameters, given.batch, given.dropout)
-        clipped, norm = package.clip(gradients, np.inf if recipe.clip is None else recipe.clip)
+        # The sum is an int, or JAX's array, as the package counts steps.
+        state = AdamState(package.adam_start(parameters).step + given.state.step, mean, square)
+        loss, gradients, _ = package.step(settings.task(), parameters, given.batch, given.dropout)
+        clipped, norm = package.clip(gradients, settings.clip)
         with package.context():
-            rate = recipe.rate(package, given.state.step)
-        moved, after = package.adam_step(parameters, clipped, state, learning_rate=rate, **dict(recipe.adam))
+            rate = settings.rate(package, given.state.step)
+        moved, after = package.adam_step(parameters, clipped, state, learning_rate=rate, **settings.adam)
         answer = {"loss": loss, "gradients": gradients, "norm": norm, "clipped gradients": clipped}
         answer |= {"learning rate": rate, "mean": after.mean, "square": after.square, "parameters": moved}
         answer |= {"arguments": (parameters, mean, square)}
@@ -64,30 +63,26 @@ class PackageTrainer:
 
     def predict(self, given: Given) -> Answer:
         parameters = self.package.arrays(copy.deepcopy(given.state.parameters))
-        return {"predictions": self.package.numbers(self.package.predict(self.task, parameters, given.batch))}
-
-
-def counted(step: int, start: AdamState) -> Any:
-    """The number of steps as a package counts them."""
-    return start.step + step
+        return {
+            "predictions": self.package.numbers(self.package.predict(self.settings.task(), parameters, given.batch))
+        }
 
 
 @dataclass(frozen=True)
 class FunctionTrainer:
     """Anybody's function (given, task, adam, clip) -> answer, in NumPy arrays.
 
-    given: a `Given`; adam: its numbers, the learning rate among them; clip: the largest norm, or None.
+    given: a `Given`; adam: its numbers, the learning rate among them; clip: the largest norm.
     The answer has any of the names in `QUANTITIES`: numbers, trees like the parameters, or arrays by path.
     """
 
     name: str
-    function: Callable[[Given, Task, Adam, float | None], Answer]
-    task: Task
-    recipe: Recipe
+    function: Callable[[Given, Task, Adam, float], Answer]
+    settings: RunSettings
 
     def step(self, given: Given) -> Answer:
-        own, adam = copy.deepcopy(given), self.recipe.adam_at(given.state.step, PACKAGES["reference_numpy"])
-        told = self.function(own, self.task, adam, self.recipe.clip)
+        own, settings = copy.deepcopy(given), self.settings
+        told = self.function(own, settings.task(), adam_at(settings, given.state.step), settings.clip)
         unknown = [name for name in told if name not in QUANTITIES]
         if unknown or not told:
             what = f"got {unknown[0]!r}" if unknown else "there is none"

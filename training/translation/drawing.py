@@ -33,12 +33,7 @@ from training.translation.settings import Settings
 def initial_weights(settings: Settings, source: int, target: int) -> Transformer:
     """Draw parameters: Xavier's uniform numbers for projections, normal ones of deviation E^-0.5 for the tables.
 
-    Args:
-        settings: of the run.
-        source, target: sizes of the vocabularies.
-
-    Returns:
-        NumPy arrays in the dtype of the settings.
+    source, target: sizes of the vocabularies.
     """
     draw, dtype = generator(settings.seed, WEIGHTS), np.dtype(settings.dtype)
     E, F = settings.width, settings.inner
@@ -64,16 +59,7 @@ def initial_weights(settings: Settings, source: int, target: int) -> Transformer
 
 
 def dropout(settings: Settings, batch: Batch, step: int) -> TransformerDropout | None:
-    """Draw where the paper drops (section 5.4): behind the embeddings, and behind every sublayer.
-
-    Args:
-        settings: of the run.
-        batch: whose arrays say the shapes.
-        step: by which the keep masks are drawn.
-
-    Returns:
-        Keep masks [B, T, E] and the rate, or None for a rate of 0.
-    """
+    """Draw keep masks [B, T, E] where the paper drops (section 5.4): behind embeddings, and every sublayer."""
     rate = settings.dropout
     if rate == 0:
         return None

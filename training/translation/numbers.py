@@ -11,7 +11,6 @@ import re
 from functools import cache
 
 import numpy as np
-from num2words import num2words
 
 LIMIT = 1_000_000
 """Numbers are smaller than this."""
@@ -39,6 +38,8 @@ def pattern(language: str) -> re.Pattern[str]:
 @cache
 def in_words(number: int, language: str) -> str:
     """Write out a number."""
+    from num2words import num2words
+
     return str(num2words(number, lang=language)).lower()
 
 
@@ -56,16 +57,9 @@ def held_out(number: int) -> bool:
 
 
 def drawn_numbers(rng: np.random.Generator, count: int, *, test: bool, limit: int = LIMIT) -> list[int]:
-    """Draw different numbers below the limit, as many of each length as there are, shared equally.
+    """Draw different numbers below the limit, as many of each length as there are, shared equally; in random order.
 
-    Args:
-        rng: the source of random numbers.
-        count: how many; fewer where there are no more.
-        test: whether those that are held out are drawn, or the others.
-        limit: numbers are smaller.
-
-    Returns:
-        The numbers in random order.
+    count: how many; fewer where there are no more. test: those that are held out, or the others.
     """
     found: list[int] = []
     lengths = range(1, len(str(limit - 1)) + 1)

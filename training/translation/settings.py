@@ -5,18 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from num2words import CONVERTER_CLASSES
-
 from specification.configuration import Configuration
 from training.packages import Package
-from training.settings import check
+from training.settings import check, setting
 from training.task import Task
 from training.translation.vocabulary import PADDING
-
-LEAST = {
-    "numbers": 1, "held_out": 1, "repeats": 1, "limit": 1000, "width": 2, "inner": 1, "heads": 1, "depth": 0,
-    "batch": 1, "warmup": 1, "epochs": 1, "seed": 0,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -24,39 +17,34 @@ class Settings:
     """Of a run; ValueError for what makes no sense.
 
     The defaults are the paper's (sections 5.3 and 5.4), with a smaller model and a shorter warm-up.
-
-    source, target: languages, as num2words names them. numbers, held_out: how many are trained on, and how many are
-        translated after every epoch; all are below limit. repeats: how often an epoch has those below 100, of which
-        there are few.
-    warmup: steps in which the learning rate grows. clip: the largest norm of all gradients together.
     """
 
-    source: str = "en"
-    target: str = "de"
-    numbers: int = 20_000
-    held_out: int = 1000
-    repeats: int = 10
-    limit: int = 1_000_000
-    width: int = 64
-    inner: int = 256
-    heads: int = 4
-    depth: int = 2
-    dropout: float = 0.1
-    label_smoothing: float = 0.1
-    batch: int = 64
-    warmup: int = 1000
-    clip: float = 1.0
-    epochs: int = 10
-    seed: int = 0
-    dtype: str = "float32"
+    source: str = setting("en", "language, as num2words names it")
+    target: str = setting("de", "language that is translated into")
+    numbers: int = setting(20_000, "how many are trained on", least=1)
+    held_out: int = setting(1000, "how many are translated after every epoch", least=1)
+    repeats: int = setting(10, "how often an epoch has numbers below 100, of which there are few", least=1)
+    limit: int = setting(1_000_000, "numbers are smaller", least=1000)
+    width: int = setting(64, "of the model", least=2)
+    inner: int = setting(256, "of the feed-forward network", least=1)
+    heads: int = setting(4, "of attention", least=1)
+    depth: int = setting(2, "blocks of the encoder, and of the decoder", least=0)
+    dropout: float = setting(0.1, "its rate", share=True)
+    label_smoothing: float = setting(0.1, "shared by all tokens", share=True)
+    batch: int = setting(64, "numbers of a step", least=1)
+    warmup: int = setting(1000, "steps in which the learning rate grows", least=1)
+    clip: float = setting(1.0, "the largest norm of all gradients together")
+    epochs: int = setting(10, "how often all numbers are read", least=1)
+    seed: int = setting(0, "by which everything random is drawn", least=0)
+    dtype: str = setting("float32", "float32 or float64")
 
     def __post_init__(self) -> None:
+        from num2words import CONVERTER_CLASSES as LANGUAGES
+
         for name in ("source", "target"):
-            if (value := getattr(self, name)) not in CONVERTER_CLASSES:
-                raise ValueError(
-                    f"{name} must be a language of num2words, {', '.join(CONVERTER_CLASSES)}; got {value!r}"
-                )
-        check(self, LEAST, ("clip",), ("dropout", "label_smoothing"))
+            if (value := getattr(self, name)) not in LANGUAGES:
+                raise ValueError(f"{name} must be a language of num2words, {', '.join(LANGUAGES)}; got {value!r}")
+        check(self)
 
     @property
     def adam(self) -> dict[str, Any]:

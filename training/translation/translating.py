@@ -32,18 +32,10 @@ def translate(
     texts: Sequence[str],
     beams: int = 1,
 ) -> list[str]:
-    """Translate sentences.
+    """Translate sentences of the source; ValueError for one with an unknown word, or none.
 
-    Args:
-        package: that computes it.
-        parameters: its arrays.
-        configuration: of the model.
-        vocabularies: of both languages.
-        texts: in the language of the source.
-        beams: how many translations are searched at a time; 1 takes the most probable token each time.
-
-    Raises:
-        ValueError: for a sentence with an unknown word, or none.
+    parameters: the package's arrays. beams: how many translations are searched at a time; 1 takes the most probable
+    token each time.
     """
     encoded = [vocabularies.source.encode(text) for text in texts]
     length = max(map(len, encoded), default=0)
@@ -91,15 +83,9 @@ def generated(
 def cross_attention(
     parameters: Transformer, configuration: Configuration, source: np.ndarray, target: np.ndarray
 ) -> list[np.ndarray]:
-    """Compute the weights of the attention to the source in every decoder block, by the definition in float64.
+    """Compute the weights [B, H, T, S] of the attention to the source in every decoder block, by the definition.
 
-    Args:
-        parameters: NumPy arrays.
-        configuration: of the model.
-        source, target: tokens [B, S] and [B, T], the target as the decoder is given it.
-
-    Returns:
-        [B, H, T, S] for each block.
+    source, target: tokens [B, S] and [B, T], the target as the decoder is given it.
     """
     exact, found = widen_parameters(parameters), []
 
@@ -113,16 +99,7 @@ def cross_attention(
 
 
 def draw(checkpoint: Checkpoint, text: str, translation: str, path: Path) -> None:
-    """Draw the weights of the attention to the source in the last decoder block, with the words on both axes.
-
-    Args:
-        checkpoint: with the model and its vocabularies.
-        text, translation: sentences of the source and the target.
-        path: the picture, whose ending says the format.
-
-    Raises:
-        ValueError: for another ending, or a folder that is not there.
-    """
+    """Draw what `looked_at` returns; ValueError for a path with another ending than a picture's, or in no folder."""
     if (message := unknown_format(path)) is not None:
         raise ValueError(message)
     weights, read, written = looked_at(checkpoint, text, translation)
@@ -130,15 +107,7 @@ def draw(checkpoint: Checkpoint, text: str, translation: str, path: Path) -> Non
 
 
 def looked_at(checkpoint: Checkpoint, text: str, translation: str) -> tuple[np.ndarray, list[str], list[str]]:
-    """The weights [H, T, S] of the attention to the source in the last decoder block, and the words on both axes.
-
-    Args:
-        checkpoint: with the model and its vocabularies.
-        text, translation: sentences of the source and the target.
-
-    Returns:
-        (weights, words of the source, words of the target)
-    """
+    """Return the weights [H, T, S] of the last decoder block's attention to the source, and the words of both axes."""
     source, target = checkpoint.vocabulary.source, checkpoint.vocabulary.target
     read, written = source.encode(text), target.encode(translation)
     weights = cross_attention(

@@ -101,11 +101,6 @@ def padded(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
 
 
 def batch_of(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], lengths: tuple[int, int]) -> Batch:
-    """A batch in which the decoder is given what comes before each token.
-
-    Args:
-        sources, targets: encoded sentences, with their ends.
-        lengths: to which they are padded.
-    """
+    """A batch of encoded sentences, padded to two lengths. The decoder is given what comes before each token."""
     before = [[START, *target[:-1]] for target in targets]
     return Batch((padded(sources, lengths[0]), padded(before, lengths[1])), padded(targets, lengths[1]))
