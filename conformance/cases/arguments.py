@@ -111,7 +111,7 @@ def name_arguments(operation: str, given: Mapping[str, Any]) -> tuple[dict[str, 
         elif isinstance(value, np.ndarray) and value.ndim and name not in ("mask", "dropout_keep"):
             inputs[name] = value
         elif value is not None:
-            options[name] = value
+            options[name] = value.item() if isinstance(value, np.ndarray) and not value.ndim else value
     return inputs, options
 
 

@@ -39,9 +39,8 @@ def compare_arrays(
 
     try:
         inputs, results, gradients, cotangents = sort_entries(operation, read_arrays(file), read_values(given or []))
-        asked = {"cotangent": cotangents, "gradients": gradients} if gradients else {}
-        declared = {"profile": profile, "layout": layout, "conventions": conventions}
-        found = compare(operation, results, **asked, **declared, **inputs)
+        judged: dict[str, Any] = {"cotangent": cotangents, "gradients": gradients} if gradients else {}
+        found = compare(operation, results, profile=profile, layout=layout, conventions=conventions, **judged, **inputs)
     except (OSError, ValueError, TypeError, KeyError) as error:
         refuse(explain_error(error))
     console.print(Text(str(found)), soft_wrap=True)
@@ -96,8 +95,8 @@ def sort_entries(
         n: a for n, a in arrays.items() if n not in results and n.partition(".")[0] not in ("gradient", "cotangent")
     }
     inputs = {name: array for name, array in others.items() if array.ndim}
-    options = {name: array.item() for name, array in others.items() if not array.ndim}
-    masks = {name: inputs.pop(name) for name in ("mask", "dropout_keep") if name in inputs}
-    positional, keywords = arguments(operation, inputs, {**options, **masks, **values})
+    options: dict[str, Any] = {name: array.item() for name, array in others.items() if not array.ndim}
+    options |= {name: inputs.pop(name) for name in ("mask", "dropout_keep") if name in inputs}
+    positional, keywords = arguments(operation, inputs, {**options, **values})
     own = dict(zip(operation_facts(operation).arguments, positional, strict=True))
     return {n: v for n, v in own.items() if v is not None} | keywords, results, gradients, cotangents

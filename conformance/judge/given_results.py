@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -160,7 +160,10 @@ def compare(
     definition: Callable[..., Any] = getattr(reference_numpy, operation)
     if "gradients" in inspect.signature(definition).parameters:  # an optimizer's own argument, and none is judged
         inputs, gradients = inputs | {"gradients": gradients}, None
-    inspect.signature(definition).bind(**inputs)
+    try:
+        inspect.signature(definition).bind(**inputs)
+    except TypeError as error:
+        raise TypeError(f"{operation}: {error}") from None
     case = make_case(operation, convert_arrays(inputs), chosen)
     refuse_misfits(case if layout == "BHTD" else swap_layout(case))
     pair = isinstance(got, tuple) and len(got) == 2 and operation == "attention"
@@ -191,7 +194,9 @@ def convert_arrays(value: Any) -> Any:
     if isinstance(value, tuple | list):
         parts = [convert_arrays(one) for one in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value if value is None or isinstance(value, np.ndarray) else map_arrays(value, convert_arrays)
+    if value is None or isinstance(value, np.ndarray | np.generic):
+        return value if value is None else np.asarray(value)
+    return map_arrays(value, convert_arrays)
 
 
 def make_case(operation: str, given: Mapping[str, Any], conventions: Mapping[str, str]) -> Case:
@@ -312,7 +317,7 @@ def list_boxes(case: Case, names: Sequence[str], most: int) -> Iterator[Box]:
         pieces[name] = min(needed, sizes[name])
         total = -(-total // max(pieces[name], 1))
     starts = {name: [sizes[name] * i // count for i in range(count + 1)] for name, count in pieces.items()}
-    parts = [[Part(a, b - a) for a, b in zip(edges, edges[1:], strict=False)] for edges in starts.values()]
+    parts = [[Part(a, b - a) for a, b in pairwise(edges)] for edges in starts.values()]
     for chosen in product(*parts):
         yield dict(zip(starts, chosen, strict=True))
 
@@ -334,7 +339,7 @@ def cut_box(case: Case, answers: Answers, box: Box) -> tuple[Case, Answers]:
 
 def starts_in(case: Case, name: str, box: Box) -> list[int]:
     """Where a box begins along each axis of a result."""
-    sizes, found = layout_of(case).sizes, []
+    sizes, found = layout_of(case).sizes, list[int]()
     for axis in axes_of(case, [name])[name]:
         start = 0
         for dimension in axis:
@@ -358,8 +363,9 @@ def judge_answers(case: Case, answers: Answers, profile: str) -> Comparison:
         part, own = cut_box(case, answers, box)
         exact, bounds = oracle(part), bound(part)
         for found in judge(part, own, exact, bounds):
-            starts = starts_in(case, found.name, box) if box else [0] * len(found.index)
-            found = replace(found, index=tuple(i + start for i, start in zip(found.index, starts, strict=True)))
+            if box:
+                starts = starts_in(case, found.name, box)
+                found = replace(found, index=tuple(i + start for i, start in zip(found.index, starts, strict=True)))
             findings[found.name] = worst([findings.get(found.name, found), found])
         for name in own.keys() & exact.keys() & bounds.keys():
             beyond = ratio(own[name].astype(float), exact[name], bounds[name], str(own[name].dtype)) > 1
@@ -376,13 +382,15 @@ def judge_answers(case: Case, answers: Answers, profile: str) -> Comparison:
 def places_of(case: Case, name: str, box: Box, shape: Sequence[int]) -> Any:
     """What indexes a box in a result."""
     sizes, axes = layout_of(case).sizes, axes_of(case, [name])[name]
+    if not box or len(axes) != len(shape):
+        return ...
     found = []
     for axis, size in zip(axes, shape, strict=True):
         where = np.arange(size)
         if box.keys() & set(axis) and size == math.prod(sizes[d] for d in axis):
             where = resize_array(where, (axis,), sizes, box, None)
         found.append(where)
-    return np.ix_(*found) if found else ()
+    return np.ix_(*found)
 
 
 def pattern_of(case: Case, name: str, wrong: np.ndarray) -> Pattern:

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 def describe_comparison(comparison: Comparison) -> str:
     """Return the verdict in one line, and what is wrong in some more."""
     verdict = "conforms" if comparison.conforms else f"is wrong at {comparison.worst.level}"
-    told = [
-        f"{comparison.operation} {verdict} ({comparison.profile}); the largest error is {comparison.error_ratio:.3g} bounds"
-    ]
+    largest = f"the largest error is {comparison.error_ratio:.3g} bounds"
+    told = [f"{comparison.operation} {verdict} ({comparison.profile}); {largest}"]
     told += [describe_finding(one) for one in comparison.findings if one.ratio > 1]
     pattern = comparison.pattern
     if pattern is not None:
