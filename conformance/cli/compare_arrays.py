@@ -87,7 +87,7 @@ def sort_entries(
     results = {name: arrays[name] for name in names if name in arrays}
     if not results:
         raise ValueError(f"the file has no result: expected {' or '.join(names)}, got {', '.join(arrays) or 'nothing'}")
-    gradients = {n.partition(".")[2]: array for n, array in arrays.items() if n.startswith("gradient.")}
+    gradients = {n.partition(".")[2]: array for n, array in arrays.items() if n.partition(".")[0] == "gradient"}
     cotangents = {
         n.partition(".")[2] or names[0]: array for n, array in arrays.items() if n.partition(".")[0] == "cotangent"
     }

@@ -67,6 +67,9 @@ CONVENTIONS_OF_CALLS = ("causal", "isolation")
 
 NUMPY = NumpySubject()
 
+INDEPENDENT = ("B", "G", "H", "Q", "rows")
+"""Dimensions whose places are computed each by itself, where results have an axis of them."""
+
 Box = dict[str, Part]
 """Parts of the dimensions along which a case can be cut."""
 
@@ -297,7 +300,7 @@ def cuttable_dimensions(case: Case, answers: Answers) -> list[str]:
     """
     axes = axes_of(case, [*answers])
     common = [set().union(*axes[name]) if axes[name] else set() for name in axes]
-    independent = [name for name in layout_of(case).sizes if name in ("B", "G", "H", "Q") or name.startswith("rows")]
+    independent = [name for name in layout_of(case).sizes if name.partition(" ")[0] in INDEPENDENT]
     return [name for name in independent if all(name in one for one in common)]
 
 
