@@ -29,8 +29,8 @@ def explain_error(error: BaseException) -> str:
 
 
 def refuse(message: str, code: int = 2) -> NoReturn:
-    """Print one line, and exit; 2 is the exit code of wrong usage."""
-    console.print(Text(message, style="red"), soft_wrap=True)
+    """Print one line to standard error, and exit; 2 is the exit code of wrong usage."""
+    errors.print(Text(message, style="red"), soft_wrap=True)
     raise typer.Exit(code)
 
 
