@@ -83,6 +83,8 @@ def bar(start: str, total: int | None, where: Console = console) -> Iterator[Cal
                 print(".", end="", flush=True, file=where.file)
             last = description
 
-        yield advance
-    if not where.is_terminal:
-        print(file=where.file)
+        try:
+            yield advance
+        finally:
+            if last and not where.is_terminal:
+                print(file=where.file)
