@@ -1,29 +1,60 @@
 """The judge: does an implementation compute what SPEC.md says?
 
 report = conformance.check(my_attention, "attention", arrays="torch")
-assert report.conforms, report.violations
+assert report.conforms, report
+
+result = conformance.compare("attention", output, query=query, key=key, value=value)
+assert result, result
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Report", "__version__", "check", "declare", "replay"]
+if TYPE_CHECKING:
+    from conformance.cases.declaration import declare
+    from conformance.judge.checking import check
+    from conformance.judge.given_results import Comparison, compare
+    from conformance.judge.replaying import replay
+    from conformance.judge.report import Report
+    from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
+
+__all__ = [
+    "Causal",
+    "Comparison",
+    "Dense",
+    "KeyLengths",
+    "KeyPadding",
+    "Report",
+    "Segments",
+    "SlidingWindow",
+    "__version__",
+    "check",
+    "compare",
+    "declare",
+    "replay",
+]
 
 HOMES = {
-    "check": "judge.checking", "Report": "judge.report", "declare": "cases.declaration", "replay": "judge.replaying",
-}  # fmt: skip
+    "conformance.judge.checking": ("check",),
+    "conformance.judge.report": ("Report",),
+    "conformance.judge.given_results": ("Comparison", "compare"),
+    "conformance.judge.replaying": ("replay",),
+    "conformance.cases.declaration": ("declare",),
+    "specification": ("Causal", "Dense", "KeyLengths", "KeyPadding", "Segments", "SlidingWindow"),
+}
 
 
 def __getattr__(name: str) -> Any:
     """Each is loaded when it is first asked for: a kernel that only declares something loads nothing else."""
     if name == "__version__":
         return version()
-    if name not in HOMES:
+    home = next((module for module, names in HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'conformance' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f"conformance.{HOMES[name]}"), name)
+    return getattr(importlib.import_module(home), name)
 
 
 def version() -> str:

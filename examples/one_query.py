@@ -29,25 +29,21 @@ score = query @ key / np.float32(np.sqrt(D))
 print(f"score {score:.4f}")
 
 # %% How one result is judged
-from conformance.bounds import bound
-from conformance.cases.case import Case
-from conformance.checks.comparison import judge
-from conformance.oracle.reference import oracle
+import conformance
 
 
-def judged(operation, got, options=None, **inputs):
+def judge(operation, got, **inputs):
     """One result of one operation on these inputs, held to its bounds."""
-    case = Case(operation, "float32", inputs, options or {})
-    [finding] = judge(case, {"output": got}, oracle(case), bound(case))
-    print(f"  {operation}: off by {finding.ratio:.2g} bounds")
-    assert finding.ratio <= 1, finding
+    result = conformance.compare(operation, got, **inputs)
+    print(f"  {operation}: off by {result.error_ratio:.2g} bounds")
+    assert result.conforms, result
 
 
 # %% [markdown]
 # With one key, the log of the sum of exp(scores) is the score: that is how it can be judged by itself.
 
 # %%
-judged("attention_logsumexp", score.reshape(1, 1, 1), query=query.reshape(1, 1, 1, D), key=key.reshape(1, 1, 1, D))
+judge("attention_logsumexp", score.reshape(1, 1, 1), query=query.reshape(1, 1, 1, D), key=key.reshape(1, 1, 1, D))
 
 # %% [markdown]
 # ## One query, three keys: softmax
@@ -67,7 +63,7 @@ def softmax(scores):
 
 weights = softmax(scores)
 print("scores ", scores.round(3), "\nweights", weights.round(3), "sum", weights.sum())
-judged("attention_weights", weights.reshape(1, 1, 1, 3), query=query.reshape(1, 1, 1, D), key=key.reshape(1, 1, 3, D))
+judge("attention_weights", weights.reshape(1, 1, 1, 3), query=query.reshape(1, 1, 1, D), key=key.reshape(1, 1, 3, D))
 
 with np.errstate(all="ignore"):
     literal = np.exp(100 * scores) / np.exp(100 * scores).sum()
@@ -80,7 +76,7 @@ assert np.isnan(literal).any()
 # %%
 output = weights @ value
 print("output", output.round(3), "between the values", *value.round(3))
-judged(
+judge(
     "attention",
     output.reshape(1, 1, 1, 2),
     query=query.reshape(1, 1, 1, D),
@@ -107,7 +103,6 @@ for row in causal[0, 0]:
 # gets the mean of all values, and NaN behind the mask comes through, because 0 * NaN is NaN.
 
 # %%
-import conformance
 from conformance.reports.sentences import describe_finding
 
 SEED = 20260107
@@ -299,11 +294,10 @@ def positions(length, width):
 inner, outer = (structures.Linear(random(n, m), random(m)) for n, m in ((4, 6), (6, 4)))
 x = random(3, 4)
 hidden = np.maximum(linear(inner, x), 0)
-output = feed_forward(structures.FeedForward(inner, outer), x)
-names = {f"{name}.{part}": getattr(p, part) for name, p in (("inner", inner), ("outer", outer)) for part in p._fields}
-judged("feed_forward", output, {"activation": "relu"}, x=x, **names)
+parameters = structures.FeedForward(inner, outer)
+judge("feed_forward", feed_forward(parameters, x), parameters=parameters, x=x, activation="relu")
 pattern = positions(6, 8)
-judged("sinusoidal_positions", pattern, {"length": 6, "width": 8, "dtype": "float32"})
+judge("sinusoidal_positions", pattern, length=6, width=8, dtype="float32")
 
 # %% [markdown]
 # ## A block, and parameters for it

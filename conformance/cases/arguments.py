@@ -6,6 +6,7 @@ element of a list. Nothing here depends on the framework whose arrays they are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,37 @@ def arguments(operation: str, inputs: dict[str, Any], options: dict[str, Any]) -
     available |= {name: list_arrays(inputs, name) for name in record.lists}
     positional = [available.pop(name, None) for name in record.arguments]
     return positional, available
+
+
+def name_arguments(operation: str, given: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The inputs and options of a case, of an operation's arguments by name: the inverse of `arguments`."""
+    record, inputs, options = operation_facts(operation), dict[str, np.ndarray](), dict[str, Any]()
+    for name, value in given.items():
+        if name == "parameters" and record.structure is not None:
+            for field in record.structure.fields:
+                inputs |= name_projection(field, getattr(value, field))
+        elif name == "state" and record.state is not None:
+            fields = {field: getattr(value, field) for field in record.state.fields}
+            whole = {field: int(number) for field, number in fields.items() if np.asarray(number).dtype.kind in "iu"}
+            options |= whole
+            inputs |= {field: array for field, array in fields.items() if field not in whole}
+        elif name in record.lists:
+            inputs |= {f"{name}[{i}]": array for i, array in enumerate(value)}
+        elif name in record.arguments and isinstance(value, list):
+            inputs[name] = np.asarray(value)
+        elif isinstance(value, np.ndarray) and value.ndim and name not in ("mask", "dropout_keep"):
+            inputs[name] = value
+        elif value is not None:
+            options[name] = value.item() if isinstance(value, np.ndarray) and not value.ndim else value
+    return inputs, options
+
+
+def name_projection(name: str, linear: Any) -> dict[str, np.ndarray]:
+    """The arrays of a projection, or of several, one for each head."""
+    if not isinstance(linear, Linear):
+        return {n: array for i, one in enumerate(linear) for n, array in name_projection(f"{name}[{i}]", one).items()}
+    found = {f"{name}.weight": linear.weight, f"{name}.bias": linear.bias}
+    return {n: array for n, array in found.items() if array is not None}
 
 
 def projection(inputs: dict[str, Any], name: str) -> Linear | list[Linear]:

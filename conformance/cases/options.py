@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
@@ -129,7 +130,9 @@ def refuse_mapping(what: str, given: Any) -> None:
 def refuse_unknown(what: str, given: Iterable[Any], names: Collection[Any]) -> None:
     wrong = [name for name in given if name not in names]
     if wrong:
-        raise ValueError(f"{what}: got {wrong[0]!r}, expected one of {', '.join(map(str, names))}")
+        near = get_close_matches(str(wrong[0]), list(map(str, names)), 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{what}: got {wrong[0]!r}, expected one of {', '.join(map(str, names))}{meant}")
 
 
 def read_pairs(what: str, given: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import conformance
 from conformance.cli.lazy_group import lazy_group
 
 COMMANDS = (
-    *("check", "replay", "run", "compare", "port", "trace", "watch"),
+    *("check", "compare-arrays", "replay", "run", "compare", "port", "trace", "watch"),
     *("selftest", "definition", "rules", "show", "dev"),
 )
 

@@ -9,21 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from conformance.cli.console import bar, console, errors, explain_error, save_report
+from conformance.cli.console import bar, console, errors, explain_error, refuse, save_report
 from conformance.cli.options import REPORTS, Html, Json, Junit, complete_names, operation_names, take_check_options
 
 if TYPE_CHECKING:
     from conformance.judge.report import Report
 
 INTERRUPTED = "interrupted"
-OPERATION = "what the function computes: attention, layer_norm, ...; conformance show NAME --head shows its parameters"
+OPERATION = (
+    "what the function computes: attention, layer_norm, ...; by default what its name says; "
+    "conformance show NAME --head shows its parameters"
+)
 WORKERS = "worker processes; by default one, or one for each core where a check takes long"
 
 
 @take_check_options
 def check(
     target: Annotated[str, typer.Argument(help="package.module:callable or path/to/file.py:callable")],
-    operation: Annotated[str, typer.Option(help=OPERATION, autocompletion=complete_names(operation_names))],
+    operation: Annotated[
+        str | None, typer.Option(help=OPERATION, autocompletion=complete_names(operation_names))
+    ] = None,
     *,
     workers: Annotated[int | None, typer.Option(help=WORKERS, min=1)] = None,
     json: Json = None,
@@ -45,16 +50,25 @@ def check(
 
     if workers != 1:  # threads that have nothing to do must not take the cores of other processes
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    report = judge_target(target, operation, workers, options, replays)
+    report = judge_target(target, operation or name_operation(target), workers, options, replays)
     for subject in report["subjects"]:
         console.print(subject_report(subject, report["seed"]), crop=False)
     if report["error"] is not None:
         how = "not judged to the end" if report["subjects"] else "not judged"
-        console.print(Text(f"{how}: {report['error']}", style="red"))
+        errors.print(Text(f"{how}: {report['error']}", style="red"), soft_wrap=True)
     save_report(report, {"json": json, "junit": junit, "html": html})
     if report["error"] == INTERRUPTED:
         raise typer.Exit(130)
     raise typer.Exit(2 if report["error"] is not None else 0 if report["conforms"] else 1)
+
+
+def name_operation(target: str) -> str:
+    """Return the operation whose name the function's name contains, the longest of several."""
+    function = target.rpartition(":")[2]
+    found = [name for name in operation_names() if name in function]
+    if not found:
+        refuse(f"--operation is needed: the name {function} says none of {', '.join(operation_names())}")
+    return max(found, key=len)
 
 
 def judge_target(

@@ -29,8 +29,8 @@ def explain_error(error: BaseException) -> str:
 
 
 def refuse(message: str, code: int = 2) -> NoReturn:
-    """Print one line, and exit; 2 is the exit code of wrong usage."""
-    console.print(Text(message, style="red"), soft_wrap=True)
+    """Print one line to standard error, and exit; 2 is the exit code of wrong usage."""
+    errors.print(Text(message, style="red"), soft_wrap=True)
     raise typer.Exit(code)
 
 
@@ -83,6 +83,8 @@ def bar(start: str, total: int | None, where: Console = console) -> Iterator[Cal
                 print(".", end="", flush=True, file=where.file)
             last = description
 
-        yield advance
-    if not where.is_terminal:
-        print(file=where.file)
+        try:
+            yield advance
+        finally:
+            if last and not where.is_terminal:
+                print(file=where.file)

@@ -77,7 +77,7 @@ def run(
     try:
         plan = make_plan(effort, cases, range(first, first + repeat), only or [], device)
     except ValueError as error:
-        console.print(Text(str(error)))
+        errors.print(Text(str(error)), soft_wrap=True)
         save_report(document("run", [], error=str(error), **told), files)
         raise typer.Exit(2) from None
     found, start = Found(Results()), time.monotonic()
@@ -90,7 +90,7 @@ def run(
     told |= {"cases": plan.examples, "seconds": time.monotonic() - start, "error": found.error}
     report = document("run", subjects_of(plan, found), **told)
     if found.error is not None:
-        console.print(Text(f"not judged to the end: {report['error']}"))
+        errors.print(Text(f"not judged to the end: {report['error']}"), soft_wrap=True)
     save_report(report, files)
     raise typer.Exit(exit_code(report))
 

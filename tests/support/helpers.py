@@ -101,7 +101,7 @@ REFERENCE = IMPLEMENTATIONS[0]
 
 
 def command(*words: object, width: int = 200) -> tuple[int, str]:
-    """The exit code and output of the command line.
+    """The exit code and all that the command line prints.
 
     width: of the terminal; by default so that no line is broken.
     """
@@ -109,7 +109,7 @@ def command(*words: object, width: int = 200) -> tuple[int, str]:
     result = CliRunner().invoke(app, [str(word) for word in words])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    return result.exit_code, result.stdout
+    return result.exit_code, result.output
 
 
 def documented_examples(title: str) -> list[str]:

@@ -1,0 +1,102 @@
+"""`conformance compare-arrays`: judge results that stand in a file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.text import Text
+
+from conformance.cli.console import console, explain_error, refuse
+from conformance.cli.options import complete_names, operation_names
+
+FILE = (
+    "a .npz or .safetensors file: the operation's arguments by name, its results as output (and logsumexp, ...), "
+    "and to judge gradients cotangent and gradient.NAME"
+)
+SET = "an argument that is not in the file, such as scale=0.125 or mask=causal; may be repeated"
+
+
+def compare_arrays(
+    file: Annotated[Path, typer.Argument(help=FILE, metavar="FILE")],
+    operation: Annotated[
+        str, typer.Option(help="what was computed: attention, ...", autocompletion=complete_names(operation_names))
+    ],
+    given: Annotated[list[str] | None, typer.Option("--set", help=SET, metavar="NAME=VALUE")] = None,
+    layout: Annotated[str, typer.Option(help="BTHD if arrays are [batch, length, heads, width]")] = "BHTD",
+    conventions: Annotated[str, typer.Option(help="intended departures, as in check")] = "",
+    profile: Annotated[str, typer.Option(help="what decides the verdict: core, robust or strict")] = "robust",
+) -> None:
+    """Judge results that were computed elsewhere, and saved beside their inputs.
+
+    Exit code 0: they conform. 1: they do not. 2: they cannot be judged.
+    """
+    from conformance.judge.given_results import compare
+
+    try:
+        inputs, results, gradients, cotangents = sort_entries(operation, read_arrays(file), read_values(given or []))
+        judged: dict[str, Any] = {"cotangent": cotangents, "gradients": gradients} if gradients else {}
+        found = compare(operation, results, profile=profile, layout=layout, conventions=conventions, **judged, **inputs)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        refuse(explain_error(error))
+    console.print(Text(str(found)), soft_wrap=True)
+    raise typer.Exit(0 if found.conforms else 1)
+
+
+def read_arrays(file: Path) -> dict[str, np.ndarray]:
+    if file.suffix == ".npz":
+        with np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    from specification.checkpoints import read_safetensors
+
+    return read_safetensors(file)[0]
+
+
+def read_values(given: list[str]) -> dict[str, Any]:
+    """Read NAME=VALUE as numbers, truth values, None, lists, or else as text."""
+    from specification import Causal
+
+    found: dict[str, Any] = {}
+    for item in given:
+        name, equals, text = item.partition("=")
+        if not equals:
+            raise ValueError(f"--set takes NAME=VALUE, got {item!r}")
+        try:
+            found[name] = ast.literal_eval(text.capitalize() if text in ("true", "false", "none") else text)
+        except (ValueError, SyntaxError):
+            found[name] = text
+    if found.get("mask") == "causal":
+        found["mask"] = Causal()
+    return found
+
+
+def sort_entries(
+    operation: str, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]
+) -> tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any]]:
+    """Return the operation's arguments, its results, its gradients, and their cotangents, each by name."""
+    from conformance.cases.arguments import arguments, result_names
+    from conformance.cases.facts import operation_facts, operations
+    from conformance.cases.options import refuse_unknown
+
+    refuse_unknown("operation", [operation], operations())
+    names = (*result_names(operation), *(("logsumexp",) if operation == "attention" else ()))
+    results = {name: arrays[name] for name in names if name in arrays}
+    if not results:
+        raise ValueError(f"the file has no result: expected {' or '.join(names)}, got {', '.join(arrays) or 'nothing'}")
+    gradients = {n.partition(".")[2]: array for n, array in arrays.items() if n.partition(".")[0] == "gradient"}
+    cotangents = {
+        n.partition(".")[2] or names[0]: array for n, array in arrays.items() if n.partition(".")[0] == "cotangent"
+    }
+    others = {
+        n: a for n, a in arrays.items() if n not in results and n.partition(".")[0] not in ("gradient", "cotangent")
+    }
+    inputs = {name: array for name, array in others.items() if array.ndim}
+    options: dict[str, Any] = {name: array.item() for name, array in others.items() if not array.ndim}
+    options |= {name: inputs.pop(name) for name in ("mask", "dropout_keep") if name in inputs}
+    positional, keywords = arguments(operation, inputs, {**options, **values})
+    own = dict(zip(operation_facts(operation).arguments, positional, strict=True))
+    return {n: v for n, v in own.items() if v is not None} | keywords, results, gradients, cotangents

@@ -1,0 +1,452 @@
+"""`compare`: results that were computed elsewhere, held to the exact ones."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+
+import reference_numpy
+from conformance.bounds import bound
+from conformance.cases.arguments import gradient_input, gradient_name, name_arguments, result_names, results_of
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration, read_conventions
+from conformance.cases.facts import operation_facts, operations
+from conformance.cases.options import refuse_unknown
+from conformance.checks.check import has_special_values
+from conformance.checks.comparison import breaks, judge, ratio, worst
+from conformance.checks.findings import Finding
+from conformance.checks.levels import DEFAULT, LEVELS
+from conformance.diagnosis.cause import Diagnosis
+from conformance.diagnosis.choice import Chooser
+from conformance.diagnosis.evidence import Evidence, weigh
+from conformance.diagnosis.explanation import Explanation, screen
+from conformance.diagnosis.pattern import Pattern, find_places
+from conformance.judge.thresholds import work
+from conformance.mistakes.call import Call
+from conformance.mistakes.catalogue import mistakes_of
+from conformance.mistakes.condition import Condition
+from conformance.oracle.reference import balls_available, oracle
+from conformance.runner.dimensions import Part, array_axes, layout_of, resize_array, take_parts
+from conformance.sampling.strategies import roundings
+from conformance.subjects.conventions import (
+    invert_mask,
+    map_dense_masks,
+    permute_head_axis,
+    permute_heads,
+    permute_input_heads,
+    swap_axes,
+    swap_layout,
+    tiled_order,
+)
+from conformance.subjects.frameworks import TorchArrays
+from conformance.subjects.gradients import gradients_by_name
+from conformance.subjects.subject import Answers, NumpySubject, differentiable, expected_shape, name_results
+from conformance.subjects.wrong_answers import WrongAnswer
+from specification.dtypes import FLOATING
+from specification.masks import as_mask, map_arrays
+
+LARGEST_PART = 2**21
+"""Scores, or numbers, of a part that is judged at once: in float64 with its bounds it takes up to a gigabyte."""
+MOST_AT_ONCE = 2**26
+"""The same of a part that cannot be cut, as gradients of keys are sums over all queries: about 30 gigabytes."""
+MOST_BY_BALLS = 10**8
+"""Multiplications of a float64 case, whose exact results ball arithmetic computes: about a minute."""
+LARGEST_EVIDENCE = 2**14
+"""Scores, or numbers, of a piece that all known mistakes are tried on: a few seconds."""
+PIECES = 6
+"""Pieces that fail, and pieces that pass, by which mistakes are told apart."""
+LAYOUTS = ("BHTD", "BTHD")
+CONVENTIONS_OF_CALLS = ("causal", "isolation")
+"""Conventions that speak of other calls, or of masks that a description left open: one result says nothing of them."""
+
+NUMPY = NumpySubject()
+
+INDEPENDENT = ("B", "G", "H", "Q", "rows")
+"""Dimensions whose places are computed each by itself, where results have an axis of them."""
+
+Box = dict[str, Part]
+"""Parts of the dimensions along which a case can be cut."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is found of one call's results.
+
+    Attributes:
+        operation: Its name.
+        profile: What decides the verdict: "core", "robust" or "strict".
+        findings: The largest error of each result and gradient, or what else is wrong with it.
+        shapes: Shapes of the inputs by name.
+        pattern: Where the first wrong result is wrong; None where nothing is.
+        diagnosis: The known mistake that explains the results; None where none does.
+        condition: Where in the results the mistake shows; None where it shows everywhere.
+    """
+
+    operation: str
+    profile: str
+    findings: tuple[Finding, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    pattern: Pattern | None = None
+    diagnosis: Diagnosis | None = None
+    condition: Condition | None = None
+
+    @property
+    def conforms(self) -> bool:
+        """Whether no result breaks what the profile asks for."""
+        return not breaks(self.findings, self.profile)
+
+    @property
+    def worst(self) -> Finding:
+        """The finding of the lowest level, and of these the largest error."""
+        return worst(self.findings)
+
+    @property
+    def error_ratio(self) -> float:
+        """The largest error in units of its bound: at most 1 for results within their bounds."""
+        return max(finding.ratio for finding in self.findings)
+
+    def __bool__(self) -> bool:
+        return self.conforms
+
+    def __str__(self) -> str:
+        from conformance.reports.given_results import describe_comparison
+
+        return describe_comparison(self)
+
+
+def compare(
+    operation: str,
+    got: Any,
+    *,
+    profile: str = DEFAULT,
+    cotangent: Any = None,
+    gradients: Any = None,
+    layout: str = "BHTD",
+    conventions: str | Mapping[str, str] = "",
+    **inputs: Any,
+) -> Comparison:
+    """Judge results that were computed elsewhere: in another language, on a GPU, in a log or a notebook.
+
+    Every number is held to its exact value within the bound of honest arithmetic in its dtype. Large calls are judged
+    in parts of about a gigabyte, along batch elements, heads and rows. Arrays are NumPy's, PyTorch's or JAX's.
+
+    Args:
+        operation: Its name, such as "attention".
+        got: Its result; for several a tuple of them in the operation's order, or a dictionary by name. For attention
+            a tuple (output, logsumexp) will do.
+        profile: "core", "robust" or "strict"; see `check`.
+        cotangent: The gradient of a loss by the output, where gradients are judged too; a dictionary by name for
+            several results.
+        gradients: Of the inputs, in a dictionary by name, or in a tuple in the order of the arguments.
+        layout: "BTHD" if arrays of attention are [batch, length, heads, width].
+        conventions: Intended departures, as in `declare`.
+        **inputs: The operation's own arguments by name.
+
+    Returns:
+        The verdict, with the worst element, the pattern of what is wrong, and the known mistake that explains it.
+
+    Raises:
+        TypeError: Arguments that the operation does not have, or of another kind.
+        ValueError: Shapes or numbers that do not fit, or a call that is too large to be judged.
+    """
+    refuse_unknown("operation", [operation], operations())
+    refuse_unknown("profile", [profile], LEVELS)
+    refuse_unknown("layout", [layout], LAYOUTS)
+    chosen = read_conventions(conventions or {})
+    refuse_unknown("conventions: one result says nothing of", set(chosen) & set(CONVENTIONS_OF_CALLS), ())
+    definition: Callable[..., Any] = getattr(reference_numpy, operation)
+    if "gradients" in inspect.signature(definition).parameters:  # an optimizer's own argument, and none is judged
+        inputs, gradients = inputs | {"gradients": gradients}, None
+    try:
+        inspect.signature(definition).bind(**inputs)
+    except TypeError as error:
+        raise TypeError(f"{operation}: {error}") from None
+    case = make_case(operation, convert_arrays(inputs), chosen)
+    refuse_misfits(case if layout == "BHTD" else swap_layout(case))
+    pair = isinstance(got, tuple) and len(got) == 2 and operation == "attention"
+    case = replace(case, with_logsumexp=pair or (isinstance(got, dict) and "logsumexp" in got and "output" in got))
+    case = add_cotangents(case, convert_arrays(cotangent), gradients is not None)
+    try:
+        answers = name_answers(case, convert_arrays(got), convert_arrays(gradients))
+        case, answers = translate(case, answers, layout, chosen)
+        require_shapes(case, answers)
+    except WrongAnswer as error:
+        return Comparison(operation, profile, (Finding(error.name, math.inf, detail=error.detail),), shapes_of(case))
+    with np.errstate(all="ignore"):
+        return judge_answers(case, answers, profile)
+
+
+# --- from arguments to a case -----------------------------------------------------------------------------------------
+
+
+def convert_arrays(value: Any) -> Any:
+    """The same with NumPy arrays in the place of every framework's, in structures and masks too."""
+    home = type(value).__module__.partition(".")[0]
+    if home == "torch":
+        return TorchArrays().numpy(value)
+    if home in ("jax", "jaxlib"):
+        return np.asarray(value)
+    if isinstance(value, dict):
+        return {name: convert_arrays(one) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [convert_arrays(one) for one in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if value is None or isinstance(value, np.ndarray | np.generic):
+        return value if value is None else np.asarray(value)
+    return map_arrays(value, convert_arrays)
+
+
+def make_case(operation: str, given: Mapping[str, Any], conventions: Mapping[str, str]) -> Case:
+    inputs, options = name_arguments(operation, given)
+    if options.get("mask") is not None:
+        options["mask"] = as_mask(options["mask"])
+    floating = [str(array.dtype) for array in inputs.values() if str(array.dtype) in FLOATING]
+    dtype = floating[0] if floating else str(options.get("dtype", "float64"))
+    if conventions.get("empty_rows", "zero") != "zero":
+        options["empty_rows"] = conventions["empty_rows"]
+    rounding = roundings(Declaration().promising(**conventions), dtype)
+    special = any(has_special_values(name, array) for name, array in inputs.items())
+    return Case(operation, dtype, inputs, options, rounding=rounding, special=special)
+
+
+def refuse_misfits(case: Case) -> None:
+    """Raise the definition's own error for shapes that do not fit."""
+    try:
+        layout_of(case)
+        for name in results_of(case):
+            expected_shape(name, case)
+    except Exception:
+        NUMPY(case)
+        raise
+
+
+def add_cotangents(case: Case, cotangent: Any, asked: bool) -> Case:
+    if not asked:
+        return case
+    if cotangent is None:
+        raise ValueError("gradients need cotangent, the gradient of a loss by the output")
+    names = results_of(case)
+    return replace(case, cotangents=cotangent if isinstance(cotangent, dict) else {names[0]: cotangent})
+
+
+def name_answers(case: Case, got: Any, gradients: Any) -> Answers:
+    """By name, still in the conventions of whoever computed them."""
+    names = ("output", "logsumexp") if case.with_logsumexp else result_names(case.operation)
+    found = dict(got) if isinstance(got, dict) else name_results(case, names, got, NUMPY.framework)
+    if gradients is not None:
+        flat = gradients_by_name(case, gradients, np.ndarray)
+        found |= {gradient_name(name): gradient for name, gradient in flat.items()}
+    return found
+
+
+def translate(case: Case, answers: Answers, layout: str, conventions: Mapping[str, str]) -> tuple[Case, Answers]:
+    """The case and its answers in the definition's conventions; gradients that were not given are not asked for."""
+    if conventions.get("polarity") == "masked" and case.options.get("mask") is not None:
+        case = replace(case, options=case.options | {"mask": map_dense_masks(case.options["mask"], invert_mask)})
+    if layout == "BTHD":
+        case = swap_layout(case)
+        swapped = {"output", *map(gradient_name, ("query", "key", "value"))}
+        answers = {name: swap_axes(array) if name in swapped else array for name, array in answers.items()}
+    tiled = tiled_order(case) if conventions.get("heads") == "tiled" else None
+    if tiled is not None:
+        order = np.argsort(tiled)
+        gradients = {n: answers[gradient_name(n)] for n in case.inputs if gradient_name(n) in answers}
+        moved = {gradient_name(n): a for n, a in permute_input_heads(case, gradients, order).items()}
+        answers = {n: permute_head_axis(a, order) for n, a in answers.items() if n not in moved} | moved
+        case = permute_heads(case, order)
+    if case.cotangents:
+        given = [name for name in differentiable(case) if gradient_name(name) in answers]
+        case = replace(case, constants=tuple(name for name in differentiable(case) if name not in given))
+    return case, answers
+
+
+def require_shapes(case: Case, answers: Answers) -> None:
+    """Raise WrongAnswer for a result of another shape or dtype, ValueError for a call that cannot be judged."""
+    for name in (*results_of(case), *(map(gradient_name, differentiable(case)) if case.cotangents else ())):
+        NUMPY.answer(name, case, answers)
+    if case.dtype == "float64" and not case.special and work(case) > MOST_BY_BALLS:
+        raise ValueError("the exact results of so large a call in float64 take minutes: compare a part of it")
+    if case.dtype == "float64" and not balls_available():
+        raise ValueError("float64 needs python-flint, which is not installed")
+
+
+def shapes_of(case: Case) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in case.inputs.items()}
+
+
+# --- parts of a call --------------------------------------------------------------------------------------------------
+
+
+def axes_of(case: Case, names: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """The axes of results and gradients."""
+    layout, described = layout_of(case), operation_facts(case.operation).axes(case)[1]
+    found = {}
+    for name in names:
+        of = gradient_input(name)
+        found[name] = described.get(f"-> {name}", ()) if of is None else layout.arrays.get(of, ())
+    return found
+
+
+def cuttable_dimensions(case: Case, answers: Answers) -> list[str]:
+    """Dimensions along which results and gradients can be computed one part at a time, the outermost first.
+
+    Each of them has such an axis: what is a sum over it, as the gradient of a key is over queries, lacks that.
+    """
+    axes = axes_of(case, [*answers])
+    common = [set().union(*axes[name]) if axes[name] else set() for name in axes]
+    independent = [name for name in layout_of(case).sizes if name.partition(" ")[0] in INDEPENDENT]
+    return [name for name in independent if all(name in one for one in common)]
+
+
+def count_numbers(case: Case) -> int:
+    """Scores of attention, or else numbers of inputs and results."""
+    s = layout_of(case).sizes
+    inputs = sum(array.size for array in case.inputs.values())
+    scores = math.prod(s[name] for name in ("B", "G", "S", "Q", "K")) if {"G", "K"} <= s.keys() else 0
+    return max(inputs, scores, 1)
+
+
+def list_boxes(case: Case, names: Sequence[str], most: int) -> Iterator[Box]:
+    """Cut the case into boxes of at most so many scores or numbers, as far as it can be cut along these dimensions."""
+    sizes, pieces, total = layout_of(case).sizes, dict[str, int](), count_numbers(case)
+    for name in names:
+        needed = -(-total // most)
+        pieces[name] = min(needed, sizes[name])
+        total = -(-total // max(pieces[name], 1))
+    starts = {name: [sizes[name] * i // count for i in range(count + 1)] for name, count in pieces.items()}
+    parts = [[Part(a, b - a) for a, b in pairwise(edges)] for edges in starts.values()]
+    for chosen in product(*parts):
+        yield dict(zip(starts, chosen, strict=True))
+
+
+def cut_answers(case: Case, answers: Answers, box: Box) -> Answers:
+    sizes, found = layout_of(case).sizes, {}
+    for name, axes in axes_of(case, [*answers]).items():
+        found[name] = resize_array(answers[name], array_axes(axes, answers[name], sizes), sizes, box, None)
+    return found
+
+
+def cut_box(case: Case, answers: Answers, box: Box) -> tuple[Case, Answers]:
+    if not box:
+        return case, answers
+    part = take_parts(case, box)
+    assert part is not None  # no part of a box is empty where its dimension is not
+    return part, cut_answers(case, answers, box)
+
+
+def starts_in(case: Case, name: str, box: Box) -> list[int]:
+    """Where a box begins along each axis of a result."""
+    sizes, found = layout_of(case).sizes, list[int]()
+    for axis in axes_of(case, [name])[name]:
+        start = 0
+        for dimension in axis:
+            start = start * sizes[dimension] + (box[dimension].start if dimension in box else 0)
+        found.append(start)
+    return found
+
+
+def judge_answers(case: Case, answers: Answers, profile: str) -> Comparison:
+    """Judge the answers part by part, and look for what explains those that are wrong."""
+    dimensions = cuttable_dimensions(case, answers)
+    boxes = [*list_boxes(case, dimensions, LARGEST_PART)]
+    largest = max((count_numbers(cut_box(case, answers, box)[0]) for box in boxes[:1]), default=1)
+    if largest > MOST_AT_ONCE:
+        raise ValueError(
+            f"{largest:,} scores or numbers depend on one another, and more than {MOST_AT_ONCE:,} are too many"
+        )
+    findings: dict[str, Finding] = {}
+    wrong = {name: np.zeros(array.shape, bool) for name, array in answers.items()}
+    for box in boxes:
+        part, own = cut_box(case, answers, box)
+        exact, bounds = oracle(part), bound(part)
+        for found in judge(part, own, exact, bounds):
+            if box:
+                starts = starts_in(case, found.name, box)
+                found = replace(found, index=tuple(i + start for i, start in zip(found.index, starts, strict=True)))
+            findings[found.name] = worst([findings.get(found.name, found), found])
+        for name in own.keys() & exact.keys() & bounds.keys():
+            beyond = ratio(own[name].astype(float), exact[name], bounds[name], str(own[name].dtype)) > 1
+            if beyond.any():
+                wrong[name][places_of(case, name, box, wrong[name].shape)] = beyond
+    comparison = Comparison(case.operation, profile, tuple(findings.values()), shapes_of(case))
+    first = next((name for name in answers if wrong[name].any()), None)
+    if first is None:
+        return comparison
+    comparison = replace(comparison, pattern=pattern_of(case, first, wrong[first]))
+    return explain(comparison, case, answers, wrong, dimensions)
+
+
+def places_of(case: Case, name: str, box: Box, shape: Sequence[int]) -> Any:
+    """What indexes a box in a result."""
+    sizes, axes = layout_of(case).sizes, axes_of(case, [name])[name]
+    if not box or len(axes) != len(shape):
+        return ...
+    found = []
+    for axis, size in zip(axes, shape, strict=True):
+        where = np.arange(size)
+        if box.keys() & set(axis) and size == math.prod(sizes[d] for d in axis):
+            where = resize_array(where, (axis,), sizes, box, None)
+        found.append(where)
+    return np.ix_(*found)
+
+
+def pattern_of(case: Case, name: str, wrong: np.ndarray) -> Pattern:
+    axes = axes_of(case, [name])[name]
+    axes = axes if len(axes) == wrong.ndim else ((),) * wrong.ndim
+    along = (np.asarray(wrong.any(axis=tuple(j for j in range(wrong.ndim) if j != i))) for i in range(wrong.ndim))
+    places = tuple(find_places(axis, one) for axis, one in zip(axes, along, strict=True))
+    return Pattern(name, places, float(wrong.mean()))
+
+
+# --- what explains them -----------------------------------------------------------------------------------------------
+
+
+def explain(
+    comparison: Comparison, case: Case, answers: Answers, wrong: Mapping[str, np.ndarray], dimensions: Sequence[str]
+) -> Comparison:
+    """Add the known mistake that explains the pieces that fail, with nothing against it in those that pass."""
+    evidence = [*collect_pieces(case, answers, wrong, dimensions)]
+    failing, passing = ([one for one in evidence if bool(one.wrong) is kind] for kind in (True, False))
+    if not failing:
+        return comparison
+    mistakes = mistakes_of(case.operation)
+    chooser = Chooser(failing, passing, mistakes, lambda one: iter(()), lambda other: None)
+    chosen = chooser.choose()
+    if not chosen and len(failing) == 1:  # nothing else of the call can tell mistakes apart
+        found = {one.id: one for one in screen(mistakes, failing[0])}
+        chosen = [Explanation(one, [failing[0]]) for one in found.values() if len(found) == 1]
+    if not chosen:
+        return comparison
+    best = chosen[0]
+    diagnosis = Diagnosis(best.mistake, len(best.explained), len(failing), len(passing), tuple(best.alternatives))
+    return replace(comparison, diagnosis=diagnosis, condition=best.mistake.condition)
+
+
+def collect_pieces(
+    case: Case, answers: Answers, wrong: Mapping[str, np.ndarray], dimensions: Sequence[str]
+) -> Iterator[Evidence]:
+    """Yield small pieces of the call, wrong and right ones, or the call itself where it is small.
+
+    Heads stay together: which key head a query head reads cannot be seen in one of them.
+    """
+    names = [name for name in dimensions if name not in ("G", "H")]
+    boxes = [*list_boxes(case, names, LARGEST_EVIDENCE)]
+    if len(boxes) == 1 and names and layout_of(case).sizes[names[0]] > 1:  # one for each batch element or row as well
+        first = layout_of(case).sizes[names[0]]
+        boxes += [{names[0]: Part(i, 1)} for i in range(min(first, 2 * PIECES))]
+    found = {True: 0, False: 0}
+    for box in boxes:
+        fails = any(array[places_of(case, name, box, array.shape)].any() for name, array in wrong.items())
+        if found[fails] < PIECES:
+            found[fails] += 1
+            part, own = cut_box(case, answers, box)
+            if count_numbers(part) <= 4 * LARGEST_EVIDENCE:
+                evidence = weigh(Call(part), own)
+                if evidence is not None:
+                    yield evidence

@@ -1,0 +1,167 @@
+"""`compare` and `conformance compare-arrays`: results that were computed elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import conformance
+import reference_numpy
+from conformance import Causal, KeyLengths
+from conformance.cases.arguments import arguments
+from conformance.cases.facts import operation_facts
+from conformance.judge import given_results
+from conformance.sampling.operations import operation_cases
+from tests.support.helpers import OPERATIONS, Case, command, draw_cases
+
+generator = np.random.default_rng(0)
+attention = reference_numpy.attention
+
+
+DTYPES = ("float32", "bfloat16", "float64")
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return generator.normal(size=shape).astype(np.float32)
+
+
+def swap(array: np.ndarray) -> np.ndarray:
+    return np.swapaxes(array, 1, 2)
+
+
+QUERY, KEY, VALUE, COTANGENT = numbers(2, 4, 6, 8), numbers(2, 2, 9, 8), numbers(2, 2, 9, 5), numbers(2, 4, 6, 5)
+GIVEN: dict[str, Any] = {"query": QUERY, "key": KEY, "value": VALUE}
+
+
+def call_of(case: Case) -> tuple[Any, dict[str, Any]]:
+    """What the definition returns for a case, and what `compare` is given beside it."""
+    positional, keywords = arguments(case.operation, case.inputs, case.options)
+    function = getattr(reference_numpy, case.operation)
+    given = dict(zip(operation_facts(case.operation).arguments, positional, strict=True))
+    beside = {name: value for name, value in (given | keywords).items() if value is not None or name in given}
+    returned = function(*positional, **keywords)
+    if case.cotangents:
+        cotangents = case.cotangents
+        gradients = getattr(reference_numpy, f"{case.operation}_vjp")(*positional, *cotangents.values(), **keywords)
+        beside |= {"cotangent": cotangents, "gradients": gradients}
+    return returned, beside
+
+
+def enlarge(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        first, *others = value
+        parts = [enlarge(first), *others]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return (np.asarray(value, float) * 1.25).astype(np.asarray(value).dtype)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_operation_is_judged_whole_and_in_parts(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = 0
+    for _, case in draw_cases(operation_cases(operation, dtypes=DTYPES), 4, 1):
+        returned, given = call_of(replace(case, memory={}, constants=()))
+        whole = conformance.compare(operation, returned, **given)
+        assert whole.conforms, whole
+        with monkeypatch.context() as patch:
+            patch.setattr(given_results, "LARGEST_PART", 60)
+            parts = conformance.compare(operation, returned, **given)
+        assert parts.error_ratio == pytest.approx(whole.error_ratio, rel=1e-3)
+        wrong += not conformance.compare(operation, enlarge(returned), **given)
+    assert wrong
+
+
+@pytest.mark.parametrize(
+    ("got", "given", "mistake"),
+    [
+        (attention(QUERY, KEY, VALUE), {"mask": Causal(3)}, "masks.ignored"),
+        (attention(QUERY, KEY, VALUE, scale=1.0), {}, "scores.default-scale"),
+        (attention(QUERY, np.tile(KEY, (1, 2, 1, 1)), np.tile(VALUE, (1, 2, 1, 1))), {}, "heads.modulo"),
+    ],
+)
+def test_a_known_mistake_is_named(got: np.ndarray, given: dict[str, Any], mistake: str) -> None:
+    found = conformance.compare("attention", got, **GIVEN, **given)
+    assert not found
+    assert found.diagnosis is not None
+    assert found.diagnosis.id == mistake
+
+
+def test_what_is_wrong_is_told_with_its_place() -> None:
+    got = attention(QUERY, KEY, VALUE)
+    got[1, 2, 4:] = 0
+    found = conformance.compare("attention", got, **GIVEN)
+    assert (found.worst.index[:2], found.worst.got, found.worst.level) == ((1, 2), 0.0, "core")
+    told = str(found)
+    assert told.startswith("attention is wrong at core (robust); the largest error is ")
+    assert "output is wrong in one of 2 batch elements: 1, in one of 4 heads: 2, in queries from 4 on (of 6)" in told
+
+
+def test_arrays_in_a_functions_own_conventions() -> None:
+    layout = {name: swap(array) for name, array in GIVEN.items()}
+    assert conformance.compare("attention", swap(attention(QUERY, KEY, VALUE)), layout="BTHD", **layout)
+    tiled = attention(QUERY, np.tile(KEY, (1, 2, 1, 1)), np.tile(VALUE, (1, 2, 1, 1)))
+    assert conformance.compare("attention", tiled, conventions="heads=tiled", **GIVEN)
+    masked = ~reference_numpy.materialize(KeyLengths([9, 4]), 6, 9, batch=2)
+    got = attention(QUERY, KEY, VALUE, mask=~masked)
+    assert conformance.compare("attention", got, mask=masked, conventions="polarity=masked", **GIVEN)
+    assert not conformance.compare("attention", got, mask=masked, **GIVEN)
+    rounded = attention(QUERY.astype(ml_dtypes.bfloat16).astype(np.float32), KEY, VALUE)
+    assert not conformance.compare("attention", rounded, **GIVEN)
+    assert conformance.compare("attention", rounded, conventions="products=bfloat16", **GIVEN)
+
+
+def test_frameworks_arrays() -> None:
+    torch = pytest.importorskip("torch")
+    given = {name: torch.from_numpy(array).bfloat16() for name, array in GIVEN.items()}
+    got = torch.nn.functional.scaled_dot_product_attention(*given.values(), enable_gqa=True)
+    assert conformance.compare("attention", got, **given)
+    assert "dtype" in str(conformance.compare("attention", got.float(), **given))
+
+
+@pytest.mark.parametrize(
+    ("operation", "given", "error", "message"),
+    [
+        ("attentions", {}, ValueError, "operation: got 'attentions'"),
+        ("attention", {"keys": KEY}, TypeError, "attention: .*'keys'"),
+        ("attention", {"query": QUERY[0]}, ValueError, "query"),
+        ("attention", {"profile": "lax"}, ValueError, "profile"),
+        ("attention", {"conventions": "causal=top_left"}, ValueError, "one result says nothing of"),
+        ("attention", {"gradients": {"query": QUERY}}, ValueError, "cotangent"),
+    ],
+)
+def test_what_cannot_be_judged(operation: str, given: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        conformance.compare(operation, COTANGENT, **GIVEN | given)
+
+
+def test_arrays_in_files(tmp_path: Path) -> None:
+    gradients = reference_numpy.attention_vjp(QUERY, KEY, VALUE, COTANGENT, mask=Causal(3))
+    right = GIVEN | {"output": attention(QUERY, KEY, VALUE, mask=Causal(3)), "cotangent": COTANGENT}
+    right |= {"mask": reference_numpy.materialize(Causal(3), 6, 9), "scale": np.float32(8**-0.5)}
+    right |= {f"gradient.{name}": getattr(gradients, name) for name in GIVEN}
+    np.savez(tmp_path / "right.npz", **right)
+    np.savez(tmp_path / "wrong.npz", **right | {"gradient.key": 2 * gradients.key})
+    words = ("compare-arrays", "--operation", "attention")
+    code, told = command(*words, tmp_path / "right.npz")
+    assert (code, told.startswith("attention conforms (robust); the largest error is 0.0")) == (0, True)
+    code, told = command(*words, tmp_path / "wrong.npz")
+    assert (code, "ATT-12: the gradient of key is multiplied by 2" in told) == (1, True)
+    np.savez(tmp_path / "inputs.npz", **GIVEN)
+    code, told = command(*words, tmp_path / "inputs.npz", "--set", "mask=causal")
+    assert (code, told.startswith("the file has no result: expected output or logsumexp")) == (2, True)
+
+
+def test_projections_in_safetensors(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    given = {"x": numbers(3, 5), "inner.weight": numbers(5, 7), "inner.bias": numbers(7), "outer.weight": numbers(7, 5)}
+    parameters = reference_numpy.feed_forward(*arguments("feed_forward", given, {})[0], activation="gelu")
+    save_file(given | {"output": parameters}, tmp_path / "right.safetensors")
+    words = ("compare-arrays", tmp_path / "right.safetensors", "--operation", "feed_forward")
+    assert command(*words, "--set", "activation=gelu")[0] == 0
+    code, told = command(*words)
+    assert (code, "FFN-1" in told) == (1, True)
