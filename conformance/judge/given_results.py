@@ -35,6 +35,7 @@ from conformance.oracle.reference import balls_available, oracle
 from conformance.runner.dimensions import Part, array_axes, layout_of, resize_array, take_parts
 from conformance.sampling.strategies import roundings
 from conformance.subjects.conventions import (
+    FEATURES_LAST,
     invert_mask,
     map_dense_masks,
     permute_head_axis,
@@ -82,7 +83,6 @@ class Comparison:
         operation: Its name.
         profile: What decides the verdict: "core", "robust" or "strict".
         findings: The largest error of each result and gradient, or what else is wrong with it.
-        shapes: Shapes of the inputs by name.
         pattern: Where the first wrong result is wrong; None where nothing is.
         diagnosis: The known mistake that explains the results; None where none does.
         condition: Where in the results the mistake shows; None where it shows everywhere.
@@ -91,7 +91,6 @@ class Comparison:
     operation: str
     profile: str
     findings: tuple[Finding, ...]
-    shapes: Mapping[str, tuple[int, ...]]
     pattern: Pattern | None = None
     diagnosis: Diagnosis | None = None
     condition: Condition | None = None
@@ -177,7 +176,7 @@ def compare(
         case, answers = translate(case, answers, layout, chosen)
         require_shapes(case, answers)
     except WrongAnswer as error:
-        return Comparison(operation, profile, (Finding(error.name, math.inf, detail=error.detail),), shapes_of(case))
+        return Comparison(operation, profile, (Finding(error.name, math.inf, detail=error.detail),))
     with np.errstate(all="ignore"):
         return judge_answers(case, answers, profile)
 
@@ -251,7 +250,7 @@ def translate(case: Case, answers: Answers, layout: str, conventions: Mapping[st
         case = replace(case, options=case.options | {"mask": map_dense_masks(case.options["mask"], invert_mask)})
     if layout == "BTHD":
         case = swap_layout(case)
-        swapped = {"output", *map(gradient_name, ("query", "key", "value"))}
+        swapped = {*map(gradient_name, FEATURES_LAST), *(("output",) if case.operation == "attention" else ())}
         answers = {name: swap_axes(array) if name in swapped else array for name, array in answers.items()}
     tiled = tiled_order(case) if conventions.get("heads") == "tiled" else None
     if tiled is not None:
@@ -274,10 +273,6 @@ def require_shapes(case: Case, answers: Answers) -> None:
         raise ValueError("the exact results of so large a call in float64 take minutes: compare a part of it")
     if case.dtype == "float64" and not balls_available():
         raise ValueError("float64 needs python-flint, which is not installed")
-
-
-def shapes_of(case: Case) -> dict[str, tuple[int, ...]]:
-    return {name: array.shape for name, array in case.inputs.items()}
 
 
 # --- parts of a call --------------------------------------------------------------------------------------------------
@@ -317,8 +312,8 @@ def list_boxes(case: Case, names: Sequence[str], most: int) -> Iterator[Box]:
     sizes, pieces, total = layout_of(case).sizes, dict[str, int](), count_numbers(case)
     for name in names:
         needed = -(-total // most)
-        pieces[name] = min(needed, sizes[name])
-        total = -(-total // max(pieces[name], 1))
+        pieces[name] = max(min(needed, sizes[name]), 1)
+        total = -(-total // pieces[name])
     starts = {name: [sizes[name] * i // count for i in range(count + 1)] for name, count in pieces.items()}
     parts = [[Part(a, b - a) for a, b in pairwise(edges)] for edges in starts.values()]
     for chosen in product(*parts):
@@ -366,7 +361,7 @@ def judge_answers(case: Case, answers: Answers, profile: str) -> Comparison:
         part, own = cut_box(case, answers, box)
         exact, bounds = oracle(part), bound(part)
         for found in judge(part, own, exact, bounds):
-            if box:
+            if box and found.index:
                 starts = starts_in(case, found.name, box)
                 found = replace(found, index=tuple(i + start for i, start in zip(found.index, starts, strict=True)))
             findings[found.name] = worst([findings.get(found.name, found), found])
@@ -374,7 +369,7 @@ def judge_answers(case: Case, answers: Answers, profile: str) -> Comparison:
             beyond = ratio(own[name].astype(float), exact[name], bounds[name], str(own[name].dtype)) > 1
             if beyond.any():
                 wrong[name][places_of(case, name, box, wrong[name].shape)] = beyond
-    comparison = Comparison(case.operation, profile, tuple(findings.values()), shapes_of(case))
+    comparison = Comparison(case.operation, profile, tuple(findings.values()))
     first = next((name for name in answers if wrong[name].any()), None)
     if first is None:
         return comparison

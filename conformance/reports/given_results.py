@@ -21,7 +21,7 @@ def describe_comparison(comparison: Comparison) -> str:
     verdict = "conforms" if comparison.conforms else f"is wrong at {comparison.worst.level}"
     largest = f"the largest error is {comparison.error_ratio:.3g} bounds"
     told = [f"{comparison.operation} {verdict} ({comparison.profile}); {largest}"]
-    told += [describe_finding(one) for one in comparison.findings if one.ratio > 1]
+    told += [f"{one.level}: {describe_finding(one)}" for one in comparison.findings if one.ratio > 1]
     pattern = comparison.pattern
     if pattern is not None:
         places = [vars(one) | {"axis": list(one.axis)} for one in pattern.places]

@@ -114,6 +114,18 @@ def test_arrays_in_a_functions_own_conventions() -> None:
     assert conformance.compare("attention", rounded, conventions="products=bfloat16", **GIVEN)
 
 
+def test_no_queries() -> None:
+    found = conformance.compare("attention", numbers(2, 4, 0, 5), **GIVEN | {"query": QUERY[:, :, :0]})
+    assert (found.conforms, found.error_ratio) == (True, 0.0)
+
+
+def test_the_log_sum_exp_beside_the_output() -> None:
+    logsumexp = reference_numpy.attention_logsumexp(QUERY, KEY)
+    assert conformance.compare("attention", (attention(QUERY, KEY, VALUE), logsumexp), **GIVEN)
+    found = conformance.compare("attention", (attention(QUERY, KEY, VALUE), logsumexp + 1), **GIVEN)
+    assert [finding.name for finding in found.findings if finding.ratio > 1] == ["logsumexp"]
+
+
 def test_frameworks_arrays() -> None:
     torch = pytest.importorskip("torch")
     given = {name: torch.from_numpy(array).bfloat16() for name, array in GIVEN.items()}
