@@ -11,6 +11,7 @@ import typing as _typing
 from reference_numpy.attention import *
 from reference_numpy.attention_vjp import *
 from reference_numpy.blocks import *
+from reference_numpy.blocks_vjp import *
 from reference_numpy.embedding import *
 from reference_numpy.embedding_vjp import *
 from reference_numpy.feed_forward import *
@@ -27,37 +28,18 @@ from reference_numpy.positions_vjp import *
 from reference_numpy.rotary import *
 from reference_numpy.rotary_vjp import *
 from reference_numpy.transformer import *
+from reference_numpy.transformer_vjp import *
 from specification.exports import LAZY_MODULES as _LAZY_MODULES
 from specification.exports import lazy_names as _lazy_names
 from specification.exports import public_names as _public_names
 
 if _typing.TYPE_CHECKING:
-    from reference_numpy.blocks_vjp import *
     from reference_numpy.decoding import *
     from reference_numpy.generation import *
     from reference_numpy.initializers import *
     from reference_numpy.models import *
     from reference_numpy.optimizers import *
     from reference_numpy.schedules import *
-    from reference_numpy.transformer_vjp import *
 
-_GRADIENTS = {
-    "blocks_vjp": ("DecoderBlockGradients", "EncoderBlockGradients", "decoder_block_vjp", "encoder_block_vjp"),
-    "transformer_vjp": (
-        "DecoderGradients",
-        "EncoderGradients",
-        "ImageEmbeddingGradients",
-        "TransformerGradients",
-        "classifier_vjp",
-        "decoder_vjp",
-        "embed_image_vjp",
-        "embed_vjp",
-        "encoder_vjp",
-        "language_model_vjp",
-        "pool_vjp",
-        "transformer_vjp",
-    ),
-}
-
-_lazy, __getattr__ = _lazy_names(__name__, _LAZY_MODULES | _GRADIENTS)
+_lazy, __getattr__ = _lazy_names(__name__, _LAZY_MODULES)
 __all__ = sorted([*_public_names(globals()), *_lazy])

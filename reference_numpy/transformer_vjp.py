@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-import reference_numpy.blocks_vjp  # noqa: F401  (tells the tape the gradients of a block's steps)
 from reference_numpy.dtypes import widen
 from reference_numpy.tape import gradient_of, vjp
 from reference_numpy.transformer import (

@@ -15,7 +15,8 @@ LAZY_MODULES = {
     "optimizers": ("adam_start", "adam_step", "clip_by_global_norm", "sgd_start", "sgd_step"),
     "schedules": ("cosine_decay", "inverse_square_root", "linear_warmup"),
 }
-"""The names of modules that no operation of a model needs, the same in all three implementations."""
+"""The names of modules that no operation of a model needs, the same in all three implementations. None of them has a
+function of its own name: the module would take its place in the package."""
 
 
 def public_names(namespace: Mapping[str, object]) -> list[str]:

@@ -157,7 +157,7 @@ def test_translate_on_the_command_line(whole: Path, tmp_path: Path) -> None:
     assert len(lines) == 2
     beside = command("translate", whole, "--package", "reference_numpy", input="forty-two\n\nsix\n")
     assert beside.exit_code == 2
-    assert beside.output.splitlines()[:3] == [lines[0], "", lines[1]]
+    assert beside.stdout.splitlines() == [lines[0], "", lines[1]]
     assert "line 2: '' has no words" in beside.output
 
 
