@@ -120,14 +120,13 @@ def attention_weights(
         query, key, None, bias=bias, scale=scale, softcap=softcap, sinks=sinks, empty_rows=empty_rows
     )  # fmt: skip
     (B, H, Q, _), K = query.shape, key.shape[2]
-    mask = checked_mask(mask, Q, K, B, H)
-    require_dtype(compute_dtype_name(dtype_name(query)))
-    key = repeat_heads(key, H)
+    mask, dtype = checked_mask(mask, Q, K, B, H), query.dtype
+    query, key, bias, sinks = widen(query), repeat_heads(widen(key), H), widen(bias), widen(sinks)
     allowed, bias = visible_pairs(mask, bias, (B, H, Q), K)
     scores = attention_scores(query, key, allowed, bias=bias, scale=scale, softcap=softcap)
     weights, _ = softmax(scores, allowed, sinks)
     weights, _ = fill_empty_rows(weights, allowed, empty_rows)
-    return cast(weights, query.dtype)
+    return cast(weights, dtype)
 
 
 def attention_logsumexp(
@@ -155,8 +154,7 @@ def attention_logsumexp(
     checks.attention(query, key, None, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
     (B, H, Q, _), K = query.shape, key.shape[2]
     mask = checked_mask(mask, Q, K, B, H)
-    require_dtype(compute_dtype_name(dtype_name(query)))
-    key = repeat_heads(key, H)
+    query, key, bias, sinks = widen(query), repeat_heads(widen(key), H), widen(bias), widen(sinks)
     allowed, bias = visible_pairs(mask, bias, (B, H, Q), K)
     scores = attention_scores(query, key, allowed, bias=bias, scale=scale, softcap=softcap)
     _, logsumexp = softmax(scores, allowed, sinks)

@@ -24,7 +24,7 @@ from jax_impl.masks import allowed_pairs
 # The steps are compiled one by one, for calls outside jax.jit. Eager JAX compiles every operation for every new shape,
 # and one call of attention with its gradients has about ninety of them. Compiled as one they would be compiled anew for
 # every new combination of shapes, mask and options: with what is in the cache from other calls that takes more than
-# twice as long. Each step widens its own inputs, because a conversion alone is compiled as long as a small step.
+# twice as long.
 
 
 @jax.custom_vjp
@@ -91,7 +91,6 @@ def attention_scores(
     softcap: Any,
 ) -> Float[jax.Array, "B H Q K"]:
     """softcap(scale * query . key) + bias for the allowed pairs, 0 for the others (ATT-1 to ATT-4)."""
-    query = widen(query)
     # The scale is on the query: of a product and the difference from its maximum XLA makes one rounding, and a large
     # score would lie far from the maximum that was rounded.
     query = query * jnp.asarray(resolve_scale(scale, query.shape[-1]), query.dtype)
@@ -123,7 +122,6 @@ def softmax(
 
     No gradient runs through the maximum: it cancels out of both results, and would only leave rounding errors behind.
     """
-    sinks = widen(sinks)
     maximum = jnp.max(stop_gradient(scores), axis=-1, where=allowed, initial=-jnp.inf, keepdims=True)
     if sinks is not None:
         maximum = jnp.maximum(maximum, stop_gradient(sinks)[:, None, None])
@@ -142,7 +140,6 @@ def softmax(
     return weights, jnp.where(empty, -jnp.inf, maximum + jnp.log(total))[..., 0]
 
 
-@partial(jax.jit, static_argnums=2)
 def fill_empty_rows(
     weights: Float[jax.Array, "B H Q K"], allowed: Bool[jax.Array, "#B #H #Q #K"], empty_rows: str
 ) -> tuple[Float[jax.Array, "B H Q K"], Bool[jax.Array, "#B #H #Q #K"]]:
@@ -161,8 +158,8 @@ def resolve_scale(scale: Any, width: int) -> Any:
 
 @partial(jax.jit, static_argnums=1)
 def repeat_heads(array: Float[jax.Array, "B G K W"], num_heads: int) -> Float[jax.Array, "B H K W"]:
-    """One key or value head for every query head, widened: query head h reads head h // (H / G) (ATT-7)."""
-    return jnp.repeat(widen(array), num_heads // max(array.shape[1], 1), axis=1)
+    """One key or value head for every query head: query head h reads head h // (H / G) (ATT-7)."""
+    return jnp.repeat(array, num_heads // max(array.shape[1], 1), axis=1)
 
 
 @partial(jax.jit, static_argnums=(2, 3))
@@ -172,7 +169,7 @@ def visible_pairs(
     query_shape: tuple[int, int, int],
     key_length: int,
 ) -> tuple[Bool[jax.Array, "B H Q K"], Float[jax.Array, "B H Q K"] | None]:
-    """Which pairs count, and the bias, widened; -inf in the bias forbids a pair (ATT-3).
+    """Which pairs count, and the bias; -inf in the bias forbids a pair (ATT-3).
 
     Both come in their full shape: outside `jax.jit` JAX compiles each of the pieces anew for every shape it meets.
     """
@@ -180,12 +177,10 @@ def visible_pairs(
     allowed = jnp.broadcast_to(allowed_pairs(mask, query_shape[2], key_length), shape)
     if bias is None:
         return allowed, None
-    bias = widen(bias)
     bias = jnp.broadcast_to(bias if bias.ndim == 4 else bias[None, None], shape)
     return allowed & (bias != -jnp.inf), bias
 
 
-@partial(jax.jit, static_argnums=2)
 def dropout_factor(keep: Bool[jax.Array, "..."], rate: Any, dtype: Any) -> Float[jax.Array, "..."]:
     """keep / (1 - rate), with which weights are multiplied; no mask, so 0 * NaN is NaN (ATT-11)."""
     return jnp.where(keep, 1 / (1 - jnp.asarray(rate, dtype)), 0)
@@ -216,7 +211,8 @@ def reference_attention(
         The output [B, H, Q, V] and the log-sum-exp [B, H, Q], both in the dtype in which everything is computed.
     """
     (B, H, Q, _), K = query.shape, key.shape[2]
-    key, value = repeat_heads(key, H), repeat_heads(value, H)
+    query, key, value = widen(query), repeat_heads(widen(key), H), repeat_heads(widen(value), H)
+    bias, sinks = widen(bias), widen(sinks)
     allowed, bias = visible_pairs(mask, bias, (B, H, Q), K)
     scores = attention_scores(query, key, allowed, bias=bias, scale=scale, softcap=softcap)
     weights, logsumexp = softmax(scores, allowed, sinks)

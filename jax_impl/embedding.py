@@ -41,7 +41,6 @@ def embedding(
     return cast(rows * math.sqrt(table.shape[1]) if scaled else rows, table.dtype)
 
 
-@jax.jit
 def take_rows(table: Float[jax.Array, "N E"], ids: Integer[jax.Array, "..."]) -> Float[jax.Array, "... E"]:
     """table[ids] with NaN for what lies outside, where JAX's default would take the nearest row, or count backwards."""
     return table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)

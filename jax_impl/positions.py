@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Integer
 
-from jax_impl.dtypes import cast, compiled, require_dtype, widen
+from jax_impl.dtypes import cast, require_dtype, widen
 from jax_impl.embedding import take_rows
 from specification import checks
 from specification.dtypes import dtype_name
@@ -149,18 +147,11 @@ def relative_position_bias(
     """
     checks.relative_position_bias(table, query_length, key_length, bidirectional, furthest, offset)
     bucket = buckets_of(query_length, key_length, offset, table.shape[0], bidirectional, furthest)
-    return bias_of_buckets(table, bucket)
-
-
-@compiled
-def bias_of_buckets(table: Float[jax.Array, "N H"], bucket: Integer[jax.Array, "Q K"]) -> Float[jax.Array, "1 H Q K"]:
-    """The table's rows with the heads as the second axis."""
     # The whole table is widened, not the rows taken, so that its gradient adds up in the wider dtype.
     rows = take_rows(widen(table), bucket)
     return cast(jnp.moveaxis(rows, -1, 0)[None], table.dtype)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 3, 4, 5))
 def buckets_of(
     query_length: int, key_length: int, offset: int, count: int, bidirectional: bool, furthest: int
 ) -> Integer[jax.Array, "Q K"]:
