@@ -38,6 +38,8 @@ class Target:
             raise ValueError(f"arrays must be one of {', '.join(FRAMEWORKS)}, got {self.arrays!r}")
         function = self.function() if function is None else function
         framework: Any = FRAMEWORKS[self.arrays](self.device)
+        if (self.arrays, self.device) == ("torch", "cuda") and not framework.torch.cuda.is_available():
+            raise ValueError("device: PyTorch sees no GPU")
         declaration = declaration_of(function, framework.name != "numpy", **self.given)
         vjp = load(declaration.vjp) if isinstance(declaration.vjp, str) else declaration.vjp
         declaration = replace(declaration, vjp=vjp, compiled=framework.name == "jax")
