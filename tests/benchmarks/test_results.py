@@ -467,7 +467,7 @@ def test_a_subject_of_ones_own(inside: None, monkeypatch: pytest.MonkeyPatch, tm
     mine, sizes = f"{tmp_path / 'my_layer_norm.py'}:MINE", "layer norm, B=2, T=64, D=32"
     code, output = command("run", "--quick", "--case", sizes, "--only", "my layer", "--with", mine, "--json", path)
     assert (code, "memory is not estimated" in output) == (0, False)
-    assert "above 1, NAME is ahead. NAME is our default engine, or the first subject with a time if" in output
+    assert "NAME is our default engine; if it has no time, the first subject of --list that has one" in output
     assert [one["subjects"][0]["status"] for one in read(path)["cases"]] == ["measured"] * 2
     del sys.modules["my_layer_norm"]
     (tmp_path / "json.py").write_text("")
