@@ -15,6 +15,7 @@ from conformance.cases.options import (
     document_options,
     options_of,
     read_number,
+    read_options,
     read_pairs,
     refuse_mapping,
     refuse_unknown,
@@ -382,7 +383,7 @@ def declare(supports: Names | None = None, /, **options: Unpack[DeclarationOptio
     if callable(supports):
         raise TypeError("declare takes options and returns a decorator: write @declare(...)")
     given = {"supports": supports, **options}
-    refuse_unknown("unknown option", given, options_of(DeclarationOptions))
+    read_options(DeclarationOptions, given)  # what is wrong is told where it stands
 
     def decorate(function: Any) -> Any:
         function.conformance = {name: value for name, value in given.items() if value is not None}
