@@ -107,7 +107,7 @@ def test_unknown_declaration() -> None:
     unknown: dict[str, Any] = {"tiles": (8, 8)}
     with pytest.raises(ValueError, match="unknown option: got 'tiles', expected one of supports, dtypes"):
         conformance.declare(**unknown)
-    with pytest.raises(ValueError, match="dtypes: got 'float8', expected one of .*; did you mean float"):
+    with pytest.raises(ValueError, match=r"dtypes: got 'float8', expected one of .*; did you mean float"):
         conformance.declare(dtypes=["float8"])
 
 
