@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from conformance.side_by_side.drift import drifts
+from conformance.side_by_side.sources import ROOT
 from study import divergences
-from study.drift import drifts
 from study.results import BENCHMARKS, CONFORMANCE, TRAINING, gather
 from study.site import build
-from study.sources import ROOT
 
 
 def main() -> None:
@@ -48,13 +48,13 @@ def alignment_lines(found: Sequence[str]) -> list[str]:
     """Return what a reader of the pages should know of steps that stand alone; nothing where the columns align.
 
     Args:
-        found: the differences, as `study.drift.drifts` returns them.
+        found: the differences, as `conformance.side_by_side.drift.drifts` returns them.
     """
     if not found:
         return []
     first = (
         "The code is shown as it is, and no number changes. But here the columns do not align, and the page gives no "
-        "reason (study/idioms.toml):"
+        "reason (conformance/side_by_side/idioms.toml):"
     )
     return [first, *(f"  {message}" for message in found)]
 

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from conformance.reports.content import real
 from conformance.reports.tables import ratio, worst_of
+from conformance.side_by_side.rules import rule_texts
+from conformance.side_by_side.sources import LABELS
 from specification import MODEL_RULES
 from study.grids import moment
-from study.rules import rule_texts
-from study.sources import LABELS
 
 Content = dict[str, Any]
 

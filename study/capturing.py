@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
-from study.sources import ROOT
+from conformance.side_by_side.sources import ROOT
 
 Captured = dict[tuple[str, str], Any]
 """By (function, name): the last array that the function gave that name, at the first call that had it."""

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment
 
+from conformance.side_by_side.operations import OPERATIONS
 from specification.parameters import DecoderBlock, EncoderBlock
 from study.drawing import GAP, TALL, Box, Column, Drawing, Frame, Label
-from study.operations import OPERATIONS
 
 WIDTH = 360
 """Of every drawing: what a phone shows without scrolling."""

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import Environment
 
+from conformance.side_by_side.operations import OPERATIONS
+from conformance.side_by_side.sources import LABELS
 from specification.configuration import Configuration
 from specification.dialects import DIALECTS
 from specification.masks import KeyPadding
@@ -15,9 +17,7 @@ from study.checkpoints import small
 from study.correspondence import correspondence, lines
 from study.dialect_texts import about, call, hyperparameters, in_words, option_text, optional, structure_facts
 from study.dialects import Option, Studied, agreement, missing, studied
-from study.operations import OPERATIONS
 from study.pages import paragraphs
-from study.sources import LABELS
 
 PAGES = {
     "norm_order": "blocks", "norm": "norm_variants", "norm_eps": "layer_norm", "activation": "feed_forward",

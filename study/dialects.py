@@ -17,13 +17,13 @@ from conformance.models.agreement import call_model, round_inputs
 from conformance.models.error_propagation import carried_bound
 from conformance.models.stepwise import framework_of
 from conformance.models.structures import widen_parameters
+from conformance.side_by_side.sources import PACKAGES
 from reference_numpy import Model
 from specification.configuration import Configuration
 from specification.fitting import misfits
 from specification.parameters import Embedding, ImageEmbedding
 from study.checkpoints import Small, drawn, small
 from study.examples.running import disagreement, distance, ratio
-from study.sources import PACKAGES
 from study.structures import every, fused, per_head, without_tables
 
 TABLES = ("learned", "after_padding")

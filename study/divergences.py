@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from conformance.peers import rows
 from conformance.peers.rows import Row, Run
-from study.sources import ROOT
+from conformance.side_by_side.sources import ROOT
 
 MATRIX = ROOT / "docs/divergences.json"
 HOW = "make peers"

@@ -12,9 +12,9 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
-from study.columns import INLINED
-from study.operations import Place, page_of
-from study.sources import LABELS, PACKAGES, ROOT
+from conformance.side_by_side.columns import INLINED
+from conformance.side_by_side.operations import Place, page_of
+from conformance.side_by_side.sources import LABELS, PACKAGES, ROOT
 
 SHARED = "specification"
 

@@ -9,13 +9,13 @@ from latex2mathml.converter import convert
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
-from study.columns import Columns, Row, side_by_side
+from conformance.side_by_side.columns import Columns, Row, side_by_side
+from conformance.side_by_side.drift import reason
+from conformance.side_by_side.marking import Piece, marked
+from conformance.side_by_side.rules import RuleText, rule_texts
+from conformance.side_by_side.sources import LABELS, PACKAGES, Function, Step
 from study.divergences import Matrix
-from study.drift import reason
 from study.lessons import Symbol
-from study.marking import Piece, marked
-from study.rules import RuleText, rule_texts
-from study.sources import LABELS, PACKAGES, Function, Step
 
 MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from study.sources import address
+from conformance.side_by_side.sources import address
 
 FOLDER = Path(__file__).parent / "playground"
 DEFINITION = "reference_numpy/attention_steps.py"

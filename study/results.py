@@ -27,10 +27,10 @@ from typing import Generic, NamedTuple, TypeVar
 
 from benchmarks.results.result import read as read_benchmarks
 from conformance.reports.comparison import read_report
+from conformance.side_by_side.sources import ROOT
 from study import divergences
 from study.agreement import Agreement, agreement
 from study.divergences import Matrix
-from study.sources import ROOT
 from study.timings import Timings, timings
 from study.training import Training, training
 

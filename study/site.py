@@ -9,14 +9,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from conformance.side_by_side.drift import summary
+from conformance.side_by_side.operations import MASK_RULES, OPERATIONS, Operation
+from conformance.side_by_side.rules import letters, rule_texts
+from conformance.side_by_side.sources import LABELS, PACKAGES, address, functions_of
 from specification.dialects import DIALECTS
 from study import diagram, dialect_pages, elsewhere, lessons, pages, playing, training, walk
-from study.drift import summary
 from study.examples.parts import figure
-from study.operations import MASK_RULES, OPERATIONS, Operation
 from study.results import Results, kept
-from study.rules import letters, rule_texts
-from study.sources import LABELS, PACKAGES, address, functions_of
 
 PARTS = (
     ("idea", "Idea"), ("example", "Example"), ("formula", "Formula"), ("code", "Code"), ("gradients", "Gradients"),

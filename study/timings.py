@@ -10,9 +10,9 @@ from benchmarks.results.plots import slug
 from benchmarks.results.result import device_memory
 from benchmarks.results.scaling import in_words
 from benchmarks.results.tables import case_table, ceiling_lines, legend, milliseconds, other_lines, times, title_of
+from conformance.side_by_side.sources import LABELS
 from study.grids import Grid, grid, moment
 from study.plots import Plots, plots
-from study.sources import LABELS
 
 Result = dict[str, Any]
 MEASURED, FAILED = "measured", "failed"

@@ -12,10 +12,10 @@ import numpy as np
 from jinja2 import Environment
 from markupsafe import Markup
 
-from study.marking import tokens
-from study.operations import OPERATIONS
+from conformance.side_by_side.marking import tokens
+from conformance.side_by_side.operations import OPERATIONS
+from conformance.side_by_side.sources import ROOT
 from study.pages import MARKDOWN, html
-from study.sources import ROOT
 
 FILE = ROOT / "examples/one_query.py"
 LARGEST = 100

@@ -87,6 +87,10 @@ def decode(value: Any) -> Any:
 
 
 def decode_array(value: dict[str, Any]) -> np.ndarray:
-    dtype = np.dtype(ml_dtypes.bfloat16 if value["array"] == "bfloat16" else value["array"])
+    dtype = dtype_of(value["array"])
     raw = np.frombuffer(zlib.decompress(base64.b64decode(value["data"])), dtype.newbyteorder("<"))
     return raw.astype(dtype).reshape(value["shape"]).copy()
+
+
+def dtype_of(name: str) -> np.dtype:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

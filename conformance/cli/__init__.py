@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -11,7 +12,8 @@ from conformance.cli.lazy_group import lazy_group
 
 COMMANDS = (
     *("check", "compare-arrays", "replay", "run", "compare", "port", "trace", "watch"),
-    *("selftest", "definition", "rules", "show", "dev"),
+    *("definition", "rules", "show"),
+    *(("selftest", "dev") if find_spec("conformance.selftest") else ()),  # a wheel has neither
 )
 
 app = typer.Typer(

@@ -14,8 +14,8 @@ def show(
     head: Annotated[bool, typer.Option(help="also show signatures")] = False,
 ) -> None:
     """Show the three implementations side by side, step by step, below their rules."""
-    from study.operations import find, nearest
-    from study.terminal import shown
+    from conformance.side_by_side.operations import find, nearest
+    from conformance.side_by_side.terminal import shown
 
     try:
         found = find(name)

@@ -16,14 +16,14 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.encoding import encode
+from conformance.checks.encoding import decode, encode
 from conformance.checks.results import Violation
 from conformance.judge.smallest_case import shrink_violations
 from conformance.judge.trial import try_probe
 from conformance.models.minilm import encode_texts, find_folder
 from conformance.models.stepwise import record_steps
 from conformance.models.structures import widen_parameters
-from conformance.operations.corpus import HERE
+from conformance.operations.corpus import HERE, manifest, read_lines, write_cases
 from conformance.operations.probes import probes_of
 from conformance.runner.in_process import Runner
 from conformance.selftest.selftest import everything_planted
@@ -41,6 +41,8 @@ SENTENCES = (
     "The picture is a primer on what happens when lack of know how mixes with lack of give a damn.",
 )
 """Of movie reviews, from the source of vaderSentiment 3.3.2 (MIT License, Copyright (c) 2016 C.J. Hutto)."""
+HEADS = 4
+"""Heads that are kept of a layer, those with the largest scores: all would be half of the corpus."""
 LARGEST = 100_000
 """Characters of one case at most, so that the corpus stays small."""
 
@@ -59,17 +61,19 @@ def failing() -> Iterator[tuple[str, tuple[str, ...], Violation]]:
 
 
 def harvest_cases() -> Iterator[dict[str, Any]]:
-    """Queries, keys and values of three layers on two sentences of differing lengths, in three dtypes."""
+    """Queries, keys and values of three layers on two sentences of differing lengths, each in another dtype."""
     parameters, configuration = read_folder(find_folder())
     model, batch = Model(widen_parameters(parameters), configuration), encode_texts(SENTENCES)
     steps, _ = record_steps(model, (batch.tokens,), {"key_padding": batch.keep})
     generator = np.random.default_rng(SEED)
-    for layer, dtype in ((0, "float32"), (2, "float32"), (5, "float32"), (2, "bfloat16"), (5, "float16")):
+    for layer, dtype in ((0, "float32"), (2, "bfloat16"), (5, "float16")):
         projections, x, *_ = steps[f"blocks.{layer}.attention"].arguments
         parts = {name: getattr(projections, name) for name in ("query", "key", "value")}
         heads = {name: split_heads(linear(part, x), configuration.num_heads) for name, part in parts.items()}
-        inputs = {name: np.ascontiguousarray(array.astype(dtype)) for name, array in heads.items()}
-        cotangent = generator.normal(size=heads["query"].shape).astype(dtype)
+        largest = np.abs(heads["query"] @ heads["key"].swapaxes(-1, -2)).max(axis=(0, 2, 3))
+        chosen = np.sort(np.argsort(largest)[-HEADS:])
+        inputs = {name: array[:, chosen].astype(dtype) for name, array in heads.items()}
+        cotangent = generator.normal(size=inputs["query"].shape).astype(dtype)
         case = Case("attention", dtype, inputs, {"mask": KeyPadding(batch.keep)}, {"output": cotangent})
         fields = {"rule": "ATT-5", "title": REAL, "operations": ["attention"], "examined_by": AGREEMENT.name}
         yield fields | {"shows": f"attention {layer} of all-MiniLM-L6-v2 in {dtype}", "material": encode(case)}
@@ -85,16 +89,17 @@ def line(shows: str, operations: tuple[str, ...], violation: Violation) -> dict[
 def build(harvest: bool) -> None:
     """Add cases to the corpus, and write the file and its manifest."""
     new = harvest_cases() if harvest else (line(*part) for part in failing())
-    path = FOLDER / "cases.jsonl"
-    old = [json.loads(entry) for entry in path.read_bytes().splitlines()] if path.exists() else []
+    path = FOLDER / "cases.jsonl.xz"
+    old = read_lines(path.read_bytes()) if path.exists() else []
     found: dict[str, dict[str, Any]] = {}
     for entry in [*old, *new]:
-        example = json.dumps(entry["material"], sort_keys=True)
+        encoded = entry | {"material": encode(decode(entry["material"]))}
+        example = json.dumps(encoded["material"], sort_keys=True)
         if entry["title"] == REAL or len(example) <= LARGEST:
-            found.setdefault(entry["examined_by"] + example, entry)
-    raw = "".join(json.dumps(entry) + "\n" for entry in found.values()).encode()
-    path.write_bytes(raw)
-    version = 1 + (json.loads((FOLDER / "manifest.json").read_text())["version"] if old else 0)
-    content = {"version": version, "cases": len(found), "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
-    (FOLDER / "manifest.json").write_text(json.dumps(content, indent=1) + "\n")
-    print(content)
+            found.setdefault(entry["rule"] + entry["title"] + entry["examined_by"] + example, encoded)
+    content = write_cases(path, found.values())
+    version = 1 + (manifest()["version"] if old else 0)
+    digest = hashlib.sha256(content).hexdigest()
+    facts = {"version": version, "cases": len(found), "bytes": len(content), "sha256": digest}
+    (FOLDER / "manifest.json").write_text(json.dumps(facts, indent=1) + "\n")
+    print(facts)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from conformance.side_by_side.sources import PACKAGES
 from study.examples.generation import CONFIGURATION, END, PROMPT, STEPS, TOKENS, chosen, folded, given, judged, runs_of
 from study.examples.parts import Part, Shown, Table, counted
-from study.sources import PACKAGES
 
 BEAMS, PENALTY = 3, 0.7
 

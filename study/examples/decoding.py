@@ -8,13 +8,13 @@ import numpy as np
 
 from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import widen_parameters
+from conformance.side_by_side.sources import LABELS, PACKAGES
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.parameters import mapped
 from study.examples.parts import Part, Shown, Table, counted
 from study.examples.running import distance, errors_of, in_each, verdict
 from study.examples.tiny import HEADS, Maker
-from study.sources import LABELS, PACKAGES
 
 TOKENS = np.array([[3, 1, 4, 2]])
 PROMPT, CAPACITY = 2, 5

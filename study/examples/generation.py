@@ -9,6 +9,7 @@ import numpy as np
 
 from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import widen_parameters
+from conformance.side_by_side.sources import LABELS, PACKAGES
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.parameters import mapped
@@ -16,7 +17,6 @@ from study.capturing import Call, returning
 from study.examples.parts import Part, Shown, Table, counted
 from study.examples.running import all_equal, in_each, verdict
 from study.examples.tiny import HEADS, VOCABULARY, Maker
-from study.sources import LABELS, PACKAGES
 
 CONFIGURATION = Configuration(HEADS)
 PROMPT = np.array([[1]])

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.cases.case import brief
+from conformance.side_by_side.sources import LABELS
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or, map_arrays
 from study.examples.parts import Part, Shown, Table, counted
 from study.examples.running import all_equal, in_each, named
-from study.sources import LABELS
 
 QUERIES, KEYS, BEFORE = 4, 6, 2
 """Four queries, which stand behind two keys of earlier positions, as in decoding with a cache."""

@@ -11,13 +11,13 @@ from conformance.models.agreement import Agreement, StepAgreement, agreement
 from conformance.models.error_propagation import carried_bound
 from conformance.models.inside import weights_within
 from conformance.models.structures import widen_parameters
+from conformance.side_by_side.sources import LABELS, PACKAGES
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.parameters import Decoder, Encoder, mapped
 from study.examples.parts import Part, Shown, Table, counted
 from study.examples.running import eager, in_each, named, verdict
 from study.examples.tiny import HEADS, WIDTH, Maker
-from study.sources import LABELS, PACKAGES
 
 DTYPE = "float32"
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.reports.pictures import cell, largest_magnitude
-from study.sources import LABELS
+from conformance.side_by_side.sources import LABELS
 
 
 class Shown(NamedTuple):

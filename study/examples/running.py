@@ -14,9 +14,9 @@ import numpy as np
 from conformance.checks.comparison import compare
 from conformance.models.stepwise import framework_of
 from conformance.oracle.reference import Exact
+from conformance.side_by_side.sources import PACKAGES
 from conformance.subjects.frameworks import Framework
 from study.examples.parts import of_bound
-from study.sources import PACKAGES
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -9,11 +9,11 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from conformance.cases.case import Case, brief
+from conformance.side_by_side.sources import LABELS, PACKAGES
 from study.examples import beams, decoding, generation, masks, models, training
 from study.examples.parts import Part, Shown, Table, figure, of_bound
 from study.examples.running import named
 from study.examples.working import Worked, worked
-from study.sources import LABELS, PACKAGES
 
 SEVERAL: dict[str, Callable[[], list[Part]]] = {
     "masks": masks.parts,

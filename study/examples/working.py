@@ -14,11 +14,11 @@ from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.checks.comparison import compare
 from conformance.oracle.reference import oracle
+from conformance.side_by_side.sources import PACKAGES
 from conformance.subjects.subject import IMPLEMENTATIONS
 from study.capturing import Captured, watching
 from study.examples.calls import Example, examples
 from study.examples.running import disagreement, distance, eager
-from study.sources import PACKAGES
 
 
 class Result(NamedTuple):

@@ -10,22 +10,23 @@ from typing import Any
 import pytest
 
 import benchmarks.measure.environment as environment
-from study import sources
+from conformance.side_by_side import sources
 from tests.support.helpers import command
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-INSTALLED = (
-    "benchmarks", "conformance", "jax_impl", "reference_numpy", "specification", "study", "torch_impl", "training",
-)  # fmt: skip
+INSTALLED = ("conformance", "jax_impl", "reference_numpy", "specification", "torch_impl")
+OF_THE_CLONE = ("conformance/cli/dev", "conformance/peers", "conformance/selftest")
 
 
 def test_the_packages_that_are_installed() -> None:
-    find = pytest.importorskip("setuptools").find_packages
-    found = find(str(ROOT), include=SETTINGS["packages"]["find"]["include"])
-    assert {name.partition(".")[0] for name in found} == set(INSTALLED)
-    folders = {path.parent.relative_to(ROOT) for name in INSTALLED for path in (ROOT / name).rglob("*.py")}
-    assert {Path(name.replace(".", "/")) for name in found} == folders
+    finder = pytest.importorskip("setuptools").find_packages
+    settings = SETTINGS["packages"]["find"]
+    found = finder(str(ROOT), include=settings["include"], exclude=settings["exclude"])
+    folders = {path.parent.relative_to(ROOT).as_posix() for name in INSTALLED for path in (ROOT / name).rglob("*.py")}
+    assert {name.replace(".", "/") for name in found} == {
+        folder for folder in folders if not folder.startswith(OF_THE_CLONE)
+    }
     readme = (ROOT / "README.md").read_text()
     assert all(f"`{name}`" in readme for name in INSTALLED)
 
@@ -34,7 +35,7 @@ def test_the_files_that_are_installed() -> None:
     for package, patterns in SETTINGS["package-data"].items():
         for pattern in patterns:
             assert package == "*" or list((ROOT / package).glob(pattern)), (package, pattern)
-    assert "idioms.toml" in SETTINGS["package-data"]["study"]
+    assert "side_by_side/idioms.toml" in SETTINGS["package-data"]["conformance"]
     assert all((ROOT / file).is_file() for files in SETTINGS["data-files"].values() for file in files)
     assert "SPEC.md" in SETTINGS["data-files"]["share/transformer-conformance"]
 
@@ -56,7 +57,7 @@ def test_show_without_the_specification_is_one_line(monkeypatch: pytest.MonkeyPa
     def missing(name: str) -> Any:
         raise FileNotFoundError(f"{name} is not installed: take a clone of the project")
 
-    monkeypatch.setattr("study.operations.find", missing)
+    monkeypatch.setattr("conformance.side_by_side.operations.find", missing)
     assert command("show", "ATT-5") == (2, "ATT-5 is not installed: take a clone of the project\n")
 
 

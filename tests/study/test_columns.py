@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from study import drift, marking
+from conformance.side_by_side import drift, marking
+from conformance.side_by_side.columns import Columns, side_by_side
+from conformance.side_by_side.drift import FILES, all_columns, drifts, label
+from conformance.side_by_side.sources import PACKAGES, ROOT, Function, functions_in
 from study.__main__ import alignment_lines
-from study.columns import Columns, side_by_side
-from study.drift import FILES, all_columns, drifts, label
-from study.sources import PACKAGES, ROOT, Function, functions_in
 
 
 def edited(file: str, package: str, old: str, new: str) -> Mapping[str, Mapping[str, Function]]:

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from conformance.side_by_side.columns import names_beside
+from conformance.side_by_side.operations import OPERATIONS
 from specification.parameters import DecoderBlock, EncoderBlock
 from study import diagram, site
-from study.columns import names_beside
 from study.drawing import Box, Column, Drawing, Line
-from study.operations import OPERATIONS
 from tests.support import browser
 
 chromium = browser.chromium

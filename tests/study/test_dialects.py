@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import reference_numpy
+from conformance.side_by_side.operations import OPERATIONS
 from specification import dialects as known
 from specification.checkpoints import flatten
 from specification.configuration import AttentionLayer, Configuration
@@ -20,7 +21,6 @@ from specification.rotary import Rotary, YarnScaling
 from study import dialect_pages, dialect_texts, dialects, site
 from study.checkpoints import drawn, small
 from study.correspondence import Correspondence, correspondence, how, lines, numbered
-from study.operations import OPERATIONS
 from tests.support import browser
 
 chromium = browser.chromium

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from conformance.side_by_side.operations import OPERATIONS, Operation
+from conformance.side_by_side.sources import ROOT
 from study import elsewhere
 from study.elsewhere import closed, definitions, first_sentence, meanings, used
-from study.operations import OPERATIONS, Operation
-from study.sources import ROOT
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)

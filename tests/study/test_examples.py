@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import reference_numpy
+from conformance.side_by_side.operations import OPERATIONS
+from conformance.side_by_side.sources import LABELS, PACKAGES
 from specification import Causal
 from specification.configuration import Configuration
 from study import site
@@ -20,8 +22,6 @@ from study.examples.calls import examples
 from study.examples.parts import Part, Shown, figure
 from study.examples.showing import SEVERAL, parts_of
 from study.examples.working import title, worked
-from study.operations import OPERATIONS
-from study.sources import LABELS, PACKAGES
 
 PORTS = PACKAGES[1:]
 

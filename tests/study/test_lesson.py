@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance.side_by_side.operations import OPERATIONS
 from study import site, walk
 from study.lessons import Symbol, lessons, names, unexplained
-from study.operations import OPERATIONS
 from study.pages import ENGINE
 from study.results import gather
 from tests.support import browser

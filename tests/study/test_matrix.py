@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from conformance.peers import rows
+from conformance.side_by_side.rules import rule_texts
 from study import divergences, results, site
-from study.rules import rule_texts
 from tests.study.test_site import contrast
 from tests.support import browser
 from tests.support.made_results import benchmark, built, report, written

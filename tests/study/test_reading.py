@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from study.operations import OPERATIONS
-from study.sources import LABELS
+from conformance.side_by_side.operations import OPERATIONS
+from conformance.side_by_side.sources import LABELS
 from tests.support import browser
 
 pytestmark = pytest.mark.slow  # the whole site has to be built

@@ -13,11 +13,11 @@ import pytest
 from benchmarks.results.compare import compare
 from conformance.reports.comparison import changes, read_report
 from conformance.reports.content import SCHEMA
+from conformance.side_by_side.rules import rule_texts
+from conformance.side_by_side.sources import LABELS, ROOT
 from study import __main__ as command
 from study import results, storing
 from study.plots import plots, within_page
-from study.rules import rule_texts
-from study.sources import LABELS, ROOT
 from study.timings import notes
 from tests.study.test_site import dead_links, fetched, ids
 from tests.support.made_results import NASTY, Result, benchmark, built, report, text_of, written

@@ -21,19 +21,19 @@ from typer.testing import CliRunner
 from conformance.cases.arguments import results_of
 from conformance.cli.show import show
 from conformance.peers.rows import ACCEPTS, CONFORMS, VIOLATED, Divergence, Row, Run
+from conformance.side_by_side.drift import all_columns
+from conformance.side_by_side.operations import OPERATIONS, find, known, nearest
+from conformance.side_by_side.rules import RuleText, rule_texts
+from conformance.side_by_side.sources import ROOT
+from conformance.side_by_side.terminal import fitting, shown
 from specification import MODEL_RULES, RULES
 from specification.dialects import DIALECTS
 from study import __main__ as study_command
 from study import divergences, site
 from study.divergences import made_of, matrix
-from study.drift import all_columns
 from study.examples import examples, worked
-from study.operations import OPERATIONS, find, known, nearest
 from study.pages import MARKDOWN
 from study.results import gather
-from study.rules import RuleText, rule_texts
-from study.sources import ROOT
-from study.terminal import fitting, shown
 from tests.support.made_results import built as of_operations
 
 NOT_SHOWN = {("generation.py", "Hypotheses"), ("blocks.py", "Sublayer")}

@@ -20,9 +20,9 @@ from conformance.checks.results import Results as RunResults
 from conformance.reports.content import document
 from conformance.reports.subjects import run_subject
 from conformance.reports.writing import format_json
+from conformance.side_by_side.operations import OPERATIONS
+from conformance.side_by_side.sources import LABELS
 from study import divergences, results, site
-from study.operations import OPERATIONS
-from study.sources import LABELS
 from tests.benchmarks.test_parts import CEILINGS, SIZES, entry
 from tests.support.helpers import OFF, violation
 

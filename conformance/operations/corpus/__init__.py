@@ -2,19 +2,26 @@
 
 Each is the smallest case that showed some mistake, a planted one or a real one; or it is what attention is given in a
 trained model (all-MiniLM-L6-v2) on real sentences, because kernels never meet random normal numbers. Some lie past a
-size of each dimension, in memory layouts, among special numbers, or follow other calls. The cases lie in `cases.jsonl`,
-one to a line, as `conformance.checks.encoding` writes them. `manifest.json` holds the version and the SHA-256 of that
-file: they stay the same whatever is installed. `conformance dev corpus` writes a new version.
+size of each dimension, in memory layouts, among special numbers, or follow other calls. The cases lie in
+`cases.jsonl.xz`, one to a line, as `conformance.checks.encoding` writes them, but for arrays: these hold in hexadecimal
+digits the first byte of every element, then the second, and so on, because exponents side by side compress well.
+`manifest.json` holds the version and the SHA-256 of that file: they stay the same whatever is installed.
+`conformance dev corpus` writes a new version.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import lzma
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
@@ -22,7 +29,7 @@ from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.cases.features import supports_case
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, takes_described_arrays
 from conformance.checks.check import Check
-from conformance.checks.encoding import decode
+from conformance.checks.encoding import decode, decode_array, dtype_of
 from conformance.checks.levels import CORE
 from conformance.checks.probe import probe_id
 from conformance.oracle.reference import balls_available
@@ -77,14 +84,44 @@ def manifest() -> dict[str, Any]:
     return json.loads(HERE.joinpath("manifest.json").read_text())
 
 
+def write_cases(path: Path, lines: Iterable[dict[str, Any]]) -> bytes:
+    """Write encoded cases to a file, and return its content."""
+    text = "".join(json.dumps(json.loads(json.dumps(line), object_hook=split_bytes)) + "\n" for line in lines)
+    path.write_bytes(content := lzma.compress(text.encode(), preset=9))
+    return content
+
+
+def read_lines(content: bytes) -> list[dict[str, Any]]:
+    """Return the encoded cases of a file's content, with their arrays as arrays."""
+    return [json.loads(line, object_hook=join_bytes) for line in lzma.decompress(content).splitlines()]
+
+
+def split_bytes(value: dict[str, Any]) -> dict[str, Any]:
+    """Return an encoded array with its bytes by their place in an element; anything else as it is."""
+    if "data" not in value or "array" not in value:
+        return value
+    array = decode_array(value)
+    planes = array.reshape(-1, 1).view(np.uint8).T.tobytes().hex() if array.size else ""
+    return {"array": value["array"], "shape": value["shape"], "planes": planes}
+
+
+def join_bytes(value: dict[str, Any]) -> Any:
+    """Return the array that `split_bytes` split; anything else as it is."""
+    if "planes" not in value:
+        return value
+    dtype = dtype_of(value["array"])
+    planes = np.frombuffer(bytes.fromhex(value["planes"]), np.uint8).reshape(dtype.itemsize, -1)
+    return np.ascontiguousarray(planes.T).view(dtype.newbyteorder("<")).astype(dtype).reshape(value["shape"])
+
+
 @cache
 def entries() -> tuple[Entry, ...]:
     """All of them; ValueError if the file is not the one that the manifest describes."""
-    raw = HERE.joinpath("cases.jsonl").read_bytes()
-    found, expected = hashlib.sha256(raw).hexdigest(), manifest()["sha256"]
+    content = HERE.joinpath("cases.jsonl.xz").read_bytes()
+    found, expected = hashlib.sha256(content).hexdigest(), manifest()["sha256"]
     if found != expected:
         raise ValueError(f"the frozen corpus has SHA-256 {found}, expected {expected}")
-    return tuple(entry(json.loads(line)) for line in raw.splitlines())
+    return tuple(entry(line) for line in read_lines(content))
 
 
 def entry(line: dict[str, Any]) -> Entry:

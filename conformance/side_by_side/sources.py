@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("reference_numpy", "torch_impl", "jax_impl")
 LABELS = {"reference_numpy": "NumPy", "torch_impl": "PyTorch", "jax_impl": "JAX"}
 Definition = ast.FunctionDef | ast.ClassDef

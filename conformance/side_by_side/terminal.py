@@ -10,12 +10,12 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from study.columns import Columns, Row, side_by_side
-from study.drift import reason
-from study.marking import Piece, marked
-from study.operations import Found
-from study.rules import rule_texts
-from study.sources import LABELS, PACKAGES, Step
+from conformance.side_by_side.columns import Columns, Row, side_by_side
+from conformance.side_by_side.drift import reason
+from conformance.side_by_side.marking import Piece, marked
+from conformance.side_by_side.operations import Found
+from conformance.side_by_side.rules import rule_texts
+from conformance.side_by_side.sources import LABELS, PACKAGES, Step
 
 STYLES = {
     "keyword": "magenta", "string": "green", "number": "cyan", "builtin": "yellow", "function": "bold",

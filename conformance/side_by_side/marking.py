@@ -17,7 +17,7 @@ from pygments.token import (  # type: ignore[import-untyped]
     Token,
 )
 
-from study import alignment
+from conformance.side_by_side import alignment
 
 KINDS = (
     (Keyword, "keyword"), (Operator.Word, "keyword"), (Name.Builtin, "builtin"), (Name.Function, "function"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from typing import NamedTuple
 
+from conformance.side_by_side.rules import rule_texts
 from specification import masks as descriptions
-from study.rules import rule_texts
 
 Place = tuple[str, str]  # file, function
 

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from study.columns import Columns, Row, live, side_by_side
-from study.sources import LABELS, PACKAGES, Step
+from conformance.side_by_side.columns import Columns, Row, live, side_by_side
+from conformance.side_by_side.sources import LABELS, PACKAGES, Step
 
 FILES = (
     "dtypes.py", "masks.py", "attention_steps.py", "attention.py", "multi_head_attention.py", "layer_norm_steps.py",

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from study import alignment
-from study.sources import PACKAGES, Function, Step, functions_of
+from conformance.side_by_side import alignment
+from conformance.side_by_side.sources import PACKAGES, Function, Step, functions_of
 
 Functions = Mapping[str, Mapping[str, Function]]  # by package, by name
 

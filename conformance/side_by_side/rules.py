@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from conformance.side_by_side.sources import document
 from specification import MODEL_RULES, RULES
-from study.sources import document
 
 LINK = re.compile(r"\[([^\[\]]+)\]\(([^()\s]+)\)")
 PARTS = ("Why", "Elsewhere")

@@ -1,0 +1,1 @@
+"""The three implementations side by side, step by step, below their rules: for `conformance show`, and for the site."""
