@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from conformance.judge.given_results import Comparison, compare
     from conformance.judge.replaying import replay
     from conformance.judge.report import Report
+    from conformance.judge.watched import judge_calls
+    from conformance.reports.blocks import describe
+    from conformance.reports.replays import save_replay
     from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 
 __all__ = [
@@ -32,15 +35,21 @@ __all__ = [
     "check",
     "compare",
     "declare",
+    "describe",
+    "judge_calls",
     "replay",
+    "save_replay",
 ]
 
 HOMES = {
     "conformance.judge.checking": ("check",),
     "conformance.judge.report": ("Report",),
+    "conformance.judge.watched": ("judge_calls",),
     "conformance.judge.given_results": ("Comparison", "compare"),
     "conformance.judge.replaying": ("replay",),
     "conformance.cases.declaration": ("declare",),
+    "conformance.reports.replays": ("save_replay",),
+    "conformance.reports.blocks": ("describe",),
     "specification": ("Causal", "Dense", "KeyLengths", "KeyPadding", "Segments", "SlidingWindow"),
 }
 

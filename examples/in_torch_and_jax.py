@@ -14,12 +14,9 @@ import numpy as np
 import torch
 
 import conformance
-from conformance.checks.comparison import compare
 from conformance.models.agreement import agreement
-from conformance.models.error_propagation import carried_bound
+from conformance.models.error_propagation import carried_bound, compare_within_bound
 from conformance.models.structures import widen_parameters
-from conformance.oracle.reference import Exact
-from conformance.reports.sentences import describe_finding
 from specification import Causal, Configuration
 from specification import parameters as structures
 
@@ -30,13 +27,13 @@ MASKED = ["causal", "window", "lengths", "padding", "segments", "dense", "offset
 
 
 def check(function, operation, arrays, rules, dtypes=("float32",), **claims):
-    """What the judge finds: whether the function conforms, and for every violation the worst number."""
+    """What the judge finds: whether the function conforms, and every cause of a violation with its worst number."""
     claims = {"effort": "quick", "profile": "strict", "seed": SEED, "dtypes": dtypes, "rules": rules} | claims
     report = conformance.check(function, operation, arrays=arrays, **claims)
     verdict = f"conforms, worst {report.worst:.2f} bounds" if report.conforms else "violates"
     print(f"  {report.subject}: {verdict}, {report.cases} cases")
-    for violation in report.violations:
-        print("    " + "; ".join([f"{violation.rule}: {describe_finding(violation.finding)}", *violation.diagnosis]))
+    for cause in report.causes:
+        print(f"    {cause.lead.rule}: {conformance.describe(cause)}; {conformance.describe(cause.lead.finding)}")
     return report
 
 
@@ -392,7 +389,7 @@ exact, largest = carried_bound(
 in_torch = torch_block(structures.mapped(torch.from_numpy, block), torch.from_numpy(x), num_heads=H).numpy()
 in_jax = np.asarray(jax_block(structures.mapped(jnp.asarray, block), jnp.asarray(x), num_heads=H))
 for name, got in (("block in torch", in_torch), ("block in jax", in_jax)):
-    finding = compare(name, got, Exact(exact, 0 * exact), largest, "float32")
+    finding = compare_within_bound(name, got, exact, largest, "float32")
     print(f"  {name}: off by {finding.ratio:.2g} carried bounds")
     assert finding.ratio <= 1, finding
 

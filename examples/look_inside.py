@@ -13,11 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from conformance.checks.comparison import compare
 from conformance.models import minilm
+from conformance.models.error_propagation import compare_within_bound
 from conformance.models.stepwise import Oracle, framework_of, judge_steps
 from conformance.models.structures import widen_parameters
-from conformance.oracle.reference import Exact
 from reference_numpy import Model, attention_weights, pool
 from reference_numpy.multi_head_attention import concatenate_heads, linear, split_heads
 from specification.checkpoints import flatten
@@ -102,7 +101,7 @@ def weights_of(layer):
     )
     weights = attention_weights(query, key, mask=mask)
     again = linear(p.output, concatenate_heads(weights @ value))
-    finding = compare(name, again, Exact(exactly[name].truth, 0 * again), exactly[name].bound, "float64")
+    finding = compare_within_bound(name, again, exactly[name].truth, exactly[name].bound, "float64")
     assert finding.ratio <= 1, finding
     return weights[0, :, : len(words), : len(words)]
 
@@ -201,7 +200,7 @@ def at_the_step(name, changed, oracle=oracle):
     arguments = [changed if isinstance(a, Configuration) else a for a in judged.arguments]
     with np.errstate(all="ignore"):
         got = np.asarray(step.function(*arguments, **step.keywords)).astype(oracle.dtype)
-    return compare(name, got, Exact(judged.truth, 0 * judged.truth), judged.bound, oracle.dtype).ratio
+    return compare_within_bound(name, got, judged.truth, judged.bound, oracle.dtype).ratio
 
 
 def effect(title, changed):

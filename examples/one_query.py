@@ -103,8 +103,6 @@ for row in causal[0, 0]:
 # gets the mean of all values, and NaN behind the mask comes through, because 0 * NaN is NaN.
 
 # %%
-from conformance.reports.sentences import describe_finding
-
 SEED = 20260107
 
 
@@ -123,7 +121,7 @@ def check(function, operation, rules=None, **claims):
     verdict = f"conforms, worst {report.worst:.2f} bounds" if report.conforms else "violates"
     print(f"  {report.subject} as {operation}: {verdict}, {report.cases} cases")
     for violation in report.violations:
-        print(f"    {violation.rule}: {describe_finding(violation.finding)}")
+        print(f"    {violation.rule}: {conformance.describe(violation.finding)}")
     return report
 
 
@@ -355,16 +353,14 @@ def decoder_block(p, x, memory, mask):
 # definition's own derivative.
 
 # %% How several steps are judged
-from conformance.checks.comparison import compare
-from conformance.models.error_propagation import carried_bound
+from conformance.models.error_propagation import carried_bound, compare_within_bound
 from conformance.models.structures import widen_parameters
-from conformance.oracle.reference import Exact
 
 
 def carried(name, got, parameters, run):
     """What several steps come to; `run` has the definition do the same with its functions."""
     exact, largest = carried_bound(run, parameters, "float32")
-    finding = compare(name, got, Exact(exact, 0 * exact), largest, "float32")
+    finding = compare_within_bound(name, got, exact, largest, "float32")
     print(f"  {name}: off by {finding.ratio:.2g} carried bounds")
     assert finding.ratio <= 1, finding
 

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 import conformance
-from conformance.reports.sentences import describe_finding
 from reference_numpy import adam_step, cross_entropy, cross_entropy_vjp
 from specification.optimizers import AdamState
 from training import drawing, review_data, reviews
@@ -25,17 +24,15 @@ GIVEN = {"effort": "quick", "seed": 20260107, "dtypes": ["float32"], "arrays": "
 
 
 def check(function, operation, right=True):
-    """What the judge finds: whether the function conforms, and what it says of every violation."""
+    """What the judge finds: whether the function conforms, and what is behind its violations."""
     report = conformance.check(function, operation, profile=PROFILE, **GIVEN)
     verdict = f"conforms, worst {report.worst:.2f} bounds" if report.conforms else "violates"
     print(f"  {report.subject}: {verdict}, {report.cases} cases")
-    for violation in report.violations:
+    for cause in report.causes:
         # Core is the lowest level: what has another one is beyond what is asked here.
-        beyond = "" if violation.level == PROFILE else f" ({violation.level}, not asked by the profile {PROFILE})"
-        print(
-            "    "
-            + "; ".join([f"{violation.rule}{beyond}: {describe_finding(violation.finding)}", *violation.diagnosis])
-        )
+        beyond = "" if cause.level == PROFILE else f" ({cause.level}, not asked by the profile {PROFILE})"
+        finding = conformance.describe(cause.lead.finding)
+        print(f"    {cause.lead.rule}{beyond}: {conformance.describe(cause)}; {finding}")
     assert report.conforms is right, f"{report.subject} {verdict}"
 
 

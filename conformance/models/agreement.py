@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.cases.declaration import validate_names
-from conformance.checks.comparison import compare
-from conformance.models.error_propagation import carried_bound
+from conformance.models.error_propagation import carried_bound, compare_within_bound
 from conformance.models.local import cast
 from conformance.models.stepwise import Oracle, convert_arrays, framework_of, is_bounded, judge_steps, replace_nan
 from conformance.models.structures import widen_parameters
-from conformance.oracle.reference import Exact
 from conformance.subjects.subject import IMPLEMENTATIONS
 from reference_numpy import Model
 from specification.checkpoints import flatten
@@ -138,7 +136,7 @@ def end_to_end(
     for package in comparable_packages(models, dtype):
         model = models[package]
         answer = call_model(package, model, tuple(cast(array, dtype) for array in inputs), options)
-        ratios[package] = compare(name, answer, Exact(exact, 0 * exact), bound, dtype).ratio
+        ratios[package] = compare_within_bound(name, answer, exact, bound, dtype).ratio
     return describe_step(name, exact, ratios, is_bounded(exact, bound))
 
 

@@ -27,8 +27,11 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds.arithmetic import Precision
+from conformance.checks.comparison import compare
+from conformance.checks.findings import Finding
 from conformance.models.instrumentation import Visit, instrument_package
 from conformance.models.local import local_bound
+from conformance.oracle.reference import Exact
 from specification.parameters import mapped
 
 SAMPLES = 64
@@ -92,6 +95,11 @@ def carried_bound(
             return factor * np.median([np.abs(d - exact) for d in drawn], axis=0) / scale
 
     return clean, mapped(estimate, clean, *moved)
+
+
+def compare_within_bound(name: str, got: Any, exact: np.ndarray, bound: np.ndarray, dtype: str) -> Finding:
+    """Compare a result in a dtype with exact values and their bound, as `carried_bound` returns them."""
+    return compare(name, got, Exact(exact, 0 * exact), bound, dtype)
 
 
 def walk_steps(run: Run, parameters: Any, visit: Visit) -> Any:

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.checks.comparison import compare
 from conformance.checks.findings import ChangedLater, Finding, OtherSource, Source, SurplusStep, TimesTaken
+from conformance.models.error_propagation import compare_within_bound
 from conformance.models.instrumentation import Namer, instrument_package
 from conformance.models.local import cast, local_bound
-from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
 from specification.dtypes import FLOATING
@@ -163,7 +162,7 @@ def judge_steps(package: str, framework: Framework, parameters: Any, oracle: Ora
         ]
         result = function(*given, **keywords)
         answer = np.array(framework.numpy(result))  # a copy, because what comes later may change the result
-        finding = compare(name, answer, Exact(truth, 0 * truth), bound, dtype)
+        finding = compare_within_bound(name, answer, truth, bound, dtype)
         finding = check_sources(name, oracle, exactly, sources_of(arguments, made)) or finding
         found.append(StepFinding(name, step, finding, answer))
         made[id(result)] = name

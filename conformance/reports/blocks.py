@@ -9,9 +9,12 @@ import ml_dtypes
 import numpy as np
 
 from conformance.cases.signatures import MASK_REQUIRED, describe_never_given
+from conformance.checks.findings import Finding
 from conformance.checks.judged_rules import CONTRACT
 from conformance.checks.levels import is_required
+from conformance.checks.results import Violation
 from conformance.reports.causes import (
+    cause_content,
     describe_alternatives,
     describe_cause,
     describe_condition,
@@ -20,10 +23,11 @@ from conformance.reports.causes import (
     describe_pattern,
 )
 from conformance.reports.content import Content, real
-from conformance.reports.sentences import levels_line
+from conformance.reports.sentences import describe_finding, describe_violation, levels_line
 from conformance.reports.subjects import checked_content, rules_of_operation
 
 if TYPE_CHECKING:
+    from conformance.diagnosis.cause import Cause
     from conformance.judge.report import Report
 
 DECLARE = "if it is not meant to support this, say so:"
@@ -33,6 +37,21 @@ FIX = "let it raise an error for such a call, or take the argument out of its si
 OTHER_LAYOUT = "its arrays seem to be [batch, length, heads, width]; if so, judge it again with:"
 ADVICE = {"supports": DECLARE, "lacks": REFUSE, "conventions": INTENDED, "layout": OTHER_LAYOUT}
 """When the options that a cause may be declared by are right, by what they are."""
+
+
+def describe(fact: Finding | Violation | Cause) -> str:
+    """Return a fact of a report in words.
+
+    Args:
+        fact: a cause, what is wrong; a violation, with its rule, smallest case and the sizes from which it shows; or
+            a finding, what is wrong with one result.
+
+    Returns:
+        One line for a cause or a finding; a line for each of these for a violation.
+    """
+    if isinstance(fact, Violation):
+        return describe_violation(fact)
+    return describe_finding(fact) if isinstance(fact, Finding) else describe_cause(cause_content(fact))
 
 
 def heading(cause: Content) -> str:

@@ -22,7 +22,7 @@ from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import LEVELS, STRICT, highest_profile, is_required
 from conformance.checks.results import Cell, Violation
 from conformance.reports.causes import list_tuples
-from conformance.reports.replays import askable, replay_command, save
+from conformance.reports.replays import askable, replay_command, save_replay
 from conformance.reports.sentences import describe_finding
 from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.reports.versions import versions
@@ -242,7 +242,7 @@ def replay_content(violation: Violation) -> Content | None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "replay.json"
         try:
-            save(violation, path)
+            save_replay(violation, path)
         except TypeError:
             return None
         return json.loads(path.read_text())

@@ -20,8 +20,13 @@ from conformance.subjects.targets import Target
 FORMAT, VERSION = "transformer-conformance replay", 1
 
 
-def save(violation: Violation, path: str | Path) -> None:
-    """Write the violation's replay file: all that is needed to see it again."""
+def save_replay(violation: Violation, path: str | Path) -> None:
+    """Write the replay file of a violation: all that `replay` needs to see it again.
+
+    Args:
+        violation: of a report.
+        path: of the file, which is overwritten if there is one.
+    """
     target = violation.target or Target(violation.subject, violation.case.operation)
     content = {
         "format": FORMAT,
@@ -61,7 +66,7 @@ def write_replay(violation: Violation, folder: Path, *, titled: bool = False) ->
         return None
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        save(violation, path)
+        save_replay(violation, path)
     except TypeError:
         return None
     return str(path)

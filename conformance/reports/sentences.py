@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,9 +16,6 @@ from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.runner.process_lifetime import describe_end
 from conformance.subjects import wrong_answers
 from conformance.subjects.attention_calls import AXES
-
-if TYPE_CHECKING:
-    pass
 
 
 def describe_finding(finding: Finding) -> str:

@@ -209,12 +209,12 @@ def test_declarations_that_contradict_each_other() -> None:
 def test_a_replay_remembers_the_windows(tmp_path: Path) -> None:
     from conformance import replay
     from conformance.judge.replaying import target_of
-    from conformance.reports.replays import save
+    from conformance.reports.replays import save_replay
 
     wrong = example(FIXED_WINDOW, windowed_kernel=partial(kernels.windowed_kernel, before=30))
     wrong.conformance.pop("windows")
     (found,) = judged(wrong, "MASK-4", windows=[(31, 0)], **TORCH).violations
-    save(found, tmp_path / "replay.json")
+    save_replay(found, tmp_path / "replay.json")
     again = replay(tmp_path / "replay.json", wrong)
     assert max(finding.ratio for finding in again) > 1
     content = json.loads((tmp_path / "replay.json").read_text())

@@ -15,7 +15,7 @@ from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT
 from conformance.judge.report import Report
 from conformance.judge.reproduction import Reproduction
 from conformance.judge.trial import make_violation as violation
-from conformance.reports.replays import save
+from conformance.reports.replays import save_replay
 from conformance.reports.sentences import describe_finding
 from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
@@ -161,10 +161,10 @@ def test_kept_eps_is_told_as_state_by_the_call_before(tmp_path: Path, isolate: b
     assert violation.rule == "ATT-13"
     assert describe_finding(violation.finding).startswith(f"output: {ALONE}rms_norm(")
     assert report.rules["NORM-7"].worst <= 1
-    save(violation, tmp_path / "kept.json")
+    save_replay(violation, tmp_path / "kept.json")
     assert any(finding.ratio > 1 for finding in replay(tmp_path / "kept.json", isolate=isolate))
     alone = tmp_path / "alone.json"
-    save(violation.__class__(**vars(violation) | {"example": violation.example[-1:]}), alone)
+    save_replay(violation.__class__(**vars(violation) | {"example": violation.example[-1:]}), alone)
     assert all(finding.ratio <= 1 for finding in replay(alone, isolate=isolate))
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+import conformance
 from conformance.models import minilm
 from tests.support.helpers import command
 
@@ -21,6 +22,11 @@ TIME_LIMIT = 300
 """Seconds; each takes less than a minute on an idle machine."""
 CELL = re.compile(r"(?m)^(?=# %%)")
 BY_HAND = re.compile(r"allclose|assert_close|isclose|\b[ar]tol\b|approx")
+
+PUBLIC = {"conformance": conformance.__all__, "conformance.pytest_plugin": ["conformance_test"]}
+"""By module, the names of the judge that others may import."""
+OF_MODELS = "conformance.models."
+"""Whole models are judged by functions of these modules, which `docs/watch.md` and two walk-throughs show."""
 
 VERDICTS = {
     "one_query": [
@@ -253,3 +259,43 @@ def test_the_exercise_names_the_lines_of_a_report(tmp_path: Path, monkeypatch: p
     assert [name for name in named if not re.search(rf"(?m)^ *{name} ", output)] == ["MASK-1 polarity"]
     assert "MASK-1 polarity: " in output
     assert "\nIt looks as if the mask is inverted" in output
+
+
+def imported_names(code: str) -> list[tuple[str, str]]:
+    """Return (module, name) of everything that code imports from the judge, names of `conformance.` among them."""
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "conformance":
+            found += [(node.module, alias.name) for alias in node.names]
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "conformance":
+            found.append(("conformance", node.attr))
+    return found
+
+
+def private_names(code: str) -> list[tuple[str, str]]:
+    allowed = [(module, name) for module, names in PUBLIC.items() for name in names]
+    return [
+        (module, name)
+        for module, name in imported_names(code)
+        if (module, name) not in allowed and not f"{module}.{name}".startswith(OF_MODELS)
+    ]
+
+
+def test_a_private_name_is_seen() -> None:
+    assert private_names("from conformance.checks.findings import Finding") == [
+        ("conformance.checks.findings", "Finding")
+    ]
+    assert private_names("import conformance\nconformance.judge.plan") == [("conformance", "judge")]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_walk_throughs_use_public_names_of_the_judge(path: Path) -> None:
+    assert private_names(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.stem
+)
+def test_documents_use_public_names_of_the_judge(path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+    assert [name for block in blocks for name in private_names(block)] == []
