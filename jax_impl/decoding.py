@@ -29,7 +29,6 @@ from jax.lax import dynamic_update_slice_in_dim
 from jaxtyping import Bool, Float, Integer
 
 from jax_impl.blocks import (
-    Sublayer,
     attend_to,
     check_attention,
     normalize_if,
@@ -38,16 +37,16 @@ from jax_impl.blocks import (
     rotations_of,
     through,
     transform,
-    windowed,
 )
 from jax_impl.masks import readable
 from jax_impl.models import Model
 from jax_impl.positions import relative_position_bias
 from jax_impl.transformer import embed, encoder, output_layer, real_tokens
 from specification import checks
+from specification.blocks import sublayers_of, windowed
 from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import AttentionLayer, Configuration
-from specification.dropout import SublayerDropout
+from specification.dropout import DecoderBlockDropout
 from specification.masks import Causal, Dense, KeyPadding
 from specification.parameters import Decoder, DecoderBlock, LanguageModel, Transformer
 
@@ -106,7 +105,7 @@ def decoder_block_step(
     rotation: Any = None,
 ) -> tuple[Float[jax.Array, "B Q E"], BlockCache]:
     """`decoder_block` for the Q positions after the first `length`, and the cache with their keys and values."""
-    grown, p, nothing = cache, parameters, SublayerDropout()
+    grown, p = cache, parameters
     checks.norms(parameters, configuration)
 
     def self_attention(x: Any) -> Any:
@@ -128,14 +127,8 @@ def decoder_block_step(
     def position_wise(x: Any) -> Any:
         return transform(p.feed_forward, x, None, configuration)
 
-    sublayers = [
-        Sublayer(self_attention, p.self_attention_norm, nothing, p.self_attention_output_norm),
-        Sublayer(cross_attention, p.cross_attention_norm, nothing),
-        Sublayer(position_wise, p.feed_forward_norm, nothing, p.feed_forward_output_norm),
-    ]
-    if p.cross_attention is None:
-        del sublayers[1]
-    return through(sublayers, x, configuration), grown
+    functions = {"self_attention": self_attention, "cross_attention": cross_attention, "feed_forward": position_wise}
+    return through(sublayers_of(p, functions, DecoderBlockDropout()), x, configuration), grown
 
 
 # --- caches -----------------------------------------------------------------------------------------------------------

@@ -15,9 +15,8 @@ acts where keep masks are given (see `specification.dropout`), so without them e
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -31,10 +30,10 @@ from reference_numpy.multi_head_attention import concatenate_heads, fused, join_
 from reference_numpy.rotary import rotary_table, rotate
 from reference_numpy.tape import operation
 from specification import checks
+from specification.blocks import Sublayer, attention_options, sublayers_of, windowed
 from specification.configuration import AttentionLayer, Configuration
-from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout
+from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout
 from specification.dtypes import compute_dtype_name, dtype_name
-from specification.masks import SlidingWindow, both
 from specification.parameters import (
     DecoderBlock,
     EncoderBlock,
@@ -82,24 +81,6 @@ def normalize(
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
-
-
-def attention_options(
-    width: int, mask: Any, weights_dropout: Dropout | None, configuration: Configuration
-) -> dict[str, Any]:
-    """Keywords of `attention`, for inputs of that width."""
-    keep, rate = (None, 0.0) if weights_dropout is None else weights_dropout
-    scale: Any = configuration.scale
-    if isinstance(scale, str):
-        scale = None if scale == "head_width" else 1 / math.sqrt(width)
-    return {
-        "mask": mask,
-        "scale": scale,
-        "softcap": configuration.softcap,
-        "dropout_keep": keep,
-        "dropout_rate": rate,
-        "empty_rows": configuration.empty_rows,
-    }
 
 
 def normalized_heads(
@@ -190,11 +171,6 @@ def key_heads(parameters: MultiHeadAttention, num_heads: int) -> int:
     return keys // (queries // num_heads)
 
 
-def windowed(mask: Any, layer: AttentionLayer, offset: Any = 0) -> Any:
-    """The mask, and the layer's window around queries at positions offset, offset + 1, ... (MASK-4)."""
-    return mask if layer.window is None else both(mask, SlidingWindow(*layer.window, offset))
-
-
 @np.errstate(all="ignore")
 def attend_to(
     parameters: MultiHeadAttention,
@@ -257,15 +233,6 @@ def transform(
 
 
 # --- residual connections ---------------------------------------------------------------------------------------------
-
-
-class Sublayer(NamedTuple):
-    """A sublayer of x, with what stands around it. output_norm: of what it gives, where there are two norms."""
-
-    function: Callable[[Any], Any]
-    norm: Norm | None
-    dropout: SublayerDropout
-    output_norm: Norm | None = None
 
 
 def normalize_if(norm: Norm | None, x: Float[np.ndarray, "B T E"], configuration: Configuration) -> Any:
@@ -358,11 +325,8 @@ def encoder_block(
     def position_wise(x: Any) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)
 
-    sublayers = [
-        Sublayer(attention, p.attention_norm, dropout.attention, p.attention_output_norm),
-        Sublayer(position_wise, p.feed_forward_norm, dropout.feed_forward, p.feed_forward_output_norm),
-    ]
-    return through(sublayers, x, configuration)
+    functions = {"attention": attention, "feed_forward": position_wise}
+    return through(sublayers_of(p, functions, dropout), x, configuration)
 
 
 def decoder_block(
@@ -414,11 +378,5 @@ def decoder_block(
     def position_wise(x: Any) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)
 
-    sublayers = [
-        Sublayer(self_attention, p.self_attention_norm, dropout.self_attention, p.self_attention_output_norm),
-        Sublayer(cross_attention, p.cross_attention_norm, dropout.cross_attention),
-        Sublayer(position_wise, p.feed_forward_norm, dropout.feed_forward, p.feed_forward_output_norm),
-    ]
-    if cross is None:
-        del sublayers[1]
-    return through(sublayers, x, configuration)
+    functions = {"self_attention": self_attention, "cross_attention": cross_attention, "feed_forward": position_wise}
+    return through(sublayers_of(p, functions, dropout), x, configuration)

@@ -22,7 +22,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from reference_numpy.blocks import (
-    Sublayer,
     attend_to,
     check_attention,
     normalize_if,
@@ -31,15 +30,15 @@ from reference_numpy.blocks import (
     rotations_of,
     through,
     transform,
-    windowed,
 )
 from reference_numpy.models import Model
 from reference_numpy.positions import relative_position_bias
 from reference_numpy.transformer import embed, encoder, output_layer, real_tokens
 from specification import checks
+from specification.blocks import sublayers_of, windowed
 from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import AttentionLayer, Configuration
-from specification.dropout import SublayerDropout
+from specification.dropout import DecoderBlockDropout
 from specification.masks import Causal, Dense, KeyPadding
 from specification.parameters import Decoder, DecoderBlock, LanguageModel, Transformer
 
@@ -98,7 +97,7 @@ def decoder_block_step(
     rotation: Any = None,
 ) -> tuple[Float[np.ndarray, "B Q E"], BlockCache]:
     """`decoder_block` for the Q positions after the first `length`, and the cache with their keys and values."""
-    stop, grown, p, nothing = length + x.shape[1], cache, parameters, SublayerDropout()
+    stop, grown, p = length + x.shape[1], cache, parameters
     checks.norms(parameters, configuration)
 
     def self_attention(x: Any) -> Any:
@@ -120,14 +119,8 @@ def decoder_block_step(
     def position_wise(x: Any) -> Any:
         return transform(p.feed_forward, x, None, configuration)
 
-    sublayers = [
-        Sublayer(self_attention, p.self_attention_norm, nothing, p.self_attention_output_norm),
-        Sublayer(cross_attention, p.cross_attention_norm, nothing),
-        Sublayer(position_wise, p.feed_forward_norm, nothing, p.feed_forward_output_norm),
-    ]
-    if p.cross_attention is None:
-        del sublayers[1]
-    return through(sublayers, x, configuration), grown
+    functions = {"self_attention": self_attention, "cross_attention": cross_attention, "feed_forward": position_wise}
+    return through(sublayers_of(p, functions, DecoderBlockDropout()), x, configuration), grown
 
 
 # --- caches -----------------------------------------------------------------------------------------------------------

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Float
 
 from reference_numpy.attention import attention
-from reference_numpy.blocks import attend, attention_options
+from reference_numpy.blocks import attend
 from reference_numpy.multi_head_attention import multi_head_attention
 from reference_numpy.transformer import classifier, decoder, encoder, language_model, transformer
-from specification import checks
+from specification.calls import Functions, model_calls
 from specification.checkpoints import read_model, write_model
 from specification.checks.arguments import arrays_of_numbers
-from specification.checks.shapes import check_array
 from specification.configuration import Configuration
-from specification.dropout import Dropout, StackDropout, TransformerDropout
-from specification.masks import KeyPadding, both
-from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
 
 __all__ = ["Model", "load", "load_pretrained", "plain_self_attention", "restore", "save"]
 
@@ -105,108 +101,6 @@ def restore(path: str | Path) -> Model:
     return Model(*read_model(path))
 
 
-# --- what a model is called with --------------------------------------------------------------------------------------
-
-
-def kept_keys(keep: Bool[np.ndarray, "B T"] | None) -> KeyPadding | None:
-    """The mask of an array in which True is a real token and False is padding."""
-    return None if keep is None else KeyPadding(keep)
-
-
-def hidden_states(
-    parameters: Encoder,
-    x: Float[np.ndarray, "B T E"] | Integer[np.ndarray, "B T"] | Float[np.ndarray, "B C height width"],
-    key_padding: Bool[np.ndarray, "B T"] | None = None,
-    token_types: Integer[np.ndarray, "B T"] | None = None,
-    *,
-    configuration: Configuration,
-    mask: Any = None,
-    dropout: StackDropout = StackDropout(),
-) -> Float[np.ndarray, "B T E"]:
-    """`encoder`, with padding as an array: True is a real token, False is padding."""
-    options: Any = {"configuration": configuration, "token_types": token_types, "dropout": dropout}
-    return encoder(parameters, x, mask=both(mask, kept_keys(key_padding)), **options)
-
-
-def decoder_states(
-    parameters: Decoder,
-    x: Float[np.ndarray, "B T E"] | Integer[np.ndarray, "B T"],
-    memory: Float[np.ndarray, "B S E"] | None = None,
-    *,
-    configuration: Configuration,
-    key_padding: Bool[np.ndarray, "B T"] | None = None,
-    mask: Any = None,
-    memory_mask: Any = None,
-    dropout: StackDropout = StackDropout(),
-) -> Float[np.ndarray, "B T E"]:
-    """`decoder`, with padding as an array, as in `hidden_states`."""
-    options: Any = {"configuration": configuration, "memory_mask": memory_mask, "dropout": dropout}
-    return decoder(parameters, x, memory, mask=both(mask, kept_keys(key_padding)), **options)
-
-
-def next_tokens(
-    parameters: LanguageModel,
-    tokens: Integer[np.ndarray, "B T"],
-    key_padding: Bool[np.ndarray, "B T"] | None = None,
-    *,
-    configuration: Configuration,
-    mask: Any = None,
-    dropout: StackDropout = StackDropout(),
-) -> Float[np.ndarray, "B T N"]:
-    """`language_model`, with padding as an array, as in `hidden_states`."""
-    options: Any = {"configuration": configuration, "dropout": dropout}
-    return language_model(parameters, tokens, mask=both(mask, kept_keys(key_padding)), **options)
-
-
-def translation(
-    parameters: Transformer,
-    source: Float[np.ndarray, "B S E"] | Integer[np.ndarray, "B S"],
-    target: Float[np.ndarray, "B T E"] | Integer[np.ndarray, "B T"],
-    *,
-    configuration: Configuration,
-    source_key_padding: Bool[np.ndarray, "B S"] | None = None,
-    target_key_padding: Bool[np.ndarray, "B T"] | None = None,
-    source_mask: Any = None,
-    target_mask: Any = None,
-    memory_mask: Any = None,
-    dropout: TransformerDropout = TransformerDropout(),
-) -> Float[np.ndarray, "B T N"]:
-    """`transformer`, with padding as arrays, as in `hidden_states`; the source's is that of the memory too."""
-    source_padding = kept_keys(source_key_padding)
-    masks: Any = {
-        "source_mask": both(source_mask, source_padding),
-        "target_mask": both(target_mask, kept_keys(target_key_padding)),
-        "memory_mask": both(memory_mask, source_padding),
-    }
-    return transformer(parameters, source, target, configuration=configuration, dropout=dropout, **masks)
-
-
-def multi_head(
-    parameters: MultiHeadAttention,
-    query: Float[np.ndarray, "B Q E"],
-    key: Float[np.ndarray, "B K E_key"] | None = None,
-    value: Float[np.ndarray, "B K E_value"] | None = None,
-    *,
-    configuration: Configuration,
-    mask: Any = None,
-    dropout: Dropout | None = None,
-) -> Float[np.ndarray, "B Q E_out"]:
-    """`multi_head_attention`; the key is the query and the value the key unless given. dropout: of the weights.
-
-    With sinks, norms of queries or keys, a window or a rotation it is a block's attention, whose values are the keys'.
-    """
-    key = query if key is None else key
-    value = key if value is None else value
-    checks.site("dropout", dropout)
-    (layer,) = configuration.layers(1)
-    if checks.of_a_block(parameters, layer):
-        checks.one_memory(key, value)
-        return attend(parameters, query, key, mask, dropout, configuration, layer)
-    width = check_array("query", query, "Shaped", "B Q E")["E"]
-    options = attention_options(width, mask, dropout, configuration)
-    return multi_head_attention(parameters, query, key, value, num_heads=configuration.num_heads, **options)
-
-
 def plain_self_attention(x: Float[np.ndarray, "B T E"]) -> Float[np.ndarray, "B T E"]:
     """Compute softmax(x x^T) x: one head, no parameters, no scale; how the pre-norm blog begins.
 
@@ -219,12 +113,5 @@ def plain_self_attention(x: Float[np.ndarray, "B T E"]) -> Float[np.ndarray, "B 
     return attention(x[:, None], x[:, None], x[:, None], scale=1.0)[:, 0]
 
 
-MODELS: dict[type, Callable[..., Any]] = {
-    Transformer: translation,
-    Classifier: classifier,
-    LanguageModel: next_tokens,
-    Encoder: hidden_states,
-    Decoder: decoder_states,
-    MultiHeadAttention: multi_head,
-}
-"""By the structure of the parameters."""
+MODELS = model_calls(Functions(encoder, decoder, language_model, transformer, classifier, attend, multi_head_attention))
+"""By the structure of the parameters, what calling a model calls."""

@@ -1,20 +1,65 @@
-"""Which norms a block has, by the order that its configuration names (BLK-1, BLK-3)."""
+"""What a block is made of: its sublayers, the options of its attention, and the norms that its order asks for."""
 
 from __future__ import annotations
 
-from specification.parameters import DecoderBlock, EncoderBlock
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from specification.configuration import AttentionLayer, Configuration
+from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout
+from specification.masks import SlidingWindow, both
+from specification.parameters import DecoderBlock, EncoderBlock, Norm
+
+
+class Sublayer(NamedTuple):
+    """A sublayer of x, with what stands around it. output_norm: of what it gives, where there are two norms."""
+
+    function: Callable[[Any], Any]
+    norm: Norm | None
+    dropout: SublayerDropout
+    output_norm: Norm | None = None
+
+
+def sublayers_of(
+    block: EncoderBlock | DecoderBlock,
+    functions: dict[str, Callable[[Any], Any]],
+    dropout: EncoderBlockDropout | DecoderBlockDropout,
+) -> list[Sublayer]:
+    """The sublayers that a block has, in the order of these functions, which are by the names of its parameters."""
+    found = []
+    for name, function in functions.items():
+        if getattr(block, name) is not None:
+            norm, output_norm = getattr(block, f"{name}_norm"), getattr(block, f"{name}_output_norm", None)
+            found.append(Sublayer(function, norm, getattr(dropout, name), output_norm))
+    return found
+
+
+def attention_options(
+    width: int, mask: Any, weights_dropout: Dropout | None, configuration: Configuration
+) -> dict[str, Any]:
+    """Keywords of `attention`, for inputs of that width."""
+    keep, rate = (None, 0.0) if weights_dropout is None else weights_dropout
+    scale: Any = configuration.scale
+    if isinstance(scale, str):
+        scale = None if scale == "head_width" else 1 / math.sqrt(width)
+    return {
+        "mask": mask,
+        "scale": scale,
+        "softcap": configuration.softcap,
+        "dropout_keep": keep,
+        "dropout_rate": rate,
+        "empty_rows": configuration.empty_rows,
+    }
+
+
+def windowed(mask: Any, layer: AttentionLayer, offset: Any = 0) -> Any:
+    """The mask, and the layer's window around queries at positions offset, offset + 1, ... (MASK-4)."""
+    return mask if layer.window is None else both(mask, SlidingWindow(*layer.window, offset))
 
 
 def misplaced_norms(block: EncoderBlock | DecoderBlock, norm_order: str) -> list[str]:
-    """Say what a block has too little or too much for the order of its norms.
-
-    Args:
-        block: its parameters.
-        norm_order: the configuration's.
-
-    Returns:
-        The end of a sentence for each problem.
-    """
+    """Say what a block has too little or too much for the order of its norms, each the end of a sentence."""
     problems = []
     there = {name: part is not None for name, part in block._asdict().items()}
     sublayers = [name for name in there if not name.endswith("norm") and there[name]]

@@ -24,8 +24,9 @@ from conformance.bounds.arithmetic import Approx, Precision, add, exact, round_o
 from conformance.bounds.reading import concatenate_heads, pairs, split_heads
 from conformance.bounds.rotary import pair_columns, rotation
 from reference_numpy import materialize
-from reference_numpy.blocks import attention_options, key_heads, windowed
+from reference_numpy.blocks import key_heads
 from reference_numpy.multi_head_attention import join_heads
+from specification.blocks import attention_options, windowed
 from specification.configuration import AttentionLayer, Configuration
 from specification.frequencies import attention_factor, exact_frequencies
 from specification.parameters import Linear, MultiHeadAttention, Norm

@@ -30,8 +30,9 @@ from conformance.models.stepwise import Oracle, Taken, convert_arrays, framework
 from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework
 from reference_numpy.attention_steps import repeat_heads, resolve_scale
-from reference_numpy.blocks import attention_options, key_heads, windowed
+from reference_numpy.blocks import key_heads
 from reference_numpy.multi_head_attention import concatenate_heads, join_heads, split_heads
+from specification.blocks import attention_options, windowed
 from specification.configuration import AttentionLayer
 from specification.parameters import GatedFeedForward, mapped
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from reference_numpy.tape import GRADIENTS, Call, operation, pull_back
+from specification.calls import Functions, model_calls
 
 FILES = ("tape", "blocks", "blocks_vjp", "transformer", "transformer_vjp", "losses", "losses_vjp", "models")
 STEPS = {
@@ -105,7 +106,7 @@ def instrument_package(package: str, parameters: Any, visit: Visit) -> types.Sim
         for name, value in list(found.items()):
             found[name] = replace_value(name, value)
         if "MODELS" in found:
-            found["MODELS"] = {kind: replace_value(f.__name__, f) for kind, f in found["MODELS"].items()}
+            found["MODELS"] = model_calls(Functions(**{name: found[name] for name in Functions._fields}))
     merged = {name: value for found in names.values() for name, value in found.items() if not name.startswith("_")}
     return types.SimpleNamespace(**merged)
 

@@ -23,7 +23,7 @@ from specification.dropout import Dropout, TransformerDropout
 from specification.parameters import mapped
 from tests.models.test_dialects import assert_within
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
-from tests.support.small_models import E, H, Maker, keep_masks, plant, without_cross
+from tests.support.small_models import E, H, Maker, keep_masks, module_name, plant, without_cross
 
 POST = Configuration(H, positions="learned", source_padding=0, target_padding=0, target_mask="causal and real keys")
 PRE = replace(POST, norm_order="pre", norm="standard_deviation_norm", activation="gelu", scale="model_width")
@@ -198,15 +198,15 @@ def test_gradients_with_dropout(name: str, order: str) -> None:
 
 # --- planted faults ---------------------------------------------------------------------------------------------------
 
-KEYWORDS = '"token_types": token_types, "dropout": dropout}'
+HANDED_ON, NO_DROPOUT = "types, **options)", "types, configuration=options['configuration'])"
 OPTIONS = "attention_options(width, mask, dropout,"
 POOLED = "tokens, configuration=configuration, mask=mask, dropout=dropout)\n    return log"
 LOGITS = "mask=mask, dropout=dropout)\n    return output_layer"
 DECODED = "memory_mask=memory_mask, dropout=dropout.decoder,"
 ENCODED = "mask=source_mask, dropout=dropout.encoder)"
 LOST = {
-    "encoder": ("models", KEYWORDS, KEYWORDS.replace(', "dropout": dropout', "")),
-    "attention": ("models", OPTIONS, OPTIONS.replace("dropout", "None")),
+    "encoder": ("specification.calls", HANDED_ON, NO_DROPOUT),
+    "attention": ("specification.calls", OPTIONS, OPTIONS.replace("dropout", "None")),
     "classifier": ("transformer", POOLED, POOLED.replace(", dropout=dropout", "")),
     "language model": ("transformer", LOGITS, LOGITS.replace(", dropout=dropout", "")),
     "transformer": ("transformer", DECODED, DECODED.replace(" dropout=dropout.decoder,", "")),
@@ -223,7 +223,7 @@ def test_a_site_that_is_lost_is_found(
     file, old, new = LOST[name]
     model = name.split(",")[0]
     trained, (exact, bound) = MODELS[model](), exactly(model, "post")
-    plant(f"{implementation.package}.{file}", old, new, monkeypatch)
+    plant(module_name(implementation.package, file), old, new, monkeypatch)
     assert (np.abs(answer(implementation, trained, POST) - exact) > bound).any()
 
 

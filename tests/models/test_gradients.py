@@ -45,6 +45,7 @@ from tests.support.small_models import (
     Maker,
     fitted,
     keep_masks,
+    module_name,
     plant,
     without_biases,
     without_cross,
@@ -563,9 +564,9 @@ WRONG = (
     Wrong("activation", "activation=gelu_tanh", "blocks", ": configuration.activation", ': "gelu"'),
     Wrong("activation", "activation=silu", "blocks", ": configuration.activation", ': "gelu"'),
     Wrong("activation", "empty_rows=nan", "feed_forward_vjp", '& (activation == "relu")', "& False"),
-    Wrong("scale", "scale=model_width", "blocks", "else 1 / math.sqrt(width)", "else None"),
-    Wrong("scale", "scale=0.3", "blocks", "if isinstance(scale, str):", "if True:"),
-    Wrong("softcap", "softcap=2.0", "blocks", '"softcap": configuration.softcap', '"softcap": None'),
+    Wrong("scale", "scale=model_width", "specification.blocks", "else 1 / math.sqrt(width)", "else None"),
+    Wrong("scale", "scale=0.3", "specification.blocks", "if isinstance(scale, str):", "if True:"),
+    Wrong("softcap", "softcap=2.0", "specification.blocks", '"softcap": configuration.softcap', '"softcap": None'),
     Wrong("empty_rows", "encoder", "attention_vjp", FILLED, "weights, allowed"),
     Wrong("empty_rows", "empty_rows=zero", "attention_steps", 'if empty_rows == "zero":', 'if empty_rows == "never":'),
     Wrong("empty_rows", "empty_rows=nan", "attention_vjp", FILLED, "weights, allowed"),
@@ -683,7 +684,7 @@ def test_planted_faults_are_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert beyond(definition(example, "float32"), exact, bounds) == []
     for wrong in [wrong for wrong in WRONG if wrong.example == name]:
         with monkeypatch.context() as patch:
-            plant(f"reference_numpy.{wrong.module}", wrong.old, wrong.new, patch)
+            plant(module_name("reference_numpy", wrong.module), wrong.old, wrong.new, patch)
             assert beyond(definition(example, "float32"), exact, bounds), wrong
 
 

@@ -22,7 +22,7 @@ from specification.dialects import read
 from specification.parameters import mapped
 from tests.models.test_dialects import assert_within, filled, state
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
-from tests.support.small_models import VOCABULARY, E, H, Maker, plant
+from tests.support.small_models import VOCABULARY, E, H, Maker, module_name, plant
 
 KNOWING = Configuration(
     H, positions="learned", source_padding=0, target_padding=0, target_mask="causal and real keys", norm_eps=1e-3
@@ -280,27 +280,27 @@ def test_a_decoder_of_torch_with_a_mask_beside_causal() -> None:
 
 BOTH = {
     "padding as an array": (
-        "models", "encoder(parameters, x, mask=both(mask, kept_keys(key_padding))",
-        "encoder(parameters, x, mask=mask", "encoder(parameters, x, mask=kept_keys(key_padding)", "encoder of embedded",
+        "specification.calls", "mask = both(mask, kept_keys(key_padding))",
+        "mask = mask", "mask = kept_keys(key_padding)", "encoder of embedded",
     ),
     "padding as an array, language model": (
-        "models", "tokens, mask=both(mask, kept_keys(key_padding))",
+        "specification.calls", "tokens, mask=both(mask, kept_keys(key_padding))",
         "tokens, mask=mask", "tokens, mask=kept_keys(key_padding)", "language model, padding as an array",
     ),
     "padding as an array, decoder": (
-        "models", "memory, mask=both(mask, kept_keys(key_padding))",
+        "specification.calls", "memory, mask=both(mask, kept_keys(key_padding))",
         "memory, mask=mask", "memory, mask=kept_keys(key_padding)", "decoder, padding as an array",
     ),
     "padding as an array, source": (
-        "models", "both(source_mask, source_padding)",
+        "specification.calls", "both(source_mask, source_padding)",
         "source_mask", "source_padding", "transformer, padding as an array",
     ),
     "padding as an array, target": (
-        "models", "both(target_mask, kept_keys(target_key_padding))",
+        "specification.calls", "both(target_mask, kept_keys(target_key_padding))",
         "target_mask", "kept_keys(target_key_padding)", "transformer, padding as an array",
     ),
     "padding as an array, memory": (
-        "models", "both(memory_mask, source_padding)",
+        "specification.calls", "both(memory_mask, source_padding)",
         "memory_mask", "source_padding", "transformer, padding as an array",
     ),
     "padding of the source": (
@@ -331,7 +331,7 @@ def test_a_mask_that_is_lost_is_found(
     case = CASES[case_name]()
     exact, bound = exactly(case, case.whole)
     with monkeypatch.context() as patch:
-        plant(f"{implementation.package}.{file}", together, alone[lost], patch)
+        plant(module_name(implementation.package, file), together, alone[lost], patch)
         assert (np.abs(answer(implementation, case) - exact) > bound).any()
     assert_within(answer(implementation, case), exact, bound, "float32")
 

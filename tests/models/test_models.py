@@ -18,7 +18,6 @@ import torch
 import jax_impl
 import reference_numpy
 import torch_impl
-import torch_impl.models as torch_models
 from conformance.checks.findings import OtherSource
 from conformance.models.error_propagation import carried_bound
 from conformance.models.stepwise import Oracle, StepFinding, framework_of, judge_steps
@@ -39,7 +38,7 @@ from specification import (
 from specification.checkpoints import KINDS, flatten, read_model, read_safetensors, unflatten
 from specification.parameters import mapped
 from tests.support.helpers import Implementation, TorchArrays, by_reference
-from tests.support.small_models import VOCABULARY, E, H, Maker, fitted
+from tests.support.small_models import VOCABULARY, E, H, Maker, fitted, module_name
 
 
 def maker(dtype: str = "float32") -> Maker:
@@ -133,12 +132,13 @@ def test_a_mask_that_is_lost_is_found_where_it_is_used(monkeypatch: pytest.Monke
 
 def replaced(monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str) -> None:
     """The port's module with one edit, wherever its functions are known, for as long as the test runs."""
-    module = importlib.import_module(f"torch_impl.{file}")
+    module = importlib.import_module(module_name("torch_impl", file))
     source = Path(str(module.__file__)).read_text()
     assert source.count(old) == 1
     edited = dict(vars(module))
     exec(compile(source.replace(old, new), str(module.__file__), "exec"), edited)
     others = [importlib.import_module(f"torch_impl.{name}") for name in ("blocks", "transformer", "models")]
+    others.append(importlib.import_module("specification.calls"))
     for name, right in list(vars(module).items()):
         if inspect.isfunction(right) and right.__module__ == module.__name__:
             wrong = types.FunctionType(edited[name].__code__, vars(module), name, right.__defaults__)
@@ -147,9 +147,6 @@ def replaced(monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str) -> 
                 for known, value in list(vars(other).items()):
                     if value is right:
                         monkeypatch.setattr(other, known, wrong)
-            for kind, value in list(torch_models.MODELS.items()):
-                if value is right:
-                    monkeypatch.setitem(torch_models.MODELS, kind, wrong)
 
 
 EPS = "parameters.bias, eps=configuration.norm_eps)\n    if"
@@ -164,7 +161,7 @@ FAULTS = {
     ),
     "cross-attention reads the target": ("blocks", "attend(cross, x, memory,", "attend(cross, x, x,"),
     "cross-attention without its mask": ("blocks", "cross, x, memory, memory_mask", "cross, x, memory, None"),
-    "scale by the head width everywhere": ("blocks", 'None if scale == "head_width"', "None if True"),
+    "scale by the head width everywhere": ("specification.blocks", 'None if scale == "head_width"', "None if True"),
     "ReLU everywhere": ("blocks", '"activation": configuration.activation', '"activation": "relu"'),
     "eps left as it is by default": ("blocks", EPS, EPS.replace(", eps=configuration.norm_eps", "")),
     "no norm after the last encoder block": ("transformer", LAST_NORM, LAST_NORM.replace("parameters.norm", "None")),
@@ -458,7 +455,7 @@ def test_inputs_that_are_mixed_up_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     """Keys and values swapped, and an input that is changed before the first block."""
     parameters, x = maker().attention(), np.random.default_rng(0).normal(size=(3, 2, 5, E)).astype("float32")
     options = "multi_head_attention(parameters, query, key, value, num_heads=configuration.num_heads, **options)"
-    replaced(monkeypatch, "models", options, options.replace("key, value", "value, key"))
+    replaced(monkeypatch, "specification.calls", options, options.replace("key, value", "value, key"))
     definition = reference_numpy.Model(widen_parameters(parameters), replace(POST, source_padding=None))
     oracle = Oracle(definition, tuple(x.astype(float)), {}, "float32")
     (found,) = judge_steps("torch_impl", TorchArrays(), own_parameters("torch_impl", parameters), oracle)

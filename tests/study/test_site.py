@@ -36,8 +36,8 @@ from study.pages import MARKDOWN
 from study.results import gather
 from tests.support.made_results import built as of_operations
 
-NOT_SHOWN = {("generation.py", "Hypotheses"), ("blocks.py", "Sublayer")}
-"""Structures, which have no steps."""
+NOT_SHOWN = {("generation.py", "Hypotheses")}
+"""A structure, which has no steps."""
 
 
 @pytest.fixture(scope="module")

@@ -266,6 +266,11 @@ def edited(module: str, old: str, new: str) -> ModuleType:
     return copy
 
 
+def module_name(package: str, file: str) -> str:
+    """The module of a package; `specification` is named in full."""
+    return file if file.startswith("specification.") else f"{package}.{file}"
+
+
 def plant(module: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a module of any package `old`, which occurs once, becomes `new`, wherever its functions are known already.
 
