@@ -40,15 +40,14 @@ from jax_impl.blocks import (
 )
 from jax_impl.masks import readable
 from jax_impl.models import Model
-from jax_impl.positions import relative_position_bias
-from jax_impl.transformer import embed, encoder, output_layer, real_tokens
+from jax_impl.transformer import embed, encoder, output_layer, position_bias, real_tokens
 from specification import checks
 from specification.blocks import sublayers_of, windowed
 from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout
 from specification.masks import Causal, Dense, KeyPadding
-from specification.parameters import Decoder, DecoderBlock, LanguageModel, Transformer
+from specification.parameters import DecoderBlock, LanguageModel, Transformer
 
 __all__ = ["decode_step", "start"]
 
@@ -78,16 +77,6 @@ def step_mask(
     (B, Q), K = tokens.shape, real.shape[1]
     asking = real_tokens(tokens, configuration.target_padding)
     return causal & Dense(jnp.broadcast_to(asking[:, None, :, None], (B, 1, Q, K)))
-
-
-def position_bias(parameters: Decoder, queries: int, keys: int, offset: Any, configuration: Configuration) -> Any:
-    """The bias that all self-attentions share, for queries from position `offset` on (POS-6)."""
-    if parameters.relative_positions is None:
-        return None
-    return relative_position_bias(
-        parameters.relative_positions, queries, keys,
-        bidirectional=False, furthest=configuration.relative_furthest, offset=offset,
-    )  # fmt: skip
 
 
 @partial(jax.jit, static_argnames=("configuration", "layer"))
@@ -259,7 +248,7 @@ def decode_step(
     mask = step_mask(tokens, real, length, configured)
     memory_mask = None if cache.memory_real is None else KeyPadding(cache.memory_real)
     x = embed(decoder.embedding, tokens, configuration=configured, offset=length)
-    bias = position_bias(decoder, tokens.shape[1], cache.capacity, length, configured)
+    bias = position_bias(decoder, configured, tokens.shape[1], cache.capacity, length)
     options: Any = {"configuration": configured, "mask": mask, "memory_mask": memory_mask, "bias": bias}
     layers, blocks = configured.layers(len(decoder.blocks)), []
     rotations = rotations_of([block.self_attention for block in decoder.blocks], layers, x, configured, length)

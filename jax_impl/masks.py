@@ -117,10 +117,9 @@ def allowed_pairs(mask: Any, query_length: int, key_length: int) -> Bool[jax.Arr
     keys = jnp.arange(key_length)
     if mask is None:
         return jnp.ones((1, 1, 1, 1), bool)
-    if isinstance(mask, And):
-        return allowed_pairs(mask.left, query_length, key_length) & allowed_pairs(mask.right, query_length, key_length)
-    if isinstance(mask, Or):
-        return allowed_pairs(mask.left, query_length, key_length) | allowed_pairs(mask.right, query_length, key_length)
+    if isinstance(mask, And | Or):
+        left, right = (allowed_pairs(side, query_length, key_length) for side in (mask.left, mask.right))
+        return left & right if isinstance(mask, And) else left | right
     if isinstance(mask, Causal):
         return keys <= queries + per_batch(mask.offset)
     if isinstance(mask, SlidingWindow):

@@ -120,13 +120,15 @@ def prepend(row: Float[jax.Array, "E"], x: Float[jax.Array, "B N E"]) -> Float[j
     return jnp.concatenate([first, x], axis=1)
 
 
-def position_bias(parameters: Encoder | Decoder, length: int, configuration: Configuration) -> Any:
+def position_bias(
+    parameters: Encoder | Decoder, configuration: Configuration, queries: int, keys: int, offset: Any = 0
+) -> Any:
     """The bias that all self-attentions of a stack share; None where it has no table of relative positions (POS-6)."""
     if parameters.relative_positions is None:
         return None
     return relative_position_bias(
-        parameters.relative_positions, length, length,
-        bidirectional=isinstance(parameters, Encoder), furthest=configuration.relative_furthest,
+        parameters.relative_positions, queries, keys,
+        bidirectional=isinstance(parameters, Encoder), furthest=configuration.relative_furthest, offset=offset,
     )  # fmt: skip
 
 
@@ -278,7 +280,7 @@ def encoder(
     mask = readable_mask(mask, x, x, configuration)
     call: Any = inspect.unwrap(encoder_block) if dropout.blocks else encoder_block
     options: Any = {"configuration": configuration, "mask": mask}
-    options["bias"] = position_bias(parameters, x.shape[1], configuration)
+    options["bias"] = position_bias(parameters, configuration, x.shape[1], x.shape[1])
     layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, EncoderBlockDropout())
     rotations = rotations_of([block.attention for block in parameters.blocks], layers, x, configuration)
     for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):
@@ -325,7 +327,7 @@ def decoder(
     memory_mask = None if memory is None else readable_mask(memory_mask, x, memory, configuration)
     call: Any = inspect.unwrap(decoder_block) if dropout.blocks else decoder_block
     options: Any = {"configuration": configuration, "mask": mask, "memory_mask": memory_mask}
-    options["bias"] = position_bias(parameters, x.shape[1], configuration)
+    options["bias"] = position_bias(parameters, configuration, x.shape[1], x.shape[1])
     layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, DecoderBlockDropout())
     rotations = rotations_of([block.self_attention for block in parameters.blocks], layers, x, configuration)
     for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):

@@ -32,15 +32,14 @@ from reference_numpy.blocks import (
     transform,
 )
 from reference_numpy.models import Model
-from reference_numpy.positions import relative_position_bias
-from reference_numpy.transformer import embed, encoder, output_layer, real_tokens
+from reference_numpy.transformer import embed, encoder, output_layer, position_bias, real_tokens
 from specification import checks
 from specification.blocks import sublayers_of, windowed
 from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout
 from specification.masks import Causal, Dense, KeyPadding
-from specification.parameters import Decoder, DecoderBlock, LanguageModel, Transformer
+from specification.parameters import DecoderBlock, LanguageModel, Transformer
 
 __all__ = ["decode_step", "start"]
 
@@ -71,16 +70,6 @@ def step_mask(
     (B, Q), K = tokens.shape, real.shape[1]
     asking = real_tokens(tokens, configuration.target_padding)
     return causal & Dense(np.broadcast_to(asking[:, None, :, None], (B, 1, Q, K)))
-
-
-def position_bias(parameters: Decoder, queries: int, keys: int, offset: Any, configuration: Configuration) -> Any:
-    """The bias that all self-attentions share, for queries from position `offset` on (POS-6)."""
-    if parameters.relative_positions is None:
-        return None
-    return relative_position_bias(
-        parameters.relative_positions, queries, keys,
-        bidirectional=False, furthest=configuration.relative_furthest, offset=offset,
-    )  # fmt: skip
 
 
 def decoder_block_step(
@@ -239,7 +228,7 @@ def decode_step(
     mask = step_mask(tokens, real[:, :stop], length, configured)
     memory_mask = None if cache.memory_real is None else KeyPadding(cache.memory_real)
     x = embed(decoder.embedding, tokens, configuration=configured, offset=length)
-    bias = position_bias(decoder, tokens.shape[1], stop, length, configured)
+    bias = position_bias(decoder, configured, tokens.shape[1], stop, length)
     options: Any = {"configuration": configured, "mask": mask, "memory_mask": memory_mask, "bias": bias}
     layers, blocks = configured.layers(len(decoder.blocks)), []
     rotations = rotations_of([block.self_attention for block in decoder.blocks], layers, x, configured, length)

@@ -52,14 +52,9 @@ def allowed_pairs(
     keys = np.arange(key_length)
     if mask is None:
         return np.ones((1, 1, 1, 1), bool)
-    if isinstance(mask, And):
-        return allowed_pairs(mask.left, query_length, key_length, rows) & allowed_pairs(
-            mask.right, query_length, key_length, rows
-        )
-    if isinstance(mask, Or):
-        return allowed_pairs(mask.left, query_length, key_length, rows) | allowed_pairs(
-            mask.right, query_length, key_length, rows
-        )
+    if isinstance(mask, And | Or):
+        left, right = (allowed_pairs(side, query_length, key_length, rows) for side in (mask.left, mask.right))
+        return left & right if isinstance(mask, And) else left | right
     if isinstance(mask, Causal):
         return keys <= queries + per_batch(mask.offset)
     if isinstance(mask, SlidingWindow):

@@ -120,13 +120,15 @@ def prepend(row: Float[np.ndarray, "E"], x: Float[np.ndarray, "B N E"]) -> Float
     return np.concatenate([first, x], axis=1)
 
 
-def position_bias(parameters: Encoder | Decoder, length: int, configuration: Configuration) -> Any:
+def position_bias(
+    parameters: Encoder | Decoder, configuration: Configuration, queries: int, keys: int, offset: Any = 0
+) -> Any:
     """The bias that all self-attentions of a stack share; None where it has no table of relative positions (POS-6)."""
     if parameters.relative_positions is None:
         return None
     return relative_position_bias(
-        parameters.relative_positions, length, length,
-        bidirectional=isinstance(parameters, Encoder), furthest=configuration.relative_furthest,
+        parameters.relative_positions, queries, keys,
+        bidirectional=isinstance(parameters, Encoder), furthest=configuration.relative_furthest, offset=offset,
     )  # fmt: skip
 
 
@@ -268,7 +270,7 @@ def encoder(
         x = embed(parameters.embedding, x, configuration=configuration, token_types=token_types)
     x = drop(x, dropout.embedding)
     options: Any = {"configuration": configuration, "mask": mask}
-    options["bias"] = position_bias(parameters, x.shape[1], configuration)
+    options["bias"] = position_bias(parameters, configuration, x.shape[1], x.shape[1])
     layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, EncoderBlockDropout())
     rotations = rotations_of([block.attention for block in parameters.blocks], layers, x, configuration)
     for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):
@@ -312,7 +314,7 @@ def decoder(
         mask = both(mask, Causal())
     x = drop(x, dropout.embedding)
     options: Any = {"configuration": configuration, "mask": mask, "memory_mask": memory_mask}
-    options["bias"] = position_bias(parameters, x.shape[1], configuration)
+    options["bias"] = position_bias(parameters, configuration, x.shape[1], x.shape[1])
     layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, DecoderBlockDropout())
     rotations = rotations_of([block.self_attention for block in parameters.blocks], layers, x, configuration)
     for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):

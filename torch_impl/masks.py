@@ -108,14 +108,9 @@ def allowed_pairs(
     keys = torch.arange(key_length, device=device)
     if mask is None:
         return torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
-    if isinstance(mask, And):
-        return allowed_pairs(mask.left, query_length, key_length, device) & allowed_pairs(
-            mask.right, query_length, key_length, device
-        )
-    if isinstance(mask, Or):
-        return allowed_pairs(mask.left, query_length, key_length, device) | allowed_pairs(
-            mask.right, query_length, key_length, device
-        )
+    if isinstance(mask, And | Or):
+        left, right = (allowed_pairs(side, query_length, key_length, device) for side in (mask.left, mask.right))
+        return left & right if isinstance(mask, And) else left | right
     if isinstance(mask, Causal):
         return keys <= queries + per_batch(mask.offset)
     if isinstance(mask, SlidingWindow):

@@ -183,7 +183,7 @@ OPERATIONS = (
         "decoding", "Decoding", "One token after the other, with a cache of earlier keys and values.",
         (r"\text{step}(x_t \mid K_{<t}, V_{<t}) = \text{decoder}(x_{\le t})_t",),
         ("GEN-1",),
-        places("decoding", "decode_step", "decoder_block_step", "step_mask", "position_bias", "start", "empty_cache",
+        places("decoding", "decode_step", "decoder_block_step", "step_mask", "start", "empty_cache",
                "make_room", "write", "select_rows"),
         also=("KV cache", "incremental decoding"),
     ),

@@ -126,7 +126,7 @@ def ratios(example: Example, run: Watched, dtype: str) -> dict[str, float]:
             lambda copy: copy.embed(decoder.embedding, target, **options), decoder.embedding, run.states[0], dtype
         )
     }
-    masks["bias"] = position_bias(decoder, target.shape[1], configuration)
+    masks["bias"] = position_bias(decoder, configuration, target.shape[1], target.shape[1])
     layers = configuration.layers(len(decoder.blocks))
     for i, (block, layer) in enumerate(zip(decoder.blocks, layers, strict=True)):
         found[f"block {i}"] = ratio(
@@ -212,7 +212,7 @@ FAULTS = (
         "layer=layer, rotation=",
         "layer=configured.attention_layers[-1], rotation=",
     ),
-    Fault("distances from 0", "t5", "block 0", "stop, length, configured)", "stop, 0, configured)"),
+    Fault("distances from 0", "t5", "block 0", "stop, length)\n    options", "stop, 0)\n    options"),
     Fault("bias left out", "t5", "block 0", "None, configuration, bias)", "None, configuration)"),
 )
 

@@ -34,7 +34,7 @@ FAULTS = (
     Fault("MASK-4", "window not moved by the offset", "masks.py", "keys - (queries + per_batch(mask.offset))", "keys - queries"),
     Fault("MASK-5", "masks not checked", "masks.py", "    checks.mask(mask, query_length, key_length, batch, heads)\n", ""),
     Fault("MASK-5", "lengths not checked", "masks.py", "    checks.mask_values(mask, key_length, np.asarray)\n", ""),
-    Fault("MASK-6", "and taken for or", "masks.py", "key_length, rows) & allowed_pairs(", "key_length, rows) | allowed_pairs("),
+    Fault("MASK-6", "and taken for or", "masks.py", "return left & right if", "return left | right if"),
     Fault("MASK-7", "zero weights times hidden NaN", "attention_steps.py", "weights @ np.where(finite, values, 0)", "weights @ values"),
     Fault("MASK-7", "hidden NaN in a gradient", "attention_steps_vjp.py", "allowed_sum(cotangent, key, allowed)", "(cotangent @ key)"),
     Fault("ATT-1", "scale by D + 1", "attention_steps.py", "1 / math.sqrt(width) if", "1 / math.sqrt(width + 1) if"),
