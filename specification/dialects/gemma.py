@@ -9,29 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specification.configuration import AttentionLayer, Configuration
+from specification.configuration import Configuration
 from specification.loading.decoders import (
-    CAUSAL,
     DEFAULTS,
-    KEYS,
     NORMS_BEFORE,
-    SIZES,
-    TIED,
+    ROTATING,
+    Layers,
     causal,
+    decoder_dialect,
     gated,
-    language_model,
-    language_model_variant,
     separate_heads,
 )
-from specification.loading.record import Computed, ConfigFile, Dialect
+from specification.loading.record import Computed
 from specification.loading.rope import ROPE_KEYS, alike
-from specification.rotary import Rotary
-
-TABLE = language_model(
-    separate_heads(),
-    gated(),
-    NORMS_BEFORE,
-)
 
 
 def configuration(
@@ -40,7 +30,7 @@ def configuration(
     key_heads: int,
     eps: float = 1e-6,
     activation: str = "gelu_tanh",
-    attention_layers: tuple[AttentionLayer, ...] = (AttentionLayer(rotary=Rotary()),),
+    attention_layers: Layers = ROTATING,
     empty_rows: str = "zero",
 ) -> Configuration:
     """As in the dialect `llama`. The activation is "gelu_tanh" where hidden_act is "gelu", too."""
@@ -60,26 +50,18 @@ def activation_of(told: Mapping[str, Any]) -> Any:
     return "gelu_pytorch_tanh" if told["hidden_act"] == "gelu" else told["hidden_act"]
 
 
-DIALECT = Dialect(
-    name="gemma",
-    about=__doc__,
-    source="Gemma Team, Gemma, 2024 (arXiv:2403.08295); `GemmaForCausalLM` of Hugging Face transformers",
-    variants=(language_model_variant(TABLE, configuration),),
-    prefixes=("model.",),
-    config=ConfigFile(
-        families={"gemma": {}},
-        keys=KEYS
-        | {
-            "activation": Computed(("hidden_act",), activation_of),
-            "attention_layers": Computed((*ROPE_KEYS, "num_hidden_layers"), alike),
-        },
-        defaults={
-            "gemma": DEFAULTS
-            | {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "attention_bias": False}
-        },
-        fixed=CAUSAL | {"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False},
-        sizes=SIZES,
-        entries={"attention_bias": "layers.0.self_attn.q_proj.bias"},
-        tied=TIED,
-    ),
+DIALECT = decoder_dialect(
+    "gemma",
+    __doc__,
+    "Gemma Team, Gemma, 2024 (arXiv:2403.08295); `GemmaForCausalLM` of Hugging Face transformers",
+    separate_heads(),
+    gated(),
+    NORMS_BEFORE,
+    layers=Computed((*ROPE_KEYS, "num_hidden_layers"), alike),
+    defaults={
+        "gemma": DEFAULTS | {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "attention_bias": False}
+    },
+    configuration=configuration,
+    keys={"activation": Computed(("hidden_act",), activation_of)},
+    fixed={"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False},
 )

@@ -12,31 +12,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specification.configuration import AttentionLayer
 from specification.loading.decoders import (
-    CAUSAL,
+    ATTENTION_BIAS,
     DEFAULTS,
-    KEYS,
     NORMS_BEFORE,
-    SIZES,
-    TIED,
+    Layers,
+    decoder_dialect,
     gated,
-    language_model,
-    language_model_variant,
-    llama_configuration,
     separate_heads,
 )
-from specification.loading.record import Computed, ConfigFile, Dialect
+from specification.loading.record import Computed
 from specification.loading.rope import FULL, LAYER_KEYS, ROPE_KEYS, SLIDING, layers_of, rotary_of
 
-TABLE = language_model(
-    separate_heads(),
-    gated("*mlp.*_proj.bias"),
-    NORMS_BEFORE,
-)
 
-
-def layers(told: Mapping[str, Any]) -> tuple[AttentionLayer, ...]:
+def layers(told: Mapping[str, Any]) -> Layers:
     """Read the layers. In SmolLM 3 one in four does not rotate, and has the window where there is one."""
     if told["model_type"] == "mistral" and (told.get("attention_bias") or told.get("mlp_bias")):
         raise ValueError("a mistral has no biases, and attention_bias or mlp_bias says that it has")
@@ -50,33 +39,25 @@ def layers(told: Mapping[str, Any]) -> tuple[AttentionLayer, ...]:
     return layers_of({**told, "sliding_window": window}, [rotary if one else None for one in rotates], kinds)
 
 
-DIALECT = Dialect(
-    name="llama",
-    about=__doc__,
-    source="Touvron et al., Llama, 2023 (arXiv:2302.13971); Jiang et al., Mistral 7B, 2023 (arXiv:2310.06825); "
+DIALECT = decoder_dialect(
+    "llama",
+    __doc__,
+    "Touvron et al., Llama, 2023 (arXiv:2302.13971); Jiang et al., Mistral 7B, 2023 (arXiv:2310.06825); "
     "`LlamaForCausalLM`, `MistralForCausalLM` and `SmolLM3ForCausalLM` of Hugging Face transformers",
-    variants=(language_model_variant(TABLE, llama_configuration),),
-    prefixes=("model.",),
-    ignored=(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),  # of older files, computed here
-    config=ConfigFile(
-        families={"llama": {}, "mistral": {}, "smollm3": {}},
-        keys=KEYS
-        | {
-            "attention_layers": Computed(
-                (*ROPE_KEYS, *LAYER_KEYS, "use_sliding_window", "no_rope_layers", "no_rope_layer_interval"), layers
-            )
-        },
-        defaults={
-            "llama": DEFAULTS | {"attention_bias": False, "mlp_bias": False},
-            "mistral": DEFAULTS | {"attention_bias": False, "mlp_bias": False, "sliding_window": 4096},
-            "smollm3": DEFAULTS
-            | {"rope_theta": 2e6, "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False}
-            | {"sliding_window": None, "use_sliding_window": False, "layer_types": None}
-            | {"no_rope_layers": None, "no_rope_layer_interval": 4},
-        },
-        fixed=CAUSAL,
-        sizes=SIZES,
-        entries={"attention_bias": "layers.0.self_attn.q_proj.bias", "mlp_bias": "layers.0.mlp.gate_proj.bias"},
-        tied=TIED,
+    separate_heads(),
+    gated("*mlp.*_proj.bias"),
+    NORMS_BEFORE,
+    layers=Computed(
+        (*ROPE_KEYS, *LAYER_KEYS, "use_sliding_window", "no_rope_layers", "no_rope_layer_interval"), layers
     ),
+    defaults={
+        "llama": DEFAULTS | {"attention_bias": False, "mlp_bias": False},
+        "mistral": DEFAULTS | {"attention_bias": False, "mlp_bias": False, "sliding_window": 4096},
+        "smollm3": DEFAULTS
+        | {"rope_theta": 2e6, "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False}
+        | {"sliding_window": None, "use_sliding_window": False, "layer_types": None}
+        | {"no_rope_layers": None, "no_rope_layer_interval": 4},
+    },
+    entries=ATTENTION_BIAS | {"mlp_bias": "layers.0.mlp.gate_proj.bias"},
+    ignored=(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),  # of older files, computed here
 )

@@ -6,31 +6,20 @@ heads together. Where the file has no output layer of its own, that is the token
 
 from __future__ import annotations
 
-from specification.configuration import AttentionLayer, Configuration
+from specification.configuration import Configuration
 from specification.loading.decoders import (
-    CAUSAL,
     DEFAULTS,
-    KEYS,
-    SIZES,
-    TIED,
+    ROTATING,
+    Layers,
     causal,
+    decoder_dialect,
     gated,
     head_norms,
-    language_model,
-    language_model_variant,
     norms,
     separate_heads,
 )
-from specification.loading.record import Computed, ConfigFile, Dialect
+from specification.loading.record import Computed
 from specification.loading.rope import ROPE_KEYS, alike
-from specification.rotary import Rotary
-
-TABLE = language_model(
-    separate_heads(),
-    head_norms("num_heads * D", "key_heads * D"),
-    gated(),
-    norms(post_attention_layernorm="self_attention_norm", post_feedforward_layernorm="feed_forward_norm"),
-)
 
 
 def configuration(
@@ -39,26 +28,22 @@ def configuration(
     key_heads: int,
     eps: float = 1e-5,
     activation: str = "silu",
-    attention_layers: tuple[AttentionLayer, ...] = (AttentionLayer(rotary=Rotary()),),
+    attention_layers: Layers = ROTATING,
     empty_rows: str = "zero",
 ) -> Configuration:
     """As in the dialect `llama`."""
     return causal(num_heads, eps, activation, attention_layers, norm_order="after", empty_rows=empty_rows)
 
 
-DIALECT = Dialect(
-    name="olmo2",
-    about=__doc__,
-    source="OLMo Team, 2 OLMo 2 Furious, 2024 (arXiv:2501.00656); `Olmo2ForCausalLM` of Hugging Face transformers",
-    variants=(language_model_variant(TABLE, configuration),),
-    prefixes=("model.",),
-    config=ConfigFile(
-        families={"olmo2": {}},
-        keys=KEYS | {"attention_layers": Computed((*ROPE_KEYS, "num_hidden_layers"), alike)},
-        defaults={"olmo2": DEFAULTS | {"rms_norm_eps": 1e-5, "attention_bias": False}},
-        fixed=CAUSAL,
-        sizes=SIZES,
-        entries={"attention_bias": "layers.0.self_attn.q_proj.bias"},
-        tied=TIED,
-    ),
+DIALECT = decoder_dialect(
+    "olmo2",
+    __doc__,
+    "OLMo Team, 2 OLMo 2 Furious, 2024 (arXiv:2501.00656); `Olmo2ForCausalLM` of Hugging Face transformers",
+    separate_heads(),
+    head_norms("num_heads * D", "key_heads * D"),
+    gated(),
+    norms(post_attention_layernorm="self_attention_norm", post_feedforward_layernorm="feed_forward_norm"),
+    layers=Computed((*ROPE_KEYS, "num_hidden_layers"), alike),
+    defaults={"olmo2": DEFAULTS | {"rms_norm_eps": 1e-5, "attention_bias": False}},
+    configuration=configuration,
 )

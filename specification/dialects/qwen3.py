@@ -7,45 +7,24 @@ file has no output layer of its own, that is the token table turned.
 from __future__ import annotations
 
 from specification.loading.decoders import (
-    CAUSAL,
     DEFAULTS,
-    KEYS,
     NORMS_BEFORE,
-    SIZES,
-    TIED,
     UPPER_WINDOWS,
     UPPER_WINDOWS_DEFAULTS,
+    decoder_dialect,
     gated,
     head_norms,
-    language_model,
-    language_model_variant,
-    llama_configuration,
     separate_heads,
 )
-from specification.loading.record import ConfigFile, Dialect
 
-TABLE = language_model(
+DIALECT = decoder_dialect(
+    "qwen3",
+    __doc__,
+    "Yang et al., Qwen3 Technical Report, 2025 (arXiv:2505.09388); `Qwen3ForCausalLM` of Hugging Face transformers",
     separate_heads(),
     head_norms(),
     gated(),
     NORMS_BEFORE,
-)
-
-
-DIALECT = Dialect(
-    name="qwen3",
-    about=__doc__,
-    source="Yang et al., Qwen3 Technical Report, 2025 (arXiv:2505.09388); "
-    "`Qwen3ForCausalLM` of Hugging Face transformers",
-    variants=(language_model_variant(TABLE, llama_configuration),),
-    prefixes=("model.",),
-    config=ConfigFile(
-        families={"qwen3": {}},
-        keys=KEYS | {"attention_layers": UPPER_WINDOWS},
-        defaults={"qwen3": DEFAULTS | {"attention_bias": False} | UPPER_WINDOWS_DEFAULTS},
-        fixed=CAUSAL,
-        sizes=SIZES,
-        entries={"attention_bias": "layers.0.self_attn.q_proj.bias"},
-        tied=TIED,
-    ),
+    layers=UPPER_WINDOWS,
+    defaults={"qwen3": DEFAULTS | {"attention_bias": False} | UPPER_WINDOWS_DEFAULTS},
 )

@@ -1,14 +1,14 @@
-"""Rows and keys that the dialects of Hugging Face's decoders share."""
+"""Rows, keys and the whole record that the dialects of Hugging Face's decoders share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from specification.configuration import AttentionLayer, Configuration
-from specification.loading.record import Computed, Example, Tied, Variant
+from specification.loading.record import Computed, ConfigFile, Dialect, Example, Tied, Variant
 from specification.loading.rope import LAYER_KEYS, ROPE_KEYS, upper_windows
 from specification.loading.table import Row, Table, array, each, linear, norm, table
 from specification.parameters import LanguageModel
@@ -29,7 +29,8 @@ HEADS_BIASED = "*self_attn.?_proj.bias"
 CAUSAL = {"is_causal": True}
 """Of `ConfigFile.fixed`."""
 
-TIED = Tied("lm_head.weight")
+ATTENTION_BIAS = {"attention_bias": "layers.0.self_attn.q_proj.bias"}
+"""Of `ConfigFile.entries`."""
 
 KEY_HEADS = Computed(
     ("num_key_value_heads",), lambda told: told.get("num_key_value_heads") or told["num_attention_heads"]
@@ -52,6 +53,24 @@ DEFAULTS: dict[str, Any] = {
 }
 """Of `ConfigFile.defaults`, as most families have them."""
 
+Layers = tuple[AttentionLayer, ...]
+ROTATING: Layers = (AttentionLayer(rotary=Rotary()),)
+"""Layers that are all alike and rotate, as `load` takes them unless it is told."""
+
+GEMMA_KEYS: dict[str, str | Computed] = {
+    "activation": "hidden_activation",
+    "scale": Computed(("query_pre_attn_scalar",), lambda told: told["query_pre_attn_scalar"] ** -0.5),
+}
+GEMMA_DEFAULTS: dict[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+}
+"""What Gemma 2 and 3 have in common."""
+
 UPPER_WINDOWS = Computed((*ROPE_KEYS, *LAYER_KEYS, "use_sliding_window", "max_window_layers"), upper_windows)
 UPPER_WINDOWS_DEFAULTS = {
     "sliding_window": 4096,
@@ -73,18 +92,8 @@ EXAMPLE = Example(
 """Of a decoder whose heads are together wider than the model, whose output is its token table, without biases."""
 
 
-def causal(
-    num_heads: int, eps: float, activation: str, attention_layers: tuple[AttentionLayer, ...], **choices: Any
-) -> Configuration:
-    """Make the configuration of a decoder with rotary positions.
-
-    Args:
-        num_heads: of queries.
-        eps: of all norms.
-        activation: of the feed-forward network.
-        attention_layers: as in `Configuration`.
-        **choices: of `Configuration`, where they are others than those of Llama.
-    """
+def causal(num_heads: int, eps: float, activation: str, attention_layers: Layers, **choices: Any) -> Configuration:
+    """Make the configuration of a decoder with rotary positions; choices are where it differs from Llama's."""
     plain: dict[str, Any] = {"norm_order": "pre", "norm": "rms_norm", "positions": "none", "target_mask": "causal"}
     options = plain | choices
     return Configuration(
@@ -98,7 +107,7 @@ def llama_configuration(
     key_heads: int,
     eps: float = 1e-6,
     activation: str = "silu",
-    attention_layers: tuple[AttentionLayer, ...] = (AttentionLayer(rotary=Rotary()),),
+    attention_layers: Layers = ROTATING,
     empty_rows: str = "zero",
 ) -> Configuration:
     """key_heads: heads of keys and values.
@@ -115,13 +124,7 @@ def llama_configuration(
 def language_model_variant(
     table: Table, configuration: Callable[..., Configuration], example: Example = EXAMPLE
 ) -> Variant:
-    """Make the record's variant of a language model.
-
-    Args:
-        table: which entry becomes which array.
-        configuration: a function of the hyperparameters.
-        example: a small checkpoint.
-    """
+    """Make the record's variant of a language model."""
     return Variant(
         structure=LanguageModel,
         table=table,
@@ -130,6 +133,54 @@ def language_model_variant(
         gives="logits [B, T, vocabulary]",
         heads_share="",
         example=example,
+    )
+
+
+def decoder_dialect(
+    name: str,
+    about: str,
+    source: str,
+    *block: Table,
+    layers: Computed,
+    defaults: Mapping[str, Mapping[str, Any]],
+    configuration: Callable[..., Configuration] = llama_configuration,
+    keys: Mapping[str, str | Computed] | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    entries: Mapping[str, str] = ATTENTION_BIAS,
+    ignored: tuple[str, ...] = (),
+    without_effect: tuple[str, ...] = (),
+) -> Dialect:
+    """Make the record of a language model that is built as Llama is.
+
+    Args:
+        name, about, source: of the record.
+        *block: the rows of a block.
+        layers: the hyperparameter attention_layers, out of config.json.
+        defaults: by model_type and key, what is meant where config.json does not say; these are its families.
+        configuration: a function of the hyperparameters.
+        keys: of `ConfigFile.keys`, beside `KEYS`.
+        fixed: of `ConfigFile.fixed`, beside `CAUSAL`.
+        entries, ignored, without_effect: of the record.
+    """
+    config = ConfigFile(
+        families={family: {} for family in defaults},
+        keys=KEYS | {"attention_layers": layers} | dict(keys or {}),
+        defaults=defaults,
+        fixed=CAUSAL | dict(fixed or {}),
+        sizes=SIZES,
+        entries=entries,
+        tied=Tied("lm_head.weight"),
+        without_effect=without_effect,
+    )
+    variant = language_model_variant(language_model(*block), configuration)
+    return Dialect(
+        name=name,
+        about=about,
+        source=source,
+        variants=(variant,),
+        prefixes=("model.",),
+        ignored=ignored,
+        config=config,
     )
 
 
