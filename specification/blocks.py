@@ -59,7 +59,7 @@ def windowed(mask: Any, layer: AttentionLayer, offset: Any = 0) -> Any:
 
 
 def misplaced_norms(block: EncoderBlock | DecoderBlock, norm_order: str) -> list[str]:
-    """Say what a block has too little or too much for the order of its norms, each the end of a sentence."""
+    """Say, in ends of sentences, what a block has too little or too much for the order of its norms (BLK-1, BLK-3)."""
     problems = []
     there = {name: part is not None for name, part in block._asdict().items()}
     sublayers = [name for name in there if not name.endswith("norm") and there[name]]

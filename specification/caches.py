@@ -55,14 +55,8 @@ def looks_ahead(
     pass gives there, and where that is read from, changes with every token that is added. And rotations may depend on
     the length of the sequence (POS-4): then keys that are kept are turned otherwise than those of a longer sequence.
 
-    Args:
-        tokens: ids [B, T].
-        length: how many others come before them, or None where that cannot be read.
-        configuration: the model's.
-        readable: gives an array as NumPy's, or None where it cannot be read.
-
-    Returns:
-        What there is, such a key or such a token; empty where there is neither, or tokens or length cannot be read.
+    tokens: ids [B, T], with `length` others before them. `readable` gives an array as NumPy's, or None where it cannot
+    be read. The result is such a key or such a token; empty where there is neither, or tokens or length cannot be read.
     """
     if length and outgrown(configuration, length, tokens.shape[1]):
         return "keys whose rotation changes with the length of the sequence"
@@ -79,13 +73,7 @@ def looks_ahead(
 
 
 def outgrown(configuration: Configuration, length: int, count: int) -> bool:
-    """Tell whether `count` tokens more turn the `length` keys before them otherwise than they are kept (POS-4).
-
-    Args:
-        configuration: the model's.
-        length: at least 1.
-        count: at least 1.
-    """
+    """Tell whether `count` tokens more turn the `length` keys before them otherwise than they are kept (POS-4)."""
     scalings = [layer.rotary.scaling for layer in configuration.attention_layers if layer.rotary is not None]
     limits = [s.original_length for s in scalings if isinstance(s, DynamicScaling)]
     borders = [s.original_length for s in scalings if isinstance(s, LongRopeScaling)]

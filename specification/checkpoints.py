@@ -34,31 +34,19 @@ KINDS = {
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Name every array of a structure by its path, such as "encoder.blocks.0.attention.query.weight".
+    """Name every array of a structure by its path, such as "encoder.blocks.0.attention.query.weight", in order.
 
-    Args:
-        value: nested NamedTuples, lists and arrays; None has no arrays.
-        path: the path of the structure itself.
-
-    Returns:
-        The arrays by path, in order.
+    value: nested NamedTuples, lists and arrays; None has no arrays. path: that of the structure itself.
     """
     named = structures.leaves(value, path).items()
     return {re.sub(r"\[(\d+)\]", r".\1", name).removeprefix("."): array for name, array in named}
 
 
 def unflatten(kind: Any, arrays: Mapping[str, Any]) -> Any:
-    """Build a structure out of its arrays.
+    """Build a structure, a NamedTuple of `specification.parameters`, out of its arrays, as `flatten` gives them.
 
-    Args:
-        kind: the NamedTuple of `specification.parameters` to build.
-        arrays: by path, as `flatten` gives them. What has no array becomes None.
-
-    Returns:
-        The structure.
-
-    Raises:
-        ValueError: for arrays that it has no place for, and for places that must not be empty.
+    What has no array becomes None. ValueError for arrays that it has no place for, and for places that must not be
+    empty.
     """
     tree: dict[str, Any] = {}
     for path, array in arrays.items():
@@ -79,12 +67,7 @@ def unflatten(kind: Any, arrays: Mapping[str, Any]) -> Any:
 
 
 def needed(value: Any, path: str = "") -> list[str]:
-    """List the paths of what must not be None and is: fields without a default, and the weights of what is there.
-
-    Args:
-        value: a structure.
-        path: the path of the structure itself.
-    """
+    """List the paths of what must not be None and is: fields without a default, and the weights of what is there."""
     if not isinstance(value, list | tuple):
         return []
     names = getattr(value, "_fields", None) or [str(index) for index in range(len(value))]
@@ -100,12 +83,7 @@ def needed(value: Any, path: str = "") -> list[str]:
 
 
 def grown(hint: Any, tree: Any) -> Any:
-    """Build a value of the type that a hint describes.
-
-    Args:
-        hint: the annotation of a field, or a NamedTuple.
-        tree: nested dictionaries of arrays, by the parts of their names; None where there are none.
-    """
+    """Build a value of the type that a hint describes, out of dictionaries of arrays, nested by the parts of names."""
     if isinstance(hint, types.UnionType):
         numbered = isinstance(tree, dict) and tree and all(name.isdigit() for name in tree)
         choices = [choice for choice in typing.get_args(hint) if choice is not type(None)]
@@ -129,13 +107,7 @@ def grown(hint: Any, tree: Any) -> Any:
 
 
 def write_safetensors(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write arrays, and texts beside them, as a safetensors file.
-
-    Args:
-        path: where to write it.
-        arrays: NumPy arrays by name.
-        metadata: texts by name.
-    """
+    """Write arrays, and texts beside them, as a safetensors file."""
     from safetensors.numpy import save_file
 
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path, dict(metadata))
@@ -143,11 +115,7 @@ def write_safetensors(path: str | Path, arrays: Mapping[str, np.ndarray], metada
 
 
 def sort_metadata(path: str | Path) -> None:
-    """Sort the metadata of a safetensors file by name: the library writes them in an order of chance.
-
-    Args:
-        path: of the file, whose header keeps its length.
-    """
+    """Sort the metadata of a safetensors file by name: the library writes them in an order of chance."""
     with Path(path).open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -157,18 +125,10 @@ def sort_metadata(path: str | Path) -> None:
 
 
 def read_safetensors(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Read a safetensors file.
+    """Read a safetensors file: its arrays by name, and its metadata.
 
-    Args:
-        path: of the file.
-
-    Returns:
-        Its arrays by name, and its metadata.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: for a folder, for a file that is no safetensors file or is cut off, and for all entries at once
-            whose dtype NumPy does not have.
+    FileNotFoundError if there is no such file; ValueError for a folder, for a file that is no safetensors file or is
+    cut off, and for all entries at once whose dtype NumPy does not have.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -193,13 +153,7 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str,
 
 
 def write_model(path: str | Path, parameters: Any, configuration: Configuration) -> None:
-    """Write a model with its kind and configuration as one safetensors file.
-
-    Args:
-        path: where to write it.
-        parameters: a structure of NumPy arrays, one of `KINDS`.
-        configuration: the model's.
-    """
+    """Write a model, one of `KINDS` in NumPy arrays, with its kind and configuration as one safetensors file."""
     arrays = flatten(parameters)
     fields = {field.name: getattr(configuration, field.name) for field in dataclasses.fields(configuration)}
     options = json.dumps({name: as_plain(value) for name, value in fields.items()})
@@ -223,14 +177,7 @@ def as_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Return what `as_plain` was given.
-
-    Args:
-        value: read from JSON.
-
-    Raises:
-        ValueError: for an object of no kind that is known.
-    """
+    """Return what `as_plain` was given, from what JSON made of it; ValueError for an object of no known kind."""
     if isinstance(value, list):
         return tuple(from_plain(part) for part in value)
     if not isinstance(value, dict):
@@ -241,16 +188,9 @@ def from_plain(value: Any) -> Any:
 
 
 def read_model(path: str | Path) -> tuple[Any, Configuration]:
-    """Read what `write_model` has written: the same arrays, bit for bit.
+    """Read what `write_model` has written, bit for bit: the parameters, of NumPy arrays, and the configuration.
 
-    Args:
-        path: of the file.
-
-    Returns:
-        The parameters, of NumPy arrays, and the configuration.
-
-    Raises:
-        ValueError: for a file that `write_model` has not written, and for all arrays at once that do not fit.
+    ValueError for a file that `write_model` has not written, and for all arrays at once that do not fit.
     """
     arrays, metadata = read_safetensors(path)
     if metadata.get("format") != FORMAT or metadata.get("kind") not in KINDS:

@@ -139,14 +139,7 @@ class Configuration:
             raise ValueError(f"images bring positions of their own, and positions={self.positions!r} has no place")
 
     def layers(self, blocks: int) -> tuple[AttentionLayer, ...]:
-        """Give the attention layer of every block.
-
-        Args:
-            blocks: how many there are.
-
-        Raises:
-            ValueError: for attention_layers of another number of blocks.
-        """
+        """Give the attention layer of every block; ValueError for attention_layers of another number of blocks."""
         given = self.attention_layers or (AttentionLayer(),)
         if len(given) not in (1, blocks):
             raise ValueError(f"attention_layers has {len(given)} layers for {blocks} blocks")

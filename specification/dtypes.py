@@ -15,11 +15,7 @@ SMALLEST_EPS = 2.0**-126
 
 
 def dtype_name(array: Any) -> str:
-    """Name the dtype of an array: "float32" for np.float32, torch.float32 and jnp.float32 alike.
-
-    Args:
-        array: anything with a dtype.
-    """
+    """Name the dtype of an array: "float32" for np.float32, torch.float32 and jnp.float32 alike."""
     dtype = array.dtype
     # NumPy takes ten times as long for `str(dtype)` as for the name of its scalars, which tells no byte order.
     scalar = dtype.type.__name__ if getattr(dtype, "isnative", False) else ""
@@ -27,12 +23,5 @@ def dtype_name(array: Any) -> str:
 
 
 def compute_dtype_name(name: str) -> str:
-    """Name the dtype in which scores, statistics and sums are kept (ATT-9).
-
-    Args:
-        name: the dtype of the inputs.
-
-    Returns:
-        "float64" for "float64", and "float32" for everything narrower.
-    """
+    """Name the dtype in which scores, statistics and sums are kept: float64 for itself, float32 for others (ATT-9)."""
     return "float64" if name == "float64" else "float32"

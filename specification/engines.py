@@ -21,19 +21,9 @@ class Choice(NamedTuple):
 
 
 def choose(engine: str, hindrances: dict[str, str], preferred: str, why: str) -> Choice:
-    """Choose the engine that takes a call.
+    """Choose the engine that takes a call, by its name, or "auto" for the preferred one, and say why.
 
-    Args:
-        engine: the name of an engine, or "auto" for the preferred one.
-        hindrances: by engine, why it cannot take this call.
-        preferred: the engine that "auto" stands for.
-        why: the reason for that preference.
-
-    Returns:
-        The choice and its reason.
-
-    Raises:
-        ValueError: for an unknown engine, and for one that cannot take the call.
+    hindrances: by engine, why it cannot take this call. ValueError for an unknown engine, and for one that cannot.
     """
     if engine == "auto":
         return Choice(preferred, why, hindrances)

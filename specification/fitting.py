@@ -34,15 +34,7 @@ Size = int | None
 
 
 def misfits(parameters: Any, configuration: Configuration) -> list[str]:
-    """Collect what is wrong with dtypes, ranks and sizes, array by array.
-
-    Args:
-        parameters: a structure that is a model of its own.
-        configuration: the model's.
-
-    Returns:
-        A sentence for each problem; none where the model can be called.
-    """
+    """Collect what keeps a model from being called, array by array: dtypes, ranks and sizes; a sentence for each."""
     return Fitting(configuration).of_model(parameters)
 
 

@@ -32,13 +32,8 @@ DIGIT_BITS = 15
 def turn_digits(width: int, base: float, scaling: Scaling | None, length: int | None) -> tuple[tuple[int, ...], ...]:
     """Write every frequency as a fraction of a turn for each step of the position, modulo 1 (POS-3).
 
-    Whole turns move nothing, and are dropped. What is cut off is less than 2^-90 of a turn.
-
-    Args:
-        width, base, scaling, length: as for `exact_frequencies`.
-
-    Returns:
-        6 tuples, the largest digit first, of width / 2 integers in [0, 2^15): digit i counts for 2^(-15 (i + 1)).
+    Whole turns move nothing, and are dropped. What is cut off is less than 2^-90 of a turn. There are 6 tuples, the
+    largest digit first, of width / 2 integers in [0, 2^15): digit i counts for 2^(-15 (i + 1)).
     """
     with localcontext(CONTEXT):
         turns = [frequency / TURN for frequency in exact_frequencies(width, base, scaling, length)]
@@ -51,17 +46,9 @@ def turn_digits(width: int, base: float, scaling: Scaling | None, length: int | 
 def exact_frequencies(width: int, base: float, scaling: Scaling | None, length: int | None) -> tuple[Decimal, ...]:
     """Compute the angle by which each pair turns from one position to the next, to 70 digits or more (POS-4).
 
-    Args:
-        width: W, the number of columns that turn.
-        base: of the powers base^(-2p / W), for p = 0, ..., W / 2 - 1.
-        scaling: of the frequencies, or None.
-        length: of the sequence, for scalings that depend on it; None counts as their `original_length`.
-
-    Returns:
-        width / 2 frequencies.
-
-    Raises:
-        ValueError: where the ramp of a YarnScaling would end before it starts.
+    width: W, the number of columns that turn. base: of the powers base^(-2p / W), for p = 0, ..., W / 2 - 1. length: of
+    the sequence, for scalings that depend on it; None counts as their `original_length`. ValueError where the ramp of a
+    YarnScaling would end before it starts.
     """
     with localcontext(CONTEXT):
         exact_base = Decimal(base)
@@ -147,12 +134,8 @@ SCALED: dict[type, Callable[..., list[Decimal]]] = {
 def attention_factor(scaling: Scaling | None) -> float:
     """Compute the factor of sine and cosine (POS-4).
 
-    Args:
-        scaling: of the frequencies, or None.
-
-    Returns:
-        The factor that the scaling gives; without one, 0.1 ln(factor) + 1 for YaRN and sqrt(1 + ln(factor) /
-        ln(original_length)) for LongRoPE, both 1 for a factor of at most 1; 1 for all others.
+    It is the one that the scaling gives; without one, 0.1 ln(factor) + 1 for YaRN and sqrt(1 + ln(factor) /
+    ln(original_length)) for LongRoPE, both 1 for a factor of at most 1; 1 for all others.
     """
     if not isinstance(scaling, YarnScaling | LongRopeScaling):
         return 1.0
@@ -168,9 +151,5 @@ def attention_factor(scaling: Scaling | None) -> float:
 
 
 def needs_length(scaling: Scaling | None) -> bool:
-    """Tell whether frequencies depend on the length of the sequence.
-
-    Args:
-        scaling: of the frequencies, or None.
-    """
+    """Tell whether frequencies depend on the length of the sequence."""
     return isinstance(scaling, DynamicScaling | LongRopeScaling)

@@ -104,24 +104,12 @@ class Or(Mask):
 
 
 def as_mask(mask: Any) -> Any:
-    """Wrap an array as `Dense` (MASK-2).
-
-    Args:
-        mask: a description, a boolean array, or None; the first and the last are returned as they are.
-    """
+    """Wrap an array as `Dense` (MASK-2); a description or None is returned as it is."""
     return mask if mask is None or isinstance(mask, Mask) else Dense(mask)
 
 
 def map_arrays(mask: Any, convert: Callable[[Any], Any]) -> Any:
-    """Apply a function to every list and array inside a description.
-
-    Args:
-        mask: a description, an array, or None. Plain numbers and None stay as they are.
-        convert: what becomes of a list or an array.
-
-    Returns:
-        A description of the same form.
-    """
+    """Apply a function to every list and array inside a description, or to an array; numbers and None stay."""
     if isinstance(mask, Mask):
         parts: Any = mask
         return type(parts)(*(map_arrays(getattr(parts, field.name), convert) for field in fields(parts)))
@@ -129,18 +117,11 @@ def map_arrays(mask: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 def part(mask: Any, query_start: Any, key_start: Any, cut: Callable[[Any, tuple[str, ...]], Any]) -> Any:
-    """Describe some of the queries and keys, counted anew.
+    """Describe some of the queries and keys, counted anew, for a description that was checked, or None.
 
-    Args:
-        mask: a description that was checked, or None.
-        query_start: the first of the queries.
-        key_start: the first of the keys.
-        cut: a function (array, axes) that gives the piece of an array whose axes are so named, of "batch", "heads",
-            "queries" and "keys". An axis of batch or heads may have size 1 for all. Offsets and lengths are asked for
-            with the one axis "batch". They must come as signed integers: the differences taken here may be negative.
-
-    Returns:
-        The description of that part.
+    cut: a function (array, axes) that gives the piece of an array whose axes are so named, of "batch", "heads",
+    "queries" and "keys". An axis of batch or heads may have size 1 for all. Offsets and lengths are asked for with the
+    one axis "batch". They must come as signed integers: the differences taken here may be negative.
     """
     if isinstance(mask, And | Or):
         return type(mask)(*(part(side, query_start, key_start, cut) for side in (mask.left, mask.right)))
@@ -161,12 +142,7 @@ def part(mask: Any, query_start: Any, key_start: Any, cut: Callable[[Any, tuple[
 
 
 def both(mask: Any, other: Any) -> Any:
-    """Combine two masks into what both allow.
-
-    Args:
-        mask: a description, a boolean array, or None, which allows everything.
-        other: the same.
-    """
+    """Combine two masks, descriptions, boolean arrays or None, which allows everything, into what both allow."""
     if mask is None or other is None:
         return other if mask is None else mask
     return as_mask(mask) & other

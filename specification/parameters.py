@@ -157,16 +157,9 @@ class LanguageModel(NamedTuple):
 
 
 def mapped(function: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """Apply a function to the arrays that stand in the same place of several structures.
+    """Apply a function to the arrays that stand in the same place of several structures of one form.
 
-    Args:
-        function: takes one array of each structure.
-        first: a structure of arrays: any nesting of NamedTuples, dicts, lists and tuples. Where it is None, the result
-            is None.
-        *others: structures of the same form.
-
-    Returns:
-        A structure of the same form, with the function's results.
+    Structures are any nesting of NamedTuples, dicts, lists and tuples. Where the first is None, the result is None.
     """
     if first is None:
         return None
@@ -184,12 +177,7 @@ def rebuild(structure: Any, parts: list[Any]) -> Any:
 
 
 def leaves(tree: Any, path: str = "") -> dict[str, Any]:
-    """Return the arrays of a structure, in its order, by their paths.
-
-    Args:
-        tree: a structure of arrays, as `mapped` takes it.
-        path: of the structure itself.
-    """
+    """Return the arrays of a structure, as `mapped` takes it, in its order by their paths; `path` is its own."""
     if tree is None:
         return {}
     if isinstance(tree, dict):

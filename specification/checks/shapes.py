@@ -126,17 +126,10 @@ def match_each(form: str, declaration: Declaration, rows: Sequence[Sequence[Any]
 def match(
     declaration: Declaration, values: Mapping[str, Any], *, prefix: str = "", advice: str = "", **sizes: Any
 ) -> dict[str, Any]:
-    """Check arrays against their declarations.
+    """Check arrays, by name, against their declarations, in order, and return the size of every letter.
 
-    Args:
-        declaration: in the order in which they are checked.
-        values: the arrays by name, perhaps beside others.
-        prefix: of names in messages.
-        advice: for whoever gives an array of another kind.
-        **sizes: of letters that are known before; None is not.
-
-    Returns:
-        The size of every letter.
+    values may hold others too. prefix: of names in messages. advice: for whoever gives an array of another kind.
+    sizes: of letters that are known before; None is not.
     """
     known = {letter: size for letter, size in sizes.items() if size is not None} if sizes else {}
     main: Any = None

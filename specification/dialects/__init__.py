@@ -92,25 +92,13 @@ def read_folder(folder: str | Path, dtype: str | None = None) -> tuple[Any, Conf
 def dialect_of_folder(folder: str | Path) -> Dialect:
     """Find the record by which a folder is read.
 
-    Args:
-        folder: with a config.json.
-
-    Raises:
-        FileNotFoundError: for a folder or a file that is not there.
-        ValueError: for a model that no dialect reads.
+    FileNotFoundError for a folder or a config.json that is not there; ValueError for a model that no dialect reads.
     """
     return record_of(Path(folder), config_of(Path(folder)), DIALECTS.values())
 
 
 def require_arrays_by_name(state_dict: Any) -> None:
-    """Check that a state dict is arrays by name.
-
-    Args:
-        state_dict: what was given as one.
-
-    Raises:
-        TypeError: for anything but a mapping from strings; a module is told of its own.
-    """
+    """TypeError for anything but a mapping from strings; a module is told of its own."""
     if hasattr(state_dict, "state_dict"):
         kind = type(state_dict).__name__
         raise TypeError(f"state_dict must be arrays by name, got the module {kind}: pass module.state_dict()")

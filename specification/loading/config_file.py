@@ -62,18 +62,9 @@ WITHOUT_EFFECT = frozenset(
 
 
 def config_beside(dialect: Dialect, checkpoint: Path, known: Iterable[Dialect]) -> dict[str, Any] | None:
-    """Read the file beside a checkpoint.
+    """Read the config.json beside a checkpoint; None if there is none, or none that says anything of such a model.
 
-    Args:
-        dialect: whose names the checkpoint has.
-        checkpoint: the path of the checkpoint.
-        known: all dialects, to say which one reads the model.
-
-    Returns:
-        The content. None if there is no such file, if it says nothing of a model, or if the dialect has none.
-
-    Raises:
-        ValueError: for a file that is no JSON, and for a model that the dialect does not read.
+    `known` are all dialects. ValueError for a file that is no JSON, and for a model that the dialect does not read.
     """
     path = checkpoint.parent / NAME
     if dialect.config is None or not path.is_file():
@@ -87,14 +78,7 @@ def config_beside(dialect: Dialect, checkpoint: Path, known: Iterable[Dialect]) 
 
 
 def json_of(path: Path) -> Any:
-    """Read a JSON file.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        ValueError: for a file that is no JSON.
-    """
+    """Read a JSON file; ValueError for one that is none."""
     try:
         return json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
@@ -102,13 +86,7 @@ def json_of(path: Path) -> Any:
 
 
 def other_model(model_type: Any, config: ConfigFile, known: Iterable[Dialect]) -> str:
-    """Say what a model is that a dialect does not read.
-
-    Args:
-        model_type: what the file says.
-        config: what the dialect knows of such files.
-        known: all dialects.
-    """
+    """Say what a model is that a dialect does not read, and which of the known ones does."""
     family = of_model_type(str(model_type))
     if family:
         return f"model_type is {model_type!r}, of {judgeable(family)}"
@@ -118,12 +96,7 @@ def other_model(model_type: Any, config: ConfigFile, known: Iterable[Dialect]) -
 
 
 def dialect_of(model_type: Any, known: Iterable[Dialect]) -> Dialect | None:
-    """Find the dialect that reads a model.
-
-    Args:
-        model_type: what a config.json says.
-        known: all dialects.
-    """
+    """Find the dialect that reads a model."""
     return next((one for one in known if one.config is not None and model_type in one.config.families), None)
 
 
@@ -131,12 +104,7 @@ def dialect_of(model_type: Any, known: Iterable[Dialect]) -> Dialect | None:
 
 
 def with_defaults(config: ConfigFile, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's content with what is meant where it does not say.
-
-    Args:
-        config: what the dialect knows of such files.
-        told: the file's content.
-    """
+    """Return a file's content with what is meant where it does not say."""
     return {**config.defaults.get(told["model_type"], {}), **told}
 
 
@@ -149,14 +117,9 @@ class Meant(NamedTuple):
 
 
 def meant_by(dialect: Dialect, told: Mapping[str, Any]) -> Meant:
-    """Read hyperparameters out of a config.json.
+    """Read the hyperparameters that a config.json determines.
 
-    Args:
-        dialect: the one that reads the model.
-        told: the file's content.
-
-    Returns:
-        Those that the file determines. A key is missing where it has no default and a hyperparameter needs it.
+    A key is missing where it has no default and a hyperparameter needs it.
     """
     config = dialect.config
     if config is None:
@@ -191,13 +154,8 @@ def meant_by(dialect: Dialect, told: Mapping[str, Any]) -> Meant:
 def unsupported(config: ConfigFile, told: Mapping[str, Any]) -> list[str]:
     """Collect the entries of a config.json that are not known, or have a value that is not supported.
 
-    Args:
-        config: what the dialect knows of such files.
-        told: the file's content.
-
-    Returns:
-        A sentence for each. An entry that is not known may be None, False or empty. None in place of the only value
-        that is supported says False where that is True, and otherwise nothing.
+    An entry that is not known may be None, False or empty. None in place of the only value that is supported says False
+    where that is True, and otherwise nothing.
     """
     found = []
     known = config.known(told["model_type"])
@@ -219,12 +177,7 @@ def is_empty(value: Any) -> bool:
 
 
 def sizes_of(config: ConfigFile, told: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Return, by the name of a size in the table, the key and the value that a config.json gives it.
-
-    Args:
-        config: what the dialect knows of such files.
-        told: the file's content.
-    """
+    """Return, by the name of a size in the table, the key and the value that a config.json gives it."""
     said = {key: key if told.get(key) is not None else config.instead.get(key, key) for key in config.sizes}
     return {size: (said[key], told[said[key]]) for key, size in config.sizes.items() if told.get(said[key]) is not None}
 
@@ -237,16 +190,7 @@ def has_output(told: Mapping[str, Any]) -> bool:
 
 
 def of_entries(config: ConfigFile, told: Mapping[str, Any], entries: Collection[str]) -> list[str]:
-    """Compare what a config.json says of a checkpoint's entries with those that are there.
-
-    Args:
-        config: what the dialect knows of such files.
-        told: the file's content.
-        entries: the checkpoint's names.
-
-    Returns:
-        A sentence for each contradiction.
-    """
+    """Compare what a config.json says of a checkpoint's entries with those that are there, a sentence each."""
     content, found = with_defaults(config, told), []
     for key, name in config.entries.items():
         if key in content and bool(content[key]) != any_of((name, f"*.{name}"), entries):
@@ -265,17 +209,9 @@ def of_entries(config: ConfigFile, told: Mapping[str, Any], entries: Collection[
 def check_config_file(
     dialect: Dialect, checkpoint: Path, told: Mapping[str, Any], given: Mapping[str, Any], configuration: Configuration
 ) -> None:
-    """Compare the file beside a checkpoint with what the checkpoint was read with.
+    """Compare the file beside a checkpoint with all hyperparameters and the configuration that it was read with.
 
-    Args:
-        dialect: whose names the checkpoint has.
-        checkpoint: the path of the checkpoint.
-        told: the file's content.
-        given: all hyperparameters.
-        configuration: what became of them.
-
-    Raises:
-        ValueError: for all contradictions at once.
+    ValueError for all contradictions at once.
     """
     found = contradictions(dialect, told, given, configuration)
     if found:
@@ -285,17 +221,7 @@ def check_config_file(
 def contradictions(
     dialect: Dialect, told: Mapping[str, Any], given: Mapping[str, Any], configuration: Configuration
 ) -> list[str]:
-    """Compare the content of a config.json with what a checkpoint was read with.
-
-    Args:
-        dialect: whose names the checkpoint has.
-        told: the file's content.
-        given: all hyperparameters.
-        configuration: what became of them.
-
-    Returns:
-        For each contradiction what the file says, and what is the case instead.
-    """
+    """Compare a config.json with what a checkpoint was read with: what each contradiction says, and what is so."""
     config = dialect.config
     if config is None:
         return []

@@ -81,73 +81,34 @@ UNCOVERED = {
 
 
 def judgeable(family: str) -> str:
-    """Say that no dialect covers a family, and what of it can be judged.
-
-    Args:
-        family: one of `UNCOVERED`.
-    """
+    """Say that no dialect covers a family, one of `UNCOVERED`, and what of it can be judged."""
     return f"{family}, which no dialect covers; conformance check judges its {UNCOVERED[family].operations} one by one"
 
 
 def of_model_type(model_type: str) -> str | None:
-    """Recognise a family of models that no dialect covers.
-
-    Args:
-        model_type: what a config.json says.
-
-    Returns:
-        The family's name, or None where it is not known.
-    """
+    """Recognise a family of models that no dialect covers by the model_type of a config.json."""
     return next((family for family, one in UNCOVERED.items() if model_type in one.model_types), None)
 
 
 def uncovered(names: Collection[str]) -> str | None:
-    """Recognise a family of models that no dialect covers.
-
-    Args:
-        names: those of a checkpoint's entries.
-
-    Returns:
-        The family's name, or None where it is not known.
-    """
+    """Recognise a family of models that no dialect covers by the names of a checkpoint's entries."""
     return next((family for family, one in UNCOVERED.items() if any_of(one.names, names)), None)
 
 
 def covered(dialects: Iterable[Dialect], names: Collection[str]) -> list[str]:
-    """Find the dialects that a checkpoint has the names of.
-
-    Args:
-        dialects: records, of which those are taken that know the most of the names.
-        names: those of the checkpoint's entries.
-
-    Returns:
-        The dialects' names; several where they have the same names, as Llama and Gemma.
-    """
+    """Find the dialects that know the most of a checkpoint's names; several have the same, as Llama and Gemma."""
     known = {one.name: max(known_names(one, variant, names) for variant in one.variants) for one in dialects}
     most = max(known.values(), default=0)
     return [name for name, count in known.items() if count == most > 0]
 
 
 def names_of(dialects: Collection[str]) -> str:
-    """Say that a checkpoint has the names of dialects.
-
-    Args:
-        dialects: their names.
-    """
+    """Say that a checkpoint has the names of dialects."""
     return f"its names are those of dialect {' or '.join(map(repr, dialects))}"
 
 
 def known_names(dialect: Dialect, variant: Variant, names: Collection[str]) -> int:
-    """Count the names of a variant's first layer that a checkpoint has.
-
-    Args:
-        dialect: the record.
-        variant: one of its variants.
-        names: those of the checkpoint's entries.
-
-    Returns:
-        The count; 0 where one is missing that every checkpoint has.
-    """
+    """Count the names of a variant's first layer that a checkpoint has; 0 where one is missing that every one has."""
     short = {name.removeprefix(prefix) for name in names for prefix in (*dialect.prefixes, "")}
     rows = list(numbered(variant.table, lambda _, place: 1))
     needed = all(row.theirs in short for row in rows if not row.when and not row.unless)

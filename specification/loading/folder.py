@@ -22,21 +22,7 @@ PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def folder_read(folder: str | Path, known: Collection[Dialect], dtype: str | None = None) -> tuple[Any, Configuration]:
-    """Read a model from a folder.
-
-    Args:
-        folder: with a config.json, which names the model and all its hyperparameters, and the weights.
-        known: all dialects.
-        dtype: of the parameters; None for that of the weights, with float16 and bfloat16 widened to float32.
-
-    Returns:
-        The parameters, of NumPy arrays, and the configuration.
-
-    Raises:
-        FileNotFoundError: for a folder or a file that is not there.
-        ValueError: for all entries at once of config.json that are not known or not supported, for weights that do not
-            fit, and for files that cannot be read.
-    """
+    """Read a model from a folder: `specification.dialects.read_folder`, with all dialects as `known`."""
     if dtype is not None and dtype not in FLOATING:
         raise ValueError(f"dtype must be one of {', '.join(map(repr, FLOATING))} or None, got {dtype!r}")
     folder = Path(folder)
@@ -63,15 +49,7 @@ def folder_read(folder: str | Path, known: Collection[Dialect], dtype: str | Non
 
 
 def refuse(folder: Path, problems: list[str]) -> None:
-    """Raise for all that is wrong in a config.json.
-
-    Args:
-        folder: of the file.
-        problems: a sentence for each; nothing is raised for none.
-
-    Raises:
-        ValueError: with the file's name.
-    """
+    """Raise ValueError for all that is wrong in a folder's config.json, if anything is."""
     if problems:
         raise ValueError(f"{folder / NAME} cannot be read: {'; '.join(dict.fromkeys(problems))}")
 
@@ -80,14 +58,10 @@ def refuse(folder: Path, problems: list[str]) -> None:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """Read the config.json of a folder.
+    """Read the config.json of a model's folder.
 
-    Args:
-        folder: the model's.
-
-    Raises:
-        FileNotFoundError: for no folder, or no such file.
-        ValueError: for a file in place of the folder, and for content that is no model's.
+    FileNotFoundError for no folder, or no such file; ValueError for a file in place of the folder, and for content that
+    is no model's.
     """
     path = folder / NAME
     if not folder.exists():
@@ -108,16 +82,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def record_of(folder: Path, told: Mapping[str, Any], known: Collection[Dialect]) -> Dialect:
-    """Find the dialect that a config.json names.
-
-    Args:
-        folder: the model's.
-        told: the file's content.
-        known: all dialects.
-
-    Raises:
-        ValueError: for a model that no dialect reads.
-    """
+    """Find the dialect that a folder's config.json names; ValueError for a model that none of the known ones reads."""
     found = dialect_of(told["model_type"], known)
     if found is not None:
         return found
@@ -128,15 +93,9 @@ def record_of(folder: Path, told: Mapping[str, Any], known: Collection[Dialect])
 
 
 def hyperparameters(folder: Path, dialect: Dialect, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Read all hyperparameters of a dialect out of a config.json.
+    """Read all hyperparameters of a dialect out of a folder's config.json.
 
-    Args:
-        folder: the model's.
-        dialect: the one that reads the model.
-        told: the file's content.
-
-    Raises:
-        ValueError: for all entries at once that are missing, not known or not supported.
+    ValueError for all entries at once that are missing, not known or not supported.
     """
     meant = meant_by(dialect, told)
     problems = [f"{key} is missing" for key in meant.missing] + meant.problems
@@ -155,12 +114,7 @@ def without_output(parameters: Any) -> Any:
 
 
 def entries_of_output(dialect: Dialect, names: Iterable[str]) -> list[str]:
-    """Return the names of entries that only an output layer is made of.
-
-    Args:
-        dialect: the one that reads the model.
-        names: of a checkpoint's entries.
-    """
+    """Return those of a checkpoint's names that only an output layer is made of."""
     rows = [row for variant in dialect.variants for row in variant.table]
     own = {row.theirs for row in rows if all(path.startswith("output.") for path in row.paths)}
     own -= {row.theirs for row in rows if not all(path.startswith("output.") for path in row.paths)}
@@ -171,17 +125,10 @@ def entries_of_output(dialect: Dialect, names: Iterable[str]) -> list[str]:
 
 
 def weights_of(folder: Path) -> dict[str, Any]:
-    """Read all weights of a folder.
+    """Read all weights of a folder: arrays by name.
 
-    Args:
-        folder: the model's.
-
-    Returns:
-        Arrays by name.
-
-    Raises:
-        FileNotFoundError: for no weights, and for files that the index names and that are not there.
-        ValueError: for an index that does not fit its files.
+    FileNotFoundError for no weights, and for files that the index names and that are not there; ValueError for an index
+    that does not fit its files.
     """
     if (folder / WEIGHTS).is_file():
         return read_safetensors(folder / WEIGHTS)[0]
@@ -193,11 +140,7 @@ def weights_of(folder: Path) -> dict[str, Any]:
 
 
 def names_in(folder: Path) -> Collection[str]:
-    """Return the names of a folder's entries, as far as they can be read.
-
-    Args:
-        folder: the model's.
-    """
+    """Return the names of a folder's entries, as far as they can be read."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -210,17 +153,7 @@ def names_in(folder: Path) -> Collection[str]:
 
 
 def places(index: Path) -> dict[str, str]:
-    """Read which file has which entry.
-
-    Args:
-        index: the path of the index.
-
-    Returns:
-        Names of files in the same folder, by entry.
-
-    Raises:
-        ValueError: for a file that is no such index.
-    """
+    """Read an index: by entry, the name of its file in the same folder. ValueError for a file that is no such index."""
     told = json_of(index)
     found = told.get("weight_map") if isinstance(told, dict) else None
     if not isinstance(found, dict) or not found:
@@ -232,18 +165,10 @@ def places(index: Path) -> dict[str, str]:
 
 
 def shards(folder: Path, where: Mapping[str, str]) -> dict[str, Any]:
-    """Read the files that an index names.
+    """Read the files that an index names, `where` by entry: arrays by name.
 
-    Args:
-        folder: of the files.
-        where: by entry, the name of its file.
-
-    Returns:
-        Arrays by name.
-
-    Raises:
-        FileNotFoundError: for files that are not there.
-        ValueError: for entries that are in none of the files or in two, and for those that the index does not name.
+    FileNotFoundError for files that are not there; ValueError for entries that are in none of the files or in two, and
+    for those that the index does not name.
     """
     missing = sorted({file for file in where.values() if not (folder / file).is_file()})
     if missing:

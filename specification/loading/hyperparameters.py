@@ -13,22 +13,13 @@ from specification.loading.record import Dialect, Variant
 
 
 def checked(dialect: Dialect, given: dict[str, Any]) -> dict[str, Any]:
-    """Check the hyperparameters of a dialect.
+    """Check the hyperparameters of a dialect, and return all of them as plain values, with defaults for the others.
 
     What the value of one must be follows from its default: a truth value or a string; `eps` is checked as the norms
     check theirs. All other values are checked where they are used.
 
-    Args:
-        dialect: the record.
-        given: values by name.
-
-    Returns:
-        All of the dialect's, as plain values, with defaults for those that were not given.
-
-    Raises:
-        TypeError: for names that the dialect lacks, for those that it needs and were not given, and for other kinds of
-            values.
-        ValueError: for an eps that no norm takes.
+    TypeError for names that the dialect lacks, for those that it needs and were not given, and for other kinds of
+    values; ValueError for an eps that no norm takes.
     """
     known = dialect.hyperparameters
     takes = f"{dialect.name} takes {', '.join(known) or 'no hyperparameters'}"
@@ -42,18 +33,9 @@ def checked(dialect: Dialect, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_variant(dialect: Dialect, variant: Variant, given: dict[str, Any]) -> dict[str, Any]:
-    """Select the hyperparameters of one variant.
+    """Select the hyperparameters that one variant takes, out of what `checked` returned.
 
-    Args:
-        dialect: the record.
-        variant: one of its variants.
-        given: all of the dialect's, as `checked` returns them.
-
-    Returns:
-        Those that the variant takes.
-
-    Raises:
-        TypeError: for values that it does not take, or needs.
+    TypeError for values that it does not take, or needs.
     """
     known = variant.hyperparameters
     surplus = [name for name, value in given.items() if name not in known and value is not None]
@@ -68,17 +50,7 @@ def of_variant(dialect: Dialect, variant: Variant, given: dict[str, Any]) -> dic
 
 
 def plain(name: str, value: Any, default: Any) -> Any:
-    """Check one value, and return a scalar of NumPy's as Python's own.
-
-    Args:
-        name: of the hyperparameter.
-        value: what was given.
-        default: of which kind the value must be, if that is a truth value or a string.
-
-    Raises:
-        TypeError: for a value of another kind.
-        ValueError: for an eps that no norm takes.
-    """
+    """Check one value, which is of the default's kind if that is a truth value or a string; return it as Python's."""
     value = value.item() if isinstance(value, np.generic) else value
     if name == "eps":
         if not isinstance(value, Real):

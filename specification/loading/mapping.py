@@ -76,13 +76,7 @@ def mapped(
 
 
 def reader_of(dialect: Dialect, state_dict: Mapping[str, Any], dtype: str | None = None) -> Reader:
-    """Return a checkpoint's entries without the prefix and without what the dialect ignores.
-
-    Args:
-        dialect: the record.
-        state_dict: arrays by their names in the checkpoint.
-        dtype: of the parameters; None for that of the checkpoint.
-    """
+    """Return a checkpoint's entries without the prefix and without what the dialect ignores."""
     prefix = next((one for one in dialect.prefixes if any(name.startswith(one) for name in state_dict)), "")
     read = Reader(with_new_names(dialect, state_dict), prefix, dtype)
     for pattern in dialect.ignored:
@@ -91,18 +85,7 @@ def reader_of(dialect: Dialect, state_dict: Mapping[str, Any], dtype: str | None
 
 
 def with_new_names(dialect: Dialect, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the entries of an older checkpoint.
-
-    Args:
-        dialect: the record, which says what was renamed.
-        state_dict: arrays by name.
-
-    Returns:
-        The entries under the names of today.
-
-    Raises:
-        ValueError: for entries that are there under both names.
-    """
+    """Rename the entries of an older checkpoint to the names of today; ValueError for one that is there under both."""
     names = {}
     for name in state_dict:
         names[name] = name
@@ -115,15 +98,7 @@ def with_new_names(dialect: Dialect, state_dict: Mapping[str, Any]) -> dict[str,
 
 
 def variant_of(dialect: Dialect, read: Reader) -> Variant:
-    """Choose the variant of a dialect that a checkpoint is.
-
-    Args:
-        dialect: the record.
-        read: the checkpoint's entries.
-
-    Returns:
-        The first variant whose marks are there; the last where no variant's are.
-    """
+    """Choose the first variant of a dialect whose marks are there; the last where no variant's are."""
     found = (variant for variant in dialect.variants if all(read.has_any((mark,)) for mark in variant.marks))
     return next(found, dialect.variants[-1])
 
@@ -133,16 +108,8 @@ def recognise(
 ) -> None:
     """Say of a checkpoint that does not fit whose names it has, as the first of its problems.
 
-    Args:
-        read: the checkpoint's entries.
-        dialect: the one that was given.
-        known: all dialects.
-        state_dict: arrays by the names of the file.
-        named: whether a config.json names this dialect's model.
-
-    Raises:
-        ValueError: for a family that no dialect covers, unless the config.json names this dialect's model, and for a
-            checkpoint that has no name in common with the dialect.
+    `named` says whether a config.json names this dialect's model. ValueError for a family that no dialect covers,
+    unless it does, and for a checkpoint that has no name in common with the dialect.
     """
     names = state_dict.keys()
     other, family = covered(known, names), uncovered(names)
@@ -169,14 +136,9 @@ def recognise(
 
 
 def other_prefix(dialect: Dialect, read: Reader) -> tuple[str, str] | None:
-    """Find the prefix that the names of a checkpoint have in place of another.
+    """Find the prefix that the names of a checkpoint have, and the one with which all of them fit.
 
-    Args:
-        dialect: the record.
-        read: the checkpoint's entries.
-
-    Returns:
-        The prefix, and the one with which all names fit; the empty text stands for none. None where there are no two.
+    The empty text stands for no prefix. None where there are no such two.
     """
     missing = [problem.removesuffix(MISSING) for problem in read.problems if problem.endswith(MISSING)]
     if not missing or not read.left:
@@ -205,12 +167,7 @@ def with_prefix(read: Reader, here: str, due: str) -> list[str]:
 
 
 def names_fit(dialect: Dialect, names: Collection[str]) -> bool:
-    """Tell whether a checkpoint with these names, whatever its arrays, has all entries and no others.
-
-    Args:
-        dialect: the record.
-        names: of the entries.
-    """
+    """Tell whether a checkpoint with these names, whatever its arrays, has all entries and no others."""
     read = reader_of(dialect, dict.fromkeys(names, np.zeros(())))
     table = variant_of(dialect, read).table
     read.counts(dict.fromkeys(multiplied(table), 1))

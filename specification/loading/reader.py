@@ -61,12 +61,7 @@ class Reader:
         self.not_finite: list[str] = []
 
     def array(self, name: str, value: Any) -> np.ndarray:
-        """Return a value as NumPy's. What cannot be read is a problem where it is taken.
-
-        Args:
-            name: of the entry.
-            value: of any framework.
-        """
+        """Return a value of any framework as NumPy's. What cannot be read is a problem where it is taken."""
         try:
             if hasattr(value, "shape") and hasattr(value, "dtype"):
                 return as_numpy(value)
@@ -92,12 +87,8 @@ class Reader:
     def count(self, before: str, place: str) -> int:
         """Count layers or heads, which is the size of that name too. That there is none is a problem.
 
-        The count is one more than the largest number that follows the text. A number beyond the count of all entries
-        is none of a layer, and what has it is left over.
-
-        Args:
-            before: the text before the number.
-            place: the name of the place, and of the size.
+        The count is one more than the largest number that follows the text before it. A number beyond the count of all
+        entries is none of a layer, and what has it is left over.
         """
         texts = {match[1] for name in self.entries if (match := re.match(rf"{re.escape(before)}(\d+)\.", name))}
         most = len(self.entries)
@@ -108,25 +99,14 @@ class Reader:
         return self.sizes[place]
 
     def ignore(self, pattern: str) -> None:
-        """Leave out entries that belong to the checkpoint and to no part of the model that is read.
-
-        Args:
-            pattern: a regular expression of their names.
-        """
+        """Leave out entries, by a regular expression, that belong to the checkpoint and to no part of the model."""
         self.ignored |= {name for name in self.left if re.fullmatch(pattern, name)}
         self.left -= self.ignored
 
     # --- entries ---
 
     def arrays(self, table: Table) -> dict[str, Any]:
-        """Read all rows of a table.
-
-        Args:
-            table: a dialect's.
-
-        Returns:
-            The arrays by path of the parameters; None for an entry with which something is wrong, which is a problem.
-        """
+        """Read all rows of a table: arrays by path of the parameters, None for an entry that is wrong somehow."""
         names = self.entries.keys()
         rows = [row for row in numbered(table, self.count) if row.holds(names)]
         self.settle(rows)
@@ -201,11 +181,7 @@ class Reader:
         return array.astype(np.float32)
 
     def counts(self, given: Mapping[str, Any]) -> None:
-        """Take hyperparameters as sizes, by which a table multiplies others; what is no count is a problem.
-
-        Args:
-            given: by name.
-        """
+        """Take hyperparameters as sizes, by which a table multiplies others; what is no count is a problem."""
         for name, count in given.items():
             fits = is_count(count) and count > 0
             self.sizes[name] = int(count) if fits else 1
@@ -213,22 +189,13 @@ class Reader:
                 self.problems.append(f"{name} must be an integer of at least 1, got {count!r}")
 
     def compare(self, told: Mapping[str, tuple[str, Any]]) -> None:
-        """Check sizes; another one is a problem.
-
-        Args:
-            told: by the name of the size, where it is told, and what is told.
-        """
+        """Check sizes, by whose names the key and the value of a config.json are given; another one is a problem."""
         for name, (key, size) in told.items():
             if self.sizes.get(name, size) != size:
                 self.problems.append(f"{key} is {size!r} in config.json, and the entries say {self.sizes[name]}")
 
     def heads(self, num_heads: int, width: str = "E") -> None:
-        """Check that heads share a size equally; that they do not is a problem.
-
-        Args:
-            num_heads: what was given.
-            width: the name of the size.
-        """
+        """Check that heads share the size of that name equally; that they do not is a problem."""
         size = self.sizes.get(width)
         if not is_count(num_heads) or num_heads == 0:
             self.problems.append(f"num_heads must be an integer of at least 1, got {num_heads!r}")
@@ -236,13 +203,7 @@ class Reader:
             self.problems.append(f"{num_heads} heads cannot share a width of {size} equally")
 
     def padding(self, name: str, number: Any, vocabulary: str) -> None:
-        """Check the id of a token, or None; another value is a problem.
-
-        Args:
-            name: of the hyperparameter.
-            number: what was given.
-            vocabulary: the name of the size below which it must be.
-        """
+        """Check the id of a token below the size of that name, or None; another value is a problem."""
         size = self.sizes.get(vocabulary)
         if number is None:
             return
@@ -254,11 +215,7 @@ class Reader:
     # --- the end ---
 
     def finish(self) -> None:
-        """Raise for all that is wrong at once, and warn of what was widened or is not finite.
-
-        Raises:
-            ValueError: for entries that are missing, left over or misshaped; it names five of each kind.
-        """
+        """Raise one ValueError for all that is wrong, five of each kind; warn of what was widened or is not finite."""
         taken = {str(self.entries[name].dtype) for name in self.entries.keys() - self.left - self.ignored}
         dtypes = [dtype for dtype in FLOATING if dtype in taken]  # what is widened to float32 goes with that
         if "float64" in dtypes and len(dtypes) > 1 and self.dtype is None:

@@ -79,16 +79,8 @@ def rotary_of(
 def rotary_by_kind(told: Content, base: Mapping[str, str], scaled: Sequence[str]) -> dict[str, Rotary]:
     """Read how the full and the sliding layers rotate, where they do it differently.
 
-    Args:
-        told: the file's content, with defaults.
-        base: by kind of layer, the key of its base in older files, which has a default.
-        scaled: the kinds that `rope_scaling` of older files is about.
-
-    Returns:
-        The value of `AttentionLayer.rotary` by kind of layer.
-
-    Raises:
-        ValueError: for what is not supported.
+    base: by kind of layer, the key of its base in older files, which has a default. scaled: the kinds that
+    `rope_scaling` of older files is about. ValueError for what is not supported.
     """
     given, found = told.get("rope_parameters") or {}, {}
     unknown = sorted(given.keys() - base.keys())
@@ -104,16 +96,7 @@ def rotary_by_kind(told: Content, base: Mapping[str, str], scaled: Sequence[str]
 
 
 def scaling_of(kind: str, given: dict[str, Any], told: Content) -> Scaling | None:
-    """Take the parameters of one kind of scaling out of a dictionary.
-
-    Args:
-        kind: the file's `rope_type`.
-        given: parameters by name; those that are read are removed.
-        told: the file's content, for lengths.
-
-    Raises:
-        ValueError: for a kind that is not known.
-    """
+    """Take the parameters of one kind of scaling, a `rope_type`, out of a dictionary; `told` has the lengths."""
     if kind == "default":
         given.pop("original_max_position_embeddings", None)
         return None
@@ -207,34 +190,19 @@ def layers_of(
 
 
 def kinds_of(told: Content, otherwise: Sequence[str]) -> Sequence[str]:
-    """Return the kinds of layers that a file names; others where it names none, or names unknown ones.
-
-    Args:
-        told: the file's content.
-        otherwise: a kind for each layer.
-    """
+    """Return the kinds of layers that a file names; the others where it names none, or names unknown ones."""
     kinds = told.get("layer_types")
     return kinds if isinstance(kinds, list) and {*kinds} <= {FULL, SLIDING} else otherwise
 
 
 def alternating(told: Content, every: int, *, full_first: bool = False) -> list[str]:
-    """Name the kinds of layers of which one in so many is full.
-
-    Args:
-        told: the file's content.
-        every: one in so many.
-        full_first: whether the first of them is, or the last.
-    """
+    """Name the kinds of layers of which one in so many is full, the first or the last of them."""
     turn = 0 if full_first else every - 1
     return [FULL if i % every == turn else SLIDING for i in range(told["num_hidden_layers"])]
 
 
 def upper_windows(told: Content) -> tuple[AttentionLayer, ...]:
-    """Read layers of Qwen's kind: where a window is used at all, it begins with layer `max_window_layers`.
-
-    Args:
-        told: the file's content, with defaults.
-    """
+    """Read layers of Qwen's kind: where a window is used at all, it begins with layer `max_window_layers`."""
     window = told.get("sliding_window") if told.get("use_sliding_window") else None
     first = told["num_hidden_layers"] if window is None else told["max_window_layers"]
     kinds = [FULL if i < first else SLIDING for i in range(told["num_hidden_layers"])]

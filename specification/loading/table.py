@@ -46,12 +46,7 @@ class Row(NamedTuple):
         return (self.ours,) if isinstance(self.ours, str) else self.ours
 
     def renamed(self, theirs: Callable[[str], str], ours: Callable[[str], str]) -> Row:
-        """Change the names of a row. A condition that begins with `*` is about the whole checkpoint, and stays.
-
-        Args:
-            theirs: from a name in the checkpoint to another.
-            ours: from a path of the parameters to another.
-        """
+        """Change the names of a row. A condition that begins with `*` is about the whole checkpoint, and stays."""
         when, unless = (
             tuple(name if name.startswith("*") else theirs(name) for name in names)
             for names in (self.when, self.unless)
@@ -73,12 +68,7 @@ Table = tuple[Row, ...]
 
 
 def any_of(patterns: tuple[str, ...], names: Collection[str]) -> bool:
-    """Tell whether one of the patterns is among the names.
-
-    Args:
-        patterns: names; in one with a `*` that stands for any text, and `?` for any character.
-        names: of a checkpoint.
-    """
+    """Tell whether one of the patterns is among the names; `*` stands for any text, and with it `?` for a character."""
     return any(
         pattern in names or ("*" in pattern and any(fnmatchcase(name, pattern) for name in names))
         for pattern in patterns
@@ -99,13 +89,7 @@ def table(*groups: Table) -> Table:
 
 
 def array(theirs: str, ours: str, *axes: str) -> Table:
-    """Write the row of an entry that is taken as it is.
-
-    Args:
-        theirs: its name in the checkpoint.
-        ours: its path in the parameters.
-        *axes: the names of its sizes.
-    """
+    """Write the row of an entry that is taken as it is: its name, its path, and the names of its sizes."""
     return (Row(theirs, ours, axes),)
 
 
@@ -161,13 +145,7 @@ def norm(
 
 
 def each(theirs: str, ours: str, *groups: Table) -> Table:
-    """Put rows under a prefix on either side.
-
-    Args:
-        theirs: before the names in the checkpoint, such as "encoder.layer.{i}.".
-        ours: before the paths of the parameters, such as "blocks.{i}.".
-        *groups: the rows.
-    """
+    """Put rows under a prefix on either side, such as "encoder.layer.{i}." and "blocks.{i}."."""
     return tuple(row.renamed(theirs.__add__, ours.__add__) for row in table(*groups))
 
 
@@ -177,10 +155,8 @@ def each(theirs: str, ours: str, *groups: Table) -> Table:
 def numbered(rows: Table, count: Callable[[str, str], int]) -> Iterator[Row]:
     """Put numbers in the places of a table's names, layer by layer.
 
-    Args:
-        rows: a table.
-        count: how many numbers there are for the text before a place and the place's name; asked once for consecutive
-            rows that begin alike.
+    count: how many numbers there are for the text before a place and the place's name; asked once for consecutive rows
+    that begin alike.
     """
     for (before, place), group in groupby(rows, start):
         if not place:
@@ -214,14 +190,9 @@ def multiplied(rows: Table) -> set[str]:
 
 
 def multiple(axis: str, sizes: Mapping[str, int]) -> tuple[int, str]:
-    """Say how many times which size an axis is: "3 * E" is three times E.
+    """Say how many times which size an axis of a row is: "3 * E" is three times E. Of a number alone there is no name.
 
-    Args:
-        axis: of a row; the last factor is the same in all terms of a sum.
-        sizes: by name, those that the last factor is multiplied with.
-
-    Returns:
-        The count, and the name of the last factor. Of a number alone that is the count, and the name is empty.
+    The last factor is the same in all terms of a sum; sizes are those that it is multiplied with.
     """
     if axis.isdigit():
         return int(axis), ""
@@ -231,17 +202,10 @@ def multiple(axis: str, sizes: Mapping[str, int]) -> tuple[int, str]:
 
 
 def parts(array: Any, axes: tuple[str, ...], count: int, sizes: Mapping[str, int]) -> list[Any]:
-    """Take a fused entry apart.
+    """Take a fused entry apart into so many parts, as they are stored.
 
-    Args:
-        array: the entry.
-        axes: those of its row. The first that is a sum or a product is divided: at the terms of a sum, or at the factor
-            that is the number of parts.
-        count: how many parts there are.
-        sizes: by name.
-
-    Returns:
-        The parts, as they are stored.
+    The first of its row's axes that is a sum or a product is divided: at the terms of a sum, or at the factor that is
+    the number of parts.
     """
     if count == 1:
         return [array]
