@@ -4,66 +4,11 @@ Mask descriptions, parameter structures, the rules of SPEC.md as data, and the c
 error for the same mistake everywhere. Nothing here computes with floating-point numbers.
 """
 
-from specification.configuration import Configuration
-from specification.masks import And, Causal, Dense, KeyLengths, KeyPadding, Mask, Or, Segments, SlidingWindow
-from specification.parameters import (
-    Classifier,
-    Decoder,
-    DecoderBlock,
-    Embedding,
-    Encoder,
-    EncoderBlock,
-    FeedForward,
-    GatedFeedForward,
-    LanguageModel,
-    Linear,
-    MultiHeadAttention,
-    Norm,
-    Transformer,
-)
-from specification.rotary import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    Rotary,
-    Rotation,
-    YarnScaling,
-)
-from specification.rules import MODEL_RULES, RULES, Rule
+from specification.configuration import *
+from specification.exports import public_names as _public_names
+from specification.masks import *
+from specification.parameters import *
+from specification.rotary import *
+from specification.rules import *
 
-__all__ = [
-    "MODEL_RULES",
-    "RULES",
-    "And",
-    "Causal",
-    "Classifier",
-    "Configuration",
-    "Decoder",
-    "DecoderBlock",
-    "Dense",
-    "DynamicScaling",
-    "Embedding",
-    "Encoder",
-    "EncoderBlock",
-    "FeedForward",
-    "GatedFeedForward",
-    "KeyLengths",
-    "KeyPadding",
-    "LanguageModel",
-    "Linear",
-    "LinearScaling",
-    "Llama3Scaling",
-    "LongRopeScaling",
-    "Mask",
-    "MultiHeadAttention",
-    "Norm",
-    "Or",
-    "Rotary",
-    "Rotation",
-    "Rule",
-    "Segments",
-    "SlidingWindow",
-    "Transformer",
-    "YarnScaling",
-]
+__all__ = _public_names(globals())

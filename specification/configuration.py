@@ -12,6 +12,8 @@ from typing import Any
 from specification.dtypes import SMALLEST_EPS
 from specification.rotary import Rotary
 
+__all__ = ["Configuration"]
+
 CHOICES = {
     "norm_order": ("post", "pre", "around", "after", "parallel"),
     "norm": ("layer_norm", "rms_norm", "rms_norm_plus_one", "standard_deviation_norm"),

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+__all__ = ["And", "Causal", "Dense", "KeyLengths", "KeyPadding", "Mask", "Or", "Segments", "SlidingWindow"]
+
 
 class Mask:
     """Base of every description, so that `&` and `|` work between any two."""

@@ -9,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+__all__ = [
+    "Classifier", "Decoder", "DecoderBlock", "Embedding", "Encoder", "EncoderBlock", "FeedForward", "GatedFeedForward",
+    "LanguageModel", "Linear", "MultiHeadAttention", "Norm", "Transformer",
+]  # fmt: skip
+
 
 class Linear(NamedTuple):
     """x @ weight + bias, with weight [in, out] and bias [out] or None."""

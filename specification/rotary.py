@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+__all__ = ["DynamicScaling", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "Rotary", "Rotation", "YarnScaling"]
+
 PAIRINGS = ("halves", "interleaved")
 
 

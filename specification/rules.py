@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+__all__ = ["MODEL_RULES", "RULES", "Rule"]
+
 
 class Rule(NamedTuple):
     """One numbered decision."""
