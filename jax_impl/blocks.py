@@ -39,14 +39,7 @@ from specification.blocks import Sublayer, attention_options, sublayers_of, wind
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout
 from specification.dtypes import compute_dtype_name, dtype_name
-from specification.parameters import (
-    DecoderBlock,
-    EncoderBlock,
-    FeedForward,
-    GatedFeedForward,
-    MultiHeadAttention,
-    Norm,
-)
+from specification.parameters import DecoderBlock, EncoderBlock, FeedForward, GatedFeedForward, MultiHeadAttention, Norm
 from specification.rotary import Rotary, Rotation
 
 __all__ = ["decoder_block", "encoder_block"]

@@ -28,13 +28,7 @@ from reference_numpy.attention_steps import (
     softmax,
     visible_pairs,
 )
-from reference_numpy.attention_steps_vjp import (
-    attention_scores_vjp,
-    sinks_vjp,
-    softmax_vjp,
-    sum_broadcast,
-    sum_groups,
-)
+from reference_numpy.attention_steps_vjp import attention_scores_vjp, sinks_vjp, softmax_vjp, sum_broadcast, sum_groups
 from reference_numpy.dtypes import widen
 from reference_numpy.masks import checked_mask
 from reference_numpy.tape import gradient_of

@@ -27,15 +27,7 @@ from reference_numpy.transformer import (
 )
 from specification.configuration import Configuration
 from specification.dropout import StackDropout, TransformerDropout
-from specification.parameters import (
-    Classifier,
-    Decoder,
-    Embedding,
-    Encoder,
-    ImageEmbedding,
-    LanguageModel,
-    Transformer,
-)
+from specification.parameters import Classifier, Decoder, Embedding, Encoder, ImageEmbedding, LanguageModel, Transformer
 
 __all__ = [
     "DecoderGradients",

@@ -11,14 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specification.configuration import Configuration
-from specification.loading.decoders import (
-    DEFAULTS,
-    NORMS_BEFORE,
-    ROTATING,
-    Layers,
-    causal,
-    decoder_dialect,
-)
+from specification.loading.decoders import DEFAULTS, NORMS_BEFORE, ROTATING, Layers, causal, decoder_dialect
 from specification.loading.record import Computed
 from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
 from specification.loading.table import linear

@@ -13,17 +13,7 @@ import triton
 import triton.language as tl
 
 from torch_impl.engines.kernel_inputs import in_units
-from torch_impl.engines.triton.layout import (
-    KEY,
-    QUERY,
-    VALUE,
-    block_of,
-    edges_of,
-    head_of,
-    layout_of,
-    sizes_of,
-    stride,
-)
+from torch_impl.engines.triton.layout import KEY, QUERY, VALUE, block_of, edges_of, head_of, layout_of, sizes_of, stride
 from torch_impl.engines.triton.masks import Marks, Tiles
 from torch_impl.engines.triton.tiles import allowed_pairs, pair_products, put_rows, rows_of, weighted_sum
 
