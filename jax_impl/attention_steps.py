@@ -1,8 +1,4 @@
-"""The steps of attention: scores, softmax, weighted sum, and all of them in order (MASK-7, ATT-1 to ATT-11).
-
-    scores  = softcap(scale * query . key) + bias        for the pairs that the mask allows, and for no others
-    weights = softmax over the allowed keys of a row     0 where the mask forbids, and in a row that allows nothing
-    output  = weights . value
+"""The steps of attention in JAX (MASK-7, ATT-1 to ATT-11), as `reference_numpy/attention_steps.py` defines them.
 
 Gradients are `jax.grad`'s, through two products that know the mask (`pair_products`, `allowed_sum`).
 """
@@ -200,15 +196,9 @@ def reference_attention(
     dropout_rate: float = 0.0,
     empty_rows: str = "zero",
 ) -> tuple[Float[jax.Array, "B H Q V"], Float[jax.Array, "B H Q"]]:
-    """Compute `attention` for arguments that it has checked, without its last rounding.
+    """Compute `attention`, and its log-sum-exp, for arguments that it has checked, without the last rounding.
 
     All [B, H, Q, K] scores stand in memory.
-
-    Args:
-        query, key, value, mask, bias, scale, softcap, sinks, dropout_keep, dropout_rate, empty_rows: As in `attention`.
-
-    Returns:
-        The output [B, H, Q, V] and the log-sum-exp [B, H, Q], both in the dtype in which everything is computed.
     """
     (B, H, Q, _), K = query.shape, key.shape[2]
     query, key, value = widen(query), repeat_heads(widen(key), H), repeat_heads(widen(value), H)

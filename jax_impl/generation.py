@@ -1,13 +1,6 @@
-"""Tokens one after another, in JAX: greedy, sampled, and by beam search (rule GEN-1).
+"""Tokens one after another in JAX (rule GEN-1), as `reference_numpy/generation.py` defines them.
 
-Each of these functions reads a model's logits for the token that comes next, chooses, and goes on with what it has
-chosen, with a key/value cache (see `decoding`) or, with cached=False, by the full forward pass at every step; both give
-the same tokens. Where no cache can hold what the configuration asks for, the full pass is taken in either case.
-
-Nothing is drawn here: who samples gives the random numbers, so that every implementation chooses the same tokens. What
-remains is rounding. Two logits that differ by less than the implementations' roundings do, or a random number as close
-to the border between two tokens, may be decided differently. Choices are made in float64, but unless `jax.enable_x64`
-is on JAX has nothing wider than float32.
+Choices are made in float64, but unless `jax.enable_x64` is on JAX has nothing wider than float32.
 """
 
 from __future__ import annotations

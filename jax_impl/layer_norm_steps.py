@@ -45,14 +45,7 @@ def affine(
 def reference_layer_norm(
     x: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], bias: Float[jax.Array, "*N"] | None, eps: Any
 ) -> Float[jax.Array, "..."]:
-    """Compute `layer_norm` for arguments that it has checked, without its last rounding.
-
-    Args:
-        x, weight, bias, eps: As in `layer_norm`.
-
-    Returns:
-        An array in the shape of x, in the dtype in which everything is computed.
-    """
+    """Compute `layer_norm` for arguments that it has checked, without its last rounding."""
     axes = tuple(range(-weight.ndim, 0))
     deviation = deviations(widen(x), axes)
     variance = jnp.mean(jnp.square(deviation), axis=axes, keepdims=True)

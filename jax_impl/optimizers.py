@@ -1,8 +1,4 @@
-"""Optimizers and gradient clipping in JAX (rules OPT-1 to OPT-3), as `reference_numpy/optimizers.py` defines them.
-
-Parameters, gradients and states are trees: any nesting of NamedTuples, dicts, lists, tuples and arrays; None stays
-None. A step makes new trees, and changes none in place.
-"""
+"""Optimizers and gradient clipping in JAX (rules OPT-1 to OPT-3), as `reference_numpy/optimizers.py` defines them."""
 
 from __future__ import annotations
 

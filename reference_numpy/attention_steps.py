@@ -156,14 +156,7 @@ def reference_attention(
     dropout_rate: float = 0.0,
     empty_rows: str = "zero",
 ) -> tuple[Float[np.ndarray, "B H Q V"], Float[np.ndarray, "B H Q"]]:
-    """Compute `attention` for arguments that it has checked, without its last rounding.
-
-    Args:
-        query, key, value, mask, bias, scale, softcap, sinks, dropout_keep, dropout_rate, empty_rows: As in `attention`.
-
-    Returns:
-        The output [B, H, Q, V] and the log-sum-exp [B, H, Q], both in the dtype in which everything is computed.
-    """
+    """Compute `attention`, and its log-sum-exp, for arguments that it has checked, without the last rounding."""
     (B, H, Q, _), K = query.shape, key.shape[2]
     query, key, value = widen(query), repeat_heads(widen(key), H), repeat_heads(widen(value), H)
     bias, sinks = widen(bias), widen(sinks)

@@ -40,14 +40,7 @@ def affine(
 def reference_layer_norm(
     x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], bias: Float[np.ndarray, "*N"] | None, eps: Any
 ) -> Float[np.ndarray, "..."]:
-    """Compute `layer_norm` for arguments that it has checked, without its last rounding.
-
-    Args:
-        x, weight, bias, eps: As in `layer_norm`.
-
-    Returns:
-        An array in the shape of x, in the dtype in which everything is computed.
-    """
+    """Compute `layer_norm` for arguments that it has checked, without its last rounding."""
     axes = tuple(range(-weight.ndim, 0))
     deviation = deviations(widen(x), axes)
     variance = np.mean(deviation**2, axis=axes, keepdims=True)

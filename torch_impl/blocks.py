@@ -1,17 +1,4 @@
-"""Encoder and decoder blocks, in PyTorch (rules BLK-1 to BLK-3; "Attention Is All You Need", sections 3.1 and 5.4).
-
-    post        x = norm(x + sublayer(x))            the paper's
-    pre         x = x + sublayer(norm(x))            usually with one more norm after the last block
-    around      x = x + norm(sublayer(norm(x)))      two norms for each sublayer, as in Gemma 2
-    after       x = x + norm(sublayer(x))            as in OLMo 2
-    parallel    x = x + (attention(norm(x)) + feed_forward(norm(x)))     with one norm or two, as in GPT-NeoX
-
-An attention projects its queries and keys, normalises them where it has norms for them (NORM-8), rotates them by their
-positions (POS-3), and attends to the keys that its mask and its window allow. What a block does that its parameters do
-not say is a `Configuration`. Arrays are [B, T, E] in one dtype, to which every step (a sublayer, a sum, a norm) rounds,
-and in an attention every projection, norm and rotation; inside a step everything is kept in float32 or wider. Dropout
-acts where keep masks are given (see `specification.dropout`), so without them everything here is evaluation.
-"""
+"""Encoder and decoder blocks in PyTorch (rules BLK-1 to BLK-3), as `reference_numpy/blocks.py` defines them."""
 
 from __future__ import annotations
 

@@ -1,18 +1,4 @@
-"""Decoding step by step with a key/value cache, in PyTorch (rule GEN-1).
-
-A decoder's block reads of earlier positions only their keys and values, so these are kept, and a step computes what
-belongs to the new positions alone:
-
-    keys, values = [those kept, those of the new positions]
-    output       = attention(query of the new positions, keys, values, mask = Causal(offset = positions before them))
-
-Keys are kept as attention takes them, normalised and rotated by their positions.
-
-Every result is what the full forward pass gives at these positions, but for rounding. Positions of the embedding go on
-where the cache ends. The keys and values of the encoder's output are made once.
-
-A model without a causal mask of its own (target_mask = "none" leaves it to the caller) is given one here.
-"""
+"""Decoding step by step with a key/value cache in PyTorch (GEN-1), as `reference_numpy/decoding.py` defines it."""
 
 from __future__ import annotations
 

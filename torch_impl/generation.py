@@ -1,13 +1,4 @@
-"""Tokens one after another, in PyTorch: greedy, sampled, and by beam search (rule GEN-1).
-
-Each of these functions reads a model's logits for the token that comes next, chooses, and goes on with what it has
-chosen, with a key/value cache (see `decoding`) or, with cached=False, by the full forward pass at every step; both give
-the same tokens. Where no cache can hold what the configuration asks for, the full pass is taken in either case.
-
-Nothing is drawn here: who samples gives the random numbers, so that every implementation chooses the same tokens. What
-remains is rounding. Two logits that differ by less than the implementations' roundings do, or a random number as close
-to the border between two tokens, may be decided differently.
-"""
+"""Tokens one after another in PyTorch (rule GEN-1), as `reference_numpy/generation.py` defines them."""
 
 from __future__ import annotations
 

@@ -55,14 +55,7 @@ def affine(
 def reference_layer_norm(
     x: Float[torch.Tensor, "..."], weight: Float[torch.Tensor, "*N"], bias: Float[torch.Tensor, "*N"] | None, eps: Any
 ) -> Float[torch.Tensor, "..."]:
-    """Compute `layer_norm` for arguments that it has checked, without its last rounding.
-
-    Args:
-        x, weight, bias, eps: As in `layer_norm`.
-
-    Returns:
-        An array in the shape of x, in the dtype in which everything is computed.
-    """
+    """Compute `layer_norm` for arguments that it has checked, without its last rounding."""
     axes = tuple(range(-weight.ndim, 0))
     deviation = deviations(widen(x), axes)
     variance = torch.mean(deviation**2, dim=axes, keepdim=True)

@@ -1,7 +1,6 @@
 """Optimizers and gradient clipping in PyTorch (rules OPT-1 to OPT-3), as `reference_numpy/optimizers.py` defines them.
 
-Parameters, gradients and states are trees: any nesting of NamedTuples, dicts, lists, tuples and arrays; None stays
-None. A step makes new trees, and changes none in place. Nothing is recorded for autograd: results need no gradient.
+Nothing is recorded for autograd: results need no gradient.
 
 `torch._foreach_*` are what `torch.optim` is made of: each goes over all arrays at once, and on CUDA in few kernels.
 Those that end in _ change only what was made here.

@@ -1,9 +1,4 @@
-"""Whole models, in PyTorch (rules TRF-1; "Attention Is All You Need", section 3).
-
-An encoder-decoder, an encoder with a classifier on top or alone, and a decoder alone. What a model does that its
-parameters do not say is a `Configuration`: which positions are added to the embedding, whether that is multiplied by
-sqrt(E) (in the paper it is), what stands for padding, and how a block is made.
-"""
+"""Whole models in PyTorch (rule TRF-1), as `reference_numpy/transformer.py` defines them."""
 
 from __future__ import annotations
 
