@@ -118,11 +118,7 @@ def empty_cache(
     configuration: Configuration,
     source: Any = None,
 ) -> Cache:
-    """The cache before the first token, with room for `capacity` positions.
-
-    source: tokens [B, S] of a model with an encoder, which runs here, once. Raises TypeError and ValueError for
-    parameters that cannot generate, and for a source that is missing or has no place.
-    """
+    """The cache before the first token, with room for `capacity` positions; an encoder runs here, once."""
     checks.empty_cache(parameters, batch, capacity, source)
     decoder: Any = parameters.decoder
     table = decoder.embedding.tokens

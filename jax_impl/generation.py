@@ -264,11 +264,7 @@ def sample(
 
 
 class Hypotheses(NamedTuple):
-    """The best sequences so far, W of them for each batch element.
-
-    totals: the sum of the log-probabilities of all tokens that were chosen, -inf where there is no sequence. lengths:
-    how many these are, the one that ends a sequence included, and none after it. finished: whether there is that one.
-    """
+    """The best sequences so far, W of them for each batch element."""
 
     totals: Float[jax.Array, "B W"]
     lengths: Integer[jax.Array, "B W"]
@@ -289,11 +285,7 @@ def extend(
     end: int | None,
     length_penalty: Any,
 ) -> tuple[Hypotheses, Integer[jax.Array, "B W"], Integer[jax.Array, "B W"]]:
-    """The W best of all continuations by one token, the beams that they continue, and their tokens.
-
-    A finished sequence has one continuation, itself, with `end` once more. Of equal scores the one with the lower beam
-    comes first, then the one with the lower id.
-    """
+    """The W best of all continuations by one token, the beams that they continue, and their tokens."""
     W, N = log_probabilities.shape[1:]
     finished = hypotheses.finished[..., None]
     if end is not None:

@@ -49,11 +49,9 @@ def at_targets(rows: Float[jax.Array, "*rows V"], classes: Integer[jax.Array, "*
 def row_losses(
     logits: Float[jax.Array, "*rows V"], classes: Integer[jax.Array, "*rows"], smoothing: float
 ) -> Float[jax.Array, "*rows"]:
-    """The loss of each row. The maximum is subtracted before anything else, so a constant added to a row costs nothing.
+    """The loss of each row.
 
     The maximum is a constant to the gradient: it cancels out of the loss, and would only leave rounding errors behind.
-    Without smoothing no class but the target is multiplied by its share of 0, which would be NaN where its logit is
-    -inf.
     """
     shifted = logits - stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
     logsumexp = jnp.log(jnp.sum(jnp.exp(shifted), axis=-1))

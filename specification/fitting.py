@@ -53,8 +53,9 @@ class Fitting:
 
     # --- arrays ---
 
-    def array(self, path: str, array: Any, *shape: Size) -> tuple[Size, ...]:
+    def array(self, path: str, array: Any, *shape: Size, of_norm: bool = False) -> tuple[Size, ...]:
         """Its sizes, once rank and dtype are as they should be and each size is the one that is asked for."""
+        (self.norm_dtypes if of_norm else self.dtypes)[path] = str(array.dtype)
         if str(array.dtype) not in FLOATING:
             self.problems.append(f"{path} must be floating, got {array.dtype}")
             return (None,) * len(shape)
@@ -69,10 +70,8 @@ class Fitting:
         return got
 
     def linear(self, path: str, linear: Linear, inner: Size, outer: Size = None) -> tuple[Size, Size]:
-        self.dtypes[f"{path}.weight"] = str(linear.weight.dtype)
         inner, outer = self.array(f"{path}.weight", linear.weight, inner, outer)
         if linear.bias is not None:
-            self.dtypes[f"{path}.bias"] = str(linear.bias.dtype)
             self.array(f"{path}.bias", linear.bias, outer)
         return inner, outer
 
@@ -81,8 +80,7 @@ class Fitting:
             return width
         for name, array in zip(Norm._fields, norm, strict=True):
             if array is not None:
-                self.norm_dtypes[f"{path}.{name}"] = str(array.dtype)
-                (width,) = self.array(f"{path}.{name}", array, width)
+                (width,) = self.array(f"{path}.{name}", array, width, of_norm=True)
         if norm.bias is not None and self.configuration.norm.startswith("rms_norm"):
             self.problems.append(f"{path}.bias is there, and {self.configuration.norm} has none")
         return width
@@ -106,7 +104,6 @@ class Fitting:
         _, keys = self.heads(f"{path}.key", p.key, width)
         _, values = self.heads(f"{path}.value", p.value, width)
         self.output(path, p, queries, keys, values, width)
-        self.of_heads(path, p, queries, keys)
         self.rotary(path, layer, queries)
         return width
 
@@ -121,7 +118,6 @@ class Fitting:
         memory, keys = self.heads(f"{path}.key", p.key, memory)
         _, values = self.heads(f"{path}.value", p.value, memory)
         self.output(path, p, queries, keys, values, width)
-        self.of_heads(path, p, queries, keys)
         return width, memory
 
     def attention_alone(self, p: MultiHeadAttention) -> None:
@@ -130,7 +126,6 @@ class Fitting:
         _, keys = self.heads("key", p.key, None)
         _, values = self.heads("value", p.value, None)
         self.output("", p, queries, keys, values, None)
-        self.of_heads("", p, queries, keys)
         self.rotary("query", self.layers("", 1)[0], queries)
 
     def of_heads(self, path: str, p: MultiHeadAttention, queries: Size, keys: Size) -> None:
@@ -141,8 +136,7 @@ class Fitting:
             whole = norm is not None and np.shape(norm.weight) == (columns,)
             self.norm(joined(path, name), norm, columns if whole else D)
         if p.sinks is not None:
-            self.norm_dtypes[joined(path, "sinks")] = str(p.sinks.dtype)
-            self.array(joined(path, "sinks"), p.sinks, H)
+            self.array(joined(path, "sinks"), p.sinks, H, of_norm=True)
             if self.configuration.empty_rows != "zero":
                 self.problems.append(f"{path}.sinks has no place with empty_rows={self.configuration.empty_rows!r}")
 
@@ -173,6 +167,7 @@ class Fitting:
                 self.counts(path, p, H, G)
             self.problems += [] if wrong is None else [joined(path, wrong)]
         self.linear(joined(path, "output"), p.output, rows, width)
+        self.of_heads(path, p, queries, keys)
 
     def counts(self, path: str, p: MultiHeadAttention, H: int, G: int) -> None:
         """Lists of heads have as many as there are."""
@@ -189,13 +184,11 @@ class Fitting:
 
     def embedding(self, path: str, p: Embedding, padding: dict[str, int | None]) -> Size:
         """Its width. padding: ids by the names that they have in the configuration."""
-        tables = {name: array for name, array in zip(Embedding._fields, p, strict=True) if name != "norm"}
-        self.dtypes |= {f"{path}.{name}": str(array.dtype) for name, array in tables.items() if array is not None}
         vocabulary, width = self.array(f"{path}.tokens", p.tokens, None, None)
         rows: Size = None
-        for name in ("positions", "token_types"):
-            if tables[name] is not None:
-                size, _ = self.array(f"{path}.{name}", tables[name], None, width)
+        for name, table in (("positions", p.positions), ("token_types", p.token_types)):
+            if table is not None:
+                size, _ = self.array(f"{path}.{name}", table, None, width)
                 rows = size if name == "positions" else rows
         if (p.positions is None) == (self.configuration.positions in ("learned", "after_padding")):
             there = "missing" if p.positions is None else "there"
@@ -217,7 +210,6 @@ class Fitting:
         elif columns is not None and columns % size**2:
             self.problems.append(f"{path}.patches.weight has {columns} rows, no multiple of {size} * {size}")
         for name, array, shape in (("class_token", p.class_token, (width,)), ("positions", p.positions, (None, width))):
-            self.dtypes[f"{path}.{name}"] = str(array.dtype)
             self.array(f"{path}.{name}", array, *shape)
         return width
 
@@ -225,7 +217,6 @@ class Fitting:
         """The table of a bias that all blocks share."""
         if p.relative_positions is not None:
             here = joined(path, "relative_positions")
-            self.dtypes[here] = str(p.relative_positions.dtype)
             buckets, _ = self.array(here, p.relative_positions, None, self.configuration.num_heads)
             bidirectional, furthest = isinstance(p, Encoder), self.configuration.relative_furthest
             if buckets is not None:

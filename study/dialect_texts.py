@@ -98,7 +98,7 @@ def optional(dialect: str) -> tuple[list[str], list[str]]:
     entries, prefix = record.example_entries(), (*record.prefixes, "")[0]
     found: dict[bool, dict[str, None]] = {True: {}, False: {}}
     for row in record.example_table():
-        patterns = [one for one in row.when if "*" in one or row.ours == "output.weight"]
+        patterns = [one for one in row.when if "*" in one or row.paths == ("output.weight",)]
         found[prefix + row.theirs in entries].update(dict.fromkeys(patterns))
     return list(found[True]), list(found[False])
 

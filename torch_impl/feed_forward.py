@@ -62,11 +62,7 @@ def finite_size(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
 
 
 def silu_steps(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
-    """x * sigmoid(x) = max(x, 0) - |x| * sigmoid(-|x|), in the dtype of x.
-
-    exp(-|x|) is taken as the square of exp(-|x| / 2), a factor at a time: where x * exp(x) is still a normal number, it
-    is none any more, but its root is.
-    """
+    """x * sigmoid(x) = max(x, 0) - |x| * sigmoid(-|x|), in the dtype of x."""
     size = finite_size(x)
     root = torch.exp(-0.5 * size)
     return torch.where(x >= 0, x, 0) - size * root * root / (1 + root * root)

@@ -33,11 +33,9 @@ def at_targets(
 def row_losses(
     logits: Float[torch.Tensor, "*rows V"], classes: Integer[torch.Tensor, "*rows"], smoothing: float
 ) -> Float[torch.Tensor, "*rows"]:
-    """The loss of each row. The maximum is subtracted before anything else, so a constant added to a row costs nothing.
+    """The loss of each row.
 
     The maximum is a constant to the gradient: it cancels out of the loss, and would only leave rounding errors behind.
-    Without smoothing no class but the target is multiplied by its share of 0, which would be NaN where its logit is
-    -inf.
     """
     shifted = logits - torch.amax(logits, dim=-1, keepdim=True).detach()
     logsumexp = torch.log(torch.sum(torch.exp(shifted), dim=-1))

@@ -99,11 +99,7 @@ def sine_and_cosine(positions: Any, digits: Any, attention_factor: Any, dtype: s
 
 
 def turned(positions: Any, digits: Any, dtype: Any) -> tuple[Any, Any]:
-    """The angle position * frequency as a number of quarter turns and an angle in [-pi / 4, pi / 4].
-
-    digits: the frequency as a fraction of a turn (`turn_digits`). Position and fraction are multiplied digit by digit,
-    as on paper: the product is exact but for whole turns, which are dropped. Only the angle is rounded.
-    """
+    """The angle position * frequency as a number of quarter turns and an angle in [-pi / 4, pi / 4], rounded once."""
     low, high = positions & 2**DIGIT_BITS - 1, positions >> DIGIT_BITS
     product, carry, below = [], 0, 0
     for digit in digits.flip(0):

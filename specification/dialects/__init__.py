@@ -15,7 +15,7 @@ from typing import Any
 
 from specification.checkpoints import read_safetensors
 from specification.configuration import Configuration
-from specification.loading.config_file import check_config_file, config_beside
+from specification.loading.config_file import NAME, config_beside, contradictions
 from specification.loading.families import judgeable, of_model_type
 from specification.loading.folder import config_of, folder_read, record_of
 from specification.loading.hyperparameters import checked
@@ -66,8 +66,8 @@ def read(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
     told = config_beside(record, Path(state_dict), DIALECTS.values())
     arrays = read_safetensors(state_dict)[0]
     parameters, configuration = mapped(record, arrays, given, DIALECTS.values(), told=told)
-    if told is not None:
-        check_config_file(record, Path(state_dict), told, given, configuration)
+    if told is not None and (problems := contradictions(record, told, given, configuration)):
+        raise ValueError(f"{Path(state_dict).parent / NAME} says otherwise: {'; '.join(problems)}")
     return parameters, configuration
 
 

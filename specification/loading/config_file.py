@@ -206,18 +206,6 @@ def of_entries(config: ConfigFile, told: Mapping[str, Any], entries: Collection[
 # --- whether it contradicts -------------------------------------------------------------------------------------------
 
 
-def check_config_file(
-    dialect: Dialect, checkpoint: Path, told: Mapping[str, Any], given: Mapping[str, Any], configuration: Configuration
-) -> None:
-    """Compare the file beside a checkpoint with all hyperparameters and the configuration that it was read with.
-
-    ValueError for all contradictions at once.
-    """
-    found = contradictions(dialect, told, given, configuration)
-    if found:
-        raise ValueError(f"{checkpoint.parent / NAME} says otherwise: {'; '.join(found)}")
-
-
 def contradictions(
     dialect: Dialect, told: Mapping[str, Any], given: Mapping[str, Any], configuration: Configuration
 ) -> list[str]:

@@ -48,12 +48,6 @@ def folder_read(folder: str | Path, known: Collection[Dialect], dtype: str | Non
     return found, configuration
 
 
-def refuse(folder: Path, problems: list[str]) -> None:
-    """Raise ValueError for all that is wrong in a folder's config.json, if anything is."""
-    if problems:
-        raise ValueError(f"{folder / NAME} cannot be read: {'; '.join(dict.fromkeys(problems))}")
-
-
 # --- config.json ------------------------------------------------------------------------------------------------------
 
 
@@ -99,7 +93,9 @@ def hyperparameters(folder: Path, dialect: Dialect, told: Mapping[str, Any]) -> 
     """
     meant = meant_by(dialect, told)
     problems = [f"{key} is missing" for key in meant.missing] + meant.problems
-    refuse(folder, problems + ([] if dialect.config is None else unsupported(dialect.config, told)))
+    problems += [] if dialect.config is None else unsupported(dialect.config, told)
+    if problems:
+        raise ValueError(f"{folder / NAME} cannot be read: {'; '.join(dict.fromkeys(problems))}")
     try:
         return checked(dialect, meant.hyperparameters)
     except (TypeError, ValueError) as error:

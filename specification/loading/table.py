@@ -51,13 +51,7 @@ class Row(NamedTuple):
             tuple(name if name.startswith("*") else theirs(name) for name in names)
             for names in (self.when, self.unless)
         )
-        paths = tuple(map(ours, self.paths))
-        return self._replace(
-            theirs=theirs(self.theirs),
-            ours=paths[0] if isinstance(self.ours, str) else paths,
-            when=when,
-            unless=unless,
-        )
+        return self._replace(theirs=theirs(self.theirs), ours=tuple(map(ours, self.paths)), when=when, unless=unless)
 
     def holds(self, names: Collection[str]) -> bool:
         """Tell whether a checkpoint with these names has the row."""
@@ -114,15 +108,8 @@ def linear(
     """
     paths = (ours,) if isinstance(ours, str) else ours
     weights, biases = (tuple(f"{path}.{part}" for path in paths) for part in ("weight", "bias"))
-    single = isinstance(ours, str)
-    weight = Row(
-        f"{theirs}.weight",
-        weights[0] if single else weights,
-        (outer, inner) if turned else (inner, outer),
-        turned,
-    )
-    when = (bias,) if isinstance(bias, str) else ()
-    vector = Row(f"{theirs}.bias", biases[0] if single else biases, (outer,), when=when)
+    weight = Row(f"{theirs}.weight", weights, (outer, inner) if turned else (inner, outer), turned)
+    vector = Row(f"{theirs}.bias", biases, (outer,), when=(bias,) if isinstance(bias, str) else ())
     return (weight,) if bias is False else (weight, vector)
 
 

@@ -222,7 +222,7 @@ FAULTS = {
     "the inner width": ('p.outer, inner, width)', 'p.outer, None, width)'),
     "lists of any length": ("self.counts(path, p, H, G)", "pass"),
     "today, norms of heads of any width": ("columns if whole else D)", "None)"),
-    "today, sinks of any number": ("p.sinks, H)", "p.sinks, None)"),
+    "today, sinks of any number": ("p.sinks, H,", "p.sinks, None,"),
     "today, biases of any number of heads": ("None, self.configuration.num_heads)", "None, None)"),
     "today, patches of any size": ("columns % size**2", "False"),
     "today, rotations of any width": ("if layer.rotary is not None and", "if False and"),
