@@ -107,17 +107,7 @@ def adam_step(
         TypeError: Dtypes or structures that are not as described.
         ValueError: Shapes or numbers that are not as described.
     """
-    checks.adam(
-        parameters,
-        gradients,
-        state,
-        learning_rate=learning_rate,
-        beta_1=beta_1,
-        beta_2=beta_2,
-        eps=eps,
-        weight_decay=weight_decay,
-        decoupled=decoupled,
-    )
+    checks.adam(parameters, gradients, state, learning_rate, beta_1, beta_2, eps, weight_decay, decoupled)
     step = jnp.asarray(state.step, jnp.int32) + 1
     correction_1, correction_2 = bias_correction(beta_1, step), bias_correction(beta_2, step)
     kept = 1 - learning_rate * weight_decay if decoupled else 1.0
@@ -193,15 +183,7 @@ def sgd_step(
         TypeError: Dtypes or structures that are not as described.
         ValueError: Shapes or numbers that are not as described.
     """
-    checks.sgd(
-        parameters,
-        gradients,
-        state,
-        learning_rate=learning_rate,
-        momentum=momentum,
-        nesterov=nesterov,
-        weight_decay=weight_decay,
-    )
+    checks.sgd(parameters, gradients, state, learning_rate, momentum, nesterov, weight_decay)
     gradient = decayed(gradients, parameters, weight_decay)
     velocity = each(lambda v, g: momentum * v + g, state.velocity, gradient)
     update = each(lambda v, g: g + momentum * v, velocity, gradient) if nesterov else velocity

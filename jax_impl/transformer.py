@@ -230,11 +230,6 @@ def squeeze(x: Float[jax.Array, "..."], cap: float) -> Float[jax.Array, "..."]:
     return cast(float(cap) * jnp.tanh(widen(x) / float(cap)), x.dtype)
 
 
-def sites_of(dropout: StackDropout, parameters: Encoder | Decoder, nothing: Any) -> Any:
-    """The dropout of every block."""
-    return dropout.blocks or [nothing] * len(parameters.blocks)
-
-
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
@@ -276,7 +271,8 @@ def encoder(
     call: Any = inspect.unwrap(encoder_block) if dropout.blocks else encoder_block
     options: Any = {"configuration": configuration, "mask": mask}
     options["bias"] = position_bias(parameters, configuration, x.shape[1], x.shape[1])
-    layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, EncoderBlockDropout())
+    layers = configuration.layers(len(parameters.blocks))
+    sites = dropout.blocks or [EncoderBlockDropout()] * len(parameters.blocks)
     rotations = rotations_of([block.attention for block in parameters.blocks], layers, x, configuration)
     for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):
         x = call(block, x, layer=layer, rotation=rotation, dropout=dropped, **options)
@@ -323,7 +319,8 @@ def decoder(
     call: Any = inspect.unwrap(decoder_block) if dropout.blocks else decoder_block
     options: Any = {"configuration": configuration, "mask": mask, "memory_mask": memory_mask}
     options["bias"] = position_bias(parameters, configuration, x.shape[1], x.shape[1])
-    layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, DecoderBlockDropout())
+    layers = configuration.layers(len(parameters.blocks))
+    sites = dropout.blocks or [DecoderBlockDropout()] * len(parameters.blocks)
     rotations = rotations_of([block.self_attention for block in parameters.blocks], layers, x, configuration)
     for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):
         x = call(block, x, memory, layer=layer, rotation=rotation, dropout=dropped, **options)

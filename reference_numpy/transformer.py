@@ -227,11 +227,6 @@ def squeeze(x: Float[np.ndarray, "..."], cap: float) -> Float[np.ndarray, "..."]
     return (float(cap) * np.tanh(widen(x) / float(cap))).astype(x.dtype)
 
 
-def sites_of(dropout: StackDropout, parameters: Encoder | Decoder, nothing: Any) -> Any:
-    """The dropout of every block."""
-    return dropout.blocks or [nothing] * len(parameters.blocks)
-
-
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
@@ -271,7 +266,8 @@ def encoder(
     x = drop(x, dropout.embedding)
     options: Any = {"configuration": configuration, "mask": mask}
     options["bias"] = position_bias(parameters, configuration, x.shape[1], x.shape[1])
-    layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, EncoderBlockDropout())
+    layers = configuration.layers(len(parameters.blocks))
+    sites = dropout.blocks or [EncoderBlockDropout()] * len(parameters.blocks)
     rotations = rotations_of([block.attention for block in parameters.blocks], layers, x, configuration)
     for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):
         x = encoder_block(block, x, layer=layer, rotation=rotation, dropout=dropped, **options)
@@ -315,7 +311,8 @@ def decoder(
     x = drop(x, dropout.embedding)
     options: Any = {"configuration": configuration, "mask": mask, "memory_mask": memory_mask}
     options["bias"] = position_bias(parameters, configuration, x.shape[1], x.shape[1])
-    layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, DecoderBlockDropout())
+    layers = configuration.layers(len(parameters.blocks))
+    sites = dropout.blocks or [DecoderBlockDropout()] * len(parameters.blocks)
     rotations = rotations_of([block.self_attention for block in parameters.blocks], layers, x, configuration)
     for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):
         x = decoder_block(block, x, memory, layer=layer, rotation=rotation, dropout=dropped, **options)

@@ -136,17 +136,7 @@ def adam_step(
         TypeError: Dtypes or structures that are not as described.
         ValueError: Shapes or numbers that are not as described.
     """
-    checks.adam(
-        parameters,
-        gradients,
-        state,
-        learning_rate=learning_rate,
-        beta_1=beta_1,
-        beta_2=beta_2,
-        eps=eps,
-        weight_decay=weight_decay,
-        decoupled=decoupled,
-    )
+    checks.adam(parameters, gradients, state, learning_rate, beta_1, beta_2, eps, weight_decay, decoupled)
     learning_rate = float(learning_rate)
     step = int(state.step) + 1
     correction_1, correction_2 = bias_correction(beta_1, step), bias_correction(beta_2, step)
@@ -232,15 +222,7 @@ def sgd_step(
         TypeError: Dtypes or structures that are not as described.
         ValueError: Shapes or numbers that are not as described.
     """
-    checks.sgd(
-        parameters,
-        gradients,
-        state,
-        learning_rate=learning_rate,
-        momentum=momentum,
-        nesterov=nesterov,
-        weight_decay=weight_decay,
-    )
+    checks.sgd(parameters, gradients, state, learning_rate, momentum, nesterov, weight_decay)
     learning_rate = float(learning_rate)
     gradient = decayed(gradients, parameters, weight_decay)
     velocity = torch._foreach_mul(wide(state.velocity, parameters), momentum)

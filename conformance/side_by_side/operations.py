@@ -174,7 +174,7 @@ OPERATIONS = (
         places("transformer", "transformer", "encoder", "decoder", "classifier", "language_model", "embed",
                "embed_image", "patches", "prepend", "position_bias", "real_tokens", "positions_after_padding",
                "padding_mask", "target_mask", "pool", "first_largest", "log_softmax", "output_layer", "shrink",
-               "squeeze", "sites_of"),
+               "squeeze"),
         places("transformer_vjp", "transformer_vjp", "encoder_vjp", "decoder_vjp", "classifier_vjp",
                "language_model_vjp", "embed_vjp", "embed_image_vjp", "patches_vjp", "prepend_vjp", "pool_vjp",
                "log_softmax_vjp", "shrink_vjp", "squeeze_vjp"),

@@ -92,7 +92,6 @@ def adam(
     parameters: Any,
     gradients: Any,
     state: Any,
-    *,
     learning_rate: Any,
     beta_1: Any,
     beta_2: Any,
@@ -115,7 +114,7 @@ def adam(
 
 
 def sgd(
-    parameters: Any, gradients: Any, state: Any, *, learning_rate: Any, momentum: Any, nesterov: Any, weight_decay: Any
+    parameters: Any, gradients: Any, state: Any, learning_rate: Any, momentum: Any, nesterov: Any, weight_decay: Any
 ) -> None:
     """Check the arguments of sgd_step (OPT-2)."""
     gradients_of(parameters, gradients)

@@ -16,7 +16,7 @@ import numpy as np
 from specification.configuration import Configuration, is_count
 from specification.loading.reader import Reader
 from specification.loading.record import Computed, ConfigFile, Dialect, Example, Variant
-from specification.loading.table import array, each, linear, norm, table
+from specification.loading.table import array, each, feed_forward, linear, norm, table
 from specification.parameters import Encoder
 
 PREFIXES = ("bert.", "roberta.", "data2vec_text.")
@@ -35,8 +35,7 @@ TABLE = table(
         linear("attention.self.value", "attention.value"),
         linear("attention.output.dense", "attention.output"),
         norm("attention.output.LayerNorm", "attention_norm"),
-        linear("intermediate.dense", "feed_forward.inner", "E", "F"),
-        linear("output.dense", "feed_forward.outer", "F", "E"),
+        feed_forward("intermediate.dense", "output.dense"),
         norm("output.LayerNorm", "feed_forward_norm"),
     ),
 )

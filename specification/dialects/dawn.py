@@ -6,35 +6,21 @@ The tutorial names its input block without giving it; here that is an embedding,
 
 from __future__ import annotations
 
-import numpy as np
-
 from specification.configuration import Configuration
-from specification.loading.record import Dialect, Example, Tutorial, Variant
-from specification.loading.table import Table, array, each, linear, norm, table
+from specification.loading.record import ABOUT_PADDED, PADDED, Dialect, Example, Tutorial, Variant
+from specification.loading.table import array, attention, each, feed_forward, linear, norm, table
 from specification.parameters import Transformer
 
+PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 
-def attention(theirs: str, ours: str) -> Table:
-    return each(
-        f"{theirs}.",
-        f"{ours}.",
-        linear("W_q", "query"),
-        linear("W_k", "key"),
-        linear("W_v", "value"),
-        linear("W_o", "output"),
-    )
-
-
-FEED_FORWARD = table(
-    linear("ff.sq.0", "feed_forward.inner", "E", "F"), linear("ff.sq.2", "feed_forward.outer", "F", "E")
-)
+FEED_FORWARD = feed_forward("ff.sq.0", "ff.sq.2")
 
 TABLE = table(
     array("src_embed.embed.weight", "encoder.embedding.tokens", "source vocabulary", "E"),
     each(
         "encs.{i}.",
         "encoder.blocks.{i}.",
-        attention("mha", "attention"),
+        attention("mha", "attention", *PROJECTIONS),
         norm("add_norm1.norm", "attention_norm"),
         FEED_FORWARD,
         norm("add_norm2.norm", "feed_forward_norm"),
@@ -43,9 +29,9 @@ TABLE = table(
     each(
         "decs.{i}.",
         "decoder.blocks.{i}.",
-        attention("mha", "self_attention"),
+        attention("mha", "self_attention", *PROJECTIONS),
         norm("add_and_norm1.norm", "self_attention_norm"),
-        attention("cross_mha", "cross_attention"),
+        attention("cross_mha", "cross_attention", *PROJECTIONS),
         norm("add_and_norm2.norm", "cross_attention_norm"),
         FEED_FORWARD,
         norm("add_and_norm3.norm", "feed_forward_norm"),
@@ -78,11 +64,8 @@ DIALECT = Dialect(
             gives="logits [B, T, vocabulary]",
             example=Example(
                 hyperparameters={"num_heads": 2},
-                inputs={
-                    "source": np.array([[3, 1, 4, 0], [0, 0, 0, 0]]),
-                    "target": np.array([[0, 2, 5, 0], [4, 3, 1, 0]]),
-                },
-                about="Token 0 is padding. The second source is nothing else, so nothing can be attended to there.",
+                inputs=PADDED,
+                about=ABOUT_PADDED,
                 sizes={"source vocabulary": 6, "target vocabulary": 6, "outputs": 6},
             ),
         ),

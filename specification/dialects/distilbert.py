@@ -10,7 +10,7 @@ import numpy as np
 
 from specification.configuration import Configuration
 from specification.loading.record import ConfigFile, Dialect, Example, Variant
-from specification.loading.table import array, each, linear, norm, table
+from specification.loading.table import array, attention, each, feed_forward, norm, table
 from specification.parameters import Encoder
 
 TABLE = table(
@@ -20,13 +20,9 @@ TABLE = table(
     each(
         "transformer.layer.{i}.",
         "blocks.{i}.",
-        linear("attention.q_lin", "attention.query"),
-        linear("attention.k_lin", "attention.key"),
-        linear("attention.v_lin", "attention.value"),
-        linear("attention.out_lin", "attention.output"),
+        attention("attention", "attention", "q_lin", "k_lin", "v_lin", "out_lin"),
         norm("sa_layer_norm", "attention_norm"),
-        linear("ffn.lin1", "feed_forward.inner", "E", "F"),
-        linear("ffn.lin2", "feed_forward.outer", "F", "E"),
+        feed_forward("ffn.lin1", "ffn.lin2"),
         norm("output_layer_norm", "feed_forward_norm"),
     ),
 )

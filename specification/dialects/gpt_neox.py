@@ -15,7 +15,7 @@ from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import CAUSAL, EXAMPLE, SIZES, causal, language_model_variant, output_or
 from specification.loading.record import Computed, ConfigFile, Dialect, Tied
 from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
-from specification.loading.table import array, each, linear, norm, table
+from specification.loading.table import array, each, feed_forward, linear, norm, table
 from specification.rotary import Rotary
 
 NEOX_ROPE_KEYS = (*(key for key in ROPE_KEYS if key != "rope_theta"), "rotary_emb_base", "rotary_pct")
@@ -31,8 +31,7 @@ TABLE = table(
         linear("attention.query_key_value", PROJECTIONS, "E", "num_heads * 3 * D", bias=BIASED),
         linear("attention.dense", "self_attention.output", "num_heads * D", "E", bias=BIASED),
         norm("post_attention_layernorm", "feed_forward_norm"),
-        linear("mlp.dense_h_to_4h", "feed_forward.inner", "E", "F"),
-        linear("mlp.dense_4h_to_h", "feed_forward.outer", "F", "E"),
+        feed_forward("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
     ),
     norm("final_layer_norm", "decoder.norm"),
     output_or("embed_in.weight", "embed_out.weight"),

@@ -14,7 +14,7 @@ import numpy as np
 from specification.configuration import Configuration, is_count
 from specification.loading.reader import Reader
 from specification.loading.record import Dialect, Example, Tutorial, Variant
-from specification.loading.table import array, each, linear, norm, table
+from specification.loading.table import array, each, feed_forward, linear, norm, table
 from specification.parameters import Classifier
 
 TABLE = table(
@@ -28,8 +28,7 @@ TABLE = table(
         linear("mhattention.tovalues", "attention.value", "E", "heads together", bias=False),
         linear("mhattention.unifyheads", "attention.output", "heads together", "E"),
         norm("norm1", "attention_norm"),
-        linear("ff.0", "feed_forward.inner", "E", "F"),
-        linear("ff.2", "feed_forward.outer", "F", "E"),
+        feed_forward("ff.0", "ff.2"),
         norm("norm2", "feed_forward_norm"),
     ),
     linear("toprobs", "output", "E", "classes"),

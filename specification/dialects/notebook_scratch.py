@@ -6,32 +6,20 @@ target's padding is not masked.
 
 from __future__ import annotations
 
-import numpy as np
-
 from specification.configuration import Configuration
-from specification.loading.record import Dialect, Example, Tutorial, Variant
-from specification.loading.table import Table, array, each, linear, norm, table
+from specification.loading.record import ABOUT_PADDED, PADDED, Dialect, Example, Tutorial, Variant
+from specification.loading.table import Table, array, attention, each, feed_forward, linear, norm, table
 from specification.parameters import Transformer
 
-
-def attention(theirs: str, ours: str) -> Table:
-    return each(
-        f"{theirs}.",
-        f"{ours}.",
-        linear("queries", "query"),
-        linear("keys", "key"),
-        linear("values", "value"),
-        linear("fc_out", "output"),
-    )
+PROJECTIONS = ("queries", "keys", "values", "fc_out")
 
 
 def block(ours: str) -> Table:
     """Attention and feed-forward. ours: the name of the attention, which in a decoder looks at the encoder's output."""
     return table(
-        attention("attention", ours),
+        attention("attention", ours, *PROJECTIONS),
         norm("norm1", f"{ours}_norm"),
-        linear("feed_forward.0", "feed_forward.inner", "E", "F"),
-        linear("feed_forward.2", "feed_forward.outer", "F", "E"),
+        feed_forward("feed_forward.0", "feed_forward.2"),
         norm("norm2", "feed_forward_norm"),
     )
 
@@ -45,7 +33,7 @@ TABLE = table(
     each(
         "decoder.layers.{i}.",
         "decoder.blocks.{i}.",
-        attention("attention", "self_attention"),
+        attention("attention", "self_attention", *PROJECTIONS),
         norm("norm", "self_attention_norm"),
         each("transformer_block.", "", block("cross_attention")),
     ),
@@ -80,11 +68,8 @@ DIALECT = Dialect(
             padding={"source_pad": "source vocabulary", "target_pad": "target vocabulary"},
             example=Example(
                 hyperparameters={"num_heads": 2, "source_pad": 0, "target_pad": 0},
-                inputs={
-                    "source": np.array([[3, 1, 4, 0], [0, 0, 0, 0]]),
-                    "target": np.array([[0, 2, 5, 0], [4, 3, 1, 0]]),
-                },
-                about="Token 0 is padding. The second source is nothing else, so nothing can be attended to there.",
+                inputs=PADDED,
+                about=ABOUT_PADDED,
                 sizes={
                     "source vocabulary": 6,
                     "target vocabulary": 6,

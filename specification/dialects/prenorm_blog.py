@@ -9,36 +9,22 @@ Its multi-head attention made of heads with their own key and value widths is to
 
 from __future__ import annotations
 
-import numpy as np
-
 from specification.configuration import Configuration
 from specification.dialects import transformer101
-from specification.loading.record import Dialect, Example, Tutorial, Variant
-from specification.loading.table import Table, array, each, linear, norm, table
+from specification.loading.record import ABOUT_PADDED, PADDED, Dialect, Example, Tutorial, Variant
+from specification.loading.table import array, attention, each, feed_forward, linear, norm, table
 from specification.parameters import MultiHeadAttention, Transformer
 
+PROJECTIONS = ("q_linear", "k_linear", "v_linear", "out")
 
-def attention(theirs: str, ours: str) -> Table:
-    return each(
-        f"{theirs}.",
-        f"{ours}.",
-        linear("q_linear", "query"),
-        linear("k_linear", "key"),
-        linear("v_linear", "value"),
-        linear("out", "output"),
-    )
-
-
-FEED_FORWARD = table(
-    linear("ff.linear_1", "feed_forward.inner", "E", "F"), linear("ff.linear_2", "feed_forward.outer", "F", "E")
-)
+FEED_FORWARD = feed_forward("ff.linear_1", "ff.linear_2")
 
 TABLE = table(
     array("encoder.embed.embed.weight", "encoder.embedding.tokens", "source vocabulary", "E"),
     each(
         "encoder.layers.{i}.",
         "encoder.blocks.{i}.",
-        attention("attn", "attention"),
+        attention("attn", "attention", *PROJECTIONS),
         norm("norm_1", "attention_norm", weight="alpha"),
         FEED_FORWARD,
         norm("norm_2", "feed_forward_norm", weight="alpha"),
@@ -48,9 +34,9 @@ TABLE = table(
     each(
         "decoder.layers.{i}.",
         "decoder.blocks.{i}.",
-        attention("attn_1", "self_attention"),
+        attention("attn_1", "self_attention", *PROJECTIONS),
         norm("norm_1", "self_attention_norm", weight="alpha"),
-        attention("attn_2", "cross_attention"),
+        attention("attn_2", "cross_attention", *PROJECTIONS),
         norm("norm_2", "cross_attention_norm", weight="alpha"),
         FEED_FORWARD,
         norm("norm_3", "feed_forward_norm", weight="alpha"),
@@ -103,11 +89,8 @@ DIALECT = Dialect(
             padding={"source_pad": "source vocabulary", "target_pad": "target vocabulary"},
             example=Example(
                 hyperparameters={"num_heads": 2, "source_pad": 0, "target_pad": 0},
-                inputs={
-                    "source": np.array([[3, 1, 4, 0], [0, 0, 0, 0]]),
-                    "target": np.array([[0, 2, 5, 0], [4, 3, 1, 0]]),
-                },
-                about="Token 0 is padding. The second source is nothing else, so nothing can be attended to there.",
+                inputs=PADDED,
+                about=ABOUT_PADDED,
                 sizes={"source vocabulary": 6, "target vocabulary": 6, "outputs": 6},
             ),
         ),

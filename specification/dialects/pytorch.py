@@ -15,7 +15,7 @@ import numpy as np
 from specification.configuration import Configuration
 from specification.loading.reader import Reader
 from specification.loading.record import Dialect, Example, Variant
-from specification.loading.table import Row, Table, each, linear, norm, table
+from specification.loading.table import Row, Table, each, feed_forward, linear, norm, table
 from specification.masks import KeyPadding
 from specification.parameters import Decoder, Encoder, MultiHeadAttention, Transformer
 
@@ -44,9 +44,7 @@ ATTENTION = table(
     ),
     linear("out_proj", "output"),
 )
-FEED_FORWARD = table(
-    linear("linear1", "feed_forward.inner", "E", "F"), linear("linear2", "feed_forward.outer", "F", "E")
-)
+FEED_FORWARD = feed_forward("linear1", "linear2")
 ENCODER_BLOCK = where_biased(
     table(
         each("self_attn.", "attention.", ATTENTION),

@@ -14,7 +14,7 @@ import numpy as np
 
 from specification.configuration import Configuration
 from specification.loading.record import ConfigFile, Dialect, Example, Variant
-from specification.loading.table import Row, array, each, linear, norm, table
+from specification.loading.table import Row, array, each, feed_forward, linear, norm, table
 from specification.parameters import Encoder
 
 PARTS = ("query", "key", "value")
@@ -37,8 +37,7 @@ TABLE = table(
         linear("attention.attention.value", "attention.value", bias=BIASED),
         linear("attention.output.dense", "attention.output"),
         norm("layernorm_after", "feed_forward_norm"),
-        linear("intermediate.dense", "feed_forward.inner", "E", "F"),
-        linear("output.dense", "feed_forward.outer", "F", "E"),
+        feed_forward("intermediate.dense", "output.dense"),
     ),
     norm("layernorm", "norm"),
 )

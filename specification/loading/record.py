@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from specification.configuration import Configuration, is_count
 from specification.loading.table import Table, matches, multiple, numbered
 
@@ -15,6 +17,14 @@ if TYPE_CHECKING:
 
 EXAMPLE_SIZES = {"E": 8, "F": 12, "vocabulary": 6, "positions": 5}
 """Of an example, unless it says otherwise."""
+
+
+PADDED = {
+    "source": np.array([[3, 1, 4, 0], [0, 0, 0, 0]]),
+    "target": np.array([[0, 2, 5, 0], [4, 3, 1, 0]]),
+}
+ABOUT_PADDED = "Token 0 is padding. The second source is nothing else, so nothing can be attended to there."
+"""Inputs of an encoder-decoder."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -136,6 +136,17 @@ def each(theirs: str, ours: str, *groups: Table) -> Table:
     return tuple(row.renamed(theirs.__add__, ours.__add__) for row in table(*groups))
 
 
+def attention(theirs: str, ours: str, *projections: str) -> Table:
+    """Write the rows of an attention, by the names of its projections: queries, keys, values, output."""
+    parts = zip(projections, ("query", "key", "value", "output"), strict=True)
+    return each(f"{theirs}.", f"{ours}.", *(linear(name, part) for name, part in parts))
+
+
+def feed_forward(inner: str, outer: str) -> Table:
+    """Write the rows of a feed-forward network, by the names of its two projections."""
+    return table(linear(inner, "feed_forward.inner", "E", "F"), linear(outer, "feed_forward.outer", "F", "E"))
+
+
 # --- what is made of it -----------------------------------------------------------------------------------------------
 
 
