@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 
-from torch_impl.dtypes import number, product, widen
+from torch_impl.dtypes import GradientByHand, number, product, widen
 from torch_impl.masks import allowed_pairs
 
 
@@ -37,18 +37,12 @@ def allowed_sum(
     return AllowedSum.apply(weights, values, allowed)
 
 
-class PairProducts(torch.autograd.Function):
+class PairProducts(GradientByHand):
     """`pair_products`; its gradients are allowed sums."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(left: Any, right: Any, allowed: Any) -> Any:
         return torch.where(allowed, product(left, right.mT), 0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Any) -> tuple[Any, Any, None]:
@@ -57,10 +51,8 @@ class PairProducts(torch.autograd.Function):
         return allowed_sum(cotangent, right, allowed), allowed_sum(cotangent.mT, left, allowed.mT), None
 
 
-class AllowedSum(torch.autograd.Function):
+class AllowedSum(GradientByHand):
     """`allowed_sum`; its gradients are pair products and an allowed sum."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(weights: Any, values: Any, allowed: Any) -> Any:
@@ -68,10 +60,6 @@ class AllowedSum(torch.autograd.Function):
         output = product(weights, torch.where(finite, values, 0))
         reached = product(allowed.expand(weights.shape).to(values.dtype), (~finite).to(values.dtype)) > 0
         return torch.where(reached, torch.nan, output)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Any) -> tuple[Any, Any, None]:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 
 from specification import Linear, MultiHeadAttention, checks
 from torch_impl.attention import attention
-from torch_impl.dtypes import product, widen
+from torch_impl.dtypes import GradientByHand, product, widen
 
 __all__ = ["multi_head_attention"]
 
@@ -23,18 +23,12 @@ def linear(parameters: Linear, x: Float[torch.Tensor, "... I"]) -> Float[torch.T
     return output.to(x.dtype)
 
 
-class Product(torch.autograd.Function):
+class Product(GradientByHand):
     """x @ weight. Autocast narrows neither this product nor, as it would with `@`, those of its gradient."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Any, weight: Any) -> Any:
         return product(x, weight)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Any) -> tuple[Any, Any]:
