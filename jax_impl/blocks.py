@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Integer
+from jaxtyping import Float
 
 from jax_impl.attention import attention
 from jax_impl.attention_steps import dropout_factor
@@ -100,7 +100,7 @@ def rotation_of(rotary: Rotary | None, width: Any, x: Float[jax.Array, "B T E"],
     """Sine and cosine for heads of that width, of positions offset, offset + 1, ...; None for no rotation (POS-3)."""
     if rotary is None:
         return None
-    positions, columns = positions_from(x, offset), checks.rotary_fits(rotary, width)
+    positions, columns = np.arange(x.shape[1]) + offset, checks.rotary_fits(rotary, width)
     length = checks.rotary_length(rotary.scaling, None, readable(positions))
     dtype = compute_dtype_name(dtype_name(x))
     return Rotation(*rotary_table(positions, columns, rotary.base, rotary.scaling, length, dtype))
@@ -112,11 +112,6 @@ def rotated(x: Float[jax.Array, "B H T D"], layer: AttentionLayer, rotation: Any
         return x
     sine, cosine = rotation
     return rotate(x, sine, cosine, layer.rotary.pairing)
-
-
-def positions_from(x: Float[jax.Array, "B T E"], offset: Any) -> Integer[jax.Array, "T"]:
-    """offset, offset + 1, ..., one for each of the T positions."""
-    return np.arange(x.shape[1]) + offset
 
 
 def project_queries(

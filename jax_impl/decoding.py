@@ -41,12 +41,6 @@ __all__ = ["decode_step", "start"]
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 
-def make_room(array: Float[jax.Array, "B G K W"], capacity: int) -> Float[jax.Array, "B G capacity W"]:
-    """Zeros for that many positions."""
-    B, G, _, width = array.shape
-    return jnp.zeros((B, G, capacity, width), array.dtype)
-
-
 def write(room: jax.Array, new: jax.Array, length: Any, axis: int) -> jax.Array:
     """A copy of the room in which the new positions stand after the first `length`."""
     return dynamic_update_slice_in_dim(room, new, length, axis)
@@ -134,7 +128,8 @@ def empty_cache(
     for block in decoder.blocks:
         checks.memory(block, memory)
         check_attention(block.self_attention, nobody, nobody, configuration)
-        own = [make_room(a, capacity) for a in project_keys(block.self_attention, nobody, configuration)]
+        kept = project_keys(block.self_attention, nobody, configuration)
+        own = [jnp.zeros((batch, a.shape[1], capacity, a.shape[3]), a.dtype) for a in kept]
         cross: Any = []
         if memory is not None:
             check_attention(block.cross_attention, nobody, memory, configuration)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Integer
+from jaxtyping import Float
 
 from reference_numpy.attention import attention
 from reference_numpy.attention_steps import dropout_factor
@@ -110,7 +110,7 @@ def rotation_of(rotary: Rotary | None, width: Any, x: Float[np.ndarray, "B T E"]
     """Sine and cosine for heads of that width, of positions offset, offset + 1, ...; None for no rotation (POS-3)."""
     if rotary is None:
         return None
-    positions, columns = positions_from(x, offset), checks.rotary_fits(rotary, width)
+    positions, columns = np.arange(x.shape[1]) + offset, checks.rotary_fits(rotary, width)
     length = checks.rotary_length(rotary.scaling, None, positions)
     dtype = compute_dtype_name(dtype_name(x))
     return Rotation(*rotary_table(positions, columns, rotary.base, rotary.scaling, length, dtype))
@@ -122,11 +122,6 @@ def rotated(x: Float[np.ndarray, "B H T D"], layer: AttentionLayer, rotation: An
         return x
     sine, cosine = rotation
     return rotate(x, sine, cosine, layer.rotary.pairing)
-
-
-def positions_from(x: Float[np.ndarray, "B T E"], offset: Any) -> Integer[np.ndarray, "T"]:
-    """offset, offset + 1, ..., one for each of the T positions."""
-    return np.arange(x.shape[1]) + offset
 
 
 @np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output

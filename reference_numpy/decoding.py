@@ -46,12 +46,6 @@ __all__ = ["decode_step", "start"]
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 
-def make_room(array: Float[np.ndarray, "B G K W"], capacity: int) -> Float[np.ndarray, "B G capacity W"]:
-    """Zeros for that many positions."""
-    B, G, _, width = array.shape
-    return np.zeros((B, G, capacity, width), array.dtype)
-
-
 def write(room: np.ndarray, new: np.ndarray, length: Any, axis: int) -> np.ndarray:
     """A copy of the room in which the new positions stand after the first `length`."""
     before, _, after = np.split(room, [length, length + new.shape[axis]], axis=axis)
@@ -142,7 +136,8 @@ def empty_cache(
     for block in decoder.blocks:
         checks.memory(block, memory)
         check_attention(block.self_attention, nobody, nobody, configuration)
-        own = [make_room(a, capacity) for a in project_keys(block.self_attention, nobody, configuration)]
+        kept = project_keys(block.self_attention, nobody, configuration)
+        own = [np.zeros((batch, a.shape[1], capacity, a.shape[3]), a.dtype) for a in kept]
         cross: Any = []
         if memory is not None:
             check_attention(block.cross_attention, nobody, memory, configuration)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float
 
 from specification import checks
 from specification.blocks import Sublayer, attention_options, sublayers_of, windowed
@@ -93,7 +93,7 @@ def rotation_of(rotary: Rotary | None, width: Any, x: Float[torch.Tensor, "B T E
     """Sine and cosine for heads of that width, of positions offset, offset + 1, ...; None for no rotation (POS-3)."""
     if rotary is None:
         return None
-    positions, columns = positions_from(x, offset), checks.rotary_fits(rotary, width)
+    positions, columns = torch.arange(x.shape[1], device=x.device) + offset, checks.rotary_fits(rotary, width)
     # Known without reading positions: torch.compile cannot, and a device would be waited for.
     length = checks.rotary_length(rotary.scaling, x.shape[1] + offset, None)
     dtype = compute_dtype_name(dtype_name(x))
@@ -106,11 +106,6 @@ def rotated(x: Float[torch.Tensor, "B H T D"], layer: AttentionLayer, rotation: 
         return x
     sine, cosine = rotation
     return rotate(x, sine, cosine, layer.rotary.pairing)
-
-
-def positions_from(x: Float[torch.Tensor, "B T E"], offset: Any) -> Integer[torch.Tensor, "T"]:
-    """offset, offset + 1, ..., one for each of the T positions."""
-    return torch.arange(x.shape[1], device=x.device) + offset
 
 
 def project_queries(

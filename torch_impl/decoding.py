@@ -33,12 +33,6 @@ __all__ = ["decode_step", "start"]
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 
-def make_room(array: Float[torch.Tensor, "B G K W"], capacity: int) -> Float[torch.Tensor, "B G capacity W"]:
-    """Zeros for that many positions."""
-    B, G, _, width = array.shape
-    return array.new_zeros(B, G, capacity, width)
-
-
 def write(room: torch.Tensor, new: torch.Tensor, length: Any, axis: int) -> torch.Tensor:
     """A copy of the room in which the new positions stand after the first `length`."""
     stop = length + new.shape[axis]
@@ -125,7 +119,8 @@ def empty_cache(
     for block in decoder.blocks:
         checks.memory(block, memory)
         check_attention(block.self_attention, nobody, nobody, configuration)
-        own = [make_room(a, capacity) for a in project_keys(block.self_attention, nobody, configuration)]
+        kept = project_keys(block.self_attention, nobody, configuration)
+        own = [a.new_zeros(batch, a.shape[1], capacity, a.shape[3]) for a in kept]
         cross: Any = []
         if memory is not None:
             check_attention(block.cross_attention, nobody, memory, configuration)

@@ -161,7 +161,7 @@ OPERATIONS = (
         numbered("BLK", 1, 2, 3),
         places("blocks", "residual", "parallel", "through", "encoder_block", "decoder_block", "attend", "attend_to",
                "project_queries", "project_keys", "normalized_heads", "rotations_of", "rotation_of", "rotated",
-               "positions_from", "key_heads", "check_attention", "transform", "normalize", "normalize_if",
+               "key_heads", "check_attention", "transform", "normalize", "normalize_if",
                "add", "drop"),
         (*places("tape", "vjp", "pull_back", "operation", "call_with", "gradient_of", "accumulate", "separate_places",
                  "collect"),
@@ -184,7 +184,7 @@ OPERATIONS = (
         (r"\text{step}(x_t \mid K_{<t}, V_{<t}) = \text{decoder}(x_{\le t})_t",),
         ("GEN-1",),
         places("decoding", "decode_step", "decoder_block_step", "step_mask", "start", "empty_cache",
-               "make_room", "write", "select_rows"),
+               "write", "select_rows"),
         also=("KV cache", "incremental decoding"),
     ),
     Operation(
