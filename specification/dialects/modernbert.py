@@ -64,10 +64,10 @@ def configuration(
 
 def check(read: Reader, given: Mapping[str, Any]) -> None:
     """No norm may be missing but that of the first layer."""
-    biased = read.has("layers.1.attn_norm.bias")
+    biased = "layers.1.attn_norm.bias" in read.entries
     for i in range(1, read.sizes["i"]):
         for part in ("weight", "bias")[: 1 + biased]:
-            if not read.has(f"layers.{i}.attn_norm.{part}"):
+            if f"layers.{i}.attn_norm.{part}" not in read.entries:
                 read.problems.append(f"layers.{i}.attn_norm.{part} is missing")
 
 

@@ -116,7 +116,7 @@ def check(read: Reader, given: Mapping[str, Any]) -> None:
     """A last norm without a bias may be another norm, where everything else has a bias."""
     for name in ("norm", "encoder.norm", "decoder.norm"):
         both = [name] if name == "norm" else ["encoder.norm", "decoder.norm"]
-        weights, biases = (any(read.has(f"{one}.{part}") for one in both) for part in ("weight", "bias"))
+        weights, biases = (any(f"{one}.{part}" in read.entries for one in both) for part in ("weight", "bias"))
         if weights and not biases and read.has_any(BIASED):
             told = "has no bias, as an nn.RMSNorm or a layer norm without one: it is taken for a layer norm"
             read.warnings.append(f"{name} {told}")

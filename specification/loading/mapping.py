@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -145,25 +146,21 @@ def other_prefix(dialect: Dialect, read: Reader) -> tuple[str, str] | None:
         return None
     pairs: dict[tuple[str, str], None] = {}
     for name in sorted(read.left):
-        here, due = name.split("."), missing[0].split(".")
-        while here and due and here[-1] == due[-1]:
-            here, due = here[:-1], due[:-1]
-            pairs |= dict.fromkeys(
-                (one, other) for one in beginnings(here) for other in beginnings(due) if one != other
-            )
-    return next((pair for pair in pairs if names_fit(dialect, with_prefix(read, *pair))), None)
+        words, others = name.split("."), missing[0].split(".")
+        while words and others and words[-1] == others[-1]:
+            words, others = words[:-1], others[:-1]
+            pairs |= dict.fromkeys(pair for pair in product(beginnings(words), beginnings(others)) if len({*pair}) > 1)
+    for here, due in pairs:
+        unknown = {name for name in read.left if name.startswith(here)}
+        if names_fit(dialect, [due + n.removeprefix(here) if n in unknown else n for n in read.entries]):
+            return here, due
+    return None
 
 
 def beginnings(words: list[str]) -> list[str]:
     """Return the prefixes that words of a name make, up to the number of a layer, the longest last."""
     whole = next((i for i, word in enumerate(words) if word.isdigit()), len(words))
     return ["".join(f"{word}." for word in words[:count]) for count in range(whole + 1)]
-
-
-def with_prefix(read: Reader, here: str, due: str) -> list[str]:
-    """Return the names of a checkpoint with another prefix in those that are not known."""
-    every = read.entries
-    return [due + n.removeprefix(here) if n in read.left and n.startswith(here) else n for n in every]
 
 
 def names_fit(dialect: Dialect, names: Collection[str]) -> bool:

@@ -72,10 +72,6 @@ class Reader:
 
     # --- what there is ---
 
-    def has(self, name: str) -> bool:
-        """Tell whether there is an entry of that name."""
-        return name in self.entries
-
     def has_any(self, patterns: tuple[str, ...]) -> bool:
         """Tell whether there is an entry of one of these names, in which `*` stands for any text."""
         return any_of(patterns, self.entries.keys())
