@@ -76,11 +76,7 @@ DIALECT = decoder_dialect(
         | {"rope_theta": 10000.0, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     },
     configuration=configuration,
-    keys={
-        **GEMMA_KEYS,
-        "softcap": "attn_logit_softcapping",
-        "output_softcap": "final_logit_softcapping",
-    },
+    keys=GEMMA_KEYS | {"softcap": "attn_logit_softcapping", "output_softcap": "final_logit_softcapping"},
     fixed={"use_bidirectional_attention": False},
     without_effect=("cache_implementation", "hidden_act"),
 )

@@ -84,7 +84,7 @@ DIALECT = decoder_dialect(
         | {"final_logit_softcapping": None}
     },
     configuration=configuration,
-    keys={**GEMMA_KEYS, "output_softcap": "final_logit_softcapping"},
+    keys=GEMMA_KEYS | {"output_softcap": "final_logit_softcapping"},
     fixed={"use_bidirectional_attention": False},
     without_effect=("_sliding_window_pattern", "cache_implementation", "hidden_act"),
 )

@@ -92,10 +92,7 @@ DIALECT = Dialect(
             "num_heads": "num_attention_heads",
             "eps": "layer_norm_eps",
             "activation": "hidden_act",
-            "attention_layers": Computed(
-                (*NEOX_ROPE_KEYS, "num_hidden_layers"),
-                layers,
-            ),
+            "attention_layers": Computed((*NEOX_ROPE_KEYS, "num_hidden_layers"), layers),
             "parallel": "use_parallel_residual",
         },
         defaults={

@@ -107,10 +107,9 @@ def configuration(
 
 def check(read: Reader, given: Mapping[str, Any]) -> None:
     """Older files have the token table once more under two other names; it must be the same."""
+    shared = read.entries.get("shared.weight", np.array(None))
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
-        if name in read.entries and not np.array_equal(
-            read.entries[name], read.entries.get("shared.weight", np.array(None))
-        ):
+        if name in read.entries and not np.array_equal(read.entries[name], shared):
             read.problems.append(f"{name} is another array than shared.weight")
 
 

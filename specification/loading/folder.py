@@ -63,12 +63,8 @@ def config_of(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ValueError(f"{folder} is a file, and a folder is needed; load reads a file by its dialect")
     if not path.is_file():
-        beside = (
-            "; load reads the weights by a dialect"
-            if any((folder / name).is_file() for name in (WEIGHTS, INDEX))
-            else ""
-        )
-        raise FileNotFoundError(f"{path} is not there{beside}")
+        weights = any((folder / name).is_file() for name in (WEIGHTS, INDEX))
+        raise FileNotFoundError(f"{path} is not there{'; load reads the weights by a dialect' if weights else ''}")
     told = json_of(path)
     if not isinstance(told, dict) or not isinstance(told.get("model_type"), str):
         raise ValueError(f"{path} names no model_type")

@@ -66,10 +66,8 @@ def mapped(
         recognise(read, dialect, known, state_dict, told is not None)
     read.finish()
     counted = {name: read.sizes[place] for name, place in variant.counted.items()}
-    parameters, configuration = (
-        unflatten(variant.structure, arrays),
-        variant.configuration(**hyperparameters, **counted),
-    )
+    parameters = unflatten(variant.structure, arrays)
+    configuration = variant.configuration(**hyperparameters, **counted)
     problems = misfits(parameters, configuration)
     if problems:
         raise ValueError(f"the checkpoint and its hyperparameters make no model: {'; '.join(first_few(problems))}")
