@@ -151,7 +151,8 @@ def replaced(monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str) -> 
 
 EPS = "parameters.bias, eps=configuration.norm_eps)\n    if"
 LAST_NORM = (
-    "x = encoder_block(block, x, layer=layer, dropout=dropped, **options)\n    return normalize_if(parameters.norm"
+    "x = encoder_block(block, x, layer=layer, rotation=rotation, dropout=dropped, **options)\n"
+    "    return normalize_if(parameters.norm"
 )
 FAULTS = {
     "the residual connection left out": ("blocks", "x = add(x, drop(function(x), dropout.output))", "x = function(x)"),
@@ -455,9 +456,9 @@ def test_inputs_that_are_mixed_up_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     """Keys and values swapped, and an input that is changed before the first block."""
     parameters, x = maker().attention(), np.random.default_rng(0).normal(size=(3, 2, 5, E)).astype("float32")
     options = "multi_head_attention(parameters, query, key, value, num_heads=configuration.num_heads, **options)"
-    replaced(monkeypatch, "specification.calls", options, options.replace("key, value", "value, key"))
     definition = reference_numpy.Model(widen_parameters(parameters), replace(POST, source_padding=None))
     oracle = Oracle(definition, tuple(x.astype(float)), {}, "float32")
+    replaced(monkeypatch, "specification.calls", options, options.replace("key, value", "value, key"))
     (found,) = judge_steps("torch_impl", TorchArrays(), own_parameters("torch_impl", parameters), oracle)
     assert found.finding.detail == OtherSource(2, 1)
 
