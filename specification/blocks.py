@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from specification.configuration import AttentionLayer, Configuration
@@ -23,7 +23,7 @@ class Sublayer(NamedTuple):
 
 def sublayers_of(
     block: EncoderBlock | DecoderBlock,
-    functions: dict[str, Callable[[Any], Any]],
+    functions: Mapping[str, Callable[[Any], Any]],
     dropout: EncoderBlockDropout | DecoderBlockDropout,
 ) -> list[Sublayer]:
     """The sublayers that a block has, in the order of these functions, which are by the names of its parameters."""

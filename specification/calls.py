@@ -32,14 +32,14 @@ class Functions(NamedTuple):
 
 def model_calls(functions: Functions) -> dict[type, Callable[..., Any]]:
     """Return, by the structure of the parameters, the function (parameters, *inputs, configuration, **options)."""
-    padded = {
-        Transformer: translation,
-        LanguageModel: next_tokens,
-        Encoder: hidden_states,
-        Decoder: decoder_states,
-        MultiHeadAttention: multi_head,
+    return {
+        Transformer: partial(translation, functions),
+        Classifier: functions.classifier,
+        LanguageModel: partial(next_tokens, functions),
+        Encoder: partial(hidden_states, functions),
+        Decoder: partial(decoder_states, functions),
+        MultiHeadAttention: partial(multi_head, functions),
     }
-    return {Classifier: functions.classifier} | {kind: partial(call, functions) for kind, call in padded.items()}
 
 
 def kept_keys(keep: Any) -> KeyPadding | None:
