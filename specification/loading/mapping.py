@@ -147,7 +147,9 @@ def other_prefix(dialect: Dialect, read: Reader) -> tuple[str, str] | None:
         words, others = name.split("."), missing[0].split(".")
         while words and others and words[-1] == others[-1]:
             words, others = words[:-1], others[:-1]
-            pairs |= dict.fromkeys(pair for pair in product(beginnings(words), beginnings(others)) if len({*pair}) > 1)
+            pairs |= dict.fromkeys(
+                pair for pair in product(beginnings(words), beginnings(others)) if pair[0] != pair[1]
+            )
     for here, due in pairs:
         unknown = {name for name in read.left if name.startswith(here)}
         if names_fit(dialect, [due + n.removeprefix(here) if n in unknown else n for n in read.entries]):
