@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from benchmarks.cases import Case
 from benchmarks.subjects.subject import Subject
@@ -29,6 +29,9 @@ if not console.is_terminal:
     console.width = 160  # in a file no line need be broken
 
 DEVICES = ("cpu", "cuda")
+QUICK = "small cases of most kinds; two minutes on two quiet cores"
+JSON = "write the result to this file, again after every case"
+SEED = "generate the same inputs again; by default a fresh seed"
 OWN = 'time these sizes instead, e.g. "B=1, H=16, G=4, T=2048, D=64, causal" or "layer norm, B=8, T=512, D=768"'
 WITH = "a subject of your own, as package.module:NAME or path/to/file.py:NAME; may be repeated"
 
@@ -61,36 +64,22 @@ def choose(words: Sequence[str], cases: Sequence[Case], known: Sequence[Subject]
     return picked, subjects
 
 
-def require_different(known: Sequence[Subject]) -> None:
-    """Raise ValueError if two subjects have the same name, by which results are stored, or two of yours one code."""
-    makes = [subject.make for subject in known if subject.yours]
-    for what, told in (("name", [subject.name for subject in known]), ("make", makes)):
-        if twice := [one for one, count in Counter(told).items() if count > 1]:
-            raise ValueError(f"--with: two subjects have the {what} {twice[0]!r}")
-
-
 @app.command()
 def run(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="small cases of most kinds; two minutes on two quiet cores")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help=QUICK)] = False,
     only: Annotated[list[str] | None, typer.Option(help="part of a case's or subject's name; may be repeated")] = None,
-    json: Annotated[
-        Path | None, typer.Option(help="write the result to this file, again after every case", metavar="FILE")
-    ] = None,
+    json: Annotated[Path | None, typer.Option(help=JSON, metavar="FILE")] = None,
     plots: Annotated[Path | None, typer.Option(help="write pictures (SVG) to this folder", metavar="DIR")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda; a GPU has larger cases")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="threads; by default all processors", min=1)] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="generate the same inputs again; by default a fresh seed", min=0)
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help=SEED, min=0)] = None,
     sizes: Annotated[list[str] | None, typer.Option("--case", help=f"{OWN}; may be repeated", metavar="SIZES")] = None,
     others: Annotated[list[str] | None, typer.Option("--with", help=WITH, metavar="TARGET")] = None,
     listed: Annotated[bool, typer.Option("--list", help="print cases, and what memory leaves out; time none")] = False,
 ) -> None:
     """Time all installed subjects. Exit code 1 if a subject failed, 2 for wrong usage."""
     from benchmarks.cases import cases as listed_cases
-    from benchmarks.measure import rounds
+    from benchmarks.measure import memory, rounds
     from benchmarks.measure.environment import crowded, environment, gpu, in_use, load
     from benchmarks.measure.running import Plan
     from benchmarks.measure.workers import processors
@@ -108,7 +97,10 @@ def run(
     try:
         mine = [subject_at(target) for target in others or ()]
         every = [*subjects().values(), *mine]
-        require_different(every)
+        # Results are stored by name, and two of yours may not be one code.
+        for what, told in (("name", [one.name for one in every]), ("make", [one.make for one in every if one.yours])):
+            if twice := [one for one, count in Counter(told).items() if count > 1]:
+                raise ValueError(f"--with: two subjects have the {what} {twice[0]!r}")
         cases = [case for text in sizes or () for case in own_cases(text, device)] or listed_cases(device, quick)
         picked, asked = choose(only or (), cases, every)
     except ValueError as error:
@@ -116,7 +108,15 @@ def run(
     named = any(not any(names(word, case) for case in cases) for word in only or ())
     usable = partial(usable_subjects, asked, device, quick and not named, named)
     if listed:
-        list_cases(picked, usable(), device)
+        known, free = usable(), memory.available(device)
+        for case in picked:
+            console.print(case.name)
+            for subject in known:
+                reason = "" if subject.hindrance(case, device) else memory.hindrance(subject, case, free)
+                if reason:
+                    say(f"  left out {subject.name}: {reason}")
+        console.print(f"subjects: {'; '.join(subject.name for subject in known)}")
+        raise typer.Exit(0)
     if device == "cuda" and gpu() is None:
         refuse("--device cuda: neither torch nor JAX sees a GPU here")
     if json is not None and (reason := refusal(json)):
@@ -128,14 +128,8 @@ def run(
         device, threads, seed, budget, memory=memory_wanted(quick, picked), say=lambda line: say(line),
         busy=lambda: crowded(load(), there, own=threads),
     )  # fmt: skip
-    settings = {
-        "device": device,
-        "threads": threads,
-        "seed": seed,
-        "quick": quick,
-        "rounds": [budget.least, budget.most],
-    }
-    settings |= {"only": list(only or ()), "with": list(others or ()), "sizes": list(sizes or ())}
+    settings: dict[str, Any] = {"device": device, "threads": threads, "seed": seed, "quick": quick}
+    settings |= {"rounds": [budget.least, budget.most], "only": only or [], "with": others or [], "sizes": sizes or []}
     result = empty(environment(device, threads), settings)
     place = result["environment"]["gpu"] or f"{counted(threads, 'thread')}, {result['environment']['cpu']}"
     say(f"seed {seed}, {place}")
@@ -146,21 +140,6 @@ def run(
     if busy := in_use():
         say(f"other programs use this machine ({busy}): intervals will be wide")
     finish(execute(plan, picked, known, result, json), plots)
-
-
-def list_cases(cases: Sequence[Case], known: Sequence[Subject], device: str) -> NoReturn:
-    """Print the names of cases and subjects, and below a case what free memory leaves out of it; exit."""
-    from benchmarks.measure import memory
-
-    free = memory.available(device)
-    for case in cases:
-        console.print(case.name)
-        for subject in known:
-            reason = "" if subject.hindrance(case, device) else memory.hindrance(subject, case, free)
-            if reason:
-                say(f"  left out {subject.name}: {reason}")
-    console.print(f"subjects: {'; '.join(subject.name for subject in known)}")
-    raise typer.Exit(0)
 
 
 def memory_wanted(quick: bool, picked: Sequence[Case]) -> Callable[[Case], bool]:
@@ -208,16 +187,15 @@ def progress(plan: Any, total: int) -> Iterator[Any]:
     """Show a progress bar; without a terminal, print a line for each case."""
     columns = (TextColumn("{task.description:60.60}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
-        task, title = shown.add_task("", total=total), ""
+        task = shown.add_task("", total=total)
 
         def begin(name: str, done: int) -> None:
-            nonlocal title
-            title = name
             shown.update(task, completed=done, description=name)
+            plan.step = lambda text: shown.update(task, description=f"{name}: {text}")
             if not console.is_terminal:
                 say(f"{done + 1} of {total}: {name}")
 
-        plan.step = lambda text: shown.update(task, description=f"{title}: {text}")
+        plan.step = lambda text: shown.update(task, description=f": {text}")
         yield begin
 
 
@@ -276,8 +254,8 @@ def finish(result: dict[str, Any], plots: Path | None) -> NoReturn:
     if failed := failures(cases):
         console.print(failed, style="bold red")
     lines = [*ceiling_lines(result["ceilings"]), *in_words(cases, device_memory(result))]
-    for line in [*lines, *([WHAT_THEN] if any(" would fill " in line for line in lines) else [])]:
-        console.print(line)
+    lines += [WHAT_THEN] if any(" would fill " in line for line in lines) else []
+    console.print(*lines, sep="\n", end="\n" if lines else "")
     draw(result, plots)
     if not result["finished"]:
         raise typer.Exit(130)
@@ -333,10 +311,8 @@ def compare(
         say(line)
     if not found.changes:
         raise typer.Exit(2)
-    table = Table("case", "subject", box=None)
-    for heading in ("time B / A", "interval", "same libraries" if found.drift else ""):
-        table.add_column(heading, justify="right")
-    table.add_column()
+    headings = ("time B / A", "interval", "same libraries" if found.drift else "")
+    table = Table("case", "subject", *(Column(name, justify="right") for name in headings), "", box=None)
     styles = {"faster": "green", "slower": "bold red"}
     for one in found.changes:
         if one.yours or one.verdict != NO_VERDICT:

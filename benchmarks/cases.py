@@ -152,7 +152,6 @@ def dense_mask(case: Case, description: Any) -> np.ndarray:
 
 
 def both_ways(case: Case) -> tuple[Case, Case]:
-    """The case, and the same with its backward pass."""
     series = f"{case.series}, {BOTH}" if case.series else ""
     return case, replace(case, name=f"{case.name}, {BOTH}", direction=BOTH, series=series)
 

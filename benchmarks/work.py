@@ -18,14 +18,6 @@ from benchmarks.cases import Case, blocks_of_rows, mask
 from reference_numpy.masks import allowed_pairs
 
 
-class Pairs(NamedTuple):
-    """Allowed pairs over all batch elements and heads; queries and keys (of one head) that are in one."""
-
-    pairs: int
-    queries: int
-    keys: int
-
-
 class Work(NamedTuple):
     """flops is None where operations are not what the case is about; least_flops cannot be done without."""
 
@@ -35,10 +27,13 @@ class Work(NamedTuple):
     bytes: int
 
 
-def count_pairs(case: Case, description: Any) -> Pairs:
-    """By blocks of queries: the whole mask need not stand in memory."""
+def count_pairs(case: Case, description: Any) -> tuple[int, int, int]:
+    """Return the allowed pairs over all batch elements and heads; queries and keys (of one head) that are in one.
+
+    By blocks of queries: the whole mask need not stand in memory.
+    """
     if description is None:
-        return Pairs(case.B * case.H * case.Q * case.K, case.B * case.Q, case.B * case.K)
+        return case.B * case.H * case.Q * case.K, case.B * case.Q, case.B * case.K
     pairs = queries = 0
     seen = np.zeros((case.B, case.H, case.K), bool)
     for rows in blocks_of_rows(case):
@@ -48,7 +43,7 @@ def count_pairs(case: Case, description: Any) -> Pairs:
         pairs += int(np.count_nonzero(full)) * copies
         queries += int(np.count_nonzero(full.any(axis=(1, 3)))) * (case.B // full.shape[0])
         seen |= full.any(axis=2)
-    return Pairs(pairs, queries, int(np.count_nonzero(seen.any(axis=1))))
+    return pairs, queries, int(np.count_nonzero(seen.any(axis=1)))
 
 
 def work(case: Case, seed: int) -> Work:

@@ -21,16 +21,16 @@ from training.translation.settings import Settings as TranslationSettings
 
 app = typer.Typer(add_completion=False, help="The same training run in all three packages.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Option("--package", help=f"one of {', '.join(PACKAGES)}", metavar="NAME")]
-Trained = Annotated[
-    str | None,
-    typer.Option(
-        "--package", help=f"one of {', '.join(PACKAGES)}; the first, or that of the run that goes on", metavar="NAME"
-    ),
-]
+NAMES = f"one of {', '.join(PACKAGES)}"
+Name = Annotated[str, typer.Option("--package", help=NAMES, metavar="NAME")]
+THAT_OF_THE_RUN = f"{NAMES}; the first, or that of the run that goes on"
+Trained = Annotated[str | None, typer.Option("--package", help=THAT_OF_THE_RUN, metavar="NAME")]
+Checkpoint = Annotated[Path, typer.Argument(help="of a run, or its folder, whose newest one is taken")]
 Out = Annotated[Path, typer.Option(help="for logs and checkpoints", metavar="FOLDER")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint of --out")]
 Steps = Annotated[int | None, typer.Option(help="end after so many steps in all", min=1)]
+DATA = "a folder like aclImdb, with train/pos/*.txt and so on; else movie sentences"
+ATTENTION = "draw what the decoder looks at; .png, .svg or .pdf"
 DEFAULT = next(iter(PACKAGES))
 
 
@@ -50,11 +50,9 @@ def take_settings(settings: type) -> Callable[[Function], Function]:
     return decorate
 
 
-def package_named(name: str | None) -> Package:
-    """The package of that name, or the default one."""
-    name = DEFAULT if name is None else name
+def package_named(name: str) -> Package:
     if name not in PACKAGES:
-        refuse(f"--package must be one of {', '.join(PACKAGES)}, got {name!r}")
+        refuse(f"--package must be {NAMES}, got {name!r}")
     keep_compiled_code()
     return PACKAGES[name]
 
@@ -67,7 +65,7 @@ def package_of(name: str | None, out: Path, resume: bool) -> Package:
     began = None if earlier is None else checkpoints.told_by(earlier / checkpoints.RUN)["package"]
     if name is not None and began not in (None, name):
         say(f"the run began in {began}, and goes on in {name}")
-    return package_named(began if name is None else name)
+    return package_named((began or DEFAULT) if name is None else name)
 
 
 @contextmanager
@@ -90,12 +88,7 @@ def one_line_for_errors() -> Iterator[None]:
 @take_settings(Settings)
 def reviews(
     package: Trained = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="a folder like aclImdb, with train/pos/*.txt and so on; else movie sentences", metavar="FOLDER"
-        ),
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help=DATA, metavar="FOLDER")] = None,
     out: Out = Path("build/training/reviews"),
     resume: Resume = False,
     steps: Steps = None,
@@ -149,7 +142,14 @@ def train(
     if (earlier := checkpoints.newest(out)) and not resume:
         raise ValueError(f"{out} has a run already: go on with --resume, or name another --out")
     if earlier:
-        begin = resumed(checkpoints.read(out, kind), given)
+        begin = checkpoints.read(out, kind)
+        for name, value in given.items():
+            own = getattr(begin.settings, name)
+            # Where the learning rate falls to 0 with the last step, the epochs must, too.
+            may_change = name == "epochs" and not getattr(begin.settings, "decay", 0)
+            if not may_change and own != value:
+                raise ValueError(f"--resume: {name} was {own}, and {value} is given")
+        begin = begin._replace(settings=replace(begin.settings, **given))
         data = prepare(begin.settings, begin.vocabulary)
         if data.digest != begin.data:
             raise ValueError(f"{out} was trained on other texts than these")
@@ -169,20 +169,6 @@ def train(
     say(f"curves, log and events are in {out}" if wrote else f"{out} has no steps left to take")
 
 
-def resumed(checkpoint: Any, given: dict[str, Any]) -> Any:
-    """The checkpoint, with as many epochs as are asked for; other settings must be its own.
-
-    Where the learning rate falls to 0 with the last step, the epochs must, too.
-    """
-    for name, value in given.items():
-        may_change = name == "epochs" and not getattr(checkpoint.settings, "decay", 0)
-        if not may_change and getattr(checkpoint.settings, name) != value:
-            raise ValueError(f"--resume: {name} was {getattr(checkpoint.settings, name)}, and {value} is given")
-    return checkpoint._replace(
-        settings=replace(checkpoint.settings, epochs=given.get("epochs", checkpoint.settings.epochs))
-    )
-
-
 def given_texts(text: str | None) -> list[str]:
     """The text alone, or without one every line of standard input."""
     texts = [line.rstrip("\n") for line in sys.stdin] if text is None else [text]
@@ -197,7 +183,7 @@ def say(line: str) -> None:
 
 @app.command()
 def classify(
-    checkpoint: Annotated[Path, typer.Argument(help="of a run, or its folder, whose newest one is taken")],
+    checkpoint: Checkpoint,
     text: Annotated[str | None, typer.Argument(help="to classify; without it, every line of standard input")] = None,
     package: Name = DEFAULT,
 ) -> None:
@@ -261,13 +247,11 @@ def translation(
 
 @app.command()
 def translate(
-    checkpoint: Annotated[Path, typer.Argument(help="of a run, or its folder, whose newest one is taken")],
+    checkpoint: Checkpoint,
     text: Annotated[str | None, typer.Argument(help="to translate; without it, every line of standard input")] = None,
     package: Name = DEFAULT,
     beams: Annotated[int, typer.Option(help="translations that are searched at a time", min=1)] = 1,
-    attention: Annotated[
-        Path | None, typer.Option(help="draw what the decoder looks at; .png, .svg or .pdf", metavar="FILE")
-    ] = None,
+    attention: Annotated[Path | None, typer.Option(help=ATTENTION, metavar="FILE")] = None,
 ) -> None:
     """Print the translation of a text. Exit code 2 for wrong input; of several lines, the others are translated."""
     chosen = package_named(package)
@@ -278,7 +262,12 @@ def translate(
 
         texts = given_texts(text)
         found = checkpoints.read(checkpoint, TRANSLATION)
-        wrong = {} if text is not None else translating.refused(found, texts)
+        wrong = {}
+        for number, line in enumerate(texts if text is None else []):
+            try:
+                found.vocabulary.source.encode(line)
+            except ValueError as error:
+                wrong[number] = str(error)
         taken = [line for number, line in enumerate(texts) if number not in wrong]
         translations = translating.from_checkpoint(chosen, found, taken, beams)
         following = iter(translations)

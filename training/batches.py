@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,22 +15,21 @@ LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """To which lengths are rounded up, as far as the settings allow."""
 
 
-def rounded_up(length: int, longest: int) -> int:
-    """The length of a batch whose longest text has that length."""
-    return next((enough for enough in LENGTHS if length <= enough < longest), longest)
-
-
-def padded(texts: Sequence[np.ndarray], longest: int) -> np.ndarray:
-    """Encoded texts as tokens [B, T], with padding at their ends."""
-    tokens = np.full((len(texts), rounded_up(max(map(len, texts)), longest)), PADDING)
+def padded(texts: Sequence[Any], length: int, padding: int) -> np.ndarray:
+    """Encoded texts as tokens [B, length], with padding at their ends."""
+    tokens = np.full((len(texts), length), padding)
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text)] = text
     return tokens
 
 
+def rounded_up(length: int, longest: int) -> int:
+    """The length of a batch whose longest text has that length."""
+    return next((enough for enough in LENGTHS if length <= enough < longest), longest)
+
+
 def batch_of(texts: Sequence[np.ndarray], labels: Sequence[int], settings: Settings) -> Batch:
-    """Make a batch of encoded texts and their labels."""
-    tokens = padded(texts, settings.longest)
+    tokens = padded(texts, rounded_up(max(map(len, texts)), settings.longest), PADDING)
     return Batch((tokens,), np.array(labels), {"keep": tokens != PADDING} if settings.masked else {})
 
 

@@ -27,6 +27,7 @@ from training.vocabulary import read as read_vocabulary
 
 FORMAT = "transformer-conformance training 1"
 MODEL, OPTIMIZER, VOCABULARY, RUN = "model.safetensors", "optimizer.safetensors", "vocabulary.json", "run.json"
+MOMENTS = ("mean", "square")
 
 
 class Place(NamedTuple):
@@ -40,23 +41,18 @@ class Place(NamedTuple):
 class Kind(NamedTuple):
     """What is particular to the checkpoints of one command.
 
-    settings: from what `run.json` holds. vocabulary: from a file. entries: how many entries of a vocabulary each table
-    of the parameters must have, as pairs.
+    settings: from what `run.json` holds. vocabulary: from a file. entries: how many a vocabulary has for the embedding
+    of every stack of the parameters.
     """
 
     command: str
     settings: Callable[..., RunSettings]
     parameters: type[Any]
     vocabulary: Callable[[Path], Any]
-    entries: Callable[[Any, Any], Iterable[tuple[int, int]]]
+    entries: Callable[[Any], Iterable[int]]
 
 
-def classifier_entries(parameters: Classifier, vocabulary: Any) -> list[tuple[int, int]]:
-    embedding = parameters.encoder.embedding
-    return [(len(embedding.tokens) if isinstance(embedding, Embedding) else 0, vocabulary.get_vocab_size())]
-
-
-REVIEWS = Kind("reviews", Settings, Classifier, read_vocabulary, classifier_entries)
+REVIEWS = Kind("reviews", Settings, Classifier, read_vocabulary, lambda vocabulary: [vocabulary.get_vocab_size()])
 
 
 class Checkpoint(NamedTuple):
@@ -80,8 +76,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     from safetensors import SafetensorError
 
     state = checkpoint.state
-    moments = {f"mean.{name}": array for name, array in flatten(state.mean).items()}
-    moments |= {f"square.{name}": array for name, array in flatten(state.square).items()}
+    moments = {f"{kind}.{name}": a for kind in MOMENTS for name, a in flatten(getattr(state, kind)).items()}
     told = {
         "format": FORMAT,
         "package": checkpoint.package,
@@ -140,11 +135,25 @@ def checked(folder: Path, kind: Kind) -> Checkpoint:
     if configuration != settings.task().configuration:
         raise ValueError(f"{folder / MODEL} is another model than {folder / RUN} says")
     vocabulary = kind.vocabulary(folder / VOCABULARY)
-    for rows, size in kind.entries(parameters, vocabulary):
+    embeddings = [part.embedding for part in parameters if hasattr(part, "embedding")]
+    for embedding, size in zip(embeddings, kind.entries(vocabulary), strict=True):
+        rows = len(embedding.tokens) if isinstance(embedding, Embedding) else 0
         if rows != size:
             raise ValueError(f"{folder / VOCABULARY} has {size} entries, and the model {rows}")
-    place = Place(**told["place"])
-    state = read_state(folder / OPTIMIZER, parameters, place.step)
+    place, path = Place(**told["place"]), folder / OPTIMIZER
+    arrays, metadata = read_safetensors(path)
+    if metadata != {"format": FORMAT, "step": str(place.step)}:
+        raise ValueError(f"{path} is not the optimizer's state after {place.step} steps")
+    expected = {key: (array.shape, array.dtype) for key, array in flatten(parameters).items()}
+    moments = []
+    for name in MOMENTS:
+        own = {key.removeprefix(f"{name}."): array for key, array in arrays.items() if key.startswith(f"{name}.")}
+        if {key: (array.shape, array.dtype) for key, array in own.items()} != expected:
+            raise ValueError(f"{path} does not fit the model")
+        if not all(np.isfinite(array).all() for array in own.values()):
+            raise ValueError(f"{path} has numbers that are not finite")
+        moments.append(unflatten(type(parameters), own))
+    state = AdamState(place.step, *moments)
     return Checkpoint(settings, told["package"], told["data"], place, vocabulary, parameters, state)
 
 
@@ -156,19 +165,3 @@ def told_by(path: Path) -> dict[str, Any]:
     if not isinstance(told, dict) or told.get("format") != FORMAT:
         raise ValueError(f"{path} was not written by a training run of this version")
     return told
-
-
-def read_state(path: Path, parameters: Any, step: int) -> AdamState:
-    arrays, metadata = read_safetensors(path)
-    if metadata != {"format": FORMAT, "step": str(step)}:
-        raise ValueError(f"{path} is not the optimizer's state after {step} steps")
-    moments = []
-    for name in ("mean", "square"):
-        own = {key.removeprefix(f"{name}."): array for key, array in arrays.items() if key.startswith(f"{name}.")}
-        shapes = {key: (array.shape, array.dtype) for key, array in own.items()}
-        if shapes != {key: (array.shape, array.dtype) for key, array in flatten(parameters).items()}:
-            raise ValueError(f"{path} does not fit the model")
-        if not all(np.isfinite(array).all() for array in own.values()):
-            raise ValueError(f"{path} has numbers that are not finite")
-        moments.append(unflatten(type(parameters), own))
-    return AdamState(step, *moments)

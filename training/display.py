@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -42,13 +43,9 @@ class Terminal:
         self.weight = RECENT * self.weight + 1 - RECENT
         self.loss = RECENT * self.loss + (1 - RECENT) * taken.loss
         self.accuracy = RECENT * self.accuracy + (1 - RECENT) * taken.accuracy
-        self.progress.update(
-            self.task,
-            advance=1,
-            loss=self.loss / self.weight,
-            accuracy=self.accuracy / self.weight,
-            speed=self.tokens / max(time.monotonic() - self.since, 1e-9),
-        )
+        speed = self.tokens / max(time.monotonic() - self.since, 1e-9)
+        means: dict[str, Any] = {"loss": self.loss / self.weight, "accuracy": self.accuracy / self.weight}
+        self.progress.update(self.task, advance=1, speed=speed, **means)
 
     def epoch(self, epoch: int, loss: float, accuracy: float) -> None:
         self.told = self.place

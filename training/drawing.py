@@ -34,9 +34,6 @@ def generator(seed: int, purpose: int, *place: int) -> np.random.Generator:
     return np.random.default_rng([seed, purpose, *place])
 
 
-# --- initial weights --------------------------------------------------------------------------------------------------
-
-
 def initial_weights(settings: Settings, vocabulary: int) -> Classifier:
     """Draw the parameters that PyTorch's defaults would give to the tutorial's modules.
 
@@ -52,21 +49,15 @@ def initial_weights(settings: Settings, vocabulary: int) -> Classifier:
     def table(rows: int) -> np.ndarray:
         return embedding_default(draw.standard_normal((rows, E))) * settings.spread
 
-    def norm() -> Norm:
-        return Norm(np.ones(E), np.zeros(E))
-
     def block() -> EncoderBlock:
         query, key, value = (linear(E, E, bias=False) for _ in range(3))
-        attention = MultiHeadAttention(query, key, value, linear(E, E))
-        return EncoderBlock(attention, norm(), FeedForward(linear(E, 4 * E), linear(4 * E, E)), norm())
+        attention, norm = MultiHeadAttention(query, key, value, linear(E, E)), Norm(np.ones(E), np.zeros(E))
+        return EncoderBlock(attention, norm, FeedForward(linear(E, 4 * E), linear(4 * E, E)), norm)
 
     embedding = Embedding(table(vocabulary), table(settings.longest))
     blocks = [block() for _ in range(settings.depth)]
     made = Classifier(Encoder(embedding, blocks), linear(E, len(LABELS)))
     return mapped(lambda array: array.astype(settings.dtype), made)
-
-
-# --- batches ----------------------------------------------------------------------------------------------------------
 
 
 def order(lengths: np.ndarray, batch: int, seed: int, epoch: int) -> list[np.ndarray]:
@@ -84,9 +75,6 @@ def order(lengths: np.ndarray, batch: int, seed: int, epoch: int) -> list[np.nda
     return [batches[place] for place in draw.permutation(len(batches))]
 
 
-# --- dropout ----------------------------------------------------------------------------------------------------------
-
-
 def dropout(settings: Settings, tokens: np.ndarray, step: int) -> StackDropout | None:
     """Draw keep masks [B, T, E] where the tutorial drops: behind the embedding, and both norms of every block."""
     rate = settings.dropout
@@ -97,7 +85,6 @@ def dropout(settings: Settings, tokens: np.ndarray, step: int) -> StackDropout |
     def site() -> Dropout:
         return Dropout(draw.random((*tokens.shape, settings.width), np.float32) >= rate, rate)
 
-    def sublayer() -> SublayerDropout:
-        return SublayerDropout(norm=site())
-
-    return StackDropout(site(), [EncoderBlockDropout(sublayer(), sublayer()) for _ in range(settings.depth)])
+    embedding = site()
+    blocks = [[SublayerDropout(norm=site()) for _ in range(2)] for _ in range(settings.depth)]
+    return StackDropout(embedding, [EncoderBlockDropout(*sublayers) for sublayers in blocks])

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,31 +25,24 @@ PAUSE = 10
 
 
 class Data(Protocol):
-    """All that a run reads. vocabulary: has `to_str`. digest: of what is trained on. size: how many texts that is."""
+    """All that a run reads.
+
+    vocabulary: has `to_str`. digest: of what is trained on. size: how many texts that is. initial_weights: NumPy
+    arrays. order: for every batch of an epoch the places of its texts. dropout: the keep masks of a step, or None.
+    evaluate: loss and accuracy on what is held out, without dropout, for the package's parameters.
+    """
 
     @property
     def vocabulary(self) -> Any: ...
-
     @property
     def digest(self) -> str: ...
-
     @property
     def size(self) -> int: ...
-
-    def initial_weights(self) -> Any:
-        """Parameters before the first step, NumPy arrays."""
-
-    def order(self, epoch: int) -> Sequence[np.ndarray]:
-        """For every batch of an epoch the places of its texts."""
-
-    def batch(self, places: np.ndarray) -> Batch:
-        """The batch of these texts."""
-
-    def dropout(self, batch: Batch, step: int) -> Any:
-        """The keep masks of a step, or None."""
-
-    def evaluate(self, package: Package, parameters: Any) -> tuple[float, float]:
-        """Loss and accuracy on what is held out, without dropout, for the package's parameters."""
+    def initial_weights(self) -> Any: ...
+    def order(self, epoch: int) -> Sequence[np.ndarray]: ...
+    def batch(self, places: np.ndarray) -> Batch: ...
+    def dropout(self, batch: Batch, step: int) -> Any: ...
+    def evaluate(self, package: Package, parameters: Any) -> tuple[float, float]: ...
 
 
 def start(data: Data, settings: RunSettings, package: Package) -> Checkpoint:
@@ -71,10 +64,6 @@ class Run:
         # The sum is an int, or JAX's array, as the package has it.
         self.state = fresh._replace(step=fresh.step + int(begin.state.step), mean=mean, square=square)
 
-    def steps(self) -> int:
-        """How many steps the run has in all."""
-        return self.settings.epochs * -(-self.data.size // self.settings.batch)
-
     def train(self, display: Terminal, limit: int | None = None) -> Path | None:
         """Take steps, and write a checkpoint after every epoch, and where the run ends before its last.
 
@@ -90,13 +79,18 @@ class Run:
             OSError: where a file cannot be written. Checkpoints under their final names are whole.
         """
         path, drawn = None, time.monotonic()
-        display.begin(self.place, self.steps())
-        with interruptible() as interrupted, Records(self.folder, self.place.step) as records:
+        display.begin(self.place, self.settings.epochs * -(-self.data.size // self.settings.batch))
+        with interruptible() as interrupted, closing(Records(self.folder, self.place.step)) as records:
             whole = True
             while whole and self.place.epoch < self.settings.epochs:
                 whole = self.epoch(records, display, limit, interrupted)
                 if whole:
-                    self.end_epoch(records, display)
+                    step, epoch, _ = self.place
+                    loss, accuracy = self.data.evaluate(self.package, self.parameters)
+                    display.epoch(epoch, loss, accuracy)
+                    found = {"held_out_loss": loss, "held_out_accuracy": accuracy}
+                    records.write({"step": step, "epoch": epoch} | found)
+                    self.place = Place(step, epoch + 1, 0)
                 path = self.save(display) or path
                 if time.monotonic() > drawn + PAUSE:
                     draw_curves(self.folder)
@@ -123,14 +117,6 @@ class Run:
             self.place = Place(step, epoch, self.place.batch + 1)
             display.step(taken, sum(tokens.size for tokens in batch.inputs))
         return True
-
-    def end_epoch(self, records: Records, display: Terminal) -> None:
-        """Evaluate what is held out, and go to the next epoch."""
-        loss, accuracy = self.data.evaluate(self.package, self.parameters)
-        display.epoch(self.place.epoch, loss, accuracy)
-        found = {"held_out_loss": loss, "held_out_accuracy": accuracy}
-        records.write({"step": self.place.step, "epoch": self.place.epoch} | found)
-        self.place = Place(self.place.step, self.place.epoch + 1, 0)
 
     def save(self, display: Terminal) -> Path | None:
         """Write a checkpoint, unless nothing was done since the last one."""

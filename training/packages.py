@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -32,7 +32,10 @@ def converted(tree: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 class Package:
-    """One of the packages. Parameters, gradients and states are trees of its own arrays."""
+    """One of the packages. Parameters, gradients and states are trees of its own arrays.
+
+    What is here is the definition's way, with its own gradients; each port says what it does otherwise.
+    """
 
     name: str
 
@@ -46,11 +49,11 @@ class Package:
 
     def arrays(self, tree: Any) -> Any:
         """The tree with the package's own arrays in place of NumPy's, bit for bit."""
-        raise NotImplementedError
+        return tree
 
     def numbers(self, tree: Any) -> Any:
         """The tree with NumPy's arrays in place of the package's, bit for bit."""
-        raise NotImplementedError
+        return tree
 
     def output(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None, model: Any = None) -> Any:
         """What the model, or a function in its place, gives for arrays of the package.
@@ -58,52 +61,14 @@ class Package:
         dropout: a structure of `specification.dropout`, or None.
         """
         sites = {} if dropout is None else {"dropout": dropout}
-        model = getattr(self.module, task.model) if model is None else model
+        model = model or getattr(self.module, task.model)
         return model(parameters, *batch.inputs, configuration=task.configuration, **batch.options, **sites)
 
     def loss(self, task: Task, output: Any, batch: Batch) -> Any:
-        """The loss of what the model gave."""
         return getattr(self.module, task.loss)(output, batch.targets, **dict(task.loss_options))
 
     def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Step:
-        """Loss, gradients and the model's output.
-
-        Args:
-            task: what is trained.
-            parameters: a tree of the package's arrays.
-            batch, dropout: NumPy arrays; keep masks drawn by the caller, or None.
-        """
-        raise NotImplementedError
-
-    def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
-        """What the model gives without dropout, as the package's array. batch: NumPy arrays."""
-        return self.output(task, parameters, self.arrays(batch))
-
-    def clip(self, gradients: Any, limit: float) -> tuple[Any, Any]:
-        """Gradients of that global norm at most, and the norm they had."""
-        return self.module.clip_by_global_norm(gradients, limit)
-
-    def adam_start(self, parameters: Any) -> Any:
-        """The optimizer's state before the first step."""
-        return self.module.adam_start(parameters)
-
-    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> tuple[Any, Any]:
-        """New parameters and state. options: those of `adam_step`, learning_rate among them."""
-        return self.module.adam_step(parameters, gradients, state, **options)
-
-
-class Reference(Package):
-    """The definition, with its own gradients."""
-
-    name = "reference_numpy"
-
-    def arrays(self, tree: Any) -> Any:
-        return tree
-
-    def numbers(self, tree: Any) -> Any:
-        return tree
-
-    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Step:
+        """Loss, gradients and the model's output. batch, dropout: NumPy arrays; keep masks, or None."""
         output = self.output(task, parameters, batch, dropout)
         loss = self.loss(task, output, batch)
         loss_vjp, model_vjp = (getattr(self.module, f"{name}_vjp") for name in (task.loss, task.model))
@@ -114,6 +79,36 @@ class Reference(Package):
         )
         # A model that may be given embedded inputs gives their gradients, too.
         return Step(loss, getattr(found, "parameters", found), output)
+
+    def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
+        """What the model gives without dropout, as the package's array. batch: NumPy arrays."""
+        return self.output(task, parameters, self.arrays(batch))
+
+    def compiled(self, name: str, **static: Any) -> Any:
+        """A function of the package, compiled where the package can do so. static: as `jax.jit` takes them."""
+        return getattr(self.module, name)
+
+    def clip(self, gradients: Any, limit: float) -> tuple[Any, Any]:
+        """Gradients of that global norm at most, and the norm they had."""
+        with self.context():
+            return self.compiled("clip_by_global_norm", static_argnums=1)(gradients, limit)
+
+    def adam_start(self, parameters: Any) -> Any:
+        """The optimizer's state before the first step."""
+        with self.context():
+            return self.module.adam_start(parameters)
+
+    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> tuple[Any, Any]:
+        """New parameters and state. options: those of `adam_step`, learning_rate among them."""
+        numbers = ("beta_1", "beta_2", "eps", "weight_decay", "decoupled")
+        with self.context():
+            return self.compiled("adam_step", static_argnames=numbers)(parameters, gradients, state, **options)
+
+
+class Reference(Package):
+    """The definition."""
+
+    name = "reference_numpy"
 
 
 class Torch(Package):
@@ -149,6 +144,14 @@ class Torch(Package):
 
         with torch.no_grad():
             return super().predict(task, parameters, batch)
+
+
+@cache
+def jitted(function: Callable[..., Any], **static: Any) -> Any:
+    """The function under `jax.jit`, made once: to make it takes as long as a small step."""
+    import jax
+
+    return jax.jit(function, **static)
 
 
 class Jax(Package):
@@ -187,16 +190,8 @@ class Jax(Package):
 
         return jax.jit(step, static_argnums=(0, 1))
 
-    @cached_property
-    def compiled(self) -> dict[str, Any]:
-        import jax
-
-        numbers = ("beta_1", "beta_2", "eps", "weight_decay", "decoupled")
-        return {
-            "output": jax.jit(self.output, static_argnums=0),
-            "clip": jax.jit(self.module.clip_by_global_norm, static_argnums=1),
-            "adam_step": jax.jit(self.module.adam_step, static_argnames=numbers),
-        }
+    def compiled(self, name: str, **static: Any) -> Any:
+        return jitted(super().compiled(name), **static)
 
     def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Step:
         arrays, spread = apart((batch, dropout))
@@ -205,19 +200,7 @@ class Jax(Package):
 
     def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
         with self.context():
-            return self.compiled["output"](task, parameters, batch)
-
-    def clip(self, gradients: Any, limit: float) -> tuple[Any, Any]:
-        with self.context():
-            return self.compiled["clip"](gradients, limit)
-
-    def adam_start(self, parameters: Any) -> Any:
-        with self.context():
-            return super().adam_start(parameters)
-
-    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> tuple[Any, Any]:
-        with self.context():
-            return self.compiled["adam_step"](parameters, gradients, state, **options)
+            return jitted(self.output, static_argnums=0)(task, parameters, batch)
 
 
 class Spread(NamedTuple):

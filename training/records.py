@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from training.files import write_whole
@@ -53,10 +52,7 @@ class Records:
         summary = self.summary(value=values)
         self.writer.add_event(self.event(wall_time=time.time(), step=record["step"], summary=summary))
 
-    def __enter__(self) -> Records:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def close(self) -> None:
         self.log.close()
         self.writer.close()
 

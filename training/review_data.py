@@ -72,7 +72,6 @@ def prepare(split: Split, settings: Settings, tokenizer: Any = None) -> ReviewDa
 
 
 def digest(part: Reviews) -> str:
-    """The SHA-256 of texts and labels."""
     found = hashlib.sha256()
     for text, label in zip(part.texts, part.labels, strict=True):
         found.update(f"{label} {len(text)} {text}\n".encode())

@@ -10,7 +10,7 @@ from typing import NamedTuple
 LABELS = ("negative", "positive")
 SENTENCES = Path(__file__).parent / "data" / "movie_sentences.tsv.xz"
 HELD_OUT = 10
-"""One in so many sentences is held out."""
+"""One in so many sentences is held out: those whose SHA-256's first 8 bytes, a big-endian number, divide by it."""
 FOLDERS = {"neg": 0, "pos": 1}
 """Those of aclImdb, and their labels. It also has reviews without a label, in "unsup", which are not read."""
 
@@ -38,17 +38,14 @@ def read(folder: Path | None) -> Split:
 
 def movie_sentences() -> Split:
     """Read the sentences; those with a rating above 0 are positive."""
-    lines = lzma.decompress(SENTENCES.read_bytes()).decode().splitlines()
-    pairs = [line.split("\t") for line in lines]
-    chosen = [[pair for pair in pairs if is_held_out(pair[1]) == held_out] for held_out in (False, True)]
-    return Split(
-        *(Reviews([text for _, text in part], [int(float(rating) > 0) for rating, _ in part]) for part in chosen)
-    )
-
-
-def is_held_out(text: str) -> bool:
-    """Decide by the SHA-256 of the text: held out where its first 8 bytes, as a big-endian number, divide by 10."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % HELD_OUT == 0
+    split = Split(Reviews([], []), Reviews([], []))
+    for line in lzma.decompress(SENTENCES.read_bytes()).decode().splitlines():
+        rating, text = line.split("\t")
+        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+        part = split.held_out if number % HELD_OUT == 0 else split.training
+        part.texts.append(text)
+        part.labels.append(int(float(rating) > 0))
+    return split
 
 
 def labelled(folder: Path) -> Reviews:
@@ -57,22 +54,18 @@ def labelled(folder: Path) -> Reviews:
     strange = sorted(one.name for one in folder.iterdir() if one.is_dir() and one.name not in (*FOLDERS, "unsup"))
     if strange:
         raise ValueError(f"{folder} has the unknown label {strange[0]!r}: labels are pos and neg")
-    texts: list[str] = []
-    labels: list[int] = []
+    found = Reviews([], [])
     for name, label in FOLDERS.items():
         files = sorted((folder / name).glob("*.txt"))
         if not files:
             raise ValueError(f"{folder / name} has no reviews (*.txt)")
-        texts += map(text_of, files)
-        labels += [label] * len(files)
-    return Reviews(texts, labels)
-
-
-def text_of(file: Path) -> str:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} cannot be read as text: {error}") from error
-    if not text.split():
-        raise ValueError(f"{file} has no words")
-    return text
+        for file in files:
+            try:
+                text = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ValueError(f"{file} cannot be read as text: {error}") from error
+            if not text.split():
+                raise ValueError(f"{file} has no words")
+            found.texts.append(text)
+            found.labels.append(label)
+    return found

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
 from specification.configuration import Configuration
 from training.packages import Package
-from training.task import Task
+from training.task import RunSettings, Task, setting
 from training.vocabulary import PADDING, SPECIAL
-
-DTYPES = ("float32", "float64")
-
-
-def setting(default: Any, what: str, *, least: int | None = None, share: bool = False, shown: str = "") -> Any:
-    """Return a field of settings.
-
-    Args:
-        default: its value where none is given.
-        what: the help text of its option.
-        least: what an integer must be at least.
-        share: a number of at least 0 and below 1. Any other is above 0 and finite.
-        shown: the default in the help text, where the command has another.
-    """
-    return field(default=default, metadata={"help": what, "least": least, "share": share, "shown": shown or default})
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(RunSettings):
     """Of a run; the defaults are those for the movie sentences. ValueError for what makes no sense.
 
     spread: PyTorch's default, and the tutorial's, is 1. masked: the tutorial does not leave padding out.
@@ -51,14 +36,6 @@ class Settings:
     seed: int = setting(0, "by which everything random is drawn", least=0)
     dtype: str = setting("float32", "float32 or float64")
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    @property
-    def adam(self) -> dict[str, Any]:
-        """Keyword arguments of `adam_step`: its defaults."""
-        return {}
-
     def rate(self, package: Package, step: int) -> Any:
         """The rate of a step: that of the settings times min(step / warmup, 1), as the tutorial's scheduler has it.
 
@@ -75,23 +52,6 @@ class Settings:
             self.heads, scale="model_width", positions="learned", pooling=self.pooling, source_padding=padding
         )
         return Task("classifier", configuration, "nll_loss")
-
-
-def check(settings: Any) -> None:
-    """Raise ValueError for settings that make no sense."""
-    for one in fields(settings):
-        value, least = getattr(settings, one.name), one.metadata["least"]
-        if least is not None and (not isinstance(value, int) or value < least):
-            raise ValueError(f"{one.name} must be an integer of at least {least}, got {value!r}")
-        if one.metadata["share"] and not 0 <= value < 1:
-            raise ValueError(f"{one.name} must be at least 0 and below 1, got {value!r}")
-        if isinstance(one.default, float) and not one.metadata["share"] and not 0 < value < float("inf"):
-            raise ValueError(f"{one.name} must be above 0 and finite, got {value!r}")
-    if settings.width % settings.heads:
-        raise ValueError(f"width must be divisible by heads, got {settings.width} and {settings.heads}")
-    if settings.dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {settings.dtype!r}")
-    settings.task()
 
 
 TUTORIAL = Settings(

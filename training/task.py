@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from specification.configuration import Configuration
+
+DTYPES = ("float32", "float64")
 
 
 class Batch(NamedTuple):
@@ -39,27 +41,53 @@ class Task:
     loss_options: tuple[tuple[str, Any], ...] = field(default=())
 
 
-class RunSettings(Protocol):
-    """What a run is made of, apart from its data: a frozen dataclass of plain values."""
+def setting(default: Any, what: str, *, least: int | None = None, share: bool = False, shown: str = "") -> Any:
+    """Return a field of settings.
 
-    @property
-    def batch(self) -> int:
-        """Texts of a step."""
+    Args:
+        default: its value where none is given.
+        what: the help text of its option.
+        least: what an integer must be at least.
+        share: a number of at least 0 and below 1. Any other is above 0 and finite.
+        shown: the default in the help text, where the command has another.
+    """
+    return field(default=default, metadata={"help": what, "least": least, "share": share, "shown": shown or default})
 
-    @property
-    def epochs(self) -> int:
-        """How often all texts are read."""
 
-    @property
-    def clip(self) -> float:
-        """The largest norm of all gradients together."""
+class RunSettings:
+    """What a run is made of, apart from its data: the base of frozen dataclasses of plain values.
 
-    @property
-    def adam(self) -> Mapping[str, Any]:
-        """Keyword arguments of `adam_step`, without the learning rate."""
+    adam: keyword arguments of `adam_step`, without the learning rate.
+
+    Raises:
+        ValueError: for settings that make no sense.
+    """
+
+    batch: int
+    epochs: int
+    clip: float
+    adam: ClassVar[Mapping[str, Any]] = {}
+
+    def __post_init__(self) -> None:
+        settings: Any = self
+        for one in fields(settings):
+            value, least = getattr(self, one.name), one.metadata["least"]
+            if least is not None and (not isinstance(value, int) or value < least):
+                raise ValueError(f"{one.name} must be an integer of at least {least}, got {value!r}")
+            if one.metadata["share"] and not 0 <= value < 1:
+                raise ValueError(f"{one.name} must be at least 0 and below 1, got {value!r}")
+            if isinstance(one.default, float) and not one.metadata["share"] and not 0 < value < float("inf"):
+                raise ValueError(f"{one.name} must be above 0 and finite, got {value!r}")
+        if settings.width % settings.heads:
+            raise ValueError(f"width must be divisible by heads, got {settings.width} and {settings.heads}")
+        if settings.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {settings.dtype!r}")
+        self.task()
 
     def task(self) -> Task:
         """What is trained."""
+        raise NotImplementedError
 
     def rate(self, package: Any, step: int) -> Any:
         """The learning rate of a step, counted from 0, by a package's schedule."""
+        raise NotImplementedError

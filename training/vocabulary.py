@@ -47,5 +47,4 @@ def read(path: Path) -> Any:
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
-    """Return the numbers of every text's words."""
     return [np.array(one.ids, np.int64) for one in tokenizer.encode_batch_fast(list(texts))]

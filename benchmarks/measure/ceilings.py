@@ -40,40 +40,41 @@ class CeilingWorker:
         others: the share of the processor time that other programs and the host took meanwhile.
         """
         product, copy = {"numpy": numpy_calls, "torch": torch_calls, "jax": jax_calls}[self.arrays](self.device)
-        found: list[Measured] = []
+        found: list[tuple[str, str, int, list[float]]] = []
         taken = watch_processors()
         for dtype in dtypes:
             if self.arrays == "numpy" and dtype not in ("float32", "float64"):
                 continue
             for size in SIZES[self.device]:
-                found.append(self.measured("product", dtype, size, 2.0 * size**3, product(dtype, size)))
+                rates = [2.0 * size**3 / seconds for seconds in repeated(product(dtype, size))]
+                found.append(("product", dtype, size, rates))
         for size in COPIES[self.device]:
-            found.append(self.measured("copy", "float32", size, 2.0 * size, copy(size)))
+            found.append(("copy", "float32", size, [2.0 * size / seconds for seconds in repeated(copy(size))]))
         by_others = taken()
-        return [one | {"others": None if by_others is None else by_others.share} for one in found]
-
-    def measured(self, kind: str, dtype: str, size: int, work: float, call: Callable[[int], None]) -> Measured:
-        rates = [work / seconds for seconds in repeated(call)]
-        return {"kind": kind, "framework": self.arrays, "dtype": dtype, "size": size, "rates": rates}
+        others = None if by_others is None else by_others.share
+        return [
+            {"kind": kind, "framework": self.arrays, "dtype": dtype, "size": size, "rates": rates, "others": others}
+            for kind, dtype, size, rates in found
+        ]
 
 
 def repeated(call: Callable[[int], None]) -> list[float]:
-    """Seconds of one of the calls, REPEATS times; call(n) makes n of them."""
+    """Seconds of one of the calls, REPEATS times: the quickest of a few runs; where the machine is busy, of fewer.
+
+    call: call(n) makes n of them.
+    """
     call(1)
     start = time.perf_counter()
     call(1)
-    number = max(1, min(100, int(SHORT / (time.perf_counter() - start + 1e-9))))
-    return [once(call, number) for _ in range(REPEATS)]
-
-
-def once(call: Callable[[int], None], number: int) -> float:
-    """The quickest of a few runs of `number` calls; where the machine is busy, of fewer."""
-    start, quickest = time.perf_counter(), float("inf")
-    while time.perf_counter() - start < SECONDS / REPEATS:
-        before = time.perf_counter()
-        call(number)
-        quickest = min(quickest, (time.perf_counter() - before) / number)
-    return quickest
+    number, found = max(1, min(100, int(SHORT / (time.perf_counter() - start + 1e-9)))), []
+    for _ in range(REPEATS):
+        start, quickest = time.perf_counter(), float("inf")
+        while time.perf_counter() - start < SECONDS / REPEATS:
+            before = time.perf_counter()
+            call(number)
+            quickest = min(quickest, (time.perf_counter() - before) / number)
+        found.append(quickest)
+    return found
 
 
 def random_square(size: int) -> np.ndarray:
@@ -154,9 +155,8 @@ def crowded(ceilings: Iterable[Measured]) -> str:
 
 def best_product(ceilings: Iterable[Measured], dtype: str) -> float | None:
     """The highest rate that any product in the dtype has reached; None if none was measured."""
-    return max(
-        (max(one["rates"]) for one in ceilings if one["kind"] == "product" and one["dtype"] == dtype), default=None
-    )
+    products = (one for one in ceilings if (one["kind"], one["dtype"]) == ("product", dtype))
+    return max((max(one["rates"]) for one in products), default=None)
 
 
 def best_copy(ceilings: Iterable[Measured], size: float | None = None) -> float | None:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.subjects.subject import Prepared, Results
 
 
-class Clock(Protocol):
-    """`results` makes the calls; `seconds`, asked after whatever has to be done at once, says how long they took."""
-
-    name: str
-
-    def results(self, prepared: Prepared, loaded: Sequence[Any]) -> list[Results]: ...
-
-    def seconds(self) -> float: ...
-
-
 class WallClock:
-    """The system's monotonic clock, as it was before any subject was loaded."""
+    """The system's monotonic clock, as it was before any subject was loaded.
+
+    `results` makes the calls; `seconds`, asked after whatever has to be done at once, says how long they took.
+    """
 
     name = "wall clock"
 
@@ -76,5 +69,5 @@ class CudaClock:
         return milliseconds / 1000
 
 
-def clock_for(prepared: Prepared) -> Clock:
+def clock_for(prepared: Prepared) -> WallClock | CudaClock:
     return CudaClock() if prepared.on_stream else WallClock()

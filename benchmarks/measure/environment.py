@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import re
@@ -12,14 +11,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure.memory import torch_cuda
 from benchmarks.measure.other_programs import in_words, watch_processors
+from conformance.reports.versions import installed
 
 PACKAGES = ("numpy", "torch", "jax", "jaxlib", "flax", "keras", "onnx", "onnxruntime", "ml_dtypes")
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment(device: str, threads: int) -> dict[str, Any]:
-    """As plain data."""
+    cuda = torch_cuda() if device == "cuda" else None
     return {
         "cpu": cpu_model(),
         "processors": os.cpu_count(),
@@ -27,19 +28,12 @@ def environment(device: str, threads: int) -> dict[str, Any]:
         "memory": memory(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: version for name in PACKAGES if (version := version_of(name))},
+        "versions": installed(*PACKAGES),
         "gpu": gpu() if device == "cuda" else None,
-        "gpu_memory": gpu_memory() if device == "cuda" else None,
+        "gpu_memory": None if cuda is None else int(cuda.get_device_properties(0).total_memory),
         "commit": commit(),
         "load": load(),
     }
-
-
-def version_of(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def cpu_model() -> str:
@@ -63,24 +57,12 @@ def gpu() -> str | None:
     JAX, asked in this process, leaves the GPU's memory to those that are timed.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    with contextlib.suppress(ImportError):
-        import torch
-
-        if torch.cuda.is_available():
-            return str(torch.cuda.get_device_name(0))
+    if cuda := torch_cuda():
+        return str(cuda.get_device_name(0))
     with contextlib.suppress(ImportError, RuntimeError):
         import jax
 
         return str(jax.devices("gpu")[0].device_kind)
-    return None
-
-
-def gpu_memory() -> int | None:
-    with contextlib.suppress(ImportError):
-        import torch
-
-        if torch.cuda.is_available():
-            return int(torch.cuda.get_device_properties(0).total_memory)
     return None
 
 

@@ -79,9 +79,7 @@ class MemoryWorker:
             return prepared.load(timed.inputs(case, seed, *words), timed.mask(case, seed, *words))
 
         def call() -> Any:
-            results = prepared.call(inputs)
-            prepared.wait([results])
-            return results
+            return prepared.finish(inputs)
 
         inputs = loaded(0)
         with prepared.around():
@@ -121,15 +119,20 @@ def on_gpu(arrays: str, call: Callable[[], Any]) -> int:
 
 def available(device: str) -> int | None:
     """Bytes that are free; None where the system does not say."""
-    if device != "cuda":
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):
+        if device != "cuda":
             return read_bytes(Path("/proc/meminfo"), "MemAvailable")
-        return None
-    with contextlib.suppress(ImportError, RuntimeError):
+        if cuda := torch_cuda():
+            return int(cuda.mem_get_info()[0])
+    return None
+
+
+def torch_cuda() -> Any:
+    """Return `torch.cuda`; None where PyTorch sees no GPU, which JAX may all the same."""
+    with contextlib.suppress(ImportError):
         import torch
 
-        if torch.cuda.is_available():  # where it does not see the GPU, JAX may all the same
-            return int(torch.cuda.mem_get_info()[0])
+        return torch.cuda if torch.cuda.is_available() else None
     return None
 
 

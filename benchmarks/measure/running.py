@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import AFTER, BEFORE, Case
+from benchmarks.cases import AFTER, BEFORE, Case, generator
 from benchmarks.measure import memory
 from benchmarks.measure.ceilings import CeilingWorker, Measured, best_copy, best_product, crowded
 from benchmarks.measure.memory import MemoryWorker
@@ -21,11 +21,13 @@ from benchmarks.measure.timing_worker import Start, TimingWorker, Trial
 from benchmarks.measure.workers import Failed, Worker
 from benchmarks.subjects.subject import Subject
 from benchmarks.verify.gate import GOOD, Call, Verdict, all_rows_judged, worst
-from benchmarks.verify.row_sampling import BY_ROW, draw, place_random
+from benchmarks.verify.row_sampling import BY_ROW, draw
 from benchmarks.work import Work, work
 
 PLACES, ROWS, STILL = 3, 8, 3
 """Of the judge before and after the timing: places, rows of each, and rows more whose cotangent is zero."""
+FOR_PLACES = 0x506C616365
+"""The last word of a seed for drawing places: other numbers than the inputs are made of."""
 MEASURED, FAILED, LEFT_OUT, NOT_CREDIBLE = "measured", "failed", "left out", "not credible"
 
 IMPOSSIBLE, WHILE_BUSY = "impossible: ", "while other programs use this machine"
@@ -118,7 +120,6 @@ class Run:
     # --- what the machine can do ---
 
     def measure_ceilings(self, dtypes: Sequence[str]) -> None:
-        """Once more, in every framework that is there."""
         frameworks = ("torch", "jax") if self.plan.device == "cuda" else ("numpy", "torch", "jax")
         for arrays in frameworks:
             if not Subject(arrays, "", arrays, (arrays,), "").absent:
@@ -189,12 +190,11 @@ class Run:
     def examine(self, entries: Sequence[Entry], case: Case, when: int) -> None:
         """Fresh inputs, the same for all subjects."""
         seed = self.plan.seed
-        places = draw(case, place_random(case, seed, when), PLACES, ROWS, STILL if case.backward else 0)
+        random = generator(seed, case, when, FOR_PLACES)
+        places = draw(case, random, PLACES, ROWS, STILL if case.backward else 0)
         call = Call(case, seed, (when,), tuple(places) if case.backward else ())
         where = {BEFORE: "before the timing", AFTER: "after the timing"}[when]
-        for entry in entries:
-            if not entry.measured:
-                continue
+        for entry in (entry for entry in entries if entry.measured):
             self.plan.step(f"{entry.subject.name}: judged {where}")
             try:
                 samples = self.ask(entry, "examine", case, seed, (when,), places)
@@ -204,7 +204,10 @@ class Run:
             pairs = zip(places, samples, strict=True)
             verdict = worst(call.rows(place, got, entry.subject.conventions, where) for place, got in pairs)
             entry.accept(verdict)
-            entry.before, entry.after = (verdict, entry.after) if when == BEFORE else (entry.before, verdict)
+            if when == BEFORE:
+                entry.before = verdict
+            else:
+                entry.after = verdict
 
     def judge_trials(self, entries: Sequence[Entry], case: Case) -> None:
         """What was kept of every trial; gradients that all rows count in, for one trial that is drawn only now."""
@@ -217,18 +220,14 @@ class Run:
                 trial = entry.trials[number] if number < len(entry.trials) else None
                 if entry.measured and trial is not None:
                     call = shared.setdefault(trial.words, Call(case, self.plan.seed, trial.words))
-                    verdict = self.of_trial(call, trial, entry.subject.conventions, number, number == chosen)
+                    told = (entry.subject.conventions, f"timed trial {number + 1}")
+                    by_row = {name: got for name, got in trial.sample.items() if name in BY_ROW}
+                    verdict = call.rows(trial.place, by_row, *told)
+                    if number == chosen and all_rows_judged(case):
+                        others = {name: got for name, got in trial.sample.items() if name not in BY_ROW}
+                        verdict = worst((verdict, call.over_all_rows(trial.place, others, *told)))
                     entry.during = worst((entry.during, verdict))
                     entry.accept(verdict)
-
-    def of_trial(self, call: Call, trial: Trial, conventions: dict[str, str], number: int, all_rows: bool) -> Verdict:
-        where = f"timed trial {number + 1}"
-        by_row = {name: got for name, got in trial.sample.items() if name in BY_ROW}
-        verdict = call.rows(trial.place, by_row, conventions, where)
-        if not (all_rows and all_rows_judged(call.case)):
-            return verdict
-        others = {name: got for name, got in trial.sample.items() if name not in BY_ROW}
-        return worst((verdict, call.over_all_rows(trial.place, others, conventions, where)))
 
     # --- timed ---
 
@@ -301,14 +300,12 @@ class Run:
         """Each in a process that is started for it, in as many calls as there are rounds at least."""
         if not self.plan.memory(case):
             return
-        for entry in entries:
-            if not entry.measured:
-                continue
-            self.plan.step(f"{entry.subject.name}: memory")
-            worker = self.start(MemoryWorker, (entry.subject, self.plan.device), entry.subject.environment)
+        plan = self.plan
+        for entry in (entry for entry in entries if entry.measured):
+            plan.step(f"{entry.subject.name}: memory")
+            worker = self.start(MemoryWorker, (entry.subject, plan.device), entry.subject.environment)
             try:
-                given = (case, self.plan.seed, self.plan.budget.least)
-                entry.peaks = worker.ask("measure", *given, limit=self.plan.budget.limit)
+                entry.peaks = worker.ask("measure", case, plan.seed, plan.budget.least, limit=plan.budget.limit)
             except Failed as failed:
                 entry.memory_note = f"memory: {failed}"
             worker.end()
@@ -321,10 +318,9 @@ def impossible(entry: Entry, case: Case, found: Work, ceilings: Sequence[Measure
     if entry.seconds.low <= 0:
         return f"{IMPOSSIBLE}it took no time at all"
     product, copy = best_product(ceilings, case.dtype), best_copy(ceilings)
-    if found.least_flops is not None and product is not None and found.least_flops / slowest > product:
-        done = f"{found.least_flops / slowest / 1e9:.0f} GFLOP/s at least"
-        return f"{IMPOSSIBLE}{done}, and the best matrix product here has {product / 1e9:.0f}"
-    if copy is not None and found.bytes / slowest > copy:
-        moved = f"{found.bytes / slowest / 1e9:.0f} GB/s at least"
-        return f"{IMPOSSIBLE}{moved}, and the best copy here has {copy / 1e9:.0f}"
+    limits = ((found.least_flops, product, "GFLOP/s", "matrix product"), (found.bytes, copy, "GB/s", "copy"))
+    for done, best, unit, what in limits:
+        if done is not None and best is not None and done / slowest > best:
+            rate = f"{done / slowest / 1e9:.0f} {unit} at least"
+            return f"{IMPOSSIBLE}{rate}, and the best {what} here has {best / 1e9:.0f}"
     return ""

@@ -26,11 +26,7 @@ class Interval(NamedTuple):
     level: float
     n: int
 
-    def scaled(self, factor: float) -> Interval:
-        return self._replace(median=self.median * factor, low=self.low * factor, high=self.high * factor)
-
     def inverse(self, numerator: float) -> Interval:
-        """Of numerator / value."""
         return self._replace(median=numerator / self.median, low=numerator / self.high, high=numerator / self.low)
 
 

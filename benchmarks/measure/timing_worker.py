@@ -87,8 +87,7 @@ class TimingWorker:
         loaded = self.loaded(case, seed, WARM_UP, number)
         start = time.perf_counter()
         with prepared.around():
-            results = prepared.call(loaded)
-            prepared.wait([results])
+            results = prepared.finish(loaded)
             for name, result in zip(case.results, results, strict=False):
                 prepared.numpy(prepared.copy(prepared.view(result, name)[0, 0, :1]))  # a GPU is done after this
         return time.perf_counter() - start
@@ -110,8 +109,7 @@ class TimingWorker:
         arrays = only_there(case, self.in_place(case, seed, *words), places)
         loaded = prepared.load(arrays, timed.mask(case, seed, *words))
         with prepared.around():
-            results = prepared.call(loaded)
-            prepared.wait([results])
+            results = prepared.finish(loaded)
         self.complete(case, results)
         found = [taken(case, prepared, results, place, case.results) for place in places]
         return [{name: prepared.numpy(piece) for name, piece in sample.items()} for sample in found]
@@ -142,18 +140,19 @@ class TimingWorker:
         short = calls * expected < SHORT
         extra = self.loaded(case, seed, WARM_UP, *words, calls, again=False) if short else None
         clock, random = clock_for(prepared), np.random.default_rng()
+        looked_at = [name for name in case.results if name in BY_ROW or all_rows_judged(case)]
         gc.disable()
         try:
             with prepared.around():
                 end = time.perf_counter() + awake
                 while extra is not None:  # once at least
-                    prepared.wait([prepared.call(extra)])
+                    prepared.finish(extra)
                     if time.perf_counter() >= end:
                         break
                 by_others = watch_processors()
                 results = clock.results(prepared, loaded)
                 place, call = draw(case, random, 1, ROWS_OF_TRIAL)[0], call_to_judge(random, calls)
-                sample = taken(case, prepared, results[call], place, kept(case))
+                sample = taken(case, prepared, results[call], place, looked_at)
                 seconds = clock.seconds()
                 used = by_others()
         finally:
@@ -186,11 +185,6 @@ def array_classes() -> set[type]:
 def call_to_judge(random: np.random.Generator, calls: int) -> int:
     """Half of the times the last, which has had no time after it to be finished in, else any."""
     return calls - 1 if random.integers(2) else int(random.integers(calls))
-
-
-def kept(case: Case) -> tuple[str, ...]:
-    """The results of a timed call that are looked at: those by row, and all if all rows are judged."""
-    return case.results if all_rows_judged(case) else tuple(name for name in case.results if name in BY_ROW)
 
 
 def shape_of(case: Case, result: str) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -123,19 +124,20 @@ def serve(pipe: Any, threads: int, variables: Mapping[str, str], make: Callable[
         pipe.send(answer)
 
 
+@dataclass
 class Worker:
     """An object in a process of its own, that is started when first needed, and anew after it has ended."""
 
-    def __init__(
-        self, make: Callable[..., Any], arguments: tuple[Any, ...], threads: int, variables: Mapping[str, str]
-    ) -> None:
-        self.make, self.arguments, self.threads, self.variables = make, arguments, threads, dict(variables)
-        self.process: Any = None
+    make: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    threads: int
+    variables: Mapping[str, str]
+    process: Any = None
 
     def start(self) -> None:
         started = context()
         self.pipe, theirs = started.Pipe()
-        variables = environment(self.threads) | self.variables
+        variables = environment(self.threads) | dict(self.variables)
         given = (theirs, self.threads, variables, self.make, self.arguments)
         process = started.Process(target=serve, args=given, daemon=True)
         try:

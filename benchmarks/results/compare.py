@@ -10,7 +10,7 @@ or that was other work under the same name, gets no verdict.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.measure.statistics import LEAST_LEVEL
@@ -49,26 +49,40 @@ class Comparison(NamedTuple):
 
 
 def compare(before: Result, after: Result) -> Comparison:
-    pairs = list(both(before, after))
-    drift, why = drifts(before, after, pairs), unlike(before, after)
-    changes = [
-        change(case, old, new, drift.get(case), case not in why)
-        for case, old, new in pairs
-        if timed(old) and timed(new)
-    ]
+    olds, news = (
+        {(case["name"], subject["name"]): subject for case in result["cases"] for subject in case["subjects"]}
+        for result in (before, after)
+    )
+    pairs = [(key[0], olds[key], new) for key, new in news.items() if key in olds]
+    timed_pairs = [(case, old, new) for case, old, new in pairs if timed(old) and timed(new)]
+    drift, why = drifts(before, after, timed_pairs), unlike(before, after)
+    changes = [change(case, old, new, drift.get(case), case not in why) for case, old, new in timed_pairs]
     told = [f"{case}: no verdict, {reason}" for case, reason in why.items() if reason != BUSY]
     disturbed = list(why.values()).count(BUSY)
     common = len({case["name"] for case in before["cases"]} & {case["name"] for case in after["cases"]})
     told += [f"no verdict in {disturbed} of {common} cases: {BUSY}"] if disturbed else []
-    told += [*reservations(before, after), *circumstances(before, after), *lost(pairs), *missing(before, after)]
+    against = []  # the times of a result: other programs, an interrupt
+    for name, result in (("A", before), ("B", after)):
+        found = [busy_cases(result["cases"]), "" if result["finished"] else "interrupted"]
+        against += [f"{name}: {', '.join(filter(None, found))}"] if any(found) else []
+    told += ["; ".join(against)] if against else []
+    told += circumstances(before, after)
+    told += [
+        f"{case}: {new['name']}: {old['status']}, then {new['status']}: {new['reason'] or old['reason']}"
+        for case, old, new in pairs
+        if timed(old) != timed(new)
+    ]
+    told += missing(before, after)
     return Comparison(sorted(changes, key=lambda one: not one.yours), told, drift)
 
 
 def unlike(before: Result, after: Result) -> dict[str, str]:
     """Why a case gets no verdict, by its name."""
-    found, earlier = {}, {case["name"]: case for case in before["cases"]}
-    for name, new in ((case["name"], case) for case in after["cases"] if case["name"] in earlier):
-        old = earlier[name]
+    found = {}
+    olds, news = ({case["name"]: case for case in result["cases"]} for result in (before, after))
+    for name, new in news.items():
+        if (old := olds.get(name)) is None:
+            continue
         if old["pairs"] != new["pairs"]:
             found[name] = f"it was other work: {old['pairs']:,} pairs of queries and keys, then {new['pairs']:,}"
         elif old.get("busy") or new.get("busy"):
@@ -76,21 +90,12 @@ def unlike(before: Result, after: Result) -> dict[str, str]:
     return found
 
 
-def reservations(before: Result, after: Result) -> list[str]:
-    """Return, in a line, what speaks against the times of a result: other programs, an interrupt."""
-    told = []
-    for name, result in (("A", before), ("B", after)):
-        found = [busy_cases(result["cases"]), "" if result["finished"] else "interrupted"]
-        told += [f"{name}: {', '.join(filter(None, found))}"] if any(found) else []
-    return ["; ".join(told)] if told else []
-
-
 def drifts(before: Result, after: Result, pairs: Sequence[Pair]) -> dict[str, tuple[float, float]]:
     if before["environment"]["versions"] != after["environment"]["versions"]:
         return {}
     found: dict[str, list[float]] = {}
     for case, old, new in pairs:
-        if timed(old) and timed(new) and not own(old) and not own(new):
+        if not own(old) and not own(new):
             found.setdefault(case, []).append(new["seconds"]["median"] / old["seconds"]["median"])
     return {case: (min(ratios), max(ratios)) for case, ratios in found.items() if len(ratios) >= ENOUGH}
 
@@ -102,18 +107,6 @@ def own(subject: Result) -> bool:
 
 def timed(subject: Result) -> bool:
     return subject["status"] == "measured"
-
-
-def both(before: Result, after: Result) -> Iterator[Pair]:
-    """Case and subject of both, by their names."""
-    old = subjects_of(before)
-    for (case, name), new in subjects_of(after).items():
-        if (case, name) in old:
-            yield case, old[case, name], new
-
-
-def subjects_of(result: Result) -> dict[tuple[str, str], Result]:
-    return {(case["name"], subject["name"]): subject for case in result["cases"] for subject in case["subjects"]}
 
 
 def change(case: str, old: Result, new: Result, drift: tuple[float, float] | None, comparable: bool) -> Change:
@@ -128,7 +121,6 @@ def change(case: str, old: Result, new: Result, drift: tuple[float, float] | Non
 
 
 def circumstances(before: Result, after: Result) -> list[str]:
-    """What differs in environment and settings."""
     lines = []
     for part in ("environment", "settings"):
         for name, old in before[part].items():
@@ -148,15 +140,6 @@ def circumstances(before: Result, after: Result) -> list[str]:
     return lines
 
 
-def lost(pairs: Sequence[Pair]) -> list[str]:
-    """What has a time in one of the results only."""
-    return [
-        f"{case}: {new['name']}: {old['status']}, then {new['status']}: {new['reason'] or old['reason']}"
-        for case, old, new in pairs
-        if timed(old) != timed(new)
-    ]
-
-
 def missing(before: Result, after: Result) -> list[str]:
     """What only one of the results has: whole cases, and subjects of cases that both have, unless it left them out."""
     cases = [{case["name"] for case in result["cases"]} for result in (before, after)]
@@ -166,13 +149,8 @@ def missing(before: Result, after: Result) -> list[str]:
         for result in (before, after)
     ]  # fmt: skip
     begun = [{name for name, status in found.items() if status != "left out"} for found in subjects]
-    return [
-        f"only in the {which}: {'; '.join(sorted(names))}"
-        for which, names in (
-            ("first", cases[0] - cases[1]),
-            ("second", cases[1] - cases[0]),
-            ("first", begun[0] - set(subjects[1])),
-            ("second", begun[1] - set(subjects[0])),
-        )
-        if names
+    alone = [
+        *(("first", cases[0] - cases[1]), ("second", cases[1] - cases[0])),
+        *(("first", begun[0] - set(subjects[1])), ("second", begun[1] - set(subjects[0]))),
     ]
+    return [f"only in the {which}: {'; '.join(sorted(names))}" for which, names in alone if names]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from benchmarks.measure.statistics import LEAST_LEVEL, paired
@@ -49,12 +50,6 @@ def ratio(one: Result, other: Result) -> Ratio:
     return Ratio(median, low, high, not low <= 1 <= high and min(a["level"], b["level"]) >= LEAST_LEVEL)
 
 
-def over(one: Result, other: Result) -> str:
-    """How many times as long one takes, in words; where that may be noise, they say so."""
-    found = ratio(one, other)
-    return f"{found} as long as {other['name']}{'' if found.clear else ' (noise)'}"
-
-
 def leaders(case: Result) -> list[Result]:
     """Return the fastest: no other is faster than one of them by more than noise.
 
@@ -83,9 +78,6 @@ def counted(number: int, name: str) -> str:
     return f"{number} {name}{'s' * (number != 1)}"
 
 
-# --- a case -----------------------------------------------------------------------------------------------------------
-
-
 def of_case(case: Result) -> list[str]:
     order, first = measured(case), leaders(case)
     failed = [subject for subject in case["subjects"] if subject["status"] == "failed"]
@@ -103,19 +95,17 @@ def of_case(case: Result) -> list[str]:
         start = f"Fastest is {fastest['name']}, {spent}; {second['name']} takes {ratio(second, fastest)} as long."
         told = [fastest, second]
     behind = [one for one in order if (one["name"] in case["bases"] or one.get("yours")) and one not in told]
-    more = [f"{one['name']} takes {over(one, farthest_ahead(one, first))}" for one in behind]
+    compared = []
+    for one in behind:  # with that of the fastest which is farthest ahead by more than noise; the first where none is
+        ahead = [(ratio(one, other).median, other) for other in first if slower(one, other)]
+        compared.append((one, max(ahead, key=itemgetter(0))[1] if ahead else fastest))
     own_ones = [one for one in order if one.get("yours")]
-    more += [f"{one['name']} takes {over(one, own_ones[0])}" for one in own_ones[1:] if own_ones[0] is not fastest]
+    compared += [(one, own_ones[0]) for one in own_ones[1:] if own_ones[0] is not fastest]
+    more = []
+    for one, other in compared:
+        found = ratio(one, other)
+        more.append(f"{one['name']} takes {found} as long as {other['name']}{'' if found.clear else ' (noise)'}")
     return [start, *([f"{'; '.join(more)}."] if more else []), *lines]
-
-
-def farthest_ahead(one: Result, first: Sequence[Result]) -> Result:
-    """Of the fastest the one that is farthest ahead of it by more than noise; the first where none is."""
-    ahead = [other for other in first if slower(one, other)]
-    return max(ahead, key=lambda other: ratio(one, other).median, default=first[0])
-
-
-# --- all cases --------------------------------------------------------------------------------------------------------
 
 
 def of_cases(cases: Sequence[Result]) -> list[str]:
@@ -132,12 +122,10 @@ def fastest(cases: Sequence[Result]) -> str:
     if not alone:
         return f"In {counted(len(cases), 'case')} the fastest differ by no more than noise."
     always = yours(cases)
-    named = [one for number, one in enumerate(alone.most_common()) if number < NAMED or one[0] in always]
-    told = [f"{name} in {count}" for name, count in named]
-    others = sum(alone.values()) - sum(count for _, count in named)
-    told += [f"others in {others}"] if others else []
-    level = len(cases) - sum(alone.values())
-    told += [f"several within noise in {level}"] if level else []
+    named = {name: n for place, (name, n) in enumerate(alone.most_common()) if place < NAMED or name in always}
+    named["others"] = alone.total() - sum(named.values())
+    named["several within noise"] = len(cases) - alone.total()
+    told = [f"{name} in {count}" for name, count in named.items() if count]
     return f"Fastest in {counted(len(cases), 'case')}: {'; '.join(told)}."
 
 
@@ -155,8 +143,7 @@ def of_yours(cases: Sequence[Result]) -> str:
             found.setdefault(one["name"], []).append(ahead)
     told = []
     for name, lags in found.items():
-        first = sum(not ahead for ahead in lags)
-        told.append(f"{name} is among the fastest in {first} of {counted(len(lags), 'case')}")
+        told.append(f"{name} is among the fastest in {lags.count([])} of {counted(len(lags), 'case')}")
         if any(lags):
             lag, other, place = max((one for ahead in lags for one in ahead), key=lambda one: one[0].median)
             told.append(f"its largest lag: it takes {lag} as long as {other} ({place})")
@@ -182,11 +169,12 @@ def against_libraries(cases: Sequence[Result]) -> str:
             least = min(libraries, key=lambda one: ratio(one, ours).median)
             leads.append((ratio(least, ours), case["name"], ours["name"], least["name"]))
     told = []
-    for found, start in ((leads, "largest lead of {} over all libraries"), (lags, "largest lag of our fastest engine")):
-        if found:
-            largest, name, ahead, behind = max(found, key=lambda one: one[0].median)
-            than = "" if found is leads else f" as {ahead}"
-            told.append(f"{start.format(ahead)}: {behind} takes {largest} as long{than} ({name})")
+    if leads:
+        largest, name, ahead, behind = max(leads, key=lambda one: one[0].median)
+        told.append(f"largest lead of {ahead} over all libraries: {behind} takes {largest} as long ({name})")
+    if lags:
+        largest, name, ahead, behind = max(lags, key=lambda one: one[0].median)
+        told.append(f"largest lag of our fastest engine: {behind} takes {largest} as long as {ahead} ({name})")
     text = "; ".join(told) or (NO_LEAD if compared else "")
     return text and f"{text[0].upper()}{text[1:]}."
 
@@ -210,11 +198,7 @@ def failures(cases: Sequence[Result]) -> str:
     return f"FAILED: {'; '.join(told)}." if told else ""
 
 
-# --- two results ------------------------------------------------------------------------------------------------------
-
-
 def of_comparison(found: Comparison) -> list[str]:
-    """How many became slower or faster, and which most."""
     if not found.changes:
         return ["No subject has a time in both results."]
     count = Counter(change.verdict for change in found.changes)

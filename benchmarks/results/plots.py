@@ -59,22 +59,13 @@ def plot(result: Result, folder: Path) -> list[Path]:
 
 
 def drawn(result: Result) -> list[tuple[str, str]]:
-    """Names, and SVG in light colours on no background."""
-    import matplotlib
+    from matplotlib import rc_context
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    found = []
-    with pyplot.rc_context(STYLE):
-        for name, figure in figures(result):
-            found.append((name, as_svg(figure)))
-            pyplot.close(figure)
-    return found
+    with rc_context(STYLE):
+        return [(name, as_svg(figure)) for name, figure in figures(result)]
 
 
 def as_svg(figure: Any) -> str:
-    """The figure in light colours on no background."""
     written = io.StringIO()
     figure.savefig(written, format="svg", transparent=True, metadata=NO_METADATA)
     # A point is a pixel: a browser would make a third more of it, and the picture too wide.
@@ -179,13 +170,13 @@ def around(figure: Any, height: float, title: str, handles: Sequence[Any]) -> No
 
 def growth(name: str, cases: list[Result], result: Result, looks: Looks) -> Any:
     """Time above peak memory, over T; all axes logarithmic."""
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
     with_memory = {case["K"] for case in cases for one in case["subjects"] if one["memory"]}
     panels = 2 if len(with_memory) > 1 else 1
-    figure, grid = pyplot.subplots(panels, 1, layout="constrained", squeeze=False)
-    axes, used = grid[:, 0], set()
+    figure = Figure(layout="constrained")
+    axes, used = figure.subplots(panels, 1, squeeze=False)[:, 0], set()
     cases = sorted(cases, key=lambda case: case["K"])
     for subject in looks.names:
         points = [(case["K"], found) for case in cases if (found := of(case, subject)) is not None]
@@ -197,11 +188,18 @@ def growth(name: str, cases: list[Result], result: Result, looks: Looks) -> Any:
         bars(axes[0], [(length, found["seconds"]["median"], found["seconds"]) for length, found in points], style)
         if known and panels == 2:
             bars(axes[1], known, style)
+    lengths = sorted({case["K"] for case in cases}, reverse=True)
+    labelled = lengths[:1]
+    for length in lengths:  # labels do not touch that have a tenth of the axis between them
+        if math.log(labelled[-1] / length) >= math.log(lengths[0] / lengths[-1]) / 10 > 0:
+            labelled.append(length)
     for axis, title, unit in zip(axes, ("time of a call", "peak memory above the inputs"), "sB", strict=False):
         axis.set(xscale="log", yscale="log", xlabel="length T in tokens, 1k = 1,024")
         axis.set_title(title, loc="left")
-        axis.xaxis.set_major_locator(FixedLocator(apart([case["K"] for case in cases])))
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: in_tokens(round(value))))
+        axis.xaxis.set_major_locator(FixedLocator(labelled[::-1]))
+        axis.xaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: f"{value / 1024:.0f}k" if value % 1024 == 0 else f"{value:,.0f}")
+        )
         axis.xaxis.set_minor_locator(NullLocator())
         axis.yaxis.set_major_formatter(EngFormatter(unit))
         axis.yaxis.set_minor_formatter(NullFormatter())
@@ -220,20 +218,6 @@ def bars(axis: Any, points: Sequence[tuple[int, float, Result | None]], style: d
     axis.errorbar(lengths, medians, yerr=[below, above], capsize=2, elinewidth=0.8, **style)
 
 
-def apart(lengths: Sequence[int]) -> list[int]:
-    """Lengths whose labels do not touch: a tenth of the axis between two of them; the longest is among them."""
-    least = math.log(max(lengths) / min(lengths)) / 10
-    found: list[int] = []
-    for length in sorted(set(lengths), reverse=True):
-        if not found or math.log(found[-1] / length) >= least:
-            found.append(length)
-    return found[::-1]
-
-
-def in_tokens(length: int) -> str:
-    return f"{length // 1024}k" if length >= 1024 and length % 1024 == 0 else f"{length:,}"
-
-
 def of(case: Result, subject: str) -> Result | None:
     return next((one for one in measured(case) if one["name"] == subject), None)
 
@@ -246,15 +230,15 @@ HEAD, STEP, GAP = 16, 6, 5
 
 def ratios(base: str, result: Result, looks: Looks) -> Any:
     """For every case a name, and below it the time of each peer over that of the base. None without any."""
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     rows = [(case["name"], shown(case, base, looks)) for case in result["cases"] if base in case["bases"]]
     rows = [(name, found) for name, found in rows if found]
     if not rows:
         return None
-    figure, axis = pyplot.subplots(layout="constrained")
-    used, top = set(), 0.0
+    figure = Figure(layout="constrained")
+    axis, used, top = figure.subplots(), set(), 0.0
     for row, (name, found) in enumerate(rows):
         bottom = top + HEAD + STEP * len(found) + GAP
         if row % 2:
@@ -271,21 +255,19 @@ def ratios(base: str, result: Result, looks: Looks) -> Any:
         top = bottom
     axis.set(xscale="log", ylim=(top, 0), xlabel=textwrap.fill(f"time / time of {base}", LETTERS))
     axis.yaxis.set_major_locator(NullLocator())
-    axis.xaxis.set_major_locator(FixedLocator(round_ratios(*axis.get_xlim())))
+    low, high = axis.get_xlim()
+    decades = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    fine, coarse = (
+        [digit * decade for decade in decades for digit in digits if low <= digit * decade <= high]
+        for digits in ((1, 2, 5), (1,))
+    )
+    axis.xaxis.set_major_locator(FixedLocator(fine if len(fine) <= 7 else coarse))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.spines["left"].set_visible(False)
     title = f"Others against {base}: to the right of 1 it is ahead ({machine(result)})"
     around(figure, top / 72 + 0.4, title, looks.handles(used))
     return figure
-
-
-def round_ratios(low: float, high: float) -> list[float]:
-    """1, 2 and 5 in every decade, or 1 alone where they are many."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    fine = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
-    inside = [value for value in fine if low <= value <= high]
-    return inside if len(inside) <= 7 else [10.0**decade for decade in decades if low <= 10.0**decade <= high]
 
 
 def shown(case: Result, base: str, looks: Looks) -> list[tuple[str, Result]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,22 +40,12 @@ def case_result(
     case: Case, work: Work, entries: Sequence[Entry], ceilings: Sequence[Measured], busy: str = ""
 ) -> Result:
     """busy: what other programs took of the processors, in words; empty if it was little."""
-    sizes = {name: getattr(case, name) for name in ("B", "H", "G", "Q", "K", "D", "V", "window", "segments")}
     inputs = [int(np.prod(case.shapes[name])) for name in case.inputs]
-    bases = [entry for entry in entries if entry.measured and entry.subject.base]
-    bases = bases or [entry for entry in entries if entry.measured][:1]
+    measured = [entry for entry in entries if entry.measured]
+    bases = [entry for entry in measured if entry.subject.base] or measured[:1]
     return {
-        "name": case.name,
-        "operation": case.operation,
-        "direction": case.direction,
-        "dtype": case.dtype,
-        **sizes,
-        "kind": case.kind,
-        "series": case.series,
-        "pairs": work.pairs,
-        "flops": work.flops,
-        "least_flops": work.least_flops,
-        "bytes": work.bytes,
+        **asdict(case),
+        **work._asdict(),
         "input_bytes": sum(inputs) * case.itemsize,
         "busy": busy,
         "bases": [entry.subject.name for entry in bases],
@@ -75,19 +66,15 @@ def subject_result(
     """Whatever failed or was left out has a reason, and no time at all."""
     start, subject = entry.start, entry.subject
     found: Result = {
-        "name": subject.name,
-        "ours": subject.ours,
-        "yours": subject.yours,
-        "status": entry.status,
-        "reason": entry.reason,
+        **{name: getattr(subject, name) for name in ("name", "ours", "yours")},
+        **{name: getattr(entry, name) for name in ("status", "reason")},
         "form": start.form if start else "",
         "chosen": start.chosen if start else "",
         "notes": [*subject.notes, *(start.notes if start else ())],
         "conventions": subject.conventions if case.itemsize == 2 else {},
     }
-    timed: Result = dict.fromkeys(TIMED)
     if not entry.measured or start is None:
-        return found | timed
+        return found | dict.fromkeys(TIMED)
     seconds, peaks = entry.seconds, interval(entry.peaks) if entry.peaks else None
     return found | {
         "notes": found["notes"] + ([entry.memory_note] if entry.memory_note else []),

@@ -66,26 +66,21 @@ def fit(points: Sequence[Point]) -> Result | None:
     }
 
 
-def series_of(cases: Sequence[Result]) -> dict[tuple[str, str, str], list[Point]]:
-    """Points by series, subject and quantity. A peak that was measured once has no interval, and is none."""
+def scaling(cases: Sequence[Result]) -> list[Result]:
+    """One fit for each series, subject and quantity that has enough lengths.
+
+    A peak that was measured once has no interval, and is no point.
+    """
     found: dict[tuple[str, str, str], list[Point]] = {}
-    for case in cases:
+    for case in (case for case in cases if case["series"]):
         for subject in case["subjects"]:
             for quantity, field in FIELD.items():
                 value = subject.get(field)
-                if case["series"] and value is not None and (quantity == "seconds" or value["low"] >= LEAST_MEMORY):
+                if value is not None and (quantity == "seconds" or value["low"] >= LEAST_MEMORY):
                     found.setdefault((case["series"], subject["name"], quantity), []).append((case["K"], value))
-    return found
-
-
-def scaling(cases: Sequence[Result]) -> list[Result]:
-    """One fit for each series, subject and quantity that has enough lengths."""
-    fits = []
-    for (series, subject, quantity), points in series_of(cases).items():
-        fitted = fit(points)
-        if fitted is not None:
-            fits.append({"series": series, "subject": subject, "quantity": quantity} | fitted)
-    return fits
+    names = ("series", "subject", "quantity")
+    fits = [(dict(zip(names, key, strict=True)), fit(points)) for key, points in found.items()]
+    return [key | fitted for key, fitted in fits if fitted is not None]
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
@@ -128,7 +123,9 @@ def ends(space: Result, cases: Sequence[Result], memory: int) -> str:
     longest = next(case for case in cases if (case["series"], case["K"]) == (space["series"], space["to"]))
     peak = next(one["memory"] for one in longest["subjects"] if one["name"] == space["subject"])
     growths = [max(end["high"] for end in space["between"]), max(0.0, min(end["low"] for end in space["between"]))]
-    low, high = (round_down(full(memory, longest, peak, growth)) for growth in growths)
+    lengths = [full(memory, longest, peak, growth) for growth in growths]
+    units = [10 ** max(0, int(math.log10(length)) - 1) for length in lengths]  # of two digits
+    low, high = (int(length // unit * unit) for length, unit in zip(lengths, units, strict=True))
     where = f"T={low:,}" if low == high else f"T={low:,} to {high:,}"
     return f"Inputs and one call would fill {memory / 1e9:.0f} GB at {where}"
 
@@ -144,12 +141,6 @@ def full(memory: int, case: Result, peak: float, growth: float) -> float:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if filled(middle) else (middle, high)
     return low
-
-
-def round_down(number: float) -> int:
-    """To two digits."""
-    unit = 10 ** max(0, int(math.log10(number)) - 1)
-    return int(number // unit * unit)
 
 
 WHAT_THEN = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from benchmarks.measure.memory import gigabytes
@@ -22,20 +22,34 @@ INTERVALS, BESIDE = 150, 104
 
 def case_table(case: Result, width: int = INTERVALS) -> Table:
     """The measured subjects, the fastest first; how much of each depends on the width of the terminal."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("subject", no_wrap=True)
-    bases = case["bases"] if width >= INTERVALS else [re.split(r"_impl|,", base)[0] for base in case["bases"]]
-    over = "time /" if width >= INTERVALS else "/"
-    rate = "GB/s" if case["flops"] is None else "GFLOP/s"
-    headings = ["ms", *([] if width >= INTERVALS else ["±"]), *(f"{over} {base}" for base in bases), rate]
-    for heading in [
-        *headings,
-        "ceiling" if width >= BESIDE else "share",
-        *([*(["memory"] if has_memory(case) else []), "first call", "error"] if width >= BESIDE else []),
-    ]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for subject in measured(case):
-        table.add_row(*cells(case, subject, width), style="bold" if subject["ours"] else "")
+    wide, beside, subjects = width >= INTERVALS, width >= BESIDE, measured(case)
+    columns: list[tuple[str, list[str]]] = []
+    if wide:
+        columns.append(("ms", [milliseconds(one["seconds"]) for one in subjects]))
+    else:
+        # How far the interval goes from the median, on the side where it goes farther.
+        spent = [(one["seconds"]["low"], one["seconds"]["median"], one["seconds"]["high"]) for one in subjects]
+        columns.append(("ms", [f"{median * 1e3:.3g}" for _, median, _ in spent]))
+        columns.append(("±", [f"{max(high / median - 1, 1 - low / median):.0%}" for low, median, high in spent]))
+    for base in case["bases"]:
+        heading = f"time / {base}" if wide else f"/ {re.split(r'_impl|,', base)[0]}"
+        columns.append((heading, [times(one["ratios"].get(base), wide) for one in subjects]))
+    unit, rate = ("GB/s", "bytes_per_second") if case["flops"] is None else ("GFLOP/s", "flops_per_second")
+    columns.append((unit, [f"{one[rate]['median'] / 1e9:.3g}" for one in subjects]))
+    shares = [one["share"] and (f"{one['share']['median']:.0%}", one["share"]["of"]) for one in subjects]
+    reached = [" ".join(share if wide else share[:1]) if share else "" for share in shares]
+    columns.append(("ceiling" if beside else "share", reached))
+    if beside:
+        peaks = [one["memory"] for one in subjects]
+        if any(one["memory"] is not None for one in case["subjects"]):
+            columns.append(("memory", ["" if peak is None else size(peak) for peak in peaks]))
+        columns.append(("first call", [f"{one['first_call_seconds']:.2g} s" for one in subjects]))
+        columns.append(("error", [f"{max(one['judged'].values()):.2f}" for one in subjects]))
+    headings = [Column(heading, justify="right", no_wrap=True) for heading, _ in columns]
+    options: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
+    table = Table(Column("subject", no_wrap=True), *headings, **options)
+    for subject, *cells in zip(subjects, *(texts for _, texts in columns), strict=True):
+        table.add_row(subject["name"], *cells, style="bold" if subject["ours"] else "")
     return table
 
 
@@ -43,11 +57,6 @@ def measured(case: Result) -> list[Result]:
     """The subjects that have a time, the fastest first."""
     found = [subject for subject in case["subjects"] if subject["status"] == "measured"]
     return sorted(found, key=lambda subject: subject["seconds"]["median"])
-
-
-def has_memory(case: Result) -> bool:
-    """Whether the memory of any subject was measured."""
-    return any(subject["memory"] is not None for subject in case["subjects"])
 
 
 def title_of(case: Result) -> str:
@@ -59,30 +68,9 @@ def title_of(case: Result) -> str:
     return f"{case['name']} ({sizes}, {case['dtype']}; {share}, {case['flops'] / 1e9:.3g} GFLOP)"
 
 
-def cells(case: Result, subject: Result, width: int) -> list[str]:
-    wide, seconds = width >= INTERVALS, subject["seconds"]
-    rate = subject["bytes_per_second" if case["flops"] is None else "flops_per_second"]
-    ratios = [times(subject["ratios"].get(base), wide) for base in case["bases"]]
-    share, memory = subject["share"], subject["memory"]
-    reached = "" if share is None else f"{share['median']:.0%}" + (f" {share['of']}" if wide else "")
-    spent = [milliseconds(seconds)] if wide else [f"{seconds['median'] * 1e3:.3g}", spread(seconds)]
-    beside = [
-        *(["" if memory is None else size(memory)] if has_memory(case) else []),
-        f"{subject['first_call_seconds']:.2g} s",
-        f"{max(subject['judged'].values()):.2f}",
-    ]
-    found = [subject["name"], *spent, *ratios, f"{rate['median'] / 1e9:.3g}", reached]
-    return found + (beside if width >= BESIDE else [])
-
-
 def milliseconds(seconds: Result) -> str:
     low, median, high = (f"{seconds[name] * 1e3:.3g}" for name in ("low", "median", "high"))
     return f"{median} [{low}, {high}]"
-
-
-def spread(seconds: Result) -> str:
-    """How far the interval goes from the median, on the side where it goes farther."""
-    return f"{max(seconds['high'] / seconds['median'] - 1, 1 - seconds['low'] / seconds['median']):.0%}"
 
 
 def times(ratio: Result | None, wide: bool) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -67,12 +67,6 @@ def prepared(case: Case, device: str, function: Any, given: Any = None, *, layou
     return replace(ready, evict=evict) if device == "cuda" else ready
 
 
-def arrays_of(device: str) -> Callable[[Any], Any]:
-    """A mask's description with JAX arrays in place of NumPy's."""
-    framework = JaxArrays(device)
-    return lambda mask: map_arrays(mask, lambda array: framework.array(np.asarray(array, np.int32)))
-
-
 def engine(case: Case, device: str, name: str) -> Prepared:
     """jax_impl.attention by an engine; arrays in the description are arguments, as they are in a model."""
     import jax
@@ -80,10 +74,14 @@ def engine(case: Case, device: str, name: str) -> Prepared:
     import jax_impl
     from benchmarks.cases import mask
 
-    holds_arrays = case.kind in ("lengths", "segments")
+    framework, holds_arrays = JaxArrays(device), case.kind in ("lengths", "segments")
     fixed = None if holds_arrays else mask(case, 0)
-    given = arrays_of(device) if holds_arrays else None
     choices: list[Any] = []
+
+    def described(mask: Any) -> Any:
+        return map_arrays(mask, lambda array: framework.array(np.asarray(array, np.int32)))
+
+    given = described if holds_arrays else None
 
     def explained(*inputs: Any) -> None:
         choices.append(jax_impl.explain_engine(*inputs[:3], mask=fixed or inputs[3], engine=name))
@@ -142,19 +140,13 @@ def refuse_what_cudnn_does_not_take(case: Case, apply: Any, given: Any) -> None:
 
 
 def layer_norm(case: Case, device: str, package: str) -> Prepared:
-    if package == "jax_impl":
-        import jax_impl
-
-        function: Any = jax_impl.layer_norm
-    else:
-        from conformance.peers import flax_layers, jax_functions
-
-        functions = {
-            "jax.nn": jax_functions.standardize_stable,
-            "flax": flax_layers.linen_layer_norm_slow,
-            "flax, fast": flax_layers.linen_layer_norm_fast,
-        }
-        function = functions[package]
+    module, name = {
+        "jax_impl": ("jax_impl", "layer_norm"),
+        "jax.nn": ("conformance.peers.jax_functions", "standardize_stable"),
+        "flax": ("conformance.peers.flax_layers", "linen_layer_norm_slow"),
+        "flax, fast": ("conformance.peers.flax_layers", "linen_layer_norm_fast"),
+    }[package]
+    function = getattr(import_module(module), name)
     return prepared(case, device, lambda x, weight, bias: function(x, weight, bias, eps=1e-5))
 
 

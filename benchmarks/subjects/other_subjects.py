@@ -19,40 +19,31 @@ ARRAYS: dict[str, Any] = {"jax": JaxArrays, "torch": TorchArrays}
 PREPARED: dict[str, Any] = {"jax": jax_subjects.prepared, "torch": torch_subjects.prepared}
 
 
-# --- Flax -------------------------------------------------------------------------------------------------------------
-
-
 def flax_attention(case: Case, device: str) -> Prepared:
     from conformance.peers.flax_layers import linen_attention
 
-    array = JaxArrays(device).array
-    masked = case.kind != "dense"
+    return masked_attention(case, device, "jax", linen_attention, {})
+
+
+def masked_attention(case: Case, device: str, backend: str, function: Any, options: dict[str, Any]) -> Prepared:
+    """function(query, key, value, mask=array, **options); options: those that say the mask, where there are some."""
+    array = ARRAYS[backend](device).array
+    dense = case.kind != "dense" and not options
 
     def apply(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
-        return linen_attention(query, key, value, mask=mask)
+        return function(query, key, value, mask=mask, **options)
 
-    given = (lambda mask: array(dense_mask(case, mask))) if masked else None
-    ready = jax_subjects.prepared(case, device, apply, given, layout=BTHD)
-    return replace(ready, form="boolean array" if masked else "")
-
-
-# --- Keras ------------------------------------------------------------------------------------------------------------
+    given = (lambda mask: array(dense_mask(case, mask))) if dense else None
+    ready: Prepared = PREPARED[backend](case, device, apply, given, layout=BTHD)
+    return replace(ready, form="boolean array" if dense else ", ".join(options))
 
 
 def keras_attention(case: Case, device: str, backend: str) -> Prepared:
     """`keras.ops.dot_product_attention` as it is called, which then chooses by itself; under jax.jit on JAX."""
     import keras
 
-    array = ARRAYS[backend](device).array
     options = {"is_causal": True} if case.kind == "causal" else {}
-    dense = case.kind not in ("dense", "causal")
-
-    def apply(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
-        return keras.ops.dot_product_attention(query, key, value, mask=mask, **options)
-
-    given = (lambda mask: array(dense_mask(case, mask))) if dense else None
-    ready: Prepared = PREPARED[backend](case, device, apply, given, layout=BTHD)
-    return replace(ready, form="boolean array" if dense else "is_causal" if options else "")
+    return masked_attention(case, device, backend, keras.ops.dot_product_attention, options)
 
 
 def keras_layer_norm(case: Case, device: str, backend: str) -> Prepared:
@@ -106,7 +97,6 @@ def prepared(
 
 
 def onnx_attention(case: Case, device: str) -> Prepared:
-    """The standard's operator Attention."""
     lengths = case.kind == "lengths"
     attributes: dict[str, Any] = {"is_causal": 1} if case.kind == "causal" else {}
     dense = case.kind in ("window", "segments")

@@ -58,7 +58,6 @@ ROWS = Layout(lambda array: array, lambda result, heads: result.reshape(1, 1, -1
 
 
 def usual_layout(case: Case) -> Layout:
-    """That of the inputs as they are drawn."""
     return BHTD if case.operation == "attention" else ROWS
 
 
@@ -97,18 +96,19 @@ class Prepared:
     evict: Callable[[], object] = lambda: None
     notes: tuple[str, ...] = ()
 
-
-def anything(case: Case) -> str:
-    return ""
+    def finish(self, loaded: Any) -> Results:
+        results = self.call(loaded)
+        self.wait([results])
+        return results
 
 
 @dataclass(frozen=True)
 class Subject:
     """make: `module:function`, which takes the case, the device and `arguments`, and raises Unfit.
 
-    takes: why a case cannot be given to it; empty if it can. scores: how many float32 arrays [B, H, Q, K] a call has in
-    memory at once, forward, and with the backward pass; the dense masks of those that are given one come on top. None
-    if nobody says: the estimate of memory has no scores then.
+    takes: why a case cannot be given to it; empty if it can. None if every case can.
+    scores: how many float32 arrays [B, H, Q, K] a call has in memory at once, forward, and with the backward pass; the
+    dense masks of those that are given one come on top. None if nobody says: the estimate of memory has no scores then.
     conventions: what it declares for 16-bit inputs (see `conformance.declare`). ours: an engine of this project.
     yours: from --with. base: one that the others' times are divided by. slow: why --quick leaves it out.
     """
@@ -120,7 +120,7 @@ class Subject:
     make: str
     arguments: tuple[Any, ...] = ()
     device: str = "cpu or cuda"
-    takes: Callable[[Case], str] = anything
+    takes: Callable[[Case], str] | None = None
     scores: tuple[float, float] | None = None
     conventions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Subject:
             return f"it is for {self.operation}"
         if device not in self.device:
             return f"it runs on {self.device} only"
-        return self.absent or self.takes(case)
+        return self.absent or (self.takes(case) if self.takes else "")
 
     @property
     def absent(self) -> str:

@@ -63,12 +63,6 @@ def prepared(
     return ready
 
 
-def tensors(device: str) -> Callable[[Any], Any]:
-    """A mask's description with tensors in place of NumPy arrays."""
-    framework = TorchArrays(device)
-    return lambda mask: map_arrays(mask, framework.array)
-
-
 def engine(case: Case, device: str, name: str) -> Prepared:
     """torch_impl.attention by an engine; the description is given as it is, in every call."""
     import torch
@@ -76,9 +70,12 @@ def engine(case: Case, device: str, name: str) -> Prepared:
     import torch_impl
     from benchmarks.cases import mask
 
-    given = tensors(device)
-    dtype = getattr(torch, case.dtype)
+    framework, dtype = TorchArrays(device), getattr(torch, case.dtype)
     empty = [torch.empty(case.shapes[part], dtype=dtype, device=device) for part in case.inputs]
+
+    def given(mask: Any) -> Any:
+        return map_arrays(mask, framework.array)
+
     try:
         choice = torch_impl.explain_engine(*empty, mask=given(mask(case, 0)), engine=name)
     except ValueError as error:
@@ -142,9 +139,6 @@ def sdpa(case: Case, device: str, kernel: str = "", numbers: bool = True) -> Pre
     return replace(ready, around=lambda: sdpa_kernel(getattr(SDPBackend, kernel))) if kernel else ready
 
 
-# --- FlexAttention ----------------------------------------------------------------------------------------------------
-
-
 def allowed(case: Case, mask: Any, array: Callable[[Any], Any]) -> Callable[..., Any]:
     """The mask as FlexAttention's function of the four indices."""
     if case.kind == "causal":
@@ -181,9 +175,6 @@ def flex(case: Case, device: str) -> Prepared:
     return replace(prepared(case, device, apply, given), form=form)
 
 
-# --- nn.MultiheadAttention --------------------------------------------------------------------------------------------
-
-
 def multi_head(case: Case, device: str) -> Prepared:
     """As a whole: its projections cannot be left out, and are the identity here."""
     import torch
@@ -211,9 +202,6 @@ def multi_head(case: Case, device: str) -> Prepared:
 
     form = {"dense": "", "lengths": f"key_padding_mask, {NUMBERS}"}.get(case.kind, f"attn_mask, {NUMBERS}")
     return replace(prepared(case, device, apply, given, layout=TOKENS), form=form)
-
-
-# --- layer norm -------------------------------------------------------------------------------------------------------
 
 
 def layer_norm(case: Case, device: str, package: str) -> Prepared:

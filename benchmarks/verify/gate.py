@@ -80,17 +80,13 @@ class Call:
     def mask(self) -> Any:
         return timed.mask(self.case, self.seed, *self.words)
 
-    def truth(self, place: Place, conventions: dict[str, str]) -> Any:
-        """The small case, what its results are, and how far off they may be."""
+    def rows(self, place: Place, sample: Sample, conventions: dict[str, str], where: str) -> Verdict:
+        """Of the results that were taken at the place."""
         key = (place, *conventions.items())
         if key not in self.known:
             small = small_case(self.case, self.arrays, self.mask, place, conventions)
             self.known[key] = small, oracle(small), bound(small)
-        return self.known[key]
-
-    def rows(self, place: Place, sample: Sample, conventions: dict[str, str], where: str) -> Verdict:
-        """Of the results that were taken at the place."""
-        small, truth, bounds = self.truth(place, conventions)
+        small, truth, bounds = self.known[key]
         answers = as_answers(self.case, sample)
         asked = {name: exact for name, exact in truth.items() if name in answers}
         return verdict_of(judge(small, answers, asked, bounds), where)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import Arrays, Case, generator
+from benchmarks.cases import Arrays, Case
 from benchmarks.subjects.subject import Prepared
 from conformance.cases import case as judged
 from reference_numpy.masks import allowed_pairs
@@ -102,7 +102,7 @@ def small_case(case: Case, arrays: Arrays, mask: Any, place: Place, conventions:
     rounding = {}
     if case.itemsize == 2:
         rounding = {part: case.dtype if name == "inputs" else name for part, name in conventions.items()}
-    rows = np.array(place.rows)
+    rows: Any = np.array(place.rows)
     taken: dict[str, np.ndarray]
     options: dict[str, Any]
     if case.operation == "layer_norm":
@@ -113,16 +113,13 @@ def small_case(case: Case, arrays: Arrays, mask: Any, place: Place, conventions:
         taken = {name: arrays[name][batch, heads][:, :, rows] for name in ("query", "cotangent") if name in arrays}
         group = slice(place.group, place.group + 1)
         inputs = {"query": taken["query"]} | {name: arrays[name][batch, group] for name in ("key", "value")}
-        options = {} if mask is None else {"mask": mask_rows(case, mask, place.batch, rows)}
+        options = {}
+        if mask is not None:  # its rows [1, 1, rows, K], without the others
+            allowed = allowed_pairs(mask, case.Q, case.K, rows)
+            of_batch = allowed[batch] if len(allowed) > 1 else allowed
+            options["mask"] = np.array(np.broadcast_to(of_batch, (1, 1, len(rows), case.K)))
     cotangents = {"output": taken["cotangent"]} if case.backward else {}
     return judged.Case(case.operation, case.dtype, inputs, options, cotangents, rounding=rounding)
-
-
-def mask_rows(case: Case, mask: Any, batch: int, rows: Any) -> np.ndarray:
-    """The rows of the mask [1, 1, rows, K], without the others."""
-    allowed = allowed_pairs(mask, case.Q, case.K, rows)
-    of_batch = allowed[batch : batch + 1] if len(allowed) > 1 else allowed
-    return np.array(np.broadcast_to(of_batch, (1, 1, len(rows), case.K)))
 
 
 def as_answers(case: Case, sample: Sample) -> dict[str, np.ndarray]:
@@ -130,8 +127,3 @@ def as_answers(case: Case, sample: Sample) -> dict[str, np.ndarray]:
     if case.operation == "attention":
         return {name: array[None] for name, array in sample.items()}
     return {name: array[0] if name in BY_ROW else array[0, 0] for name, array in sample.items()}
-
-
-def place_random(case: Case, seed: int, *words: int) -> np.random.Generator:
-    """For drawing places: other numbers than the inputs are made of."""
-    return generator(seed, case, *words, 0x506C616365)

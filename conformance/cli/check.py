@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from conformance.cli.console import bar, console, errors, explain_error, refuse, save_report
+from conformance.cli.console import INTERRUPTED, bar, console, errors, explain_error, refuse, save_and_exit
 from conformance.cli.options import REPORTS, Html, Json, Junit, complete_names, operation_names, take_check_options
 
 if TYPE_CHECKING:
     from conformance.judge.report import Report
 
-INTERRUPTED = "interrupted"
 OPERATION = (
     "what the function computes: attention, layer_norm, ...; by default what its name says; "
     "conformance show NAME --head shows its parameters"
@@ -50,40 +49,39 @@ def check(
 
     if workers != 1:  # threads that have nothing to do must not take the cores of other processes
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    report = judge_target(target, operation or name_operation(target), workers, options, replays)
+    if operation is None:
+        function = target.rpartition(":")[2]
+        found = [name for name in operation_names() if name in function]
+        if not found:
+            known = ", ".join(operation_names())
+            refuse(f"--operation is needed: the name {function} says none of {known}")
+        operation = max(found, key=len)
+    report = judge_target(target, operation, workers, options, replays)
     for subject in report["subjects"]:
         console.print(subject_report(subject, report["seed"]), crop=False)
     if report["error"] is not None:
         how = "not judged to the end" if report["subjects"] else "not judged"
         errors.print(Text(f"{how}: {report['error']}", style="red"), soft_wrap=True)
-    save_report(report, {"json": json, "junit": junit, "html": html})
-    if report["error"] == INTERRUPTED:
-        raise typer.Exit(130)
-    raise typer.Exit(2 if report["error"] is not None else 0 if report["conforms"] else 1)
-
-
-def name_operation(target: str) -> str:
-    """Return the operation whose name the function's name contains, the longest of several."""
-    function = target.rpartition(":")[2]
-    found = [name for name in operation_names() if name in function]
-    if not found:
-        refuse(f"--operation is needed: the name {function} says none of {', '.join(operation_names())}")
-    return max(found, key=len)
+    save_and_exit(report, {"json": json, "junit": junit, "html": html})
 
 
 def judge_target(
     target: str, operation: str, workers: int | None, options: dict[str, Any], replays: Path
 ) -> dict[str, Any]:
     """Return the report. If the judge cannot finish, it holds the error and the results until then."""
-    from conformance.judge import checking
+    from conformance.judge import checking, plan
+    from conformance.operations.probes import probes_of_all
     from conformance.reports.content import document
+    from conformance.reports.subjects import checked_content
 
     found: list[Report] = []
     error, told = None, {"seed": None, "effort": options["effort"]}
     try:
         _, chosen = checking.read_target(target, operation, None, options)
         told["seed"] = chosen.get("seed")
-        with bar("loading", count_cases(operation, chosen), errors) as advance:
+        probes = [one for one in probes_of_all(operation) if not chosen.get("rules") or one.rule in chosen["rules"]]
+        total = sum(plan.count_cases(probe, checking.EFFORTS[chosen["effort"]]) for probe in probes)
+        with bar("loading", total, errors) as advance:
             more: dict[str, Any] = {"workers": workers, "progress": advance, "unfinished": found.append}
             found.append(checking.check(target, operation, **more, **options))
     except KeyboardInterrupt:
@@ -93,28 +91,10 @@ def judge_target(
     if not found:
         return document("check", [], error=error, **told)
     report = found[0]
-    subject, unwritten = save_replays(report, replays)
-    told |= {"seed": report.seed, "cases": checking.EFFORTS[report.effort], "seconds": report.seconds}
-    return document("check", [subject], error=error or unwritten, **told)
-
-
-def save_replays(report: Report, replays: Path) -> tuple[dict[str, Any], str | None]:
-    """Return the report's part about the subject, and why its replay files could not be written."""
-    from conformance.reports.subjects import checked_content
-
     try:
-        return checked_content(report, replays), None
-    except OSError as error:
-        unwritten = f"replay files cannot be written to {replays}: {error.strerror or error}"
-        return checked_content(report, None), unwritten
-
-
-def count_cases(operation: str, chosen: dict[str, Any]) -> int:
-    """Return about how many cases the check has."""
-    from conformance.judge import plan
-    from conformance.judge.options import EFFORTS
-    from conformance.operations.probes import probes_of_all
-
-    rules, examples = chosen.get("rules"), EFFORTS[chosen["effort"]]
-    probes = [probe for probe in probes_of_all(operation) if not rules or probe.rule in rules]
-    return sum(plan.count_cases(probe, examples) for probe in probes)
+        subject = checked_content(report, replays)
+    except OSError as raised:
+        error = error or f"replay files cannot be written to {replays}: {raised.strerror or raised}"
+        subject = checked_content(report, None)
+    told |= {"seed": report.seed, "cases": checking.EFFORTS[report.effort], "seconds": report.seconds}
+    return document("check", [subject], error=error, **told)

@@ -36,24 +36,21 @@ def compare_arrays(
     Exit code 0: they conform. 1: they do not. 2: they cannot be judged.
     """
     from conformance.judge.given_results import compare
+    from specification.checkpoints import read_safetensors
 
     try:
-        inputs, results, gradients, cotangents = sort_entries(operation, read_arrays(file), read_values(given or []))
+        if file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as members:
+                arrays = dict(members)
+        else:
+            arrays = read_safetensors(file)[0]
+        inputs, results, gradients, cotangents = sort_entries(operation, arrays, read_values(given or []))
         judged: dict[str, Any] = {"cotangent": cotangents, "gradients": gradients} if gradients else {}
         found = compare(operation, results, profile=profile, layout=layout, conventions=conventions, **judged, **inputs)
     except (OSError, ValueError, TypeError, KeyError) as error:
         refuse(explain_error(error))
     console.print(Text(str(found)), soft_wrap=True)
     raise typer.Exit(0 if found.conforms else 1)
-
-
-def read_arrays(file: Path) -> dict[str, np.ndarray]:
-    if file.suffix == ".npz":
-        with np.load(file, allow_pickle=False) as arrays:
-            return dict(arrays)
-    from specification.checkpoints import read_safetensors
-
-    return read_safetensors(file)[0]
 
 
 def read_values(given: list[str]) -> dict[str, Any]:

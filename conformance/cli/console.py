@@ -18,7 +18,6 @@ errors = Console(stderr=True, markup=False)
 
 
 def explain_error(error: BaseException) -> str:
-    """Return an error in one line."""
     from conformance.subjects.subject import first_line
 
     if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "jax"):
@@ -34,18 +33,27 @@ def refuse(message: str, code: int = 2) -> NoReturn:
     raise typer.Exit(code)
 
 
-def save_report(report: dict[str, Any], files: dict[str, Path | None]) -> None:
-    """Write the report to files, by format; None for a file that the user did not name."""
+INTERRUPTED = "interrupted"
+"""The error of a report."""
+
+
+def save_and_exit(report: dict[str, Any], files: dict[str, Path | None]) -> NoReturn:
+    """Write the report to files, by format, and exit; None for a file that the user did not name.
+
+    Exit code 0: it conforms. 1: it does not. 2: the judge could not finish. 130: it was interrupted.
+    """
     from conformance.reports.writing import write
 
     try:
         write(report, files)
     except ValueError as error:
         refuse(str(error))
+    if report["error"] is not None:
+        raise typer.Exit(130 if report["error"] == INTERRUPTED else 2)
+    raise typer.Exit(0 if report["conforms"] else 1)
 
 
 def save_steps(path: Path, content: dict[str, Any]) -> None:
-    """Write what `port`, `trace` or `watch` has judged."""
     from conformance.reports.writing import format_json
 
     try:
@@ -55,7 +63,7 @@ def save_steps(path: Path, content: dict[str, Any]) -> None:
 
 
 def exit_interrupted() -> NoReturn:
-    console.print("interrupted")
+    console.print(INTERRUPTED)
     raise typer.Exit(130)
 
 
@@ -65,14 +73,9 @@ def bar(start: str, total: int | None, where: Console = console) -> Iterator[Cal
     title = TextColumn("{task.description:42}", markup=False)
     columns = (title, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Standard output stays what it is while the bar moves: whether a subject prints to it is judged.
+    options: dict[str, Any] = {"transient": True, "redirect_stdout": where is console}
     last = ""
-    with Progress(
-        *columns,
-        console=where,
-        transient=True,
-        disable=not where.is_terminal,
-        redirect_stdout=where is console,
-    ) as progress:
+    with Progress(*columns, console=where, disable=not where.is_terminal, **options) as progress:
         task = progress.add_task(start, total=total)
 
         def advance(rule: str, title: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -25,14 +26,14 @@ def definition(
     if not balls_available():
         refuse("ball arithmetic needs python-flint, which is not installed")
     seed = secrets.randbelow(2**32) if seed is None else seed
-    pool = ImplementationPool(["reference_numpy"], workers)
     try:
-        with bar("ball arithmetic", len(OPERATIONS)) as advance:
+        with (
+            closing(ImplementationPool(["reference_numpy"], workers)) as pool,
+            bar("ball arithmetic", len(OPERATIONS)) as advance,
+        ):
             results = pool.run_definition(cases, seed, advance)
     except KeyboardInterrupt:
         exit_interrupted()
-    finally:
-        pool.close()
     console.print(results_table(results, ["reference_numpy"]), *map(violation_lines, results.violations.values()))
     console.print(f"seed {seed}, {cases} cases of each operation: {'conforms' if results.conforms else 'violations'}")
     raise typer.Exit(0 if results.conforms else 1)

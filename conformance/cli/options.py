@@ -40,7 +40,6 @@ DECLARATIONS = "What the function supports, and departs from on purpose"
 
 
 def option(name: str) -> Any:
-    """Return an option of `CheckOptions` as one of a command."""
     one = options_of(CheckOptions)[name]
     return typer.Option(
         "/".join(f"--{spelling}" for spelling in one.spellings(name)),
@@ -63,7 +62,6 @@ def take_check_options(command: Function) -> Function:
 
 
 def report(option: str, what: str) -> Any:
-    """Return an option that names the file of a report."""
     return typer.Option(option, help=what, metavar="FILE", rich_help_panel=REPORTS)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,14 +21,8 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "a safetensors file, or a folder of Hugging Face's with config.json"
 Settings = Annotated[list[str] | None, typer.Option("--set", help="a hyperparameter, such as num_heads=12")]
-
-
-Family = Annotated[
-    str | None,
-    typer.Option(
-        "--dialect", help="the model family whose parameter names a file uses; the config.json of a folder says it"
-    ),
-]
+FAMILY = "the model family whose parameter names a file uses; the config.json of a folder says it"
+Family = Annotated[str | None, typer.Option("--dialect", help=FAMILY)]
 
 
 def port(
@@ -53,9 +48,8 @@ def port(
     from conformance.models.agreement import agreement, end_to_end
     from conformance.models.probing import probe
     from conformance.models.structures import widen_parameters
-    from conformance.reports.models import parameters_table, probe_line, steps_table
+    from conformance.reports.models import parameters_table, probe_line, steps_content, steps_table
     from conformance.reports.narrow import fitting
-    from conformance.reports.steps import steps_content
     from specification.dialects import dialect_of_folder
     from specification.loading.reader import first_few
     from specification.parameters import mapped
@@ -83,13 +77,9 @@ def port(
     console.print(fitting(steps_table(found, packages, wholes), console))
     conforms = [tell_steps(found, packages), *map(tell_whole, wholes)]
     if json is not None:
-        told: dict[str, Any] = {
-            "command": "port",
-            "checkpoint": str(checkpoint),
-            "dialect": name,
-            "settings": settings or [],
-        }
-        save_steps(json, steps_content(found, packages, wholes, **told, seed=seed, unread=unread))
+        told: dict[str, Any] = {"command": "port", "checkpoint": str(checkpoint), "dialect": name}
+        told |= {"settings": settings or [], "seed": seed, "unread": unread}
+        save_steps(json, steps_content(found, packages, wholes, **told))
     judged = tell_unjudged([*found.unjudged, *(whole.name for whole in wholes if not whole.judged)])
     raise typer.Exit(1 if not all(conforms) else 0 if judged else 2)
 
@@ -107,26 +97,23 @@ def tell_steps(found: Agreement, packages: list[str]) -> bool:
     """Print whether every step keeps its bound, or the first that does not; return the former."""
     from conformance.models.agreement import comparable_packages
 
-    beyond = found.first_beyond
-    if beyond is None:
-        style = "" if found.unjudged else "bold green"
-        kept = "every step that can be judged" if found.unjudged else "every step"
-        told = ", ".join(comparable_packages(packages, found.oracle.dtype))
-        console.print(Text(f"{kept} keeps its bound in {told or 'no package other than the definition'}", style=style))
-    else:
+    if beyond := found.first_beyond:
         console.print(Text(f"the first error beyond its bound: {beyond[1]} in {beyond[0]}", style="bold red"))
-    return beyond is None
+        return False
+    kept, style = ("every step that can be judged", "") if found.unjudged else ("every step", "bold green")
+    told = ", ".join(comparable_packages(packages, found.oracle.dtype))
+    console.print(Text(f"{kept} keeps its bound in {told or 'no package other than the definition'}", style=style))
+    return True
 
 
 def tell_whole(whole: StepAgreement) -> bool:
     """Print and return whether the results of the whole models keep the carried bound."""
-    if not whole.ratios or not whole.judged:
-        return all(ratio <= 1 for ratio in whole.ratios.values())
-    told = ", ".join(f"{package} {ratio:.3g}" for package, ratio in whole.ratios.items())
     beyond = [package for package, ratio in whole.ratios.items() if not ratio <= 1]
-    verdict = f"beyond it: {', '.join(beyond)}" if beyond else "all keep it"
-    line = f"{whole.name}, error ratios of the whole models by the carried bound: {told}; {verdict}"
-    console.print(Text(line, style="bold red" if beyond else "bold green"))
+    if whole.ratios and whole.judged:
+        told = ", ".join(f"{package} {ratio:.3g}" for package, ratio in whole.ratios.items())
+        verdict = f"beyond it: {', '.join(beyond)}" if beyond else "all keep it"
+        line = f"{whole.name}, error ratios of the whole models by the carried bound: {told}; {verdict}"
+        console.print(Text(line, style="bold red" if beyond else "bold green"))
     return not beyond
 
 
@@ -205,17 +192,11 @@ def hyperparameters(settings: list[str]) -> dict[str, Any]:
             raise ValueError(f"--set takes name=value, got {setting!r}")
         if name in found:
             raise ValueError(f"--set gives {name} twice")
-        found[name] = literal(value)
+        found[name] = {"true": True, "false": False, "none": None}.get(value.lower(), value)
+        for kind in (float, int):
+            with suppress(ValueError):
+                found[name] = kind(value)
     return found
-
-
-def literal(value: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return {"true": True, "false": False, "none": None}.get(value.lower(), value)
 
 
 def packages_here() -> list[str]:

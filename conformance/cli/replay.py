@@ -6,7 +6,7 @@ import json
 import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -16,15 +16,6 @@ from conformance.cli.options import Isolate
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, zlib.error)
 """Errors of a damaged file, of a file without a violation, and of a target that cannot be loaded."""
-
-
-class Given(NamedTuple):
-    """Values from the command line. The first three replace those in the file."""
-
-    target: str | None
-    vjp: str | None
-    time_limit: float | None
-    isolate: bool | None
 
 
 def replay(
@@ -41,7 +32,7 @@ def replay(
         contents, time_limit = contents_of(file), valid_limit(time_limit)
     except UNREADABLE as error:
         refuse(f"{file} cannot be replayed: {explain_error(error)}")
-    given = Given(target, vjp, time_limit, isolate)
+    given = {"subject": target, "vjp": vjp, "time_limit": time_limit, "isolate": isolate}
     seen = [show_replay(content, given) for content in contents]
     raise typer.Exit(1 if any(seen) else 0)
 
@@ -65,37 +56,34 @@ def contents_of(file: Path) -> list[dict[str, Any]]:
     return found
 
 
-def show_replay(content: Any, given: Given) -> bool:
-    """Print the earlier result and the new one; return whether the new one violates the rule."""
+def show_replay(content: Any, given: dict[str, Any]) -> bool:
+    """Print the earlier result and the new one; return whether the new one violates the rule.
+
+    given: values from the command line, which replace those in the file.
+    """
+    from conformance.checks.comparison import worst
     from conformance.checks.judged_rules import JUDGED
+    from conformance.judge.replaying import replay
     from conformance.reports.content import clean_text
+    from conformance.reports.sentences import describe_finding
 
     with TemporaryDirectory() as folder:
         path = Path(folder) / "replay.json"
         path.write_text(json.dumps(content))
         try:
-            ratio, message = replay_file(path, given)
+            findings = replay(path, **given)
             rule = JUDGED[content["rule"]]
             told = {"found by": content["title"], "then": f"{content['subject']}: {content['message']}"}
         except UNREADABLE as error:
             refuse(f"cannot be replayed: {explain_error(error).replace(str(path), 'the file')}")
+    shown = worst(findings) if findings else None
+    again = shown is not None and shown.ratio > 1
+    if shown is not None and again:
+        told["now"] = f"{describe_finding(shown)}{shown.raised_at and f' (raised at {shown.raised_at})'}"
+    else:
+        told["now"] = f"conforms, worst error {0.0 if shown is None else shown.ratio:.3g} of its bound"
     console.print(Text.assemble((f"{rule.id} {rule.title}: ", "bold"), rule.statement))
-    again = ratio > 1
-    for label, text in (told | {"now": message}).items():
+    for label, text in told.items():
         console.print(Text(f"  {label:<10}{clean_text(text)}"))
     console.print(Text("  seen again" if again else "  not seen again", style="bold red" if again else "bold green"))
     return again
-
-
-def replay_file(path: Path, given: Given) -> tuple[float, str]:
-    """Return the largest error ratio, and what is wrong."""
-    from conformance.checks.comparison import worst
-    from conformance.judge.replaying import replay
-    from conformance.reports.sentences import describe_finding
-
-    findings = replay(path, given.target, vjp=given.vjp, time_limit=given.time_limit, isolate=given.isolate)
-    shown = worst(findings) if findings else None
-    if shown is None or shown.ratio <= 1:
-        ratio = 0.0 if shown is None else shown.ratio
-        return ratio, f"conforms, worst error {ratio:.3g} of its bound"
-    return shown.ratio, f"{describe_finding(shown)}{shown.raised_at and f' (raised at {shown.raised_at})'}"

@@ -13,22 +13,18 @@ import numpy as np
 import typer
 from rich.text import Text
 
+from conformance.cli import port
 from conformance.cli.console import console, refuse, save_steps
 from conformance.cli.options import Json
-from conformance.cli.port import (
-    Family,
-    Settings,
-    find_minilm,
-    packages_here,
-    read_checkpoint,
-    tell_steps,
-    tell_unjudged,
-)
 
 if TYPE_CHECKING:
     from conformance.models.agreement import Agreement
     from conformance.models.departures import Departures
 
+INPUT = "or token ids, such as 5,7,2, as a file needs; source/target: 5,7,2/3,1"
+TEXT = "where a folder of Hugging Face's comes first: the sentence, or token ids"
+LAYER = "the block, or its attention, to show and draw, such as blocks.2.attention"
+CHECKPOINT = "a safetensors file, or a folder, instead of all-MiniLM-L6-v2"
 SAVE = (
     "write the definition's result of every step, with --all also of every piece, into this file, by name, in float64"
 )
@@ -48,23 +44,14 @@ class Sequences(NamedTuple):
 
 
 def trace(
-    sentence: Annotated[
-        str, typer.Argument(help="or token ids, such as 5,7,2, as a file needs; source/target: 5,7,2/3,1")
-    ] = SENTENCE,
-    text: Annotated[
-        str | None, typer.Argument(help="where a folder of Hugging Face's comes first: the sentence, or token ids")
-    ] = None,
-    layer: Annotated[
-        str | None,
-        typer.Option(help="the block, or its attention, to show and draw, such as blocks.2.attention"),
-    ] = None,
+    sentence: Annotated[str, typer.Argument(help=INPUT)] = SENTENCE,
+    text: Annotated[str | None, typer.Argument(help=TEXT)] = None,
+    layer: Annotated[str | None, typer.Option(help=LAYER)] = None,
     every: Annotated[bool, typer.Option("--all", help="show the inside of all blocks")] = False,
     picture: Annotated[Path | None, typer.Option(help="draw the weights into this PNG, SVG or PDF file")] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="a safetensors file, or a folder, instead of all-MiniLM-L6-v2")
-    ] = None,
-    dialect: Family = None,
-    settings: Settings = None,
+    checkpoint: Annotated[Path | None, typer.Option(help=CHECKPOINT)] = None,
+    dialect: port.Family = None,
+    settings: port.Settings = None,
     json: Json = None,
     save: Annotated[Path | None, typer.Option(help=SAVE, metavar="FILE.npz")] = None,
     against: Annotated[Path | None, typer.Option(help=AGAINST, metavar="FILE.npz")] = None,
@@ -85,11 +72,12 @@ def trace(
     some steps.
     """
     from conformance.models.agreement import agreement
-    from conformance.models.inside import insert_pieces, weights_within
-    from conformance.reports.models import draw_weights, steps_table, unknown_format
+    from conformance.models.departures import departures
+    from conformance.models.inside import INSIDE, insert_pieces, own_pieces, weights_within
+    from conformance.reports.models import departures_content, draw_weights, steps_content, steps_table, unknown_format
     from conformance.reports.narrow import fitting
-    from conformance.reports.steps import departures_content, steps_content
     from specification.dialects import dialect_of_folder
+    from specification.parameters import Embedding
 
     if against is not None and not against.exists():
         refuse(f"{against} is not there")
@@ -105,29 +93,50 @@ def trace(
     if checkpoint is None:
         if settings or dialect is not None:
             refuse("--dialect and --set need --checkpoint")
-        checkpoint = find_minilm()
+        checkpoint = port.find_minilm()
     folder = checkpoint if checkpoint.is_dir() else None
     dialect = dialect if folder or dialect else "bert"
-    parameters, configuration = read_checkpoint(checkpoint, dialect, settings)
+    parameters, configuration = port.read_checkpoint(checkpoint, dialect, settings)
     dialect = dialect or dialect_of_folder(checkpoint).name
-    sequences = token_ids(sentence, parameters) if folder is None else read_text(sentence, parameters, folder)
-    packages = packages_here()
+    stack = next((part for part in parameters if hasattr(part, "embedding")), parameters)
+    if not isinstance(getattr(stack, "embedding", None), Embedding):
+        refuse("trace takes tokens, and this model takes embeddings or images; conformance port judges it")
+    ids = folder is None or set(sentence) <= set("0123456789,/ ")
+    sequences = token_ids(sentence, parameters) if folder is None or ids else read_text(sentence, parameters, folder)
+    packages = port.packages_here()
     try:
         found = agreement(parameters, configuration, sequences.ids, {}, packages)
     except (TypeError, ValueError) as error:
         refuse(str(error))
-    name = attention_step(found, layer)
+    attentions = [name for name, taken in found.oracle.taken.items() if taken.step == "attend"]
+    if not attentions:
+        refuse("this model has no attention")
+    inside = [name for name in attentions if layer is None or name == layer or name.startswith(f"{layer}.")]
+    if not inside:
+        refuse(f"no attention is called {layer}; there are {', '.join(attentions)}")
+    name = inside[0]
     for words in sequences.words:
         console.print(Text(" ".join(words)))
-    compared = None if against is None else departures_from(found, against)
-    shown = detailed_steps(found, None if every else name)
+    compared: Departures | None = None
+    if against is not None:
+        try:
+            compared = departures(found.oracle, arrays_in(against))
+        except (OSError, ValueError, EOFError, BadZipFile) as error:
+            refuse(f"{against} cannot be compared: {error}")
+    block = name.rpartition(".")[0]
+    shown = [step for step, taken in found.oracle.taken.items() if taken.step in INSIDE]
+    shown = [step for step in shown if every or step.rpartition(".")[0] == block]
     shown += [] if compared is None else compared.looked_into
     found = insert_pieces(found, shown, packages)
-    own = (None, "") if compared is None else (compared.ratios, compared.dtype)
-    table = steps_table(found, packages, yours=own[0], dtype=own[1])
-    console.print(fitting(table, console))
+    own: dict[str, Any] = {}
+    if compared is not None:
+        ratios = {step: finding.ratio for step, finding in compared.findings.items()}
+        own = {"yours": ratios, "dtype": compared.dtype}
+    console.print(fitting(steps_table(found, packages, **own), console))
     if picture is not None:
-        queries, keys = axes_of(name, sequences)
+        source, target = sequences.words[0], sequences.words[-1]
+        queries = source if name.startswith("encoder.") else target
+        keys = source if name.endswith("cross_attention") else queries  # which goes from the target to the source
         try:
             weights = weights_within(found.oracle.taken[name].arguments)
             draw_weights(weights[0], queries, keys, f"{name}: weights", picture)
@@ -135,8 +144,15 @@ def trace(
             refuse(f"{picture} cannot be written: {error}")
         console.print(Text(f"{name} drawn in {picture}"))
     if save is not None:
-        save_values(found, save, pieces=every)
-    conforms, judged = tell_steps(found, packages), tell_unjudged(found.unjudged)
+        steps: dict[str, Any] = {name: np.asarray(taken.result) for name, taken in found.oracle.taken.items()}
+        pieces: dict[str, Any] = own_pieces(found.oracle) if every else {}
+        try:
+            with save.open("wb") as file:
+                np.savez(file, **steps, **pieces)
+        except OSError as error:
+            refuse(f"{save} cannot be written: {error.strerror or error}")
+        console.print(Text(f"{count_text(len(steps), len(pieces))} saved in {save}"))
+    conforms, judged = port.tell_steps(found, packages), port.tell_unjudged(found.unjudged)
     if compared is not None and against is not None:
         tell_departures(compared, found, against)
     if json is not None:
@@ -148,32 +164,8 @@ def trace(
     raise typer.Exit(1 if not conforms else 0 if judged else 2)
 
 
-def save_values(found: Agreement, path: Path, pieces: bool) -> None:
-    """Write the definition's result of every step, and of the pieces inside."""
-    from conformance.models.inside import own_pieces
-
-    arrays: dict[str, Any] = {name: np.asarray(taken.result) for name, taken in found.oracle.taken.items()}
-    inside: dict[str, Any] = own_pieces(found.oracle) if pieces else {}
-    try:
-        with path.open("wb") as file:
-            np.savez(file, **arrays, **inside)
-    except OSError as error:
-        refuse(f"{path} cannot be written: {error.strerror or error}")
-    console.print(Text(f"{count_text(len(arrays), len(inside))} saved in {path}"))
-
-
 def count_text(steps: int | str, pieces: int) -> str:
     return f"{steps} steps" + (f" and {pieces} pieces inside" if pieces else "")
-
-
-def departures_from(found: Agreement, path: Path) -> Departures:
-    """Return how far the arrays in a file are from the definition's."""
-    from conformance.models.departures import departures
-
-    try:
-        return departures(found.oracle, arrays_in(path))
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        refuse(f"{path} cannot be compared: {error}")
 
 
 def arrays_in(path: Path) -> dict[str, np.ndarray]:
@@ -200,18 +192,15 @@ def tell_departures(compared: Departures, found: Agreement, path: Path) -> None:
         if compared.dtype != "float64":
             console.print(Text("values computed and saved in float64 show smaller departures"))
     else:
-        departing = compared.findings[compared.first]
+        departing, *more = (compared.findings[name] for name in compared.departing)
         console.print(Text(f"{path}: the first that departs is {describe_finding(departing)}", style="bold red"))
-        more = compared.departing[1:]
-        for name in more[:NEXT]:
-            console.print(Text(f"then {describe_finding(compared.findings[name])}"))
+        for finding in more[:NEXT]:
+            console.print(Text(f"then {describe_finding(finding)}"))
         if len(more) > NEXT:
             console.print(Text(f"and {len(more) - NEXT} more"))
-        narrower = () if departing.kind != "value" else names_before(compared, found)
-        if narrower:
+        if narrower := names_before(compared, found) if departing.kind == "value" else []:
             console.print(Text("to narrow it down, save these too:"))
-            for name in narrower:
-                console.print(Text(f"  {name}"), soft_wrap=True)
+            console.print(*(Text(f"  {name}") for name in narrower), sep="\n", soft_wrap=True)
     count = count_text(f"{steps} of {every}", len(compared.findings) - steps)
     console.print(Text(f"{count} are in {path}, in {compared.dtype}; their bounds are carried from the input"))
     if compared.rounded:
@@ -232,45 +221,13 @@ def names_before(compared: Departures, found: Agreement) -> list[str]:
     return missing or [name for name in piece_names(found.oracle).get(compared.first, ()) if name not in given]
 
 
-def attention_step(found: Agreement, name: str | None) -> str:
-    """Return the attention step with this name, or the first in the block with this name, or the first of all."""
-    names = [name for name, taken in found.oracle.taken.items() if taken.step == "attend"]
-    if not names:
-        refuse("this model has no attention")
-    if name is None:
-        return names[0]
-    inside = [attention for attention in names if attention == name or attention.startswith(f"{name}.")]
-    if not inside:
-        refuse(f"no attention is called {name}; there are {', '.join(names)}")
-    return inside[0]
-
-
-def detailed_steps(found: Agreement, attention: str | None) -> list[str]:
-    """Return the steps to show in detail: those of the attention's block, or all."""
-    from conformance.models.inside import INSIDE
-
-    names = [name for name, taken in found.oracle.taken.items() if taken.step in INSIDE]
-    return [n for n in names if attention is None or n.rpartition(".")[0] == attention.rpartition(".")[0]]
-
-
-def axes_of(name: str, sequences: Sequences) -> tuple[list[str], list[str]]:
-    """Return the words of the queries and of the keys: cross-attention goes from the target to the source."""
-    source, target = sequences.words[0], sequences.words[-1]
-    queries = source if name.startswith("encoder.") else target
-    return queries, source if name.endswith("cross_attention") else queries
-
-
 # --- the input --------------------------------------------------------------------------------------------------------
 
 
 def read_text(text: str, parameters: Any, folder: Path) -> Sequences:
-    """Read a text by the folder's tokenizer; token ids as they are."""
     from conformance.models.minilm import encode_texts
     from specification.parameters import Transformer
 
-    if set(text) <= set("0123456789,/ "):
-        return token_ids(text, parameters)
-    require_tokens(parameters)
     path = folder / "tokenizer.json"
     if not path.is_file():
         refuse(f"{path} is not there: give token ids, such as 5,7,2, in place of a sentence")
@@ -285,19 +242,10 @@ def read_text(text: str, parameters: Any, folder: Path) -> Sequences:
     return Sequences(tuple(one.tokens for one in found), tuple(one.words[0] for one in found))
 
 
-def require_tokens(parameters: Any) -> None:
-    from specification.parameters import Embedding
-
-    stack = next((part for part in parameters if hasattr(part, "embedding")), parameters)
-    if not isinstance(getattr(stack, "embedding", None), Embedding):
-        refuse("trace takes tokens, and this model takes embeddings or images; conformance port judges it")
-
-
 def token_ids(text: str, parameters: Any) -> Sequences:
     """Read token ids; an encoder-decoder takes two sequences, or the same twice."""
     from specification.parameters import Transformer
 
-    require_tokens(parameters)
     texts = text.split("/")
     pair = isinstance(parameters, Transformer)
     if len(texts) > (2 if pair else 1):

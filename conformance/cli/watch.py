@@ -22,24 +22,25 @@ ATTENTION = (
     "transformers' name of an attention implementation, or a function of yours, as path/to/file.py:function; "
     "reference is torch_impl's; by default the model's own"
 )
-IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "reference")
+
 TOKENS = "token ids instead of a text, such as 3,1,4; may be repeated for a batch, padded on the right"
 BACKWARD = "judge the gradients of query, key and value too, not of sinks and biases, by the model's own loss"
 DEVICE = "cpu, cuda, or a GPU by its number, such as cuda:1"
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
 
+def one_of(what: str, *names: str) -> Any:
+    """Return an option whose value a shell completes by these names."""
+    return typer.Option(help=what, autocompletion=complete_names(lambda: names))
+
+
 def watch(
     folder: Annotated[Path, typer.Argument(help="a model's folder, as save_pretrained writes it")],
     texts: Annotated[list[str] | None, typer.Argument(help="what the model reads; several texts are padded")] = None,
     tokens: Annotated[list[str] | None, typer.Option(help=TOKENS)] = None,
-    attention: Annotated[
-        str | None, typer.Option(help=ATTENTION, autocompletion=complete_names(lambda: IMPLEMENTATIONS))
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="of the model; auto is the folder's", autocompletion=complete_names(lambda: DTYPES))
-    ] = "auto",
-    device: Annotated[str, typer.Option(help=DEVICE, autocompletion=complete_names(lambda: ("cpu", "cuda")))] = "cpu",
+    attention: Annotated[str | None, one_of(ATTENTION, "eager", "sdpa", "flex_attention", "reference")] = None,
+    dtype: Annotated[str, one_of("of the model; auto is the folder's", *DTYPES)] = "auto",
+    device: Annotated[str, one_of(DEVICE, "cpu", "cuda")] = "cpu",
     backward: Annotated[bool, typer.Option("--backward", help=BACKWARD)] = False,
     conventions: Conventions = None,
     profile: Profile = DEFAULT,
@@ -72,8 +73,14 @@ def watch(
         if lacking:
             told = f"{folder} lacks entries, and their weights are random: {', '.join(first_few(lacking))}"
             console.print(Text(told, style="yellow"), soft_wrap=True)
-        inputs = watching.read_tokens(sequences(tokens)) if tokens else watched_folder.read_texts(folder, texts or [])
-        if not tokens:
+        if tokens:
+            try:
+                sequences = [[int(word) for word in row.split(",")] for row in tokens]
+            except ValueError as error:
+                raise ValueError(f"token ids are numbers with commas between them, got {tokens}") from error
+            inputs = watching.read_tokens(sequences)
+        else:
+            inputs = watched_folder.read_texts(folder, texts or [])
             tell_tokens(inputs)
         watching.refuse_unknown(model, inputs)
         inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
@@ -109,8 +116,8 @@ def record_calls(
         length, line = inputs["input_ids"].shape[1], find_raising_line(error, None)
         most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         told = f"{type(model).__name__} cannot be run on {length} tokens: {explain_error(error)}"
-        layer = next(iter(getattr(error, "__notes__", ())), None)
-        where = [*([f"raised at {line}"] if line else []), *([f"in {layer}"] if layer else [])]
+        where = [f"raised at {line}"] if line else []
+        where += [f"in {layer}" for layer in getattr(error, "__notes__", ())[:1]]
         told += f" ({', '.join(where)})" if where else ""
         of_arrays = attention and ":" in attention and OF_ARRAYS.search(str(error))
         told += "; the function gets PyTorch tensors" if of_arrays else ""
@@ -143,23 +150,11 @@ def tell(calls: list[JudgedCall], title: str, profile: str) -> None:
     broken = [call.layer for call in calls if not call.conforms(profile)]
     unjudged = [call.layer for call in calls if not call.is_judged]
     if broken:
-        console.print(
-            Text(
-                f"{len(broken)} of {len(calls)} calls do not conform (profile {profile}), first {broken[0]}",
-                style="bold red",
-            )
-        )
+        verdict = f"{len(broken)} of {len(calls)} calls do not conform (profile {profile}), first {broken[0]}"
     elif unjudged:
-        console.print(Text(f"{len(unjudged)} of {len(calls)} calls could not be judged in full", style="bold red"))
+        verdict = f"{len(unjudged)} of {len(calls)} calls could not be judged in full"
     else:
         stricter = sum(call.violation is not None for call in calls)
         more = f"; at a stricter profile {stricter} would not" if stricter else ""
-        console.print(Text(f"all calls conform (profile {profile}){more}", style="bold green"))
-
-
-def sequences(tokens: list[str]) -> list[list[int]]:
-    """Read token ids; ValueError for anything else."""
-    try:
-        return [[int(word) for word in row.split(",")] for row in tokens]
-    except ValueError as error:
-        raise ValueError(f"token ids are numbers with commas between them, got {tokens}") from error
+        verdict = f"all calls conform (profile {profile}){more}"
+    console.print(Text(verdict, style="bold red" if broken or unjudged else "bold green"))

@@ -58,7 +58,6 @@ class Agreement(NamedTuple):
 
     @property
     def unjudged(self) -> list[str]:
-        """Steps that could not be judged in full."""
         return [step.name for step in self.steps if not step.judged]
 
 
@@ -82,7 +81,7 @@ def agreement(
             found = ratios.setdefault(step.name, {})
             found[package] = max(found.get(package, 0.0), step.finding.ratio)
     steps = [
-        describe_step(name, taken.result, ratios.get(name, {}), oracle[name].whole)
+        describe_step(name, taken.result, ratios.get(name, {}), is_bounded(oracle[name].truth, oracle[name].bound))
         for name, taken in oracle.taken.items()
     ]
     surplus = [StepAgreement(name, (), 0.0, 0.0, ratios[name]) for name in ratios if name not in oracle.taken]
@@ -105,9 +104,6 @@ def comparable_packages(packages: Iterable[str], dtype: str) -> list[str]:
         for package in validate_names("packages", packages, IMPLEMENTATIONS)
         if (package, dtype) != (DEFINITION, "float64")
     ]
-
-
-# --- the whole --------------------------------------------------------------------------------------------------------
 
 
 def end_to_end(
@@ -146,9 +142,10 @@ def call_model(package: str, model: Any, inputs: tuple[np.ndarray, ...], options
     with framework.context():
         given = [framework.array(array) for array in inputs]
         keywords = {name: convert_arrays(value, framework) for name, value in options.items()}
+
+        def call(model: Any, given: Any, keywords: Any) -> Any:
+            return model(*given, **keywords)
+
         if framework.name == "jax":
-            jit = importlib.import_module("jax").jit
-            return framework.numpy(
-                jit(lambda model, given, keywords: model(*given, **keywords))(model, given, keywords)
-            )
-        return framework.numpy(model(*given, **keywords))
+            call = importlib.import_module("jax").jit(call)
+        return framework.numpy(call(model, given, keywords))

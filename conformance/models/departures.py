@@ -42,11 +42,6 @@ class Departures(NamedTuple):
         """All whose error is beyond their carried bound, in order."""
         return [name for name, finding in self.findings.items() if not finding.ratio <= 1]
 
-    @property
-    def ratios(self) -> dict[str, float]:
-        """The error ratio of each."""
-        return {name: finding.ratio for name, finding in self.findings.items()}
-
 
 def departures(oracle: Oracle, arrays: Mapping[str, np.ndarray]) -> Departures:
     """Compare saved intermediate values with the definition's, by bounds that are carried from the input.
@@ -87,17 +82,10 @@ def departures(oracle: Oracle, arrays: Mapping[str, np.ndarray]) -> Departures:
     judged = dict(zip(order, zip(exact, bounds, strict=True), strict=True))
 
     def finding(name: str) -> Finding:
-        result, bound = judged[name]
-        got = mark_forbidden(known[name]) if name.endswith(f": {MASKED}") else known[name]
+        (result, bound), got = judged[name], known[name]
+        if name.endswith(f": {MASKED}"):
+            # What is at or below half the lowest number of its dtype forbids the pair: `conformance watch` reads alike.
+            got = np.where(got <= ml_dtypes.finfo(got.dtype).min / 2, got.dtype.type(-np.inf), got)
         return compare(name, got, Exact(result, np.zeros_like(result)), replace_nan(bound), dtypes[0])
 
     return Departures(dtypes[0], {name: finding(name) for name in known}, unknown, looked_into, rounded)
-
-
-def mark_forbidden(scores: np.ndarray) -> np.ndarray:
-    """Masked scores with -inf for every number that forbids its pair.
-
-    `conformance watch` reads masks alike: what is at or below half the lowest number of its dtype forbids the pair.
-    """
-    lowest = ml_dtypes.finfo(scores.dtype).min
-    return np.where(scores <= lowest / 2, scores.dtype.type(-np.inf), scores)

@@ -8,6 +8,7 @@ faster in its models; there the whole step is judged.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -30,11 +31,11 @@ from conformance.models.stepwise import Oracle, Taken, convert_arrays, framework
 from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework
 from reference_numpy.attention_steps import repeat_heads, resolve_scale
-from reference_numpy.blocks import key_heads
+from reference_numpy.blocks import attend, key_heads
 from reference_numpy.multi_head_attention import concatenate_heads, join_heads, split_heads
 from specification.blocks import attention_options, windowed
-from specification.configuration import AttentionLayer
 from specification.parameters import GatedFeedForward, mapped
+from specification.rotary import Rotary
 
 INSIDE = ("attend", "transform")
 """Steps that are made of pieces."""
@@ -55,9 +56,7 @@ class Piece(NamedTuple):
     bound: Callable[..., np.ndarray]
 
 
-def projection_functions(part: str, heads: str) -> tuple[Callable[..., Any], Callable[..., np.ndarray]]:
-    """A projection of an attention, split into its heads."""
-
+def projection(name: str, source: str, part: str, heads: str) -> Piece:
     def compute(functions: Any, settings: Any, x: Any) -> Any:
         projection = functions.join_heads(getattr(settings.parameters, part))
         return functions.split_heads(functions.linear(projection, x), getattr(settings, heads))
@@ -66,10 +65,10 @@ def projection_functions(part: str, heads: str) -> tuple[Callable[..., Any], Cal
         projection = join_heads(getattr(settings.parameters, part))
         return split_heads(linear_bound(dtype, projection, x), getattr(settings, heads))
 
-    return compute, error
+    return Piece(name, (source,), compute, error)
 
 
-def norm_functions(part: str, heads: str) -> tuple[Callable[..., Any], Callable[..., np.ndarray]]:
+def normalised(name: str, part: str, heads: str) -> Piece:
     """The norm of queries or keys, of each head or of all together."""
 
     def compute(functions: Any, settings: Any, x: Any) -> Any:
@@ -79,24 +78,25 @@ def norm_functions(part: str, heads: str) -> tuple[Callable[..., Any], Callable[
     def error(dtype: str, settings: Any, x: Any) -> np.ndarray:
         norm, count, p = getattr(settings.parameters, f"{part}_norm"), getattr(settings, heads), Precision.make(dtype)
         whole = norm.weight.shape == (x.shape[1] * x.shape[3],)
-        found = round_output(
-            norm_of(norm, exact(concatenate_heads(x) if whole else x), settings.configuration, p), p
-        ).error
+        given = exact(concatenate_heads(x) if whole else x)
+        found = round_output(norm_of(norm, given, settings.configuration, p), p).error
         return split_heads(found, count) if whole else found
 
-    return compute, error
+    return Piece(f"{name}, normalised", (name,), compute, error)
 
 
-def rotate_heads(functions: Any, settings: Any, x: Any) -> Any:
-    rotary, positions = settings.layer.rotary, settings.framework.array(np.arange(x.shape[2]))
-    return functions.rotary_embedding(
-        x, positions,
-        base=rotary.base, rotary_width=rotary.width, pairing=rotary.pairing, scaling=rotary.scaling,
-    )  # fmt: skip
+def rotated(name: str, source: str, rotary: Rotary) -> Piece:
+    def compute(functions: Any, settings: Any, x: Any) -> Any:
+        positions = settings.framework.array(np.arange(x.shape[2]))
+        return functions.rotary_embedding(
+            x, positions,
+            base=rotary.base, rotary_width=rotary.width, pairing=rotary.pairing, scaling=rotary.scaling,
+        )  # fmt: skip
 
+    def error(dtype: str, settings: Any, x: np.ndarray) -> np.ndarray:
+        return rotate_approx(exact(x), rotary, 1, Precision.make(dtype)).error
 
-def rotated_bound(dtype: str, settings: Any, x: np.ndarray) -> np.ndarray:
-    return rotate_approx(exact(x), settings.layer.rotary, 1, Precision.make(dtype)).error
+    return Piece(f"{name}, rotated", (source,), compute, error)
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
@@ -130,48 +130,38 @@ def masked_scores(functions: Any, settings: Any, scores: Any) -> np.ndarray:
     return np.where(allowed, found, found.dtype.type(-np.inf))
 
 
-def weights(functions: Any, settings: Any, query: Any, key: Any) -> Any:
-    return functions.attention_weights(query, key, **settings.options)
+def operation_piece(name: str, operation: str, *takes: str) -> Piece:
+    def compute(functions: Any, settings: Any, *arrays: Any) -> Any:
+        return getattr(functions, operation)(*arrays, **settings.options)
 
-
-def heads(functions: Any, settings: Any, query: Any, key: Any, value: Any) -> Any:
-    return functions.attention(query, key, value, **settings.options)
-
-
-def operation_bound(operation: str) -> Callable[..., np.ndarray]:
     def error(dtype: str, settings: Any, *arrays: np.ndarray) -> np.ndarray:
         inputs = dict(zip(("query", "key", "value"), arrays, strict=False))
         options = dict(settings.options)
         inputs |= {name: options.pop(name) for name in ("bias", "sinks") if name in options}
         return np.asarray(bound(case_of(dtype, operation, inputs, **options))["output"])
 
-    return error
-
-
-def head_pieces(name: str, part: str, heads: str, source: str, norm: Any, layer: AttentionLayer) -> list[Piece]:
-    """From a step's activation to queries or keys: projected, and then normalised and rotated where they are."""
-    found = [Piece(name, (source,), *projection_functions(part, heads))]
-    if norm is not None:
-        found.append(Piece(f"{name}, normalised", (name,), *norm_functions(part, heads)))
-    if layer.rotary is not None:
-        found.append(Piece(f"{name}, rotated", (found[-1].name,), rotate_heads, rotated_bound))
-    return found
+    return Piece(name, takes, compute, error)
 
 
 def attention_pieces(taken: Any) -> list[Piece]:
-    """Those of a block's attention, in order."""
-    parameters, layer = taken.arguments[0], AttentionArguments(*taken.arguments).layer
-    queries = head_pieces("queries", "query", "heads", "x", parameters.query_norm, layer)
-    keys = head_pieces("keys", "key", "key_heads", "memory", parameters.key_norm, layer)
-    query, key = queries[-1].name, keys[-1].name
+    """Those of a block's attention, in order: queries and keys are normalised and rotated where they are."""
+    parameters, rotary = taken.arguments[0], attention_arguments(taken).layer.rotary
+    found, last = [], {}
+    for name, part, heads, source in (("queries", "query", "heads", "x"), ("keys", "key", "key_heads", "memory")):
+        found.append(projection(name, source, part, heads))
+        if getattr(parameters, f"{part}_norm") is not None:
+            found.append(normalised(name, part, heads))
+        if rotary is not None:
+            found.append(rotated(name, found[-1].name, rotary))
+        last[part] = found[-1].name
+    query, key = last.values()
     return [
-        *queries,
-        *keys,
-        Piece("values", ("memory",), *projection_functions("value", "key_heads")),
+        *found,
+        projection("values", "memory", "value", "key_heads"),
         Piece("scores", (query, key), scores, scores_bound),
         Piece(MASKED, ("scores",), masked_scores, lambda dtype, settings, scores: np.zeros(scores.shape)),
-        Piece("weights", (query, key), weights, operation_bound("attention_weights")),
-        Piece("weighted values", (query, key, "values"), heads, operation_bound("attention")),
+        operation_piece("weights", "attention_weights", query, key),
+        operation_piece("weighted values", "attention", query, key, "values"),
         Piece(
             "heads merged",
             ("weighted values",),
@@ -184,11 +174,6 @@ def attention_pieces(taken: Any) -> list[Piece]:
 # --- feed-forward -----------------------------------------------------------------------------------------------------
 
 
-def activated_bound(dtype: str, settings: Any, x: np.ndarray) -> np.ndarray:
-    p = Precision.make(dtype)
-    return round_output(activation_bound(settings.configuration.activation, exact(x), p), p).error
-
-
 def layer_piece(name: str, part: str) -> Piece:
     """A projection of the network's input."""
     return Piece(
@@ -199,31 +184,24 @@ def layer_piece(name: str, part: str) -> Piece:
     )
 
 
-ACTIVATION = Piece(
-    "activation",
-    ("pre-activation",),
-    lambda functions, settings, x: functions.ACTIVATIONS[settings.configuration.activation](functions.widen(x)),
-    activated_bound,
-)
+def activate(functions: Any, settings: Any, before: Any, *gated: Any) -> Any:
+    """The activation of one projection, and times the other where that is given, before it is rounded."""
+    activated = functions.ACTIVATIONS[settings.configuration.activation](functions.widen(before))
+    return activated * functions.widen(gated[0]) if gated else activated
 
 
-def gate_activation(functions: Any, settings: Any, before: Any, x: Any) -> Any:
-    """The activation of one projection times the other, before it is rounded."""
-    return functions.ACTIVATIONS[settings.configuration.activation](functions.widen(before)) * functions.widen(x)
-
-
-def gated_bound(dtype: str, settings: Any, before: np.ndarray, x: np.ndarray) -> np.ndarray:
+def activated_bound(dtype: str, settings: Any, before: np.ndarray, *gated: np.ndarray) -> np.ndarray:
     p = Precision.make(dtype)
     activated = activation_bound(settings.configuration.activation, exact(before), p)
-    return round_output(multiply(activated, exact(x), p), p).error
+    return round_output(multiply(activated, exact(gated[0]), p) if gated else activated, p).error
 
 
 def feed_forward_pieces(taken: Any) -> list[Piece]:
-    """Those of the feed-forward network, in order."""
+    activation = Piece("activation", ("pre-activation",), activate, activated_bound)
     if not isinstance(taken.arguments[0], GatedFeedForward):
-        return [layer_piece("pre-activation", "inner"), ACTIVATION]
-    product = Piece("gated", ("pre-activation", "inner"), gate_activation, gated_bound)
-    return [layer_piece("pre-activation", "gate"), ACTIVATION, layer_piece("inner", "inner"), product]
+        return [layer_piece("pre-activation", "inner"), activation]
+    product = Piece("gated", ("pre-activation", "inner"), activate, activated_bound)
+    return [layer_piece("pre-activation", "gate"), activation, layer_piece("inner", "inner"), product]
 
 
 PIECES = {"attend": attention_pieces, "transform": feed_forward_pieces}
@@ -265,16 +243,16 @@ def visit_pieces(step: str, taken: Taken, visit: Visit) -> dict[str, np.ndarray]
     functions = functions_of("reference_numpy")
     settings = settings_of(taken, framework_of("reference_numpy"), "float64")
     values, found = {"x": taken.arguments[1], "memory": taken.arguments[2]}, {}
+
+    def compute(piece: Piece, functions: Any, settings: Any, *arrays: Any) -> Any:
+        return piece.compute(functions, settings, *arrays)
+
     for piece in PIECES[taken.step](taken):
         arguments = (piece, functions, settings, *(values[name] for name in piece.takes))
         with np.errstate(all="ignore"):
-            made = np.asarray(visit(f"{step}: {piece.name}", "piece", compute_piece, arguments, {}))
+            made = np.asarray(visit(f"{step}: {piece.name}", "piece", compute, arguments, {}))
         values[piece.name] = found[f"{step}: {piece.name}"] = made
     return found
-
-
-def compute_piece(piece: Piece, functions: Any, settings: Any, *arrays: Any) -> Any:
-    return piece.compute(functions, settings, *arrays)
 
 
 def walk_inside(steps: Collection[str]) -> Walk:
@@ -333,18 +311,11 @@ def functions_of(package: str) -> SimpleNamespace:
     return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
 
 
-class AttentionArguments(NamedTuple):
-    """What `attend` is called with."""
-
-    parameters: Any
-    x: Any
-    memory: Any
-    mask: Any
-    dropout: Any
-    configuration: Any
-    layer: AttentionLayer = AttentionLayer()
-    bias: Any = None
-    rotation: Any = None
+def attention_arguments(taken: Any) -> SimpleNamespace:
+    """What `attend` is called with, by name."""
+    given = inspect.signature(attend).bind(*taken.arguments)
+    given.apply_defaults()
+    return SimpleNamespace(**given.arguments)
 
 
 def settings_of(taken: Any, framework: Framework, dtype: str) -> SimpleNamespace:
@@ -357,7 +328,7 @@ def settings_of(taken: Any, framework: Framework, dtype: str) -> SimpleNamespace
         parameters = mapped(own, taken.arguments[0])
         if taken.step == "transform":
             return SimpleNamespace(parameters=parameters, configuration=taken.arguments[-1], framework=framework)
-        given = AttentionArguments(*taken.arguments)
+        given = attention_arguments(taken)
         mask = windowed(given.mask, given.layer)
         options = attention_options(given.x.shape[-1], mask, None, given.configuration)
         found = SimpleNamespace(parameters=parameters, configuration=given.configuration, framework=framework)

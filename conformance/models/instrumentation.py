@@ -19,27 +19,12 @@ from reference_numpy.tape import GRADIENTS, Call, operation, pull_back
 from specification.calls import Functions, model_calls
 
 FILES = ("tape", "blocks", "blocks_vjp", "transformer", "transformer_vjp", "losses", "losses_vjp", "models")
+NAMED = ("attend", "transform", "normalize", "multi_head_attention", "linear", "embedding", "learned_positions")
+"""Steps that are named after the parameters that they are given first."""
 STEPS = {
-    "attend",
-    "transform",
-    "normalize",
-    "add",
-    "drop",
-    "embedding",
-    "learned_positions",
-    "sinusoidal_positions",
-    "linear",
-    "multi_head_attention",
-    "pool",
-    "relative_position_bias",
-    "patches",
-    "prepend",
-    "shrink",
-    "squeeze",
-    "log_softmax",
-    "cross_entropy",
-    "nll_loss",
-    "accumulate",
+    *NAMED,
+    *("add", "accumulate", "drop", "sinusoidal_positions", "relative_position_bias", "patches", "prepend", "shrink"),
+    *("squeeze", "pool", "log_softmax", "cross_entropy", "nll_loss"),
 }
 """Functions whose results are a model's intermediate values; their gradients are steps of the way back."""
 
@@ -111,12 +96,6 @@ def instrument_package(package: str, parameters: Any, visit: Visit) -> types.Sim
     return types.SimpleNamespace(**merged)
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
-
-ORDINARY = ("attend", "transform", "normalize", "multi_head_attention", "linear", "embedding", "learned_positions")
-"""Steps that are named after the parameters that they are given first."""
-
-
 def paths(value: Any, path: str = "") -> dict[int, str]:
     """The path of every structure and array inside a structure, by identity."""
     found = {id(value): path}
@@ -141,7 +120,7 @@ class Namer:
     def __call__(self, step: str, first: Any) -> str:
         way = " gradient" if step.endswith("_vjp") else ""
         kind = step.removesuffix("_vjp")
-        if kind in ORDINARY and id(first) in self.paths:
+        if kind in NAMED and id(first) in self.paths:
             self.last = (self.paths[id(first)] or "attention") + way
             self.count.clear()
             return self.last

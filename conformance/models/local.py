@@ -20,11 +20,11 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import LOG, TANH, Approx, Precision, exact, round_output
 from conformance.bounds.attention import EXP
-from conformance.bounds.layers import linear as linear_bound
 from conformance.bounds.layers import linear_gradients
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.models.attention_bounds import attend
+from conformance.models.attention_bounds import linear as linear_approx
 from specification.dtypes import FLOATING
 from specification.parameters import FeedForward, GatedFeedForward, Linear, MultiHeadAttention, Norm
 
@@ -75,12 +75,10 @@ def transform(
     bounds = bound(case_of(dtype, operation, {"x": x} | projection_arrays(p, p._fields), cotangent, **options))
     if cotangent is None:
         return bounds["output"]
-
-    def gradients(name: str, projection: Linear) -> Linear:
-        return Linear(*(None if projection[i] is None else bounds[gradient_name(f"{name}.{field}")]
-                        for i, field in enumerate(Linear._fields)))  # fmt: skip
-
-    return type(p)(*map(gradients, p._fields, p)), bounds[gradient_name("x")]
+    gradients = [
+        Linear(*(bounds.get(gradient_name(f"{name}.{field}")) for field in Linear._fields)) for name in p._fields
+    ]
+    return type(p)(*gradients), bounds[gradient_name("x")]
 
 
 def normalize(dtype: str, p: Norm, x: Any, configuration: Any, cotangent: Any = None) -> Any:
@@ -91,8 +89,7 @@ def normalize(dtype: str, p: Norm, x: Any, configuration: Any, cotangent: Any = 
     bounds = bound(case_of(dtype, operation, inputs, cotangent, **options))
     if cotangent is None:
         return bounds["output"]
-    bias = None if p.bias is None else bounds[gradient_name("bias")]
-    return Norm(bounds[gradient_name("weight")], bias), bounds[gradient_name("x")]
+    return Norm(bounds[gradient_name("weight")], bounds.get(gradient_name("bias"))), bounds[gradient_name("x")]
 
 
 def add(dtype: str, x: Any, y: Any) -> Any:
@@ -117,10 +114,6 @@ def drop(dtype: str, x: Any, dropout: Any) -> Any:
     return round_output(Approx(kept, 3 * p.inner * np.abs(kept)), p).error
 
 
-def drop_vjp(dtype: str, x: Any, dropout: Any, cotangent: Any) -> Any:
-    return drop(dtype, cotangent, dropout)
-
-
 def operation_step(operation: str, *inputs: str) -> Step:
     """Return the bound of a step that is an operation; of its first input's gradient, where there is a cotangent."""
 
@@ -140,19 +133,11 @@ def relative_position_bias_vjp(
     return operation_step("relative_position_bias", "table")(dtype, table, cotangent, **options)
 
 
-def prepend_vjp(dtype: str, row: Any, x: Any, cotangent: Any) -> Any:
-    return batch_sum(dtype, cotangent[:, 0]), np.zeros(x.shape)
-
-
 def shrink(dtype: str, x: Any) -> Any:
     """The root, its reciprocal and the product round."""
     p = Precision.make(dtype)
     value = np.abs(x) / math.sqrt(x.shape[-1])
     return round_output(Approx(value, 3 * p.inner * value + p.inner_tiny), p).error
-
-
-def shrink_vjp(dtype: str, x: Any, cotangent: Any) -> Any:
-    return shrink(dtype, cotangent)
 
 
 def squeeze(dtype: str, x: Any, cap: float) -> Any:
@@ -180,9 +165,7 @@ def sinusoidal_positions(judged: str, length: int, width: int, **options: Any) -
 
 
 def linear(dtype: str, parameters: Linear, x: Any) -> Any:
-    p = Precision.make(dtype)
-    bias = None if parameters.bias is None else exact(parameters.bias)
-    return round_output(linear_bound(exact(x), exact(parameters.weight), bias, p), p).error
+    return linear_approx(parameters, exact(x), Precision.make(dtype)).error
 
 
 def linear_vjp(dtype: str, parameters: Linear, x: Any, cotangent: Any) -> Any:
@@ -199,10 +182,6 @@ def pool(dtype: str, x: Any, pooling: str, keep: Any = None) -> Any:
     kept = np.ones(x.shape[:2], bool) if keep is None else np.asarray(keep)
     size = np.sum(np.where(kept[..., None], np.abs(x), 0), axis=1) / np.maximum(kept.sum(axis=1), 1)[:, None]
     return round_output(Approx(size, (p.gamma(x.shape[1]) + 2 * p.inner) * size), p).error
-
-
-def pool_vjp(dtype: str, x: Any, pooling: str, keep: Any, cotangent: Any) -> Any:
-    return np.broadcast_to(2 * Precision.make(dtype).inner * np.abs(cotangent)[:, None], x.shape)
 
 
 def log_softmax(dtype: str, x: Any) -> Any:
@@ -227,11 +206,6 @@ def log_softmax_vjp(dtype: str, x: Any, cotangent: Any) -> Any:
     ).error
 
 
-def piece(dtype: str, own: Any, functions: Any, settings: Any, *arrays: Any) -> Any:
-    """Of what lies inside a step: see `inside.py`."""
-    return own.bound(dtype, settings, *arrays)
-
-
 COPIED: dict[str, Callable[..., tuple[int, ...]]] = {
     "learned_positions": lambda table, length, **_: (length, table.shape[1]),
     "learned_positions_vjp": lambda table, length, cotangent, **_: table.shape,
@@ -247,13 +221,22 @@ COPIED: dict[str, Callable[..., tuple[int, ...]]] = {
 LOCAL: dict[str, Step] = {
     step.__name__: step
     for step in (
-        attend, multi_head_attention, transform, normalize, add, add_vjp, drop, drop_vjp, sinusoidal_positions,
-        linear, linear_vjp, pool, pool_vjp, log_softmax, log_softmax_vjp, relative_position_bias_vjp, prepend_vjp,
-        shrink, shrink_vjp, squeeze, squeeze_vjp, piece,
+        attend, multi_head_attention, transform, normalize, add, add_vjp, drop, sinusoidal_positions, linear,
+        linear_vjp, pool, log_softmax, log_softmax_vjp, relative_position_bias_vjp, shrink, squeeze, squeeze_vjp,
     )
 }  # fmt: skip
 """By the name of the step; called with the dtype and the step's own arguments."""
 LOCAL |= {"attend_vjp": attend, "transform_vjp": transform, "normalize_vjp": normalize, "accumulate": add}
+LOCAL |= {
+    "drop_vjp": lambda dtype, x, dropout, cotangent: drop(dtype, cotangent, dropout),
+    "pool_vjp": lambda dtype, x, pooling, keep, cotangent: np.broadcast_to(
+        2 * Precision.make(dtype).inner * np.abs(cotangent)[:, None], x.shape
+    ),
+    "prepend_vjp": lambda dtype, row, x, cotangent: (batch_sum(dtype, cotangent[:, 0]), np.zeros(x.shape)),
+    "shrink_vjp": lambda dtype, x, cotangent: shrink(dtype, cotangent),
+    # Of what lies inside a step: see `inside.py`.
+    "piece": lambda dtype, own, functions, settings, *arrays: own.bound(dtype, settings, *arrays),
+}
 LOCAL |= dict.fromkeys(("embedding", "embedding_vjp"), operation_step("embedding", "table", "ids"))
 LOCAL |= dict.fromkeys(("cross_entropy", "cross_entropy_vjp"), operation_step("cross_entropy", "logits", "targets"))
 LOCAL |= dict.fromkeys(("nll_loss", "nll_loss_vjp"), operation_step("nll_loss", "log_probabilities", "targets"))

@@ -25,7 +25,6 @@ class Batch(NamedTuple):
 
 
 def missing_packages() -> list[str]:
-    """Return the packages that would have to be installed."""
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 

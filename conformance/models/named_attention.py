@@ -65,23 +65,20 @@ def implementation(attention: str) -> str:
     for name, registered in functions.items():
         if registered is function and name in AttentionMaskInterface._global_mapping:
             return name
-    if not parameter_names(function)[0]:
-        raise ValueError(
-            f"{attention} names no parameters: name those of attention, or those of transformers' attention interface"
-        )
-    if follows_interface(function):
-        try:  # what every model passes
-            inspect.signature(function).bind(*BY_PLACE, dropout=0.0, scaling=1.0)
-        except TypeError as error:
-            expected = f"({', '.join(BY_PLACE)}, dropout=0.0, scaling=None, **others)"
-            raise ValueError(f"{attention} must take {expected}, as transformers calls it: {error}") from error
-    register(OWN, function=function if follows_interface(function) else adapt_function(function))
+    parameters = parameter_names(function)[0]
+    if not parameters:
+        known = "those of attention, or those of transformers' attention interface"
+        raise ValueError(f"{attention} names no parameters: name {known}")
+    if not parameters & INTERFACE:
+        register(OWN, function=adapt_function(function))
+        return OWN
+    try:  # what every model passes
+        inspect.signature(function).bind(*BY_PLACE, dropout=0.0, scaling=1.0)
+    except TypeError as error:
+        expected = f"({', '.join(BY_PLACE)}, dropout=0.0, scaling=None, **others)"
+        raise ValueError(f"{attention} must take {expected}, as transformers calls it: {error}") from error
+    register(OWN, function=function)
     return OWN
-
-
-def follows_interface(function: Callable[..., Any]) -> bool:
-    """Whether a function has the signature of `transformers`' attention interface."""
-    return bool(parameter_names(function)[0] & INTERFACE)
 
 
 def adapt_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,9 +114,8 @@ def adapt_function(function: Callable[..., Any]) -> Callable[..., Any]:
         positional, keywords = signature.bind_arguments(*arguments("attention", given, options))
         output = function(*positional, **keywords)
         if not isinstance(output, type(query)) or output.ndim != 4:
-            raise TypeError(
-                f"the function must return one tensor {AXES[declared.layout]}, got {describe_returned(output)}"
-            )
+            expected = f"one tensor {AXES[declared.layout]}"
+            raise TypeError(f"the function must return {expected}, got {describe_returned(output)}")
         return output if length_first else output.transpose(1, 2), None
 
     forward.declaration = declared  # type: ignore[attr-defined]

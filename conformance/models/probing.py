@@ -15,7 +15,6 @@ from specification.parameters import (
     Encoder,
     ImageEmbedding,
     LanguageModel,
-    MultiHeadAttention,
     Transformer,
 )
 
@@ -46,7 +45,8 @@ def probe(parameters: Any, configuration: Configuration, seed: int = 0) -> Probe
         return probe_encoder(parameters, configuration, generator)
     if isinstance(parameters, Decoder):
         return probe_decoder(parameters, configuration, generator)
-    return probe_attention(parameters, generator)
+    inputs = tuple(probe_heads(part, generator, LENGTH) for part in parameters[:3])
+    return inputs, {"mask": KeyPadding(real_positions(LENGTH)) & holes(LENGTH)}
 
 
 # --- each kind of model -----------------------------------------------------------------------------------------------
@@ -59,11 +59,8 @@ def probe_transformer(parameters: Transformer, configuration: Configuration, gen
     masks: dict[str, Any] = {"source_mask": holes(S), "target_mask": holes(T), "memory_mask": holes(T, S)}
     if parameters.encoder.embedding is None:
         padding = KeyPadding(real_positions(S))
-        beside = {
-            "source_mask": padding,
-            "target_mask": Causal() & KeyPadding(real_positions(T)),
-            "memory_mask": padding,
-        }
+        beside: dict[str, Any] = {"source_mask": padding, "memory_mask": padding}
+        beside["target_mask"] = Causal() & KeyPadding(real_positions(T))
         masks = {name: beside[name] & mask for name, mask in masks.items()}
     return (source, target), masks
 
@@ -95,11 +92,6 @@ def probe_decoder(parameters: Decoder, configuration: Configuration, generator: 
     return (x, memory), {"mask": mask, "memory_mask": KeyPadding(real_positions(S)) & holes(x.shape[1], S)}
 
 
-def probe_attention(parameters: MultiHeadAttention, generator: np.random.Generator) -> Probe:
-    inputs = tuple(probe_heads(part, generator, LENGTH) for part in parameters[:3])
-    return inputs, {"mask": KeyPadding(real_positions(LENGTH)) & holes(LENGTH)}
-
-
 # --- sequences --------------------------------------------------------------------------------------------------------
 
 
@@ -121,7 +113,7 @@ def probe_stack(
     length: int = LENGTH,
     *,
     padding: int | None = None,
-    size: int | None = None,
+    size: Any = None,
 ) -> np.ndarray:
     """padding: the token that fills up sequences, and occurs nowhere else. size: of an image's patches."""
     embedding = parameters.embedding
@@ -129,21 +121,16 @@ def probe_stack(
         norm: Any = parameters.blocks[0][1] if parameters.blocks else parameters.norm
         width, dtype = norm.weight.shape[0], norm.weight.dtype
         return generator.normal(size=(len(SHARES), length, width)).astype(dtype)
-    if isinstance(embedding, ImageEmbedding):
-        return probe_images(embedding, generator, size)
+    if isinstance(embedding, ImageEmbedding):  # as wide as the number of positions can be shared by rows, and less high
+        patches, weight = embedding.positions.shape[0] - 1, embedding.patches.weight
+        rows = max(rows for rows in range(1, patches + 1) if patches % rows == 0 and rows**2 <= patches)
+        shape = (len(SHARES), weight.shape[0] // size**2, rows * size, patches // rows * size)
+        return generator.normal(size=shape).astype(weight.dtype)
     longest = length if embedding.positions is None else min(length, embedding.positions.shape[0])
     every = np.arange(embedding.tokens.shape[0])
     ids = every[every != padding] if len(every) > 1 else every
     tokens = generator.choice(ids, (len(SHARES), longest))
     return tokens if padding is None else np.where(real_positions(longest), tokens, padding)
-
-
-def probe_images(embedding: ImageEmbedding, generator: np.random.Generator, size: Any) -> np.ndarray:
-    """As wide as the number of positions can be shared by rows, and less high."""
-    patches, weight = embedding.positions.shape[0] - 1, embedding.patches.weight
-    rows = max(rows for rows in range(1, patches + 1) if patches % rows == 0 and rows**2 <= patches)
-    shape = (len(SHARES), weight.shape[0] // size**2, rows * size, patches // rows * size)
-    return generator.normal(size=shape).astype(weight.dtype)
 
 
 def probe_heads(projection: Any, generator: np.random.Generator, length: int) -> np.ndarray:

@@ -12,12 +12,13 @@ step it came from, and that has to be the same step as in the definition; and al
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.checks.findings import ChangedLater, Finding, OtherSource, Source, SurplusStep, TimesTaken
+from conformance.checks.findings import ChangedLater, Detail, Finding, OtherSource, Source, SurplusStep, TimesTaken
 from conformance.models.error_propagation import compare_within_bound
 from conformance.models.instrumentation import Namer, instrument_package
 from conformance.models.local import cast, local_bound
@@ -46,12 +47,10 @@ class Taken(NamedTuple):
 
 
 class StepFinding(NamedTuple):
-    """What one step of an implementation gave on the definition's activations."""
+    """What is found of one step of an implementation on the definition's activations."""
 
     name: str
-    step: str
     finding: Finding
-    result: np.ndarray
 
 
 def record_steps(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[dict[str, Taken], Source]:
@@ -86,11 +85,6 @@ class Judged(NamedTuple):
     truth: np.ndarray
     bound: np.ndarray
 
-    @property
-    def whole(self) -> bool:
-        """Whether it can be judged in full."""
-        return is_bounded(self.truth, self.bound)
-
 
 def is_bounded(truth: np.ndarray, bound: np.ndarray) -> bool:
     """Whether something is finite, and all that is has a bound: an array without elements is what it must be.
@@ -122,7 +116,11 @@ class Oracle:
     def __getitem__(self, name: str) -> Judged:
         if name not in self.judged:
             step, function, arguments, keywords, result, _ = self.taken[name]
-            exactly = tuple(self.round_argument(argument) for argument in arguments)
+            # An activation as the implementation can hold it, in float64; everything else as it is.
+            exactly = tuple(
+                cast(argument, self.dtype).astype(np.float64) if self.is_activation(argument) else argument
+                for argument in arguments
+            )
             if self.dtype == "float64":  # nothing was rounded
                 truth = result
             else:
@@ -138,22 +136,20 @@ class Oracle:
         floating = isinstance(argument, np.ndarray) and str(argument.dtype) in FLOATING
         return floating and id(argument) not in self.own.paths
 
-    def round_argument(self, argument: Any) -> Any:
-        """An activation as the implementation can hold it, in float64; everything else as it is."""
-        return cast(argument, self.dtype).astype(np.float64) if self.is_activation(argument) else argument
-
 
 def judge_steps(package: str, framework: Framework, parameters: Any, oracle: Oracle) -> list[StepFinding]:
     """A finding for every step of the package's model, in order. parameters: the framework's own arrays."""
     found: list[StepFinding] = []
     made: dict[int, Source] = {}
-    results: list[Any] = []  # kept, so that no identity is given away
+    results: list[tuple[str, Any, np.ndarray]] = []  # kept, so that no identity is given away
     dtype = oracle.dtype
+
+    def find_fault(name: str, detail: Detail) -> None:
+        found.append(StepFinding(name, Finding(name, np.inf, detail=detail)))
 
     def force_step(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
         if name not in oracle.taken:
-            surplus = Finding(name, np.inf, detail=SurplusStep())
-            found.append(StepFinding(name, step, surplus, np.empty(0)))
+            find_fault(name, SurplusStep())
             return function(*arguments, **keywords)
         exactly, truth, bound = oracle[name]
         given = [
@@ -162,11 +158,14 @@ def judge_steps(package: str, framework: Framework, parameters: Any, oracle: Ora
         ]
         result = function(*given, **keywords)
         answer = np.array(framework.numpy(result))  # a copy, because what comes later may change the result
-        finding = compare_within_bound(name, answer, truth, bound, dtype)
-        finding = check_sources(name, oracle, exactly, sources_of(arguments, made)) or finding
-        found.append(StepFinding(name, step, finding, answer))
+        sources = zip(exactly, sources_of(arguments, made), oracle.taken[name].sources, strict=True)
+        others = [(own, right) for e, own, right in sources if oracle.is_activation(e) and own != right]
+        if others:  # an activation comes from another step than in the definition
+            find_fault(name, OtherSource(*others[0]))
+        else:
+            found.append(StepFinding(name, compare_within_bound(name, answer, truth, bound, dtype)))
         made[id(result)] = name
-        results.append((result, len(found) - 1))
+        results.append((name, result, answer))
         return result
 
     called = instrument_package(package, parameters, force_step).MODELS[type(parameters)]
@@ -175,29 +174,16 @@ def judge_steps(package: str, framework: Framework, parameters: Any, oracle: Ora
         keywords = {name: convert_arrays(value, framework) for name, value in oracle.options.items()}
         made |= {id(array): number for number, array in enumerate(arrays)}
         returned = called(parameters, *arrays, configuration=oracle.model.configuration, **keywords)
-    source = made.get(id(returned))
+    source, times = made.get(id(returned)), Counter(step.name for step in found)
     if source != oracle.returned:
-        other = OtherSource(source, oracle.returned, returned=True)
-        found.append(StepFinding("result", "result", Finding("result", np.inf, detail=other), np.empty(0)))
-    for result, index in results:
-        name, step, _, answer = found[index]
+        find_fault("result", OtherSource(source, oracle.returned, returned=True))
+    for name, result, answer in results:
         if not np.array_equal(framework.numpy(result), answer, equal_nan=answer.dtype.kind == "f"):
-            changed = Finding(name, np.inf, detail=ChangedLater())
-            found.append(StepFinding(name, step, changed, answer))
-    names = [step.name for step in found if step.finding.kind != "changed_later"]
-    for name, taken in oracle.taken.items():
-        if (count := names.count(name)) != 1:
-            times = Finding(name, np.inf, detail=TimesTaken(count))
-            found.append(StepFinding(name, taken.step, times, np.empty(0)))
+            find_fault(name, ChangedLater())
+    for name in oracle.taken:
+        if times[name] != 1:
+            find_fault(name, TimesTaken(times[name]))
     return found
-
-
-def check_sources(name: str, oracle: Oracle, exactly: tuple[Any, ...], sources: tuple[Source, ...]) -> Finding | None:
-    """Where an activation comes from another step than in the definition."""
-    for argument, own, right in zip(exactly, sources, oracle.taken[name].sources, strict=True):
-        if oracle.is_activation(argument) and own != right:
-            return Finding(name, np.inf, detail=OtherSource(own, right))
-    return None
 
 
 def convert_arrays(value: Any, framework: Framework) -> Any:

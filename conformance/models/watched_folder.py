@@ -53,7 +53,15 @@ def load_model(folder: Path, attention: str | None, dtype: str) -> tuple[Any, li
         configuration = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library's own, whatever they are
         raise ValueError(f"{path}: {error_line(error)}") from error
-    kind = class_of(configuration, path)
+    kind: Any = None
+    if names := configuration.architectures:
+        kind = getattr(transformers, str(names[0]), None)
+        if not hasattr(kind, "main_input_name"):
+            raise ValueError(f"{path}: transformers {transformers.__version__} has no model {names[0]}")
+    elif type(configuration) in (kinds := transformers.AutoModel._model_mapping):
+        kind = kinds[type(configuration)]
+    else:
+        raise ValueError(f"{path} names no model: it has no architectures")
     if kind.main_input_name != "input_ids":
         raise ValueError(f"{kind.__name__} reads {kind.main_input_name}: only models that read tokens can be watched")
     try:
@@ -68,22 +76,6 @@ def load_model(folder: Path, attention: str | None, dtype: str) -> tuple[Any, li
         told = f"{folder}: {name} has shape {got}, and {NAME} says {expected}"
         raise ValueError(told + (f", and {more} more do not fit" if more else ""))
     return model.eval(), sorted(found["missing_keys"])
-
-
-def class_of(configuration: Any, path: Path) -> Any:
-    """The class of the model that a config.json names; of its model type where it names none."""
-    import transformers
-
-    names = configuration.architectures or []
-    if names:
-        kind = getattr(transformers, str(names[0]), None)
-        if kind is None or not hasattr(kind, "main_input_name"):
-            raise ValueError(f"{path}: transformers {transformers.__version__} has no model {names[0]}")
-        return kind
-    try:
-        return transformers.AutoModel._model_mapping[type(configuration)]
-    except KeyError as error:
-        raise ValueError(f"{path} names no model: it has no architectures") from error
 
 
 def broken_file(folder: Path) -> str:
@@ -120,7 +112,14 @@ def read_texts(folder: Path, texts: str | Sequence[str]) -> dict[str, Any]:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library's own, whatever they are
-        why = broken_tokenizer(folder) or f"{folder} has no tokenizer that can be loaded: {error_line(error)}"
+        why = f"{folder} has no tokenizer that can be loaded: {error_line(error)}"
+        found = sorted(folder.glob("*token*.json"))
+        try:
+            for path in found:
+                json_of(path)
+        except ValueError as broken:
+            why = str(broken)
+        why = why if found else f"{folder / TOKENIZER} is not there"
         raise ValueError(f"{why}; {INSTEAD}") from error
     files = getattr(tokenizer, "vocab_files_names", None) or {}  # tokenizers of bytes have none
     if files and not any((folder / name).is_file() for name in {TOKENIZER, *files.values()}):
@@ -130,17 +129,6 @@ def read_texts(folder: Path, texts: str | Sequence[str]) -> dict[str, Any]:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return dict(tokenizer(several, padding=len(several) > 1, return_tensors="pt"))
-
-
-def broken_tokenizer(folder: Path) -> str:
-    """Name a file of the tokenizer that is no JSON or is not there, and why; empty where none is."""
-    found = sorted(folder.glob("*token*.json"))
-    for path in found:
-        try:
-            json_of(path)
-        except ValueError as error:
-            return str(error)
-    return "" if found else f"{folder / TOKENIZER} is not there"
 
 
 def error_line(error: BaseException) -> str:

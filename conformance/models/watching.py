@@ -11,7 +11,7 @@ import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 from conformance.subjects.attention_calls import BLOCKS, BOOLEANS, GIVEN, NUMBERS, AttentionCall, output_of
@@ -57,8 +57,7 @@ def watch(model: Any, inputs: Mapping[str, Any], *, backward: bool = False, labe
     """Run the model once, and return the calls of its attention in order.
 
     Args:
-        model: of `transformers`.
-        inputs: its arguments.
+        model, inputs: a model of `transformers`, and its arguments.
         backward: whether to differentiate its loss: that of the labels; without any, that of the tokens where it is a
             language model, and else half the mean square of its first result.
         labels: of the model's own loss; they may stand among `inputs` too.
@@ -68,27 +67,23 @@ def watch(model: Any, inputs: Mapping[str, Any], *, backward: bool = False, labe
     given = dict(inputs) | ({} if labels is None else {"labels": labels})
     if getattr(model.config, "is_encoder_decoder", False) and "labels" not in given and "input_ids" in given:
         given.setdefault("decoder_input_ids", given["input_ids"])
-    recorded: list[Recorded] = []
+    recorded: list[tuple[AttentionCall, tuple[Any, ...], Any]] = []
     with recording(model, recorded, backward), torch.set_grad_enabled(backward):
         if not backward:
             model(**given)
         else:
             loss_of(model, given).backward()
     calls, seen = [], Counter[str]()
-    for record in recorded:
-        call = add_gradients(*record) if backward else record.call
+    for call, tensors, output in recorded:
+        # A call stays as it is where the loss does not depend on it. After a function that changed its inputs, PyTorch
+        # has the gradients of what they were changed to.
+        if backward and output.grad is not None and not call.changed:
+            gradients = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in tensors)
+            call = replace(call, cotangent=output.grad, gradients=gradients)
         seen[call.layer] += 1
         number = seen[call.layer]
         calls.append(call if number == 1 else replace(call, layer=f"{call.layer}, call {number}"))
     return calls
-
-
-class Recorded(NamedTuple):
-    """A call, the tensors that were given to the function, and the output that it returned."""
-
-    call: AttentionCall
-    given: tuple[Any, ...]
-    output: Any
 
 
 def loss_of(model: Any, inputs: dict[str, Any]) -> Any:
@@ -102,8 +97,10 @@ def loss_of(model: Any, inputs: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def recording(model: Any, recorded: list[Recorded], backward: bool) -> Iterator[None]:
-    """Keep every call of the model's attention in here."""
+def recording(model: Any, recorded: list[tuple[AttentionCall, tuple[Any, ...], Any]], backward: bool) -> Iterator[None]:
+    """Keep every call of the model's attention, the tensors that the function was given, and the output it returned."""
+    from torch import Tensor
+    from torch.nn.functional import pad
     from transformers.modeling_utils import AttentionInterface
 
     found = AttentionInterface.get_interface
@@ -115,7 +112,8 @@ def recording(model: Any, recorded: list[Recorded], backward: bool) -> Iterator[
         def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **keywords: Any) -> Any:
             kept: Any = tuple(tensor.detach().clone() for tensor in (query, key, value))
             given = tuple(map(isolate_tensor, (query, key, value)))
-            others = SharedTensors({"mask": attention_mask, **keywords})
+            named = {"mask": attention_mask, **keywords}
+            others = [(name, t, t.detach().clone()) for name, t in named.items() if isinstance(t, Tensor)]
             layer, form = names.get(id(module), "attention"), form_of(attention_mask, implementation)
             try:
                 returned = function(module, *given, attention_mask, **keywords)
@@ -126,46 +124,27 @@ def recording(model: Any, recorded: list[Recorded], backward: bool) -> Iterator[
             except Exception as error:
                 error.add_note(layer)
                 raise
-            changed = tuple(name for name, *both in zip(GIVEN, kept, given, strict=True) if not same_bits(*both))
+            changed = [name for name, *both in zip(GIVEN, kept, given, strict=True) if not same_bits(*both)]
+            for name, tensor, before in others:  # which the calls of other layers may share
+                if not same_bits(before, tensor):
+                    tensor.detach().copy_(before)
+                    changed.append(name)
             detached = backward and any(tensor.requires_grad for tensor in given) and not output.requires_grad
             call = AttentionCall(
                 layer, function, module, form, kept[0], kept[1], kept[2], attention_mask, keywords, output.detach(),
-                changed=changed + others.restore(), backward=backward, detached=detached,
+                changed=tuple(changed), backward=backward, detached=detached,
             )  # fmt: skip
-            recorded.append(Recorded(call, given, output))
-            return fit_output(again, query, value), returned[1]
+            recorded.append((call, given, output))
+            # In the dtype and shape that the model needs: it can go on, and all its calls are judged.
+            (B, H, Q, _), V = query.shape, value.shape[-1]
+            if again.shape != (B, Q, H, V):
+                again = pad(again.flatten(), (0, B * Q * H * V - again.numel())).reshape(B, Q, H, V)
+            return again.to(query), returned[1]
 
         return attend
 
     with mock.patch.object(AttentionInterface, "get_interface", get_interface):
         yield
-
-
-class SharedTensors:
-    """Masks and other tensors that go into a call, which the calls of other layers may share."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        import torch
-
-        tensors = {name: tensor for name, tensor in given.items() if isinstance(tensor, torch.Tensor)}
-        self.kept = [(name, tensor, tensor.detach().clone()) for name, tensor in tensors.items()]
-
-    def restore(self) -> tuple[str, ...]:
-        """The names of those that have changed since; they are again as they were."""
-        changed = [(name, tensor, before) for name, tensor, before in self.kept if not same_bits(before, tensor)]
-        for _, tensor, before in changed:
-            tensor.detach().copy_(before)
-        return tuple(name for name, *_ in changed)
-
-
-def fit_output(output: Any, query: Any, value: Any) -> Any:
-    """The output in the dtype and shape that the model needs: it can go on, and all its calls are judged."""
-    from torch.nn.functional import pad
-
-    (B, H, Q, _), V = query.shape, value.shape[-1]
-    if output.shape != (B, Q, H, V):
-        output = pad(output.flatten(), (0, B * Q * H * V - output.numel())).reshape(B, Q, H, V)
-    return output.to(query)
 
 
 def isolate_tensor(tensor: Any) -> Any:
@@ -191,16 +170,3 @@ def form_of(mask: Any, implementation: str) -> str:
     if not hasattr(mask, "is_floating_point"):
         return BLOCKS
     return NUMBERS if mask.is_floating_point() else BOOLEANS
-
-
-def add_gradients(call: AttentionCall, given: tuple[Any, ...], output: Any) -> AttentionCall:
-    """The call with what the backward pass has left; as it is where the loss does not depend on it.
-
-    After a function that changed its inputs, PyTorch has the gradients of what they were changed to.
-    """
-    import torch
-
-    if output.grad is None or call.changed:
-        return call
-    gradients = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in given)
-    return replace(call, cotangent=output.grad, gradients=gradients)

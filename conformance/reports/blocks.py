@@ -13,15 +13,7 @@ from conformance.checks.findings import Finding
 from conformance.checks.judged_rules import CONTRACT
 from conformance.checks.levels import is_required
 from conformance.checks.results import Violation
-from conformance.reports.causes import (
-    cause_content,
-    describe_alternatives,
-    describe_cause,
-    describe_condition,
-    describe_declaration,
-    describe_evidence,
-    describe_pattern,
-)
+from conformance.reports import causes
 from conformance.reports.content import Content, real
 from conformance.reports.sentences import describe_finding, describe_violation, levels_line
 from conformance.reports.subjects import checked_content, rules_of_operation
@@ -51,7 +43,7 @@ def describe(fact: Finding | Violation | Cause) -> str:
     """
     if isinstance(fact, Violation):
         return describe_violation(fact)
-    return describe_finding(fact) if isinstance(fact, Finding) else describe_cause(cause_content(fact))
+    return describe_finding(fact) if isinstance(fact, Finding) else causes.describe_cause(causes.cause_content(fact))
 
 
 def heading(cause: Content) -> str:
@@ -60,66 +52,51 @@ def heading(cause: Content) -> str:
     if cause["mistake"] is None and len(rules) == 1:
         return f"{rules[0]} {shown['title']}: {shown['statement']}"
     own = None if cause["mistake"] is None else cause["mistake"]["rule"]
-    return f"{own if own in rules else shown['rule']}: {describe_cause(cause)}"
+    return f"{own if own in rules else shown['rule']}: {causes.describe_cause(cause)}"
 
 
 def rows(cause: Content, subject: Content | None = None) -> list[tuple[str, str]]:
     """Return (label, text) for every fact about a cause; further lines of one fact have an empty label."""
-    violation = cause["violation"]
-    found = [("level", cause["level"])]
-    found += [("breaks", ", ".join(cause["rules"]))] if len(cause["rules"]) > 1 else []
-    facts = (
-        ("evidence", describe_evidence(cause)),
-        ("or", describe_alternatives(cause)),
-        ("when", describe_condition(cause["condition"])),
+    violation, numbers = cause["violation"], list[tuple[str, str]]()
+    if violation["index"] is not None:
+        numbers = [("where", format_place(violation)), ("got", got(violation))]
+        numbers += [("expected", format_expected(violation)), ("error", error(violation))]
+    declared = causes.describe_declaration(cause, subject)
+    advice, options = (None, None) if declared is None else (ADVICE[declared[0]], declared[1])
+    facts: list[tuple[str, str | None]] = [
+        ("level", cause["level"]),
+        ("breaks", ", ".join(cause["rules"]) if len(cause["rules"]) > 1 else None),
+        ("evidence", causes.describe_evidence(cause)),
+        ("or", causes.describe_alternatives(cause)),
+        ("when", causes.describe_condition(cause["condition"])),
         ("found by", f"{violation['rule']} {violation['probe']}"),
-    )
-    found += [(label, text) for label, text in facts if text]
-    if violation["index"] is None:
-        found.append(("found", violation["message"]))
-    else:
-        found += [("where", format_place(violation)), ("got", got(violation))]
-        found += [("expected", format_expected(violation)), ("error", error(violation))]
-        if violation["dtype"] is None:  # a message of its own beside the numbers
-            found.append(("found", violation["message"]))
-    pattern = None if cause["mistake"] else describe_pattern(cause["pattern"])
-    found += [("pattern", pattern)] if pattern else []
-    if violation["called_with"] is not None:
-        found.append(("arrays", violation["called_with"]))
-    if violation["raised_at"] is not None:
-        found.append(("raised at", violation["raised_at"]))
-    if violation["case"] is not None:
-        found.append(("smallest case", violation["case"]))
-    if violation["threshold"] is not None:
-        found.append(("sizes", violation["threshold"]))
-    found += label_lines("worst", [worst_line(one, violation) for one in violation["worst"]])
-    declared = describe_declaration(cause, subject)
-    if declared is not None:
-        found += label_lines("declare", [ADVICE[declared[0]], declared[1]])
-    if violation["kind"] == "unrefused":
-        found.append(("fix", FIX))
-    if violation["replay_command"] is not None:
-        found.append(("replay", violation["replay_command"]))
-    return found
-
-
-def label_lines(label: str, lines: list[str]) -> list[tuple[str, str]]:
-    return [(label if number == 0 else "", line) for number, line in enumerate(lines)]
+        *numbers,
+        # Beside numbers there may be a message of its own.
+        ("found", violation["message"] if violation["dtype"] is None else None),
+        ("pattern", None if cause["mistake"] else causes.describe_pattern(cause["pattern"])),
+        ("arrays", violation["called_with"]),
+        ("raised at", violation["raised_at"]),
+        ("smallest case", violation["case"]),
+        ("sizes", violation["threshold"]),
+        *(("" if number else "worst", worst_line(one, violation)) for number, one in enumerate(violation["worst"])),
+        ("declare", advice),
+        ("", options),
+        ("fix", FIX if violation["kind"] == "unrefused" else None),
+        ("replay", violation["replay_command"]),
+    ]
+    return [(label, text) for label, text in facts if text is not None]
 
 
 def worst_line(worst: Content, violation: Content) -> str:
-    """Return the largest error in a dtype."""
     level = "" if worst["level"] == violation["level"] else f" (level {worst['level']})"
     return f"{worst['dtype']}{level}: {worst['message']}"
 
 
 def block(cause: Content, subject: Content | None = None) -> str:
-    """Return the block as plain text."""
     return "\n".join([heading(cause), *(f"  {label:<15}{text}" for label, text in rows(cause, subject))])
 
 
 def describe_verdict(report: Report) -> str:
-    """Say in one line whether it conforms."""
     count = sum(is_required(violation.level, report.profile) for violation in report.violations)
     verdict = "conforms" if report.conforms else f"violates {count} rule{'s' * (count != 1)}"
     return f"{report.subject} {verdict} ({report.profile}); {report.cases} cases, seed {report.seed}"
@@ -128,25 +105,20 @@ def describe_verdict(report: Report) -> str:
 def describe_report(report: Report) -> str:
     """Return verdict, levels and the block of every cause; for an assertion's message."""
     subject = checked_content(report, None)
-    guess, untried = describe_guess(subject), report.untried
-    lines = [
-        describe_verdict(report),
-        levels_line(report.levels),
-        guess,
-        *(block(one, subject) for one in subject["causes"]),
-    ]
-    return "\n".join(filter(None, [*lines, f"not everything was tried: {untried}" if untried else ""]))
+    lines = [describe_verdict(report), levels_line(report.levels), describe_guess(subject)]
+    lines += [block(cause, subject) for cause in subject["causes"]]
+    lines += [f"not everything was tried: {report.untried}"] if report.untried else []
+    return "\n".join(filter(None, lines))
 
 
 def summary(subject: Content) -> str:
     """Say how many causes explain how many violations; empty where each violation is a cause of its own."""
-    causes, count = subject.get("causes") or [], len(subject["violations"])
-    if not causes or len(causes) == count:
+    found, count = subject.get("causes") or [], len(subject["violations"])
+    if not found or len(found) == count:
         return ""
-    known = sum(cause["mistake"] is not None for cause in causes)
-    named = f", {known} of them known," if known and len(causes) > 1 else ""
-    one = len(causes) == 1
-    return f"{len(causes)} cause{'s' * (not one)}{named} explain{'s' * one} {count} violated rule{'s' * (count != 1)}"
+    known, one = sum(cause["mistake"] is not None for cause in found), len(found) == 1
+    named = f", {known} of them known," if known and not one else ""
+    return f"{len(found)} cause{'s' * (not one)}{named} explain{'s' * one} {count} violated rule{'s' * (count != 1)}"
 
 
 # --- limits of a subject's verdict ------------------------------------------------------------------------------------

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conformance.cases.declaration import FEATURES
+from conformance.diagnosis.cause import Cause
+from conformance.diagnosis.pattern import Pattern
+from conformance.mistakes.condition import Condition
+from conformance.mistakes.mistake import Mistake
 from conformance.reports.threshold_sentences import WORDS
 from conformance.runner.dimensions import PRODUCTS
-
-if TYPE_CHECKING:
-    from conformance.diagnosis.cause import Cause, Diagnosis
-    from conformance.mistakes.condition import Condition
-    from conformance.mistakes.mistake import Mistake
 
 Content = dict[str, Any]
 CONVENTIONS = "--conventions"
@@ -37,27 +36,27 @@ TITLES = {
 def cause_content(cause: Cause) -> Content:
     """Return a cause with its own fields; `cause_with_violation` adds the violation that shows it."""
     diagnosis, condition, pattern = cause.diagnosis, cause.condition, cause.pattern
-    places = [] if pattern is None else [vars(one) | {"axis": list(one.axis)} for one in pattern.places]
+    mistake = None
+    if diagnosis is not None:
+        mistake = mistake_content(diagnosis.mistake)
+        mistake |= {name: getattr(diagnosis, name) for name in ("explained", "failing", "passing")}
+        mistake["alternatives"] = [mistake_content(one) for one in diagnosis.alternatives]
     return {
         "kind": cause.kind,
         "level": cause.level,
         "rules": list(cause.rules),
-        "mistake": None if diagnosis is None else diagnosis_content(diagnosis),
+        "mistake": mistake,
         "condition": None if condition is None or condition.clauses == 0 else condition_content(condition),
-        "pattern": None if pattern is None else {"result": pattern.result, "share": pattern.share, "places": places},
+        "pattern": None if pattern is None else pattern_content(pattern),
         "conventions": dict(cause.conventions),
         "lacks": list(cause.lacks),
         "layout": cause.has_other_layout,
     }
 
 
-def diagnosis_content(diagnosis: Diagnosis) -> Content:
-    return mistake_content(diagnosis.mistake) | {
-        "explained": diagnosis.explained,
-        "failing": diagnosis.failing,
-        "passing": diagnosis.passing,
-        "alternatives": [mistake_content(one) for one in diagnosis.alternatives],
-    }
+def pattern_content(pattern: Pattern) -> Content:
+    places = [list_tuples(vars(one)) for one in pattern.places]
+    return {"result": pattern.result, "share": pattern.share, "places": places}
 
 
 def mistake_content(mistake: Mistake) -> Content:
@@ -82,7 +81,6 @@ def list_tuples(fields: Mapping[str, Any]) -> Content:
 
 
 def describe_cause(cause: Content) -> str:
-    """Say in one line what is wrong."""
     if cause["mistake"] is None:
         return TITLES[cause["kind"]]
     backward = (cause["condition"] or {}).get("passes") == "backward"
@@ -90,7 +88,6 @@ def describe_cause(cause: Content) -> str:
 
 
 def describe_evidence(cause: Content) -> str | None:
-    """Say which cases speak for a known mistake."""
     mistake = cause["mistake"]
     if mistake is None:
         return None
@@ -110,14 +107,13 @@ def describe_condition(condition: Content | None) -> str | None:
     if not condition:
         return None
     axis, parts = condition.get("axis", ""), []
-    if condition.get("past"):
-        parts.append(f"past {count_words(axis, condition['past'])}")
-    if "up_to" in condition:
-        parts.append(f"up to {count_words(axis, condition['up_to'])}")
-    if "partial" in condition:
-        parts.append(f"where the number of {axis_words(axis)} is no multiple of {condition['partial']}")
-    if "whole" in condition:
-        parts.append(f"where the number of {axis_words(axis)} is a multiple of {condition['whole']}")
+    if past := condition.get("past"):
+        parts.append(f"past {past:,} {axis_words(axis, past)}")
+    if (most := condition.get("up_to")) is not None:
+        parts.append(f"up to {most:,} {axis_words(axis, most)}")
+    for name, kind in (("partial", "no multiple"), ("whole", "a multiple")):
+        if name in condition:
+            parts.append(f"where the number of {axis_words(axis)} is {kind} of {condition[name]}")
     if "features" in condition:
         parts.append(f"with {join_words([feature_words(name) for name in condition['features']])}")
     if "lacks" in condition:
@@ -179,37 +175,22 @@ def describe_pattern(pattern: Content | None) -> str | None:
 def describe_places(places: Content) -> str | None:
     """Say which places along an axis are wrong, counted from 0; None for all of them."""
     axis = tuple(places["axis"])
-    name, start = axis_words(PRODUCTS.get(axis, " ".join(axis))), places["start"]
-    match places["kind"]:
-        case "from":
-            return f"in {name} from {start} on (of {places['size']})"
-        case "up to":
-            return f"in {name} up to {start} (of {places['size']})"
-        case "one":
-            return f"in one of {places['size']} {name}: {start}"
-        case "every":
-            return f"in {name} {start}, {start + places['stride']}, ... (one in {places['stride']})"
-        case "some":
-            return f"in {places['count']} of {places['size']} {name}"
-    return None
-
-
-AXES: dict[str, tuple[str, str]] = {
-    **{str(axis): words for axis, words in WORDS.items()},
-    "BH": ("head of all batch elements", "heads of all batch elements"),
-    "": ("place", "places"),
-}
-"""One and several of each axis."""
+    name = axis_words(PRODUCTS.get(axis, " ".join(axis)))
+    start, size, stride = places["start"], places["size"], places["stride"]
+    told = {
+        "from": f"in {name} from {start} on (of {size})",
+        "up to": f"in {name} up to {start} (of {size})",
+        "one": f"in one of {size} {name}: {start}",
+        "every": f"in {name} {start}, {start + stride}, ... (one in {stride})",
+        "some": f"in {places['count']} of {size} {name}",
+    }
+    return told.get(places["kind"])
 
 
 def axis_words(axis: str, count: int = 2) -> str:
     """The words for an axis, whose name may have a number: "rows 1" is the second axis of rows."""
-    words = AXES.get(axis) or AXES.get(axis.partition(" ")[0], (axis, axis))
+    words = WORDS.get(axis) or WORDS.get(axis.partition(" ")[0], (axis, axis))
     return words[count != 1]
-
-
-def count_words(axis: str, count: int) -> str:
-    return f"{count:,} {axis_words(axis, count)}"
 
 
 def join_words(words: list[str]) -> str:

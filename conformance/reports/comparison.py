@@ -1,20 +1,33 @@
-"""Comparison of two reports: rules, error ratios, versions and settings."""
+"""Comparison of two reports: verdicts, error ratios that differ by a large factor, versions and settings."""
 
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.checks.levels import STRICT
-from conformance.reports.change import Change, rule_change
-from conformance.reports.content import SCHEMA, Content
+from conformance.checks.levels import STRICT, rank
+from conformance.reports.content import SCHEMA, Content, real
 
 READ = (1, 2, 3, 4, 5)
 """Versions of the schema that this file reads. The first two have no levels."""
 CIRCUMSTANCES = ("project", "seed", "effort", "cases_per_probe", "runs")
 DRAWN_BY = ("numpy", "hypothesis")
 """Packages whose version decides which cases a seed generates."""
+FACTOR = 2.0
+"""An error ratio that grows or shrinks by more than this factor is a change."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A difference. kind: "worse", "better" or "other"."""
+
+    kind: str
+    subject: str
+    rule: str
+    text: str
 
 
 def read_report(path: Path) -> Content:
@@ -33,15 +46,14 @@ def read_report(path: Path) -> Content:
 
 def circumstances(before: Content, after: Content) -> list[str]:
     """Return one line for each version or setting that differs."""
-    lines = [f"{name}: {before[name]} -> {after[name]}" for name in CIRCUMSTANCES if before[name] != after[name]]
-    olds, news = all_versions(before), all_versions(after)
+    olds, news = (
+        {name: report[name] for name in CIRCUMSTANCES}
+        | {"format of the report": report["schema"]["version"]}
+        | report["versions"]
+        for report in (before, after)
+    )
     pairs = {name: (olds.get(name), news.get(name)) for name in olds | news}
-    return lines + [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items() if old != new]
-
-
-def all_versions(report: Content) -> dict[str, Any]:
-    """Return the versions of the format and of the packages."""
-    return {"format of the report": report["schema"]["version"]} | report["versions"]
+    return [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items() if old != new]
 
 
 def changes(before: Content, after: Content) -> list[Change]:
@@ -51,26 +63,20 @@ def changes(before: Content, after: Content) -> list[Change]:
     same_cases &= all(before["versions"].get(name) == after["versions"].get(name) for name in DRAWN_BY)
     if after["error"] is not None and after["error"] != before["error"]:
         found.append(Change("worse", "", "", f"not judged: {after['error']}"))
-    for old, new in pairs(before, after):
+    alone = len(before["subjects"]) == len(after["subjects"]) == 1  # they are a pair, whatever their names
+    olds, news = ({"" if alone else one["name"]: one for one in report["subjects"]} for report in (before, after))
+    for key in olds | news:
+        old, new = olds.get(key), news.get(key)
         if old is None or new is None:
             kind, text = ("worse", "no longer judged") if new is None else ("other", "judged now")
-            found.append(Change(kind, (old or new or {})["name"], "", text))
+            found.append(Change(kind, key, "", text))
             continue
         same = same_cases and all(old[name] == new[name] for name in ("declaration", "untried"))
         found += subject_changes(old, new, same)
     return found
 
 
-def pairs(before: Content, after: Content) -> list[tuple[Content | None, Content | None]]:
-    """Pair subjects of the same name; if both reports have one subject, pair these whatever their names."""
-    if len(before["subjects"]) == len(after["subjects"]) == 1:
-        return [(before["subjects"][0], after["subjects"][0])]
-    old, new = ({subject["name"]: subject for subject in report["subjects"]} for report in (before, after))
-    return [(old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new])]
-
-
 def compare_declarations(old: Content, new: Content) -> list[str]:
-    """Return the differences between two declarations, which change the cases and the verdict."""
     before, after = old["declaration"] or {}, new["declaration"] or {}
     found = []
     for part in [part for part in before | after if before.get(part) != after.get(part)]:
@@ -102,3 +108,48 @@ def subject_changes(old: Content, new: Content, same: bool) -> list[Change]:
         if kind:
             found.append(Change(kind, name, rule, text))
     return found
+
+
+def rule_change(old: Content, new: Content, same: bool) -> tuple[str, str]:
+    """Return (kind, text) of the change; ("", "") if there is none."""
+    match old["status"], new["status"]:
+        case before, after if before == after:
+            pass
+        case _, "violated":
+            return "worse", f"violated now, {describe_worst(new)}"
+        case before, "untried":
+            return "worse", f"no longer tried; {'it was violated' if before == 'violated' else 'it conformed'}"
+        case "violated", _:
+            return "better", f"repaired, {describe_worst(new)}"
+        case _:
+            return "other", f"tried now, {describe_worst(new)}"
+    before, after = old.get("level"), new.get("level")  # None where it is not violated, or a report has no levels
+    if before is not None and after is not None and before != after:
+        return "better" if rank(after) > rank(before) else "worse", f"violated at the level {before} -> {after}"
+    # The larger of two changes: of the error ratio in float32 and float64, and in all dtypes.
+    logarithms = [log_factor(real(old[name]), real(new[name])) for name in ("worst_wide", "worst")]
+    largest = max(logarithms, key=abs)
+    if abs(largest) <= math.log(FACTOR):
+        return "", ""
+    kind = "better" if largest < 0 else "worse"
+    text = f"{describe_worst(old)} -> {describe_worst(new)}"
+    return (kind, text) if same else ("other", f"{text}, on other cases")
+
+
+def log_factor(old: float, new: float) -> float:
+    """Return the logarithm of new / old; 0 if there is nothing to compare."""
+    if math.isnan(old) or math.isnan(new) or old == new:
+        return 0.0
+    if old == 0 or math.isinf(new):
+        return math.inf
+    return -math.inf if new == 0 or math.isinf(old) else math.log(new / old)
+
+
+def describe_worst(rule: Content) -> str:
+    worst, wide = real(rule["worst"]), real(rule.get("worst_wide"))
+    if math.isnan(worst):
+        return "not tried"
+    if math.isinf(worst):
+        return "worst error beyond any bound"
+    narrow = "" if math.isnan(wide) else f" ({wide:.3g} in float32 and float64)"
+    return f"worst error {worst:.3g} of its bound{narrow}"

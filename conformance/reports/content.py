@@ -5,24 +5,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from conformance.cases.arguments import expected_dtype
 from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import UNSUPPORTED
-from conformance.checks.findings import Finding, Raised
+from conformance.checks.findings import Raised
 from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import LEVELS, STRICT, highest_profile, is_required
 from conformance.checks.results import Cell, Violation
 from conformance.reports.causes import list_tuples
-from conformance.reports.replays import askable, replay_command, save_replay
+from conformance.reports.replays import replay_command, replay_content
 from conformance.reports.sentences import describe_finding
 from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.reports.versions import versions
@@ -155,13 +152,11 @@ def rule_content(rule: str, cell: Cell | None, broken: str | None) -> Content:
 def violation_content(violation: Violation, replay_file: str | None = None, cause: int | None = None) -> Content:
     """Return a violation with all its evidence.
 
-    Args:
-        violation: which.
-        replay_file: the path of its replay file.
-        cause: the number of its cause, if that shows another violation; it then needs no replay.
+    cause: the number of its cause, if that shows another violation; it then needs no replay.
     """
     rule, finding = JUDGED[violation.rule], violation.finding
-    unrefused = violation.check == UNSUPPORTED
+    unrefused, is_value = violation.check == UNSUPPORTED, finding.kind == "value"
+    has_place = is_value or bool(finding.index)
     return {
         "rule": rule.id,
         "title": violation.title if unrefused else rule.title,
@@ -170,10 +165,24 @@ def violation_content(violation: Violation, replay_file: str | None = None, caus
         "probe": violation.title,
         "kind": finding.kind,
         "message": clean_text(describe_finding(finding)),
-        **numbers_content(violation, finding),
+        "ratio": number(finding.ratio),
+        "result": clean_text(finding.name),
+        "dtype": expected_dtype(finding.name, violation.case) if is_value else None,
+        "index": list(finding.index) if has_place else None,
+        **{name: number(getattr(finding, name)) if has_place else None for name in ("got", "expected", "bound")},
+        "ulp": number(violation.ulp) if is_value else None,
         "raised_at": clean_text(finding.raised_at) or None,
         "case": None if violation.case is None else clean_text(repr(violation.case)),
-        "worst": [worst_content(one) for one in violation.larger],
+        "worst": [
+            {
+                "dtype": largest.case.dtype,
+                "ratio": number(largest.ratio),
+                "level": largest.level,
+                "message": clean_text(describe_finding(largest.finding)),
+                "case": clean_text(repr(largest.case)),
+            }
+            for largest in violation.larger
+        ],
         "threshold": clean_text(describe_thresholds(violation.threshold)) or None,
         "thresholds": [list_tuples(vars(threshold)) for threshold in violation.threshold],
         "replay": None if cause is not None else replay_content(violation),
@@ -185,17 +194,6 @@ def violation_content(violation: Violation, replay_file: str | None = None, caus
 
 
 TO_BE_REFUSED = "A call beyond what is supported must raise an error, or be answered rightly."
-
-
-def worst_content(largest: Violation) -> Content:
-    """Return the largest error of a dtype."""
-    return {
-        "dtype": largest.case.dtype,
-        "ratio": number(largest.ratio),
-        "level": largest.level,
-        "message": clean_text(describe_finding(largest.finding)),
-        "case": clean_text(repr(largest.case)),
-    }
 
 
 OF_ARRAYS = re.compile(r"ndarray|tensor|\bjax|\bnumpy\b|\btorch\b", re.IGNORECASE)
@@ -218,34 +216,6 @@ def passed_arrays(violation: Violation) -> str | None:
     own = violation.target.arrays or "numpy"
     others = [arrays for arrays in ARRAYS if arrays != own]
     return f"the judge called it with {ARRAYS.get(own, own)}; --arrays {' or '.join(others)} for others"
-
-
-def numbers_content(violation: Violation, finding: Finding) -> Content:
-    """Return the index and numbers of the worst element; for a violation without numbers, all but the ratio is null."""
-    content = {"ratio": number(finding.ratio), "result": clean_text(finding.name)}
-    if finding.kind != "value" and not finding.index:
-        return content | dict.fromkeys(("dtype", "index", "got", "expected", "bound", "ulp"))
-    return content | {
-        "dtype": None if finding.kind != "value" else expected_dtype(finding.name, violation.case),
-        "index": list(finding.index),
-        "got": number(finding.got),
-        "expected": number(finding.expected),
-        "bound": number(finding.bound),
-        "ulp": None if finding.kind != "value" else number(violation.ulp),
-    }
-
-
-def replay_content(violation: Violation) -> Content | None:
-    """Return the content of its replay file; None if the violation cannot be replayed."""
-    if not askable(violation):
-        return None
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "replay.json"
-        try:
-            save_replay(violation, path)
-        except TypeError:
-            return None
-        return json.loads(path.read_text())
 
 
 def clean_text(text: str) -> str:

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Iterable
 
 from specification.dialects import DIALECTS
-from specification.loading.record import Dialect, Variant
 
 DOCUMENT = "docs/models.md"
 """The file that has the tables, each between two comments with its name."""
@@ -20,7 +19,6 @@ def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def hyperparameter(name: str, default: object) -> str:
-    """A hyperparameter as it stands in a call."""
     if default is inspect.Parameter.empty:
         return f"`{name}`"
     if isinstance(default, tuple):  # of data, which are long to read
@@ -28,18 +26,16 @@ def hyperparameter(name: str, default: object) -> str:
     return f'`{name}="{default}"`' if isinstance(default, str) else f"`{name}={default}`"
 
 
-def row(dialect: Dialect, variant: Variant) -> tuple[str, ...]:
-    """How a checkpoint of that kind is loaded and called."""
-    own = variant.name and variant.called_with != dialect.described.called_with
-    name = f"`{dialect.name}`, {variant.name}" if own else f"`{dialect.name}`"
-    takes = variant.hyperparameters.items()
-    return name, ", ".join(hyperparameter(*one) for one in takes), variant.called_with, variant.gives
-
-
 def list_of_dialects() -> str:
     """Every dialect, and of each the kinds of checkpoints that are called in different ways."""
-    rows = dict.fromkeys(row(dialect, variant) for dialect in DIALECTS.values() for variant in dialect.variants)
-    return markdown(("dialect", "hyperparameters", "called with", "gives"), rows)
+    rows = []
+    for name, dialect in DIALECTS.items():
+        for variant in dialect.variants:
+            own = variant.name and variant.called_with != dialect.described.called_with
+            takes = ", ".join(hyperparameter(*one) for one in variant.hyperparameters.items())
+            title = f"`{name}`, {variant.name}" if own else f"`{name}`"
+            rows.append((title, takes, variant.called_with, variant.gives))
+    return markdown(("dialect", "hyperparameters", "called with", "gives"), dict.fromkeys(rows))
 
 
 def keys_of_files() -> str:
@@ -47,26 +43,22 @@ def keys_of_files() -> str:
     rows = []
     for name, dialect in DIALECTS.items():
         if dialect.config is not None:
-            keys = {one: format_keys(dialect.config.read_by(one)) for one in dialect.config.keys}
+            told = []
+            for one in dialect.config.keys:
+                keys = dialect.config.read_by(one)  # which the record names where they are many
+                told.append(f"`{one}`: {'several' if len(keys) > 2 else ', '.join(f'`{key}`' for key in keys)}")
             types = ", ".join(f"`{family}`" for family in dialect.config.families)
-            rows.append((f"`{name}`", types, "; ".join(f"`{one}`: {where}" for one, where in keys.items())))
+            rows.append((f"`{name}`", types, "; ".join(told)))
     return markdown(("dialect", "model_type", "hyperparameters, and their keys"), rows)
 
 
-def format_keys(keys: tuple[str, ...]) -> str:
-    """The keys that one hyperparameter comes from; their record names them where they are many."""
-    return "several" if len(keys) > 2 else ", ".join(f"`{key}`" for key in keys)
-
-
 def list_of_tutorials() -> str:
-    """What the tutorials are."""
     tutorials = {name: dialect.tutorial for name, dialect in DIALECTS.items()}
     rows = [(name, told.title, told.builds) for name, told in tutorials.items() if told is not None]
     return markdown(("name", "title", "what it builds"), rows)
 
 
 def departures_of_tutorials() -> str:
-    """What the tutorials do, beside each other."""
     told = {name: dialect.tutorial.departures for name, dialect in DIALECTS.items() if dialect.tutorial is not None}
     labels = dict.fromkeys(label for departures in told.values() for label in departures)
     rows = ((label, *(departures.get(label, "") for departures in told.values())) for label in labels)

@@ -16,8 +16,10 @@ def junit(report: Content) -> str:
     root = Element("testsuites", name=PROJECT)
     for subject in (subject for subject in report["subjects"] if not subject["peer"]):
         root.append(suite(report, subject))
-    if report["error"] is not None:
-        root.append(error_suite(report))
+    if report["error"] is not None:  # that stopped the judge
+        found = SubElement(root, "testsuite", name="conformance", tests="1", failures="0", errors="1", skipped="0")
+        case = SubElement(found, "testcase", classname="conformance", name=clean_text(report["command"]))
+        SubElement(case, "error", message=clean_text(report["error"]), type="error")
     for total in ("tests", "failures", "errors", "skipped"):
         root.set(total, str(sum(int(part.get(total, "0")) for part in root)))
     root.set("time", f"{report['seconds']:.3f}")
@@ -32,22 +34,17 @@ def suite(report: Content, subject: Content) -> Element:
     for name, count in counts.items():
         found.set(name, str(count))
     found.set("time", f"{report['seconds'] if subject['seconds'] is None else subject['seconds']:.3f}")
-    properties(found, report, subject)
+    told = {name: report[name] for name in ("seed", "effort")}
+    told |= {name: subject.get(name) for name in ("arrays", "device", "arrays_guessed", "profile", "kept")}
+    told |= {"levels": levels(subject) or None, "never_given": ", ".join(subject.get("never_given") or ()) or None}
+    told |= {f"version {package}": version for package, version in report["versions"].items()}
+    properties = SubElement(found, "properties")
+    for name, value in told.items():
+        if value is not None:
+            SubElement(properties, "property", name=name, value=clean_text(str(value)))
     for rule in subject["rules"]:
         found.append(test_case(rule, subject))
     return found
-
-
-def properties(parent: Element, report: Content, subject: Content) -> None:
-    told = {name: report[name] for name in ("seed", "effort")} | {name: subject[name] for name in ("arrays", "device")}
-    told["arrays_guessed"] = subject.get("arrays_guessed")
-    told |= {name: subject.get(name) for name in ("profile", "kept")} | {"levels": levels(subject) or None}
-    told["never_given"] = ", ".join(subject.get("never_given") or ()) or None
-    named = told | {f"version {package}": version for package, version in report["versions"].items()}
-    inside = SubElement(parent, "properties")
-    for name, value in named.items():
-        if value is not None:
-            SubElement(inside, "property", name=name, value=clean_text(str(value)))
 
 
 def test_case(rule: Content, subject: Content) -> Element:
@@ -68,11 +65,3 @@ def test_case(rule: Content, subject: Content) -> Element:
         worst = worst if refuses_all(rule) else f"worst error {rule['worst']} of its bound"
         SubElement(case, "system-out").text = f"{rule['cases']} case{'s' * (rule['cases'] != 1)}, {worst}"
     return case
-
-
-def error_suite(report: Content) -> Element:
-    """Return the error that stopped the judge, as one test case."""
-    found = Element("testsuite", name="conformance", tests="1", failures="0", errors="1", skipped="0")
-    case = SubElement(found, "testcase", classname="conformance", name=clean_text(report["command"]))
-    SubElement(case, "error", message=clean_text(report["error"]), type="error")
-    return found

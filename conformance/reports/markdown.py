@@ -7,7 +7,6 @@ from rich.text import Text
 
 
 def format_markdown(table: Table) -> str:
-    """Convert a table for a terminal to Markdown."""
     columns = [[plain(cell) for cell in column.cells] for column in table.columns]
     headings = [plain(column.header) for column in table.columns]
     rules = ["--:" if column.justify == "right" else "---" for column in table.columns]

@@ -1,4 +1,4 @@
-"""Tables and pictures of a model's steps."""
+"""The steps of a model as tables and pictures, and as the JSON that `conformance port` and `trace` write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from rich.text import Text
 
 from conformance.cases.declaration import split_names
 from conformance.models.agreement import Agreement, StepAgreement
+from conformance.models.departures import Departures
 from conformance.models.stepwise import framework_of
+from conformance.reports.content import Content, number
+from conformance.reports.sentences import describe_finding
+from conformance.reports.tables import right
 from specification.checkpoints import flatten
 from specification.masks import And, Dense, KeyPadding
 
@@ -22,34 +26,21 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def parameters_table(parameters: Any) -> Table:
-    """Return a table of the parameters: blocks, arrays and numbers."""
-    arrays = flatten(parameters)
-    table = Table(title=f"{len(arrays)} arrays, {sum(array.size for array in arrays.values()):,} numbers")
-    table.add_column("part")
-    table.add_column("arrays", justify="right")
-    table.add_column("numbers", justify="right")
-    parts: dict[str, list[Any]] = {}
-    for name, array in arrays.items():
-        parts.setdefault(part_of(name), []).append(array)
-    for part, found in parts.items():
-        table.add_row(part, str(len(found)), f"{sum(array.size for array in found):,}")
+    sizes: dict[str, list[int]] = {}  # by block, or by the first two names of a path
+    for name, array in flatten(parameters).items():
+        words = name.split(".")
+        start = words[: words.index("blocks") + 2] if "blocks" in words else words[:-1][:2]
+        sizes.setdefault(".".join(start) or name, []).append(array.size)
+    every = [size for found in sizes.values() for size in found]
+    table = Table("part", *right("arrays", "numbers"), title=f"{len(every)} arrays, {sum(every):,} numbers")
+    for part, found in sizes.items():
+        table.add_row(part, str(len(found)), f"{sum(found):,}")
     return table
 
 
-def part_of(name: str) -> str:
-    """Return the block of an array, or the first two names of its path."""
-    words = name.split(".")
-    if "blocks" in words:
-        return ".".join(words[: words.index("blocks") + 2])
-    return ".".join(words[:-1][:2]) or name
-
-
 def probe_line(inputs: Sequence[np.ndarray], options: dict[str, Any]) -> str:
-    """Describe the arguments of the model."""
-    shapes = [f"{array.dtype} {list(array.shape)}" for array in inputs]
-    return ", ".join(
-        ["the input: " + " and ".join(shapes), *(f"{name} {mask_text(value)}" for name, value in options.items())]
-    )
+    shapes = " and ".join(f"{array.dtype} {list(array.shape)}" for array in inputs)
+    return ", ".join([f"the input: {shapes}", *(f"{name} {mask_text(value)}" for name, value in options.items())])
 
 
 def mask_text(value: Any) -> str:
@@ -84,8 +75,8 @@ def steps_table(
         table.add_column(name, justify="right", no_wrap=True)
     if yours is not None:
         table.add_column(f"yours, {dtype}", justify="right")
-    for number, step in enumerate([*found.steps, *wholes]):
-        if number == len(found.steps):
+    for place, step in enumerate([*found.steps, *wholes]):
+        if place == len(found.steps):
             table.add_section()
         ratios = [step.ratios.get(package) for package in packages]
         cells = [ratio_text(None if ratio == 0 and not step.judged else ratio) for ratio in ratios]
@@ -160,3 +151,46 @@ def grid_columns(heads: int) -> int:
     """Return a number of columns near a square that fills whole rows, if there is one."""
     nearest = math.ceil(math.sqrt(heads))
     return next((columns for columns in range(nearest, nearest + 2) if heads % columns == 0), nearest)
+
+
+# --- as JSON ----------------------------------------------------------------------------------------------------------
+
+SCHEMA = {"name": "transformer-conformance steps", "version": 1}
+
+
+def steps_content(
+    found: Agreement,
+    packages: Sequence[str],
+    wholes: Sequence[StepAgreement] = (),
+    own: Departures | None = None,
+    **more: Any,
+) -> Content:
+    """Return what the command has judged. own: the user's values. more: further fields, such as the checkpoint."""
+    every = [*found.steps, *wholes]
+    beyond = found.first_beyond
+    kept = all(ratio <= 1 for step in every for ratio in step.ratios.values())
+    return {
+        "schema": SCHEMA,
+        **more,
+        "dtype": found.oracle.dtype,
+        "packages": list(split_names(packages)),
+        "conforms": kept and (own is None or own.first is None),
+        "judged": all(step.judged for step in every),
+        "first_beyond": None if beyond is None else {"step": beyond[0], "package": beyond[1]},
+        "steps": [step_content(step) for step in found.steps],
+        "wholes": [step_content(whole) for whole in wholes],
+    }
+
+
+def step_content(step: StepAgreement) -> Content:
+    numbers: Content = {"smallest": number(step.smallest), "largest": number(step.largest)}
+    numbers["ratios"] = {package: number(ratio) for package, ratio in step.ratios.items()}
+    return step._asdict() | {"shape": list(step.shape)} | numbers
+
+
+def departures_content(found: Departures, file: Path) -> Content:
+    ratios = {name: number(finding.ratio) for name, finding in found.findings.items()}
+    first = (
+        None if found.first is None else {"step": found.first, "message": describe_finding(found.findings[found.first])}
+    )
+    return {"file": str(file), "dtype": found.dtype, "ratios": ratios, "unknown": found.unknown, "first": first}

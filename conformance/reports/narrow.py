@@ -18,12 +18,7 @@ INDENT, BETWEEN, FRAME, LEAST = 2, 2, 4, 8
 
 
 def fitting(table: Table, console: Console) -> Table:
-    """Return the table if it fits, or else one with the cells of each row below its name.
-
-    Args:
-        table: whose first column has the names.
-        console: on which it is printed.
-    """
+    """Return the table if it fits, or else one with the cells of each row below its name, the first cell."""
     whole = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
     if whole <= console.width:
         return table
@@ -52,7 +47,6 @@ def widths_of(columns: Sequence[Column], room: int) -> list[int]:
 def stack_cells(
     name: RenderableType, cells: Sequence[RenderableType], columns: Sequence[Column], widths: Sequence[int]
 ) -> Group:
-    """The name above its cells."""
     grid = Table.grid(padding=(0, BETWEEN, 0, 0))
     for column, width in zip(columns, widths, strict=True):
         grid.add_column(justify=column.justify, width=width, overflow=column.overflow, no_wrap=column.no_wrap)

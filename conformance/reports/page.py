@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from conformance.reports import blocks
-from conformance.reports.change import describe_worst
+from conformance.reports.comparison import describe_worst
 from conformance.reports.content import Content, real
 from conformance.reports.pictures import pictures
 
@@ -27,12 +27,10 @@ def page(report: Content) -> str:
     template = environment.from_string((HERE / "page.html").read_text())
     style = Markup((HERE / "page.css").read_text())  # our own file; nothing from the report goes in here
     names = [subject["name"] for subject in report["subjects"] if not subject["peer"]]
-    helpers: dict[str, Any] = {"pictures": pictures, "ratio": ratio, "real": real, "status": status}
-    helpers |= {"where": blocks.format_place, "got": blocks.got, "expected": blocks.format_expected}
-    helpers |= {"error": blocks.error, "notes": blocks.notes, "not_tried": blocks.describe_untried_rules}
-    helpers |= {"heading": blocks.heading, "worst_line": blocks.worst_line, "facts": facts}
-    helpers |= {"described": describe_worst, "title": ", ".join(names) or f"conformance {report['command']}"}
-    return template.render(report=report, style=style, rows=matrix(report), verdict=verdict(report), **helpers)
+    helpers: dict[str, Any] = {"pictures": pictures, "ratio": ratio, "real": real, "status": status, "facts": facts}
+    helpers |= {"blocks": blocks, "describe_worst": describe_worst, "verdict": verdict(report), "rows": matrix(report)}
+    title = ", ".join(names) or f"conformance {report['command']}"
+    return template.render(report=report, style=style, title=title, **helpers)
 
 
 SHOWN = ("breaks", "evidence", "or", "when", "pattern", "sizes", "declare", "replay")
@@ -51,13 +49,13 @@ def facts(cause: Content, subject: Content) -> list[tuple[str, str]]:
 
 def matrix(report: Content) -> list[dict[str, Any]]:
     """Return for every rule a cell for each subject; its rule is None if it does not concern the subject."""
-    listed = [{rule["rule"]: rule for rule in subject["rules"]} for subject in report["subjects"]]
-    known = {rule: content for one in listed for rule, content in one.items()}
-    pairs = [*zip(report["subjects"], listed, strict=True)]
-    return [
-        {"rule": rule, "cells": [{"subject": subject, "rule": one.get(name)} for subject, one in pairs]}
-        for name, rule in known.items()
-    ]
+    found: dict[str, dict[str, Any]] = {}
+    for number, subject in enumerate(report["subjects"]):
+        for rule in subject["rules"]:
+            cells = [{"subject": one, "rule": None} for one in report["subjects"]]
+            row = found.setdefault(rule["rule"], {"cells": cells})
+            row["rule"] = row["cells"][number]["rule"] = rule
+    return [*found.values()]
 
 
 def status(cell: dict[str, Any]) -> str:
@@ -78,7 +76,6 @@ def verdict(report: Content) -> str:
 
 
 def ratio(rule: Content | None) -> str:
-    """Return the text of a cell of the matrix."""
     if rule is None or rule["status"] == "untried":
         return "\N{EN DASH}"
     worst = real(rule["worst"])

@@ -61,13 +61,13 @@ def case_pictures(case: Case, result: str, index: list[int]) -> list[Picture]:
     arrays["dropout_keep"] = case.options.get("dropout_keep")
     if is_gradient(result):
         arrays |= {f"cotangent of {name}": array for name, array in case.cotangents.items()}
-    heads = result_heads(case, result)
+    of_result = case.inputs.get(gradient_input(result) or result, case.inputs.get("query"))
+    heads = of_result.shape[1] if of_result is not None and of_result.ndim == 4 else 1
     marks = MARKED if case.operation == "attention" and result == "output" and len(index) == 4 else {}
     found = []
     for name, array in arrays.items():
-        row, column = marks.get(name, (None, None))
-        place = (None if row is None else index[row], None if column is None else index[column])
-        one = None if array is None else picture(name, array, index, heads, place)
+        row, column = (None if axis is None else index[axis] for axis in marks.get(name, (None, None)))
+        one = None if array is None else picture(name, array, index, heads, (row, column))
         found += [] if one is None else [one]
     return found
 
@@ -84,34 +84,30 @@ def mask_of(case: Case) -> np.ndarray | None:
         return None
 
 
-def result_heads(case: Case, result: str) -> int:
-    """The length of the result's axis of heads."""
-    name = gradient_input(result) or result
-    array = case.inputs.get(name, case.inputs.get("query"))
-    return array.shape[1] if array is not None and array.ndim == 4 else 1
-
-
 def picture(name: str, array: np.ndarray, index: list[int], heads: int, place: Place) -> Picture | None:
-    """The whole array, or the batch element and head of the worst element, if that is small enough."""
+    """The whole array, or the batch element and head of the worst element, if that is small enough.
+
+    heads: the length of the result's axis of heads, of which several share a key head.
+    """
     part: np.ndarray = array
-    fixed: tuple[int, ...] = ()
+    title = name
     if array.size > LARGEST and array.ndim == 4 and 0 not in array.shape:
-        fixed = (place_on_axis(index, 0, array.shape[0], None), place_on_axis(index, 1, array.shape[1], heads))
-        part = array[fixed]
+        B, H = array.shape[:2]
+        element, head, *_ = (*index, 0, 0)
+        fixed = (min(element, B - 1), min(head * H // heads, H - 1))
+        part, title = array[fixed], f"{name}{list(fixed)}"
     if part.size == 0 or part.size > LARGEST:
         return None
     flat = part.reshape(-1, *part.shape[-2:]) if part.ndim > 1 else part.reshape(1, 1, -1)
-    largest = largest_magnitude(part)
-    tables = [table_of(table, largest, place if len(flat) == 1 else (None, None)) for table in flat]
-    title = f"{name}{list(fixed)}" if fixed else name
+    largest, (row, column) = largest_magnitude(part), place if len(flat) == 1 else (None, None)
+    tables = [
+        [
+            [cell(value, largest, i == row or j == column) for j, value in enumerate(values)]
+            for i, values in enumerate(table)
+        ]
+        for table in flat
+    ]
     return Picture(title, str(array.dtype), array.shape, tables)
-
-
-def place_on_axis(index: list[int], axis: int, length: int, of: int | None) -> int:
-    """The worst element's place on an axis of `length`, which has `of` places in the result: heads share key heads."""
-    place = index[axis] if axis < len(index) else 0
-    place = place if of is None else place * length // of
-    return min(place, length - 1)
 
 
 def largest_magnitude(array: np.ndarray) -> float:
@@ -122,19 +118,10 @@ def largest_magnitude(array: np.ndarray) -> float:
     return float(finite.max()) if finite.size else 0.0
 
 
-def table_of(table: np.ndarray, largest: float, place: Place) -> list[list[Cell]]:
-    return [
-        [cell(value, largest, i == place[0] or j == place[1]) for j, value in enumerate(row)]
-        for i, row in enumerate(table)
-    ]
-
-
 def cell(value: Any, largest: float, marked: bool = False) -> Cell:
     if isinstance(value, np.bool_):
         return Cell("1" if value else "\N{MIDDLE DOT}", "true" if value else "false", marked=marked)
     number = float(value)
-    if np.isnan(number):
-        return Cell("nan", "nan", marked=marked)
-    if np.isinf(number):
-        return Cell("inf" if number > 0 else "-inf", "infinite", marked=marked)
+    if not np.isfinite(number):
+        return Cell(str(number), "nan" if np.isnan(number) else "infinite", marked=marked)
     return Cell(f"{number:.4g}", "number", round(number / largest, 3) if largest else 0.0, marked)

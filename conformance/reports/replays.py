@@ -26,9 +26,26 @@ def save_replay(violation: Violation, path: str | Path) -> None:
     Args:
         violation: of a report.
         path: of the file, which is overwritten if there is one.
+
+    Raises:
+        TypeError: It cannot be replayed.
     """
+    content = replay_content(violation)
+    if content is None:
+        raise TypeError(f"no replay file can hold this violation of {violation.rule}")
+    Path(path).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def replay_content(violation: Violation) -> dict[str, Any] | None:
+    """Return all that is needed to see it again; None if no check alone has found it, or no file can hold it."""
+    if violation.check == NOTHING:
+        return None
     target = violation.target or Target(violation.subject, violation.case.operation)
-    content = {
+    try:
+        subject, material = encode_target(target), encode(violation.example)
+    except TypeError:
+        return None
+    return {
         "format": FORMAT,
         "version": VERSION,
         "rule": violation.rule,
@@ -37,13 +54,12 @@ def save_replay(violation: Violation, path: str | Path) -> None:
         "subject": violation.subject,
         "message": describe_finding(violation.finding),
         "threshold": describe_thresholds(violation.threshold),
-        "target": encode_target(target),
+        "target": subject,
         "own_gradients": "vjp" in target.given,
         "time_limit": violation.time_limit,
         "examined_by": violation.check.name,
-        "material": encode(violation.example),
+        "material": material,
     }
-    Path(path).write_text(json.dumps(content, indent=1) + "\n")
 
 
 def encode_target(target: Target) -> dict[str, Any]:
@@ -62,8 +78,6 @@ def write_replay(violation: Violation, folder: Path, *, titled: bool = False) ->
     """
     name = f"{slug(violation.subject)}-{violation.rule}" + (f"-{slug(violation.title)}" if titled else "")
     path = folder / f"{name}.json"
-    if not askable(violation):
-        return None
     folder.mkdir(parents=True, exist_ok=True)
     try:
         save_replay(violation, path)
@@ -72,27 +86,19 @@ def write_replay(violation: Violation, folder: Path, *, titled: bool = False) ->
     return str(path)
 
 
-def askable(violation: Violation) -> bool:
-    """Return whether one check found the violation, and it can be replayed."""
-    return violation.check != NOTHING
-
-
 def slug(name: str) -> str:
-    """Return the name in a form fit for a file's name."""
     return re.sub(r"[^\w.+]+", "-", name).strip("-.")[-80:] or "subject"
 
 
 def replay_command(violation: Violation, path: str) -> str:
     """Return the command that replays the violation; a call in Python if the function has no importable name."""
-    subject = None if violation.target is None else violation.target.subject
-    vjp = None if violation.target is None else violation.target.given.get("vjp")
-    functions = {"--target": subject if callable(subject) else None, "--vjp": vjp if callable(vjp) else None}
-    found = {option: import_name(function) for option, function in functions.items() if function is not None}
-    if None in found.values():
-        function = ", the function" if "--target" in found else ""
-        return f"python: conformance.replay({path!r}{function}{', vjp=its gradients' if callable(vjp) else ''})"
-    words = ["conformance", "replay", path, *(word for option in found.items() for word in option if word is not None)]
-    return shlex.join(words)
+    target = violation.target
+    given = {} if target is None else {"--target": target.subject, "--vjp": target.given.get("vjp")}
+    names = {option: import_name(function) for option, function in given.items() if callable(function)}
+    if None in names.values():
+        function = ", the function" if "--target" in names else ""
+        return f"python: conformance.replay({path!r}{function}{', vjp=its gradients' if '--vjp' in names else ''})"
+    return shlex.join(["conformance", "replay", path, *(word for option in names.items() for word in option if word)])
 
 
 def import_name(function: Callable[..., Any]) -> str | None:

@@ -19,7 +19,6 @@ from conformance.subjects.attention_calls import AXES
 
 
 def describe_finding(finding: Finding) -> str:
-    """Return what was found of one result, in one line."""
     if finding.detail is not None:
         return f"{finding.name}: {describe_detail(finding.detail)}"
     off = (
@@ -39,7 +38,6 @@ def describe_violation(violation: Violation) -> str:
 
 
 def describe_worst(worst: Violation) -> str:
-    """Return the largest error in a dtype in one line."""
     return f"worst in {worst.case.dtype}: {describe_finding(worst.finding)}"
 
 

@@ -39,23 +39,9 @@ def checked_content(report: Report, replays: Path | None, *, peer: bool = False)
     violations.sort(key=lambda content: list(JUDGED).index(content["rule"]))
     target, chosen = report.target, report.chosen
     rules = [rule for rule in ("CALL", *rules_of_operation(report.operation)) if not chosen or rule in chosen]
-    operations = [target.operation]
-    return subject_content(
-        target,
-        report.declaration,
-        operations,
-        rules,
-        report.rules,
-        violations,
-        untried=report.untried,
-        causes=causes,
-        seconds=report.seconds,
-        peer=peer,
-        left_out=report.left_out,
-        never_given=report.never_given,
-        profile=report.profile,
-        some=bool(chosen),
-    )
+    told = {name: getattr(report, name) for name in ("untried", "seconds", "left_out", "never_given", "profile")}
+    told |= {"causes": causes, "peer": peer, "some": bool(chosen)}
+    return subject_content(target, report.declaration, [target.operation], rules, report.rules, violations, **told)
 
 
 def cause_with_violation(cause: Cause, replays: Path | None, *, titled: bool = False) -> Content:

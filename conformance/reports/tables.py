@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from conformance.checks.results import Cell, Results, Substance, Violation
@@ -40,49 +41,34 @@ def both(cell: Cell) -> Text:
     return ratio(cell.worst) if same else ratio(cell.wide) + "  " + ratio(cell.worst)
 
 
-def rules_table(results: Results, subjects: Sequence[str]) -> Table:
-    table = Table(title=RATIOS + ALL_DTYPES, title_justify="left", pad_edge=False)
-    table.add_column("rule")
-    table.add_column("")
-    for name in subjects:
-        table.add_column(name, justify="right")
-    table.add_column("cases", justify="right")
-    for rule in RULES.values():
-        cells = [results.rules[rule.id, name] for name in subjects if (rule.id, name) in results.rules]
-        if cells:
-            table.add_row(rule.id, rule.title, *map(both, cells), str(cells[0].cases))
-    return table
+def right(*names: str) -> list[Column]:
+    """Return columns of numbers."""
+    return [Column(name, justify="right") for name in names]
 
 
 def results_table(results: Results, subjects: Sequence[str]) -> Table:
-    table = Table(title="Largest error ratio by operation and dtype, of all implementations", title_justify="left")
-    table.add_column("operation")
-    for dtype in FLOATING:
-        table.add_column(dtype, justify="right")
-    table.add_column("cases", justify="right")
+    title = "Largest error ratio by operation and dtype, of all implementations"
+    table = Table("operation", *right(*FLOATING, "cases"), title=title, title_justify="left")
     for operation in dict.fromkeys(key[0] for key in results.by_dtype):
         worst, count = [], 0
         for dtype in FLOATING:
-            cells = [
-                results.by_dtype[operation, dtype, n] for n in subjects if (operation, dtype, n) in results.by_dtype
-            ]
+            found = (results.by_dtype.get((operation, dtype, name)) for name in subjects)
+            cells = [cell for cell in found if cell is not None]
             worst.append(ratio(max(cell.worst for cell in cells)) if cells else Text("-"))
             count += cells[0].cases if cells else 0
         table.add_row(operation, *worst, str(count))
     return table
 
 
-def substance_lines(substance: Substance) -> Text:
+def describe_substance(substance: Substance) -> str:
     """Describe how much the attention cases test: a case that zeros, or any mask, would pass tests nothing."""
-    count = len(substance.masked)
-    if count == 0:
-        return Text("")
-    middle = {name: np.median(getattr(substance, name)) for name in ("masked", "largest_weight", "output_over_bound")}
-    return Text(
-        f"Of {count} attention cases, medians: {middle['masked']:.0%} of the pairs masked, largest weight of a row "
-        f"{middle['largest_weight']:.2f}, output {middle['output_over_bound']:.3g} times its bound. "
-        f"In {substance.telling / count:.0%} the median row has a largest weight below 0.99 and an output that zeros "
-        "would fail."
+    if not (count := len(substance.masked)):
+        return ""
+    masked, weight, output = map(np.median, (substance.masked, substance.largest_weight, substance.output_over_bound))
+    return (
+        f"Of {count} attention cases, medians: {masked:.0%} of the pairs masked, largest weight of a row {weight:.2f}, "
+        f"output {output:.3g} times its bound. In {substance.telling / count:.0%} the median row has a largest weight "
+        "below 0.99 and an output that zeros would fail."
     )
 
 
@@ -91,36 +77,32 @@ ANOTHER_PROCESS = "a new process gives the right answer: what was compiled or lo
 
 def violation_lines(violation: Violation) -> Text:
     rule = RULES[violation.rule]
+    lines = [rule.statement, f"level {violation.level}", describe_finding(violation.finding)]
+    lines += [f"smallest case found: {violation.case}"]
+    lines += filter(None, [describe_thresholds(violation.threshold), "" if violation.steady else ANOTHER_PROCESS])
+    lines += map(describe_worst, violation.larger)
     text = Text(f"{violation.subject} breaks {rule.id} ({rule.title}): ", style="bold red")
-    text.append(f"{rule.statement}\n", style="default")
-    found, sizes = describe_finding(violation.finding), describe_thresholds(violation.threshold)
-    text.append(f"  level {violation.level}\n  {found}\n  smallest case found: {violation.case}", style="default")
-    again = "" if violation.steady else ANOTHER_PROCESS
-    for line in (*filter(None, [sizes, again]), *map(describe_worst, violation.larger)):
-        text.append(f"\n  {line}", style="default")
-    return text
+    return text.append("\n  ".join(lines), style="default")
 
 
 def report(results: Results, subjects: Sequence[str], ended: bool = True) -> RenderableType:
     """Return the whole output of a run. ended: False if an error or an interrupt stopped it."""
-    parts: list[RenderableType] = [rules_table(results, subjects), results_table(results, subjects)]
-    parts.append(substance_lines(results.substance))
-    parts += [violation_lines(violation) for violation in results.violations.values()]
-    count = sum(results.generated.values())
-    if results.conforms and not ended:
-        verdict = Text(
-            f"{', '.join(subjects)}: no violation on {count} generated cases before the judge stopped.", style="yellow"
-        )
-    elif results.conforms:
-        verb = "conforms" if len(subjects) == 1 else "conform"
-        verdict = Text(f"{', '.join(subjects)} {verb} on {count} generated cases.", style="bold green")
+    options: Any = {"title": RATIOS + ALL_DTYPES, "title_justify": "left", "pad_edge": False}
+    by_rule = Table("rule", "", *right(*subjects, "cases"), **options)
+    for rule in RULES.values():
+        cells = [results.rules[rule.id, name] for name in subjects if (rule.id, name) in results.rules]
+        if cells:
+            by_rule.add_row(rule.id, rule.title, *map(both, cells), str(cells[0].cases))
+    parts: list[RenderableType] = [by_rule, results_table(results, subjects)]
+    parts += [Text(describe_substance(results.substance)), *map(violation_lines, results.violations.values())]
+    names, cases = ", ".join(subjects), f"on {sum(results.generated.values())} generated cases"
+    if not results.conforms:
+        verdict, style = f"{len(results.violations)} violations {cases}.", "bold red"
+    elif ended:
+        verdict, style = f"{names} {'conforms' if len(subjects) == 1 else 'conform'} {cases}.", "bold green"
     else:
-        verdict = Text(f"{len(results.violations)} violations on {count} generated cases.", style="bold red")
-    return Group(*parts, verdict)
-
-
-def print_report(results: Results, subjects: Sequence[str], console: Console, ended: bool = True) -> None:
-    console.print(report(results, subjects, ended))
+        verdict, style = f"{names}: no violation {cases} before the judge stopped.", "yellow"
+    return Group(*parts, Text(verdict, style=style))
 
 
 # --- one subject's report ---------------------------------------------------------------------------------------------
@@ -138,11 +120,8 @@ def worst_of(rule: Content, alike: bool = False) -> Text:
 
     alike: the judged dtypes are all of one of these kinds, and the ratio is one.
     """
-    if (
-        rule["status"] == "untried"
-        or blocks.refuses_all(rule)
-        or (rule["status"] == "violated" and real(rule["worst"]) <= 1)
-    ):
+    within = rule["status"] == "violated" and real(rule["worst"]) <= 1
+    if rule["status"] == "untried" or blocks.refuses_all(rule) or within:
         return Text("-")
     if alike:
         return ratio(real(rule["worst"]))
@@ -155,12 +134,8 @@ def subject_table(subject: Content) -> Table:
     dtypes = FLOATING if subject["declaration"] is None else subject["declaration"]["dtypes"]
     wide = [dtype for dtype in dtypes if dtype not in HALF]
     alike = len(wide) in (0, len(dtypes))
-    table = Table(title=RATIOS + describe_ratio_dtypes(dtypes, wide), title_justify="left")
-    for column in ("rule", ""):
-        table.add_column(column)
-    for column in ("cases", "worst"):
-        table.add_column(column, justify="right")
-    table.add_column("verdict")
+    title = RATIOS + describe_ratio_dtypes(dtypes, wide)
+    table = Table("rule", "", *right("cases", "worst"), "verdict", title=title, title_justify="left")
     untried = [rule for rule in subject["rules"] if rule["status"] == "untried"]
     together = untried if subject["untried"] and len(untried) > 1 else []
     for rule in (rule for rule in subject["rules"] if rule not in together):
@@ -181,23 +156,19 @@ def describe_ratio_dtypes(dtypes: Sequence[str], wide: Sequence[str]) -> str:
 
 
 def cause_block(cause: Content, subject: Content) -> RenderableType:
-    """Return what is wrong, and below it every fact about it."""
     inside = Table.grid(padding=(0, 2))
     inside.add_column(style="dim", no_wrap=True, min_width=LABELS)
     inside.add_column(overflow="fold")
-    told = blocks.rows(cause, subject)
-    for label, text in told:
-        if label != "replay":
+    commands = []  # to be copied: no terminal breaks them
+    for label, text in blocks.rows(cause, subject):
+        if label == "replay":
+            start = (f"  {label:<{LABELS + 2}}", "dim")
+            commands.append(Text.assemble(start, text, no_wrap=True, overflow="ignore"))
+        else:
             inside.add_row(Text(label), Text(text))
     head = Text(blocks.heading(cause))
     head.stylize("bold red", 0, head.plain.index(":") + 1)
-    commands = [unbroken_line(label, text) for label, text in told if label == "replay"]
     return Group(head, Padding(inside, (0, 0, 0, 2)), *commands, Text())
-
-
-def unbroken_line(label: str, text: str) -> Text:
-    """Return a line to be copied, which no terminal breaks."""
-    return Text.assemble((f"  {label:<{LABELS + 2}}", "dim"), text, no_wrap=True, overflow="ignore")
 
 
 def subject_report(subject: Content, seed: int | None) -> RenderableType:

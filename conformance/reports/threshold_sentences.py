@@ -8,8 +8,10 @@ from conformance.checks.threshold import AxisName, Threshold
 
 SHOWN = 6
 """Sizes that are given as examples."""
-WORDS: dict[AxisName, tuple[str, str]] = {
+WORDS: dict[str, tuple[str, str]] = {
+    "": ("place", "places"),
     "B": ("batch element", "batch elements"),
+    "BH": ("head of all batch elements", "heads of all batch elements"),
     "G": ("key head", "key heads"),
     "S": ("query head to a key head", "query heads to a key head"),
     "H": ("head", "heads"),

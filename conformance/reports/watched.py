@@ -32,20 +32,15 @@ SCHEMA = {"name": "transformer-conformance watch", "version": 2}
 def calls_table(calls: Sequence[JudgedCall], profile: str) -> Table:
     """Return a table with a row for every call: heads (of queries/of keys), pairs, mask, and largest error ratio.
 
-    The mask has two cells: which pairs it allows, and the form in which the function got it.
-
-    Args:
-        calls: in order.
-        profile: what it does not ask for is told by its level.
+    The mask has two cells: which pairs it allows, and the form in which the function got it. What the profile does not
+    ask for is told by its level.
     """
     table = Table()
-    table.add_column("layer", overflow="fold")
-    for name in ("heads", "pairs"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("mask", "given as"):
-        table.add_column(name, overflow="fold")
-    table.add_column("ratio", justify="right", no_wrap=True)
-    table.add_column("verdict", overflow="fold")
+    for name in ("layer", "heads", "pairs", "mask", "given as", "ratio", "verdict"):
+        if name in ("heads", "pairs", "ratio"):
+            table.add_column(name, justify="right", no_wrap=True)
+        else:
+            table.add_column(name, overflow="fold")
     for call in calls:
         table.add_row(*call_cells(call, profile))
     return table
@@ -73,12 +68,10 @@ def mask_name(case: Case) -> str:
     return ", ".join(words + ["bias"] * ("bias" in case.inputs))
 
 
-def band_name(mask: Any) -> str:
-    if isinstance(mask, Causal):
-        return "causal"
-    if not isinstance(mask, SlidingWindow):
+def band_name(mask: Causal | SlidingWindow | None) -> str:
+    if mask is None:
         return "none"
-    if mask.left is None and mask.right == 0:
+    if isinstance(mask, Causal) or (mask.left is None and mask.right == 0):
         return "causal"
     left, right = ("all" if side is None else side for side in (mask.left, mask.right))
     return f"window {mask.left + 1}" if mask.right == 0 else f"window -{left} to {right}"
@@ -116,25 +109,23 @@ def blocks(calls: Sequence[JudgedCall]) -> list[str]:
 
 def block(found: Violation, same: list[JudgedCall]) -> str:
     """The violation that several calls have in common."""
-    call = same[0]
-    rule = JUDGED[found.rule]
-    more = f" and {len(same) - 1} more" if len(same) > 1 else ""
-    rows = [
-        ("layer", f"{call.layer}{more}"),
-        ("level", found.level),
-        ("found", "" if call.worst is None else describe_finding(call.worst)),
-    ]
+    call, rule, rows = same[0], JUDGED[found.rule], ""
     if call.wrong_rows:
         first = "batch element {}, head {}, query {}".format(*call.wrong_rows[0])
         levels = {finding.level for finding in call.findings if finding.name == "output" and finding.ratio > 1}
         level = f" (level {', '.join(sorted(levels))})" if levels and found.level not in levels else ""
-        told = f"{len(call.wrong_rows)} of {call.rows} of the output are wrong{level}; the first: {first}"
-        rows.append(("rows", told))
-    rows += [("NaN", f"{call.nans} where a number is due")] if call.nans else []
-    rows += [("remark", call.remark)] if call.remark else []
-    rows += [("diagnosis", line) for line in describe_part(call)]
-    rows += [("smallest case", repr(found.case))] if found.uncut is not None else []
-    lines = (f"  {label:<15}{clean_text(text)}" for label, text in rows)
+        rows = f"{len(call.wrong_rows)} of {call.rows} of the output are wrong{level}; the first: {first}"
+    facts = (
+        ("layer", call.layer + (f" and {len(same) - 1} more" if len(same) > 1 else "")),
+        ("level", found.level),
+        ("found", "" if call.worst is None else describe_finding(call.worst)),
+        ("rows", rows),
+        ("NaN", f"{call.nans} where a number is due" if call.nans else ""),
+        ("remark", call.remark),
+        ("diagnosis", describe_part(call)),
+        ("smallest case", "" if found.uncut is None else repr(found.case)),
+    )
+    lines = (f"  {label:<15}{clean_text(text)}" for label, text in facts if text)
     return "\n".join([f"{rule.id} {rule.title}: {rule.statement}", *lines])
 
 
@@ -146,25 +137,19 @@ UNSTEADY = {
 """What is said of a call that differs when it is made again."""
 
 
-def describe_part(call: JudgedCall) -> tuple[str, ...]:
-    """Say what is behind a wrong call, where that is known."""
+def describe_part(call: JudgedCall) -> str:
+    """Say what is behind a wrong call; empty where that is not known."""
     if call.unsteady:
-        return (UNSTEADY[call.unsteady],)
+        return UNSTEADY[call.unsteady]
     if call.cause is None or call.cause.diagnosis is None:
-        return ()
-    return (describe_cause(cause_content(call.cause)),)
+        return ""
+    return describe_cause(cause_content(call.cause))
 
 
 def watch_content(calls: Sequence[JudgedCall], profile: str, **more: Any) -> Content:
-    """Return what the command has judged, for strict JSON.
+    """Return what the command has judged, for strict JSON, and further fields, such as the folder.
 
-    Args:
-        calls: in order.
-        profile: decides whether the model's attention conforms.
-        **more: further fields, such as the folder.
-
-    Returns:
-        The content; "conforms" is null where nothing is broken, but not everything was judged.
+    "conforms" is null where nothing is broken, but not everything was judged.
     """
     judged = bool(calls) and all(call.is_judged for call in calls)
     broken = not all(call.conforms(profile) for call in calls)

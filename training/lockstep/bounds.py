@@ -47,20 +47,15 @@ class Moved(NamedTuple):
 
 def clipped(gradients: Tree, limit: float, p: Precision) -> tuple[dict[str, Approx], Approx]:
     """Clip gradients by their global norm, and return them with the norm before."""
-    norm = norm_of(gradients, p)
+    value = np.sqrt(sum(np.sum(np.square(g.value)) for g in gradients.values()))
+    given = np.sqrt(sum(np.sum(np.square(g.error)) for g in gradients.values()))
+    count = sum(g.value.size for g in gradients.values())
+    norm = Approx(value, given + p.gamma(count / 2 + CLIP) * (value + given) + p.inner_tiny)
     ends = np.maximum(norm.value + np.array([-1, 1]) * norm.error, np.finfo(float).tiny)
     scales = np.minimum(1, limit / ends)
     scale = min(1.0, limit / float(norm.value)) if norm.value > limit else 1.0
     factor = Approx(np.asarray(scale), np.max(np.abs(scales - scale)))
     return {path: multiply(g, factor, p, CLIP) for path, g in gradients.items()}, norm
-
-
-def norm_of(gradients: Tree, p: Precision) -> Approx:
-    """The root of the sum of all squares."""
-    value = np.sqrt(sum(np.sum(np.square(g.value)) for g in gradients.values()))
-    given = np.sqrt(sum(np.sum(np.square(g.error)) for g in gradients.values()))
-    count = sum(g.value.size for g in gradients.values())
-    return Approx(value, given + p.gamma(count / 2 + CLIP) * (value + given) + p.inner_tiny)
 
 
 def adam(parameters: Tree, gradients: Tree, mean: Tree, square: Tree, step: int, options: Adam, p: Precision) -> Moved:

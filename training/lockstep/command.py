@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from conformance.cli.console import bar, console
 from conformance.runner.compiled_code import keep_compiled_code
 from conformance.subjects.callables import load
 from training.files import write_whole
-from training.lockstep.pictures import write_png
+from training.lockstep.pictures import figure
 from training.lockstep.plans import PLANS
 from training.lockstep.report import as_page, content, terminal
 from training.lockstep.running import lockstep
@@ -19,12 +18,6 @@ from training.lockstep.trainers import FunctionTrainer, PackageTrainer, Trainer
 from training.packages import PACKAGES
 
 DTYPES = ("float64", "float32")
-
-
-def one_of(option: str, value: str, allowed: Sequence[str]) -> str:
-    if value not in allowed:
-        raise ValueError(f"--{option} must be one of {', '.join(allowed)}, got {value!r}")
-    return value
 
 
 def run(task: str, steps: int, seed: int, dtype: str, only: str | None, subject: str | None, out: Path) -> bool:
@@ -35,29 +28,32 @@ def run(task: str, steps: int, seed: int, dtype: str, only: str | None, subject:
         ValueError: for options that mean nothing.
         OSError: where a file cannot be written.
     """
-    plan = PLANS[one_of("task", task, [*PLANS])](seed)
+    for option, value, allowed in (("task", task, PLANS), ("only", only or None, PACKAGES), ("dtype", dtype, DTYPES)):
+        if value is not None and value not in allowed:
+            raise ValueError(f"--{option} must be one of {', '.join(allowed)}, got {value!r}")
+    plan = PLANS[task](seed)
     # Somebody's function is compared alone unless a package is named.
-    names = [one_of("only", only, [*PACKAGES])] if only else [] if subject else [*PACKAGES]
+    names = [only] if only else [] if subject else [*PACKAGES]
     trainers: list[Trainer] = [PackageTrainer(PACKAGES[name], plan.settings) for name in names]
     trainers += [FunctionTrainer(Path(subject).name, load(subject), plan.settings)] if subject else []
     keep_compiled_code()
     report: dict[str, Any] = {}
-    interrupted = False
+    interrupt: KeyboardInterrupt | None = None
     with bar("lock-step", steps) as advance:
         try:
-            for result in lockstep(plan, trainers, steps, dtype=one_of("dtype", dtype, DTYPES), seed=seed):
+            for result in lockstep(plan, trainers, steps, dtype=dtype, seed=seed):
                 report = content(result)
                 advance("step", str(report["steps"]))
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             if not report:
                 raise
-            interrupted = True
+            interrupt = error
     console.print(terminal(report))
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / "report.json", lambda path: path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n"))
     write_whole(out / "report.html", lambda path: path.write_text(as_page(report), encoding="utf-8"))
-    write_whole(out / "curves.png", lambda path: write_png(report, path))
+    write_whole(out / "curves.png", lambda path: figure(report).savefig(path, format="png", dpi=120))
     console.print(f"report.json, report.html and curves.png are in {out}")
-    if interrupted:
-        raise KeyboardInterrupt
+    if interrupt:
+        raise interrupt
     return bool(report["conforms"])

@@ -32,16 +32,8 @@ Bounded = dict[str, Approx]
 """Arrays by path; a single number has the path ""."""
 
 QUANTITIES = (
-    "arguments",
-    "loss",
-    "gradients",
-    "norm",
-    "clipped gradients",
-    "learning rate",
-    "mean",
-    "square",
-    "parameters",
-    "predictions",
+    *("arguments", "loss", "gradients", "norm", "clipped gradients"),
+    *("learning rate", "mean", "square", "parameters", "predictions"),
 )
 """In the order in which a step computes them. Arguments: those given must be as before after the call."""
 
@@ -64,15 +56,13 @@ class Given(NamedTuple):
 
 
 def first_state(parameters: Any, dtype: str) -> State:
-    """Before the first step."""
-    parameters = cast(parameters, dtype)
     _, mean, square = reference_numpy.adam_start(parameters)
-    return State(parameters, mean, square, 0)
+    return in_dtype(State(parameters, mean, square, 0), dtype)
 
 
-def cast(tree: Any, dtype: str) -> Any:
-    """A tree of floating arrays in that dtype."""
-    return mapped(lambda array: np.asarray(array, dtype), tree)
+def in_dtype(state: State, dtype: str) -> State:
+    parameters, mean, square = (mapped(lambda array: np.asarray(array, dtype), tree) for tree in state[:3])
+    return State(parameters, mean, square, state.step)
 
 
 class Model:
@@ -84,14 +74,9 @@ class Model:
         self.options = {"configuration": task.configuration, **given.batch.options}
         self.sites = {} if given.dropout is None else {"dropout": given.dropout}
 
-    def forward(self, functions: Any) -> Any:
-        """What the model of an instrumented definition gives in training."""
-        model = getattr(functions, self.task.model)
-        return model(self.parameters, *self.given.batch.inputs, **self.options, **self.sites)
-
     def trained(self, functions: Any) -> Any:
-        """[loss, gradients]."""
-        task, batch, output = self.task, self.given.batch, self.forward(functions)
+        task, batch = self.task, self.given.batch
+        output = getattr(functions, task.model)(self.parameters, *batch.inputs, **self.options, **self.sites)
         loss = getattr(functions, task.loss)(output, batch.targets, **dict(task.loss_options))
         back, model = (getattr(functions, f"{name}_vjp") for name in (task.loss, task.model))
         cotangent = back(output, batch.targets, np.ones_like(loss), **dict(task.loss_options))
@@ -99,21 +84,18 @@ class Model:
         return [loss, getattr(found, "parameters", found)]
 
     def predicted(self, functions: Any) -> Any:
-        """What the model gives in evaluation."""
         return getattr(functions, self.task.model)(self.parameters, *self.given.batch.inputs, **self.options)
 
     @cached_property
     def quantities(self) -> dict[str, Bounded]:
         """Loss, gradients, and the predictions without dropout."""
         (loss, gradients), (error, errors) = carried_bound(self.trained, self.parameters, self.dtype)
-        found = {"loss": {"": Approx(loss, error)}, "gradients": together(gradients, errors)}
-        return found | {"predictions": {"": Approx(*carried_bound(self.predicted, self.parameters, self.dtype))}}
-
-
-def together(values: Any, errors: Any) -> Bounded:
-    """Two trees as one, by path."""
-    others = flatten(errors)
-    return {path: Approx(np.asarray(value), others[path]) for path, value in flatten(values).items()}
+        bounds = flatten(errors)
+        return {
+            "loss": {"": Approx(loss, error)},
+            "gradients": {path: Approx(np.asarray(value), bounds[path]) for path, value in flatten(gradients).items()},
+            "predictions": {"": Approx(*carried_bound(self.predicted, self.parameters, self.dtype))},
+        }
 
 
 def adam_at(settings: RunSettings, step: int) -> Adam:
@@ -137,15 +119,10 @@ def expected(
     parameters, mean, square = ({path: exact(a) for path, a in flatten(tree).items()} for tree in state[:3])
     moved = adam(parameters, answered(answer, "clipped gradients", small), mean, square, state.step, options, p)
     found = {"norm": {"": norm}, "clipped gradients": small, "learning rate": rate, **moved._asdict()}
-    if dtype == "float64":  # in which the definition's are computed, too
-        found = {quantity: {path: doubled(a) for path, a in arrays.items()} for quantity, arrays in found.items()}
+    if dtype == "float64":  # in which the definition's are computed, too, and are as far off themselves
+        found = {name: {path: Approx(a.value, 2 * a.error) for path, a in tree.items()} for name, tree in found.items()}
     arguments = {path: exact(array) for path, array in flatten(state[:3]).items()}
     return {"arguments": arguments, **model, **found}
-
-
-def doubled(x: Approx) -> Approx:
-    """With twice the error, for a value that is as far off itself."""
-    return Approx(x.value, 2 * x.error)
 
 
 def answered(answer: Mapping[str, Any], quantity: str, definition: Bounded) -> Bounded:

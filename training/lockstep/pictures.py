@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 from conformance.reports.content import real
@@ -28,7 +27,6 @@ def figure(report: dict[str, Any]) -> Any:
 
 
 def draw(losses: Any, drifts: Any, report: dict[str, Any]) -> None:
-    """Draw both pictures on axes of matplotlib."""
     losses.plot([real(loss) for loss in report["losses"]], color="#b0b0b0", lw=4, label="definition in float64")
     for place, one in enumerate(report["implementations"]):
         look: Any = {"color": COLOURS[place % len(COLOURS)], "ls": DASHES[place % len(DASHES)], "lw": 1.6}
@@ -41,12 +39,6 @@ def draw(losses: Any, drifts: Any, report: dict[str, Any]) -> None:
 
 
 def picture(report: dict[str, Any]) -> str:
-    """Return the picture as SVG for a page."""
     written = io.StringIO()
     figure(report).savefig(written, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     return written.getvalue()[written.getvalue().index("<svg") :]
-
-
-def write_png(report: dict[str, Any], path: Path) -> None:
-    """Write the picture as PNG."""
-    figure(report).savefig(path, format="png", dpi=120)

@@ -46,6 +46,10 @@ def content(result: Lockstep) -> Content:
 
 def course_content(course: Course) -> Content:
     departures = [departure_content(departure) for departure in course.departures]
+
+    def first_beyond(limit: float) -> int | None:
+        return next((step for step, distance in enumerate(course.drift) if not distance <= limit), None)
+
     return {
         "name": clean_text(course.name),
         "conforms": not departures,
@@ -56,7 +60,7 @@ def course_content(course: Course) -> Content:
         "losses": [number(loss) for loss in course.losses],
         "drift": [number(drift) for drift in course.drift],
         "furthest": course.furthest[-1] if course.furthest else None,
-        "drifted": {f"1e{power}": passed(course.drift, 10.0**power) for power in DECADES},
+        "drifted": {f"1e{power}": first_beyond(10.0**power) for power in DECADES},
     }
 
 
@@ -68,13 +72,9 @@ def departure_content(departure: Departure) -> Content:
     found |= {"ratio": number(finding.ratio), "message": told and clean_text(told)}
     numbers = {"got": finding.got, "expected": finding.expected, "bound": finding.bound}
     numbers["error"] = abs(finding.got - finding.expected)
-    found["index"] = None if finding.kind != "value" else list(finding.index)
-    return found | {name: None if finding.kind != "value" else number(value) for name, value in numbers.items()}
-
-
-def passed(drift: list[float], limit: float) -> int | None:
-    """The first step after which the free run is further away than that."""
-    return next((step for step, distance in enumerate(drift) if not distance <= limit), None)
+    if finding.kind != "value":
+        return found | dict.fromkeys(("index", *numbers))
+    return found | {"index": list(finding.index)} | {name: number(value) for name, value in numbers.items()}
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -88,15 +88,11 @@ def quantities(report: Content) -> list[str]:
 
 def cell(implementation: Content, quantity: str) -> str:
     """The largest error of a quantity in all steps, in bounds."""
-    ratios = [real(ratio) for ratio in implementation["worst"].get(quantity, [])]
-    if not ratios:
-        return "not told"
-    worst = max(ratios)
-    return "exact" if worst == 0 else f"{worst:.2g}"
+    worst = max(map(real, implementation["worst"].get(quantity, [])), default=None)
+    return "not told" if worst is None else "exact" if worst == 0 else f"{worst:.2g}"
 
 
 def departure_text(departure: Content) -> str:
-    """One departure in words."""
     name = f"{departure['quantity']} {departure['tensor']}".strip()
     if departure["message"]:
         return f"step {departure['step']}: {name} {departure['message']}"
@@ -107,7 +103,6 @@ def departure_text(departure: Content) -> str:
 
 
 def verdict(implementation: Content) -> str:
-    """One implementation in a sentence."""
     if implementation["first"] is None:
         return f"{implementation['name']}: every quantity of every step is within its bound"
     return f"{implementation['name']} departs, first at {departure_text(implementation['first'])}"
@@ -126,12 +121,8 @@ def free_rows(report: Content) -> Iterator[list[str]]:
         loss = real(report["losses"][step])
         row = [str(step), f"{loss:.6f}"]
         for one in report["implementations"]:
-            there = step < len(one["drift"])
-            row += (
-                [f"{abs(real(one['losses'][step]) - loss):.1e}", f"{real(one['drift'][step]):.1e}"]
-                if there
-                else ["", ""]
-            )
+            off = (abs(real(one["losses"][step]) - loss), real(one["drift"][step])) if step < len(one["drift"]) else ()
+            row += [f"{number:.1e}" for number in off] or ["", ""]
         yield row
 
 
@@ -139,14 +130,9 @@ def free_rows(report: Content) -> Iterator[list[str]]:
 
 
 def terminal(report: Content) -> RenderableType:
-    """Return tables for the terminal."""
     names = [one["name"] for one in report["implementations"]]
-    judged = Table(
-        "quantity",
-        *names,
-        title="In lock-step: the largest error, divided by its bound; at most 1 conforms",
-        title_justify="left",
-    )
+    title = "In lock-step: the largest error, divided by its bound; at most 1 conforms"
+    judged = Table("quantity", *names, title=title, title_justify="left")
     for quantity in quantities(report):
         cells = [cell(one, quantity) for one in report["implementations"]]
         judged.add_row(quantity, *(Text(text, style=style(text)) for text in cells))
@@ -161,7 +147,6 @@ def terminal(report: Content) -> RenderableType:
 
 
 def style(text: str) -> str:
-    """Of a cell."""
     try:
         return "bold red" if float(text) > 1 else "green"
     except ValueError:
@@ -175,9 +160,5 @@ def as_page(report: Content) -> str:
     css = Markup((page.HERE / "page.css").read_text())
     rows = [(name, [cell(one, name) for one in report["implementations"]]) for name in quantities(report)]
     helpers: dict[str, Any] = {"cells": rows, "free": list(free_rows(report)), "verdict": verdict, "style": css}
-    helpers |= {
-        "line": departure_text,
-        "violated": lambda text: style(text) == "bold red",
-        "picture": Markup(picture(report)),
-    }
-    return template.render(report=report, **helpers)
+    helpers |= {"line": departure_text, "picture": Markup(picture(report))}
+    return template.render(report=report, violated=lambda text: style(text) == "bold red", **helpers)

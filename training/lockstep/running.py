@@ -14,7 +14,17 @@ from conformance.checks.findings import Finding, Raised, SurplusTensor
 from conformance.subjects.raised import find_raising_line
 from specification.checkpoints import flatten
 from specification.parameters import mapped
-from training.lockstep.expected import QUANTITIES, Bounded, Given, Model, State, cast, expected, first_state, paths_of
+from training.lockstep.expected import (
+    QUANTITIES,
+    Bounded,
+    Given,
+    Model,
+    State,
+    expected,
+    first_state,
+    in_dtype,
+    paths_of,
+)
 from training.lockstep.trainers import Answer, PackageTrainer, Trainer
 from training.packages import PACKAGES
 from training.task import Batch, RunSettings
@@ -92,41 +102,30 @@ def lockstep(plan: Plan, trainers: Sequence[Trainer], steps: int, *, dtype: str,
         alone = after(alone, answer)
         result.losses.append(float(answer["loss"]))
         for place, (trainer, course) in enumerate(zip(trainers, result.courses, strict=True)):
-            state = free[place]
-            free[place] = None if state is None else go_on(course, trainer, Given(state, batch, dropout), alone)
+            if (state := free[place]) is None:  # the implementation has not said where it has come to
+                continue
+            try:
+                answer = trainer.step(Given(state, batch, dropout))
+                state = after(state, answer)
+                drift, furthest = distance(state.parameters, alone.parameters)
+                course.losses.append(float(answer["loss"]))
+                course.drift.append(drift)
+                course.furthest.append(furthest)
+                free[place] = state
+            except Exception:  # in lock-step the same is told
+                free[place] = None
         yield result
-
-
-def in_dtype(state: State, dtype: str) -> State:
-    parameters, mean, square = (cast(tree, dtype) for tree in state[:3])
-    return State(parameters, mean, square, state.step)
 
 
 def after(state: State, answer: Answer) -> State:
     """The state that a step ends with, in the structure of the one that it began with."""
-    names = ("parameters", "mean", "square")
-    parameters, mean, square = (filled(state.parameters, paths_of(answer[name])) for name in names)
+
+    def filled(arrays: Mapping[str, Any]) -> Any:
+        following = iter(flatten(state.parameters))
+        return mapped(lambda _: arrays[next(following)], state.parameters)
+
+    parameters, mean, square = (filled(paths_of(answer[name])) for name in ("parameters", "mean", "square"))
     return State(parameters, mean, square, state.step + 1)
-
-
-def filled(tree: Any, arrays: Mapping[str, Any]) -> Any:
-    """The structure of a tree, with arrays by path."""
-    following = iter(flatten(tree))
-    return mapped(lambda _: arrays[next(following)], tree)
-
-
-def go_on(course: Course, trainer: Trainer, given: Given, definition: State) -> State | None:
-    """Take one step of the free run; None where an implementation does not say where it has come to."""
-    try:
-        answer = trainer.step(given)
-        state = after(given.state, answer)
-        drift, furthest = distance(state.parameters, definition.parameters)
-        course.losses.append(float(answer["loss"]))
-        course.drift.append(drift)
-        course.furthest.append(furthest)
-    except Exception:  # in lock-step the same is told
-        return None
-    return state
 
 
 def distance(parameters: Any, others: Any) -> tuple[float, str]:
@@ -136,8 +135,6 @@ def distance(parameters: Any, others: Any) -> tuple[float, str]:
     norms = [np.linalg.norm(np.concatenate([a.ravel() for a in part.values()])) for part in (differences, theirs)]
     return float(norms[0] / norms[1]), max(differences, key=lambda path: np.max(np.abs(differences[path]), initial=0))
 
-
-# --- the comparison ---------------------------------------------------------------------------------------------------
 
 SCALARS = ("loss", "norm", "learning rate")
 """Single numbers, in whatever dtype they come."""

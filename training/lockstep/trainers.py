@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,23 +20,13 @@ Answer = dict[str, Any]
 """NumPy trees by quantity; what an implementation does not tell is missing."""
 
 
-class Trainer(Protocol):
-    """One implementation."""
-
-    @property
-    def name(self) -> str:
-        """For the report."""
-
-    def step(self, given: Given) -> Answer:
-        """Take one step; the parameters and averages that are given may not change."""
-
-    def predict(self, given: Given) -> Answer:
-        """What the model gives for the batch in evaluation, under "predictions"; nothing if it cannot say."""
-
-
 @dataclass(frozen=True)
 class PackageTrainer:
-    """One of the three packages."""
+    """One of the three packages.
+
+    step: takes one step; the parameters and averages that are given may not change. predict: what the model gives for
+    the batch in evaluation, under "predictions"; nothing if it cannot say.
+    """
 
     package: Package
     settings: RunSettings
@@ -62,10 +52,9 @@ class PackageTrainer:
         return {quantity: package.numbers(tree) for quantity, tree in answer.items()}
 
     def predict(self, given: Given) -> Answer:
-        parameters = self.package.arrays(copy.deepcopy(given.state.parameters))
-        return {
-            "predictions": self.package.numbers(self.package.predict(self.settings.task(), parameters, given.batch))
-        }
+        package, task = self.package, self.settings.task()
+        parameters = package.arrays(copy.deepcopy(given.state.parameters))
+        return {"predictions": package.numbers(package.predict(task, parameters, given.batch))}
 
 
 @dataclass(frozen=True)
@@ -91,3 +80,6 @@ class FunctionTrainer:
 
     def predict(self, given: Given) -> Answer:
         return {}
+
+
+Trainer = PackageTrainer | FunctionTrainer

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference_numpy import cross_entropy
-from specification.parameters import Embedding, Transformer
+from specification.parameters import Transformer
 from training.checkpoints import Kind
 from training.drawing import NUMBERS, generator, order
 from training.packages import Package
@@ -92,13 +92,4 @@ def prepare(settings: Settings) -> NumberData:
     return NumberData(settings, vocabulary, digest, sources, targets, held_out, lengths)
 
 
-def entries(parameters: Transformer, vocabulary: Vocabularies) -> list[tuple[int, int]]:
-    """Rows of both tables, and how many words there are."""
-    parts = (parameters.encoder.embedding, parameters.decoder.embedding)
-    return [
-        (len(part.tokens) if isinstance(part, Embedding) else 0, len(words))
-        for part, words in zip(parts, vocabulary.words, strict=True)
-    ]
-
-
-TRANSLATION = Kind("translation", Settings, Transformer, Vocabularies.read, entries)
+TRANSLATION = Kind("translation", Settings, Transformer, Vocabularies.read, lambda both: map(len, both.words))

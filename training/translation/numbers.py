@@ -37,7 +37,6 @@ def pattern(language: str) -> re.Pattern[str]:
 
 @cache
 def in_words(number: int, language: str) -> str:
-    """Write out a number."""
     from num2words import num2words
 
     return str(num2words(number, lang=language)).lower()

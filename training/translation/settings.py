@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from specification.configuration import Configuration
 from training.packages import Package
-from training.settings import check, setting
-from training.task import Task
+from training.task import RunSettings, Task, setting
 from training.translation.vocabulary import PADDING
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(RunSettings):
     """Of a run; ValueError for what makes no sense.
 
     The defaults are the paper's (sections 5.3 and 5.4), with a smaller model and a shorter warm-up.
@@ -38,18 +38,15 @@ class Settings:
     seed: int = setting(0, "by which everything random is drawn", least=0)
     dtype: str = setting("float32", "float32 or float64")
 
+    adam: ClassVar[Mapping[str, Any]] = {"beta_1": 0.9, "beta_2": 0.98, "eps": 1e-9}
+
     def __post_init__(self) -> None:
         from num2words import CONVERTER_CLASSES as LANGUAGES
 
         for name in ("source", "target"):
             if (value := getattr(self, name)) not in LANGUAGES:
                 raise ValueError(f"{name} must be a language of num2words, {', '.join(LANGUAGES)}; got {value!r}")
-        check(self)
-
-    @property
-    def adam(self) -> dict[str, Any]:
-        """Keyword arguments of `adam_step`."""
-        return {"beta_1": 0.9, "beta_2": 0.98, "eps": 1e-9}
+        super().__post_init__()
 
     def rate(self, package: Package, step: int) -> Any:
         """The learning rate of a step, counted from 0."""

@@ -14,9 +14,10 @@ from conformance.models.structures import widen_parameters
 from conformance.reports.models import draw_weights, unknown_format
 from specification.configuration import Configuration
 from specification.parameters import Transformer
+from training.batches import padded
 from training.checkpoints import Checkpoint
 from training.packages import Package
-from training.translation.vocabulary import END, START, Vocabularies, padded
+from training.translation.vocabulary import END, PADDING, START, Vocabularies
 
 TOGETHER = 200
 """Sentences that are translated at once."""
@@ -41,20 +42,9 @@ def translate(
     length = max(map(len, encoded), default=0)
     found: list[str] = []
     for start in range(0, len(encoded), TOGETHER):
-        source = padded(encoded[start : start + TOGETHER], length)
+        source = padded(encoded[start : start + TOGETHER], length, PADDING)
         tokens = generated(package, parameters, configuration, source, vocabularies.longest, beams)
         found += [vocabularies.target.decode(row.tolist()) for row in tokens]
-    return found
-
-
-def refused(checkpoint: Checkpoint, texts: Sequence[str]) -> dict[int, str]:
-    """Why some of the texts cannot be translated, by their places."""
-    found = {}
-    for place, text in enumerate(texts):
-        try:
-            checkpoint.vocabulary.source.encode(text)
-        except ValueError as error:
-            found[place] = str(error)
     return found
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
+from training.batches import padded
 from training.task import Batch
 from training.translation.numbers import tokens
 
@@ -47,12 +47,8 @@ class Vocabulary(NamedTuple):
 
     def pieces(self, numbers: Iterable[int]) -> list[str]:
         """The tokens up to the end."""
-        found: list[str] = []
-        for number in numbers:
-            if number == END:
-                break
-            found += [] if number < len(SPECIAL) else [self.words[number]]
-        return found
+        kept = takewhile(lambda number: number != END, numbers)
+        return [self.words[number] for number in kept if number >= len(SPECIAL)]
 
 
 class Vocabularies(NamedTuple):
@@ -64,11 +60,9 @@ class Vocabularies(NamedTuple):
 
     @property
     def words(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Of both languages."""
         return self.source.words, self.target.words
 
     def to_str(self) -> str:
-        """As JSON."""
         return json.dumps({"longest": self.longest, **{name: getattr(self, name)._asdict() for name in LANGUAGES}})
 
     @classmethod
@@ -92,15 +86,11 @@ class Vocabularies(NamedTuple):
 LANGUAGES = ("source", "target")
 
 
-def padded(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
-    """Rows of numbers [B, length], with padding at their ends."""
-    found = np.full((len(rows), length), PADDING)
-    for row, numbers in zip(found, rows, strict=True):
-        row[: len(numbers)] = numbers
-    return found
-
-
 def batch_of(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], lengths: tuple[int, int]) -> Batch:
     """A batch of encoded sentences, padded to two lengths. The decoder is given what comes before each token."""
     before = [[START, *target[:-1]] for target in targets]
-    return Batch((padded(sources, lengths[0]), padded(before, lengths[1])), padded(targets, lengths[1]))
+    source, given, due = (
+        padded(rows, length, PADDING)
+        for rows, length in ((sources, lengths[0]), (before, lengths[1]), (targets, lengths[1]))
+    )
+    return Batch((source, given), due)

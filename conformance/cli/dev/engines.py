@@ -14,7 +14,7 @@ from conformance.checks.results import Cell
 from conformance.cli.console import console
 from conformance.cli.options import Effort, Seed
 from conformance.judge.report import Report
-from conformance.reports.tables import RATIOS, both, violation_lines
+from conformance.reports.tables import RATIOS, both, right, violation_lines
 
 
 def engines(
@@ -32,9 +32,8 @@ def engines(
     if not chosen:
         console.print(f"no engine has this word in its title; the engines are: {'; '.join(e.title for e in ENGINES)}")
         raise typer.Exit(2)
-    table = Table(title=f"Engines, seed {first}. {RATIOS}", title_justify="left")
-    for heading in ("engine", "cases", "rules", "worst", "violations"):
-        table.add_column(heading, justify="left" if heading == "engine" else "right")
+    columns = right("cases", "rules", "worst", "violations")
+    table = Table("engine", *columns, title=f"Engines, seed {first}. {RATIOS}", title_justify="left")
     conforms = True
     for engine in chosen:
         if importlib.util.find_spec(engine.arrays) is None:
@@ -52,7 +51,6 @@ def engines(
 
 
 def row(report: Report) -> list[Text | str]:
-    """Cases, rules, largest error ratios and violations of one engine."""
     whole = Cell()
     for cell in report.rules.values():
         whole.include(cell)

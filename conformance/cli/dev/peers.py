@@ -8,24 +8,23 @@ from typing import Annotated
 import typer
 
 from conformance.cli.console import console
+from conformance.cli.options import Effort
+from conformance.peers import rows
+from conformance.peers.markdown import format_page
+from conformance.peers.matrix import matrix
+from conformance.peers.terminal import render_rows
 
+ONLY = "parts of names; by default all peers that are not slow"
 MARKDOWN = "write the matrix to this file, and to a JSON file beside it; rows there of peers not judged now stay"
 
 
 def peers(
-    only: Annotated[
-        list[str] | None, typer.Argument(help="parts of names; by default all peers that are not slow")
-    ] = None,
-    effort: Annotated[str, typer.Option(help="how many cases each probe gets: quick, default or thorough")] = "default",
+    only: Annotated[list[str] | None, typer.Argument(help=ONLY)] = None,
+    effort: Effort = "default",
     seed: Annotated[int, typer.Option(help="generate the same cases again")] = 0,
     markdown: Annotated[Path | None, typer.Option(help=MARKDOWN)] = None,
 ) -> None:
     """Judge the installed libraries, and print where each departs from the definition."""
-    from conformance.peers import rows
-    from conformance.peers.markdown import format_page
-    from conformance.peers.matrix import matrix
-    from conformance.peers.terminal import render_rows
-
     stored = None if markdown is None else markdown.with_suffix(".json")
     try:
         before = rows.read(stored) if stored is not None and stored.exists() else []

@@ -5,13 +5,19 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from conformance.cases.declaration import EVERYTHING
+from conformance.checks.levels import describe_levels
 from conformance.cli.console import console, refuse
+from conformance.operations import OPERATIONS
+from conformance.operations.probes import catalogue
+from conformance.operations.refusals import refusals_of
+from specification import MODEL_RULES, RULES
 
 ROOT = Path(__file__).parents[3]
 BEGIN = "<!-- `python -m conformance dev spec` writes the lines from here -->"
@@ -44,7 +50,6 @@ def spec(
 
 
 def insert_table(text: str, lines: Iterable[str]) -> str:
-    """Return the text of SPEC.md with these lines between the two comments."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise ValueError(f"SPEC.md must have the comments {BEGIN} and {END}, once each and in this order")
     before, _, rest = text.partition(BEGIN)
@@ -52,41 +57,21 @@ def insert_table(text: str, lines: Iterable[str]) -> str:
 
 
 def table() -> list[str]:
-    """Return the table in Markdown, with one row for each rule."""
-    from specification import MODEL_RULES, RULES
-
-    rules = [*RULES, *MODEL_RULES]
-    columns = (levels(rules), definitions(rules), probes(), refusals(), tests())
+    rules, refused = [*RULES, *MODEL_RULES], refusals()
+    levels = {rule: describe_levels(rule, rule in refused) for rule in rules}
+    columns = (levels, definitions(rules), probes(), refused, tests())
     rows = [HEAD, ("---",) * len(HEAD), *((rule, *(column[rule] for column in columns)) for rule in rules)]
     return ["| " + " | ".join(cell or "-" for cell in row) + " |" for row in rows]
 
 
-def levels(rules: list[str]) -> dict[str, str]:
-    """Return the level of each rule and of its parts, in words."""
-    from conformance.cases.declaration import EVERYTHING
-    from conformance.checks.levels import describe_levels
-    from conformance.operations.refusals import refusals_of
-
-    refusing = {refusal.rule for refusal in refusals_of(None, EVERYTHING)}
-    return {rule: describe_levels(rule, rule in refusing) for rule in rules}
-
-
 def shorten_titles(titles: Iterable[str]) -> str:
-    """Return the first titles in one cell, and count the others."""
     names = [title.replace("|", "\\|") for title in dict.fromkeys(titles)]
     more = [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
     return "; ".join(names[:SHOWN] + more)
 
 
-# --- the judge's probes and refusals ----------------------------------------------------------------------------------
-
-
 def probes() -> dict[str, str]:
     """Return the titles of each rule's probes. The part after a comma or colon, which names sizes, is cut off."""
-    from conformance.cases.declaration import EVERYTHING
-    from conformance.operations import OPERATIONS
-    from conformance.operations.probes import catalogue
-
     found: defaultdict[str, list[str]] = defaultdict(list)
     for probe in catalogue(EVERYTHING):
         found[probe.rule].append(re.split(r"[,:] (?![^\[]*\])", probe.title)[0])
@@ -105,16 +90,10 @@ def merge_titles(titles: list[str], operations: Iterable[str]) -> list[str]:
 
 def refusals() -> dict[str, str]:
     """Return the titles of the calls that an implementation must refuse, by rule."""
-    from conformance.cases.declaration import EVERYTHING
-    from conformance.operations.refusals import refusals_of
-
     found: defaultdict[str, list[str]] = defaultdict(list)
     for refusal in refusals_of(None, EVERYTHING):
         found[refusal.rule].append(refusal.title)
     return defaultdict(str, {rule: shorten_titles(titles) for rule, titles in found.items()})
-
-
-# --- the definition ---------------------------------------------------------------------------------------------------
 
 
 def definitions(rules: list[str]) -> dict[str, str]:
@@ -122,11 +101,8 @@ def definitions(rules: list[str]) -> dict[str, str]:
     found: defaultdict[str, list[str]] = defaultdict(list)
     for path in python_files("reference_numpy", "specification"):
         tree = ast.parse(path.read_text())
-        functions = {
-            node.name: mentioned_rules(node, rules)
-            for node in tree.body
-            if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        }
+        parts = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        functions = {node.name: mentioned_rules(node, rules) for node in parts}
         for rule in mentioned_rules(tree, rules) | set().union(*functions.values()):
             names = [name for name, named in functions.items() if rule in named]
             found[rule] += [format_link(name, path) for name in names or [path.relative_to(ROOT).as_posix()]]
@@ -140,9 +116,6 @@ def mentioned_rules(node: ast.Module | ast.FunctionDef | ast.ClassDef, rules: li
         if first in rules:
             found |= set(rules[rules.index(first) : rules.index(last or first) + 1])
     return found
-
-
-# --- the tests --------------------------------------------------------------------------------------------------------
 
 
 def tests() -> dict[str, str]:
@@ -161,41 +134,26 @@ def count_markers(tree: ast.Module) -> Counter[str]:
     A marker whose argument is not literal takes its rules from a table in the same file. It then counts for every
     rule in a string of the file that consists of rules only.
     """
-    everywhere = {rule for node in tree.body if isinstance(node, ast.Assign) for rule in literal_rules(node.value)}
-    named = rules_in_strings(tree)
+
+    def arguments(*nodes: ast.AST) -> list[ast.expr]:
+        """Those of the markers inside."""
+        calls = [one for node in nodes for one in ast.walk(node) if isinstance(one, ast.Call)]
+        return [argument for call in calls if ast.unparse(call.func) == MARKER for argument in call.args]
+
+    def literals(nodes: Iterable[ast.AST]) -> set[str]:
+        return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+    everywhere = literals(arguments(*(node.value for node in tree.body if isinstance(node, ast.Assign))))
+    inside = {one for argument in arguments(tree) for one in ast.walk(argument)}
+    rows = [text.split() for text in literals(node for node in ast.walk(tree) if node not in inside)]
+    named = {rule for row in rows if all(re.fullmatch(RULE_ID, word) for word in row) for rule in row}
     found: Counter[str] = Counter()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            rules = everywhere.union(*map(literal_rules, node.decorator_list))
-            found.update(rules | named if any(map(takes_a_table, node.decorator_list)) else rules)
+            given = arguments(*node.decorator_list)
+            takes_a_table = not all(isinstance(argument, ast.Constant) for argument in given)
+            found.update(everywhere | literals(given) | (named if takes_a_table else set()))
     return found
-
-
-def markers(node: ast.AST) -> Iterator[ast.Call]:
-    return (one for one in ast.walk(node) if isinstance(one, ast.Call) and ast.unparse(one.func) == MARKER)
-
-
-def literal_rules(node: ast.AST) -> set[str]:
-    return {str(one.value) for call in markers(node) for one in call.args if isinstance(one, ast.Constant)}
-
-
-def takes_a_table(node: ast.AST) -> bool:
-    return any(not isinstance(argument, ast.Constant) for call in markers(node) for argument in call.args)
-
-
-def rules_in_strings(tree: ast.Module) -> set[str]:
-    """Return the rules in strings of a file that consist of rules only, except in markers."""
-    inside = {one for call in markers(tree) for one in ast.walk(call)}
-    strings = (
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inside
-    )
-    words = (text.split() for text in strings)
-    return {rule for row in words if all(re.fullmatch(RULE_ID, word) for word in row) for rule in row}
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def python_files(*folders: str) -> list[Path]:

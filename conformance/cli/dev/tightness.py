@@ -8,6 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from conformance.cases.declaration import validate_names
+from conformance.operations import OPERATIONS
+from conformance.oracle.reference import balls_available
+from conformance.selftest import sensitivity
+from conformance.selftest import tightness as measuring
+
 MARKDOWN = "write both tables to this file; with --operation or --dtype only these figures of it are renewed"
 
 
@@ -21,12 +27,6 @@ def tightness(
     markdown: Annotated[Path | None, typer.Option(help=MARKDOWN)] = None,
 ) -> None:
     """Search for the largest error ratios of honest implementations."""
-    from conformance.cases.declaration import validate_names
-    from conformance.operations import OPERATIONS
-    from conformance.oracle.reference import balls_available
-    from conformance.selftest import sensitivity
-    from conformance.selftest import tightness as measuring
-
     console = Console(width=140, markup=False)
     if faults:
         console.print(sensitivity.sensitivity_table(sensitivity.measure()))

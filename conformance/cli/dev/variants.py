@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import secrets
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from conformance.checks.results import Results
 from conformance.cli.console import console
 from conformance.cli.options import CORES, Effort, Seed, Workers
-
-if TYPE_CHECKING:
-    from conformance.checks.results import Results
+from conformance.reports.tables import right, violation_lines
+from conformance.selftest.variants import VARIANTS
+from conformance.selftest.variants.judging import choose_variants, runs
 
 
 def variants(
@@ -25,10 +26,6 @@ def variants(
     workers: Workers = CORES,
 ) -> None:
     """Judge implementations that are right but written differently, and print any violations."""
-    from conformance.checks.results import Results
-    from conformance.reports.tables import violation_lines
-    from conformance.selftest.variants.judging import choose_variants, runs
-
     wanted = ("numpy", "torch", "jax") if jax else ("numpy", "torch")
     arrays = [name for name in wanted if importlib.util.find_spec(name) is not None]
     indices = choose_variants(arrays, only or ())
@@ -45,14 +42,9 @@ def variants(
 
 
 def table(results: Results, indices: list[int]) -> Table:
-    """Return a table of the cases and the largest error ratios of every variant."""
-    from conformance.selftest.variants import VARIANTS
-
-    made = Table(title="Largest error ratio: in float32 and float64, and in all dtypes", title_justify="left")
-    for heading in ("operation", "variant", "arrays"):
-        made.add_column(heading)
-    for heading in ("wide", "all", "cases"):
-        made.add_column(heading, justify="right")
+    title = "Largest error ratio: in float32 and float64, and in all dtypes"
+    columns = right("wide", "all", "cases")
+    made = Table("operation", "variant", "arrays", *columns, title=title, title_justify="left")
     for variant in (VARIANTS[index] for index in indices):
         cells = [cell for (_, name), cell in results.rules.items() if name == variant.title]
         errors = (max(cell.wide for cell in cells), max(cell.worst for cell in cells))
