@@ -21,14 +21,11 @@ from conformance.bounds.reading import (
     separate_heads,
     split_heads,
 )
-from conformance.cases.arguments import expected_dtype, gradient_name
-from conformance.cases.arrays import heads_and_keys, heads_of, join_projections
-from conformance.cases.case import Case
+from conformance.cases.arguments import expected_dtype, gradient_name, replace_kernel_arguments
+from conformance.cases.case import Case, heads_and_keys, heads_of, join_projections, logsumexp_alone, output_alone
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import has_masks
-from conformance.cases.kernel_arguments import replace_kernel_arguments
 from conformance.cases.signatures import default
-from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from specification.dtypes import FLOATING
 
 Bounds = dict[str, np.ndarray]

@@ -7,9 +7,9 @@ import numpy as np
 from conformance.bounds.arithmetic import EXP, Approx, Precision
 from conformance.bounds.layers import sinusoid
 from conformance.cases.arguments import gradient_name
-from conformance.cases.axes import OFFSET
 from conformance.cases.case import Case
-from conformance.cases.facts.positions import bias_shape, bias_sizes
+from conformance.cases.facts import bias_shape, bias_sizes
+from conformance.cases.operation import OFFSET
 from specification.positions import angular_frequencies, bucket_edges
 
 

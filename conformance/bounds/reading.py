@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from conformance.bounds.arithmetic import Approx, Precision, exact, map_approx
+from conformance.cases.arguments import alibi, replace_kernel_arguments
 from conformance.cases.case import Case
-from conformance.cases.kernel_arguments import alibi, replace_kernel_arguments
 from reference_numpy import materialize
 
 SLOPE = 8

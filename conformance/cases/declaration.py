@@ -31,7 +31,7 @@ Window = tuple[int | None, int | None]
 LONGEST = 2000
 """Keys of the longest declared window beside as many queries as keys: a case that is larger needs too much memory."""
 KERNEL_ARGUMENTS = ("alibi_slopes", "query_lengths")
-"""Arguments of kernels that the definition lacks; `kernel_arguments.py` says what they mean."""
+"""Arguments of kernels that the definition lacks; `arguments.py` says what they mean."""
 MASK_KINDS = ("causal", "window", "lengths", "padding", "segments", "dense")
 
 FEATURES = {
@@ -319,6 +319,10 @@ class Declaration:
         """Whether it takes heads of these widths: (D, V), or (D,) where there are no values."""
         whole = all(width % self.width_multiple == 0 for width in widths)
         return whole and (not self.head_widths or any(widths == pair[: len(widths)] for pair in self.head_widths))
+
+    def returns_both(self, operation: str) -> bool:
+        """Whether the subject returns the output and the log-sum-exp."""
+        return operation == "attention" and "logsumexp" in self
 
     def convention(self, name: str) -> str:
         return self.conventions.get(name, CONVENTIONS[name][0])

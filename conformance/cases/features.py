@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.cases.arrays import heads_and_keys, widths_of
-from conformance.cases.case import Case
+from conformance.cases.arguments import KERNEL_ARGUMENTS
+from conformance.cases.case import Case, heads_and_keys, widths_of
 from conformance.cases.declaration import FEATURES, Declaration, Window
 from conformance.cases.facts import operation_facts
-from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
 from conformance.cases.signatures import required_arguments
 from specification import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or

@@ -16,12 +16,10 @@ import numpy as np
 
 from conformance.bounds import bound, merged_bound, relaxed_bound, relaxed_merged_bound, uses_declared_logsumexp
 from conformance.cases.arguments import gradient_name
-from conformance.cases.case import Case
+from conformance.cases.case import Case, logsumexp_alone
 from conformance.cases.declaration import Declaration
-from conformance.cases.expectations import Planted, empty_rows, expectation
+from conformance.cases.expectations import Planted, dense_meaning, empty_rows, expectation
 from conformance.cases.features import supports_case
-from conformance.cases.mask_predicate import dense_meaning
-from conformance.cases.with_logsumexp import logsumexp_alone
 from conformance.checks.check import Check, Findings, first, nothing
 from conformance.checks.comparison import breaks, judge, no_others, worst
 from conformance.checks.findings import Finding, MaskDiffers, NotANumber, NotSpoiled, NotZero, Unrefused

@@ -9,10 +9,9 @@ import numpy as np
 
 from conformance.bounds import relaxed_bound
 from conformance.bounds.arithmetic import LARGEST
-from conformance.cases.arguments import dtype_beside, expected_dtype, gradient_name, is_gradient
+from conformance.cases.arguments import dtype_beside, expected_dtype, gradient_name, is_gradient, padded_queries
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, empty_rows
-from conformance.cases.kernel_arguments import padded_queries
 from conformance.checks.findings import Finding, Raised
 from conformance.checks.levels import CORE, LEVELS, ROBUST, STRICT, higher, is_required, rank
 from conformance.subjects.raised import find_raising_line

@@ -11,7 +11,7 @@ AxisName = Literal[
     "vocabulary", "classes", "length", "T", "offset", "H D", "G D", "G V", "H V",
 ]
 # fmt: on
-"""Dimensions as `cases/axes.py` names them, without numbers; H: all query heads. Of multi-head attention, the columns
+"""Dimensions as `cases/facts.py` names them, without numbers; H: all query heads. Of multi-head attention, the columns
 of the projections of query, key and value, and of the outputs of all heads."""
 
 Kind = Literal[

@@ -14,11 +14,9 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.cases.arguments import is_gradient
-from conformance.cases.arrays import heads_and_keys
-from conformance.cases.case import Case
+from conformance.cases.case import Case, heads_and_keys, output_alone
 from conformance.cases.expectations import Planted, empty_rows
-from conformance.cases.facts import operation_facts
-from conformance.cases.facts.attention import FEATURE_RULES
+from conformance.cases.facts import FEATURE_RULES, operation_facts
 from conformance.cases.features import (
     features_of,
     has_declared_masks,
@@ -26,7 +24,6 @@ from conformance.cases.features import (
     mask_kinds,
     rule_of,
 )
-from conformance.cases.with_logsumexp import output_alone
 from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
 from conformance.checks.check import Check, first, nothing
 from conformance.checks.comparison import OF_QUERIES, OF_ROWS, breaks, worst

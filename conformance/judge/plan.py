@@ -15,12 +15,10 @@ from typing import Any, Literal
 
 from hypothesis import strategies as st
 
-from conformance.cases.arrays import widths_of
-from conformance.cases.case import Case
+from conformance.cases.case import Case, widths_of
 from conformance.cases.declaration import FEATURES, PARAMETERS, UNCLAIMED, Declaration
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import features_of, has_declared_masks, has_masks, is_norm, rule_of
-from conformance.cases.sizes import Sizes, adapt_sizes
 from conformance.checks.catalogue import ANSWERS, UNSUPPORTED
 from conformance.checks.probe import Probe
 from conformance.judge.options import EFFORTS
@@ -31,6 +29,7 @@ from conformance.oracle.reference import balls_available
 from conformance.sampling import strategies as generation
 from conformance.sampling.draws import Rows
 from conformance.sampling.operations import operation_cases
+from conformance.sampling.plan.attention import Sizes, adapt_sizes
 from conformance.sampling.special import narrow
 from conformance.sampling.strategies import EMPTY, SHORT, window_sizes
 from specification.dtypes import HALF

@@ -16,10 +16,10 @@ from typing import cast
 
 import numpy as np
 
-from conformance.cases.axes import HEADS, OFFSET, Axis, Sizes
 from conformance.cases.case import Case
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import supports_case
+from conformance.cases.operation import HEADS, OFFSET, Axis, Sizes
 from conformance.checks.catalogue import DESCRIPTION
 from conformance.checks.comparison import worst
 from conformance.checks.results import Violation

@@ -14,8 +14,7 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name, is_gradient
-from conformance.cases.arrays import heads_and_keys, widths_of
-from conformance.cases.case import Case
+from conformance.cases.case import Case, heads_and_keys, widths_of
 from conformance.cases.declaration import Declaration, read_conventions
 from conformance.cases.expectations import empty_rows
 from conformance.cases.features import features_of

@@ -17,9 +17,8 @@ from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.operations.common import rows_of_layers
 from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling.optimizers import LATE, adam_cases
-from conformance.sampling.plan.covering import Row
+from conformance.sampling.plan.covering import ROWS, Row
 from conformance.sampling.plan.layers import Plan
-from conformance.sampling.plan.values import ROWS
 from specification.dtypes import compute_dtype_name
 
 NAME = "adam_step"

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.sizes import Sizes, adapt_sizes
 from conformance.checks.catalogue import (
     AGREEMENT,
     DESCRIPTION,
@@ -34,6 +33,7 @@ from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
 from conformance.sampling.draws import CaseStrategy
+from conformance.sampling.plan.attention import Sizes, adapt_sizes
 from conformance.sampling.strategies import ALIKE, EMPTY, FEATURED, LONG, MASKS, ONE_KEY, SHORT, THOUSANDS, TILED
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.dtypes import HALF

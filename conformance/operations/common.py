@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.layouts import LAYOUTS, OF_HEADS, REFUSABLE
-from conformance.cases.sizes import Sizes
 from conformance.checks.catalogue import (
     AFTER_OTHER_CALLS,
     AGREEMENT,
@@ -33,6 +32,7 @@ from conformance.sampling.layouts import memory_cases
 from conformance.sampling.operations import operation_cases
 from conformance.sampling.plan import attention as attention_plan
 from conformance.sampling.plan import layers as layer_plan
+from conformance.sampling.plan.attention import Sizes
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
 from conformance.sampling.strategies import DTYPES, KERNEL_WIDTHS, NORM_SHAPES, SHORT, NormShape

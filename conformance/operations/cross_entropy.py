@@ -18,9 +18,8 @@ from conformance.operations.common import rows_of_layers
 from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling.draws import CaseStrategy
 from conformance.sampling.losses import MANY_CLASSES, SEVERAL, loss_cases
-from conformance.sampling.plan.covering import Row
+from conformance.sampling.plan.covering import ROWS, VOCABULARIES, Row
 from conformance.sampling.plan.layers import Plan
-from conformance.sampling.plan.values import ROWS, VOCABULARIES
 from specification.dtypes import HALF
 
 NAME, OF = "cross_entropy", "logits"

@@ -15,9 +15,8 @@ from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.operations.common import rows_of_layers
 from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling import strategies as generation
-from conformance.sampling.plan.covering import Row
+from conformance.sampling.plan.covering import MODEL_WIDTHS, ROWS, VOCABULARIES, Row
 from conformance.sampling.plan.layers import Plan
-from conformance.sampling.plan.values import MODEL_WIDTHS, ROWS, VOCABULARIES
 from specification.dtypes import HALF
 
 NAME = "embedding"

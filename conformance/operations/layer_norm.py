@@ -18,9 +18,8 @@ from conformance.operations.common import WIDE, rows_of_layers
 from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling import draws, special
 from conformance.sampling import strategies as generation
-from conformance.sampling.plan.covering import Row
+from conformance.sampling.plan.covering import NORM_WIDTHS, ROWS, Row
 from conformance.sampling.plan.layers import SMALL, Plan
-from conformance.sampling.plan.values import NORM_WIDTHS, ROWS
 from conformance.sampling.strategies import NORM_SHAPES
 from specification.dtypes import HALF
 

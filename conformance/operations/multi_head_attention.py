@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from functools import partial
 
 from conformance.cases.declaration import Declaration
-from conformance.cases.sizes import Sizes, adapt_sizes
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
 from conformance.operations.common import rows_of
 from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling import strategies as generation
 from conformance.sampling.draws import Rows
+from conformance.sampling.plan.attention import Sizes, adapt_sizes
 from conformance.sampling.strategies import SHORT
 
 NAME = "multi_head_attention"

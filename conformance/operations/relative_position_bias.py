@@ -15,9 +15,8 @@ from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.operations.common import rows_of_layers
 from conformance.operations.judged_operation import JudgedOperation
-from conformance.sampling.plan.covering import Row
+from conformance.sampling.plan.covering import KEY_HEADS, LENGTHS, ROWS, Row
 from conformance.sampling.plan.layers import Plan
-from conformance.sampling.plan.values import KEY_HEADS, LENGTHS, ROWS
 from conformance.sampling.positions import relative_bias_cases
 
 NAME = "relative_position_bias"

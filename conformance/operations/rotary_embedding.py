@@ -17,9 +17,8 @@ from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.operations.common import rows_of_layers
 from conformance.operations.judged_operation import JudgedOperation
 from conformance.sampling.draws import CaseStrategy
-from conformance.sampling.plan.covering import Row
+from conformance.sampling.plan.covering import KEY_HEADS, WIDTHS, Row, neighbouring_sizes
 from conformance.sampling.plan.layers import Plan
-from conformance.sampling.plan.values import KEY_HEADS, WIDTHS, neighbouring_sizes
 from conformance.sampling.rotary import FAR, FARTHEST, OF_BATCH, PLANS, SCALED, WIDE, rotary_cases
 from specification.rotary import LinearScaling, LongRopeScaling, YarnScaling
 

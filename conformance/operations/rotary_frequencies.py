@@ -14,9 +14,8 @@ from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.operations.common import rows_of_layers
 from conformance.operations.judged_operation import JudgedOperation
-from conformance.sampling.plan.covering import Row
+from conformance.sampling.plan.covering import MODEL_WIDTHS, Row
 from conformance.sampling.plan.layers import Plan
-from conformance.sampling.plan.values import MODEL_WIDTHS
 from conformance.sampling.rotary import SCALED, frequency_cases
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling
 

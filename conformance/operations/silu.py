@@ -14,10 +14,9 @@ from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
 from conformance.operations.common import rows_of_layers
 from conformance.operations.judged_operation import JudgedOperation
-from conformance.sampling.plan.covering import Row
+from conformance.sampling.plan.covering import ROWS, Row
 from conformance.sampling.plan.layers import Plan
-from conformance.sampling.plan.values import ROWS
-from conformance.sampling.silu import silu_cases
+from conformance.sampling.strategies import silu_cases
 
 NAME = "silu"
 PLAN = Plan(values={"rows": ROWS}, typical={"rows": (3, 130, 65537)})

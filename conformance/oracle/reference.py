@@ -11,11 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from conformance.cases.arguments import gradient_name
-from conformance.cases.case import Case
+from conformance.cases.arguments import gradient_name, replace_kernel_arguments
+from conformance.cases.case import Case, logsumexp_alone, output_alone
 from conformance.cases.expectations import Exact, nan_rows
-from conformance.cases.kernel_arguments import replace_kernel_arguments
-from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from conformance.subjects.subject import NumpySubject
 from specification.dtypes import FLOATING
 

@@ -9,8 +9,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from conformance.cases.arrays import heads_and_keys
-from conformance.cases.case import Case
+from conformance.cases.case import Case, heads_and_keys
 from conformance.checks.findings import Finding
 from conformance.checks.judged_rules import JUDGED
 from conformance.checks.levels import is_required

@@ -1,4 +1,4 @@
-"""The dimensions of a case: their sizes, and the case at other sizes. `cases/axes.py` says how axes are described."""
+"""The dimensions of a case: their sizes, and the case at other sizes. Axes are those of `cases/operation.py`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.bounds.arithmetic import LARGEST
-from conformance.cases.axes import HEADS, OFFSET, PAIRS, Axis, Sizes
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.facts import operation_facts
+from conformance.cases.operation import HEADS, OFFSET, PAIRS, Axis, Sizes
 from conformance.checks.threshold import AxisName
 from conformance.sampling.layouts import apply_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow

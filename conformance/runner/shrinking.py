@@ -16,17 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.arguments import expected_dtype
-from conformance.cases.arrays import heads_and_keys, join_projections
-from conformance.cases.axes import OFFSET
-from conformance.cases.case import Case
+from conformance.cases.arguments import KERNEL_ARGUMENTS, expected_dtype
+from conformance.cases.case import Case, heads_and_keys, join_projections, output_alone
 from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
 from conformance.cases.expectations import Planted, allowed_pairs, empty_rows
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import alignment, has_masks, supports_case
-from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
+from conformance.cases.operation import OFFSET
 from conformance.cases.signatures import definition, equals_default
-from conformance.cases.with_logsumexp import output_alone
 from conformance.runner.dimensions import Dimension, Part, Parts, dimensions, sizes_of, take_parts
 from conformance.sampling.layouts import apply_memory
 from conformance.sampling.strategies import numpy_dtype, roundings, set_offset

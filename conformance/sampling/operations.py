@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rotary_embedding": ("rotary:rotary_cases", {}),
     "rotary_frequencies": ("rotary:frequency_cases", {}),
     "sgd_step": ("optimizers:sgd_cases", {}),
-    "silu": ("silu:silu_cases", {}),
+    "silu": ("strategies:silu_cases", {}),
 }
 """By operation, the strategy in this folder and what it is given; its file is loaded when cases are first drawn."""
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from conformance.cases.axes import OFFSET
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.operation import OFFSET
 from conformance.oracle.work import AFFORDABLE, ball_work
 from conformance.sampling.layouts import draw_memory
 from conformance.sampling.strategies import (

@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from conformance.cases.arguments import padded_queries as rows_past
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.expectations import Planted, allowed_pairs
-from conformance.cases.kernel_arguments import padded_queries as rows_past
-from conformance.cases.sizes import Sizes
+from conformance.sampling.plan.attention import Sizes
 from conformance.sampling.strategies import (
     ALIKE,
     DTYPES,

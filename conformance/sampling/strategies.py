@@ -28,11 +28,10 @@ from conformance.cases.declaration import CONVENTIONS, EVERYTHING, PRECISIONS, S
 from conformance.cases.expectations import empty_rows as rows_without_keys
 from conformance.cases.features import alignment
 from conformance.cases.signatures import default
-from conformance.cases.sizes import Sizes, adapt_sizes
-from conformance.cases.with_logsumexp import returns_both
 from conformance.oracle.reference import balls_available
 from conformance.oracle.work import ball_work
 from conformance.sampling.layouts import draw_memory
+from conformance.sampling.plan.attention import Sizes, adapt_sizes
 from reference_numpy import materialize
 from reference_numpy.feed_forward import ACTIVATIONS as ACTIVATION_FUNCTIONS
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
@@ -423,7 +422,7 @@ def attention_cases(
     options["mask"] = draw_mask(draw, mask, s, d, declaration)
     modes = empty_rows if "empty_rows" in declaration and "logsumexp" not in declaration else ("zero",)
     mode = draw(st.sampled_from(modes))
-    convention, both = empty_row_convention(operation, declaration), returns_both(operation, declaration)
+    convention, both = empty_row_convention(operation, declaration), declaration.returns_both(operation)
     if mode == "zero" and "sinks" not in focus:
         mode = convention
     if mode not in ("zero", "any"):
@@ -494,7 +493,7 @@ def edges(length: int, d: Draw) -> list[int]:
 def empty_row_convention(operation: str, declaration: Declaration) -> str:
     """What the subject promises of empty rows; a mean and NaN are outputs and weights, and promise no log-sum-exp."""
     convention = declaration.convention("empty_rows")
-    sums = operation == "attention_logsumexp" or returns_both(operation, declaration)
+    sums = operation == "attention_logsumexp" or declaration.returns_both(operation)
     return "any" if sums and convention != "zero" else convention
 
 
@@ -942,3 +941,39 @@ def lookup_cases(
     options = reset_lacking(operation, options, declaration)
     cotangents = select_cotangents({result_names(operation)[0]: cotangent(draw, d, (*shape, width), 0)}, declaration)
     return draw_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
+
+
+SILU_SHAPES = ((7,), (3, 5), (2, 3, 4), (1,), (40,))
+SILU_NUMBERS = ("usual", "usual", "wide", "last normal", "zeros", "tiny", "huge")
+LAST_NORMAL = {"float16": -15.0, "bfloat16": -86.0, "float32": -86.0, "float64": -709.0}
+"""Up to 6 below, x exp(x) becomes smaller than the smallest normal number; of float16, which rounds it, soon after."""
+
+
+@st.composite
+def silu_cases(
+    draw: st.DrawFn,
+    kinds: tuple[str, ...] = SILU_NUMBERS,
+    special: bool = False,
+    dtypes: tuple[str, ...] = DTYPES,
+    plans: tuple[tuple[int, ...], ...] = SILU_SHAPES,
+    declaration: Declaration = EVERYTHING,
+) -> Case:
+    """kinds: of numbers, the choices. special: NaN and both infinities stand among them. plans: the shapes of x."""
+    shape = draw(st.sampled_from(plans))
+    count = prod(shape)
+    dtype = draw_dtype(draw, dtypes, declaration, ball_work("silu", gradients=True, rows=count))
+    d, kind = Draw(draw(seeds), dtype), draw(st.sampled_from(kinds))
+    x = d.numbers(count) * draw(st.sampled_from((1.0, 4.0)))
+    if kind == "wide":
+        x = x * 10
+    elif kind == "last normal":
+        x = np.where(d.booleans(count, share=0.8), LAST_NORMAL[dtype] - 6 * d.rng.random(count), x)
+    elif kind == "zeros":
+        x = x * d.booleans(count, share=0.7)
+    elif kind in ("tiny", "huge"):
+        x = x * (TINY if kind == "tiny" else HUGE)[dtype]
+    if special:
+        x = np.where(d.booleans(count, share=0.7), d.choice((np.nan, np.inf, -np.inf), count), x)
+    inputs = {"x": (x.astype(numpy_dtype(dtype)) if special else d.cast(x)).reshape(shape)}
+    cotangents = select_cotangents({"output": cotangent(draw, d, (count,), 0).reshape(shape)}, declaration)
+    return draw_memory(draw, Case("silu", dtype, inputs, {}, cotangents, special=special), declaration)

@@ -16,11 +16,9 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.arguments import arguments, expected_dtype, gradient_name, result_names, results_of
-from conformance.cases.arrays import heads_and_keys
-from conformance.cases.case import Case
+from conformance.cases.case import Case, heads_and_keys, logsumexp_alone, output_alone
 from conformance.cases.declaration import Declaration
 from conformance.cases.signatures import signature_of
-from conformance.cases.with_logsumexp import logsumexp_alone, output_alone, returns_both
 from conformance.subjects.conventions import (
     FEATURES_LAST,
     drop_offset,
@@ -138,8 +136,7 @@ class CallableSubject(Subject):
 
     def returned_names(self, operation: str) -> tuple[str, ...]:
         """What the function returns, whatever a case asks for."""
-        both = returns_both(operation, self.declaration)
-        return ("output", "logsumexp") if both else result_names(operation)
+        return ("output", "logsumexp") if self.declaration.returns_both(operation) else result_names(operation)
 
     def results(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
         positional, keywords = self.bind_arguments(case.operation, inputs, options)

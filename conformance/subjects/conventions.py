@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.arrays import heads_and_keys
-from conformance.cases.case import Case
+from conformance.cases.case import Case, heads_and_keys
 from specification.masks import And, Causal, Dense, Or
 
 FEATURES_LAST = ("query", "key", "value")

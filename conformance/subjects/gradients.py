@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
-from conformance.cases.arrays import list_arrays
-from conformance.cases.case import Case
+from conformance.cases.case import Case, list_arrays
 from conformance.cases.facts import operation_facts
 from conformance.cases.signatures import definition
 from conformance.subjects.subject import describe_value, type_name

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.arguments import (
+    KERNEL_ARGUMENTS,
     accepted_dtypes,
     arguments,
     gradient_input,
@@ -28,7 +29,6 @@ from conformance.cases.arguments import (
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.facts import operation_facts
-from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
 from conformance.cases.layouts import place_array
 from conformance.subjects.frameworks import Arrays, Framework, JaxArrays, NumpyArrays, TorchArrays
 from conformance.subjects.wrong_answers import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conformance.cases.facts import operations
-from conformance.cases.function_features import declaration_of
+from conformance.cases.signatures import declaration_of
 from conformance.subjects.callables import CallableSubject, load
 from conformance.subjects.frameworks import FRAMEWORKS
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject

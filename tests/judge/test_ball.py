@@ -15,7 +15,7 @@ pytest.importorskip("flint")
 
 from flint import arb, ctx
 
-from conformance.cases.mask_predicate import visible_pairs
+from conformance.cases.expectations import visible_pairs
 from conformance.oracle import ball
 from conformance.oracle.ball import Exact, evaluate, evaluate_balls
 from conformance.oracle.ball.inputs import Leaves

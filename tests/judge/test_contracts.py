@@ -21,8 +21,7 @@ import reference_numpy
 from conformance import Report, check
 from conformance.cases.declaration import Declaration, declare
 from conformance.cases.features import features_of, has_or, supports_case
-from conformance.cases.function_features import declaration_of
-from conformance.cases.signatures import required_arguments, signature_of
+from conformance.cases.signatures import declaration_of, required_arguments, signature_of
 from conformance.checks.catalogue import DESCRIPTION
 from conformance.judge.checking import make_executor
 from conformance.judge.executor import NotAsked

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance.cases.arguments import replace_kernel_arguments
 from conformance.cases.declaration import FEATURES
 from conformance.cases.expectations import Planted
 from conformance.cases.facts import operations
-from conformance.cases.kernel_arguments import replace_kernel_arguments
 from conformance.checks.catalogue import EMPTY_ROWS, PLANTED, TWIN
 from conformance.checks.check import Check
 from conformance.checks.judged_rules import JUDGED

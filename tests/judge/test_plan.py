@@ -19,8 +19,7 @@ from conformance.operations.layer_norm import PLAN
 from conformance.sampling.draws import Rows, draw_from_seed
 from conformance.sampling.plan import attention as plan
 from conformance.sampling.plan import layers
-from conformance.sampling.plan.covering import covering, smallest_with
-from conformance.sampling.plan.values import LENGTHS, WIDTHS
+from conformance.sampling.plan.covering import LENGTHS, WIDTHS, covering, smallest_with
 from conformance.sampling.strategies import FEATURED, LONG, SHORT, attention_cases
 from reference_numpy import attention_weights
 from tests.support.helpers import EVERYTHING, Sizes, catalogue, draw_cases

@@ -23,7 +23,6 @@ from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING
 from conformance.cases.expectations import Planted, allowed_pairs
-from conformance.cases.sizes import Sizes
 from conformance.checks.catalogue import AGREEMENT, truth_and_bounds
 from conformance.checks.comparison import Finding, judge
 from conformance.checks.probe import Probe
@@ -45,6 +44,7 @@ from conformance.reports.tables import subject_report
 from conformance.runner.in_process import Runner
 from conformance.sampling.draws import draw_cases
 from conformance.sampling.operations import operation_cases
+from conformance.sampling.plan.attention import Sizes
 from conformance.sampling.strategies import Draw
 from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.subject import JaxSubject, NumpySubject, Subject, TorchSubject

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flint import arb
 
-from conformance.cases.mask_predicate import any_in_group, visible_bias_entries, visible_pairs
+from conformance.cases.expectations import any_in_group, visible_bias_entries, visible_pairs
 from conformance.oracle.ball.inputs import Leaves
 from conformance.oracle.ball.tape import ONE, ZERO, Variable, concatenate, constant, exp, log, select, tanh
 

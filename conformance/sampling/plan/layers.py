@@ -7,8 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from conformance.cases.declaration import Declaration
-from conformance.sampling.plan.covering import LevelRow, Levels, Row, choose_sizes, covering, more_rows
-from conformance.sampling.plan.values import classes
+from conformance.sampling.plan.covering import LevelRow, Levels, Row, choose_sizes, classes, covering, more_rows
 
 
 class Budget(NamedTuple):
