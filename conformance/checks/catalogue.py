@@ -1,4 +1,4 @@
-"""Every check: what a subject is called with, and what its answers are compared with. Nothing here draws cases.
+"""What a check is, and every check: what a subject is called with, and what its answers are compared with.
 
 A check prepares what all subjects share (exact results and bounds are computed once), and runs on one subject at a
 time. It returns findings; a finding with a ratio above 1 is a violation.
@@ -7,10 +7,10 @@ time. It returns findings; a finding with a ratio above 1 is a violation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -20,11 +20,10 @@ from conformance.cases.case import Case, logsumexp_alone
 from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted, dense_meaning, empty_rows, expectation
 from conformance.cases.features import supports_case
-from conformance.checks.check import Check, Findings, first, nothing
-from conformance.checks.comparison import breaks, judge, no_others, worst
+from conformance.checks.comparison import breaks, judge, no_others, raise_level, worst
 from conformance.checks.findings import Finding, MaskDiffers, NotANumber, NotSpoiled, NotZero, Unrefused
 from conformance.checks.independence import check_determinism, check_memory
-from conformance.checks.levels import CORE, ROBUST, STRICT
+from conformance.checks.levels import CORE, ROBUST, STRICT, higher
 from conformance.checks.refusals import Refusal, refusal_failure
 from conformance.checks.state import (
     check_history,
@@ -34,9 +33,72 @@ from conformance.checks.state import (
     prepare_all,
 )
 from conformance.oracle.reference import oracle
+from conformance.sampling.draws import CaseStrategy
 from conformance.subjects.subject import Subject
 from conformance.subjects.wrong_answers import WrongAnswer
 from specification import Dense
+
+Findings = list[Finding]
+Example = TypeVar("Example")
+Shared = TypeVar("Shared")
+
+
+def return_case(example: Case) -> Case:
+    return example
+
+
+def first(examples: tuple[Any, ...]) -> Case:
+    """The case that the subject is asked, of two or more."""
+    return examples[0]
+
+
+def nothing(example: Any) -> None:
+    """Nothing is shared."""
+
+
+@dataclass(frozen=True)
+class Check(Generic[Example, Shared]):
+    """One way to check a subject.
+
+    name: in files. example: what a probe draws, a case or several. prepare: computes from it what all subjects share.
+    run: calls a subject and compares its answers. case_of: the example's case. tells_size: whether a failure may say
+    that the subject does not take the case's size. level: the lowest one that its violations have.
+    """
+
+    name: str
+    prepare: Callable[[Example], Shared]
+    run: Callable[[Subject, Example, Shared], Findings]
+    case_of: Callable[[Any], Case] = return_case
+    tells_size: bool = True
+    level: str = CORE
+
+    def raise_levels(self, findings: Findings, example: Example) -> Findings:
+        """The findings of this check, with the level at least that the check and its case have."""
+        return (
+            raise_level(findings, higher(self.level, case_level(self.case_of(example))))
+            if breaks(findings)
+            else findings
+        )
+
+
+def case_level(case: Case | None) -> str:
+    """ROBUST for a case with lengths of 0, or with NaN or infinity that can reach results."""
+    if case is None:
+        return CORE
+    beyond = case.special or any(
+        0 in array.shape or has_special_values(name, array) for name, array in case.inputs.items()
+    )
+    return ROBUST if beyond else CORE
+
+
+def has_special_values(name: str, array: np.ndarray) -> bool:
+    """Whether it holds NaN or infinity, but for -inf where that stands for what takes no part."""
+    if array.dtype.kind in "biu":
+        return False
+    wide = array.astype(float)
+    takes_no_part = name in ("bias", "sinks") or name.startswith("logsumexps")
+    return not bool((np.isfinite(wide) | (np.isneginf(wide) & takes_no_part)).all())
+
 
 Bounds = dict[str, np.ndarray]
 
@@ -348,3 +410,52 @@ CHECKS: dict[str, Check[Any, Any]] = {
 def takes_described_arrays(check: Check[Any, Any], declaration: Declaration) -> bool:
     """Whether the subject takes the arrays for which descriptions stand, where the check asks for them."""
     return check != DESCRIPTION or "dense" in declaration or "structured" not in declaration
+
+
+# --- what tests a rule ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What tests one rule.
+
+    name: with the rule it makes the `id`, from which its cases are seeded: it never changes. operations: those that a
+    subject must have. cases: draws what the check works on, a case or several. weight: its share of a run's cases,
+    relative to other probes. of_memory: only the way in which arrays lie in memory makes its cases differ from others,
+    so subjects whose arrays lie in one way alone are not asked. level: the lowest one that a violation of its rule has.
+    title: what reports call it; its name unless given.
+    """
+
+    rule: str
+    name: str
+    operations: tuple[str, ...]
+    cases: CaseStrategy
+    check: Check[Any, Any] = AGREEMENT
+    weight: float = 1.0
+    of_memory: bool = False
+    level: str = CORE
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title or self.name)
+
+    @property
+    def id(self) -> str:
+        return probe_id(self.rule, self.name)
+
+
+def probe_id(rule: str, name: str) -> str:
+    return f"{rule} {name}"
+
+
+def make_probe(
+    operation: str,
+    rule: str,
+    name: str,
+    cases: CaseStrategy,
+    weight: float = 1.0,
+    level: str = CORE,
+    check: Check[Any, Any] = AGREEMENT,
+) -> Probe:
+    """What tests a rule of one operation alone."""
+    return Probe(rule, name, (operation,), cases, check, weight, level=level)

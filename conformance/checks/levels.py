@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from specification import RULES
+from specification.rules import Rule
+
 CORE, ROBUST, STRICT = LEVELS = ("core", "robust", "strict")
 """From the lowest: what a model needs to compute the right numbers, what real data needs, what a reference keeps."""
 DEFAULT = ROBUST
@@ -89,3 +92,16 @@ def describe_levels(rule: str, refuses: bool) -> str:
     if refuses and whole == CORE:
         words[ROBUST].append("refused calls")
     return "; ".join([whole, *(f"{level}: {', '.join(told)}" for level, told in words.items() if told)])
+
+
+# --- the rules that are judged ----------------------------------------------------------------------------------------
+
+
+CONTRACT = Rule(
+    "CALL",
+    "contract",
+    "The function takes the operation's arguments, returns its framework's arrays, in time, and prints nothing.",
+)
+JUDGED = {CONTRACT.id: CONTRACT} | RULES
+STATE_RULE = "ATT-13"
+"""The rule of what results must not depend on: earlier calls, chance, memory layouts."""

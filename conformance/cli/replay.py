@@ -67,7 +67,7 @@ def contents_of(file: Path) -> list[dict[str, Any]]:
 
 def show_replay(content: Any, given: Given) -> bool:
     """Print the earlier result and the new one; return whether the new one violates the rule."""
-    from conformance.checks.judged_rules import JUDGED
+    from conformance.checks.levels import JUDGED
     from conformance.reports.content import clean_text
 
     with TemporaryDirectory() as folder:

@@ -17,8 +17,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import CONVENTIONS, OPEN_AT_INFINITY, PRECISIONS, Declaration
 from conformance.checks.comparison import breaks, fill_unpromised, judge, ratio, worst
 from conformance.checks.findings import same_error
-from conformance.checks.judged_rules import STATE_RULE
-from conformance.checks.levels import STRICT, rank
+from conformance.checks.levels import STATE_RULE, STRICT, rank
 from conformance.checks.results import WIDE, Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause, CauseKind, Diagnosis, cause_kind
 from conformance.diagnosis.choice import Chooser

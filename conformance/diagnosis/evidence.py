@@ -13,12 +13,10 @@ from conformance.bounds.arithmetic import ARITHMETIC, LARGEST
 from conformance.cases.arguments import gradient_name, is_gradient
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
-from conformance.checks.catalogue import SPOILED_ROWS, TOWERING
-from conformance.checks.check import Check, nothing
+from conformance.checks.catalogue import SPOILED_ROWS, TOWERING, Check, nothing
 from conformance.checks.comparison import fill_unpromised, judge, no_others
 from conformance.checks.findings import Finding
-from conformance.checks.kept_cases import MOST_NUMBERS, SINGLE_CALL_CHECKS, KeptCase, single_case
-from conformance.checks.results import WIDE
+from conformance.checks.results import MOST_NUMBERS, SINGLE_CALL_CHECKS, WIDE, KeptCase, single_case
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Mistake, Prediction
 from conformance.runner.in_process import JudgeError, Runner

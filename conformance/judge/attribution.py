@@ -24,11 +24,10 @@ from conformance.cases.features import (
     mask_kinds,
     rule_of,
 )
-from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
-from conformance.checks.check import Check, first, nothing
+from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN, Check, first, nothing
 from conformance.checks.comparison import OF_QUERIES, OF_ROWS, breaks, worst
 from conformance.checks.findings import Finding
-from conformance.checks.judged_rules import STATE_RULE
+from conformance.checks.levels import STATE_RULE
 from conformance.oracle.reference import oracle
 from conformance.runner.in_process import Runner
 from conformance.runner.memory_layouts import depends_on_layout, lay_contiguous

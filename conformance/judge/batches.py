@@ -10,10 +10,9 @@ from functools import cache
 from typing import Any
 
 from conformance.cases.declaration import EVERYTHING
-from conformance.checks.check import Check
+from conformance.checks.catalogue import Check, agreement
 from conformance.checks.comparison import breaks
 from conformance.checks.findings import Finding
-from conformance.checks.probe import agreement
 from conformance.checks.results import Results, Violation
 from conformance.judge.plan import Question, count_cases, list_questions, make_question
 from conformance.judge.smallest_case import SHRINKING, shrink_violations

@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from conformance.checks.kept_cases import MOST_NUMBERS, KeptCase
-from conformance.checks.results import Results, Violation, keep_violation
-from conformance.checks.threshold import Threshold
+from conformance.checks.findings import Threshold
+from conformance.checks.results import MOST_NUMBERS, KeptCase, Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause, cause_kind
 from conformance.diagnosis.causes import find_causes, has_wrong_numbers, largest_error
 from conformance.diagnosis.evidence import ask_kept

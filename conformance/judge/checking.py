@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from conformance.cases.declaration import EVERYTHING, DeclarationOptions
 from conformance.cases.facts import operations
 from conformance.cases.options import document_options, options_of, read_options, refuse_unknown, validate_names
-from conformance.checks.judged_rules import CONTRACT, JUDGED
+from conformance.checks.levels import CONTRACT, JUDGED
 from conformance.judge.executor import Executor
 from conformance.judge.options import EFFORTS, CheckOptions
 from conformance.judge.plan import list_claims

@@ -16,11 +16,9 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.features import has_masks
 from conformance.cases.signatures import describe_never_given
-from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, CALLS_IN_ORDER, NOTHING
+from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, CALLS_IN_ORDER, NOTHING, Probe
 from conformance.checks.findings import Printed, Raised, wrong_dtype
-from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import ROBUST, is_required
-from conformance.checks.probe import Probe
+from conformance.checks.levels import JUDGED, ROBUST, is_required
 from conformance.checks.results import Results, Violation
 from conformance.judge.plan import (
     EMPTY_ROWS,

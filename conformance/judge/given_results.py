@@ -18,7 +18,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, read_conventions
 from conformance.cases.facts import operation_facts, operations
 from conformance.cases.options import refuse_unknown
-from conformance.checks.check import has_special_values
+from conformance.checks.catalogue import has_special_values
 from conformance.checks.comparison import breaks, judge, ratio, worst
 from conformance.checks.findings import Finding
 from conformance.checks.levels import DEFAULT, LEVELS

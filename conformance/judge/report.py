@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from conformance.cases.declaration import Declaration
-from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import DEFAULT, LEVELS, highest_profile, is_required
+from conformance.checks.levels import DEFAULT, JUDGED, LEVELS, highest_profile, is_required
 from conformance.checks.results import Cell, Results, Violation
 from conformance.oracle.reference import balls_available
 from conformance.reports.versions import versions

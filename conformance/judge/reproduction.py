@@ -24,11 +24,11 @@ from conformance.checks.catalogue import (
     REPETITIONS,
     THREADS,
     UNSUPPORTED,
+    Check,
 )
-from conformance.checks.check import Check
 from conformance.checks.comparison import breaks, worst
 from conformance.checks.findings import DependsOnCalls, Finding, NotReproducible
-from conformance.checks.judged_rules import STATE_RULE
+from conformance.checks.levels import STATE_RULE
 from conformance.checks.results import Violation
 from conformance.runner.fresh import FreshProcesses
 from conformance.runner.in_process import Logged, Runner, Step

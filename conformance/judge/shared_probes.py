@@ -22,9 +22,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from conformance.cases.declaration import Declaration
-from conformance.checks.check import Check
+from conformance.checks.catalogue import Check, Probe
 from conformance.checks.comparison import Finding
-from conformance.checks.probe import Probe
 from conformance.checks.results import Results
 from conformance.judge.plan import list_questions
 from conformance.judge.trial import STUCK, silent, try_probe

@@ -8,7 +8,7 @@ from dataclasses import replace
 from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, MASK_KINDS, SIMPLEST_FIRST, Declaration
 from conformance.cases.features import features_of
-from conformance.checks.probe import Probe
+from conformance.checks.catalogue import Probe
 from conformance.sampling.draws import draw_cases
 
 DRAWN = 5

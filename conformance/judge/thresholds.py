@@ -22,8 +22,8 @@ from conformance.cases.features import supports_case
 from conformance.cases.operation import HEADS, OFFSET, Axis, Sizes
 from conformance.checks.catalogue import DESCRIPTION
 from conformance.checks.comparison import worst
+from conformance.checks.findings import AxisName, Kind, Threshold
 from conformance.checks.results import Violation
-from conformance.checks.threshold import AxisName, Kind, Threshold
 from conformance.judge.smallest_case import asking
 from conformance.runner.dimensions import PRODUCTS, Dimension, Part, dimensions, sizes_of, take_parts
 from conformance.runner.in_process import Runner

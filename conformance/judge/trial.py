@@ -7,15 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.cases.case import Case
-from conformance.checks.catalogue import AGREEMENT, REFUSAL
-from conformance.checks.check import Check
+from conformance.checks.catalogue import AGREEMENT, REFUSAL, Check, Probe, probe_id
 from conformance.checks.comparison import breaks, worst
 from conformance.checks.findings import Finding
-from conformance.checks.kept_cases import KeptCase
 from conformance.checks.levels import CORE, least_level
-from conformance.checks.probe import Probe, probe_id
 from conformance.checks.refusals import Refusal
-from conformance.checks.results import WIDE, Results, Violation
+from conformance.checks.results import WIDE, KeptCase, Results, Violation
 from conformance.judge.plan import Question, count_cases, seed_of
 from conformance.operations.corpus import Entry
 from conformance.runner.in_process import Runner

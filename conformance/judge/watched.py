@@ -18,8 +18,7 @@ from conformance.cases.case import Case, heads_and_keys, widths_of
 from conformance.cases.declaration import Declaration, read_conventions
 from conformance.cases.expectations import empty_rows
 from conformance.cases.features import features_of
-from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.check import Check, has_special_values
+from conformance.checks.catalogue import AGREEMENT, Check, has_special_values
 from conformance.checks.comparison import breaks, fill_unpromised, judge, no_others, ratio, worst
 from conformance.checks.findings import Finding, GradientLost, InputChanged
 from conformance.checks.levels import CORE, ROBUST, STRICT, higher, rank

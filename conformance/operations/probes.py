@@ -1,17 +1,38 @@
-"""Every probe: those of each operation, and those that all operations have."""
+"""Every probe: those of each operation, and those that all operations have; and every call that the rules refuse."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
+from hypothesis import strategies as st
+
+from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
-from conformance.checks.catalogue import takes_described_arrays
-from conformance.checks.probe import Probe
-from conformance.operations import OPERATIONS
-from conformance.operations.common import determinism_probe, memory_probes, some_gradients_probe, state_probes
-from conformance.operations.judged_operation import JudgedOperation
+from conformance.cases.layouts import LAYOUTS, OF_HEADS, REFUSABLE
+from conformance.checks.catalogue import (
+    AFTER_OTHER_CALLS,
+    AGREEMENT,
+    DETERMINISM,
+    INTERLEAVED,
+    MEMORY,
+    REPETITIONS,
+    THREADS,
+    Check,
+    Probe,
+    takes_described_arrays,
+)
+from conformance.checks.histories import asking_gradients, repeatable_cases
+from conformance.checks.refusals import Numbers, Refusal, concerns
+from conformance.operations import OPERATIONS, JudgedOperation
+from conformance.sampling import strategies as generation
+from conformance.sampling.layouts import memory_cases
+from conformance.sampling.operations import operation_cases
+from conformance.sampling.plan.attention import Sizes
+from conformance.sampling.strategies import DTYPES, KERNEL_WIDTHS, NORM_SHAPES, SHORT, NormShape
+from conformance.subjects.subject import differentiable
 
 
 def catalogue(declaration: Declaration = EVERYTHING, operation: str | None = None) -> list[Probe]:
@@ -46,3 +67,99 @@ def probes_of(rule: str, operation: str, declaration: Declaration) -> list[Probe
 def probes_of_all(operation: str | None = None) -> tuple[Probe, ...]:
     """Return those for the three implementations together, one of which compiles for every shape."""
     return tuple(catalogue(replace(EVERYTHING, compiled=True), operation))
+
+
+def refusals_of(operation: str | None, declaration: Declaration) -> list[Refusal]:
+    """Return those of one operation, or of all, that nothing but the rule speaks against.
+
+    They are in sizes and in a dtype that the subject takes, with arguments that it has parameters for, and without
+    those to which its conventions give a meaning.
+    """
+    array = Numbers("float32" if "float32" in declaration.dtypes else declaration.dtypes[0])
+    chosen = OPERATIONS.values() if operation is None else [OPERATIONS[operation]]
+    every = [refusal for one in chosen for refusal in one.refusals(declaration, array)]
+    return [refusal for refusal in every if concerns(refusal.case, declaration)]
+
+
+# --- the same call again, in other memory, after other calls ----------------------------------------------------------
+
+
+def determinism_probe(operation: JudgedOperation, declaration: Declaration) -> Probe:
+    cases = operation_cases(operation.name, DTYPES, declaration)
+    return Probe("ATT-13", operation.name, (operation.name,), cases, DETERMINISM, weight=0.4)
+
+
+def some_gradients_probe(operation: JudgedOperation, declaration: Declaration) -> list[Probe]:
+    """Gradients of some inputs, with the others constant, as where weights are frozen."""
+    if "gradients" not in declaration or len(operation.facts.differentiated) < 2:
+        return []
+    name, rule = operation.name, operation.facts.rules.get("gradients", operation.facts.rules[""])
+    cases = operation_cases(operation.name, DTYPES, declaration).flatmap(draw_constants)
+    weight = 0.5 if declaration.compiled else 2.0
+    return [Probe(rule, f"gradients of some inputs of {name}", (name,), cases, weight=weight)]
+
+
+def draw_constants(case: Case) -> st.SearchStrategy[Case]:
+    """All inputs but one are constants, or one is; as the case is, where it has no gradients or no two inputs."""
+    names = differentiable(case)
+    if not case.cotangents or len(names) < 2:
+        return st.just(case)
+    one = st.sampled_from(names)
+    alone = one.map(lambda name: tuple(other for other in names if other != name))
+    return st.one_of(one.map(lambda name: (name,)), alone).map(lambda names: replace(case, constants=names))
+
+
+def memory_probes(operation: JudgedOperation, declaration: Declaration) -> list[Probe]:
+    """One for each way in which arrays may lie in memory; none without arrays, or where arrays have no strides."""
+    if not operation.facts.takes_arrays or not declaration.strides:
+        return []
+    layouts = [layout for layout in LAYOUTS if layout not in OF_HEADS or "attention" in operation.name]
+    found = []
+    for layout in layouts:
+        cases = memory_cases(memory_plans(operation, declaration), layout, declaration)
+        by = MEMORY if layout in REFUSABLE else AGREEMENT
+        title = f"memory of {operation.name}: {layout}"
+        found.append(Probe("ATT-13", title, (operation.name,), cases, by, of_memory=True))
+    return found
+
+
+VECTOR_WIDTHS: tuple[NormShape, ...] = tuple(((3, width), 1) for width in (4, 8, 16, 32, 64, 96, 128, 256))
+"""Rows of norms that kernels read in vectors of 16 bytes."""
+
+
+KERNEL_TILES = (
+    *(Sizes(2, 4, 2, 5, 70, 128, 64), Sizes(2, 4, 2, 3, 70, 64, 128), Sizes(2, 2, 2, 4, 130, 128, 128)),
+    *(Sizes(2, 4, 2, 2, 70, 128, 96), Sizes(3, 2, 2, 6, 80, 64, 64)),
+)
+"""Widths for which kernels are made, and more than one tile of keys."""
+
+
+def memory_plans(operation: JudgedOperation, declaration: Declaration) -> st.SearchStrategy[Case]:
+    """Cases of an operation in the sizes for which kernels read arrays in their own way, mostly with all arrays."""
+    name = operation.name
+    if operation.facts.norm:
+        return generation.norm_cases(name, plans=(*NORM_SHAPES, *VECTOR_WIDTHS), declaration=declaration)
+    if not name.startswith("attention"):
+        return operation_cases(operation.name, DTYPES, declaration)
+    plans = (*SHORT[:2], *KERNEL_WIDTHS, *KERNEL_TILES)
+    cases = partial(generation.attention_cases, name, plans=plans, declaration=declaration)
+    if not {"bias", "dense"} & declaration.features:
+        return cases()
+    every = cases("dense" if "dense" in declaration else "none", tuple({"bias"} & declaration.features))
+    return st.integers(0, 2).flatmap(lambda which: every if which < 2 else cases())
+
+
+def state_probes(operation: JudgedOperation, declaration: Declaration) -> list[Probe]:
+    """What an operation keeps between calls, or shares among them."""
+    name = operation.name
+    few = st.one_of(*operation.histories(name, declaration, 3).values())
+    few_shapes = 0.1 if declaration.compiled else 1.0
+    found: list[tuple[str, st.SearchStrategy[Any], Check[Any, Any], float]] = [
+        (f"after other {kind} in {name}", calls, AFTER_OTHER_CALLS, (0.4 if operation.facts.norm else 0.2) * few_shapes)
+        for kind, calls in operation.histories(name, declaration, None).items()
+    ]
+    found.append((f"many equal calls of {name}", repeatable_cases(name, declaration), REPETITIONS, 1.0 * few_shapes))
+    if "gradients" in declaration and operation.facts.differentiated:
+        found.append((f"alternating passes of {name}", asking_gradients(few, 2), INTERLEAVED, 0.3))
+    found.append((f"several threads in {name}", few, THREADS, 0.3 if declaration.compiled else 0.8))
+    return [Probe("ATT-13", title, (name,), cases, by, weight) for title, cases, by, weight in found]

@@ -29,17 +29,17 @@ from conformance.checks.catalogue import (
     REFUSAL,
     THREADS,
     UNSUPPORTED,
+    Check,
+    Probe,
 )
-from conformance.checks.check import Check
 from conformance.checks.findings import Finding, is_error
-from conformance.checks.probe import Probe
 from conformance.checks.results import Results, Violation
 from conformance.diagnosis.evidence import ANSWERS_TO_CASE
 from conformance.judge.executor import ClaimAnswer, Executor
 from conformance.judge.plan import Claim
 from conformance.judge.smallest_case import cut_down
 from conformance.judge.trial import Progress, make_violation, settle_violations, silent, try_probe
-from conformance.operations.refusals import refusals_of
+from conformance.operations.probes import refusals_of
 from conformance.peers import probes as own
 from conformance.peers.peer import Peer, return_case, takes_anything
 from conformance.runner.in_process import Runner

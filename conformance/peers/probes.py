@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.features import is_norm, rule_of
-from conformance.checks.catalogue import TWIN
-from conformance.checks.probe import Probe
+from conformance.checks.catalogue import TWIN, Probe
 from conformance.sampling import strategies as generation
 from conformance.sampling.operations import operation_cases
 from reference_numpy import materialize

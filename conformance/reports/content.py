@@ -18,8 +18,7 @@ from conformance.cases.arguments import expected_dtype
 from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import UNSUPPORTED
 from conformance.checks.findings import Finding, Raised
-from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import LEVELS, STRICT, highest_profile, is_required
+from conformance.checks.levels import JUDGED, LEVELS, STRICT, highest_profile, is_required
 from conformance.checks.results import Cell, Violation
 from conformance.reports.causes import list_tuples
 from conformance.reports.replays import askable, replay_command, save_replay

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from conformance.cases.declaration import EVERYTHING
 from conformance.cases.facts import operations
-from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import STRICT
+from conformance.checks.levels import JUDGED, STRICT
 from conformance.checks.results import Results
 from conformance.diagnosis.cause import Cause, cause_kind
 from conformance.reports.causes import cause_content

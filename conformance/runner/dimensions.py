@@ -15,7 +15,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.facts import operation_facts
 from conformance.cases.operation import HEADS, OFFSET, PAIRS, Axis, Sizes
-from conformance.checks.threshold import AxisName
+from conformance.checks.findings import AxisName
 from conformance.sampling.layouts import apply_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from conformance.checks.check import Check
+from conformance.checks.catalogue import Check
 from conformance.checks.comparison import error_finding
 from conformance.checks.findings import Detail, Finding, TookTooLong
-from conformance.checks.kept_cases import find_answers
+from conformance.checks.results import find_answers
 from conformance.checks.size_limits import SizeLimits
 from conformance.runner.compiled_code import forget_compiled_code
 from conformance.runner.limits import TooSlow, limit_time, valid_limit

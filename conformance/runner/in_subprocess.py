@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.cases.declaration import Declaration
-from conformance.checks.check import Check
+from conformance.checks.catalogue import Check
 from conformance.checks.findings import Finding, ProcessEnded, TookTooLong
 from conformance.checks.size_limits import SizeLimits
 from conformance.runner.array_guess import make_subject

@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
-from conformance.checks.check import Check
+from conformance.checks.catalogue import Check
 from conformance.checks.comparison import breaks
 from conformance.checks.levels import STRICT
 from conformance.runner.in_process import Runner

@@ -1,15 +1,22 @@
-"""The strategy that draws cases of an operation with all its features, by operation."""
+"""The strategies that draw cases of an operation: with all its features, with none, and with one."""
 
 from __future__ import annotations
 
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any
 
 from hypothesis import strategies as st
 
-from conformance.cases.case import Case
+from conformance.cases.case import Case, widths_of
 from conformance.cases.declaration import EVERYTHING, Declaration
-from conformance.sampling.strategies import DTYPES
+from conformance.cases.facts import operation_facts
+from conformance.cases.features import features_of, has_declared_masks, has_masks, is_norm
+from conformance.sampling import strategies as generation
+from conformance.sampling.plan.attention import Sizes, adapt_sizes
+from conformance.sampling.special import has_narrow_window
+from conformance.sampling.strategies import DTYPES, EMPTY, SHORT, window_sizes
+from specification.dtypes import HALF
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "attention": ("strategies:attention_cases", {"empty_rows": ("zero", "zero", "mean")}),
@@ -51,3 +58,97 @@ def operation_cases(
         dtypes=dtypes, declaration=declaration, **given, **choices
     )
     return cases
+
+
+# --- cases of one feature ---------------------------------------------------------------------------------------------
+
+WITH_DROPOUT = ("attention", "multi_head_attention")
+
+
+def plain_cases(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
+    """The operation with nothing that could be left away."""
+    return usual_cases(operation, declaration.keep_features(), dtype)
+
+
+def usual_cases(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
+    """Any cases of the operation; where shapes are compiled, those of attention have the sizes of other claims."""
+    if declaration.compiled and operation.startswith("attention"):
+        return operation_cases(operation, (dtype,), declaration, plans=feature_sizes("", declaration))
+    return operation_cases(operation, (dtype,), declaration)
+
+
+def feature_cases(feature: str, operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case] | None:
+    """Cases that use the feature, and as little else as can be; None where the operation has no such thing."""
+    alone, uses = declaration.keep_features(feature), partial(uses_feature, feature)
+    if feature == "gradients":
+        return usual_cases(operation, alone, dtype)
+    if feature == "offset":  # of a description; an array has none
+        if not operation.startswith("attention") or not {"structured", "causal"} <= declaration.features:
+            return None
+        alone = declaration.keep_features(feature, "causal")
+        plans = feature_sizes(feature, alone) if declaration.compiled else None
+        cases = generation.attention_cases(
+            operation, "causal", (), False, False, (dtype,), plans=plans, declaration=alone
+        )
+        return cases.filter(uses)
+    if feature in ("axes", "wide_weights"):
+        dtypes = (dtype,) if feature == "axes" else tuple(name for name in declaration.dtypes if name in HALF)
+        if not is_norm(operation) or not dtypes:
+            return None
+        return generation.norm_cases(operation, gradients=False, dtypes=dtypes[:1], declaration=alone).filter(uses)
+    combined = feature in ("combined", "or")
+    if combined:  # arrays are combined before the subject sees them
+        if "structured" not in declaration or len(declaration.masks) < 2:
+            return None
+        alone = declaration.keep_features(feature, *declaration.masks, "combined")
+    if feature in operation_facts(operation).rules and not has_masks(operation):
+        return operation_cases(operation, (dtype,), alone).filter(uses)
+    if not has_masks(operation) or feature not in operation_facts("attention").rules:
+        return None
+    if feature in ("dropout", "empty_rows") and operation not in WITH_DROPOUT:
+        return None
+    mask = "combined" if combined else feature if feature in generation.MASKS else "none"
+    if operation == "multi_head_attention":
+        if feature in ("empty", "empty_rows"):
+            return None
+        plans = feature_sizes(feature, alone)
+        cases = generation.multi_head_cases(
+            mask=mask, focus=(feature,), dtypes=(dtype,), plans=plans, declaration=alone
+        )
+        return cases.filter(uses)
+    plans = EMPTY if feature == "empty" else feature_sizes(feature, alone)
+    if feature == "window" and declaration.windows:
+        plans = window_sizes(alone)
+    attend = partial(
+        generation.attention_cases, operation, mask, others=False, dtypes=(dtype,), plans=plans, declaration=alone
+    )
+    if mask == "none":
+        modes = ("mean",) if feature == "empty_rows" else ("zero",)
+        return attend(focus=(feature,), gradients=False, empty_rows=modes).filter(uses)
+    chosen = {"window": has_narrow_window, "or": uses}.get(feature)
+    return attend() if chosen is None else attend().filter(chosen)
+
+
+def feature_sizes(feature: str, declaration: Declaration) -> tuple[Sizes, ...]:
+    """Short sizes that have the feature, with the fewest axes of size 1, which broadcast without being supported.
+
+    Where shapes are compiled, the first of them alone.
+    """
+    sizes = [adapt_sizes(plan, declaration) for plan in SHORT]
+    sizes = [s for s in sizes if feature != "gqa" or s.H > s.G] or sizes
+    fewest = min(s.count(1) for s in sizes)
+    chosen = tuple(s for s in sizes if s.count(1) == fewest)
+    return chosen[:1] if declaration.compiled else chosen
+
+
+def uses_feature(feature: str, case: Case) -> bool:
+    return feature in features_of(case)
+
+
+def has_other_masks(declaration: Declaration, case: Case) -> bool:
+    """Whether a mask or window of the case is none that is declared."""
+    return not has_declared_masks(case, declaration)
+
+
+def has_other_widths(declaration: Declaration, case: Case) -> bool:
+    return not declaration.takes_widths(*widths_of(case))

@@ -163,8 +163,33 @@ def empty_row_cases(
     return replace(case, options=case.options | {"mask": Dense(allowed & rows[..., None])})
 
 
-def narrow(case: Case) -> bool:
-    """The window forbids something, and is no causal mask of the same offset by another name."""
+# --- what probes make of cases, or choose among them ------------------------------------------------------------------
+
+
+def zero_scale(case: Case) -> Case:
+    """The same with a scale of 0, which is not the same as none."""
+    return replace(case, options=case.options | {"scale": 0.0})
+
+
+def negate_scale(case: Case) -> Case:
+    """The same with a scale below 0."""
+    return replace(case, options=case.options | {"scale": -abs(case.options["scale"]) or -0.5})
+
+
+def has_head_masks(case: Case) -> bool:
+    """Whether each query head has a mask of its own."""
+    mask = case.options["mask"]
+    shape = np.shape(mask.array if isinstance(mask, Dense) else mask)
+    return len(shape) == 4 and shape[1] > 1
+
+
+def has_forbidding_bias(case: Case) -> bool:
+    """Whether the bias forbids a pair, by -inf."""
+    return bool(np.isneginf(case.inputs["bias"].astype(float)).any())
+
+
+def has_narrow_window(case: Case) -> bool:
+    """Whether the window forbids something, and is no causal mask of the same offset by another name."""
     causal = replace(case, options=case.options | {"mask": Causal(case.options["mask"].offset)})
     allowed = allowed_pairs(case)
     return not allowed.all() and not np.array_equal(allowed, allowed_pairs(causal))

@@ -26,9 +26,9 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 from rich.table import Table
 
+from conformance.checks.catalogue import Probe
 from conformance.checks.comparison import breaks
 from conformance.checks.encoding import encode
-from conformance.checks.probe import Probe
 from conformance.judge.attribution import Failure, attribute
 from conformance.judge.options import EFFORTS
 from conformance.judge.plan import count_cases, seed_of

@@ -15,7 +15,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from conformance.checks.judged_rules import STATE_RULE
+from conformance.checks.levels import STATE_RULE
 from conformance.checks.results import Results
 from conformance.judge.causes import explain_results
 from conformance.judge.options import EFFORTS

@@ -32,7 +32,7 @@ from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.features import supports_case
 from conformance.checks.comparison import judge
-from conformance.operations.common import WIDE
+from conformance.checks.results import WIDE
 from conformance.oracle.reference import oracle
 from conformance.reports.markdown import format_markdown
 from conformance.sampling.draws import drawing

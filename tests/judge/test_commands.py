@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 import conformance
-from conformance.checks.judged_rules import JUDGED
+from conformance.checks.levels import JUDGED
 from conformance.checks.results import Results
 from conformance.cli import app
 from conformance.judge import replaying

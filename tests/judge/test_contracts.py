@@ -28,7 +28,7 @@ from conformance.judge.executor import NotAsked
 from conformance.judge.plan import Question
 from conformance.models.agreement import comparable_packages
 from conformance.operations.corpus import entries_for
-from conformance.operations.refusals import refusals_of
+from conformance.operations.probes import refusals_of
 from conformance.reports.sentences import describe_detail
 from conformance.sampling.draws import drawing
 from conformance.sampling.special import planted_cases

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from conformance.checks.probe import Probe
+from conformance.checks.catalogue import Probe
 from conformance.judge.plan import seed_of
 from conformance.judge.smallest_case import shrink_violations
 from conformance.judge.trial import try_probe

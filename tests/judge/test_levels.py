@@ -14,8 +14,7 @@ import pytest
 import reference_numpy
 from conformance.bounds import relaxed_bound
 from conformance.checks import comparison
-from conformance.checks.catalogue import REFUSAL
-from conformance.checks.check import case_level
+from conformance.checks.catalogue import REFUSAL, case_level
 from conformance.checks.comparison import breaks, worst
 from conformance.checks.levels import (
     CORE,

@@ -15,7 +15,7 @@ from conformance.cases.declaration import Declaration
 from conformance.cases.features import dimensions, supports_case
 from conformance.judge.plan import count_cases
 from conformance.operations.corpus import entries_for
-from conformance.operations.layer_norm import PLAN
+from conformance.operations.norms import PLAN
 from conformance.sampling.draws import Rows, draw_from_seed
 from conformance.sampling.plan import attention as plan
 from conformance.sampling.plan import layers

@@ -32,12 +32,11 @@ from conformance.operations import (
     rotary_embedding,
     sinusoidal_positions,
 )
-from conformance.operations.common import everything
-from conformance.operations.multi_head_attention import few_columns
 from conformance.operations.probes import catalogue
 from conformance.sampling.draws import Rows, draw_from_seed
 from conformance.sampling.plan import attention as attention_plan
 from conformance.sampling.plan import layers
+from conformance.sampling.plan.attention import has_any_sizes, has_few_columns
 from conformance.sampling.plan.covering import Levels, Row
 
 PLANS = {
@@ -153,7 +152,7 @@ OF_ATTENTION: dict[str, tuple[set[Pair], set[Pair]]] = {
 def test_ranges_meet_in_plans_of_attention(plan: str) -> None:
     """The plan of heads is multi-head attention's, which has up to 128; 4,097 queries meet 4,097 keys in a square."""
     (thorough_only, never), levels = OF_ATTENTION[plan], attention_plan.levels_of(plan, False, None)
-    wanted = few_columns if plan == "heads" else everything
+    wanted = has_few_columns if plan == "heads" else has_any_sizes
     large, largest = attention_plan.large_plans_of(plan, EVERYTHING, 0, wanted)
     rows = [attention_plan.row_of(s) for s in (*attention_plan.plan_of(plan, EVERYTHING), *large) if wanted(s)]
     assert pairs_apart(levels, rows) == thorough_only | never
@@ -175,7 +174,7 @@ def test_ranges_meet_in_plans_of_attention(plan: str) -> None:
 )
 def test_probes_have_the_large_rows(operation: str, title: str, plan: str) -> None:
     [probe] = [probe for probe in catalogue(EVERYTHING) if (probe.operations, probe.title) == ((operation,), title)]
-    large, _ = attention_plan.large_plans_of(plan, EVERYTHING, zlib.crc32(probe.name.encode()), everything)
+    large, _ = attention_plan.large_plans_of(plan, EVERYTHING, zlib.crc32(probe.name.encode()), has_any_sizes)
     assert isinstance(probe.cases, Rows)
     assert len(probe.cases.turns[1]) == len(large) > 0
 

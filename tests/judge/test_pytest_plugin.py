@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import conformance
-from conformance.checks.judged_rules import JUDGED
+from conformance.checks.levels import JUDGED
 
 # Loaded here, since what a run in this process loads is unloaded after it.
 from conformance.judge.checking import make_executor

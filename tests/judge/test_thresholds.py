@@ -17,7 +17,7 @@ from conformance.cases.facts import operation_facts
 from conformance.cases.features import features_of
 from conformance.checks.catalogue import PLANTED, TWIN
 from conformance.checks.comparison import breaks
-from conformance.checks.threshold import AxisName, Threshold
+from conformance.checks.findings import AxisName, Threshold
 from conformance.judge.smallest_case import asking, cut_down
 from conformance.judge.thresholds import find_thresholds, may_be_chance, multiples, rule
 from conformance.judge.trial import make_violation as violation

@@ -23,11 +23,10 @@ from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING
 from conformance.cases.expectations import Planted, allowed_pairs
-from conformance.checks.catalogue import AGREEMENT, truth_and_bounds
+from conformance.checks.catalogue import AGREEMENT, Probe, truth_and_bounds
 from conformance.checks.comparison import Finding, judge
-from conformance.checks.probe import Probe
+from conformance.checks.findings import Threshold
 from conformance.checks.results import Results, Violation
-from conformance.checks.threshold import Threshold
 from conformance.cli import app
 from conformance.cli.console import console
 from conformance.diagnosis.cause import Cause

@@ -65,7 +65,7 @@ def levels(rules: list[str]) -> dict[str, str]:
     """Return the level of each rule and of its parts, in words."""
     from conformance.cases.declaration import EVERYTHING
     from conformance.checks.levels import describe_levels
-    from conformance.operations.refusals import refusals_of
+    from conformance.operations.probes import refusals_of
 
     refusing = {refusal.rule for refusal in refusals_of(None, EVERYTHING)}
     return {rule: describe_levels(rule, rule in refusing) for rule in rules}
@@ -106,7 +106,7 @@ def merge_titles(titles: list[str], operations: Iterable[str]) -> list[str]:
 def refusals() -> dict[str, str]:
     """Return the titles of the calls that an implementation must refuse, by rule."""
     from conformance.cases.declaration import EVERYTHING
-    from conformance.operations.refusals import refusals_of
+    from conformance.operations.probes import refusals_of
 
     found: defaultdict[str, list[str]] = defaultdict(list)
     for refusal in refusals_of(None, EVERYTHING):

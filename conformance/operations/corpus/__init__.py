@@ -27,11 +27,9 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.cases.features import supports_case
-from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, takes_described_arrays
-from conformance.checks.check import Check
+from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, Check, probe_id, takes_described_arrays
 from conformance.checks.encoding import decode, decode_array, dtype_of
 from conformance.checks.levels import CORE
-from conformance.checks.probe import probe_id
 from conformance.oracle.reference import balls_available
 from conformance.sampling.strategies import roundings
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import NamedTuple
 
-from conformance.cases.declaration import Declaration
+from hypothesis import strategies as st
+
+from conformance.cases.case import Case
+from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
+from conformance.sampling.draws import Rows
 from conformance.sampling.plan.covering import (
     BATCHES,
     KEY_HEADS,
@@ -270,3 +275,48 @@ def thorough_plan(declaration: Declaration) -> tuple[Sizes, ...]:
     square = adapt_sizes(SQUARE, declaration)
     squares = (square,) if square.D + square.V <= 8 else ()
     return squares if declaration.compiled else (*plan_of("everything", declaration, strength=3), *squares)
+
+
+def has_any_sizes(sizes: Sizes) -> bool:
+    return True
+
+
+def has_grouped_heads(sizes: Sizes) -> bool:
+    return sizes.H > sizes.G
+
+
+def has_few_columns(sizes: Sizes) -> bool:
+    """Whether the projections of so many heads have no more columns than models have."""
+    return sizes.H <= 128 and sizes.H * (sizes.D + sizes.V) <= 2**14
+
+
+def rows_of_attention(
+    cases: Callable[..., st.SearchStrategy[Case]],
+    plan: str,
+    name: str,
+    declaration: Declaration,
+    wanted: Callable[[Sizes], bool] = has_any_sizes,
+    dtypes: tuple[str, ...] = SIMPLEST_FIRST,
+    large: bool = False,
+) -> Rows:
+    """One strategy for each row of a plan. By its name, each probe has other sizes of the same ranges.
+
+    Where shapes are compiled, each row has one dtype too. large: also rows of large cases, in which all ranges meet.
+    """
+    seed = zlib.crc32(name.encode())
+    able = [dtype for dtype in dtypes if dtype in declaration.dtypes and dtype != "float64"] or [*dtypes]
+
+    def make_strategies(sizes: tuple[Sizes, ...]) -> tuple[st.SearchStrategy[Case], ...]:
+        every = [(able[index % len(able)],) if declaration.compiled else dtypes for index in range(len(sizes))]
+        return tuple(cases(plans=(s,), dtypes=some) for s, some in zip(sizes, every, strict=True) if wanted(s))
+
+    def make_large(thorough: bool) -> tuple[st.SearchStrategy[Case], ...]:
+        found = large_plans_of(plan, declaration, seed, wanted)[thorough] if large else ()
+        triples = thorough_plan(declaration) if thorough and plan == "everything" else ()
+        return make_strategies((*triples, *found))
+
+    return Rows(
+        lambda: make_strategies(plan_of(plan, declaration, seed)),
+        later=lambda: make_large(True),
+        large=lambda: make_large(False),
+    )

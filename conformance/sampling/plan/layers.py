@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import zlib
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import NamedTuple
 
+from hypothesis import strategies as st
+
+from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
+from conformance.sampling.draws import Rows
 from conformance.sampling.plan.covering import LevelRow, Levels, Row, choose_sizes, classes, covering, more_rows
 
 
@@ -118,3 +123,26 @@ def limit_rows(rows: Iterable[Row], declaration: Declaration) -> tuple[Row, ...]
     limits = declaration.limits
     limited = (tuple((name, min(size, limits.get(name, size))) for name, size in row.items()) for row in rows)
     return tuple(dict(items) for items in dict.fromkeys(limited))
+
+
+def rows_of_layers(
+    plan: Plan,
+    cases: Callable[[Row], st.SearchStrategy[Case]],
+    declaration: Declaration,
+    name: str = "",
+    large: float = 1,
+) -> Rows:
+    """One strategy for each row of a plan. By its name, each probe has other sizes of the same ranges.
+
+    large: how many times the numbers of `LARGE` a case may have; at the thorough effort twice as many.
+    """
+    seed = zlib.crc32(name.encode())
+
+    def make_large(thorough: bool) -> tuple[st.SearchStrategy[Case], ...]:
+        return tuple(map(cases, large_plans_of(plan, declaration, seed, large)[thorough]))
+
+    return Rows(
+        lambda: tuple(map(cases, plan_of(plan, declaration, seed))),
+        later=lambda: make_large(True),
+        large=lambda: make_large(False),
+    )

@@ -1,0 +1,135 @@
+"""Steps of optimizers, and gradients clipped by their norm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.declaration import Declaration
+from conformance.checks.catalogue import Probe, make_probe
+from conformance.checks.levels import ROBUST
+from conformance.checks.refusals import Kind, Numbers, Refusal
+from conformance.operations import JudgedOperation
+from conformance.sampling.optimizers import FAR_BELOW, LATE, LIST_SHAPES, adam_cases, clip_cases, sgd_cases
+from conformance.sampling.plan.covering import ROWS
+from conformance.sampling.plan.layers import Plan, rows_of_layers
+from specification.dtypes import compute_dtype_name
+
+# --- adam_step --------------------------------------------------------------------------------------------------------
+
+PLAN = Plan(values={"rows": ROWS}, typical={"rows": (3, 130, 65537)})
+
+
+def adam_step_probes(declaration: Declaration) -> list[Probe]:
+    probe = partial(make_probe, "adam_step", "OPT-1")
+    cases = partial(adam_cases, declaration=declaration)
+    decay = {"weight_decay": (0.3, 0.1)}
+    return [
+        probe("adam", cases(), weight=2.0),
+        probe("first steps", cases(("usual", "small"), (0, 1)), weight=1.5),
+        probe("late steps", cases(("usual",), LATE)),
+        probe("gradients as small as eps", cases(("small",), options={"eps": (1e-8, 1e-7)})),
+        probe("weight decay", cases(("usual", "small"), options=decay), weight=1.5),
+        probe("zero gradients", cases(("zeros",))),
+        probe("huge and vanishing squares", cases(("large", "vanishing")), level=ROBUST),
+        probe("NaN and infinity in gradients of adam_step", cases(("usual",), special=True), 0.8, ROBUST),
+        probe("sizes", rows_of_layers(PLAN, lambda row: cases(("usual",), plans=((row["rows"],),)), declaration)),
+    ]
+
+
+def adam_step_refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
+    wide = compute_dtype_name(array.dtype)
+
+    def make_refusal(title: str, error: Kind, changes: dict[str, Any], **options: Any) -> Refusal:
+        inputs = {"parameters": array(2, 3), "gradients": array(2, 3)} | dict.fromkeys(
+            ("mean", "square"), np.abs(array(2, 3, dtype=wide))
+        )
+        given = {"step": 3, "learning_rate": 0.1} | options
+        return array.refusal("adam_step", "OPT-1", title, error, inputs | changes, **given)
+
+    yield make_refusal("gradients of another shape", ValueError, {"gradients": array(3, 2)})
+    yield make_refusal("a mean of another shape", ValueError, {"mean": array(3, dtype=wide)})
+    yield make_refusal("parameters of integers", TypeError, {"parameters": np.ones((2, 3), int)})
+    yield make_refusal("a negative learning rate", ValueError, {}, learning_rate=-0.1)
+    yield make_refusal("beta_2 of 1", ValueError, {}, beta_2=1.0)
+    yield make_refusal("eps 0", ValueError, {}, eps=0.0)
+    yield make_refusal("a negative step", ValueError, {}, step=-1)
+
+
+ADAM_STEP = JudgedOperation("adam_step", adam_step_probes, adam_step_refusals)
+
+
+# --- sgd_step ---------------------------------------------------------------------------------------------------------
+
+
+def sgd_step_probes(declaration: Declaration) -> list[Probe]:
+    probe = partial(make_probe, "sgd_step", "OPT-2")
+    cases = partial(sgd_cases, declaration=declaration)
+    momentum = {"momentum": (0.9, 0.5)}
+    return [
+        probe("sgd", cases(), weight=1.5),
+        probe("momentum", cases(("usual",), options=momentum | {"nesterov": (False,)})),
+        probe("nesterov", cases(("usual",), options=momentum | {"nesterov": (True,)})),
+        probe("the first step", cases(("zeros",), options=momentum)),
+        probe("weight decay", cases(("usual",), options={"weight_decay": (0.3, 0.1)})),
+        probe("NaN and infinity in gradients of sgd_step", cases(("usual",), special=True), 0.5, ROBUST),
+        probe("sizes", rows_of_layers(PLAN, lambda row: cases(("usual",), plans=((row["rows"],),)), declaration)),
+    ]
+
+
+def sgd_step_refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
+    wide = compute_dtype_name(array.dtype)
+
+    def make_refusal(title: str, error: Kind, changes: dict[str, Any], **options: Any) -> Refusal:
+        inputs = {"parameters": array(2, 3), "gradients": array(2, 3), "velocity": array(2, 3, dtype=wide)}
+        given = {"learning_rate": 0.1} | options
+        return array.refusal("sgd_step", "OPT-2", title, error, inputs | changes, **given)
+
+    yield make_refusal("gradients of another shape", ValueError, {"gradients": array(3, 2)})
+    yield make_refusal("parameters of integers", TypeError, {"parameters": np.ones((2, 3), int)})
+    yield make_refusal("a momentum of 1", ValueError, {}, momentum=1.0)
+    yield make_refusal("nesterov without momentum", ValueError, {}, nesterov=True)
+
+
+SGD_STEP = JudgedOperation("sgd_step", sgd_step_probes, sgd_step_refusals)
+
+
+# --- clip_by_global_norm ----------------------------------------------------------------------------------------------
+
+
+def clip_by_global_norm_probes(declaration: Declaration) -> list[Probe]:
+    probe = partial(make_probe, "clip_by_global_norm", "OPT-3")
+    cases = partial(clip_cases, declaration=declaration)
+    usual = ("usual", "small", "uneven")
+    return [
+        probe("clip", cases(usual), weight=1.5),
+        probe("norms below the limit", cases(usual, (1.1, 2.0, 10.0, np.inf))),
+        probe("small norms", cases(("small",), (0.1, 0.5), dtypes=("float32", "float64"))),
+        probe("several arrays", cases(("uneven",), (0.1, 0.5, 0.9), plans=LIST_SHAPES[:3])),
+        probe("no gradient", cases(("zeros",)), weight=0.5),
+        probe("huge and tiny gradients", cases(("huge", "tiny")), level=ROBUST),
+        probe("limits far below the norm", cases(("huge",), FAR_BELOW, dtypes=("float32",)), 0.5, ROBUST),
+        probe("NaN and infinity in gradients to clip", cases(usual, special=True), 0.5, ROBUST),
+        probe(
+            "sizes",
+            rows_of_layers(
+                PLAN, lambda row: cases(("usual",), (0.1, 0.5), plans=(((row["rows"],), (3, 2)),)), declaration
+            ),
+        ),
+    ]
+
+
+def clip_by_global_norm_refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
+    def make_refusal(title: str, error: type[Exception], inputs: dict[str, Any], limit: float = 1.0) -> Refusal:
+        return array.refusal("clip_by_global_norm", "OPT-3", title, error, inputs, limit=limit)
+
+    gradients = {"gradients[0]": array(2, 3), "gradients[1]": array(5)}
+    yield make_refusal("a limit of 0", ValueError, gradients, 0.0)
+    yield make_refusal("gradients of integers", TypeError, gradients | {"gradients[1]": np.array([1, 2])})
+    yield make_refusal("no gradients", ValueError, {})
+
+
+CLIP_BY_GLOBAL_NORM = JudgedOperation("clip_by_global_norm", clip_by_global_norm_probes, clip_by_global_norm_refusals)
