@@ -192,7 +192,7 @@ MULTI_HEAD_ATTENTION = OperationFacts(
 # --- norms ------------------------------------------------------------------------------------------------------------
 
 
-def norm_shape(case: Case, name: str, layout: str) -> Shape:
+def shape_of_x(case: Case, name: str, layout: str) -> Shape:
     return case.inputs["x"].shape
 
 
@@ -217,7 +217,7 @@ LAYER_NORM = OperationFacts(
     differentiated=("x", "weight", "bias"),
     norm=True,
     rows=Rows("x", lambda case: case.inputs["weight"].ndim),
-    shape=norm_shape,
+    shape=shape_of_x,
     dimensions=norm_dimensions,
     axes=norm_axes,
 )
@@ -273,10 +273,6 @@ GATED_FEED_FORWARD = replace(
 )
 
 
-def silu_shape(case: Case, name: str, layout: str) -> Shape:
-    return case.inputs["x"].shape
-
-
 def silu_dimensions(case: Case) -> dict[str, int]:
     return {"rows": case.inputs["x"].size}
 
@@ -292,7 +288,7 @@ SILU = OperationFacts(
     arguments=("x",),
     differentiated=("x",),
     rows=Rows("x", lambda case: 0),
-    shape=silu_shape,
+    shape=shape_of_x,
     dimensions=silu_dimensions,
     axes=silu_axes,
 )
@@ -431,10 +427,6 @@ RELATIVE_POSITION_BIAS = OperationFacts(
 # --- rotary embeddings ------------------------------------------------------------------------------------------------
 
 
-def rotary_shape(case: Case, name: str, layout: str) -> Shape:
-    return case.inputs["x"].shape
-
-
 def rotary_dimensions(case: Case) -> dict[str, int]:
     return dict(zip(("batch", "heads", "length", "model_width"), case.inputs["x"].shape, strict=True))
 
@@ -465,7 +457,7 @@ ROTARY_EMBEDDING = OperationFacts(
     differentiated=("x",),
     copied=unturned_columns,
     width_unit=2,
-    shape=rotary_shape,
+    shape=shape_of_x,
     dimensions=rotary_dimensions,
     axes=rotary_axes,
 )
@@ -542,12 +534,9 @@ NLL_LOSS = replace(
 # --- optimizers -------------------------------------------------------------------------------------------------------
 
 
-def adam_shape(case: Case, name: str, layout: str) -> Shape:
-    return () if name == "step" else case.inputs["parameters"].shape
-
-
-def sgd_shape(case: Case, name: str, layout: str) -> Shape:
-    return case.inputs["parameters"].shape
+def shape_of_input(case: Case, name: str, layout: str) -> Shape:
+    """That of the input of the same name; what is none is a number."""
+    return case.inputs[name].shape if name in case.inputs else ()
 
 
 def step_dimensions(case: Case) -> dict[str, int]:
@@ -568,7 +557,7 @@ ADAM_STEP = OperationFacts(
     state=State(AdamState, ("step", "mean", "square")),
     wide=("mean", "square"),
     positive=("square",),
-    shape=adam_shape,
+    shape=shape_of_input,
     dimensions=step_dimensions,
     axes=step_axes,
 )
@@ -580,14 +569,10 @@ SGD_STEP = OperationFacts(
     results=("parameters", "state"),
     state=State(SgdState, ("velocity",)),
     wide=("velocity",),
-    shape=sgd_shape,
+    shape=shape_of_input,
     dimensions=step_dimensions,
     axes=step_axes,
 )
-
-
-def clipped_shape(case: Case, name: str, layout: str) -> Shape:
-    return () if name == "norm" else case.inputs[name].shape
 
 
 def clipped_dimensions(case: Case) -> dict[str, int]:
@@ -595,7 +580,7 @@ def clipped_dimensions(case: Case) -> dict[str, int]:
 
 
 def clipped_axes(case: Case) -> Described:
-    """Every array has clipped_axes of its own."""
+    """Every array has axes of its own."""
     sizes: Sizes = {"parts": len(case.inputs)}
     arrays: Arrays = {}
     for name, array in case.inputs.items():
@@ -613,7 +598,7 @@ CLIP_BY_GLOBAL_NORM = OperationFacts(
     results=("gradients", "norm"),
     lists=("gradients",),
     wide=("norm",),
-    shape=clipped_shape,
+    shape=shape_of_input,
     dimensions=clipped_dimensions,
     axes=clipped_axes,
 )

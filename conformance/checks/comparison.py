@@ -14,9 +14,8 @@ from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, empty_rows
 from conformance.checks.findings import Finding, Raised
 from conformance.checks.levels import CORE, LEVELS, ROBUST, STRICT, higher, is_required, rank
-from conformance.subjects.raised import find_raising_line
 from conformance.subjects.subject import Answers, Subject, first_line
-from conformance.subjects.wrong_answers import DtypeOrShape, Missing
+from conformance.subjects.wrong_answers import DtypeOrShape, Missing, find_raising_line
 
 PRECISION = {"float16": (11, -13), "bfloat16": (8, -125), "float32": (24, -125), "float64": (53, -1021)}
 """Binary digits of every dtype, and the exponent (as `frexp` gives it) of its smallest normal number."""

@@ -30,8 +30,8 @@ from conformance.checks.catalogue import (
 from conformance.checks.comparison import units_in_the_last_place
 from conformance.checks.findings import Finding, Threshold, same_error
 from conformance.checks.levels import CORE, higher, is_required, rank
+from conformance.subjects.callables import Target
 from conformance.subjects.subject import Answers, Subject
-from conformance.subjects.targets import Target
 from reference_numpy import attention_weights
 from specification import Dense
 

@@ -35,7 +35,7 @@ def replay(
     isolate: Isolate = None,
 ) -> None:
     """Try the case of a violation again. Exit code 1 if the violation occurs again."""
-    from conformance.runner.limits import valid_limit
+    from conformance.runner.own_time import valid_limit
 
     try:
         contents, time_limit = contents_of(file), valid_limit(time_limit)

@@ -20,7 +20,7 @@ from conformance.judge.shared_probes import share_probes
 from conformance.judge.trial import Progress, silent
 from conformance.runner.in_process import TIME_LIMIT, judging
 from conformance.runner.in_subprocess import runner_for
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 
 SHRINKING = 4.0
 """Seconds spent at most on making one failing case smaller."""

@@ -36,7 +36,6 @@ from conformance.judge.plan import (
     plain_claim,
 )
 from conformance.judge.shared_probes import Order, SharedProbes
-from conformance.judge.skipped import missing_features, some_cases
 from conformance.judge.trial import (
     STUCK,
     Progress,
@@ -48,11 +47,16 @@ from conformance.judge.trial import (
     try_question,
 )
 from conformance.runner.in_process import Runner, failed_call, judging
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 
 if TYPE_CHECKING:
     from conformance.diagnosis.cause import Cause
     from conformance.judge.reproduction import Reproduction
+from collections.abc import Callable
+
+from conformance.cases.declaration import FEATURES, MASK_KINDS, SIMPLEST_FIRST
+from conformance.cases.features import features_of
+from conformance.sampling.draws import draw_cases
 
 UNMASKED = "unmasked"
 NOTHING_ELSE = "the plainest call fails, and nothing else was tried"
@@ -462,3 +466,47 @@ def is_unknown_keyword(violation: Violation) -> bool:
     """Whether the subject raised what is raised for a keyword that it does not know, or does not support."""
     detail = violation.finding.detail
     return isinstance(detail, Raised) and detail.error in ("TypeError", "NotImplementedError")
+
+
+# --- why there is no case for a question ------------------------------------------------------------------------------
+
+
+DRAWN = 5
+"""Cases from which is told what all of a probe's cases need."""
+
+
+def widen_declaration(declaration: Declaration) -> Declaration:
+    """The same with every feature and dtype, and in whichever form it takes masks."""
+    features = set(FEATURES) - {"refusals"} - ({"structured", "logsumexp"} - declaration.features)
+    return replace(declaration, features=frozenset(features), dtypes=SIMPLEST_FIRST, lacking=frozenset())
+
+
+def some_cases(probe: Probe) -> list[Case]:
+    """The same every time; fewer, or none, where they are hard to draw."""
+    return [probe.check.case_of(example) for _, example in draw_cases(probe.cases, DRAWN, 0)]
+
+
+def missing_features(cases_of: Callable[[Declaration], list[Case]], declaration: Declaration) -> str:
+    """What all cases need and the subject does not take; empty where that is not the same for all.
+
+    cases_of: some cases of the question for a subject that takes what is declared.
+    """
+    wide = widen_declaration(declaration)
+    lacks = [lacked_features(case, declaration) for case in cases_of(wide)]
+    common = set.intersection(*lacks) if lacks else set()
+    common = {name for name in common if name not in FEATURES or not cases_of(wide.remove_features(name))}
+    if common <= {"combined", "or"} and lacks and all(one & set(MASK_KINDS) for one in lacks):
+        return "masks" if not declaration.masks else "these masks"
+    dtypes = {name for one in lacks for name in one} - set(FEATURES)
+    return join_names(common) or (" or ".join(sorted(dtypes)) if all(one & dtypes for one in lacks) else "")
+
+
+def lacked_features(case: Case, declaration: Declaration) -> set[str]:
+    dtype = set() if case.dtype in declaration.dtypes else {case.dtype}
+    return (features_of(case) - declaration.features) | dtype
+
+
+def join_names(names: Iterable[str]) -> str:
+    """In the order in which they are documented."""
+    order = [*SIMPLEST_FIRST, *FEATURES]
+    return " and ".join(sorted(names, key=order.index))

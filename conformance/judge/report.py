@@ -11,7 +11,7 @@ from conformance.checks.levels import DEFAULT, JUDGED, LEVELS, highest_profile, 
 from conformance.checks.results import Cell, Results, Violation
 from conformance.oracle.reference import balls_available
 from conformance.reports.versions import versions
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 
 if TYPE_CHECKING:
     from conformance.diagnosis.cause import Cause

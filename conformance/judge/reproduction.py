@@ -32,7 +32,7 @@ from conformance.checks.levels import STATE_RULE
 from conformance.checks.results import Violation
 from conformance.runner.fresh import FreshProcesses
 from conformance.runner.in_process import Logged, Runner, Step
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 
 TIMES = 3
 """How often a case is asked again."""

@@ -39,9 +39,9 @@ from conformance.runner.in_process import Runner, ignore_warnings_of_numbers, ju
 from conformance.runner.in_subprocess import ENDING, encode_target
 from conformance.runner.process_lifetime import POSIX
 from conformance.runner.workers import WorkerPool, encode_call
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 
-LOOKING = 0.02
+PROGRESS_SECONDS = 0.02
 """Seconds between two looks at the progress of workers."""
 
 
@@ -108,7 +108,7 @@ class SharedProbes:
         """
         if index >= len(self.futures) or self.futures[index].cancel():
             return None
-        while not wait([self.futures[index]], LOOKING).done:
+        while not wait([self.futures[index]], PROGRESS_SECONDS).done:
             listen()
         return read_outcome(self.futures[index])
 

@@ -32,8 +32,7 @@ from conformance.judge.smallest_case import cut_down
 from conformance.judge.trial import make_violation
 from conformance.mistakes.catalogue import mistakes_of
 from conformance.mistakes.mistake import Mistake
-from conformance.oracle.reference import balls_available, oracle
-from conformance.oracle.work import AFFORDABLE, ball_work
+from conformance.oracle.reference import AFFORDABLE, ball_work, balls_available, oracle
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import change_dtype
 from conformance.sampling.strategies import roundings

@@ -14,7 +14,7 @@ from typing import Any
 
 from conformance.cases.declaration import declare
 from conformance.peers.peer import Peer
-from conformance.subjects.torch_masks import additive, block_mask
+from conformance.subjects.attention_calls import additive, block_mask
 
 
 def layer(query: Any, key: Any, **own: Any) -> Any:

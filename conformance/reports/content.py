@@ -25,7 +25,7 @@ from conformance.reports.replays import askable, replay_command, save_replay
 from conformance.reports.sentences import describe_finding
 from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.reports.versions import versions
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 from conformance.subjects.wrong_answers import OtherType, Returned, ReturnedGradients
 
 SCHEMA = {"name": "transformer-conformance report", "version": 5}

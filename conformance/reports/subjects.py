@@ -15,7 +15,7 @@ from conformance.diagnosis.cause import Cause, cause_kind
 from conformance.reports.causes import cause_content
 from conformance.reports.content import Content, subject_content, violation_content
 from conformance.reports.replays import write_replay
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 from specification import RULES
 
 if TYPE_CHECKING:

@@ -21,11 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from conformance.runner.limits import limit_time
-from conformance.subjects.callables import CallableSubject
+from conformance.runner.own_time import limit_time
+from conformance.subjects.callables import CallableSubject, Target
 from conformance.subjects.frameworks import FRAMEWORKS
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
-from conformance.subjects.targets import Target
 
 OF_PACKAGE = {"numpy": "numpy", "torch": "torch", "triton": "torch", "jax": "jax", "jaxlib": "jax", "jnp": "jax"}
 OF_PACKAGE |= {"flax": "jax", "equinox": "jax"}

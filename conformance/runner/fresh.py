@@ -27,9 +27,9 @@ import numpy as np
 from conformance.checks.findings import Finding, ProcessEnded
 from conformance.runner.compiled_code import keep_compiled_code
 from conformance.runner.in_process import JudgeError, Runner, Step, failed_call, judging
-from conformance.runner.own_time import LOOKING, OwnTime
+from conformance.runner.own_time import POLL_SECONDS, OwnTime
 from conformance.runner.workers import NoReply, Worker, encode_call
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 
 LONGEST, BUDGET = 60.0, 15.0
 """Seconds for one question, and seconds of processor time for all questions of one check."""
@@ -168,7 +168,7 @@ def fork_process(request: Request) -> Reply:
     os.close(writer)
     written, own, ended = b"", OwnTime(child), True
     while True:
-        ready, _, _ = select.select([reader], [], [], LOOKING)
+        ready, _, _ = select.select([reader], [], [], POLL_SECONDS)
         if not ready:
             if own.elapsed_seconds() <= request.seconds:
                 continue

@@ -21,7 +21,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from conformance.runner.in_process import JudgeError
-from conformance.runner.own_time import LOOKING, ready_in_time
+from conformance.runner.own_time import POLL_SECONDS, ready_in_time
 from conformance.runner.process_lifetime import end_process, end_with_input, start_process
 
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
@@ -104,7 +104,7 @@ class Worker:
             raise NoReply(not isinstance(error, TimeoutError)) from error
         if not ready_in_time(ready, self.process.pid, seconds):
             raise NoReply(gone)
-        if not wait([self.socket], LOOKING):
+        if not wait([self.socket], POLL_SECONDS):
             raise NoReply(True)
         try:
             return pickle.load(self.replies)

@@ -12,7 +12,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.facts import operation_facts
 from conformance.cases.signatures import equals_default
-from conformance.oracle.work import ball_work
+from conformance.oracle.reference import ball_work
 from conformance.sampling.layouts import draw_memory
 from conformance.sampling.strategies import (
     DTYPES,

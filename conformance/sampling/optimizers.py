@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conformance.bounds import optimizers as bounds_of
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
-from conformance.oracle.work import ball_work
+from conformance.oracle.reference import ball_work
 from conformance.sampling.layouts import draw_memory
 from conformance.sampling.strategies import (
     DTYPES,

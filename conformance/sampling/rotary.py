@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
-from conformance.oracle.work import ball_work
+from conformance.oracle.reference import ball_work
 from conformance.sampling.layouts import draw_memory
 from conformance.sampling.strategies import (
     DTYPES,

@@ -28,8 +28,7 @@ from conformance.cases.declaration import CONVENTIONS, EVERYTHING, PRECISIONS, S
 from conformance.cases.expectations import empty_rows as rows_without_keys
 from conformance.cases.features import alignment
 from conformance.cases.signatures import default
-from conformance.oracle.reference import balls_available
-from conformance.oracle.work import ball_work
+from conformance.oracle.reference import ball_work, balls_available
 from conformance.sampling.layouts import draw_memory
 from conformance.sampling.plan.attention import Sizes, adapt_sizes
 from reference_numpy import materialize

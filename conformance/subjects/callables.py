@@ -9,7 +9,7 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ import numpy as np
 from conformance.cases.arguments import arguments, expected_dtype, gradient_name, result_names, results_of
 from conformance.cases.case import Case, heads_and_keys, logsumexp_alone, output_alone
 from conformance.cases.declaration import Declaration
-from conformance.cases.signatures import signature_of
+from conformance.cases.facts import operations
+from conformance.cases.signatures import declaration_of, signature_of
 from conformance.subjects.conventions import (
     FEATURES_LAST,
     drop_offset,
@@ -32,9 +33,10 @@ from conformance.subjects.conventions import (
     swap_layout,
     tiled_order,
 )
-from conformance.subjects.frameworks import Arrays, Framework, NoGradients
+from conformance.subjects.frameworks import FRAMEWORKS, Arrays, Framework, NoGradients
 from conformance.subjects.gradients import gradients_by_name
 from conformance.subjects.subject import (
+    IMPLEMENTATIONS,
     Answers,
     NumpySubject,
     Subject,
@@ -228,3 +230,54 @@ def gradients_vanish(case: Case) -> bool:
         return gradients_vanish(output_alone(case)) and gradients_vanish(logsumexp_alone(case))
     answers = NumpySubject()(case)
     return all((answers[gradient_name(name)] == 0).all() for name in differentiable(case))
+
+
+# --- what a caller names ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """A subject to be made.
+
+    subject: a callable, `package.module:callable`, `path/to/file.py:callable`, or one of the three implementations by
+    name. arrays: None for a guess, which the runner makes. given: what is said of it; see `declaration.declare`. Its
+    `vjp` may be named by a string like the subject. guessed: what the guess of `arrays` goes by; empty for no guess.
+    """
+
+    subject: str | Callable[..., Any]
+    operation: str
+    arrays: str | None = "numpy"
+    device: str = "cpu"
+    name: str | None = None
+    given: dict[str, Any] = field(default_factory=dict)
+    guessed: str = ""
+
+    def make(self, function: Callable[..., Any] | None = None) -> Subject:
+        """ValueError says what is wrong with the target, or with what is said of it. function: the subject, loaded."""
+        if isinstance(self.subject, str) and self.subject in IMPLEMENTATIONS:
+            return IMPLEMENTATIONS[self.subject](device=self.device)
+        if self.arrays not in FRAMEWORKS:
+            raise ValueError(f"arrays must be one of {', '.join(FRAMEWORKS)}, got {self.arrays!r}")
+        function = self.function() if function is None else function
+        framework: Any = FRAMEWORKS[self.arrays](self.device)
+        if (self.arrays, self.device) == ("torch", "cuda") and not framework.torch.cuda.is_available():
+            raise ValueError("device: PyTorch sees no GPU")
+        declaration = declaration_of(function, framework.name != "numpy", **self.given)
+        vjp = load(declaration.vjp) if isinstance(declaration.vjp, str) else declaration.vjp
+        declaration = replace(declaration, vjp=vjp, compiled=framework.name == "jax")
+        return CallableSubject(function, self.operation, framework, declaration, self.title)
+
+    def function(self) -> Callable[..., Any]:
+        """Return the subject, loaded; ValueError says why there is none."""
+        if self.operation not in operations():
+            raise ValueError(f"operation must be one of {', '.join(operations())}, got {self.operation!r}")
+        function = load(self.subject) if isinstance(self.subject, str) else self.subject
+        if not callable(function):
+            raise ValueError(f"the subject is no callable but {type(function).__name__}")
+        return function
+
+    @property
+    def title(self) -> str:
+        if self.name is not None or isinstance(self.subject, str):
+            return self.name or str(self.subject)
+        return getattr(self.subject, "__qualname__", repr(self.subject))

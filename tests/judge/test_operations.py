@@ -14,8 +14,7 @@ from conformance.cases.declaration import FEATURES
 from conformance.cases.facts import operation_facts, operations
 from conformance.cases.operation import OperationFacts
 from conformance.cases.signatures import definition
-from conformance.oracle.reference import evaluate_definition
-from conformance.oracle.work import WORK
+from conformance.oracle.reference import WORK, evaluate_definition
 from conformance.runner.dimensions import layout_of
 from conformance.sampling.operations import CASES
 from conformance.selftest.selftest import everything_planted

@@ -17,7 +17,7 @@ from conformance.checks.levels import JUDGED
 from conformance.judge.checking import make_executor
 from conformance.judge.executor import NotAsked
 from conformance.reports.sentences import describe_finding
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 from tests.support import targets
 from tests.support.helpers import FEW_SIZES, SMALL, messages
 

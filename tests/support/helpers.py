@@ -45,9 +45,9 @@ from conformance.sampling.draws import draw_cases
 from conformance.sampling.operations import operation_cases
 from conformance.sampling.plan.attention import Sizes
 from conformance.sampling.strategies import Draw
+from conformance.subjects.callables import Target
 from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.subject import JaxSubject, NumpySubject, Subject, TorchSubject
-from conformance.subjects.targets import Target
 from specification.engines import Choice
 from specification.masks import Causal, Mask, map_arrays
 

@@ -28,9 +28,8 @@ except ImportError as error:
 from conformance.cases.case import Case
 from conformance.oracle.ball import attention, layers, optimizers, rotary
 from conformance.oracle.ball.attention import Results
-from conformance.oracle.ball.inputs import Leaves
 from conformance.oracle.ball.layers import Undecided
-from conformance.oracle.ball.tape import ZERO, backward, balls, zeros
+from conformance.oracle.ball.tape import ZERO, Leaves, backward, balls, zeros
 
 WORKING_PRECISION = 256
 LARGEST_PRECISION = 2**14

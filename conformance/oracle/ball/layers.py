@@ -8,8 +8,7 @@ import numpy as np
 from flint import arb
 
 from conformance.oracle.ball.attention import Results, dropout, linear
-from conformance.oracle.ball.inputs import Leaves
-from conformance.oracle.ball.tape import ONE, ZERO, Variable, balls, constant, erfc, exp, log, select, sqrt
+from conformance.oracle.ball.tape import ONE, ZERO, Leaves, Variable, balls, constant, erfc, exp, log, select, sqrt
 
 
 class Undecided(ArithmeticError):
