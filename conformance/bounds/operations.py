@@ -348,8 +348,8 @@ def concatenate_heads(x: Approx) -> Approx:
 # --- below `strict` ---------------------------------------------------------------------------------------------------
 
 RELAXED = ("gated_feed_forward", "adam_step", "cross_entropy", "rotary_embedding", "silu")
-"""Operations that have bounds of their own there, in `relaxed.py`. Of 16-bit inputs the weights of others may be rounded
-to the inputs' dtype before they are multiplied: their bound is that of a subject that declares weights=inputs."""
+"""Operations that have bounds of their own there, in `relaxed.py`. Of others the weights of 16-bit inputs may be
+rounded to the inputs' dtype before they are multiplied: the bound is that of a subject that declares weights=inputs."""
 
 
 def weights_in_inputs(case: Case) -> Case | None:

@@ -137,15 +137,15 @@ def norm_history(draw: st.DrawFn, operation: str, declaration: Declaration, size
         shape = (rows, width)
         if sizes and number % 2:
             shape = draw(st.sampled_from(((draw(st.sampled_from(ROWS)), width), (rows, draw(st.sampled_from(widths))))))
-        given = dict[str, Any](plans=((shape, 1),), dtypes=(dtype,), declaration=declaration)
-        found.append(draw(generation.norm_cases(operation, **given)))
+        found.append(draw(operation_cases(operation, (dtype,), declaration, plans=((shape, 1),))))
     return tuple(found)
 
 
 @st.composite
 def sinusoidal_history(draw: st.DrawFn, declaration: Declaration, count: int) -> Cases:
     """Of one width, so that a table made for the first length is found again."""
-    found = [draw(generation.sinusoidal_cases(declaration=declaration)) for _ in range(count)]
+    cases = operation_cases("sinusoidal_positions", declaration=declaration)
+    found = [draw(cases) for _ in range(count)]
     kept = {name: found[0].options[name] for name in ("width", "exponent", "dtype")}
     return tuple(replace(case, dtype=kept["dtype"], options=case.options | kept) for case in found)
 

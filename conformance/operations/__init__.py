@@ -23,8 +23,7 @@ FILES = {
         *("alibi_bias", "relative_position_bias"),
     ),
     "rotary": ("rotary_embedding", "rotary_frequencies"),
-    "losses": ("cross_entropy", "nll_loss"),
-    "optimizers": ("adam_step", "sgd_step", "clip_by_global_norm"),
+    "training": ("cross_entropy", "nll_loss", "adam_step", "sgd_step", "clip_by_global_norm"),
 }
 """The operations of each file in this folder. It has a record of each, under its name in capitals."""
 FILE_OF = {operation: file for file, names in FILES.items() for operation in names}

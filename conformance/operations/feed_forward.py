@@ -13,11 +13,11 @@ from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import Probe, make_probe
 from conformance.checks.refusals import Numbers, Refusal
 from conformance.operations import JudgedOperation
-from conformance.sampling import strategies as generation
+from conformance.sampling import layers as generation
 from conformance.sampling.draws import Rows
+from conformance.sampling.layers import ACTIVATIONS
 from conformance.sampling.plan.covering import MODEL_WIDTHS, ROWS, Row
 from conformance.sampling.plan.layers import Plan, rows_of_layers
-from conformance.sampling.strategies import ACTIVATIONS
 
 # --- feed_forward -----------------------------------------------------------------------------------------------------
 

@@ -15,11 +15,11 @@ from conformance.checks.histories import norm_histories
 from conformance.checks.levels import ROBUST
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.operations import JudgedOperation
-from conformance.sampling import draws, special
-from conformance.sampling import strategies as generation
+from conformance.sampling import draws
+from conformance.sampling import layers as generation
+from conformance.sampling.layers import NORM_SHAPES
 from conformance.sampling.plan.covering import NORM_WIDTHS, ROWS, Row
 from conformance.sampling.plan.layers import SMALL, Plan, rows_of_layers
-from conformance.sampling.strategies import NORM_SHAPES
 from specification.dtypes import HALF
 
 # --- layer_norm -------------------------------------------------------------------------------------------------------
@@ -58,9 +58,9 @@ def layer_norm_probes(declaration: Declaration) -> list[Probe]:
         probe("NORM-1", "eps left out", cases(spreads=(3e-3, 0.03), default_eps=True), weight=0.5),
         probe("NORM-1", "a tiny eps", cases(**tiny), weight=0.4),
         probe("NORM-2", "16-bit inputs", cases(**narrow), weight=2.0),
-        probe("NORM-3", "constant rows", special.constant_rows(declaration=declaration), 2.5, check=CONSTANT_ROWS),
+        probe("NORM-3", "constant rows", generation.constant_rows(declaration=declaration), 2.5, check=CONSTANT_ROWS),
         probe("NORM-4", "far from zero", cases(**far)),
-        probe("NORM-4", "a first element far from the others", special.outlying_rows(declaration)),
+        probe("NORM-4", "a first element far from the others", generation.outlying_rows(declaration)),
         spoiled_probe("layer_norm", declaration),
         probe("NORM-6", "gradients", cases(focus=("gradients",)), weight=2.0),
         probe("NORM-1", "layer norm, sizes", planned("output", large=2, gradients=False)),
@@ -71,7 +71,7 @@ def layer_norm_probes(declaration: Declaration) -> list[Probe]:
 
 
 def spoiled_probe(operation: str, declaration: Declaration) -> Probe:
-    cases = special.spoiled_rows(operation, declaration)
+    cases = generation.spoiled_rows(operation, declaration)
     return make_probe(operation, "NORM-5", f"NaN and infinity in {operation}", cases, 0.5, check=SPOILED_ROWS)
 
 
@@ -134,7 +134,10 @@ RMS_NORM = JudgedOperation("rms_norm", rms_norm_probes, rms_norm_refusals, norm_
 
 def standard_deviation_norm_probes(declaration: Declaration) -> list[Probe]:
     name = "standard_deviation_norm"
-    probe, constant = partial(make_probe, name, "NORM-7"), partial(special.constant_rows, name, declaration=declaration)
+    probe, constant = (
+        partial(make_probe, name, "NORM-7"),
+        partial(generation.constant_rows, name, declaration=declaration),
+    )
     gradients = constant(gradients=True, focus=("gradients",))
     return [
         probe(name, generation.norm_cases(name, declaration=declaration), weight=2.0),

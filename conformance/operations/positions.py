@@ -16,7 +16,7 @@ from conformance.checks.histories import sinusoidal_histories
 from conformance.checks.levels import STRICT
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.operations import JudgedOperation
-from conformance.sampling import strategies as generation
+from conformance.sampling import positions as generation
 from conformance.sampling.draws import Rows
 from conformance.sampling.plan.covering import KEY_HEADS, LENGTHS, MODEL_WIDTHS, POSITIONS, ROWS, VOCABULARIES, Row
 from conformance.sampling.plan.layers import Plan, rows_of_layers

@@ -31,7 +31,7 @@ from conformance.sampling import strategies as generation
 from conformance.sampling.layouts import memory_cases
 from conformance.sampling.operations import operation_cases
 from conformance.sampling.plan.attention import Sizes
-from conformance.sampling.strategies import DTYPES, KERNEL_WIDTHS, NORM_SHAPES, SHORT, NormShape
+from conformance.sampling.strategies import DTYPES, KERNEL_WIDTHS, SHORT
 from conformance.subjects.subject import differentiable
 
 
@@ -123,10 +123,6 @@ def memory_probes(operation: JudgedOperation, declaration: Declaration) -> list[
     return found
 
 
-VECTOR_WIDTHS: tuple[NormShape, ...] = tuple(((3, width), 1) for width in (4, 8, 16, 32, 64, 96, 128, 256))
-"""Rows of norms that kernels read in vectors of 16 bytes."""
-
-
 KERNEL_TILES = (
     *(Sizes(2, 4, 2, 5, 70, 128, 64), Sizes(2, 4, 2, 3, 70, 64, 128), Sizes(2, 2, 2, 4, 130, 128, 128)),
     *(Sizes(2, 4, 2, 2, 70, 128, 96), Sizes(3, 2, 2, 6, 80, 64, 64)),
@@ -138,7 +134,9 @@ def memory_plans(operation: JudgedOperation, declaration: Declaration) -> st.Sea
     """Cases of an operation in the sizes for which kernels read arrays in their own way, mostly with all arrays."""
     name = operation.name
     if operation.facts.norm:
-        return generation.norm_cases(name, plans=(*NORM_SHAPES, *VECTOR_WIDTHS), declaration=declaration)
+        from conformance.sampling.layers import NORM_SHAPES, VECTOR_WIDTHS
+
+        return operation_cases(name, DTYPES, declaration, plans=(*NORM_SHAPES, *VECTOR_WIDTHS))
     if not name.startswith("attention"):
         return operation_cases(operation.name, DTYPES, declaration)
     plans = (*SHORT[:2], *KERNEL_WIDTHS, *KERNEL_TILES)

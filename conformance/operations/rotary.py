@@ -17,7 +17,7 @@ from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.operations import JudgedOperation
 from conformance.sampling.plan.covering import KEY_HEADS, MODEL_WIDTHS, WIDTHS, Row, neighbouring_sizes
 from conformance.sampling.plan.layers import Plan, rows_of_layers
-from conformance.sampling.rotary import FAR, FARTHEST, OF_BATCH, PLANS, SCALED, WIDE, frequency_cases, rotary_cases
+from conformance.sampling.positions import FAR, FARTHEST, OF_BATCH, PLANS, SCALED, WIDE, frequency_cases, rotary_cases
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
 # --- rotary_embedding -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from conformance.cases.declaration import Declaration
 from conformance.cases.features import is_norm, rule_of
 from conformance.checks.catalogue import TWIN, Probe
 from conformance.sampling import strategies as generation
+from conformance.sampling.layers import norm_cases
 from conformance.sampling.operations import operation_cases
 from reference_numpy import materialize
 
@@ -49,7 +50,7 @@ def gradient_probe(operation: str, rule: str, dtype: str, declaration: Declarati
     """Agreement with gradients in one dtype."""
     draw: dict[str, Cases] = {"attention": generation.attention_cases, HEADS: generation.multi_head_cases}
     if operation in draw or is_norm(operation):
-        cases = draw[operation] if operation in draw else partial(generation.norm_cases, operation)
+        cases = draw[operation] if operation in draw else partial(norm_cases, operation)
         drawn = cases(focus=("gradients",), dtypes=(dtype,), declaration=declaration)
     else:
         drawn = operation_cases(operation, (dtype,), declaration)

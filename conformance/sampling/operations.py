@@ -24,24 +24,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "attention_logsumexp": ("strategies:attention_cases", {"operation": "attention_logsumexp"}),
     "merge_attention": ("strategies:merge_cases", {}),
     "multi_head_attention": ("strategies:fused_or_separate_cases", {}),
-    "layer_norm": ("strategies:norm_cases", {"operation": "layer_norm"}),
-    "rms_norm": ("strategies:norm_cases", {"operation": "rms_norm"}),
-    "standard_deviation_norm": ("strategies:norm_cases", {"operation": "standard_deviation_norm"}),
-    "feed_forward": ("strategies:feed_forward_cases", {"operation": "feed_forward"}),
-    "gated_feed_forward": ("strategies:feed_forward_cases", {"operation": "gated_feed_forward"}),
-    "embedding": ("strategies:lookup_cases", {"operation": "embedding"}),
-    "learned_positions": ("strategies:lookup_cases", {"operation": "learned_positions"}),
-    "sinusoidal_positions": ("strategies:sinusoidal_cases", {}),
+    "layer_norm": ("layers:norm_cases", {"operation": "layer_norm"}),
+    "rms_norm": ("layers:norm_cases", {"operation": "rms_norm"}),
+    "standard_deviation_norm": ("layers:norm_cases", {"operation": "standard_deviation_norm"}),
+    "feed_forward": ("layers:feed_forward_cases", {"operation": "feed_forward"}),
+    "gated_feed_forward": ("layers:feed_forward_cases", {"operation": "gated_feed_forward"}),
+    "embedding": ("positions:lookup_cases", {"operation": "embedding"}),
+    "learned_positions": ("positions:lookup_cases", {"operation": "learned_positions"}),
+    "sinusoidal_positions": ("positions:sinusoidal_cases", {}),
     "alibi_bias": ("positions:alibi_cases", {}),
     "relative_position_bias": ("positions:relative_bias_cases", {}),
-    "adam_step": ("optimizers:adam_cases", {}),
-    "clip_by_global_norm": ("optimizers:clip_cases", {}),
-    "cross_entropy": ("losses:loss_cases", {"operation": "cross_entropy"}),
-    "nll_loss": ("losses:loss_cases", {"operation": "nll_loss"}),
-    "rotary_embedding": ("rotary:rotary_cases", {}),
-    "rotary_frequencies": ("rotary:frequency_cases", {}),
-    "sgd_step": ("optimizers:sgd_cases", {}),
-    "silu": ("strategies:silu_cases", {}),
+    "adam_step": ("training:adam_cases", {}),
+    "clip_by_global_norm": ("training:clip_cases", {}),
+    "cross_entropy": ("training:loss_cases", {"operation": "cross_entropy"}),
+    "nll_loss": ("training:loss_cases", {"operation": "nll_loss"}),
+    "rotary_embedding": ("positions:rotary_cases", {}),
+    "rotary_frequencies": ("positions:frequency_cases", {}),
+    "sgd_step": ("training:sgd_cases", {}),
+    "silu": ("layers:silu_cases", {}),
 }
 """By operation, the strategy in this folder and what it is given; its file is loaded when cases are first drawn."""
 
@@ -95,7 +95,7 @@ def feature_cases(feature: str, operation: str, declaration: Declaration, dtype:
         dtypes = (dtype,) if feature == "axes" else tuple(name for name in declaration.dtypes if name in HALF)
         if not is_norm(operation) or not dtypes:
             return None
-        return generation.norm_cases(operation, gradients=False, dtypes=dtypes[:1], declaration=alone).filter(uses)
+        return operation_cases(operation, dtypes[:1], alone, gradients=False).filter(uses)
     combined = feature in ("combined", "or")
     if combined:  # arrays are combined before the subject sees them
         if "structured" not in declaration or len(declaration.masks) < 2:

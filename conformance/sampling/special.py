@@ -17,7 +17,6 @@ from conformance.sampling.plan.attention import Sizes
 from conformance.sampling.strategies import (
     ALIKE,
     DTYPES,
-    NORM_SHAPES,
     Draw,
     attention_cases,
     broadcast_mask,
@@ -25,7 +24,6 @@ from conformance.sampling.strategies import (
     empty_row_convention,
     judged_dtypes,
     merge_cases,
-    norm_cases,
     roundings,
     seeds,
     select_cotangents,
@@ -379,52 +377,3 @@ def splits(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[Case
     case = replace(case, options=case.options | {"mask": Dense(np.array(allowed_pairs(case)))})
     keys = case.inputs["key"].shape[2]
     return case, tuple(sorted(draw(st.lists(st.integers(0, keys), min_size=1, max_size=3))))
-
-
-# --- layer norm -------------------------------------------------------------------------------------------------------
-
-
-@st.composite
-def constant_rows(
-    draw: st.DrawFn,
-    operation: str = "layer_norm",
-    gradients: bool = False,
-    focus: tuple[str, ...] = (),
-    declaration: Declaration = EVERYTHING,
-) -> Case:
-    """focus: features that the subject must have."""
-    case = draw(norm_cases(operation, gradients=gradients, focus=focus, declaration=declaration))
-    d = Draw(draw(seeds), case.dtype)
-    x = case.inputs["x"]
-    axes = tuple(range(-case.inputs["weight"].ndim, 0))
-    rows = d.normal(*(1 if axis - x.ndim in axes else n for axis, n in enumerate(x.shape)), scale=100.0, mean=300.0)
-    return replace(case, inputs=case.inputs | {"x": np.array(np.broadcast_to(rows, x.shape))})
-
-
-@st.composite
-def outlying_rows(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> Case:
-    """The first element of every long row lies far from the others, which lie together (NORM-4)."""
-    long = tuple(plan for plan in NORM_SHAPES if plan[0][-1] >= 70)
-    case = draw(norm_cases(gradients=False, plans=long, dtypes=("float32", "float64"), declaration=declaration))
-    x = np.array(case.inputs["x"])
-    x[..., 0] *= draw(st.sampled_from((1e2, 1e4)))
-    return replace(case, inputs=case.inputs | {"x": x})
-
-
-@st.composite
-def spoiled_rows(
-    draw: st.DrawFn, operation: str, declaration: Declaration = EVERYTHING
-) -> tuple[Case, Case, np.ndarray, np.ndarray]:
-    """(the case with NaN or infinity somewhere, the clean case, elements that must be non-finite, spoiled rows).
-
-    Infinity in `rms_norm` leaves the others of its row finite: they are divided by it.
-    """
-    case = draw(norm_cases(operation, gradients=False, declaration=declaration))
-    x = np.array(case.inputs["x"])
-    axes = tuple(range(-case.inputs["weight"].ndim, 0))
-    place = tuple(draw(st.integers(0, n - 1)) for n in x.shape)
-    x[place] = draw(st.sampled_from((np.nan, np.inf, -np.inf)))
-    bad = ~np.isfinite(x.astype(float))
-    rows = np.broadcast_to(bad.any(axis=axes, keepdims=True), x.shape)
-    reached = bad if operation == "rms_norm" and np.isinf(x[place]) else rows
-    return replace(case, inputs=case.inputs | {"x": x}, special=True), case, reached, rows

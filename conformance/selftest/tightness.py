@@ -36,8 +36,9 @@ from conformance.checks.results import WIDE
 from conformance.oracle.reference import oracle
 from conformance.reports.markdown import format_markdown
 from conformance.sampling.draws import drawing
+from conformance.sampling.layers import norm_cases
 from conformance.sampling.operations import operation_cases
-from conformance.sampling.strategies import DTYPES, norm_cases
+from conformance.sampling.strategies import DTYPES
 from conformance.selftest import sensitivity
 from conformance.selftest.variants import VARIANTS
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject

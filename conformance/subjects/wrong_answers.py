@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sysconfig
 import traceback
 from dataclasses import dataclass
@@ -26,7 +25,8 @@ class Detail:
 
     def __init_subclass__(cls, kind: str = "", **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        cls.kind = kind or re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower()
+        words = (f"_{letter.lower()}" if letter.isupper() else letter for letter in cls.__name__)
+        cls.kind = kind or "".join(words).removeprefix("_")
 
 
 class WrongPart(Detail):

@@ -14,7 +14,7 @@ from conformance.judge.plan import seed_of
 from conformance.judge.smallest_case import shrink_violations
 from conformance.judge.trial import try_probe
 from conformance.sampling.draws import HOPELESS
-from conformance.sampling.strategies import norm_cases
+from conformance.sampling.layers import norm_cases
 from tests.support.drawn_once import drawn_once
 from tests.support.helpers import Case, Runner, Target, catalogue, draw_cases
 

@@ -19,7 +19,7 @@ from conformance.diagnosis.causes import find_excuses, largest_error
 from conformance.diagnosis.evidence import Evidence, ask_fresh
 from conformance.operations.probes import probes_of
 from conformance.sampling.draws import draw_from_seed
-from conformance.sampling.rotary import FAR, FARTHEST, SCALED, rotary_cases
+from conformance.sampling.positions import FAR, FARTHEST, SCALED, rotary_cases
 from conformance.sampling.strategies import numpy_dtype
 from conformance.selftest.selftest import Planted, choose_planted
 from specification.frequencies import CONTEXT, attention_factor, yarn_ramp

@@ -14,6 +14,7 @@ NaN and infinity have no ball: where one counts, ValueError is raised. Behind a 
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,11 +27,11 @@ except ImportError as error:
     raise ImportError("the exact oracle needs python-flint: pip install python-flint") from error
 
 from conformance.cases.case import Case
-from conformance.oracle.ball import attention, layers, optimizers, rotary
 from conformance.oracle.ball.attention import Results
-from conformance.oracle.ball.layers import Undecided
-from conformance.oracle.ball.tape import ZERO, Leaves, backward, balls, zeros
+from conformance.oracle.ball.tape import ZERO, Leaves, Undecided, backward, balls, zeros
 
+FILES = ("attention", "layers", "rotary", "optimizers")
+"""Of formulas; each is loaded when those before it lack one."""
 WORKING_PRECISION = 256
 LARGEST_PRECISION = 2**14
 RELATIVE_BITS = 100
@@ -91,8 +92,10 @@ def evaluate_balls(case: Case) -> dict[str, np.ndarray]:
 
 def formula(operation: str) -> Callable[[Leaves, dict[str, Any]], Results]:
     """The function of the operation's name, in a file of this folder."""
-    home = next(home for home in (attention, optimizers, rotary, layers) if hasattr(home, operation) or home is layers)
-    found: Callable[[Leaves, dict[str, Any]], Results] = getattr(home, operation)
+    modules = (importlib.import_module(f"{__name__}.{file}") for file in FILES)
+    found: Callable[[Leaves, dict[str, Any]], Results] = next(
+        getattr(module, operation) for module in modules if hasattr(module, operation)
+    )
     return found
 
 

@@ -7,12 +7,23 @@ from typing import Any
 import numpy as np
 from flint import arb
 
-from conformance.oracle.ball.attention import Results, dropout, linear
-from conformance.oracle.ball.tape import ONE, ZERO, Leaves, Variable, balls, constant, erfc, exp, log, select, sqrt
-
-
-class Undecided(ArithmeticError):
-    """A ball contains both sides of a decision; more precision separates them."""
+from conformance.oracle.ball.attention import Results
+from conformance.oracle.ball.tape import (
+    ONE,
+    ZERO,
+    Leaves,
+    Undecided,
+    Variable,
+    balls,
+    constant,
+    dropout,
+    erfc,
+    exp,
+    linear,
+    log,
+    select,
+    sqrt,
+)
 
 
 def trailing_axes(x: Variable, weight: Variable) -> tuple[tuple[int, ...], int]:

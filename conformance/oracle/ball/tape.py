@@ -27,6 +27,10 @@ def zeros(shape: tuple[int, ...]) -> np.ndarray:
     return np.full(shape, ZERO, dtype=object)
 
 
+class Undecided(ArithmeticError):
+    """A ball contains both sides of a decision; more precision separates them."""
+
+
 class Variable:
     """An array on the tape. `parents` are pairs (variable, function from this one's gradient to its part)."""
 
