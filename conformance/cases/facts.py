@@ -73,10 +73,6 @@ def weights_shape(case: Case, name: str, layout: str) -> Shape:
     return query[0], query[heads], query[length], key[length]
 
 
-def logsumexp_shape(case: Case, name: str, layout: str) -> Shape:
-    return weights_shape(case, name, layout)[:3]
-
-
 def attention_axes(case: Case, output: tuple[Axis, ...] = (B, HEADS, Q, V)) -> Described:
     (batch, H, queries, width), (_, G, keys, _) = case.inputs["query"].shape, case.inputs["key"].shape
     sizes = {"B": batch, "G": G, "S": H // max(G, 1), "Q": queries, "K": keys, "D": width}
@@ -113,17 +109,13 @@ ATTENTION_LOGSUMEXP = replace(
     ATTENTION_WEIGHTS,
     name="attention_logsumexp",
     wide=("output", "alibi_slopes"),
-    shape=logsumexp_shape,
+    shape=lambda case, name, layout: weights_shape(case, name, layout)[:3],
     axes=partial(attention_axes, output=PAIRS[:3]),
 )
 
 
-def merged_shape(case: Case, name: str, layout: str) -> Shape:
-    return case.inputs["outputs[0]" if name == "output" else "logsumexps[0]"].shape
-
-
-def merged_dimensions(case: Case) -> dict[str, int]:
-    return dict(zip(("batch", "heads", "queries", "value_width"), case.inputs["outputs[0]"].shape, strict=True))
+def name_axes(array: np.ndarray, *names: str) -> dict[str, int]:
+    return dict(zip(names, array.shape, strict=True))
 
 
 def merged_axes(case: Case) -> Described:
@@ -143,18 +135,10 @@ MERGE_ATTENTION = OperationFacts(
     results=("output", "logsumexp"),
     lists=("outputs", "logsumexps"),
     wide=("logsumexps", "logsumexp"),
-    shape=merged_shape,
-    dimensions=merged_dimensions,
+    shape=lambda case, name, layout: case.inputs["outputs[0]" if name == "output" else "logsumexps[0]"].shape,
+    dimensions=lambda case: name_axes(case.inputs["outputs[0]"], "batch", "heads", "queries", "value_width"),
     axes=merged_axes,
 )
-
-
-def multi_head_shape(case: Case, name: str, layout: str) -> Shape:
-    return (*case.inputs["query"].shape[:-1], case.inputs["output.weight"].shape[-1])
-
-
-def multi_head_dimensions(case: Case) -> dict[str, int]:
-    return masked_dimensions(case) | {"model_width": case.inputs["query"].shape[-1]}
 
 
 def multi_head_axes(case: Case) -> Described:
@@ -183,8 +167,8 @@ MULTI_HEAD_ATTENTION = OperationFacts(
     differentiated=("parameters", "query", "key", "value", "bias", "sinks"),
     structure=Structure(MultiHeadAttention, ("query", "key", "value", "output")),
     masked=True,
-    shape=multi_head_shape,
-    dimensions=multi_head_dimensions,
+    shape=lambda case, name, layout: (*case.inputs["query"].shape[:-1], case.inputs["output.weight"].shape[-1]),
+    dimensions=lambda case: masked_dimensions(case) | {"model_width": case.inputs["query"].shape[-1]},
     axes=multi_head_axes,
 )
 
@@ -234,10 +218,6 @@ STANDARD_DEVIATION_NORM = replace(LAYER_NORM, name="standard_deviation_norm", ru
 # --- feed-forward networks --------------------------------------------------------------------------------------------
 
 
-def network_shape(case: Case, name: str, layout: str) -> Shape:
-    return (*case.inputs["x"].shape[:-1], case.inputs["outer.weight"].shape[-1])
-
-
 def network_dimensions(case: Case) -> dict[str, int]:
     x, inner = case.inputs["x"], case.inputs["inner.weight"].shape[1]
     return {"rows": x.size // max(x.shape[-1], 1), "model_width": x.shape[-1], "inner_width": inner}
@@ -261,7 +241,7 @@ FEED_FORWARD = OperationFacts(
     differentiated=("parameters", "x"),
     structure=Structure(FeedForward, ("inner", "outer")),
     rows=Rows("x", lambda case: 1),
-    shape=network_shape,
+    shape=lambda case, name, layout: (*case.inputs["x"].shape[:-1], case.inputs["outer.weight"].shape[-1]),
     dimensions=network_dimensions,
     axes=network_axes,
 )
@@ -271,10 +251,6 @@ GATED_FEED_FORWARD = replace(
     rules={"": "FFN-2"},
     structure=Structure(GatedFeedForward, ("gate", "inner", "outer")),
 )
-
-
-def silu_dimensions(case: Case) -> dict[str, int]:
-    return {"rows": case.inputs["x"].size}
 
 
 def silu_axes(case: Case) -> Described:
@@ -289,16 +265,12 @@ SILU = OperationFacts(
     differentiated=("x",),
     rows=Rows("x", lambda case: 0),
     shape=shape_of_x,
-    dimensions=silu_dimensions,
+    dimensions=lambda case: {"rows": case.inputs["x"].size},
     axes=silu_axes,
 )
 
 
 # --- tables, positions and distances ----------------------------------------------------------------------------------
-
-
-def embedding_shape(case: Case, name: str, layout: str) -> Shape:
-    return (*case.inputs["ids"].shape, case.inputs["table"].shape[-1])
 
 
 def embedding_dimensions(case: Case) -> dict[str, int]:
@@ -320,14 +292,10 @@ EMBEDDING = OperationFacts(
     differentiated=("table",),
     copies=True,
     rows=Rows("ids", lambda case: 0),
-    shape=embedding_shape,
+    shape=lambda case, name, layout: (*case.inputs["ids"].shape, case.inputs["table"].shape[-1]),
     dimensions=embedding_dimensions,
     axes=embedding_axes,
 )
-
-
-def learned_shape(case: Case, name: str, layout: str) -> Shape:
-    return (case.options["length"], case.inputs["table"].shape[-1])
 
 
 def learned_dimensions(case: Case) -> dict[str, int]:
@@ -347,18 +315,10 @@ LEARNED_POSITIONS = OperationFacts(
     arguments=("table", "length"),
     differentiated=("table",),
     copies=True,
-    shape=learned_shape,
+    shape=lambda case, name, layout: (case.options["length"], case.inputs["table"].shape[-1]),
     dimensions=learned_dimensions,
     axes=learned_axes,
 )
-
-
-def sinusoidal_shape(case: Case, name: str, layout: str) -> Shape:
-    return (case.options["length"], case.options["width"])
-
-
-def sinusoidal_dimensions(case: Case) -> dict[str, int]:
-    return {"length": case.options["length"], "model_width": case.options["width"]}
 
 
 def sinusoidal_axes(case: Case) -> Described:
@@ -371,8 +331,8 @@ SINUSOIDAL_POSITIONS = OperationFacts(
     rules={"": "POS-1"},
     arguments=("length", "width"),
     differentiated=(),
-    shape=sinusoidal_shape,
-    dimensions=sinusoidal_dimensions,
+    shape=lambda case, name, layout: (case.options["length"], case.options["width"]),
+    dimensions=lambda case: {"length": case.options["length"], "model_width": case.options["width"]},
     axes=sinusoidal_axes,
 )
 
@@ -427,10 +387,6 @@ RELATIVE_POSITION_BIAS = OperationFacts(
 # --- rotary embeddings ------------------------------------------------------------------------------------------------
 
 
-def rotary_dimensions(case: Case) -> dict[str, int]:
-    return dict(zip(("batch", "heads", "length", "model_width"), case.inputs["x"].shape, strict=True))
-
-
 def rotary_axes(case: Case) -> Described:
     B, H, T, D = case.inputs["x"].shape
     whole: tuple[Axis, ...] = (("B",), ("H",), ("T",), ("E",))
@@ -458,21 +414,9 @@ ROTARY_EMBEDDING = OperationFacts(
     copied=unturned_columns,
     width_unit=2,
     shape=shape_of_x,
-    dimensions=rotary_dimensions,
+    dimensions=lambda case: name_axes(case.inputs["x"], "batch", "heads", "length", "model_width"),
     axes=rotary_axes,
 )
-
-
-def frequencies_shape(case: Case, name: str, layout: str) -> Shape:
-    return () if name == "attention_factor" else (case.options["width"] // 2,)
-
-
-def frequencies_dimensions(case: Case) -> dict[str, int]:
-    return {"model_width": case.options["width"]}
-
-
-def frequencies_axes(case: Case) -> Described:
-    return {"E": case.options["width"]}, {}, {}
 
 
 ROTARY_FREQUENCIES = OperationFacts(
@@ -484,17 +428,13 @@ ROTARY_FREQUENCIES = OperationFacts(
     numbers=("attention_factor",),
     single=("frequencies",),
     width_unit=2,
-    shape=frequencies_shape,
-    dimensions=frequencies_dimensions,
-    axes=frequencies_axes,
+    shape=lambda case, name, layout: () if name == "attention_factor" else (case.options["width"] // 2,),
+    dimensions=lambda case: {"model_width": case.options["width"]},
+    axes=lambda case: ({"E": case.options["width"]}, {}, {}),
 )
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
-
-
-def loss_shape(case: Case, name: str, layout: str) -> Shape:
-    return case.inputs["targets"].shape if case.options.get("reduction") == "none" else ()
 
 
 def loss_dimensions(case: Case) -> dict[str, int]:
@@ -516,7 +456,7 @@ CROSS_ENTROPY = OperationFacts(
     arguments=("logits", "targets"),
     differentiated=("logits",),
     rows=Rows("logits", lambda case: 1),
-    shape=loss_shape,
+    shape=lambda case, name, layout: case.inputs["targets"].shape if case.options.get("reduction") == "none" else (),
     dimensions=loss_dimensions,
     axes=loss_axes,
 )
@@ -575,10 +515,6 @@ SGD_STEP = OperationFacts(
 )
 
 
-def clipped_dimensions(case: Case) -> dict[str, int]:
-    return {"rows": sum(array.size for array in case.inputs.values())}
-
-
 def clipped_axes(case: Case) -> Described:
     """Every array has axes of its own."""
     sizes: Sizes = {"parts": len(case.inputs)}
@@ -599,7 +535,7 @@ CLIP_BY_GLOBAL_NORM = OperationFacts(
     lists=("gradients",),
     wide=("norm",),
     shape=shape_of_input,
-    dimensions=clipped_dimensions,
+    dimensions=lambda case: {"rows": sum(array.size for array in case.inputs.values())},
     axes=clipped_axes,
 )
 

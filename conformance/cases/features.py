@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from conformance.cases.arguments import KERNEL_ARGUMENTS
@@ -30,41 +30,25 @@ def rule_of(feature: str, operation: str) -> str:
 
 def features_of(case: Case) -> set[str]:
     """Names of `declaration.FEATURES`."""
-    features = mask_features(case.options.get("mask"))
-    features |= {name for name in ("scale", "softcap", "empty_rows") if case.options.get(name) is not None}
-    if case.options.get("dropout_keep") is not None or case.options.get("dropout_rate"):
-        features.add("dropout")
-    if case.cotangents:
-        features.add("gradients")
-    if case.with_logsumexp:
-        features.add("logsumexp")
-    if any(0 in array.shape for array in case.inputs.values()):
-        features.add("empty")
+    inputs, options = case.inputs, case.options
+    uses = {name: options.get(name) is not None for name in ("scale", "softcap", "empty_rows", "rotary_width")}
+    uses |= {
+        "dropout": options.get("dropout_keep") is not None or bool(options.get("dropout_rate")),
+        "gradients": bool(case.cotangents),
+        "logsumexp": case.with_logsumexp,
+        "empty": any(0 in array.shape for array in inputs.values()),
+        "interleaved": options.get("pairing") == "interleaved",
+        "rotary_scaling": options.get("scaling") is not None,
+        "batch_positions": "positions" in inputs and inputs["positions"].ndim == 2,
+    }
     if is_norm(case.operation):
-        features |= norm_features(case)
-    features |= rotary_features(case)
+        uses["axes"] = inputs["weight"].ndim > 1
+        uses["wide_weights"] = any(str(array.dtype) != case.dtype for name, array in inputs.items() if name != "x")
     if has_masks(case.operation):
         (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
-        features |= {"bias", "sinks", *KERNEL_ARGUMENTS} & set(case.inputs)
-        features |= {"gqa"} if H != G else set()
-        features |= {"cross"} if Q != K else set()
-        features |= {"value_width"} if len(set(widths)) > 1 else set()
-    return features
-
-
-def norm_features(case: Case) -> set[str]:
-    """Those of a norm."""
-    wide = any(str(array.dtype) != case.dtype for name, array in case.inputs.items() if name != "x")
-    return ({"axes"} if case.inputs["weight"].ndim > 1 else set()) | ({"wide_weights"} if wide else set())
-
-
-def rotary_features(case: Case) -> set[str]:
-    """Those of a rotary embedding and its frequencies."""
-    features = {"interleaved"} if case.options.get("pairing") == "interleaved" else set()
-    features |= {"rotary_width"} if case.options.get("rotary_width") is not None else set()
-    features |= {"rotary_scaling"} if case.options.get("scaling") is not None else set()
-    batched = "positions" in case.inputs and case.inputs["positions"].ndim == 2
-    return features | ({"batch_positions"} if batched else set())
+        uses |= {name: name in inputs for name in ("bias", "sinks", *KERNEL_ARGUMENTS)}
+        uses |= {"gqa": H != G, "cross": Q != K, "value_width": len(set(widths)) > 1}
+    return mask_features(options.get("mask")) | {name for name, used in uses.items() if used}
 
 
 def is_norm(operation: str) -> bool:
@@ -81,12 +65,22 @@ def dimensions(case: Case) -> dict[str, int]:
     return operation_facts(case.operation).dimensions(case)
 
 
-def mask_kinds(mask: Any) -> set[str]:
-    if mask is None:
-        return set()
+def mask_parts(mask: Any) -> list[Any]:
+    """The masks that are joined, one by one; a mask that is not made of others is its only part."""
     if isinstance(mask, And | Or):
-        return mask_kinds(mask.left) | mask_kinds(mask.right)
-    return {KINDS.get(type(mask), "dense")}
+        return mask_parts(mask.left) + mask_parts(mask.right)
+    return [] if mask is None else [mask]
+
+
+def map_parts(mask: Any, change: Callable[[Any], Any]) -> Any:
+    """The mask with `change` applied to each of its parts."""
+    if isinstance(mask, And | Or):
+        return type(mask)(map_parts(mask.left, change), map_parts(mask.right, change))
+    return change(mask)
+
+
+def mask_kinds(mask: Any) -> set[str]:
+    return {KINDS.get(type(part), "dense") for part in mask_parts(mask)}
 
 
 def has_or(mask: Any) -> bool:
@@ -95,10 +89,8 @@ def has_or(mask: Any) -> bool:
 
 def is_shifted(mask: Any, aligned: int) -> bool:
     """Whether a causal mask or a window in it stands elsewhere than at this offset."""
-    if isinstance(mask, And | Or):
-        return is_shifted(mask.left, aligned) or is_shifted(mask.right, aligned)
-    offset = mask.offset if isinstance(mask, Causal | SlidingWindow) else None
-    return offset is not None and not (isinstance(offset, int) and offset == aligned)
+    offsets = [part.offset for part in mask_parts(mask) if isinstance(part, Causal | SlidingWindow)]
+    return any(offset is not None and not (isinstance(offset, int) and offset == aligned) for offset in offsets)
 
 
 def alignment(query_length: int, key_length: int, declaration: Declaration) -> int:
@@ -141,9 +133,7 @@ def window_name(window: Window) -> str:
 
 def windows_of(mask: Any) -> set[Window]:
     """The sides of every window in a mask."""
-    if isinstance(mask, And | Or):
-        return windows_of(mask.left) | windows_of(mask.right)
-    return {(mask.left, mask.right)} if isinstance(mask, SlidingWindow) else set()
+    return {(part.left, part.right) for part in mask_parts(mask) if isinstance(part, SlidingWindow)}
 
 
 def supports_case(case: Case, declaration: Declaration) -> bool:

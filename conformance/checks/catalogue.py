@@ -62,7 +62,9 @@ class Check(Generic[Example, Shared]):
 
     name: in files. example: what a probe draws, a case or several. prepare: computes from it what all subjects share.
     run: calls a subject and compares its answers. case_of: the example's case. tells_size: whether a failure may say
-    that the subject does not take the case's size. level: the lowest one that its violations have.
+    that the subject does not take the case's size. level: the lowest one that its violations have. compares_call: it
+    compares the answers to one call with exact results. stands: its findings stand, whatever becomes of the case when
+    it is asked alone: they are about no numbers, or compare calls of their own.
     """
 
     name: str
@@ -71,6 +73,8 @@ class Check(Generic[Example, Shared]):
     case_of: Callable[[Any], Case] = return_case
     tells_size: bool = True
     level: str = CORE
+    compares_call: bool = False
+    stands: bool = False
 
     def raise_levels(self, findings: Findings, example: Example) -> Findings:
         """The findings of this check, with the level at least that the check and its case have."""
@@ -374,27 +378,27 @@ def asks_nothing(subject: Subject, example: Any, shared: None) -> Findings:
     return []
 
 
-AGREEMENT = Check("agreement", truth_and_bounds, check_agreement)
-DESCRIPTION = Check("description", prepare_description, check_description)
-SHAPES = Check("shapes", truth_and_bounds, check_shapes)
-PLANTED = Check("planted", prepare_planted, check_planted, planted_case, level=ROBUST)
-EMPTY_ROWS = Check("empty rows", truth_and_bounds, check_empty_rows, level=ROBUST)
-TWIN = Check("twin", prepare_twin, check_twin, first, level=ROBUST)
-TOWERING = Check("towering", prepare_towering, check_towering, first, level=ROBUST)
-DETERMINISM = Check("determinism", nothing, check_determinism)
-MEMORY = Check("memory", truth_and_bounds, check_memory)
+AGREEMENT = Check("agreement", truth_and_bounds, check_agreement, compares_call=True)
+DESCRIPTION = Check("description", prepare_description, check_description, compares_call=True)
+SHAPES = Check("shapes", truth_and_bounds, check_shapes, compares_call=True)
+PLANTED = Check("planted", prepare_planted, check_planted, planted_case, level=ROBUST, compares_call=True)
+EMPTY_ROWS = Check("empty rows", truth_and_bounds, check_empty_rows, level=ROBUST, compares_call=True)
+TWIN = Check("twin", prepare_twin, check_twin, first, level=ROBUST, compares_call=True)
+TOWERING = Check("towering", prepare_towering, check_towering, first, level=ROBUST, compares_call=True)
+DETERMINISM = Check("determinism", nothing, check_determinism, stands=True)
+MEMORY = Check("memory", truth_and_bounds, check_memory, compares_call=True)
 AFTER_OTHER_CALLS = Check("after other calls", prepare_all, check_history, first, tells_size=False)
-REPETITIONS = Check("repetitions", nothing, check_repetitions)
-INTERLEAVED = Check("interleaved", prepare_all, check_interleaved, first, tells_size=False)
-THREADS = Check("threads", prepare_all, check_threads, first, tells_size=False)
-CALLS_IN_ORDER = Check("calls in order", prepare_steps, check_steps, last_case, tells_size=False)
+REPETITIONS = Check("repetitions", nothing, check_repetitions, stands=True)
+INTERLEAVED = Check("interleaved", prepare_all, check_interleaved, first, tells_size=False, stands=True)
+THREADS = Check("threads", prepare_all, check_threads, first, tells_size=False, stands=True)
+CALLS_IN_ORDER = Check("calls in order", prepare_steps, check_steps, last_case, tells_size=False, stands=True)
 SPLIT = Check("split", prepare_split, check_split, first)
 CONSTANT_ROWS = Check("constant rows", nothing, check_constant_rows)
-SPOILED_ROWS = Check("spoiled rows", prepare_twin, check_spoiled_rows, first, level=ROBUST)
-ANSWERS = Check("answers", oracle, check_answers)
-NOTHING = Check("nothing", nothing, asks_nothing, tells_size=False)
-REFUSAL = Check("refusal", nothing, check_refusal, refused_case, tells_size=False, level=ROBUST)
-UNSUPPORTED = Check("unsupported", truth_and_bounds, check_unsupported, tells_size=False, level=ROBUST)
+SPOILED_ROWS = Check("spoiled rows", prepare_twin, check_spoiled_rows, first, level=ROBUST, compares_call=True)
+ANSWERS = Check("answers", oracle, check_answers, stands=True)
+NOTHING = Check("nothing", nothing, asks_nothing, tells_size=False, stands=True)
+REFUSAL = Check("refusal", nothing, check_refusal, refused_case, tells_size=False, level=ROBUST, stands=True)
+UNSUPPORTED = Check("unsupported", truth_and_bounds, check_unsupported, tells_size=False, level=ROBUST, stands=True)
 
 CHECKS: dict[str, Check[Any, Any]] = {
     check.name: check

@@ -6,7 +6,6 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -49,13 +48,17 @@ def check_determinism(subject: Subject, case: Case, shared: Any) -> Findings:
     their gradients need. Then for the results alone.
     """
     asked = subject.translate_case(case)
-    level = partial(level_of_meanings, subject, case)
+
+    def level_of(*answers: Answers) -> str:
+        """The level of a difference of answers in the subject's own conventions."""
+        return level_of_difference(case, *(subject.translate_answers(asked, answer) for answer in answers))
+
     findings: Findings = []
     with subject.framework.context():
         if asked.cotangents and differentiable(asked):
             with contextlib.suppress(NoGradients):  # there are none to compare; whether that is right, ATT-12 says
-                findings += compare_repeated_calls(subject, asked, results_and_gradients, level)
-        return findings + compare_repeated_calls(subject, asked, results, level)
+                findings += compare_repeated_calls(subject, asked, results_and_gradients, level_of)
+        return findings + compare_repeated_calls(subject, asked, results, level_of)
 
 
 def results(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
@@ -99,13 +102,6 @@ def compare_repeated_calls(subject: Subject, case: Case, ask: Ask, level_of: Cal
         if subject.differentiates_by_hand:  # autograd itself hands a cotangent on where that is the gradient
             findings += shared_memory(framework, second, {"cotangent": cotangents.arrays})
     return findings + [identical(n, array, after[n], ResultChanged()) for n, array in kept.items()]
-
-
-def level_of_meanings(subject: Subject, case: Case, *answers: Answers) -> str:
-    """As `level_of_difference`, of answers in the subject's own conventions."""
-    return level_of_difference(
-        case, *(subject.translate_answers(subject.translate_case(case), answer) for answer in answers)
-    )
 
 
 def level_of_difference(case: Case, *answers: Answers) -> str:

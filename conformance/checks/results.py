@@ -15,16 +15,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import SIMPLEST_FIRST
 from conformance.cases.expectations import Exact, Planted, allowed_pairs
 from conformance.checks.catalogue import (
-    AGREEMENT,
-    DESCRIPTION,
-    EMPTY_ROWS,
-    MEMORY,
-    PLANTED,
     REFUSAL,
-    SHAPES,
-    SPOILED_ROWS,
-    TOWERING,
-    TWIN,
     Check,
 )
 from conformance.checks.comparison import units_in_the_last_place
@@ -41,8 +32,6 @@ FAILING, PASSING = 3, 2
 """Cases that are kept for each probe: the smallest that fail and that pass."""
 EXACT = "float64"
 """The dtype whose exact results are slow to compute: one failing and one passing case for each probe."""
-SINGLE_CALL_CHECKS = (AGREEMENT, EMPTY_ROWS, MEMORY, DESCRIPTION, SHAPES, PLANTED, TWIN, TOWERING, SPOILED_ROWS)
-"""Checks that compare the answers to one call with exact results."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,7 @@ class KeptCase:
 
 def single_case(check: Check[Any, Any], example: Any) -> Case | None:
     """The case of the one call that a check compares with exact results; None for a check of other things."""
-    if check not in SINGLE_CALL_CHECKS:
+    if not check.compares_call:
         return None
     return example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from conformance.cases.declaration import EVERYTHING
-from conformance.checks.catalogue import Check, agreement
+from conformance.checks.catalogue import Check, make_probe
 from conformance.checks.comparison import breaks
 from conformance.checks.findings import Finding
 from conformance.checks.results import Results, Violation
@@ -144,7 +144,7 @@ def judge_batch(indices: Sequence[int], examples: int, seed: int) -> Results:
 
 def judge_in_float64(operation: str, examples: int, seed: int) -> Results:
     """The definition in float64 against ball arithmetic, on cases of one operation."""
-    probe = agreement("ATT-9", operation, operation, operation_cases(operation, ("float64",)))
+    probe = make_probe(operation, "ATT-9", operation, operation_cases(operation, ("float64",)))
     results = judge_questions([make_question(probe)], runners, examples, seed)
     shrink_violations(results, runners, SHRINKING)
     results.kept.clear()

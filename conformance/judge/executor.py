@@ -262,8 +262,14 @@ class Executor:
             results = [self.answer(one) for one in self.questions(declaration) if one == question]
 
         def cases_of(declaration: Declaration) -> list[Case]:
-            same = (one for one in self.questions(declaration) if one == question)
-            return [case for one in same for case in cases_about(one)]
+            cases: list[Case] = []
+            for one in self.questions(declaration):
+                if one == question and one.kind == "probe":
+                    drawn = draw_cases(one.about.cases, DRAWN, 0)  # fewer, or none, where they are hard to draw
+                    cases += [one.about.check.case_of(example) for _, example in drawn]
+                elif one == question:
+                    cases += [entry.case for entry in one.about]
+            return cases
 
         merged = Results()
         for one in results:
@@ -444,11 +450,6 @@ def include_results(whole: Results, part: Results) -> None:
     whole.include(part)
 
 
-def cases_about(question: Question) -> list[Case]:
-    """Some cases of a probe, or the corpus's."""
-    return some_cases(question.about) if question.kind == "probe" else [entry.case for entry in question.about]
-
-
 def add_lacking(found: Violation, claim: Claim) -> Violation:
     """The violation with what the subject lacks, if it raises an error for it, as for what it does not support.
 
@@ -475,38 +476,21 @@ DRAWN = 5
 """Cases from which is told what all of a probe's cases need."""
 
 
-def widen_declaration(declaration: Declaration) -> Declaration:
-    """The same with every feature and dtype, and in whichever form it takes masks."""
-    features = set(FEATURES) - {"refusals"} - ({"structured", "logsumexp"} - declaration.features)
-    return replace(declaration, features=frozenset(features), dtypes=SIMPLEST_FIRST, lacking=frozenset())
-
-
-def some_cases(probe: Probe) -> list[Case]:
-    """The same every time; fewer, or none, where they are hard to draw."""
-    return [probe.check.case_of(example) for _, example in draw_cases(probe.cases, DRAWN, 0)]
-
-
 def missing_features(cases_of: Callable[[Declaration], list[Case]], declaration: Declaration) -> str:
     """What all cases need and the subject does not take; empty where that is not the same for all.
 
     cases_of: some cases of the question for a subject that takes what is declared.
     """
-    wide = widen_declaration(declaration)
-    lacks = [lacked_features(case, declaration) for case in cases_of(wide)]
+    features = set(FEATURES) - {"refusals"} - ({"structured", "logsumexp"} - declaration.features)
+    wide = replace(declaration, features=frozenset(features), dtypes=SIMPLEST_FIRST, lacking=frozenset())
+    lacks = [
+        (features_of(case) - declaration.features) | ({case.dtype} - {*declaration.dtypes}) for case in cases_of(wide)
+    ]
     common = set.intersection(*lacks) if lacks else set()
     common = {name for name in common if name not in FEATURES or not cases_of(wide.remove_features(name))}
     if common <= {"combined", "or"} and lacks and all(one & set(MASK_KINDS) for one in lacks):
         return "masks" if not declaration.masks else "these masks"
     dtypes = {name for one in lacks for name in one} - set(FEATURES)
-    return join_names(common) or (" or ".join(sorted(dtypes)) if all(one & dtypes for one in lacks) else "")
-
-
-def lacked_features(case: Case, declaration: Declaration) -> set[str]:
-    dtype = set() if case.dtype in declaration.dtypes else {case.dtype}
-    return (features_of(case) - declaration.features) | dtype
-
-
-def join_names(names: Iterable[str]) -> str:
-    """In the order in which they are documented."""
-    order = [*SIMPLEST_FIRST, *FEATURES]
-    return " and ".join(sorted(names, key=order.index))
+    if common:
+        return " and ".join(sorted(common, key=[*SIMPLEST_FIRST, *FEATURES].index))
+    return " or ".join(sorted(dtypes)) if all(one & dtypes for one in lacks) else ""

@@ -15,15 +15,7 @@ from conformance.cases.features import rule_of
 from conformance.checks.catalogue import (
     AFTER_OTHER_CALLS,
     AGREEMENT,
-    ANSWERS,
     CALLS_IN_ORDER,
-    DETERMINISM,
-    INTERLEAVED,
-    NOTHING,
-    REFUSAL,
-    REPETITIONS,
-    THREADS,
-    UNSUPPORTED,
     Check,
 )
 from conformance.checks.comparison import breaks, worst
@@ -36,11 +28,6 @@ from conformance.subjects.callables import Target
 
 TIMES = 3
 """How often a case is asked again."""
-BY_ITSELF = (
-    *(NOTHING, REFUSAL, UNSUPPORTED, ANSWERS, CALLS_IN_ORDER),
-    *(DETERMINISM, REPETITIONS, INTERLEAVED, THREADS),
-)
-"""Checks whose findings stand: they are about no numbers, or compare calls of their own."""
 
 
 class Reproduction:
@@ -53,7 +40,7 @@ class Reproduction:
 
     def settle(self, found: Violation) -> Violation | None:
         """The violation itself, one of ATT-13 if its case is not wrong alone, or None if other rules speak of it."""
-        if found.check in BY_ITSELF or found.finding.kind == "took_too_long":
+        if found.check.stands or found.finding.kind == "took_too_long":
             return found
         if found.check == AFTER_OTHER_CALLS:
             return self.settle_history(found)

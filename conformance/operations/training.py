@@ -7,14 +7,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
+from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.facts import operation_facts
 from conformance.checks.catalogue import Probe, make_probe
 from conformance.checks.levels import ROBUST
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.operations import JudgedOperation
-from conformance.sampling.draws import CaseStrategy, Rows
+from conformance.sampling.draws import Rows
 from conformance.sampling.plan.covering import ROWS, VOCABULARIES, Row
 from conformance.sampling.plan.layers import Plan, rows_of_layers
 from conformance.sampling.training import (
@@ -43,8 +45,8 @@ UNCOUNTED: dict[str, Any] = {"ignored": (-1, 0), "spoiled": "that do not count",
 """What draws rows that do not count, with NaN and infinity in them."""
 
 
-def loss_rows(cases: Callable[..., CaseStrategy], declaration: Declaration) -> Rows:
-    def row_cases(row: Row) -> CaseStrategy:
+def loss_rows(cases: Callable[..., st.SearchStrategy[Case]], declaration: Declaration) -> Rows:
+    def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return cases(("usual", "trained"), plans=(((row["rows"],), row["classes"]),))
 
     return rows_of_layers(LOSS_PLAN, row_cases, declaration, large=2)

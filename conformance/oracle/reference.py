@@ -34,16 +34,12 @@ def widen_case(case: Case) -> Case:
 
 def evaluate_definition(case: Case) -> dict[str, Exact]:
     if case.with_logsumexp:
-        return add_logsumexp(evaluate_definition(output_alone(case)), evaluate_definition(logsumexp_alone(case)))
+        output, logsumexp = evaluate_definition(output_alone(case)), evaluate_definition(logsumexp_alone(case))
+        pairs = {name: (output[name], exact) for name, exact in logsumexp.items() if name != "output"}
+        sums = {name: Exact(one.high + other.high, one.low + other.low) for name, (one, other) in pairs.items()}
+        return output | sums | {"logsumexp": logsumexp["output"]}
     answers = NumpySubject()(widen_case(case))
     return {name: Exact(array, np.zeros_like(array)) for name, array in answers.items()}
-
-
-def add_logsumexp(output: dict[str, Exact], logsumexp: dict[str, Exact]) -> dict[str, Exact]:
-    """Both results of one call, and their gradients added."""
-    pairs = {name: (output[name], exact) for name, exact in logsumexp.items() if name != "output"}
-    sums = {name: Exact(one.high + other.high, one.low + other.low) for name, (one, other) in pairs.items()}
-    return output | sums | {"logsumexp": logsumexp["output"]}
 
 
 def evaluate_balls(case: Case) -> dict[str, Exact]:

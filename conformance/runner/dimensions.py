@@ -14,11 +14,11 @@ from conformance.bounds.arithmetic import LARGEST
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.facts import operation_facts
+from conformance.cases.features import map_parts
 from conformance.cases.operation import HEADS, OFFSET, PAIRS, Axis, Sizes
 from conformance.checks.findings import AxisName
 from conformance.sampling.layouts import apply_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
-from specification.masks import And, Or
 from specification.rotary import DynamicScaling, LongRopeScaling
 
 
@@ -104,7 +104,7 @@ def take_parts(case: Case, parts: Parts, rng: np.random.Generator | None = None)
         inputs = renumber_list(inputs, name, places(axis, sizes, parts)[0])
     options = case.options | {name.removeprefix("option "): a for name, a in cut.items() if name.startswith("option ")}
     if options.get("mask") is not None:
-        options["mask"] = cut_mask(options["mask"], sizes, parts)
+        options["mask"] = map_parts(options["mask"], lambda mask: cut_mask(mask, sizes, parts))
     if "num_heads" in options:
         options["num_heads"] = len(places(HEADS if "G" in sizes else ("H",), sizes, parts)[0])
     options |= sizes_as_options(case, sizes, parts)
@@ -224,9 +224,7 @@ def renumber_list(inputs: dict[str, np.ndarray], name: str, chosen: np.ndarray) 
 
 
 def cut_mask(mask: Any, sizes: Sizes, parts: Parts) -> Any:
-    """What the mask says of these batch elements, queries and keys."""
-    if isinstance(mask, And | Or):
-        return type(mask)(*(cut_mask(side, sizes, parts) for side in (mask.left, mask.right)))
+    """What a mask that is not made of others says of these batch elements, queries and keys."""
     queries, keys = (parts.get(name, Part(0, sizes[name])) for name in ("Q", "K"))
     batch = places(("B",), sizes, parts)[0]
 
@@ -242,7 +240,7 @@ def cut_mask(mask: Any, sizes: Sizes, parts: Parts) -> Any:
         offset, moved = mask.offset, queries.start - keys.start
         if offset is not None or moved or queries.size != keys.size:  # left out means 0, which must be said then
             offset = (0 if offset is None else offset if isinstance(offset, int) else rows(offset)) + moved
-        return Causal(offset) if isinstance(mask, Causal) else SlidingWindow(mask.left, mask.right, offset)
+        return replace(mask, offset=offset)
     if isinstance(mask, KeyLengths):
         grown = max(0, keys.size - sizes["K"])
         lengths = rows(mask.lengths)

@@ -232,7 +232,9 @@ class Search:
         """
         size = self.size(dimension)
         smallest = smallest_failing(size, dimension, lambda n: self.takes_parts(dimension.parts(n)))
-        if hides_keys(call(self.example)) and "K" in dimension.names:
+        case = call(self.example)
+        hiding = "bias" in case.inputs and np.isneginf(case.inputs["bias"].astype(float)).any()
+        if (hiding or case.options.get("mask") is not None) and "K" in dimension.names:
             smallest_failing(smallest, dimension, lambda n: self.takes_last(dimension, n))
         elif OFFSET not in dimension.names:
             for last in (dimension.least, dimension.least + dimension.unit):
@@ -241,12 +243,6 @@ class Search:
 
     def size(self, dimension: Dimension) -> int:
         return sizes_of(call(self.example)).get(dimension.names[0], 0)
-
-
-def hides_keys(case: Case) -> bool:
-    """By a mask, or by -inf in a bias."""
-    hiding = "bias" in case.inputs and np.isneginf(case.inputs["bias"].astype(float)).any()
-    return case.options.get("mask") is not None or bool(hiding)
 
 
 def smallest_failing(size: int, dimension: Dimension, fails: Callable[[int], bool]) -> int:
@@ -430,20 +426,13 @@ def change_dtype(dtype: str, declaration: Declaration) -> Change:
             floating = {n: a for n, a in case.inputs.items() if str(a.dtype) in FLOATING}
             inputs = {n: a.astype(numpy_dtype(wide.get(n, dtype))) for n, a in floating.items()}
             cotangents = {n: a.astype(numpy_dtype(expected_dtype(n, other))) for n, a in case.cotangents.items()}
-        if any(
-            has_overflown(old, new[n])
-            for was, new in ((floating, inputs), (case.cotangents, cotangents))
-            for n, old in was.items()
-        ):
-            return None
+        for was, new in ((floating, inputs), (case.cotangents, cotangents)):
+            for n, old in was.items():
+                if (np.isinf(new[n].astype(float)) & np.isfinite(old.astype(float))).any():
+                    return None
         return replace(other, inputs=case.inputs | inputs, cotangents=cotangents)
 
     return change
-
-
-def has_overflown(old: np.ndarray, new: np.ndarray) -> bool:
-    """Whether a number has become infinite."""
-    return bool((np.isinf(new.astype(float)) & np.isfinite(old.astype(float))).any())
 
 
 def plain_numbers(case: Case, seed: int = 0) -> Case | None:

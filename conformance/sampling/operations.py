@@ -125,8 +125,9 @@ def feature_cases(feature: str, operation: str, declaration: Declaration, dtype:
     if mask == "none":
         modes = ("mean",) if feature == "empty_rows" else ("zero",)
         return attend(focus=(feature,), gradients=False, empty_rows=modes).filter(uses)
-    chosen = {"window": has_narrow_window, "or": uses}.get(feature)
-    return attend() if chosen is None else attend().filter(chosen)
+    if feature == "window":
+        return attend().filter(has_narrow_window)
+    return attend().filter(uses) if feature == "or" else attend()
 
 
 def feature_sizes(feature: str, declaration: Declaration) -> tuple[Sizes, ...]:

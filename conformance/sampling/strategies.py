@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case
 from conformance.cases.declaration import CONVENTIONS, EVERYTHING, PRECISIONS, SIMPLEST_FIRST, Declaration, Window
 from conformance.cases.expectations import empty_rows as rows_without_keys
-from conformance.cases.features import alignment
+from conformance.cases.features import alignment, map_parts
 from conformance.cases.signatures import default
 from conformance.oracle.reference import ball_work, balls_available
 from conformance.sampling.layouts import draw_memory
@@ -33,7 +33,6 @@ from conformance.sampling.plan.attention import Sizes, adapt_sizes
 from reference_numpy import materialize
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.dtypes import compute_dtype_name
-from specification.masks import And, Or
 
 DTYPES = SIMPLEST_FIRST
 
@@ -361,11 +360,9 @@ def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw, declaration: Declar
 
 def set_offset(mask: Any, offset: int) -> Any:
     """The same with every causal mask and window at this offset."""
-    if isinstance(mask, And | Or):
-        return type(mask)(set_offset(mask.left, offset), set_offset(mask.right, offset))
-    if isinstance(mask, Causal):
-        return Causal(offset)
-    return SlidingWindow(mask.left, mask.right, offset) if isinstance(mask, SlidingWindow) else mask
+    return map_parts(
+        mask, lambda part: replace(part, offset=offset) if isinstance(part, Causal | SlidingWindow) else part
+    )
 
 
 def kinds_of_masks(declaration: Declaration) -> tuple[list[str], tuple[str, ...]]:

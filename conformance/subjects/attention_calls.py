@@ -219,7 +219,10 @@ def repeat_call(
     keywords |= {"dropout": 0.0, "scaling": D**-0.5 if scale is None else scale, "is_causal": flagged}
     keywords |= {} if softcap is None and "softcap" not in call.keywords else {"softcap": softcap}
     keywords |= {} if sinks is None else {"s_aux": sinks}
-    keywords |= {"sliding_window": sliding_window_size(mask)} if "sliding_window" in call.keywords else {}
+    if "sliding_window" in call.keywords:
+        keywords["sliding_window"] = None
+        if isinstance(mask, SlidingWindow) and mask.left is not None:
+            keywords["sliding_window"] = mask.left + 1
     if bias is not None and (call.form == BLOCKS or call.keywords.get("position_bias") is not None):
         keywords["position_bias"], bias = bias.expand(B, H, Q, K), None
     unseen = query.new_full((H,), -torch.inf) if sinks is None else sinks
@@ -227,11 +230,6 @@ def repeat_call(
     given = form_mask(call.form, None if flagged else mask, bias, query, key)
     output = output_of(call.function(module, query, key, value, given, **keywords))
     return move_heads_first(output) if output.ndim == 4 else output
-
-
-def sliding_window_size(mask: Any) -> int | None:
-    """The keyword `sliding_window` for this mask."""
-    return mask.left + 1 if isinstance(mask, SlidingWindow) and mask.left is not None else None
 
 
 def form_mask(form: str, mask: Any, bias: Any, query: Any, key: Any) -> Any:

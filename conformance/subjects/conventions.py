@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.case import Case, heads_and_keys
-from specification.masks import And, Causal, Dense, Or
+from conformance.cases.features import map_parts
+from specification.masks import Causal, Dense
 
 FEATURES_LAST = ("query", "key", "value")
 """Inputs that a layout rearranges, and their gradients."""
@@ -24,9 +25,7 @@ FEATURES_LAST = ("query", "key", "value")
 
 def map_dense_masks(mask: Any, change: Callable[[Any], Any]) -> Any:
     """The mask with `change` applied to every boolean array in it; what is no mask stays."""
-    if isinstance(mask, And | Or):
-        return type(mask)(*(map_dense_masks(side, change) for side in (mask.left, mask.right)))
-    return Dense(change(mask.array)) if isinstance(mask, Dense) else mask
+    return map_parts(mask, lambda part: Dense(change(part.array)) if isinstance(part, Dense) else part)
 
 
 def invert_mask(array: Any) -> Any:
@@ -37,12 +36,14 @@ def invert_mask(array: Any) -> Any:
 
 def drop_offset(mask: Any, convention: str, case: Case) -> Any:
     """`Causal()` in place of the offset that the subject's convention gives it."""
-    if isinstance(mask, And | Or):
-        return type(mask)(*(drop_offset(side, convention, case) for side in (mask.left, mask.right)))
     _, _, Q, K = heads_and_keys(case)
     aligned = {"top_left": 0, "bottom_right": K - Q}.get(convention)
-    bare = isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == aligned
-    return Causal() if bare else mask
+
+    def drop(part: Any) -> Any:
+        bare = isinstance(part, Causal) and isinstance(part.offset, int) and part.offset == aligned
+        return Causal() if bare else part
+
+    return map_parts(mask, drop)
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from flint import arb
 
-from conformance.oracle.ball.attention import Results
+from conformance.oracle.ball.attention import Results, dropout, linear
 from conformance.oracle.ball.tape import (
     ONE,
     ZERO,
@@ -16,10 +16,8 @@ from conformance.oracle.ball.tape import (
     Variable,
     balls,
     constant,
-    dropout,
     erfc,
     exp,
-    linear,
     log,
     select,
     sqrt,
