@@ -16,32 +16,17 @@ from conformance.operations import JudgedOperation
 from conformance.sampling import layers as generation
 from conformance.sampling.draws import Rows
 from conformance.sampling.layers import ACTIVATIONS
-from conformance.sampling.plan.covering import MODEL_WIDTHS, ROWS, Row
-from conformance.sampling.plan.layers import Plan, rows_of_layers
+from conformance.sampling.plan.covering import Row
+from conformance.sampling.plan.layers import rows_of_layers
 
 # --- feed_forward -----------------------------------------------------------------------------------------------------
 
-PLAN = Plan(
-    values={
-        "rows": ROWS,
-        "model_width": MODEL_WIDTHS,
-        "inner_width": MODEL_WIDTHS,
-        "outer_width": (1, 3, 5, 129, 1025),
-    },
-    typical={"rows": (3, 130, 65537), "model_width": (5, 257, 3000), "inner_width": (7, 513, 4097)}
-    | {"outer_width": (3, 5)},
-    ordinary=(
-        {"rows": 256, "model_width": 256, "inner_width": 1024, "outer_width": 256},
-        {"rows": 512, "model_width": 512, "inner_width": 2048, "outer_width": 512},
-    ),
-)
 
-
-def network_rows(cases: Callable[..., st.SearchStrategy[Case]], declaration: Declaration) -> Rows:
+def network_rows(operation: str, cases: Callable[..., st.SearchStrategy[Case]], declaration: Declaration) -> Rows:
     def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return cases(plans=(((row["rows"], row["model_width"]), row["inner_width"], row["outer_width"]),))
 
-    return rows_of_layers(PLAN, row_cases, declaration)
+    return rows_of_layers(operation, row_cases, declaration)
 
 
 def feed_forward_probes(declaration: Declaration) -> list[Probe]:
@@ -49,7 +34,7 @@ def feed_forward_probes(declaration: Declaration) -> list[Probe]:
     cases = partial(generation.feed_forward_cases, "feed_forward", declaration=declaration)
     return [
         *(probe(f"with {name}", cases((name,)), weight=2.0) for name in ACTIVATIONS),
-        probe("sizes", network_rows(cases, declaration)),
+        probe("sizes", network_rows("feed_forward", cases, declaration)),
     ]
 
 
@@ -72,7 +57,7 @@ def gated_feed_forward_probes(declaration: Declaration) -> list[Probe]:
     return [
         *(probe(f"gated by {name}", cases((name,)), weight=1.5) for name in ACTIVATIONS),
         probe("activation before the product", generation.gates_rounded_alike(declaration=declaration)),
-        probe("sizes", network_rows(cases, declaration)),
+        probe("sizes", network_rows("gated_feed_forward", cases, declaration)),
     ]
 
 
@@ -89,8 +74,6 @@ GATED_FEED_FORWARD = JudgedOperation("gated_feed_forward", gated_feed_forward_pr
 
 # --- silu -------------------------------------------------------------------------------------------------------------
 
-SILU_PLAN = Plan(values={"rows": ROWS}, typical={"rows": (3, 130, 65537)})
-
 
 def silu_probes(declaration: Declaration) -> list[Probe]:
     probe = partial(make_probe, "silu", "ACT-1")
@@ -99,7 +82,7 @@ def silu_probes(declaration: Declaration) -> list[Probe]:
         probe("silu", cases(), weight=2.0),
         probe("the last normal numbers", cases(("last normal",))),
         probe("NaN and infinity in silu", cases(special=True), weight=0.5),
-        probe("sizes", rows_of_layers(SILU_PLAN, lambda row: cases(plans=((row["rows"],),)), declaration)),
+        probe("sizes", rows_of_layers("silu", lambda row: cases(plans=((row["rows"],),)), declaration)),
     ]
 
 

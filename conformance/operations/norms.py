@@ -18,18 +18,11 @@ from conformance.operations import JudgedOperation
 from conformance.sampling import draws
 from conformance.sampling import layers as generation
 from conformance.sampling.layers import NORM_SHAPES
-from conformance.sampling.plan.covering import NORM_WIDTHS, ROWS, Row
-from conformance.sampling.plan.layers import SMALL, Plan, rows_of_layers
+from conformance.sampling.plan.covering import Row
+from conformance.sampling.plan.layers import SMALL, rows_of_layers
 from specification.dtypes import HALF
 
 # --- layer_norm -------------------------------------------------------------------------------------------------------
-
-PLAN = Plan(
-    values={"rows": ROWS, "norm_width": NORM_WIDTHS},
-    typical={"rows": (3, 40, 129, 1025, 65537), "norm_width": (5, 40, 257, 1025, 3000, 20480, 65537)},
-    ordinary=({"rows": 512, "norm_width": 2048},),
-)
-"""Of every norm."""
 
 
 def norm_rows(operation: str, title: str, declaration: Declaration, large: int = 1, **given: Any) -> draws.Rows:
@@ -42,7 +35,7 @@ def norm_rows(operation: str, title: str, declaration: Declaration, large: int =
         shapes = generation.norm_shapes(rows, width) if small else (((rows, width), 1),)
         return generation.norm_cases(operation, plans=shapes, declaration=declaration, **given)
 
-    return rows_of_layers(PLAN, cases, declaration, title, large)
+    return rows_of_layers(operation, cases, declaration, title, large)
 
 
 def layer_norm_probes(declaration: Declaration) -> list[Probe]:

@@ -18,18 +18,12 @@ from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.operations import JudgedOperation
 from conformance.sampling import positions as generation
 from conformance.sampling.draws import Rows
-from conformance.sampling.plan.covering import KEY_HEADS, LENGTHS, MODEL_WIDTHS, POSITIONS, ROWS, VOCABULARIES, Row
-from conformance.sampling.plan.layers import Plan, rows_of_layers
+from conformance.sampling.plan.covering import Row
+from conformance.sampling.plan.layers import rows_of_layers
 from conformance.sampling.positions import alibi_cases, relative_bias_cases
 from specification.dtypes import HALF
 
 # --- embedding --------------------------------------------------------------------------------------------------------
-
-EMBEDDING_PLAN = Plan(
-    values={"rows": ROWS, "vocabulary": VOCABULARIES, "model_width": MODEL_WIDTHS},
-    typical={"rows": (3, 130, 65537), "vocabulary": (5, 1000, 65537), "model_width": (5, 320, 5000)},
-    ordinary=({"rows": 12, "vocabulary": 262144, "model_width": 4},),
-)
 
 
 def embedding_probes(declaration: Declaration) -> list[Probe]:
@@ -42,7 +36,7 @@ def embedding_probes(declaration: Declaration) -> list[Probe]:
     return [
         probe("embedding", cases(), weight=2.0),
         probe("rows of 16 bits scaled", cases((True,), HALF), weight=0.5),
-        probe("sizes", rows_of_layers(EMBEDDING_PLAN, row_cases, declaration)),
+        probe("sizes", rows_of_layers("embedding", row_cases, declaration)),
     ]
 
 
@@ -60,15 +54,6 @@ EMBEDDING = JudgedOperation("embedding", embedding_probes, embedding_refusals)
 
 # --- learned_positions ------------------------------------------------------------------------------------------------
 
-LEARNED_PLAN = Plan(
-    values={"length": POSITIONS, "vocabulary": VOCABULARIES, "model_width": MODEL_WIDTHS},
-    typical={"length": (5, 129, 65537), "vocabulary": (5, 1000, 65537), "model_width": (5, 320, 5000)},
-    ordinary=tuple(
-        {"length": length, "vocabulary": length, "model_width": width}
-        for length, width in ((64, 16), (512, 768), (512, 2048), (2048, 512))
-    ),
-)
-
 
 def learned_positions_probes(declaration: Declaration) -> list[Probe]:
     probe = partial(make_probe, "learned_positions", "POS-2")
@@ -79,7 +64,7 @@ def learned_positions_probes(declaration: Declaration) -> list[Probe]:
 
     return [
         probe("learned", cases(), weight=2.0),
-        probe("sizes", rows_of_layers(LEARNED_PLAN, row_cases, declaration)),
+        probe("sizes", rows_of_layers("learned_positions", row_cases, declaration)),
     ]
 
 
@@ -93,16 +78,13 @@ LEARNED_POSITIONS = JudgedOperation("learned_positions", learned_positions_probe
 
 # --- sinusoidal_positions ---------------------------------------------------------------------------------------------
 
-SINUSOIDAL_PLAN = Plan(
-    values={"length": POSITIONS, "model_width": MODEL_WIDTHS},
-    typical={"length": (5, 129, 65537), "model_width": (5, 320, 5000)},
-)
-
 
 def sinusoidal_positions_probes(declaration: Declaration) -> list[Probe]:
     probe = partial(make_probe, "sinusoidal_positions", "POS-1")
     cases = partial(generation.sinusoidal_cases, declaration=declaration)
-    rows = rows_of_layers(SINUSOIDAL_PLAN, lambda row: cases(plan=(row["length"], row["model_width"])), declaration)
+    rows = rows_of_layers(
+        "sinusoidal_positions", lambda row: cases(plan=(row["length"], row["model_width"])), declaration
+    )
     return [
         probe("sinusoidal", cases(), weight=1.7),
         probe("far positions", cases(offsets=(10_007, 20_011)), weight=0.5),
@@ -122,18 +104,12 @@ SINUSOIDAL_POSITIONS = JudgedOperation(
 
 # --- alibi_bias -------------------------------------------------------------------------------------------------------
 
-BIAS_PLAN = Plan(
-    values={"heads": KEY_HEADS, "queries": ROWS, "keys": LENGTHS},
-    typical={"heads": (3, 32), "queries": (3, 130, 1025), "keys": (5, 129, 65537)},
-)
-"""Of every bias by distance."""
-
 
 def bias_rows(cases: Callable[..., st.SearchStrategy[Case]], declaration: Declaration) -> Rows:
     def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return cases(plan=(row["heads"], row["queries"], row["keys"]))
 
-    return rows_of_layers(BIAS_PLAN, row_cases, declaration)
+    return rows_of_layers("alibi_bias", row_cases, declaration)
 
 
 def alibi_bias_probes(declaration: Declaration) -> list[Probe]:

@@ -15,21 +15,12 @@ from conformance.checks.catalogue import Probe, make_probe
 from conformance.checks.levels import ROBUST
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.operations import JudgedOperation
-from conformance.sampling.plan.covering import KEY_HEADS, MODEL_WIDTHS, WIDTHS, Row, neighbouring_sizes
-from conformance.sampling.plan.layers import Plan, rows_of_layers
+from conformance.sampling.plan.covering import Row
+from conformance.sampling.plan.layers import rows_of_layers
 from conformance.sampling.positions import FAR, FARTHEST, OF_BATCH, PLANS, SCALED, WIDE, frequency_cases, rotary_cases
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
 # --- rotary_embedding -------------------------------------------------------------------------------------------------
-
-PLAN = Plan(
-    values={
-        "heads": (1, *KEY_HEADS),
-        "length": (1, 2, 5, 12, *neighbouring_sizes(*range(4, 12))),
-        "model_width": tuple(width for width in WIDTHS if width % 2 == 0),
-    },
-    typical={"heads": (3, 32), "length": (5, 129, 1025), "model_width": (6, 64, 320)},
-)
 
 
 def rotary_embedding_probes(declaration: Declaration) -> list[Probe]:
@@ -54,7 +45,7 @@ def rotary_embedding_probes(declaration: Declaration) -> list[Probe]:
         scaling_probe("lengths past the original one", scaled(scalings=("longrope", "dynamic"))),
         scaling_probe("scaled rotary embeddings at long positions", scaled(scalings=SCALED, far=FAR)),
         probe("NaN and infinity in rotary embeddings", cases(special=True), 0.5, ROBUST),
-        probe("rotary embeddings, sizes", rows_of_layers(PLAN, row_cases, declaration)),
+        probe("rotary embeddings, sizes", rows_of_layers("rotary_embedding", row_cases, declaration)),
     ]
 
 
@@ -90,16 +81,11 @@ ROTARY_EMBEDDING = JudgedOperation("rotary_embedding", rotary_embedding_probes, 
 
 # --- rotary_frequencies -----------------------------------------------------------------------------------------------
 
-FREQUENCIES_PLAN = Plan(
-    values={"model_width": tuple(width for width in MODEL_WIDTHS if width % 2 == 0)},
-    typical={"model_width": (8, 128, 1000)},
-)
-
 
 def rotary_frequencies_probes(declaration: Declaration) -> list[Probe]:
     probe = partial(make_probe, "rotary_frequencies", "POS-4")
     cases = partial(frequency_cases, declaration=declaration)
-    rows = rows_of_layers(FREQUENCIES_PLAN, lambda row: cases(("none",), widths=(row["model_width"],)), declaration)
+    rows = rows_of_layers("rotary_frequencies", lambda row: cases(("none",), widths=(row["model_width"],)), declaration)
     return [
         probe("frequencies", cases(("none",))),
         *(probe(f"{kind} frequencies", cases((kind,)), 1.5) for kind in SCALED),

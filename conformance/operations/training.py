@@ -17,8 +17,8 @@ from conformance.checks.levels import ROBUST
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.operations import JudgedOperation
 from conformance.sampling.draws import Rows
-from conformance.sampling.plan.covering import ROWS, VOCABULARIES, Row
-from conformance.sampling.plan.layers import Plan, rows_of_layers
+from conformance.sampling.plan.covering import Row
+from conformance.sampling.plan.layers import rows_of_layers
 from conformance.sampling.training import (
     FAR_BELOW,
     LATE,
@@ -35,12 +35,6 @@ from specification.dtypes import HALF, compute_dtype_name
 # --- cross_entropy ----------------------------------------------------------------------------------------------------
 
 NARROW = ("float32", *HALF)
-LOSS_PLAN = Plan(
-    values={"rows": ROWS, "classes": (1, 2, 3, *VOCABULARIES)},
-    typical={"rows": (3, 130, 65537), "classes": (5, 1000, 65537)},
-    ordinary=tuple({"rows": rows, "classes": classes} for rows, classes in ((9, 128256), (7, 151936), (4, 262144))),
-)
-"""Of every loss."""
 UNCOUNTED: dict[str, Any] = {"ignored": (-1, 0), "spoiled": "that do not count", "plans": SEVERAL}
 """What draws rows that do not count, with NaN and infinity in them."""
 
@@ -49,7 +43,7 @@ def loss_rows(cases: Callable[..., st.SearchStrategy[Case]], declaration: Declar
     def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return cases(("usual", "trained"), plans=(((row["rows"],), row["classes"]),))
 
-    return rows_of_layers(LOSS_PLAN, row_cases, declaration, large=2)
+    return rows_of_layers("cross_entropy", row_cases, declaration, large=2)
 
 
 def cross_entropy_probes(declaration: Declaration) -> list[Probe]:
@@ -125,9 +119,6 @@ NLL_LOSS = JudgedOperation("nll_loss", nll_loss_probes, nll_loss_refusals)
 
 # --- adam_step --------------------------------------------------------------------------------------------------------
 
-STEP_PLAN = Plan(values={"rows": ROWS}, typical={"rows": (3, 130, 65537)})
-"""Of every step."""
-
 
 def adam_step_probes(declaration: Declaration) -> list[Probe]:
     probe = partial(make_probe, "adam_step", "OPT-1")
@@ -142,7 +133,9 @@ def adam_step_probes(declaration: Declaration) -> list[Probe]:
         probe("zero gradients", cases(("zeros",))),
         probe("huge and vanishing squares", cases(("large", "vanishing")), level=ROBUST),
         probe("NaN and infinity in gradients of adam_step", cases(("usual",), special=True), 0.8, ROBUST),
-        probe("sizes", rows_of_layers(STEP_PLAN, lambda row: cases(("usual",), plans=((row["rows"],),)), declaration)),
+        probe(
+            "sizes", rows_of_layers("adam_step", lambda row: cases(("usual",), plans=((row["rows"],),)), declaration)
+        ),
     ]
 
 
@@ -182,7 +175,7 @@ def sgd_step_probes(declaration: Declaration) -> list[Probe]:
         probe("the first step", cases(("zeros",), options=momentum)),
         probe("weight decay", cases(("usual",), options={"weight_decay": (0.3, 0.1)})),
         probe("NaN and infinity in gradients of sgd_step", cases(("usual",), special=True), 0.5, ROBUST),
-        probe("sizes", rows_of_layers(STEP_PLAN, lambda row: cases(("usual",), plans=((row["rows"],),)), declaration)),
+        probe("sizes", rows_of_layers("sgd_step", lambda row: cases(("usual",), plans=((row["rows"],),)), declaration)),
     ]
 
 
@@ -222,7 +215,9 @@ def clip_by_global_norm_probes(declaration: Declaration) -> list[Probe]:
         probe(
             "sizes",
             rows_of_layers(
-                STEP_PLAN, lambda row: cases(("usual",), (0.1, 0.5), plans=(((row["rows"],), (3, 2)),)), declaration
+                "clip_by_global_norm",
+                lambda row: cases(("usual",), (0.1, 0.5), plans=(((row["rows"],), (3, 2)),)),
+                declaration,
             ),
         ),
     ]

@@ -15,7 +15,6 @@ from conformance.cases.declaration import Declaration
 from conformance.cases.features import dimensions, supports_case
 from conformance.judge.plan import count_cases
 from conformance.operations.corpus import entries_for
-from conformance.operations.norms import PLAN
 from conformance.sampling.draws import Rows, draw_from_seed
 from conformance.sampling.plan import attention as plan
 from conformance.sampling.plan import layers
@@ -54,7 +53,7 @@ def test_every_size_occurs_and_rows_are_affordable() -> None:
 
 
 def test_the_largest_sizes_have_a_row_each() -> None:
-    norms = layers.plan_of(PLAN, EVERYTHING)
+    norms = layers.plan_of(layers.NORMS, EVERYTHING)
     assert 65537 in {row["norm_width"] for row in norms} & {row["rows"] for row in norms}
     for name, varied in plan.RANGES.items():
         rows = plan.rows(name, False, None)
