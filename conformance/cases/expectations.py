@@ -6,7 +6,8 @@ rests neither on the definition's arithmetic with NaN nor on that of anybody els
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -35,6 +36,10 @@ class Exact(NamedTuple):
     high: np.ndarray
     low: np.ndarray
 
+    def spoil(self, where: np.ndarray) -> Exact:
+        """The same with NaN there."""
+        return Exact(np.where(where, np.nan, self.high), np.where(where, 0, self.low))
+
 
 @dataclass(frozen=True)
 class Planted:
@@ -56,6 +61,20 @@ class Planted:
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self.planted))
+
+
+def change_cases(example: Any, change: Callable[[Case], Case]) -> Any:
+    """What a check works on, with every case in it changed."""
+    if isinstance(example, Case):
+        return change(example)
+    if isinstance(example, Planted):
+        return replace(example, clean=change(example.clean), planted=change(example.planted))
+    return tuple(change_cases(part, change) for part in example) if type(example) is tuple else example
+
+
+def asked_case(example: Any) -> Case:
+    """The case that the subject is asked, of one or several that belong together."""
+    return example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
 
 
 def allowed_pairs(case: Case) -> Any:
@@ -109,7 +128,7 @@ def expectation(p: Planted, truth: dict[str, Exact]) -> dict[str, Exact]:
             shape = exact.high.shape if exact.high.ndim == 4 else (1, 1, *exact.high.shape)
             axes = tuple(axis for axis in (0, 1) if shape[axis] == 1)
             bad = bad.any(axis=axes, keepdims=True).reshape(exact.high.shape)
-        expected[name] = Exact(np.where(bad, np.nan, exact.high), np.where(bad, 0, exact.low))
+        expected[name] = exact.spoil(bad)
     return expected
 
 
@@ -129,11 +148,7 @@ def nan_rows(case: Case, truth: dict[str, Exact]) -> dict[str, Exact]:
         return truth
     groups = rows.reshape(B, G, H // max(G, 1) * Q, 1).any(2, keepdims=True)
     spoiled = {"output": rows[..., None], gradient_name("value"): groups}
-    expected = {}
-    for name, exact in truth.items():
-        bad = spoiled.get(name, np.zeros((1,) * exact.high.ndim, bool))
-        expected[name] = Exact(np.where(bad, np.nan, exact.high), np.where(bad, 0, exact.low))
-    return expected
+    return {name: exact.spoil(spoiled[name]) if name in spoiled else exact for name, exact in truth.items()}
 
 
 # --- which query may attend to which key, asked one pair at a time (MASK-1 to MASK-6) ---------------------------------

@@ -15,14 +15,18 @@ from conformance.cases.expectations import Exact, empty_rows
 from conformance.checks.findings import Finding, Raised
 from conformance.checks.levels import CORE, LEVELS, ROBUST, STRICT, higher, is_required, rank
 from conformance.subjects.subject import Answers, Subject, first_line
-from conformance.subjects.wrong_answers import DtypeOrShape, Missing, find_raising_line
+from conformance.subjects.wrong_answers import DtypeOrShape, Missing, WrongAnswer, find_raising_line
 
 PRECISION = {"float16": (11, -13), "bfloat16": (8, -125), "float32": (24, -125), "float64": (53, -1021)}
 """Binary digits of every dtype, and the exponent (as `frexp` gives it) of its smallest normal number."""
 
 
 def error_finding(error: BaseException, subject: Subject, threads: int = 0) -> Finding:
-    """What an error of the subject's says of it. threads: that called at the same time."""
+    """What an error says of the subject; raise one that is not the subject's. threads: that called at the same time."""
+    if isinstance(error, WrongAnswer):
+        return Finding(error.name, np.inf, detail=error.detail)
+    if error is not subject.answering.raised:
+        raise error
     detail = Raised(type(error).__name__, first_line(error), threads)
     return Finding("call", np.inf, detail=detail, raised_at=find_raising_line(error, subject.code))
 

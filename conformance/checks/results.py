@@ -13,7 +13,7 @@ import numpy as np
 from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
 from conformance.cases.declaration import SIMPLEST_FIRST
-from conformance.cases.expectations import Exact, Planted, allowed_pairs
+from conformance.cases.expectations import Exact, allowed_pairs, asked_case
 from conformance.checks.catalogue import (
     REFUSAL,
     Check,
@@ -58,9 +58,7 @@ class KeptCase:
 
 def single_case(check: Check[Any, Any], example: Any) -> Case | None:
     """The case of the one call that a check compares with exact results; None for a check of other things."""
-    if not check.compares_call:
-        return None
-    return example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
+    return asked_case(example) if check.compares_call else None
 
 
 def find_answers(subject: Subject, check: Check[Any, Any], example: Any) -> Answers | None:

@@ -44,11 +44,7 @@ def worst_finding(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Find
     """The worst of one call; what the subject raises is a finding."""
     try:
         return worst(judge(case, subject(case), *shared))
-    except WrongAnswer as error:
-        return Finding(error.name, np.inf, detail=error.detail)
     except Exception as error:
-        if error is not subject.answering.raised:
-            raise
         return error_finding(error, subject)
 
 
@@ -201,20 +197,17 @@ def check_threads(subject: Subject, cases: Cases, shared: Shared) -> Findings:
     findings: Findings = []
     for caller, (case, own) in zip(callers, asked, strict=True):
         if caller.raised is not None:
-            findings.append(thread_error_finding(caller, phase))
+            findings.append(thread_error_finding(caller.raised, caller.subject, phase))
         for answers in caller.answers.values():
             findings += mark_phase(judge(case, answers, *own), phase)
     return findings
 
 
-def thread_error_finding(caller: Caller, phase: Phase) -> Finding:
+def thread_error_finding(error: BaseException, subject: Subject, phase: Phase) -> Finding:
     """What a thread's call raised; an error of the judge's own is raised here."""
-    error = caller.raised
     if isinstance(error, WrongAnswer):
         return Finding(error.name, np.inf, detail=WrongInPhase(phase, error.detail))
-    if error is None or error is not caller.subject.answering.raised:
-        raise error or RuntimeError("no error")
-    return error_finding(error, caller.subject, phase.count)
+    return error_finding(error, subject, phase.count)
 
 
 @contextlib.contextmanager

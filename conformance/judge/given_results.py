@@ -35,13 +35,11 @@ from conformance.oracle.reference import balls_available, oracle
 from conformance.runner.dimensions import Part, array_axes, layout_of, resize_array, take_parts
 from conformance.sampling.strategies import roundings
 from conformance.subjects.conventions import (
-    FEATURES_LAST,
     invert_mask,
     map_dense_masks,
-    permute_head_axis,
+    permute_answer_heads,
     permute_heads,
-    permute_input_heads,
-    swap_axes,
+    swap_answers,
     swap_layout,
     tiled_order,
 )
@@ -251,16 +249,11 @@ def translate(case: Case, answers: Answers, layout: str, conventions: Mapping[st
     if conventions.get("polarity") == "masked" and case.options.get("mask") is not None:
         case = replace(case, options=case.options | {"mask": map_dense_masks(case.options["mask"], invert_mask)})
     if layout == "BTHD":
-        case = swap_layout(case)
-        swapped = {*map(gradient_name, FEATURES_LAST), *(("output",) if case.operation == "attention" else ())}
-        answers = {name: swap_axes(array) if name in swapped else array for name, array in answers.items()}
+        case, answers = swap_layout(case), swap_answers(case, answers)
     tiled = tiled_order(case) if conventions.get("heads") == "tiled" else None
     if tiled is not None:
         order = np.argsort(tiled)
-        gradients = {n: answers[gradient_name(n)] for n in case.inputs if gradient_name(n) in answers}
-        moved = {gradient_name(n): a for n, a in permute_input_heads(case, gradients, order).items()}
-        answers = {n: permute_head_axis(a, order) for n, a in answers.items() if n not in moved} | moved
-        case = permute_heads(case, order)
+        case, answers = permute_heads(case, order), permute_answer_heads(case, answers, order)
     if case.cotangents:
         given = [name for name in differentiable(case) if gradient_name(name) in answers]
         case = replace(case, constants=tuple(name for name in differentiable(case) if name not in given))

@@ -17,6 +17,7 @@ from typing import cast
 import numpy as np
 
 from conformance.cases.case import Case
+from conformance.cases.expectations import asked_case
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import supports_case
 from conformance.cases.operation import HEADS, OFFSET, Axis, Sizes
@@ -27,7 +28,7 @@ from conformance.checks.results import Violation
 from conformance.judge.smallest_case import asking
 from conformance.runner.dimensions import PRODUCTS, Dimension, Part, dimensions, sizes_of, take_parts
 from conformance.runner.in_process import Runner
-from conformance.runner.shrinking import Example, align_masks, call, cuttable, map_cases, plain_numbers
+from conformance.runner.shrinking import Example, align_masks, cuttable, map_cases, plain_numbers
 
 FEW = 4
 """Large dimensions up to which pairs of them are tried."""
@@ -77,14 +78,14 @@ class Probing:
 
     def __init__(self, violation: Violation, runner: Runner, end: float) -> None:
         self.example, self.end, self.declaration = violation.example, end, runner.declaration
-        self.case, self.findings = call(violation.example), asking(violation, runner)
+        self.case, self.findings = asked_case(violation.example), asking(violation, runner)
         self.ratio, self.rounds = violation.ratio, violation.loses_digits
         slow = (self.case.dtype == "float64" and not self.case.special) or violation.check == DESCRIPTION
         self.most = MOST_OF_SLOW if slow else MOST
         self.costs: list[tuple[int, float]] = []
         """Of the cases that were asked: about how many multiplications, and how many seconds."""
         self.sizes, self.dimensions = sizes_of(self.case), dimensions(self.case, runner.declaration)
-        self.before = sizes_of(call(violation.example if violation.uncut is None else violation.uncut))
+        self.before = sizes_of(asked_case(violation.example if violation.uncut is None else violation.uncut))
         self.seen: dict[tuple[int, ...], float | None] = {}
         self.passing: list[Example] = []
 
@@ -207,9 +208,13 @@ class Probing:
         """
         for seed in (1, 2, 3):
             example = self.resize_example(sizes, seed)
-            if example is None or time.monotonic() > self.end or not supports_case(call(example), self.declaration):
+            if (
+                example is None
+                or time.monotonic() > self.end
+                or not supports_case(asked_case(example), self.declaration)
+            ):
                 return None
-            reached, needed = sizes_of(call(example)), work(call(example))
+            reached, needed = sizes_of(asked_case(example)), work(asked_case(example))
             if any(reached[name] != size for name, size in sizes.items()) or not self.affords(needed):
                 return None
             start = time.monotonic()

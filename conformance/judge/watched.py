@@ -26,7 +26,7 @@ from conformance.checks.results import Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause
 from conformance.diagnosis.evidence import ask_fresh
 from conformance.diagnosis.explanation import screen
-from conformance.judge.attribution import find_rule, take_away_each
+from conformance.judge.attribution import check_agreement, find_rule, take_away_each
 from conformance.judge.causes import explain_results
 from conformance.judge.smallest_case import cut_down
 from conformance.judge.trial import make_violation
@@ -204,7 +204,7 @@ class AlikeRunner(Runner):
         found: set[str] = set()
         for take_away in take_away_each(again):
             plain = take_away(again)
-            findings, left_out = agreement(own, plain), given_names(again) - given_names(plain)
+            findings, left_out = check_agreement(own, plain), given_names(again) - given_names(plain)
             if not left_out or not breaks(findings):
                 continue
             if not any(finding.kind != "value" for finding in findings):
@@ -312,7 +312,7 @@ def level_empty_rows(runner: Runner, case: Case, findings: list[Finding]) -> lis
     if not case.cotangents or not rows.any() or not breaks(findings, CORE):
         return findings
     cotangents = {name: np.where(rows[..., None], 0, array) for name, array in case.cotangents.items()}
-    elsewhere = {f.name for f in agreement(runner, replace(case, cotangents=cotangents)) if f.ratio > 1}
+    elsewhere = {f.name for f in check_agreement(runner, replace(case, cotangents=cotangents)) if f.ratio > 1}
     return [
         replace(f, level=higher(f.level, ROBUST))
         if is_gradient(f.name) and elsewhere.isdisjoint((f.name, "call"))
@@ -349,7 +349,7 @@ def rule_of_finding(runner: Runner, case: Case, findings: list[Finding]) -> str:
     if beyond and np.isnan(found.got) != np.isnan(found.expected):
         return "MASK-7" if np.isnan(found.got) else "ATT-10"
     in_float32 = change_dtype("float32", runner.declaration)(case)
-    return "ATT-9" if in_float32 is not None and not breaks(agreement(runner, in_float32)) else ""
+    return "ATT-9" if in_float32 is not None and not breaks(check_agreement(runner, in_float32)) else ""
 
 
 def compare_again(runner: Runner, case: Case, findings: list[Finding]) -> Steadiness | Literal[""]:
@@ -359,20 +359,16 @@ def compare_again(runner: Runner, case: Case, findings: list[Finding]) -> Steadi
     one, and chance does not.
     """
     level = worst(findings).level
-    again = agreement(runner, replace(case))
+    again = check_agreement(runner, replace(case))
     if not breaks(again, level):
         lying = replace(case, memory=dict.fromkeys(GIVEN, "transposed"))
-        return "memory" if breaks(agreement(runner, lying), level) else "right_again"
+        return "memory" if breaks(check_agreement(runner, lying), level) else "right_again"
     found = worst(again)
     if found.kind != "value":
         return ""
     numbers = [float(runner.subject(replace(case))[found.name][found.index]) for _ in range(2)]
     apart = any(abs(number - found.got) > abs(number - found.expected) for number in numbers)
     return "chance" if apart else ""
-
-
-def agreement(runner: Runner, case: Case) -> list[Finding]:
-    return runner(AGREEMENT, case, AGREEMENT.prepare(case))
 
 
 ROUNDED: tuple[dict[str, str], ...] = (

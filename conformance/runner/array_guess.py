@@ -103,18 +103,16 @@ def unwrap_function(function: Any) -> Any:
 
 
 def frameworks_of_annotations(function: Any) -> set[str]:
-    function = unwrap_function(function)
+    """Return the frameworks in annotations such as "torch.Tensor", np.ndarray, Float[Array, "T"], jax.Array | None."""
+    function, found = unwrap_function(function), set[str]()
     names = getattr(function, "__globals__", {})
-    return {f for a in getattr(function, "__annotations__", {}).values() for f in annotation_frameworks(a, names)}
-
-
-def annotation_frameworks(annotation: Any, names: dict[str, Any]) -> set[str]:
-    """Return the frameworks in an annotation: "torch.Tensor", np.ndarray, Float[Array, "T"], jax.Array | None."""
-    if isinstance(annotation, str):
-        words = re.findall(r"\w+", annotation)
-        return frameworks(names[word] for word in words if word in names) | word_frameworks(words, names)
-    parts = [annotation, getattr(annotation, "array_type", None), *typing.get_args(annotation)]
-    return frameworks(parts)
+    for annotation in getattr(function, "__annotations__", {}).values():
+        if isinstance(annotation, str):
+            words = re.findall(r"\w+", annotation)
+            found |= frameworks(names[word] for word in words if word in names) | word_frameworks(words, names)
+        else:
+            found |= frameworks([annotation, getattr(annotation, "array_type", None), *typing.get_args(annotation)])
+    return found
 
 
 def word_frameworks(words: Iterable[str], names: dict[str, Any]) -> set[str]:

@@ -131,9 +131,7 @@ class Runner:
         if isinstance(error, TooSlow):
             self.overrun += 1
             return failed_call(TookTooLong(self.time_limit or 0.0, crowding=measure_crowding()))
-        if isinstance(error, WrongAnswer):
-            return [Finding(error.name, float("inf"), detail=error.detail)]
-        if error is self.subject.answering.raised:
+        if isinstance(error, WrongAnswer) or error is self.subject.answering.raised:
             return [error_finding(error, self.subject)]
         if isinstance(error, Exception):
             raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error

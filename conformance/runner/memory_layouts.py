@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.cases.case import Case
-from conformance.cases.expectations import Planted
+from conformance.cases.expectations import Planted, asked_case, change_cases
 from conformance.checks.catalogue import Check
 from conformance.checks.comparison import breaks
 from conformance.checks.levels import STRICT
@@ -39,22 +39,13 @@ def depends_on_layout(
     return is_right(lay_contiguous(example)) and not is_right(example)
 
 
-def has_layouts(example: Any) -> bool:
-    """Whether a case in the example has arrays that do not lie contiguous."""
-    if isinstance(example, Planted):
-        return has_layouts(example.planted)
-    return bool(example.memory) if isinstance(example, Case) else any(map(has_layouts, list_parts(example)))
-
-
 def lay_contiguous(example: Any) -> Any:
     """The example with all its cases in contiguous arrays."""
-    if isinstance(example, Case):
-        return replace(example, memory={})
-    if isinstance(example, Planted):
-        return replace(example, clean=lay_contiguous(example.clean), planted=lay_contiguous(example.planted))
-    return tuple(map(lay_contiguous, example)) if list_parts(example) else example
+    return change_cases(example, lambda case: replace(case, memory={}))
 
 
-def list_parts(example: Any) -> tuple[Any, ...]:
-    """What a plain tuple holds, as of twins; nothing for all else."""
-    return example if type(example) is tuple else ()
+def has_layouts(example: Any) -> bool:
+    """Whether a case in the example has arrays that do not lie contiguous."""
+    if isinstance(example, Case | Planted):
+        return bool(asked_case(example).memory)
+    return type(example) is tuple and any(map(has_layouts, example))

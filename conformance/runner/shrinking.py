@@ -19,7 +19,7 @@ import numpy as np
 from conformance.cases.arguments import KERNEL_ARGUMENTS, expected_dtype
 from conformance.cases.case import Case, heads_and_keys, join_projections, output_alone
 from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
-from conformance.cases.expectations import Planted, allowed_pairs, empty_rows
+from conformance.cases.expectations import Planted, allowed_pairs, asked_case, empty_rows
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import alignment, has_masks, supports_case
 from conformance.cases.operation import OFFSET
@@ -83,11 +83,6 @@ ASKED_AGAIN = 8
 def cuttable(example: Example) -> bool:
     """Whether it is made of cases that can be cut alike."""
     return map_cases(example, lambda case: case) is not None
-
-
-def call(example: Example) -> Case:
-    """The call that the subject is asked."""
-    return example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
 
 
 def map_cases(example: Example, change: Change) -> Example | None:
@@ -159,7 +154,7 @@ class Search:
 
     def dimensions(self) -> list[Dimension]:
         """The largest first: the others are then cheaper to try. Last those that may only shrink together."""
-        case = call(self.example)
+        case = asked_case(self.example)
         sizes, found = sizes_of(case), dimensions(case, self.declaration)
         alone = [dimension.names[0] for dimension in found if len(dimension.names) == 1]
         pairs = [names for names in (("Q", "K"), ("D", "V")) if set(names) <= set(alone)]
@@ -173,7 +168,7 @@ class Search:
         """Whether the candidate fails too; it is then what is made smaller."""
         if candidate is None or time.monotonic() > self.end:
             return False
-        case = call(candidate)
+        case = asked_case(candidate)
         bare = self.masked and case.options.get("mask") is None
         if bare or not supports_case(case, self.declaration) or not self.fails(candidate):
             return False
@@ -182,13 +177,13 @@ class Search:
 
     def leave_out(self) -> None:
         of_planted = [open_mask] if isinstance(self.example, Planted) else []
-        for change in [*simplifications(call(self.example), self.declaration, self.keeps_dtype), *of_planted]:
+        for change in [*simplifications(asked_case(self.example), self.declaration, self.keeps_dtype), *of_planted]:
             if self.takes(map_cases(self.example, change)):
                 self.passed.clear()
 
     def cut_together(self) -> None:
         """All dimensions but the two, one or none that are largest to their least size at once."""
-        case = call(self.example)
+        case = asked_case(self.example)
         sizes, found = sizes_of(case), self.dimensions()
         for kept in range(3):
             parts: dict[str, Part] = {}
@@ -200,14 +195,14 @@ class Search:
 
     def takes_parts(self, parts: Parts) -> bool:
         """Whether the first of everything, of these sizes, fails too."""
-        case = call(self.example)
+        case = asked_case(self.example)
         sizes = sizes_of(case) | {name: part.size for name, part in parts.items()}
         key = tuple(sizes.values())
         moved = any(part.start for part in parts.values())
         if not moved and key in self.passed:
             return False
         candidate = map_cases(self.example, lambda case: self.promised_case(case, take_parts(case, parts)))
-        if candidate is not None and sizes_of(call(candidate)) == sizes and self.takes(candidate):
+        if candidate is not None and sizes_of(asked_case(candidate)) == sizes and self.takes(candidate):
             if moved:
                 self.passed.clear()
             return True
@@ -232,7 +227,7 @@ class Search:
         """
         size = self.size(dimension)
         smallest = smallest_failing(size, dimension, lambda n: self.takes_parts(dimension.parts(n)))
-        case = call(self.example)
+        case = asked_case(self.example)
         hiding = "bias" in case.inputs and np.isneginf(case.inputs["bias"].astype(float)).any()
         if (hiding or case.options.get("mask") is not None) and "K" in dimension.names:
             smallest_failing(smallest, dimension, lambda n: self.takes_last(dimension, n))
@@ -242,7 +237,7 @@ class Search:
                     return
 
     def size(self, dimension: Dimension) -> int:
-        return sizes_of(call(self.example)).get(dimension.names[0], 0)
+        return sizes_of(asked_case(self.example)).get(dimension.names[0], 0)
 
 
 def smallest_failing(size: int, dimension: Dimension, fails: Callable[[int], bool]) -> int:
@@ -287,8 +282,8 @@ def align_masks(case: Case | None, declaration: Declaration) -> Case | None:
 
 def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> Iterator[Change]:
     """What may make the case simpler: less memory to look after, fewer features, float32."""
-    if getattr(case, "memory", None):
-        yield contiguous
+    if case.memory:
+        yield lambda case: replace(case, memory={})
     if case.cotangents:
         yield lambda case: replace(case, cotangents={})
     if case.constants:
@@ -305,7 +300,7 @@ def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> 
     if case.options.get("dropout_keep") is not None or case.options.get("dropout_rate"):
         yield remove_arguments("dropout_keep", "dropout_rate")
     if case.options.get("ignore") is not None:
-        yield counting_all
+        yield count_all_targets
     mask = case.options.get("mask")
     if mask is not None:
         yield remove_arguments("mask")
@@ -322,12 +317,6 @@ def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> 
         yield ungroup_heads
     if not keeps_dtype:
         yield from (change_dtype(dtype, declaration) for dtype in SIMPLEST_FIRST[:1] if dtype in declaration.dtypes)
-
-
-def contiguous(case: Case) -> Case:
-    """As its arrays lie in memory when nothing is said of that."""
-    plain: dict[str, Any] = {"memory": {}}
-    return replace(case, **plain)
 
 
 def remove_arguments(*names: str) -> Change:
@@ -357,7 +346,7 @@ def open_mask(case: Case) -> Case | None:
     return replace(case, options=case.options | {"mask": Dense(new) if isinstance(mask, Dense) else new})
 
 
-def counting_all(case: Case) -> Case | None:
+def count_all_targets(case: Case) -> Case | None:
     """With class 0 as the target where none counts."""
     ignore, targets = case.options.get("ignore"), case.inputs["targets"]
     if ignore is None:

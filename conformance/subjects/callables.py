@@ -21,15 +21,12 @@ from conformance.cases.declaration import Declaration
 from conformance.cases.facts import operations
 from conformance.cases.signatures import declaration_of, signature_of
 from conformance.subjects.conventions import (
-    FEATURES_LAST,
     drop_offset,
-    has_heads,
     invert_mask,
     map_dense_masks,
-    permute_head_axis,
+    permute_answer_heads,
     permute_heads,
-    permute_input_heads,
-    swap_axes,
+    swap_answers,
     swap_layout,
     tiled_order,
 )
@@ -208,20 +205,9 @@ class CallableSubject(Subject):
 
     def translate_answers(self, case: Case, answers: Answers) -> Answers:
         if self.declaration.layout == "BTHD" and case.operation.startswith("attention"):
-            names = {gradient_name(name) for name in FEATURES_LAST}
-            names |= {"output"} if case.operation == "attention" else set()
-            answers = {n: swap_axes(a) if n in names else a for n, a in answers.items()}
-            case = swap_layout(case)
+            answers, case = swap_answers(case, answers), swap_layout(case)
         order = self.head_order(case)
-        if order is None:
-            return answers
-        back = np.argsort(order)
-        gradients = {n: answers[gradient_name(n)] for n in case.inputs if gradient_name(n) in answers}
-        moved = {gradient_name(n): a for n, a in permute_input_heads(case, gradients, back).items()}
-        results = {
-            n: permute_head_axis(a, back) if has_heads(case) else a for n, a in answers.items() if n not in moved
-        }
-        return results | moved
+        return answers if order is None else permute_answer_heads(case, answers, np.argsort(order))
 
 
 def gradients_vanish(case: Case) -> bool:

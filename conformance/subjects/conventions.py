@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case, heads_and_keys
 from conformance.cases.features import map_parts
 from specification.masks import Causal, Dense
 
+Answers = dict[str, np.ndarray]
 FEATURES_LAST = ("query", "key", "value")
 """Inputs that a layout rearranges, and their gradients."""
 
@@ -95,6 +97,14 @@ def permute_input_heads(case: Case, arrays: dict[str, np.ndarray], order: np.nda
     return found
 
 
+def permute_answer_heads(case: Case, answers: Answers, order: np.ndarray) -> Answers:
+    """The results and gradients of a case with query heads in another order."""
+    gradients = {n: answers[gradient_name(n)] for n in case.inputs if gradient_name(n) in answers}
+    moved = {gradient_name(n): a for n, a in permute_input_heads(case, gradients, order).items()}
+    results = {n: a for n, a in answers.items() if n not in moved}
+    return ({n: permute_head_axis(a, order) for n, a in results.items()} if has_heads(case) else results) | moved
+
+
 def has_heads(case: Case) -> bool:
     """Whether queries and results have an axis of heads; multi-head attention has them in its projections."""
     return case.operation != "multi_head_attention"
@@ -119,6 +129,12 @@ def permute_blocks(array: np.ndarray, order: np.ndarray, axis: int) -> np.ndarra
 
 def swap_axes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.swapaxes(array, 1, 2)) if array.ndim == 4 else array
+
+
+def swap_answers(case: Case, answers: Answers) -> Answers:
+    """The results and gradients of attention as `swap_layout` has them."""
+    swapped = {*map(gradient_name, FEATURES_LAST), *(("output",) if case.operation == "attention" else ())}
+    return {n: swap_axes(a) if n in swapped else a for n, a in answers.items()}
 
 
 def swap_layout(case: Case) -> Case:

@@ -118,18 +118,14 @@ def name_results(case: Case, names: Sequence[str], returned: Any, framework: Fra
     found = Arrays()
     for name, part in zip(names, parts, strict=True):
         found |= parts_by_name(case, name, part, framework)
-    record = operation_facts(case.operation)
-    plain = [name for name in record.numbers if is_number(found.get(name))]
-    found |= {name: framework.array(np.asarray(float(found[name]))) for name in plain}
+    for name in operation_facts(case.operation).numbers:
+        number = found.get(name)
+        if isinstance(number, int | float | np.floating) and not isinstance(number, bool):
+            found[name] = framework.array(np.asarray(float(number)))
     for part in found.values():
         if not isinstance(part, framework.kind):
             raise WrongAnswer(Returned(describe_value(part), array=type_name(framework.kind)))
     return found
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a plain number, of Python's or NumPy's."""
-    return isinstance(value, int | float | np.floating) and not isinstance(value, bool)
 
 
 def parts_by_name(case: Case, name: str, part: Any, framework: Framework) -> Arrays:
@@ -270,14 +266,10 @@ class Subject:
         array = self.framework.numpy(got)
         dtypes, shape = accepted_dtypes(name, case), expected_shape(name, case, self.declaration.layout)
         if str(array.dtype) not in dtypes or array.shape != shape:
-            swapped = is_layout_swapped(array.shape, shape)
+            # As in another layout: the second and third of four axes have changed places.
+            swapped = len(shape) == array.ndim == 4 and array.shape == (shape[0], shape[2], shape[1], shape[3])
             raise WrongAnswer(DtypeOrShape(str(array.dtype), array.shape, tuple(dtypes), tuple(shape), swapped), name)
         return array
-
-
-def is_layout_swapped(got: Sequence[int], expected: Sequence[int]) -> bool:
-    """Whether the second and third of four axes have changed places, as in another layout."""
-    return len(got) == len(expected) == 4 and tuple(got) == (expected[0], expected[2], expected[1], expected[3])
 
 
 def drop_promise(case: Case) -> Case:

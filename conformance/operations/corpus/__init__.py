@@ -25,7 +25,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.expectations import Planted, allowed_pairs
+from conformance.cases.expectations import allowed_pairs, change_cases
 from conformance.cases.features import supports_case
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, Check, probe_id, takes_described_arrays
 from conformance.checks.encoding import decode, decode_array, dtype_of
@@ -147,14 +147,7 @@ def is_judgeable(case: Case, declaration: Declaration) -> bool:
 
 def apply_roundings(example: Any, declaration: Declaration) -> Any:
     """The example with the subject's declared roundings in each of its cases."""
-    if isinstance(example, Case):
-        return replace(example, rounding=roundings(declaration, example.dtype))
-    if isinstance(example, Planted):
-        clean, planted = (apply_roundings(case, declaration) for case in (example.clean, example.planted))
-        return replace(example, clean=clean, planted=planted)
-    if isinstance(example, tuple):
-        return tuple(apply_roundings(part, declaration) for part in example)
-    return example
+    return change_cases(example, lambda case: replace(case, rounding=roundings(declaration, case.dtype)))
 
 
 def is_promised(case: Case, declaration: Declaration) -> bool:

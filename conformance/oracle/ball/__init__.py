@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +27,7 @@ except ImportError as error:
     raise ImportError("the exact oracle needs python-flint: pip install python-flint") from error
 
 from conformance.cases.case import Case
+from conformance.cases.expectations import Exact
 from conformance.oracle.ball.attention import Results
 from conformance.oracle.ball.tape import ZERO, Leaves, Undecided, backward, balls, zeros
 
@@ -36,16 +37,6 @@ WORKING_PRECISION = 256
 LARGEST_PRECISION = 2**14
 RELATIVE_BITS = 100
 NEGLIGIBLE = arb(2) ** -200
-
-
-class Exact(NamedTuple):
-    """float64 arrays: the exact value is high + low, to about 2^-100 of it.
-
-    high is the exact value rounded; where it is 0 or infinite, low is 0.
-    """
-
-    high: np.ndarray
-    low: np.ndarray
 
 
 def evaluate(case: Case, precision: int = WORKING_PRECISION) -> dict[str, Exact]:
@@ -115,5 +106,6 @@ def find_settled(array: np.ndarray) -> np.ndarray:
 
 
 def split(array: np.ndarray) -> Exact:
+    """`high` is the exact value rounded; where it is 0 or infinite, `low` is 0."""
     high, low = np.frompyfunc(split_ball, 1, 2)(array)
     return Exact(np.asarray(high, dtype=np.float64), np.asarray(low, dtype=np.float64))
