@@ -337,7 +337,7 @@ class Declaration:
             left |= {*self.masks[:1]}
         return replace(self, features=left)
 
-    def promising(self, **conventions: str) -> Declaration:
+    def add_conventions(self, **conventions: str) -> Declaration:
         """The same under these conventions too."""
         return replace(self, conventions={**self.conventions, **conventions})
 

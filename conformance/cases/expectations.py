@@ -36,7 +36,7 @@ class Exact(NamedTuple):
     high: np.ndarray
     low: np.ndarray
 
-    def spoil(self, where: np.ndarray) -> Exact:
+    def spoil(self, where: Any) -> Exact:
         """The same with NaN there."""
         return Exact(np.where(where, np.nan, self.high), np.where(where, 0, self.low))
 

@@ -117,7 +117,7 @@ def mask_features(mask: Any) -> set[str]:
     return found | ({"combined"} if isinstance(mask, And | Or) else set()) | ({"or"} if has_or(mask) else set())
 
 
-def mask_beyond(mask: Any, query_length: int, key_length: int, declaration: Declaration) -> Iterator[str]:
+def list_unsupported(mask: Any, query_length: int, key_length: int, declaration: Declaration) -> Iterator[str]:
     """Name what a mask needs and the subject does not take; nothing where it takes such a mask."""
     lacking = mask_features(mask) - {"offset"} - declaration.features
     if "offset" not in declaration and is_shifted(mask, alignment(query_length, key_length, declaration)):
@@ -146,7 +146,7 @@ def unsupported_features(case: Case, declaration: Declaration) -> Iterator[str]:
     features, masked, mask = features_of(case), has_masks(case.operation), case.options.get("mask")
     if masked:
         features -= mask_features(mask)
-        yield from mask_beyond(mask, *heads_and_keys(case)[2:], declaration)
+        yield from list_unsupported(mask, *heads_and_keys(case)[2:], declaration)
     if case.options.get("empty_rows") == declaration.convention("empty_rows"):
         features.discard("empty_rows")  # it is not asked for them, since it knows no others
     if declaration.head_widths:

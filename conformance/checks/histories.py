@@ -20,7 +20,7 @@ from conformance.checks.state import Cases
 from conformance.sampling import strategies as generation
 from conformance.sampling.operations import operation_cases
 from conformance.sampling.plan.attention import Sizes
-from conformance.sampling.strategies import LONG, SHORT, judged_dtypes, some
+from conformance.sampling.strategies import LONG, SHORT, judged_dtypes, require_some
 
 WIDTHS = (24, 40, 48, 56, 72, 80, 88, 104)
 """Widths that other cases do not have, one for each history: nothing has been kept for them yet."""
@@ -81,7 +81,7 @@ def attention_history(
 ) -> Cases:
     """The calls that `make` makes of a plain one of one of the widths; one in four without gradients."""
     width = draw(st.sampled_from(widths))
-    plain = Call(Sizes(2, 4, 2, 5, 40, width, width), draw(st.sampled_from(some(fast_dtypes(declaration)))))
+    plain = Call(Sizes(2, 4, 2, 5, 40, width, width), draw(st.sampled_from(require_some(fast_dtypes(declaration)))))
     if operation != "attention":
         declaration = declaration.remove_features("dropout")
     found = []
@@ -121,7 +121,7 @@ def draw_option_calls(draw: st.DrawFn, plain: Call, declaration: Declaration) ->
 
 def draw_dtype_calls(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
     """Few keys: float64 is judged by ball arithmetic, which is slow."""
-    several = some(judged_dtypes(generation.DTYPES, declaration))
+    several = require_some(judged_dtypes(generation.DTYPES, declaration))
     small = SHORT[0] if declaration.compiled else plain.plan._replace(B=1, Q=3, K=9, D=8, V=8)
     return [Call(small, draw(st.sampled_from(several))) for _ in range(CALLS)]
 
@@ -129,7 +129,7 @@ def draw_dtype_calls(draw: st.DrawFn, plain: Call, declaration: Declaration) -> 
 @st.composite
 def norm_history(draw: st.DrawFn, operation: str, declaration: Declaration, sizes: bool, count: int) -> Cases:
     """Of one width and dtype, with other eps, bias and dtype of the weight; sizes: every other one of another size."""
-    dtype = draw(st.sampled_from(some(judged_dtypes(generation.DTYPES, declaration))))
+    dtype = draw(st.sampled_from(require_some(judged_dtypes(generation.DTYPES, declaration))))
     widths = NORM_WIDTHS[:2] if dtype == "float64" else NORM_WIDTHS
     rows, width = draw(st.sampled_from(ROWS)), draw(st.sampled_from(widths))
     found = []
@@ -154,13 +154,13 @@ def sinusoidal_history(draw: st.DrawFn, declaration: Declaration, count: int) ->
 def plain_history(draw: st.DrawFn, operation: str, declaration: Declaration, count: int) -> Cases:
     dtypes = judged_dtypes(generation.DTYPES, declaration)
     if draw(st.booleans()):
-        dtypes = (draw(st.sampled_from(some(dtypes))),)
+        dtypes = (draw(st.sampled_from(require_some(dtypes))),)
     cases = operation_cases(operation, dtypes, declaration)
     return tuple(draw(cases) for _ in range(count))
 
 
 @st.composite
-def asking_gradients(draw: st.DrawFn, history: st.SearchStrategy[Cases], count: int) -> Cases:
+def gradient_histories(draw: st.DrawFn, history: st.SearchStrategy[Cases], count: int) -> Cases:
     """Those cases of a history that ask for gradients."""
     found = tuple(case for case in draw(history) if case.cotangents)[:count]
     assume(len(found) == count)

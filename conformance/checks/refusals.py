@@ -49,7 +49,7 @@ def refusal_failure(subject: Subject, refusal: Refusal) -> Accepted | WrongError
     return Accepted(due)
 
 
-def concerns(case: Case, declaration: Declaration) -> bool:
+def is_applicable(case: Case, declaration: Declaration) -> bool:
     """Whether the subject has what the call would need, were it right."""
     if isinstance(case.options.get("mask"), Mask) and "structured" not in declaration:
         return False

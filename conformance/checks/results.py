@@ -123,15 +123,15 @@ class Cell:
 
     def add(self, ratio: float, dtype: str) -> None:
         self.cases += 1
-        self.reaches(ratio, dtype)
+        self.add_ratio(ratio, dtype)
         if ratio <= 1:
             self.kept = max(self.kept[0], ratio), max(self.kept[1], wide_ratio(ratio, dtype))
 
-    def reaches(self, ratio: float, dtype: str) -> None:
+    def add_ratio(self, ratio: float, dtype: str) -> None:
         """There is an error of this ratio."""
         self.worst, self.wide = max(self.worst, ratio), max(self.wide, wide_ratio(ratio, dtype))
 
-    def keeps(self) -> None:
+    def drop_broken(self) -> None:
         """What broke the rule turned out to be no matter of this rule."""
         self.worst, self.wide = self.kept
 
@@ -337,7 +337,7 @@ class Results:
             if ratios:
                 self.by_dtype[f"{case.operation}, {kind}", case.dtype, subject].add(max(ratios), case.dtype)
 
-    def violate(self, violation: Violation) -> None:
+    def add_violation(self, violation: Violation) -> None:
         """Of each rule by each subject one is kept: the first of the lowest level.
 
         One that is no number stands before one of the same level that lost digits. Features whose plainest calls raise
@@ -365,7 +365,7 @@ class Results:
         for key, violation in self.violations.items():
             self.remember(violation)
             if violation.case is not None:
-                self.rules[key].reaches(violation.ratio, violation.case.dtype)
+                self.rules[key].add_ratio(violation.ratio, violation.case.dtype)
             found = self.worst[key]
             self.violations[key] = replace(violation, worst={d: found[d] for d in SIMPLEST_FIRST if d in found})
 
@@ -380,7 +380,7 @@ class Results:
             for violation in of_dtypes.values():
                 self.remember(violation)
         for violation in other.violations.values():
-            self.violate(violation)
+            self.add_violation(violation)
         self.substance.include(other.substance)
         for subject, kept in other.kept.items():
             self.kept[subject].include(kept)

@@ -184,7 +184,7 @@ def check_threads(subject: Subject, cases: Cases, shared: Shared) -> Findings:
         return [Finding("call", 0.0)]
     start, end = threading.Barrier(len(asked)), threading.Event()
     callers = [Caller(subject, case, start, end) for case, _ in asked]
-    with subject.answering, switching_often():
+    with subject.answering, switch_threads_often():
         try:
             for caller in callers:
                 caller.start()
@@ -211,7 +211,7 @@ def thread_error_finding(error: BaseException, subject: Subject, phase: Phase) -
 
 
 @contextlib.contextmanager
-def switching_often() -> Iterator[None]:
+def switch_threads_often() -> Iterator[None]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCHING)
     try:

@@ -259,7 +259,7 @@ def largest_error(conventions: Mapping[str, str], evidence: Sequence[Evidence]) 
     """In bounds of a subject that declares these conventions; infinity from the first case on that does not conform."""
     largest = 0.0
     for one in evidence:
-        rounding = roundings(Declaration().promising(**conventions), one.case.dtype)
+        rounding = roundings(Declaration().add_conventions(**conventions), one.case.dtype)
         if not rounding or rounding == one.case.rounding:
             return math.inf
         with np.errstate(all="ignore"):

@@ -17,7 +17,7 @@ from conformance.judge.options import EFFORTS, CheckOptions
 from conformance.judge.plan import list_claims
 from conformance.judge.report import Report, report_of
 from conformance.judge.shared_probes import share_probes
-from conformance.judge.trial import Progress, silent
+from conformance.judge.trial import Progress, ignore_progress
 from conformance.runner.in_process import TIME_LIMIT, judging
 from conformance.runner.in_subprocess import runner_for
 from conformance.subjects.callables import Target
@@ -35,7 +35,7 @@ def check(
     *,
     name: str | None = None,
     workers: int | None = 1,
-    progress: Progress = silent,
+    progress: Progress = ignore_progress,
     unfinished: Callable[[Report], None] | None = None,
     **options: Unpack[CheckOptions],
 ) -> Report:

@@ -39,12 +39,12 @@ from conformance.judge.shared_probes import Order, SharedProbes
 from conformance.judge.trial import (
     STUCK,
     Progress,
-    judge_questions,
+    ask_probe,
+    ask_question,
+    ask_questions,
+    ignore_progress,
     make_violation,
     settle_violations,
-    silent,
-    try_probe,
-    try_question,
 )
 from conformance.runner.in_process import Runner, failed_call, judging
 from conformance.subjects.callables import Target
@@ -102,7 +102,7 @@ class Executor:
         seed: int,
         *,
         rules: Collection[str] | None = None,
-        progress: Progress = silent,
+        progress: Progress = ignore_progress,
         shrinking: float = 0.0,
         target: Target | None = None,
         shared: SharedProbes | None = None,
@@ -141,7 +141,7 @@ class Executor:
         rows = self.results if self.rules is None or EMPTY_ROWS in self.rules else Results()
         for question in self.row_questions(declaration):
             include_results(rows, self.answer(question, rows.violations))
-        declaration = self.forgive(declaration, rows)
+        declaration = self.excuse_empty_rows(declaration, rows)
         self.order(declaration)
         questions = [one for one in self.questions(declaration) if not one.concerns_empty_rows]
         for question in questions:
@@ -183,7 +183,7 @@ class Executor:
         """What a question of the plan finds. known: violations; what does not stand before them is not settled."""
         results = Results()
         if self.runner.overrun < STUCK:
-            results = try_question(question, [self.runner], self.examples, self.seed, self.report_progress)
+            results = ask_question(question, [self.runner], self.examples, self.seed, self.report_progress)
         self.settle_results(results, self.results.violations if known is None else known)
         return results
 
@@ -213,7 +213,7 @@ class Executor:
         results = Results()
         if self.runner.printed:
             findings = failed_call(Printed(self.runner.printed[:80]))
-            results.violate(make_violation("CALL", PRINTS, NOTHING, self.runner, None, findings))
+            results.add_violation(make_violation("CALL", PRINTS, NOTHING, self.runner, None, findings))
         return results
 
     # --- one question after the other, each by itself ---
@@ -258,7 +258,7 @@ class Executor:
         if question.concerns_empty_rows:
             results = [self.row_results[question]] if question in self.row_results else []
         else:
-            declaration = self.forgiving
+            declaration = self.lenient_declaration
             results = [self.answer(one) for one in self.questions(declaration) if one == question]
 
         def cases_of(declaration: Declaration) -> list[Case]:
@@ -333,17 +333,17 @@ class Executor:
         return {question: self.answer(question) for question in self.row_questions(self.declaration)}
 
     @cached_property
-    def forgiving(self) -> Declaration:
+    def lenient_declaration(self) -> Declaration:
         """A subject that gets empty rows wrong is asked for no more of them."""
         merged = Results()
         for results in (*(self.ask_claim(claim).results for claim in self.claims()), *self.row_results.values()):
             merged.include(results)
-        return self.forgive(self.declaration, merged)
+        return self.excuse_empty_rows(self.declaration, merged)
 
-    def forgive(self, declaration: Declaration, results: Results) -> Declaration:
+    def excuse_empty_rows(self, declaration: Declaration, results: Results) -> Declaration:
         """The declaration that promises nothing of empty rows, where the results show that they are wrong."""
         keeps = results.keeps(EMPTY_ROWS, self.runner.name, ROBUST)
-        return declaration if keeps else declaration.promising(empty_rows="any")
+        return declaration if keeps else declaration.add_conventions(empty_rows="any")
 
     def ask_claim(self, claim: Claim) -> ClaimAnswer:
         """Whether the subject answers a case, which is asked once; how well is asked later."""
@@ -364,7 +364,7 @@ class Executor:
         return ClaimAnswer(claim, results, refused)
 
     def try_claim(self, claim: Claim) -> Results:
-        return judge_questions([claim.question(self.operation)], [self.runner], 1, self.seed, self.progress)
+        return ask_questions([claim.question(self.operation)], [self.runner], 1, self.seed, self.progress)
 
     def answers_with_a_mask(self) -> bool:
         """Whether the subject answers the plainest call with a mask of some kind that it claims."""
@@ -416,7 +416,7 @@ class Executor:
             outcome = self.shared.outcome(index, self.listen)
             self.listen()
         if outcome is None:
-            results = try_probe(probe, [self.runner], self.examples, self.seed, self.report_progress)
+            results = ask_probe(probe, [self.runner], self.examples, self.seed, self.report_progress)
         else:
             self.runner.overrun += outcome.overrun
             self.runner.printed = self.runner.printed or outcome.printed

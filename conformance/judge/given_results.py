@@ -209,7 +209,7 @@ def make_case(operation: str, given: Mapping[str, Any], conventions: Mapping[str
     dtype = floating[0] if floating else str(options.get("dtype", "float64"))
     if conventions.get("empty_rows", "zero") != "zero":
         options["empty_rows"] = conventions["empty_rows"]
-    rounding = roundings(Declaration().promising(**conventions), dtype)
+    rounding = roundings(Declaration().add_conventions(**conventions), dtype)
     special = any(has_special_values(name, array) for name, array in inputs.items())
     return Case(operation, dtype, inputs, options, rounding=rounding, special=special)
 

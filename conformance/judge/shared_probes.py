@@ -26,7 +26,7 @@ from conformance.checks.catalogue import Check, Probe
 from conformance.checks.comparison import Finding
 from conformance.checks.results import Results
 from conformance.judge.plan import list_questions
-from conformance.judge.trial import STUCK, silent, try_probe
+from conformance.judge.trial import STUCK, ask_probe, ignore_progress
 from conformance.oracle.reference import balls_available
 from conformance.runner.compiled_code import (
     LEAST,
@@ -90,7 +90,7 @@ class SharedProbes:
         with contextlib.suppress(TypeError, AttributeError, pickle.PicklingError):
             content = pickle.dumps(order)
             for index in reversed(range(len(probes))):
-                future = self.pool.submit(try_share, self.orders, content, index)
+                future = self.pool.submit(ask_share, self.orders, content, index)
                 future.add_done_callback(partial(self.tell_progress, probes[index]))
                 self.futures.insert(0, future)
 
@@ -187,7 +187,7 @@ def load_share(encoded_target: bytes, processes: int) -> None:
     SHARE.runner, SHARE.room = WatchedRunner(target.make(), time_limit), share_of_memory(processes)
 
 
-def try_share(order: int, encoded_order: bytes, index: int) -> Outcome | None:
+def ask_share(order: int, encoded_order: bytes, index: int) -> Outcome | None:
     """Run the order's probe of that index; None once the subject has run out of time."""
     runner = SHARE.runner
     if runner.overrun >= STUCK:
@@ -198,5 +198,5 @@ def try_share(order: int, encoded_order: bytes, index: int) -> Outcome | None:
         SHARE.probes = SHARE.plan.probes(runner.declaration)
     before, runner.printed = runner.overrun, ""
     with judging():
-        results = try_probe(SHARE.probes[index], [runner], SHARE.plan.examples, SHARE.plan.seed, silent)
+        results = ask_probe(SHARE.probes[index], [runner], SHARE.plan.examples, SHARE.plan.seed, ignore_progress)
     return Outcome(results, runner.overrun - before, runner.printed)

@@ -44,7 +44,7 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
     """
     if not cuttable(least.example):
         return least
-    wrong = asking(least, runner)
+    wrong = error_finder(least, runner)
     failures = {id(least.example): least}
     empty = least.case is not None and is_in_empty_row(least.case, least.finding)
 
@@ -71,7 +71,7 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
     return replace(failures[id(found.example)], uncut=least.example, steady=found.steady)
 
 
-def asking(found: Violation, runner: Runner) -> Callable[[Example], list[Finding] | None]:
+def error_finder(found: Violation, runner: Runner) -> Callable[[Example], list[Finding] | None]:
     """What the subject gets wrong of examples like the violation's; None where it gets nothing wrong.
 
     What is made from an example may no longer be what its check takes for granted (rows that are constant, two

@@ -25,7 +25,7 @@ from conformance.checks.catalogue import DESCRIPTION
 from conformance.checks.comparison import worst
 from conformance.checks.findings import AxisName, Kind, Threshold
 from conformance.checks.results import Violation
-from conformance.judge.smallest_case import asking
+from conformance.judge.smallest_case import error_finder
 from conformance.runner.dimensions import PRODUCTS, Dimension, Part, dimensions, sizes_of, take_parts
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Example, align_masks, cuttable, map_cases, plain_numbers
@@ -78,7 +78,7 @@ class Probing:
 
     def __init__(self, violation: Violation, runner: Runner, end: float) -> None:
         self.example, self.end, self.declaration = violation.example, end, runner.declaration
-        self.case, self.findings = asked_case(violation.example), asking(violation, runner)
+        self.case, self.findings = asked_case(violation.example), error_finder(violation, runner)
         self.ratio, self.rounds = violation.ratio, violation.loses_digits
         slow = (self.case.dtype == "float64" and not self.case.special) or violation.check == DESCRIPTION
         self.most = MOST_OF_SLOW if slow else MOST

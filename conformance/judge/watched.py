@@ -126,7 +126,7 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
         case = case_of(call, conventions.get("empty_rows", "zero"))
     except (TypeError, ValueError) as error:
         return JudgedCall(call.layer, None, reason=str(error))
-    case = replace(case, rounding=roundings(Declaration().promising(**conventions), case.dtype))
+    case = replace(case, rounding=roundings(Declaration().add_conventions(**conventions), case.dtype))
     reason = explain_unaffordable(case)
     if reason:
         return JudgedCall(call.layer, None, reason=reason)
@@ -386,7 +386,7 @@ def remark(subject: CallSubject, findings: list[Finding]) -> str:
         return ""
     answers, truth = subject(case), oracle(case)
     for conventions in ROUNDED:
-        declared = replace(case, rounding=roundings(Declaration().promising(**conventions), case.dtype))
+        declared = replace(case, rounding=roundings(Declaration().add_conventions(**conventions), case.dtype))
         if not breaks(judge(declared, answers, truth, bound(declared), no_others), STRICT):
             return "conforms under " + ",".join(f"{name}={value}" for name, value in conventions.items())
     return ""

@@ -24,8 +24,8 @@ from conformance.checks.catalogue import (
     Probe,
     takes_described_arrays,
 )
-from conformance.checks.histories import asking_gradients, repeatable_cases
-from conformance.checks.refusals import Numbers, Refusal, concerns
+from conformance.checks.histories import gradient_histories, repeatable_cases
+from conformance.checks.refusals import Numbers, Refusal, is_applicable
 from conformance.operations import OPERATIONS, JudgedOperation
 from conformance.sampling import strategies as generation
 from conformance.sampling.layouts import memory_cases
@@ -78,7 +78,7 @@ def refusals_of(operation: str | None, declaration: Declaration) -> list[Refusal
     array = Numbers("float32" if "float32" in declaration.dtypes else declaration.dtypes[0])
     chosen = OPERATIONS.values() if operation is None else [OPERATIONS[operation]]
     every = [refusal for one in chosen for refusal in one.refusals(declaration, array)]
-    return [refusal for refusal in every if concerns(refusal.case, declaration)]
+    return [refusal for refusal in every if is_applicable(refusal.case, declaration)]
 
 
 # --- the same call again, in other memory, after other calls ----------------------------------------------------------
@@ -158,6 +158,6 @@ def state_probes(operation: JudgedOperation, declaration: Declaration) -> list[P
     ]
     found.append((f"many equal calls of {name}", repeatable_cases(name, declaration), REPETITIONS, 1.0 * few_shapes))
     if "gradients" in declaration and operation.facts.differentiated:
-        found.append((f"alternating passes of {name}", asking_gradients(few, 2), INTERLEAVED, 0.3))
+        found.append((f"alternating passes of {name}", gradient_histories(few, 2), INTERLEAVED, 0.3))
     found.append((f"several threads in {name}", few, THREADS, 0.3 if declaration.compiled else 0.8))
     return [Probe("ATT-13", title, (name,), cases, by, weight) for title, cases, by, weight in found]

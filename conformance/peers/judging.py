@@ -38,7 +38,7 @@ from conformance.diagnosis.evidence import ANSWERS_TO_CASE
 from conformance.judge.executor import ClaimAnswer, Executor
 from conformance.judge.plan import Claim
 from conformance.judge.smallest_case import cut_down
-from conformance.judge.trial import Progress, make_violation, settle_violations, silent, try_probe
+from conformance.judge.trial import Progress, ask_probe, ignore_progress, make_violation, settle_violations
 from conformance.operations.probes import refusals_of
 from conformance.peers import probes as own
 from conformance.peers.peer import Peer, return_case, takes_anything
@@ -136,7 +136,9 @@ class PeerExecutor(Executor):
     remarks: by rule, the dtypes in which it is broken. accepted: by rule, titles of calls that it should refuse.
     """
 
-    def __init__(self, runner: Runner, peer: Peer, examples: int, seed: int, progress: Progress = silent) -> None:
+    def __init__(
+        self, runner: Runner, peer: Peer, examples: int, seed: int, progress: Progress = ignore_progress
+    ) -> None:
         super().__init__(runner, peer.operation, examples, seed, progress=progress, shrinking=peer.shrinking)
         self.peer = peer
         self.remarks: dict[str, list[DtypeRemark]] = {}
@@ -174,16 +176,16 @@ class PeerExecutor(Executor):
     def judge(self, declaration: Declaration) -> None:
         declaration = self.precise(declaration)
         self.level_rows = self.breaks("NORM-4", [declaration])
-        plain = declaration.remove_features("gradients").promising(empty_rows="any")
+        plain = declaration.remove_features("gradients").add_conventions(empty_rows="any")
         self.positive_scales = self.breaks("ATT-1", [plain])
         for rule, feature in FEATURES.items():
             if self.breaks(rule, [plain]):
                 declaration, plain = declaration.remove_features(feature), plain.remove_features(feature)
         declared = self.split_by_gradients(declaration)
         if self.breaks("ATT-6", declared):
-            declared = [one.promising(empty_rows="any") for one in declared]
+            declared = [one.add_conventions(empty_rows="any") for one in declared]
         if self.breaks("MASK-7", declared):
-            declared = [one.promising(isolation="finite") for one in declared]
+            declared = [one.add_conventions(isolation="finite") for one in declared]
         asked = {"NORM-4", "ATT-1", *FEATURES, "ATT-6", "MASK-7"}
         for one in declared:
             self.ask_probes(probe for probe in self.probes(one) if probe.rule not in asked)
@@ -200,7 +202,7 @@ class PeerExecutor(Executor):
     def precise(self, declaration: Declaration) -> Declaration:
         """The declaration with the dtypes in which plain results are right; the first is taken to be."""
         rule, (first, *others) = own.dtype_rule(self.operation), declaration.dtypes
-        plain = declaration.remove_features("gradients", "scale", "softcap", "bias").promising(empty_rows="any")
+        plain = declaration.remove_features("gradients", "scale", "softcap", "bias").add_conventions(empty_rows="any")
         wrong = self.wrong(others, rule, lambda dtype: own.dtype_probe(self.operation, rule, dtype, plain))
         self.remark(rule, [WrongDtype(dtype, self.excuse(rule, dtype, plain)) for dtype in wrong])
         return replace(declaration, dtypes=(first, *(dtype for dtype in others if dtype not in wrong)))
@@ -209,7 +211,7 @@ class PeerExecutor(Executor):
         """The same with gradients in those dtypes in which they are right, and without in the others."""
         if "gradients" not in declaration or not operation_facts(self.operation).differentiated:
             return [declaration]
-        rule, plain = own.gradient_rule(self.operation), declaration.promising(empty_rows="any")
+        rule, plain = own.gradient_rule(self.operation), declaration.add_conventions(empty_rows="any")
         probe = partial(own.gradient_probe, self.operation, rule, declaration=plain)
         wrong = self.wrong(declaration.dtypes, rule, probe)
         self.remark(rule, [WrongDtype(dtype, {}) for dtype in wrong], gradients=True)
@@ -232,7 +234,7 @@ class PeerExecutor(Executor):
     def excuse(self, rule: str, dtype: str, declaration: Declaration) -> dict[str, str]:
         """The conventions of its precision under which it is right after all, where there are any."""
         for conventions in EXCUSES.get(self.operation, ()):
-            declared = declaration.promising(**conventions)
+            declared = declaration.add_conventions(**conventions)
             probe = own.dtype_probe(self.operation, rule, dtype, declared)
             if roundings(declared, dtype) and not self.answer_own(probe).violations:
                 return conventions
@@ -246,7 +248,7 @@ class PeerExecutor(Executor):
             self.remarks.setdefault(rule, []).append(remark)
 
     def answer_own(self, probe: Probe) -> Results:
-        results = try_probe(self.limit_probe(probe), [self.runner], self.examples, self.seed, self.progress)
+        results = ask_probe(self.limit_probe(probe), [self.runner], self.examples, self.seed, self.progress)
         settle_violations(results, self.settle_violation)
         return results
 
@@ -320,7 +322,9 @@ class PeerExecutor(Executor):
 
     def ask_refusals(self) -> None:
         """What the rules refuse must raise something; which error, each library decides for itself."""
-        explicit = self.runner.declaration.promising(causal="explicit")  # a declared alignment is a divergence too
+        explicit = self.runner.declaration.add_conventions(
+            causal="explicit"
+        )  # a declared alignment is a divergence too
         for refusal in refusals_of(self.operation, explicit):
             wanted = self.rules is None or refusal.rule in self.rules
             if wanted and refusal.title not in self.peer.documented:
@@ -330,7 +334,7 @@ class PeerExecutor(Executor):
                 if any(finding.ratio > 1 for finding in findings):
                     found = make_violation(refusal.rule, refusal.title, REFUSAL, self.runner, asked, findings)
                     if (refusal.rule, self.runner.name) not in self.results.violations:  # wrong results say more
-                        self.results.violate(found)
+                        self.results.add_violation(found)
                     self.accepted.setdefault(refusal.rule, []).append(refusal.title)
 
     def fit_refusal(self, case: Case) -> Case:

@@ -64,7 +64,7 @@ def probes(operation: str, declaration: Declaration) -> Iterator[Probe]:
         if declaration.convention("empty_rows") == "zero":
             yield Probe("ATT-6", "empty rows in multi-head attention", (HEADS,), heads.filter(has_empty_rows))
         if declaration.convention("isolation") == "strict":
-            whole = generation.multi_head_cases(declaration=declaration.promising(empty_rows="any"))
+            whole = generation.multi_head_cases(declaration=declaration.add_conventions(empty_rows="any"))
             yield Probe("MASK-7", "hidden NaN in multi-head attention", (HEADS,), hidden_tokens(whole), TWIN)
 
 

@@ -94,7 +94,7 @@ def take_parts(case: Case, parts: Parts, rng: np.random.Generator | None = None)
     numbers from `rng`.
     """
     sizes, arrays, lists = layout_of(case)
-    parts = fitting(case, sizes, parts)
+    parts = fit_table(case, sizes, parts)
     if any(name != OFFSET and (part.size > 0) != (sizes[name] > 0) for name, part in parts.items()):
         return None
     cut = {n: resize_array(array, arrays[n], sizes, parts, rng) for n, array in arrays_of(case).items()}
@@ -126,7 +126,7 @@ def move_targets(targets: np.ndarray, part: Part, ignore: int | None) -> np.ndar
     return found.astype(targets.dtype) if ignore is None else np.where(targets == ignore, targets, found)
 
 
-def fitting(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Part]:
+def fit_table(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Part]:
     """A table of positions keeps, or gets, as many rows as are read from it."""
     found = dict(parts)
     if "table" in case.inputs and "length" in case.options:
@@ -155,10 +155,10 @@ def sizes_as_options(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Any]:
         found[OFFSET] = max(parts.get(OFFSET, Part(0, sizes[OFFSET])).size + i - j, 0)
     if "width" in case.options and "E" in parts:
         found["width"] = parts["E"].size
-    return found | (turning(case, parts["E"].size) if "E" in parts else {})
+    return found | (fit_rotation(case, parts["E"].size) if "E" in parts else {})
 
 
-def turning(case: Case, width: int) -> dict[str, Any]:
+def fit_rotation(case: Case, width: int) -> dict[str, Any]:
     """What fits a rotary embedding of another width: no more columns turn than there are, with a factor for each pair.
 
     A dynamic scaling, which needs two pairs, is left out for one.

@@ -105,7 +105,7 @@ class Runner:
         findings = check.raise_levels(self.run_check(check, example, shared), example)
         return self.sizes.learn_limits(check.case_of(example), findings) if check.tells_size else findings
 
-    def violates(self, rule: str) -> None:
+    def hear_rule(self, rule: str) -> None:
         """Hear which rule a failing case speaks of."""
 
     def run_check(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
@@ -114,7 +114,7 @@ class Runner:
         if self.asked % CHECKS_PER_CLEANING == 0:
             forget_compiled_code()
         try:
-            with self.capturing(), limit_time(self.time_limit):
+            with self.capture_output(), limit_time(self.time_limit):
                 findings = check.run(self.subject, example, shared)
             self.answers = find_answers(self.subject, check, example)
             return findings
@@ -138,7 +138,7 @@ class Runner:
         raise error
 
     @contextlib.contextmanager
-    def capturing(self) -> Iterator[None]:
+    def capture_output(self) -> Iterator[None]:
         """Send Python's standard output to a file, because some ask it for its descriptor or write bytes to it."""
         if self.time_limit is None:
             yield

@@ -24,7 +24,7 @@ EACH = 2
 """Cases of one seed: the simplest, which all have in common, and one of its own."""
 
 
-def drawing(examples: int, *phases: Phase) -> hypothesis.settings:
+def draw_settings(examples: int, *phases: Phase) -> hypothesis.settings:
     return hypothesis.settings(
         max_examples=examples,
         phases=phases,
@@ -137,7 +137,7 @@ def draw_from_seed(strategy: st.SearchStrategy[Any], seed: int, simplest: bool =
     found: list[Any] = []
 
     @hypothesis.seed(seed)
-    @drawing(EACH if simplest else 1, Phase.generate)
+    @draw_settings(EACH if simplest else 1, Phase.generate)
     @hypothesis.given(prepend_ignored_choice(strategy, simplest))
     def each(drawn: tuple[int, Any]) -> None:
         found.append(drawn[1])

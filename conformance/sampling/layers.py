@@ -28,11 +28,11 @@ from conformance.sampling.strategies import (
     edges,
     judged_dtypes,
     numpy_dtype,
+    require_some,
     reset_lacking,
     roundings,
     seeds,
     select_cotangents,
-    some,
 )
 from reference_numpy.feed_forward import ACTIVATIONS as ACTIVATION_FUNCTIONS
 from specification.configuration import CHOICES
@@ -77,10 +77,10 @@ def norm_cases(
     """
     assume(set(focus) <= declaration.features)
     shapes = [s for s in plans if operation != "standard_deviation_norm" or s[0][-1] > 1]
-    shape, axes = draw(st.sampled_from(some(s for s in shapes if s[1] == 1 or "axes" in declaration)))
+    shape, axes = draw(st.sampled_from(require_some(s for s in shapes if s[1] == 1 or "axes" in declaration)))
     sizes = {"rows": prod(shape[:-axes]), "width": prod(shape[-axes:])}
     cheap = ball_work(operation, gradients=gradients, **sizes) <= EXACTLY * (4 if far else 1)
-    able = some(d for d in judged_dtypes(dtypes, declaration) if cheap or d != "float64")
+    able = require_some(d for d in judged_dtypes(dtypes, declaration) if cheap or d != "float64")
     wide = far and sizes["width"] > WIDE_ROW and "float64" in able
     dtype = draw(st.sampled_from(("float64",) if wide else able))
     d, scale = Draw(draw(seeds), dtype), draw(st.sampled_from(spreads))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.layouts import LAYOUTS, REFUSABLE, SHARED, changes, equal_along, shared_axes
+from conformance.cases.layouts import LAYOUTS, REFUSABLE, SHARED, changes_placement, equal_along, shared_axes
 from specification.masks import map_arrays
 
 USUAL = ("transposed", "fused", "sliced", "cached", "misaligned")
@@ -55,7 +55,7 @@ def choices(case: Case, declaration: Declaration) -> dict[str, list[str]]:
         kind = role(name)
         if layout not in PLAUSIBLE[kind] or (kind in ("pairs", "cotangent") and layout in SHARED and rows_stay):
             return False
-        return any(changes(layout, array.shape) for array in arrays)
+        return any(changes_placement(layout, array.shape) for array in arrays)
 
     arrays = arrays_of(case)
     found = {layout: [name for name in arrays if is_possible(layout, name, arrays[name])] for layout in LAYOUTS}

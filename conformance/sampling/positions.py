@@ -29,11 +29,11 @@ from conformance.sampling.strategies import (
     draw_option,
     judged_dtypes,
     numpy_dtype,
+    require_some,
     reset_lacking,
     roundings,
     seeds,
     select_cotangents,
-    some,
 )
 from specification.positions import bucket_edges
 from specification.rotary import (
@@ -139,7 +139,7 @@ def alibi_cases(
     cheap, near = ball_work("alibi_bias", gradients=False, pairs=H * Q * K) <= EXACTLY, max(offset + Q, K) < LARGEST
     able = tuple(d for d in judged_dtypes(able, declaration) if (cheap or d != "float64") and (near or d != "float16"))
     given: dict[str, Any] = {"num_heads": H, "query_length": Q, "key_length": K, OFFSET: offset}
-    given = reset_lacking("alibi_bias", given | {"dtype": draw(st.sampled_from(some(able)))}, declaration)
+    given = reset_lacking("alibi_bias", given | {"dtype": draw(st.sampled_from(require_some(able)))}, declaration)
     return Case("alibi_bias", given["dtype"], {}, given)
 
 
@@ -318,15 +318,17 @@ def rotary_cases(
     sizes = {"numbers": B * H * T * D, "angles": B * T * D}
     dtype = draw_dtype(draw, dtypes, declaration, ball_work("rotary_embedding", gradients=True, **sizes))
     d = Draw(draw(seeds), dtype)
-    kind = draw(st.sampled_from(some(k for k in kinds if k not in OF_BATCH or "batch_positions" in declaration)))
+    kind = draw(
+        st.sampled_from(require_some(k for k in kinds if k not in OF_BATCH or "batch_positions" in declaration))
+    )
     positions = draw_positions(draw, d, kind, B, T, far)
-    pairing = draw(st.sampled_from(some(p for p in pairings if p == "halves" or "interleaved" in declaration)))
+    pairing = draw(st.sampled_from(require_some(p for p in pairings if p == "halves" or "interleaved" in declaration)))
     part = draw(st.integers(0, 3)) == 3 if partial is None else partial
     assume(partial is not True or "rotary_width" in declaration)
     part = part and "rotary_width" in declaration and D > 2
     width = draw(st.sampled_from(tuple(range(2, D, 2)))) if part else D
     length = int(positions.max(initial=0)) + 1
-    name = draw(st.sampled_from(some(s for s in scalings if s == "none" or "rotary_scaling" in declaration)))
+    name = draw(st.sampled_from(require_some(s for s in scalings if s == "none" or "rotary_scaling" in declaration)))
     scaling = draw_scaling(draw, d, name, width // 2, length)
     options: dict[str, Any] = {
         "base": draw_option(draw, "rotary_embedding", "base", bases, declaration),
@@ -364,12 +366,12 @@ def frequency_cases(
     declaration: Declaration = EVERYTHING,
 ) -> Case:
     """scalings, widths: the choices. Results are float64, and so is every case."""
-    dtype = draw(st.sampled_from(some(d for d in judged_dtypes(dtypes, declaration) if d == "float64")))
+    dtype = draw(st.sampled_from(require_some(d for d in judged_dtypes(dtypes, declaration) if d == "float64")))
     d, width = Draw(draw(seeds), dtype), draw(st.sampled_from(widths))
     width = min(width, declaration.limits.get("model_width", width))
     width -= width % 2
     length = draw(st.sampled_from((1, 100, 4096, 4097, 131072)))
-    name = draw(st.sampled_from(some(s for s in scalings if s == "none" or "rotary_scaling" in declaration)))
+    name = draw(st.sampled_from(require_some(s for s in scalings if s == "none" or "rotary_scaling" in declaration)))
     if name == "longrope":  # so that some lengths are the original one, which is at least 2
         length = max(length, 2)
     scaling = draw_scaling(draw, d, name, width // 2, length)

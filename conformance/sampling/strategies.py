@@ -39,10 +39,10 @@ DTYPES = SIMPLEST_FIRST
 
 def judged_dtypes(dtypes: tuple[str, ...], declaration: Declaration) -> tuple[str, ...]:
     """Those that the subject takes. Without its oracle, float64 cannot be judged."""
-    return some(d for d in dtypes if d in declaration.dtypes and (d != "float64" or balls_available()))
+    return require_some(d for d in dtypes if d in declaration.dtypes and (d != "float64" or balls_available()))
 
 
-def some(choices: Iterable[Any]) -> tuple[Any, ...]:
+def require_some(choices: Iterable[Any]) -> tuple[Any, ...]:
     """The choices; a case for which there are none is not drawn."""
     left = tuple(choices)
     assume(left)
@@ -57,7 +57,9 @@ def draw_dtype(
     draw: st.DrawFn, dtypes: tuple[str, ...], declaration: Declaration, work: float, limit: float = EXACTLY
 ) -> str:
     """Draw a dtype that the subject takes; not float64 where its oracle's work is beyond the limit."""
-    return draw(st.sampled_from(some(d for d in judged_dtypes(dtypes, declaration) if work <= limit or d != "float64")))
+    return draw(
+        st.sampled_from(require_some(d for d in judged_dtypes(dtypes, declaration) if work <= limit or d != "float64"))
+    )
 
 
 SHORT = (
@@ -148,7 +150,7 @@ seeds = digits(10)
 
 def sizes(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None = None) -> st.SearchStrategy[Sizes]:
     """Of the plans, or the usual ones; in float64 those that ball arithmetic affords."""
-    return st.sampled_from(some(sizes_for(dtype, declaration, plans)))
+    return st.sampled_from(require_some(sizes_for(dtype, declaration, plans)))
 
 
 def sizes_for(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None) -> list[Sizes]:
@@ -172,7 +174,7 @@ def dtype_and_sizes(
         dtype: [s for s in sizes_for(dtype, declaration, plans) if grouped is None or (s.H > s.G) == grouped]
         for dtype in judged_dtypes(dtypes, declaration)
     }
-    chosen = st.sampled_from(some(dtype for dtype, found in able.items() if found))
+    chosen = st.sampled_from(require_some(dtype for dtype, found in able.items() if found))
     return chosen.flatmap(lambda dtype: st.tuples(st.just(dtype), st.sampled_from(able[dtype])))
 
 
@@ -184,7 +186,7 @@ def reset_lacking(operation: str, options: dict[str, Any], declaration: Declarat
 def draw_option(draw: st.DrawFn, operation: str, name: str, choices: Iterable[Any], declaration: Declaration) -> Any:
     """Draw an option from its choices; only its default where the function has no parameter for it."""
     lacking = name in declaration.lacking
-    return draw(st.sampled_from(some(one for one in choices if not lacking or one == default(operation, name))))
+    return draw(st.sampled_from(require_some(one for one in choices if not lacking or one == default(operation, name))))
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
@@ -344,7 +346,7 @@ def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw, declaration: Declar
     if kind == "maybe":
         kind = draw(st.sampled_from(("none", *kinds, *several)))
     if kind == "any":
-        kind = draw(st.sampled_from(some((*kinds, *several))))
+        kind = draw(st.sampled_from(require_some((*kinds, *several))))
     if kind == "none":
         return None
     aligned = alignment(s.Q, s.K, declaration)

@@ -12,7 +12,7 @@ from conformance.bounds import bound
 from conformance.cases.features import supports_case
 from conformance.checks.comparison import judge
 from conformance.judge.options import EFFORTS
-from conformance.judge.trial import try_probe
+from conformance.judge.trial import ask_probe
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import oracle
 from conformance.runner.in_process import Runner
@@ -53,7 +53,7 @@ def is_caught(fault: Planted, seed: int) -> bool:
     """By a default run of its rule."""
     runner = Runner(fault.make())
     probes = probes_of(fault.rule, fault.operation, runner.declaration)
-    every_result = (try_probe(probe, [runner], EFFORTS["default"], seed) for probe in probes)
+    every_result = (ask_probe(probe, [runner], EFFORTS["default"], seed) for probe in probes)
     return any(results.violations for results in every_result)
 
 

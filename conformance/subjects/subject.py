@@ -180,7 +180,7 @@ class Subject:
         """Inputs and options in the subject's framework, arrays in masks too, each in its memory layout."""
 
         def array(name: str, a: Any) -> Any:
-            return self.lay("input", self.laid(case, name, np.asarray(a)))
+            return self.lay("input", self.lay_out(case, name, np.asarray(a)))
 
         options = dict(case.options)
         if options.get("mask") is not None:
@@ -189,7 +189,7 @@ class Subject:
             options["dropout_keep"] = array("dropout_keep", options["dropout_keep"])
         return {name: array(name, a) for name, a in case.inputs.items()}, options
 
-    def laid(self, case: Case, name: str, array: np.ndarray) -> Any:
+    def lay_out(self, case: Case, name: str, array: np.ndarray) -> Any:
         """An array of the case in the subject's framework, as it lies in memory. name: as in `Case.memory`."""
         layout = case.memory.get(name)
         if layout is None or not self.framework.strides:
@@ -205,7 +205,7 @@ class Subject:
 
     def cotangents(self, case: Case) -> Arrays:
         """By result, in the subject's framework."""
-        return {name: self.lay("cotangent", self.laid(case, "cotangent", a)) for name, a in case.cotangents.items()}
+        return {name: self.lay("cotangent", self.lay_out(case, "cotangent", a)) for name, a in case.cotangents.items()}
 
     def differentiate(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
         return self.framework.differentiate(

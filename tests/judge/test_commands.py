@@ -409,7 +409,7 @@ class Pool:
             results.rules["MASK-1", name].add(found, "float32")
             if found > 1:
                 finding = Finding("output", found, (0, 0, 0, 0), 1.0, 0.5, 0.5 / found)
-                results.violate(Violation("MASK-1", name, finding, "polarity", AGREEMENT, attention_case()))
+                results.add_violation(Violation("MASK-1", name, finding, "polarity", AGREEMENT, attention_case()))
         results.generated["attention"] = 10
         return results
 

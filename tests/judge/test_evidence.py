@@ -46,9 +46,9 @@ def violated(ratio: float, dtype: str = "float32", rule: str = "ATT-5", **told: 
 def test_of_each_dtype_the_largest_error_is_kept() -> None:
     one, other = Results(), Results()
     for ratio in (3.0, 50.0, 7.0):
-        one.violate(violated(ratio))
-    other.violate(violated(60.0, "float64"))
-    other.violate(violated(80.0, "float16"))
+        one.add_violation(violated(ratio))
+    other.add_violation(violated(60.0, "float64"))
+    other.add_violation(violated(80.0, "float16"))
     one.include(other)
     one.set_worst()
     (told,) = one.violations.values()
@@ -68,12 +68,12 @@ def test_the_error_of_several_calls_counts_for_16_bits_where_one_of_them_has_16(
 
 def test_what_is_no_violation_after_all_has_no_largest_error() -> None:
     results = Results()
-    results.violate(violated(3.0))
+    results.add_violation(violated(3.0))
     settle_violations(results, lambda found: None)
     assert (results.violations, dict(results.worst)) == ({}, {})
     of_state = violated(3.0)
     finding = replace(of_state.finding, detail=NotReproducible(True, of_state.finding))
-    results.violate(replace(of_state, finding=finding))
+    results.add_violation(replace(of_state, finding=finding))
     assert dict(results.worst) == {}
 
 

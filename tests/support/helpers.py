@@ -32,7 +32,7 @@ from conformance.cli.console import console
 from conformance.diagnosis.cause import Cause
 from conformance.judge.plan import list_questions
 from conformance.judge.report import Report
-from conformance.judge.trial import judge_questions
+from conformance.judge.trial import ask_questions
 from conformance.operations import OPERATIONS
 from conformance.operations.probes import catalogue, probes_of_all
 from conformance.oracle.reference import oracle
@@ -183,7 +183,7 @@ def run_probes(probes: Sequence[Probe], subjects: Iterable[Subject], examples: i
     rules = {probe.rule for probe in probes}
     questions = list_questions(None, EVERYTHING, EVERYTHING, rules, probes)
     generated = [question for question in questions if question.kind != "frozen"]
-    return judge_questions(generated, [Runner(subject) for subject in subjects], examples, seed)
+    return ask_questions(generated, [Runner(subject) for subject in subjects], examples, seed)
 
 
 def messages(report: Report) -> dict[str, str]:

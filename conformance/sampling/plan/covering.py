@@ -74,7 +74,7 @@ def covering(levels: Levels, fits: Fits, strength: int = 2, before: Iterable[Row
     before: rows in which some meet already.
     """
     rng = np.random.default_rng(0)
-    open_tuples, rows = meeting(levels, fits, strength) - met_in(before, levels, strength), []
+    open_tuples, rows = affordable_tuples(levels, fits, strength) - tuples_of_rows(before, levels, strength), []
     while open_tuples:
         tries = (choose_levels(levels, fits, open_tuples, rng) for _ in range(TRIES))
         row, covered = max(tries, key=lambda found: len(found[1]))
@@ -108,7 +108,7 @@ def choose_sizes(
     return rows
 
 
-def meeting(levels: Levels, fits: Fits, strength: int) -> set[frozenset[tuple[str, int]]]:
+def affordable_tuples(levels: Levels, fits: Fits, strength: int) -> set[frozenset[tuple[str, int]]]:
     """Every tuple of (dimension, level) that some affordable row has."""
     return {
         frozenset(zip(names, picked, strict=True))
@@ -118,7 +118,7 @@ def meeting(levels: Levels, fits: Fits, strength: int) -> set[frozenset[tuple[st
     }
 
 
-def met_in(rows: Iterable[Row], levels: Levels, strength: int) -> set[frozenset[tuple[str, int]]]:
+def tuples_of_rows(rows: Iterable[Row], levels: Levels, strength: int) -> set[frozenset[tuple[str, int]]]:
     """Every tuple of (dimension, level) that some row has."""
     places = {name: {size: number for number, level in enumerate(levels[name]) for size in level} for name in levels}
     found = ([(name, places[name][row[name]]) for name in levels] for row in rows)
