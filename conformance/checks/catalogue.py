@@ -25,13 +25,7 @@ from conformance.checks.findings import Finding, MaskDiffers, NotANumber, NotSpo
 from conformance.checks.independence import check_determinism, check_memory
 from conformance.checks.levels import CORE, ROBUST, STRICT, higher
 from conformance.checks.refusals import Refusal, refusal_failure
-from conformance.checks.state import (
-    check_history,
-    check_interleaved,
-    check_repetitions,
-    check_threads,
-    prepare_all,
-)
+from conformance.checks.state import check_history, check_interleaved, check_repetitions, check_threads, prepare_all
 from conformance.oracle.reference import oracle
 from conformance.sampling.draws import CaseStrategy
 from conformance.subjects.subject import Subject

@@ -14,10 +14,7 @@ from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
 from conformance.cases.declaration import SIMPLEST_FIRST
 from conformance.cases.expectations import Exact, allowed_pairs, asked_case
-from conformance.checks.catalogue import (
-    REFUSAL,
-    Check,
-)
+from conformance.checks.catalogue import REFUSAL, Check
 from conformance.checks.comparison import units_in_the_last_place
 from conformance.checks.findings import Finding, Threshold, same_error
 from conformance.checks.levels import CORE, higher, is_required, rank

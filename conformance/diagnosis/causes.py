@@ -29,7 +29,7 @@ from conformance.mistakes.catalogue import mistakes_of
 from conformance.mistakes.condition import Condition
 from conformance.operations.probes import catalogue
 from conformance.runner.in_process import Runner
-from conformance.runner.memory_layouts import depends_on_layout
+from conformance.runner.shrinking import depends_on_layout
 from conformance.sampling.strategies import roundings
 
 

@@ -17,20 +17,14 @@ from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case, heads_and_keys, output_alone
 from conformance.cases.expectations import Planted, empty_rows
 from conformance.cases.facts import FEATURE_RULES, operation_facts
-from conformance.cases.features import (
-    features_of,
-    has_declared_masks,
-    is_norm,
-    mask_kinds,
-    rule_of,
-)
+from conformance.cases.features import features_of, has_declared_masks, is_norm, mask_kinds, rule_of
 from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN, Check, first, nothing
 from conformance.checks.comparison import OF_QUERIES, OF_ROWS, breaks, worst
 from conformance.checks.findings import Finding
 from conformance.checks.levels import STATE_RULE
 from conformance.oracle.reference import oracle
 from conformance.runner.in_process import Runner
-from conformance.runner.memory_layouts import depends_on_layout, lay_contiguous
+from conformance.runner.shrinking import depends_on_layout, lay_contiguous
 from conformance.subjects.subject import Subject
 
 OF_EMPTY_ROWS = "ATT-6"

@@ -12,12 +12,7 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.features import rule_of
-from conformance.checks.catalogue import (
-    AFTER_OTHER_CALLS,
-    AGREEMENT,
-    CALLS_IN_ORDER,
-    Check,
-)
+from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, CALLS_IN_ORDER, Check
 from conformance.checks.comparison import breaks, worst
 from conformance.checks.findings import DependsOnCalls, Finding, NotReproducible
 from conformance.checks.levels import STATE_RULE

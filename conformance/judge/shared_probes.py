@@ -28,13 +28,7 @@ from conformance.checks.results import Results
 from conformance.judge.plan import list_questions
 from conformance.judge.trial import STUCK, ask_probe, ignore_progress
 from conformance.oracle.reference import balls_available
-from conformance.runner.compiled_code import (
-    LEAST,
-    forget_compiled_code,
-    keep_compiled_code,
-    memory,
-    share_of_memory,
-)
+from conformance.runner.compiled_code import LEAST, forget_compiled_code, keep_compiled_code, memory, share_of_memory
 from conformance.runner.in_process import Runner, ignore_warnings_of_numbers, judging
 from conformance.runner.in_subprocess import ENDING, encode_target
 from conformance.runner.process_lifetime import POSIX

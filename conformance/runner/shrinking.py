@@ -19,12 +19,16 @@ import numpy as np
 from conformance.cases.arguments import KERNEL_ARGUMENTS, expected_dtype
 from conformance.cases.case import Case, heads_and_keys, join_projections, output_alone
 from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
-from conformance.cases.expectations import Planted, allowed_pairs, asked_case, empty_rows
+from conformance.cases.expectations import Planted, allowed_pairs, asked_case, change_cases, empty_rows
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import alignment, has_masks, supports_case
 from conformance.cases.operation import OFFSET
 from conformance.cases.signatures import definition, equals_default
+from conformance.checks.catalogue import Check
+from conformance.checks.comparison import breaks
+from conformance.checks.levels import STRICT
 from conformance.runner.dimensions import Dimension, Part, Parts, dimensions, sizes_of, take_parts
+from conformance.runner.in_process import Runner
 from conformance.sampling.layouts import apply_memory
 from conformance.sampling.strategies import numpy_dtype, roundings, set_offset
 from specification.dtypes import FLOATING, compute_dtype_name
@@ -435,3 +439,44 @@ def plain_numbers(case: Case, seed: int = 0) -> Case | None:
             numbers = np.abs(numbers) if name in operation_facts(case.operation).positive else numbers
             inputs[name] = np.where(finite, numbers.astype(array.dtype), array)
     return apply_memory(replace(case, inputs=inputs), case.memory)
+
+
+# --- what only a memory layout causes ---------------------------------------------------------------------------------
+
+
+def depends_on_layout(
+    runner: Runner, check: Check[Any, Any], example: Any, level: str = STRICT, shared: Any = None
+) -> bool:
+    """Ask once more, and with contiguous arrays: whether only the latter is right, which is a matter of ATT-13.
+
+    Args:
+        runner: of the subject.
+        check: by which the example fails.
+        example: as the check takes it.
+        level: of what is wrong; what only higher profiles ask for does not count.
+        shared: what the check has prepared, if it has; a layout changes nothing of it.
+
+    Returns:
+        whether the example fails again, but not with contiguous arrays; False where its arrays are contiguous.
+
+    """
+    if not has_layouts(example):
+        return False
+    prepared = check.prepare(example) if shared is None else shared
+
+    def is_right(example: Any) -> bool:
+        return not breaks(runner(check, example, prepared), level)
+
+    return is_right(lay_contiguous(example)) and not is_right(example)
+
+
+def lay_contiguous(example: Any) -> Any:
+    """The example with all its cases in contiguous arrays."""
+    return change_cases(example, lambda case: replace(case, memory={}))
+
+
+def has_layouts(example: Any) -> bool:
+    """Whether a case in the example has arrays that do not lie contiguous."""
+    if isinstance(example, Case | Planted):
+        return bool(asked_case(example).memory)
+    return type(example) is tuple and any(map(has_layouts, example))

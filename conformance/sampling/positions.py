@@ -36,14 +36,7 @@ from conformance.sampling.strategies import (
     select_cotangents,
 )
 from specification.positions import bucket_edges
-from specification.rotary import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    Scaling,
-    YarnScaling,
-)
+from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Scaling, YarnScaling
 
 EXACT_POSITIONS = 2**15
 """Entries of sinusoidal positions that ball arithmetic affords."""
