@@ -16,10 +16,10 @@ from conformance.bounds import layers
 from conformance.bounds.arithmetic import Approx, Precision, add, exact, map_approx, round_output
 from conformance.cases.arguments import alibi, expected_dtype, gradient_name, replace_kernel_arguments
 from conformance.cases.case import Case, heads_and_keys, heads_of, join_projections, logsumexp_alone, output_alone
+from conformance.cases.expectations import allowed_pairs
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import has_masks
 from conformance.cases.signatures import default
-from reference_numpy import materialize
 from specification.dtypes import FLOATING, HALF
 
 Bounds = dict[str, np.ndarray]
@@ -87,7 +87,7 @@ def attend(
         query,
         key,
         value,
-        find_allowed_pairs(case, shape),
+        allowed_pairs(case, shape),
         cotangent,
         bias=bias_of(case, shape, p),
         scale=case.options.get("scale"),
@@ -304,15 +304,6 @@ def bias_of(case: Case, shape: tuple[int, int, int, int], p: Precision) -> Appro
 def pairs(array: np.ndarray | None) -> Approx | None:
     """A bias as [B or 1, H or 1, Q, K]."""
     return None if array is None else exact(array if array.ndim == 4 else array[None, None])
-
-
-def find_allowed_pairs(case: Case, shape: tuple[int, int, int, int]) -> np.ndarray:
-    case = replace_kernel_arguments(case)
-    B, H, Q, K = shape
-    allowed = materialize(case.options.get("mask"), Q, K, batch=B, heads=H)
-    if "bias" in case.inputs:
-        allowed = allowed & (case.inputs["bias"].astype(float) != -np.inf)
-    return np.broadcast_to(allowed, shape)
 
 
 def dropout_factor(case: Case) -> np.ndarray | None:

@@ -77,10 +77,10 @@ def asked_case(example: Any) -> Case:
     return example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
 
 
-def allowed_pairs(case: Case) -> Any:
+def allowed_pairs(case: Case, shape: tuple[int, int, int, int] | None = None) -> Any:
+    """Pairs that take part. shape: [B, H, Q, K], of multi-head attention, whose inputs do not have it."""
     case = replace_kernel_arguments(case)
-    B, H, Q, _ = case.inputs["query"].shape
-    K = case.inputs["key"].shape[2]
+    B, H, Q, K = shape or (*case.inputs["query"].shape[:3], case.inputs["key"].shape[2])
     allowed = np.broadcast_to(materialize(case.options.get("mask"), Q, K, batch=B, heads=H), (B, H, Q, K))
     if "bias" in case.inputs:
         bias = case.inputs["bias"].astype(float)

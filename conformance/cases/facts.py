@@ -394,16 +394,10 @@ def rotary_axes(case: Case) -> Described:
     return {"B": B, "H": H, "T": T, "E": D}, arrays, {}
 
 
-def turning_columns(case: Case) -> int:
-    """The number of columns that turn."""
-    width = case.options.get("rotary_width")
-    return int(case.inputs["x"].shape[-1] if width is None else width)
-
-
 def unturned_columns(case: Case, name: str) -> np.ndarray:
     """Columns past the rotary width."""
-    columns = np.arange(case.inputs["x"].shape[-1]) >= turning_columns(case)
-    return np.broadcast_to(columns, case.inputs["x"].shape)
+    shape, width = case.inputs["x"].shape, case.options.get("rotary_width")
+    return np.broadcast_to(np.arange(shape[-1]) >= (shape[-1] if width is None else width), shape)
 
 
 ROTARY_EMBEDDING = OperationFacts(

@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.cases.arguments import KERNEL_ARGUMENTS
 from conformance.cases.case import Case, heads_and_keys, widths_of
-from conformance.cases.declaration import FEATURES, Declaration, Window
+from conformance.cases.declaration import FEATURES, Declaration
 from conformance.cases.facts import operation_facts
 from conformance.cases.signatures import required_arguments
 from specification import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow
@@ -108,7 +108,9 @@ def undeclared_masks(mask: Any, declaration: Declaration) -> Iterator[str]:
     if mask is None and "unmasked" not in declaration:
         yield "unmasked"
     if declaration.windows:
-        yield from (f"windows {window_name(window)}" for window in windows_of(mask) - {*declaration.windows})
+        windows = {(part.left, part.right) for part in mask_parts(mask) if isinstance(part, SlidingWindow)}
+        for window in windows - {*declaration.windows}:
+            yield f"windows {'/'.join('all' if side is None else str(side) for side in window)}"
 
 
 def mask_features(mask: Any) -> set[str]:
@@ -124,16 +126,6 @@ def list_unsupported(mask: Any, query_length: int, key_length: int, declaration:
         lacking.add("offset")
     yield from (name for name in FEATURES if name in lacking)
     yield from undeclared_masks(mask, declaration)
-
-
-def window_name(window: Window) -> str:
-    """As `--windows` has it: keys before and after the query's own."""
-    return "/".join("all" if side is None else str(side) for side in window)
-
-
-def windows_of(mask: Any) -> set[Window]:
-    """The sides of every window in a mask."""
-    return {(part.left, part.right) for part in mask_parts(mask) if isinstance(part, SlidingWindow)}
 
 
 def supports_case(case: Case, declaration: Declaration) -> bool:

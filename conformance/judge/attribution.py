@@ -56,9 +56,9 @@ def attribute(runner: Runner, failure: Failure, shared: Any = None) -> Failure:
     clean = clean_twin(failure)
     if clean is not None:
         findings = check_agreement(runner, clean)
-        if breaks(findings, level) and (
-            is_of_numbers(failure.findings) or is_as_wrong(runner, clean, failure.findings)
-        ):
+        first = worst(failure.findings)
+        is_number = first.kind == "value" and np.isfinite(first.got) and np.isfinite(first.expected)
+        if breaks(findings, level) and (is_number or is_as_wrong(runner, clean, first)):
             empty = is_in_empty_row(clean, worst(findings))
             rule = OF_EMPTY_ROWS if empty else find_rule(runner, clean, findings)
             return Failure(rule, AGREEMENT, clean, findings)
@@ -75,12 +75,11 @@ def breaks_gradients_alone(failure: Failure) -> bool:
     )
 
 
-def is_as_wrong(runner: Runner, clean: Case, findings: list[Finding]) -> bool:
-    """Whether the element of the worst finding is as wrong without NaN and infinity.
+def is_as_wrong(runner: Runner, clean: Case, found: Finding) -> bool:
+    """Whether the element of a finding is as wrong without NaN and infinity.
 
     It is no number, or stands in a row that allows nothing.
     """
-    found = worst(findings)
     if found.kind != "value":
         return False
     (there,) = runner(ELEMENT, (clean, found), None)
@@ -114,12 +113,6 @@ def is_in_empty_row(case: Case, finding: Finding) -> bool:
     if case.operation not in OF_QUERIES or finding.name not in OF_ROWS or finding.kind != "value":
         return False
     return bool(empty_rows(case)[finding.index[:3]])
-
-
-def is_of_numbers(findings: list[Finding]) -> bool:
-    """Whether the worst finding is a number where another one was due."""
-    found = worst(findings)
-    return found.kind == "value" and bool(np.isfinite(found.got) and np.isfinite(found.expected))
 
 
 def check_agreement(runner: Runner, case: Case) -> list[Finding]:
@@ -158,8 +151,11 @@ def find_rule(
     if needed:
         return FEATURE_RULES[min(needed, key=list(FEATURE_RULES).index)]
     H, G, _, _ = heads_and_keys(case)
-    if G and H != G and not breaks(check_agreement(runner, repeat_key_heads(case)), worst(findings).level):
-        return "ATT-7"
+    if G and H != G:
+        repeated = {name: np.repeat(case.inputs[name], H // G, axis=1) for name in ("key", "value")}
+        with_own_keys = replace(case, inputs=case.inputs | repeated)
+        if not breaks(check_agreement(runner, with_own_keys), worst(findings).level):
+            return "ATT-7"
     return "ATT-12" if is_gradient(worst(findings).name) else "ATT-8"
 
 
@@ -175,10 +171,3 @@ def take_away_each(case: Case) -> Iterator[Any]:
             yield lambda c, names=names: replace(c, options={n: o for n, o in c.options.items() if n not in names})
     if case.cotangents:
         yield lambda c: replace(c, cotangents={})
-
-
-def repeat_key_heads(case: Case) -> Case:
-    """The same with a key head for every query head."""
-    H, G, _, _ = heads_and_keys(case)
-    inputs = {n: np.repeat(a, H // G, axis=1) if n in ("key", "value") else a for n, a in case.inputs.items()}
-    return replace(case, inputs=inputs)

@@ -17,7 +17,6 @@ from conformance.judge.plan import Question, count_cases, seed_of
 from conformance.operations.corpus import Entry
 from conformance.runner.in_process import Runner
 from conformance.sampling.draws import draw_cases
-from conformance.subjects.subject import Answers
 
 Progress = Callable[[str, str], None]
 """Called with the rule and the title after every case."""
@@ -141,7 +140,9 @@ def ask_runners(source: Probe | Entry, title: str, example: Any, runners: Sequen
         failed = breaks(findings)
         if not failed or worst(findings).is_of_values:  # a time-out has no values, and no diagnosis
             of_case = title if isinstance(source, Probe) else source.shows
-            answers = copy_answers(runner.answers)
+            answers = runner.answers
+            if answers is not None:  # a function may write its next result into the same memory
+                answers = {name: array.copy() for name, array in answers.items()}
             kept = KeptCase(source.rule, source.id, of_case, check, example, failed, least, answers)
             results.kept[runner.name].add(kept)
         if failed:
@@ -158,11 +159,6 @@ def ask_runners(source: Probe | Entry, title: str, example: Any, runners: Sequen
                 results.add_violation(violation)
         results.add(rule, runner.name, findings, narrowest(example, case), drawn and check == AGREEMENT)
     return shared
-
-
-def copy_answers(answers: Answers | None) -> Answers | None:
-    """A function may write its next result into the same memory."""
-    return None if answers is None else {name: array.copy() for name, array in answers.items()}
 
 
 def narrowest(example: Any, case: Case) -> Case:

@@ -112,18 +112,14 @@ def take_parts(case: Case, parts: Parts, rng: np.random.Generator | None = None)
         start, size = parts["vocabulary"]
         inputs["ids"] = np.clip(inputs["ids"] - start, 0, size - 1).astype(inputs["ids"].dtype)
     if "targets" in inputs and "classes" in parts:
-        inputs["targets"] = move_targets(inputs["targets"], parts["classes"], options.get("ignore"))
+        targets, (start, size), ignore = inputs["targets"], parts["classes"], options.get("ignore")
+        moved = np.clip(targets - start, 0, size - 1).astype(targets.dtype)
+        inputs["targets"] = moved if ignore is None else np.where(targets == ignore, targets, moved)
     if "query_lengths" in inputs and "Q" in parts:
         start, size = parts["Q"]
         inputs["query_lengths"] = np.clip(inputs["query_lengths"] - start, 0, size).astype(np.int32)
     cotangents = {name: cut[f"-> {name}"] for name in case.cotangents}
     return apply_memory(replace(case, inputs=inputs, options=options, cotangents=cotangents), case.memory)
-
-
-def move_targets(targets: np.ndarray, part: Part, ignore: int | None) -> np.ndarray:
-    """Targets that are among the classes of the part; what does not count stays as it is."""
-    found = np.clip(targets - part.start, 0, part.size - 1)
-    return found.astype(targets.dtype) if ignore is None else np.where(targets == ignore, targets, found)
 
 
 def fit_table(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Part]:
@@ -168,16 +164,12 @@ def fit_rotation(case: Case, width: int) -> dict[str, Any]:
     if part is not None:
         width = found["rotary_width"] = min(part, width)
     if isinstance(scaling, LongRopeScaling):
-        found["scaling"] = fit_scaling(scaling, width // 2)
+        factors = (tuple(islice(cycle(f), width // 2)) for f in (scaling.short_factors, scaling.long_factors))
+        short, long = factors  # after the last one they start anew
+        found["scaling"] = replace(scaling, short_factors=short, long_factors=long)
     if isinstance(scaling, DynamicScaling) and width < 4:
         found["scaling"] = None
     return found
-
-
-def fit_scaling(scaling: LongRopeScaling, pairs: int) -> LongRopeScaling:
-    """With so many factors; after the last one they start anew."""
-    short, long = (tuple(islice(cycle(f), pairs)) for f in (scaling.short_factors, scaling.long_factors))
-    return replace(scaling, short_factors=short, long_factors=long)
 
 
 def places(axis: Axis, sizes: Sizes, parts: Parts) -> tuple[np.ndarray, np.ndarray]:

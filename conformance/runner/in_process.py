@@ -212,7 +212,13 @@ class SizeLimits:
         if growth.get(name, 0) <= 1:
             return findings
         self.limits[name] = min(sizes[name] - 1, self.limits.get(name, sizes[name]))
-        return [add_size(finding, Size(name, sizes[name])) for finding in findings]
+        size = Size(name, sizes[name])
+        return [
+            replace(finding, detail=replace(finding.detail, size=size))
+            if finding.name == "call" and isinstance(finding.detail, NoAnswer) and finding.detail.size is None
+            else finding
+            for finding in findings
+        ]
 
     def is_reported(self, finding: Finding) -> bool:
         """Whether a failure for the size of the same dimension has been reported."""
@@ -230,11 +236,3 @@ def dimension(finding: Finding) -> str:
     """The one of whose size the failure speaks; empty where it speaks of none."""
     detail = finding.detail
     return detail.size.dimension if isinstance(detail, NoAnswer) and detail.size is not None else ""
-
-
-def add_size(finding: Finding, size: Size) -> Finding:
-    """A failed call with the size at which it failed; any other finding as it is."""
-    detail = finding.detail
-    if finding.name != "call" or not isinstance(detail, NoAnswer) or detail.size is not None:
-        return finding
-    return replace(finding, detail=replace(detail, size=size))

@@ -307,7 +307,9 @@ def rotary_cases(
     """kinds: of positions. far: where they end, the choices; by default they are those of `STARTS`. partial: whether
     columns are left as they are; None now and then. scalings: the choices. special: NaN and infinity stand in x.
     """
-    B, H, T, D = limit_plan(draw(st.sampled_from(plans)), declaration)
+    names, limits = ("batch", "heads", "length", "model_width"), declaration.limits
+    B, H, T, D = (min(n, limits.get(name, n)) for name, n in zip(names, draw(st.sampled_from(plans)), strict=True))
+    D -= D % 2
     sizes = {"numbers": B * H * T * D, "angles": B * T * D}
     dtype = draw_dtype(draw, dtypes, declaration, ball_work("rotary_embedding", gradients=True, **sizes))
     d = Draw(draw(seeds), dtype)
@@ -341,13 +343,6 @@ def rotary_cases(
     rounding = roundings(declaration, dtype)
     case = Case("rotary_embedding", dtype, inputs, options, cotangents, special=special, rounding=rounding)
     return draw_memory(draw, case, declaration)
-
-
-def limit_plan(plan: Plan, declaration: Declaration) -> Plan:
-    """The sizes within the subject's limits, with an even width."""
-    names = ("batch", "heads", "length", "model_width")
-    B, H, T, D = (min(size, declaration.limits.get(name, size)) for name, size in zip(names, plan, strict=True))
-    return B, H, T, D - D % 2
 
 
 @st.composite

@@ -139,21 +139,18 @@ def entries_for(operations: set[str], declaration: Declaration) -> list[Entry]:
 
 
 def is_judgeable(case: Case, declaration: Declaration) -> bool:
-    """Whether the subject takes the case, and it can be judged here."""
-    lies = declaration.strides or not case.memory
-    judged = case.dtype != "float64" or balls_available()
-    return lies and judged and supports_case(case, declaration) and is_promised(case, declaration)
+    """Whether the subject takes the case, and it can be judged here, clear of what conventions decide otherwise."""
+    if (case.memory and not declaration.strides) or not supports_case(case, declaration):
+        return False
+    if (case.dtype == "float64" and not balls_available()) or (
+        case.special and declaration.convention("isolation") != "strict"
+    ):
+        return False
+    if declaration.convention("empty_rows") == "zero" or not case.operation.startswith("attention"):
+        return True
+    return bool(allowed_pairs(case).any(-1).all())
 
 
 def apply_roundings(example: Any, declaration: Declaration) -> Any:
     """The example with the subject's declared roundings in each of its cases."""
     return change_cases(example, lambda case: replace(case, rounding=roundings(declaration, case.dtype)))
-
-
-def is_promised(case: Case, declaration: Declaration) -> bool:
-    """Whether the case is clear of all that the subject's conventions decide otherwise."""
-    if case.special and declaration.convention("isolation") != "strict":
-        return False
-    if declaration.convention("empty_rows") == "zero" or not case.operation.startswith("attention"):
-        return True
-    return bool(allowed_pairs(case).any(-1).all())
