@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from conformance.cases.arguments import KERNEL_ARGUMENTS
@@ -72,11 +72,14 @@ def mask_parts(mask: Any) -> list[Any]:
     return [] if mask is None else [mask]
 
 
-def map_parts(mask: Any, change: Callable[[Any], Any]) -> Any:
-    """The mask with `change` applied to each of its parts."""
-    if isinstance(mask, And | Or):
-        return type(mask)(map_parts(mask.left, change), map_parts(mask.right, change))
-    return change(mask)
+def replace_parts(mask: Any, parts: Iterable[Any]) -> Any:
+    """The mask made of other parts, one for each of its own in their order."""
+    others = iter(parts)
+
+    def rebuild(part: Any) -> Any:
+        return type(part)(rebuild(part.left), rebuild(part.right)) if isinstance(part, And | Or) else next(others, part)
+
+    return rebuild(mask)
 
 
 def mask_kinds(mask: Any) -> set[str]:

@@ -15,11 +15,10 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration
+from conformance.cases.declaration import Declaration, Sizes
 from conformance.checks.state import Cases
 from conformance.sampling import strategies as generation
 from conformance.sampling.operations import operation_cases
-from conformance.sampling.plan.attention import Sizes
 from conformance.sampling.strategies import LONG, SHORT, judged_dtypes, require_some
 
 WIDTHS = (24, 40, 48, 56, 72, 80, 88, 104)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.declaration import Declaration
+from conformance.cases.declaration import Declaration, Sizes, adapt_sizes
 from conformance.checks.catalogue import (
     AGREEMENT,
     DESCRIPTION,
@@ -30,7 +30,7 @@ from conformance.operations import JudgedOperation
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
 from conformance.sampling.draws import CaseStrategy, Rows
-from conformance.sampling.plan.attention import Sizes, adapt_sizes, has_any_sizes, has_grouped_heads, rows_of_attention
+from conformance.sampling.plan.attention import has_any_sizes, has_grouped_heads, rows_of_attention
 from conformance.sampling.strategies import (
     ALIKE,
     DTYPES,

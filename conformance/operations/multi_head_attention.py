@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from conformance.cases.declaration import Declaration
+from conformance.cases.declaration import Declaration, Sizes, adapt_sizes
 from conformance.checks.catalogue import Probe, make_probe
 from conformance.checks.refusals import Numbers, Refusal
 from conformance.operations import JudgedOperation
 from conformance.sampling import strategies as generation
 from conformance.sampling.draws import Rows
-from conformance.sampling.plan.attention import Sizes, adapt_sizes, has_few_columns, rows_of_attention
+from conformance.sampling.plan.attention import has_few_columns, rows_of_attention
 from conformance.sampling.strategies import SHORT
 
 SIZES = Sizes(B=2, H=2, G=2, Q=3, K=5, D=4, V=4)

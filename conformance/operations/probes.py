@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.declaration import EVERYTHING, Declaration, Sizes
 from conformance.cases.layouts import LAYOUTS, OF_HEADS, REFUSABLE
 from conformance.checks.catalogue import (
     AFTER_OTHER_CALLS,
@@ -28,10 +28,8 @@ from conformance.checks.histories import gradient_histories, repeatable_cases
 from conformance.checks.refusals import Numbers, Refusal, is_applicable
 from conformance.operations import OPERATIONS, JudgedOperation
 from conformance.sampling import strategies as generation
-from conformance.sampling.layouts import memory_cases
 from conformance.sampling.operations import operation_cases
-from conformance.sampling.plan.attention import Sizes
-from conformance.sampling.strategies import DTYPES, KERNEL_WIDTHS, SHORT
+from conformance.sampling.strategies import DTYPES, KERNEL_WIDTHS, SHORT, memory_cases
 from conformance.subjects.subject import differentiable
 
 

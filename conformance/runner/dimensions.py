@@ -14,10 +14,10 @@ from conformance.bounds.arithmetic import LARGEST
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.facts import operation_facts
-from conformance.cases.features import map_parts
+from conformance.cases.features import mask_parts, replace_parts
 from conformance.cases.operation import HEADS, OFFSET, PAIRS, Axis, Sizes
 from conformance.checks.findings import AxisName
-from conformance.sampling.layouts import apply_memory
+from conformance.sampling.strategies import apply_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.rotary import DynamicScaling, LongRopeScaling
 
@@ -104,7 +104,9 @@ def take_parts(case: Case, parts: Parts, rng: np.random.Generator | None = None)
         inputs = renumber_list(inputs, name, places(axis, sizes, parts)[0])
     options = case.options | {name.removeprefix("option "): a for name, a in cut.items() if name.startswith("option ")}
     if options.get("mask") is not None:
-        options["mask"] = map_parts(options["mask"], lambda mask: cut_mask(mask, sizes, parts))
+        options["mask"] = replace_parts(
+            options["mask"], [cut_mask(mask, sizes, parts) for mask in mask_parts(options["mask"])]
+        )
     if "num_heads" in options:
         options["num_heads"] = len(places(HEADS if "G" in sizes else ("H",), sizes, parts)[0])
     options |= sizes_as_options(case, sizes, parts)

@@ -29,8 +29,7 @@ from conformance.checks.comparison import breaks
 from conformance.checks.levels import STRICT
 from conformance.runner.dimensions import Dimension, Part, Parts, dimensions, sizes_of, take_parts
 from conformance.runner.in_process import Runner
-from conformance.sampling.layouts import apply_memory
-from conformance.sampling.strategies import numpy_dtype, roundings, set_offset
+from conformance.sampling.strategies import apply_memory, numpy_dtype, roundings, set_offset
 from specification.dtypes import FLOATING, compute_dtype_name
 from specification.masks import And, Dense, Or
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.oracle.reference import ball_work
-from conformance.sampling.layouts import draw_memory
 from conformance.sampling.strategies import (
     DTYPES,
     EXACTLY,
@@ -23,6 +22,7 @@ from conformance.sampling.strategies import (
     Draw,
     cotangent,
     draw_dtype,
+    draw_memory,
     draw_option,
     draw_row_cotangents,
     edges,

@@ -9,11 +9,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case, widths_of
-from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.declaration import EVERYTHING, Declaration, Sizes, adapt_sizes
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import features_of, has_declared_masks, has_masks, is_norm
 from conformance.sampling import strategies as generation
-from conformance.sampling.plan.attention import Sizes, adapt_sizes
 from conformance.sampling.special import has_narrow_window
 from conformance.sampling.strategies import DTYPES, EMPTY, SHORT, window_sizes
 from specification.dtypes import HALF

@@ -15,7 +15,6 @@ from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.operation import OFFSET
 from conformance.cases.signatures import default
 from conformance.oracle.reference import AFFORDABLE, ball_work
-from conformance.sampling.layouts import draw_memory
 from conformance.sampling.strategies import (
     DTYPES,
     EXACTLY,
@@ -26,6 +25,7 @@ from conformance.sampling.strategies import (
     cotangent,
     digits,
     draw_dtype,
+    draw_memory,
     draw_option,
     judged_dtypes,
     numpy_dtype,

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from conformance.cases.arguments import padded_queries as rows_past
 from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.declaration import EVERYTHING, Declaration, Sizes
 from conformance.cases.expectations import Planted, allowed_pairs
-from conformance.sampling.plan.attention import Sizes
 from conformance.sampling.strategies import (
     ALIKE,
     DTYPES,

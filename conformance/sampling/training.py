@@ -14,7 +14,6 @@ from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.facts import operation_facts
 from conformance.cases.signatures import equals_default
 from conformance.oracle.reference import ball_work
-from conformance.sampling.layouts import draw_memory
 from conformance.sampling.strategies import (
     DTYPES,
     HUGE,
@@ -23,6 +22,7 @@ from conformance.sampling.strategies import (
     Draw,
     cotangent,
     draw_dtype,
+    draw_memory,
     draw_option,
     edges,
     numpy_dtype,

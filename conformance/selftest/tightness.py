@@ -35,7 +35,7 @@ from conformance.checks.comparison import judge
 from conformance.checks.results import WIDE
 from conformance.oracle.reference import oracle
 from conformance.reports.markdown import format_markdown
-from conformance.sampling.draws import drawing
+from conformance.sampling.draws import draw_settings
 from conformance.sampling.layers import norm_cases
 from conformance.sampling.operations import operation_cases
 from conformance.sampling.strategies import DTYPES
@@ -144,7 +144,7 @@ def climb(group: Group, seconds: float, cases: int = CASES, seed: int = SEED) ->
             if 0 < ratio < math.inf:
                 hypothesis.target(math.log(ratio), label=name)
 
-    search = drawing(cases, Phase.generate, Phase.target)(hypothesis.given(group.cases)(climb_by_case))
+    search = draw_settings(cases, Phase.generate, Phase.target)(hypothesis.given(group.cases)(climb_by_case))
     with contextlib.suppress(Enough, Unsatisfiable):
         while small:
             hypothesis.seed(seed)(search)()

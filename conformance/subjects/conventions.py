@@ -14,7 +14,7 @@ import numpy as np
 
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case, heads_and_keys
-from conformance.cases.features import map_parts
+from conformance.cases.features import mask_parts, replace_parts
 from specification.masks import Causal, Dense
 
 Answers = dict[str, np.ndarray]
@@ -27,7 +27,8 @@ FEATURES_LAST = ("query", "key", "value")
 
 def map_dense_masks(mask: Any, change: Callable[[Any], Any]) -> Any:
     """The mask with `change` applied to every boolean array in it; what is no mask stays."""
-    return map_parts(mask, lambda part: Dense(change(part.array)) if isinstance(part, Dense) else part)
+    parts = (Dense(change(part.array)) if isinstance(part, Dense) else part for part in mask_parts(mask))
+    return replace_parts(mask, parts)
 
 
 def invert_mask(array: Any) -> Any:
@@ -45,7 +46,7 @@ def drop_offset(mask: Any, convention: str, case: Case) -> Any:
         bare = isinstance(part, Causal) and isinstance(part.offset, int) and part.offset == aligned
         return Causal() if bare else part
 
-    return map_parts(mask, drop)
+    return replace_parts(mask, map(drop, mask_parts(mask)))
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------

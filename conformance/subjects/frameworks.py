@@ -231,4 +231,4 @@ class JaxArrays(Framework):
         return self.compile_function(both)({name: inputs[name] for name in names}, cotangents)
 
 
-FRAMEWORKS = {"numpy": NumpyArrays, "torch": TorchArrays, "jax": JaxArrays}
+FRAMEWORKS: dict[str, Callable[..., Framework]] = {"numpy": NumpyArrays, "torch": TorchArrays, "jax": JaxArrays}

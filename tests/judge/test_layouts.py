@@ -31,7 +31,7 @@ from conformance.checks.catalogue import MEMORY, TWIN
 from conformance.checks.encoding import decode, encode
 from conformance.judge.trial import ask_probe
 from conformance.runner.shrinking import depends_on_layout
-from conformance.sampling.layouts import apply_memory, draw_memory
+from conformance.sampling.strategies import apply_memory, draw_memory
 from conformance.subjects.frameworks import JaxArrays, NumpyArrays
 from specification import Dense
 from tests.support.drawn_once import once

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from conformance import check
 from conformance.bounds import bound
 from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING
+from conformance.cases.declaration import EVERYTHING, Sizes
 from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.checks.catalogue import AGREEMENT, Probe, truth_and_bounds
 from conformance.checks.comparison import Finding, judge
@@ -43,7 +43,6 @@ from conformance.reports.tables import subject_report
 from conformance.runner.in_process import Runner
 from conformance.sampling.draws import draw_cases
 from conformance.sampling.operations import operation_cases
-from conformance.sampling.plan.attention import Sizes
 from conformance.sampling.strategies import Draw
 from conformance.subjects.callables import Target
 from conformance.subjects.frameworks import TorchArrays

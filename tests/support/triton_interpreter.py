@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from conformance.cases.case import Case
+from conformance.cases.declaration import Sizes
 from conformance.cases.expectations import Exact
 from conformance.checks.catalogue import truth_and_bounds
 from conformance.checks.comparison import Finding
 from conformance.checks.comparison import judge as judged
 from conformance.peers.engines import GPU_KERNEL_DTYPES, Engine
-from conformance.sampling.plan.attention import Sizes
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from tests.support.engine_cases import RNG, drawn, module_of, subject, worst
 
