@@ -19,9 +19,9 @@ from conformance.judge.smallest_case import SHRINKING, shrink_violations
 from conformance.judge.trial import Progress, ask_questions
 from conformance.operations import OPERATIONS
 from conformance.operations.probes import probes_of_all
-from conformance.runner.compiled_code import forget_compiled_code, prepare_worker, share_of_memory
+from conformance.runner.compiled_code import forget_compiled_code, share_of_memory
 from conformance.runner.in_process import Runner
-from conformance.runner.workers import WorkerPool, encode_call
+from conformance.runner.workers import WorkerPool, encode_call, prepare_worker
 from conformance.sampling.operations import operation_cases
 from conformance.subjects.subject import IMPLEMENTATIONS
 

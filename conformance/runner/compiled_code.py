@@ -5,17 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
-import importlib.util
-import json
 import math
 import os
 import sys
 import warnings
-from collections.abc import Hashable, Sequence
 from pathlib import Path
-
-from conformance.cases.declaration import Declaration
 
 MAPPINGS = 30_000
 """Mappings of memory that a process may have. Linux allows 65,530 unless told otherwise; at the next one LLVM ends the
@@ -114,32 +108,3 @@ def mappings() -> int:
         return Path("/proc/self/maps").read_bytes().count(b"\n")
     except OSError:
         return 0
-
-
-# --- subjects that are asked together, and the processes that ask them ------------------------------------------------
-
-
-def kind(declaration: Declaration) -> str:
-    """The same for all subjects for which the same cases are drawn."""
-    return json.dumps([declaration.contents(), declaration.compiled], sort_keys=True)
-
-
-def group_indices(kinds: Sequence[Hashable]) -> list[list[int]]:
-    """Indices of equal kinds, largest group first."""
-    found: dict[Hashable, list[int]] = {}
-    for index, of in enumerate(kinds):
-        found.setdefault(of, []).append(index)
-    return sorted(found.values(), key=len, reverse=True)
-
-
-def prepare_worker() -> None:
-    """Prepare a process that judges in itself: compiled code is kept, and it has one of the cores."""
-    from conformance.oracle.reference import balls_available
-    from conformance.runner.compiled_code import keep_compiled_code
-    from conformance.runner.in_process import ignore_warnings_of_numbers
-
-    keep_compiled_code()
-    ignore_warnings_of_numbers()
-    balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
-    if importlib.util.find_spec("torch") is not None:
-        importlib.import_module("torch").set_num_threads(1)

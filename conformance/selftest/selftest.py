@@ -29,9 +29,8 @@ from conformance.mistakes.planting import PlantedMistake
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import balls_available
 from conformance.reports.sentences import describe_finding
-from conformance.runner.compiled_code import group_indices, kind, prepare_worker
 from conformance.runner.in_process import TIME_LIMIT, Runner
-from conformance.runner.workers import WorkerPool, encode_call
+from conformance.runner.workers import WorkerPool, encode_call, group_indices, kind, prepare_worker
 from conformance.selftest.behaviours import behaviours, missing_frameworks
 from conformance.subjects.subject import Subject
 

@@ -11,9 +11,8 @@ from conformance.judge.plan import list_questions
 from conformance.judge.smallest_case import SHRINKING, shrink_violations
 from conformance.judge.trial import ask_questions
 from conformance.operations.probes import catalogue
-from conformance.runner.compiled_code import group_indices, kind, prepare_worker
 from conformance.runner.in_process import TIME_LIMIT, Runner
-from conformance.runner.workers import WorkerPool, encode_call
+from conformance.runner.workers import WorkerPool, encode_call, group_indices, kind, prepare_worker
 from conformance.selftest.variants import VARIANTS
 
 Group = tuple[int, ...]
