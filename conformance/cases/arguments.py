@@ -49,13 +49,13 @@ def result_names(operation: str) -> tuple[str, ...]:
 def results_of(case: Case) -> tuple[str, ...]:
     """Names of the results that the case asks for: those of a list and of a state one by one."""
     record = operation_facts(case.operation)
-    found: list[str] = []
+    names: list[str] = []
     for name in record.results:
         if name in record.lists:
-            found += [f"{name}[{i}]" for i in range(len(list_arrays(case.inputs, name)))]
+            names += [f"{name}[{i}]" for i in range(len(list_arrays(case.inputs, name)))]
         else:
-            found += record.state.fields if record.state is not None and name == "state" else [name]
-    return (*found, *(("logsumexp",) if case.with_logsumexp else ()))
+            names += record.state.fields if record.state is not None and name == "state" else [name]
+    return (*names, *(("logsumexp",) if case.with_logsumexp else ()))
 
 
 def expected_dtype(name: str, case: Case) -> str:
@@ -63,9 +63,9 @@ def expected_dtype(name: str, case: Case) -> str:
 
     A list's have that of the array in the same place; whole numbers are int32.
     """
-    given = gradient_input(name) or name
-    if given in case.inputs:
-        return str(case.inputs[given].dtype)
+    argument = gradient_input(name) or name
+    if argument in case.inputs:
+        return str(case.inputs[argument].dtype)
     if isinstance(case.options.get(name), int):
         return "int32"
     record = operation_facts(case.operation)
@@ -128,8 +128,8 @@ def name_projection(name: str, linear: Any) -> dict[str, np.ndarray]:
     """The arrays of a projection, or of several, one for each head."""
     if not isinstance(linear, Linear):
         return {n: array for i, one in enumerate(linear) for n, array in name_projection(f"{name}[{i}]", one).items()}
-    found = {f"{name}.weight": linear.weight, f"{name}.bias": linear.bias}
-    return {n: array for n, array in found.items() if array is not None}
+    arrays = {f"{name}.weight": linear.weight, f"{name}.bias": linear.bias}
+    return {n: array for n, array in arrays.items() if array is not None}
 
 
 def projection(inputs: dict[str, Any], name: str) -> Linear | list[Linear]:

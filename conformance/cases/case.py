@@ -109,10 +109,10 @@ def shortest(array: np.ndarray) -> np.ndarray:
 
 
 def list_arrays(inputs: dict[str, Any], name: str, field: str = "") -> list[Any]:
-    found: list[Any] = []
-    while f"{name}[{len(found)}]{field}" in inputs:
-        found.append(inputs[f"{name}[{len(found)}]{field}"])
-    return found
+    arrays: list[Any] = []
+    while f"{name}[{len(arrays)}]{field}" in inputs:
+        arrays.append(inputs[f"{name}[{len(arrays)}]{field}"])
+    return arrays
 
 
 def join_projections(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -161,9 +161,9 @@ def projection_width(case: Case, name: str) -> int:
 def masked_dimensions(case: Case) -> dict[str, int]:
     """Of an operation that has masks."""
     (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
-    found = {"batch": case.inputs["query"].shape[0], "heads": H, "group_ratio": H // max(G, 1)}
-    found |= {"queries": Q, "keys": K, "key_width": widths[0], "value_width": widths[-1]}
-    return found
+    sizes = {"batch": case.inputs["query"].shape[0], "heads": H, "group_ratio": H // max(G, 1)}
+    sizes |= {"queries": Q, "keys": K, "key_width": widths[0], "value_width": widths[-1]}
+    return sizes
 
 
 ONLY_OF_OUTPUT = ("dropout_keep", "dropout_rate", "empty_rows")
@@ -180,8 +180,8 @@ def logsumexp_alone(case: Case) -> Case:
     """The same call as one of `attention_logsumexp`, with the log-sum-exp's cotangent."""
     inputs = {name: array for name, array in case.inputs.items() if name != "value"}
     options = {name: value for name, value in case.options.items() if name not in ONLY_OF_OUTPUT}
-    bar = case.cotangents.get("logsumexp")
-    cotangents = {} if bar is None else {"output": bar}
+    cotangent = case.cotangents.get("logsumexp")
+    cotangents = {} if cotangent is None else {"output": cotangent}
     constants = tuple(name for name in case.constants if name != "value")
-    found = replace(case, operation="attention_logsumexp", inputs=inputs, options=options, cotangents=cotangents)
-    return replace(found, constants=constants, with_logsumexp=False)
+    alone = replace(case, operation="attention_logsumexp", inputs=inputs, options=options, cotangents=cotangents)
+    return replace(alone, constants=constants, with_logsumexp=False)

@@ -118,8 +118,8 @@ def undeclared_masks(mask: Any, declaration: Declaration) -> Iterator[str]:
 
 def mask_features(mask: Any) -> set[str]:
     """Features that the mask alone needs, "offset" if it stands anywhere but at 0."""
-    found = mask_kinds(mask) | ({"offset"} if is_shifted(mask, 0) else set())
-    return found | ({"combined"} if isinstance(mask, And | Or) else set()) | ({"or"} if has_or(mask) else set())
+    features = mask_kinds(mask) | ({"offset"} if is_shifted(mask, 0) else set())
+    return features | ({"combined"} if isinstance(mask, And | Or) else set()) | ({"or"} if has_or(mask) else set())
 
 
 def list_unsupported(mask: Any, query_length: int, key_length: int, declaration: Declaration) -> Iterator[str]:

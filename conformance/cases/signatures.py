@@ -39,8 +39,8 @@ Parameters = tuple[inspect.Parameter, ...]
 @cache
 def definition(operation: str) -> dict[str, Any]:
     """The operation's own parameters by name, each with its default, or `inspect.Parameter.empty`."""
-    found = inspect.signature(getattr(reference_numpy, operation)).parameters
-    return {name: parameter.default for name, parameter in found.items()}
+    signature = inspect.signature(getattr(reference_numpy, operation)).parameters
+    return {name: parameter.default for name, parameter in signature.items()}
 
 
 def default(operation: str, name: str) -> Any:
@@ -57,16 +57,18 @@ def equals_default(operation: str, name: str, value: Any) -> bool:
 def required_arguments(case: Case) -> set[str]:
     """Names of the arguments that the case cannot do without."""
     positional, keywords = arguments(case.operation, case.inputs, case.options)
-    given = dict(zip(operation_facts(case.operation).arguments, positional, strict=True)) | keywords
-    return {name for name, value in given.items() if not equals_default(case.operation, name, value)}
+    values = dict(zip(operation_facts(case.operation).arguments, positional, strict=True)) | keywords
+    return {name for name, value in values.items() if not equals_default(case.operation, name, value)}
 
 
 def parameters(function: Callable[..., Any]) -> Parameters | None:
     """Those of the function; of a module, which passes on whatever it gets, those of its `forward`. None: not told."""
     forward = getattr(function, "forward", None)
     compiled = getattr(getattr(function, "_orig_mod", None), "forward", None)  # of a module that torch.compile wraps
-    told = [found for found in map(own_parameters, (function, forward, compiled)) if found is not None]
-    return next((found for found in told if any(p.kind not in VARIADIC for p in found)), told[0] if told else None)
+    candidates = [one for one in map(own_parameters, (function, forward, compiled)) if one is not None]
+    return next(
+        (one for one in candidates if any(p.kind not in VARIADIC for p in one)), candidates[0] if candidates else None
+    )
 
 
 def own_parameters(function: Any) -> Parameters | None:
@@ -78,10 +80,10 @@ def own_parameters(function: Any) -> Parameters | None:
 
 def parameter_names(function: Callable[..., Any]) -> tuple[set[str], bool]:
     """(names of its parameters, whether it may take others too)."""
-    found = parameters(function)
-    if found is None:
+    own = parameters(function)
+    if own is None:
         return set(), True
-    return {p.name for p in found if p.kind not in VARIADIC}, any(p.kind is p.VAR_KEYWORD for p in found)
+    return {p.name for p in own if p.kind not in VARIADIC}, any(p.kind is p.VAR_KEYWORD for p in own)
 
 
 MASK_REQUIRED = (
@@ -125,43 +127,43 @@ class Signature:
     def bind_arguments(self, positional: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The operation's arguments as those of the function; an absent one is given only where it insists."""
         own, extra_names = operation_facts(self.operation).arguments, {p.name for p in self.extras}
-        by_place, given = positional[: self.slots], {n: v for n, v in keywords.items() if v is not None}
+        by_place, by_name = positional[: self.slots], {n: v for n, v in keywords.items() if v is not None}
         for name, value in zip(own[self.slots :], positional[self.slots :], strict=True):
             if name in self.keywords or self.open:
-                given |= {} if value is None else {name: value}
+                by_name |= {} if value is None else {name: value}
             elif value is not None:
                 by_place.append(value)
         taken = self.keywords | extra_names
-        given = {n: v for n, v in given.items() if n in taken or not equals_default(self.operation, n, v)}
+        by_name = {n: v for n, v in by_name.items() if n in taken or not equals_default(self.operation, n, v)}
         for extra in self.extras:
             absent = default(self.operation, extra.name) if extra.default is extra.empty else extra.default
-            by_place.append(given.pop(extra.name, absent))
+            by_place.append(by_name.pop(extra.name, absent))
         own_names = {*definition(self.operation), *kernel_arguments(self.operation)}
-        insisted = (self.required - given.keys()) & own_names
-        return by_place, given | {name: default(self.operation, name) for name in insisted}
+        missing = (self.required - by_name.keys()) & own_names
+        return by_place, by_name | {name: default(self.operation, name) for name in missing}
 
 
 def signature_of(function: Callable[..., Any], operation: str) -> Signature:
     """Positional parameters may have any name but that of one of the operation's keywords."""
-    own, found = operation_facts(operation).arguments, parameters(function)
-    if found is None:
+    own, declared = operation_facts(operation).arguments, parameters(function)
+    if declared is None:
         return Signature(operation, len(own), (), frozenset(), frozenset(), True)
-    places = [p for p in found if p.kind in BY_PLACE]
+    places = [p for p in declared if p.kind in BY_PLACE]
     keyword_names = definition(operation).keys() - set(own)
     slots = min(len(places), len(own))
     slots = next((i for i in range(slots) if places[i].name in keyword_names or is_other(places[i], own[i])), slots)
-    if slots == len(places) and any(p.kind is p.VAR_POSITIONAL for p in found):
+    if slots == len(places) and any(p.kind is p.VAR_POSITIONAL for p in declared):
         slots = len(own)
     behind = [p for p in places[slots:] if p.kind is p.POSITIONAL_OR_KEYWORD]
-    behind += [p for p in found if p.kind is p.KEYWORD_ONLY]
+    behind += [p for p in declared if p.kind is p.KEYWORD_ONLY]
     return Signature(
         operation,
         slots,
         tuple(p for p in places[slots:] if p.kind is p.POSITIONAL_ONLY),
         frozenset(p.name for p in behind),
         frozenset(p.name for p in behind if p.default is p.empty),
-        any(p.kind is p.VAR_KEYWORD for p in found),
-        tuple(p.name for p in (*places[slots:], *found[len(places) :]) if is_foreign(p, operation)),
+        any(p.kind is p.VAR_KEYWORD for p in declared),
+        tuple(p.name for p in (*places[slots:], *declared[len(places) :]) if is_foreign(p, operation)),
     )
 
 
@@ -195,25 +197,25 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
     """
     own = read_options(DeclarationOptions, getattr(function, "conformance", {}))
     given = read_options(DeclarationOptions, given)
-    said = own | given
-    said |= {name: own.get(name, {}) | given.get(name, {}) for name in ("conventions", "limits")}
-    supports = said.pop("supports", ())
+    options = own | given
+    options |= {name: own.get(name, {}) | given.get(name, {}) for name in ("conventions", "limits")}
+    supports = options.pop("supports", ())
     features, room = read_features(supports, function), room_for(function)
     required = requires_mask(function) and bool(features & {*MASK_KINDS}) and "unmasked" not in supports
     features -= {"unmasked"} if required else set()
     if "unmasked" not in features and not features & {*MASK_KINDS}:
         raise ValueError("supports: without unmasked calls there must be a kind of mask, and there is none")
-    if not differentiated and "vjp" not in said and "gradients" not in supports:
+    if not differentiated and "vjp" not in options and "gradients" not in supports:
         features -= {"gradients"}
-    widths = said.get("head_widths", ())
+    widths = options.get("head_widths", ())
     if widths and all(D == V for D, V in widths):
         features -= {"value_width"}
     unsure = (features & room) - features_in_signature(function) - set(supports)
-    dtypes = said.get("dtypes", FLOATING)
-    said["dtypes"] = tuple(dtype for dtype in SIMPLEST_FIRST if dtype in dtypes)
-    said["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in own.get("dtypes", FLOATING))
-    said |= {"room": frozenset(room), "unsure": frozenset(unsure), "mask_required": required}
-    declaration = Declaration(features=features, **said)
+    dtypes = options.get("dtypes", FLOATING)
+    options["dtypes"] = tuple(dtype for dtype in SIMPLEST_FIRST if dtype in dtypes)
+    options["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in own.get("dtypes", FLOATING))
+    options |= {"room": frozenset(room), "unsure": frozenset(unsure), "mask_required": required}
+    declaration = Declaration(features=features, **options)
     declaration.refuse_contradictions()
     return declaration
 

@@ -191,13 +191,13 @@ def prepare_twin(twins: tuple[Any, ...]) -> tuple[Any, Any]:
 
 def twin_bound(twins: tuple[Any, ...], bound_of: Callable[[Case], Bounds | None]) -> Any:
     """The harmless case's bounds; at least those of the case itself where declared log-sum-exps lose digits."""
-    asked, harmless = twins[:2]
-    found = bound_of(harmless)
-    if asked.special or found is None:
-        return found
-    declared = [name for name in found if uses_declared_logsumexp(asked, name)]
-    own = (bound_of(asked) if declared else None) or found
-    return found | {name: np.fmax(found[name], own[name]) for name in declared}
+    case, harmless = twins[:2]
+    bounds = bound_of(harmless)
+    if case.special or bounds is None:
+        return bounds
+    declared = [name for name in bounds if uses_declared_logsumexp(case, name)]
+    own = (bound_of(case) if declared else None) or bounds
+    return bounds | {name: np.fmax(bounds[name], own[name]) for name in declared}
 
 
 def check_twin(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any, Any]) -> Findings:
@@ -320,14 +320,14 @@ def check_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> 
     if supports_case(case, subject.declaration):
         return []
     try:
-        found = worst(judge(case, subject(case), *shared))
+        finding = worst(judge(case, subject(case), *shared))
     except WrongAnswer as error:
-        found = Finding(error.name, np.inf, detail=error.detail)
+        finding = Finding(error.name, np.inf, detail=error.detail)
     except Exception as error:  # any error of the subject's is a refusal
         if error is not subject.answering.raised:
             raise
         return []
-    return [replace(found, detail=Unrefused(found)) if found.ratio > 1 else found]
+    return [replace(finding, detail=Unrefused(finding)) if finding.ratio > 1 else finding]
 
 
 # --- calls in order ---------------------------------------------------------------------------------------------------

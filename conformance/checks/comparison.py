@@ -86,17 +86,17 @@ def judge(
     if not broken or not wrong_in_empty_rows(case, answers, truth, bounds):
         return [*findings.values()]
     empty = empty_rows(case)
-    found = []
+    split = []
     for name, finding in findings.items():
         if name not in broken:
-            found.append(finding)
+            split.append(finding)
         elif name not in OF_ROWS:
-            found += raise_level([finding], ROBUST)
+            split += raise_level([finding], ROBUST)
         else:
             parts = [compare_result(name, None if looser is None else looser[name], where) for where in (empty, ~empty)]
             wrong = [part for part in (*raise_level(parts[:1], ROBUST), parts[1]) if part.ratio > 1]
-            found += wrong if len({part.level for part in wrong}) > 1 else [worst(wrong)]
-    return found
+            split += wrong if len({part.level for part in wrong}) > 1 else [worst(wrong)]
+    return split
 
 
 OF_QUERIES, OF_ROWS = ("attention", "attention_logsumexp"), ("output", "logsumexp")
@@ -148,23 +148,23 @@ def fill_padding(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answe
     """The answers with what is true in rows that are no queries, of which nothing is promised."""
     if "query_lengths" not in case.inputs:
         return answers
-    padded, found = padded_queries(case), dict(answers)
+    padded, filled = padded_queries(case), dict(answers)
     for name in {*OF_ROWS, gradient_name("query")} & answers.keys() & truth.keys():
         right, array = truth[name].high, answers[name]
         if array.shape == right.shape:
             rows = padded[:, None].reshape(len(padded), 1, -1, *(1,) * (right.ndim - 3))
-            found[name] = np.where(rows, right.astype(array.dtype), array)
-    return found
+            filled[name] = np.where(rows, right.astype(array.dtype), array)
+    return filled
 
 
 def fill_moments(answers: Answers, truth: dict[str, Exact]) -> Answers:
     """The answers with what is true where Adam's first average is infinite, and they have NaN."""
-    infinite, found = np.isinf(truth["mean"].high), dict(answers)
+    infinite, filled = np.isinf(truth["mean"].high), dict(answers)
     for name in {"mean", "parameters"} & answers.keys():
         right, array = truth[name].high, answers[name]
         if array.shape == right.shape:
-            found[name] = np.where(infinite & np.isnan(array.astype(float)), right.astype(array.dtype), array)
-    return found
+            filled[name] = np.where(infinite & np.isnan(array.astype(float)), right.astype(array.dtype), array)
+    return filled
 
 
 def compare(

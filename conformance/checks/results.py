@@ -363,8 +363,8 @@ class Results:
             self.remember(violation)
             if violation.case is not None:
                 self.rules[key].add_ratio(violation.ratio, violation.case.dtype)
-            found = self.worst[key]
-            self.violations[key] = replace(violation, worst={d: found[d] for d in SIMPLEST_FIRST if d in found})
+            worst = self.worst[key]
+            self.violations[key] = replace(violation, worst={d: worst[d] for d in SIMPLEST_FIRST if d in worst})
 
     def include(self, other: Results) -> None:
         """Add what another run found, with the same subjects."""
@@ -389,5 +389,5 @@ class Results:
 
     def keeps(self, rule: str, subject: str, profile: str) -> bool:
         """Whether nothing of a rule is violated that the profile asks for."""
-        found = self.violations.get((rule, subject))
-        return found is None or not is_required(found.level, profile)
+        violation = self.violations.get((rule, subject))
+        return violation is None or not is_required(violation.level, profile)

@@ -54,9 +54,9 @@ def ask_questions(
     """
     results = Results()
     for question in questions:
-        found = ask_question(question, runners, examples, seed, progress)
-        settle_violations(found, accept_violation)
-        results.include(found)
+        answers = ask_question(question, runners, examples, seed, progress)
+        settle_violations(answers, accept_violation)
+        results.include(answers)
     return results
 
 

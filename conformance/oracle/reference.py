@@ -63,9 +63,9 @@ def oracle(case: Case) -> dict[str, Exact]:
         plain = {name: value for name, value in case.options.items() if name != "empty_rows"}
         truth = oracle(replace(case, options=plain))
         return nan_rows(case, truth) if mode == "nan" else truth
-    found = evaluate_balls(case) if case.dtype == "float64" and not case.special else evaluate_definition(case)
+    results = evaluate_balls(case) if case.dtype == "float64" and not case.special else evaluate_definition(case)
     unasked = {gradient_name(name) for name in case.constants}
-    return {name: exact for name, exact in found.items() if name not in unasked}
+    return {name: exact for name, exact in results.items() if name not in unasked}
 
 
 # --- what ball arithmetic costs ---------------------------------------------------------------------------------------

@@ -53,16 +53,16 @@ def measure_crowding() -> float:
 
 def times(pid: int) -> Times:
     """What the system has counted for the threads of a process and of those that it has started; {} if it does not."""
-    found: Times = {}
+    counted: Times = {}
     processes = [pid]
     for process in processes:
         with contextlib.suppress(OSError, ValueError):  # no such system, or the process has ended
             for thread in Path(TASKS.format(process)).iterdir():
                 with contextlib.suppress(OSError, ValueError):
                     ran, waited, _ = (thread / "schedstat").read_text().split()
-                    found[int(thread.name)] = int(ran) / 1e9, int(waited) / 1e9
+                    counted[int(thread.name)] = int(ran) / 1e9, int(waited) / 1e9
                     processes += map(int, (thread / "children").read_text().split())
-    return found
+    return counted
 
 
 def read_times(pid: int) -> tuple[float, Times]:
@@ -92,8 +92,8 @@ class OwnTime:
 
     def elapsed_seconds(self) -> float:
         """Seconds. Call it now and then: of threads that have ended, it knows what an earlier call has seen."""
-        at, found = read_times(self.pid)
-        self.latest = self.latest | found
+        at, counted = read_times(self.pid)
+        self.latest = self.latest | counted
         if not self.latest:
             self.crowding = max(self.crowding, measure_crowding())
             return (at - self.since - self.before) / self.crowding

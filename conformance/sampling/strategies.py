@@ -164,10 +164,10 @@ def sizes(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None 
 
 def sizes_for(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None) -> list[Sizes]:
     usual = SHORT if dtype == "float64" else SHORT + LONG
-    found = dict.fromkeys(adapt_sizes(plan, declaration) for plan in (usual if plans is None else plans))
+    adapted = dict.fromkeys(adapt_sizes(plan, declaration) for plan in (usual if plans is None else plans))
     if dtype != "float64":
-        return [*found]
-    able = [s for s in found if ball_work("attention", gradients=True, **s._asdict()) <= EXACTLY]
+        return [*adapted]
+    able = [s for s in adapted if ball_work("attention", gradients=True, **s._asdict()) <= EXACTLY]
     few = [s for s in able if s in {adapt_sizes(plan, declaration) for plan in FLOAT64}]
     return few if few and declaration.compiled and len(declaration.dtypes) > 1 else able
 
@@ -226,12 +226,12 @@ def role(name: str) -> str:
 
 def arrays_of(case: Case) -> dict[str, list[np.ndarray]]:
     """The arrays of a case by the names that `Case.memory` has for them."""
-    found = {name: [array] for name, array in case.inputs.items()}
+    named = {name: [array] for name, array in case.inputs.items()}
     for name in ("mask", "dropout_keep"):
         arrays: list[np.ndarray] = []
         map_arrays(case.options.get(name), arrays.append)
-        found[name] = list(map(np.asarray, arrays))
-    return {name: arrays for name, arrays in (found | {"cotangent": [*case.cotangents.values()]}).items() if arrays}
+        named[name] = list(map(np.asarray, arrays))
+    return {name: arrays for name, arrays in (named | {"cotangent": [*case.cotangents.values()]}).items() if arrays}
 
 
 def choices(case: Case, declaration: Declaration) -> dict[str, list[str]]:
@@ -245,8 +245,8 @@ def choices(case: Case, declaration: Declaration) -> dict[str, list[str]]:
         return any(changes_placement(layout, array.shape) for array in arrays)
 
     arrays = arrays_of(case)
-    found = {layout: [name for name in arrays if is_possible(layout, name, arrays[name])] for layout in LAYOUTS}
-    return {layout: names for layout, names in found.items() if names}
+    possible = {layout: [name for name in arrays if is_possible(layout, name, arrays[name])] for layout in LAYOUTS}
+    return {layout: names for layout, names in possible.items() if names}
 
 
 def draw_memory(draw: st.DrawFn, case: Case, declaration: Declaration, layout: str | None = None) -> Case:
@@ -358,20 +358,20 @@ def window_sizes(declaration: Declaration) -> tuple[Sizes, ...]:
     sides = {side for pair in declaration.windows for side in pair if side is not None}
     longer = [side + 6 for side in sorted(sides)]
     plans = [s for n in longer for s in (Sizes(2, 2, 1, 3, n, 5, 4), Sizes(1, 4, 2, n, 4, 3, 6))]
-    found = dict.fromkeys(adapt_sizes(s, declaration) for s in plans)
+    adapted = dict.fromkeys(adapt_sizes(s, declaration) for s in plans)
     if "cross" not in declaration:
-        found = dict.fromkeys(adapt_sizes(Sizes(1, 1, 1, n, n, 5, 4), declaration) for n in longer)
-    return tuple(s for s in found if s.B * s.H * s.Q * s.K <= MOST_PAIRS)
+        adapted = dict.fromkeys(adapt_sizes(Sizes(1, 1, 1, n, n, 5, 4), declaration) for n in longer)
+    return tuple(s for s in adapted if s.B * s.H * s.Q * s.K <= MOST_PAIRS)
 
 
 def lengths(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     low = draw(st.sampled_from((0, 1)))
-    found = d.integers(min(low, s.K), s.K, s.B)
+    counts = d.integers(min(low, s.K), s.K, s.B)
     if s.K > MANY_KEYS:
-        found[-1:] = s.K - draw(st.integers(0, 3))
+        counts[-1:] = s.K - draw(st.integers(0, 3))
     if low == 0 and (s.B > 1 or (s.K <= MANY_KEYS and draw(st.booleans()))):
-        found[:1] = 0
-    return KeyLengths(found)
+        counts[:1] = 0
+    return KeyLengths(counts)
 
 
 def padding(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
@@ -618,8 +618,8 @@ def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
         declared["sines"] = "inputs"
     if declared.get("rotation") == "rounded":  # the sines alone
         del declared["rotation"]
-    found = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
-    return {name: value for name, value in found.items() if name == "angles" or value not in ("float32", "float64")}
+    formats = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
+    return {name: value for name, value in formats.items() if name == "angles" or value not in ("float32", "float64")}
 
 
 NUMBERS = ("usual", "usual", "by head", "by row", "zeros", "ties", "saturated", "tiny", "huge")

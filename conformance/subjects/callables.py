@@ -63,14 +63,14 @@ def load(target: str) -> Callable[..., Any]:
         raise
     except BaseException as error:  # an import may raise anything, and ends nothing but itself
         raise ValueError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
-    found: Any = module
+    value: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise ValueError(f"{where} has no {name}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ValueError(f"{target} is no callable but {type(found).__name__}")
-    return found
+        value = getattr(value, part)
+    if not callable(value):
+        raise ValueError(f"{target} is no callable but {type(value).__name__}")
+    return value
 
 
 @contextlib.contextmanager
@@ -140,18 +140,18 @@ class CallableSubject(Subject):
     def results(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
         positional, keywords = self.bind_arguments(case.operation, inputs, options)
         returned = self.function(*positional, **keywords)
-        found = name_results(case, self.returned_names(case.operation), returned, self.framework)
-        return {name: found[name] for name in results_of(case)}
+        named = name_results(case, self.returned_names(case.operation), returned, self.framework)
+        return {name: named[name] for name in results_of(case)}
 
     def cotangents(self, case: Case) -> Arrays:
         """By result; zeros for a log-sum-exp that comes with the output, and is not asked for."""
-        found = super().cotangents(case)
+        arrays = super().cotangents(case)
         if case.cotangents and self.declaration.vjp is not None:
             for name in self.returned_names(case.operation):
-                if name not in found:
+                if name not in arrays:
                     zeros = np.zeros(expected_shape(name, case, self.declaration.layout), expected_dtype(name, case))
-                    found[name] = self.lay("cotangent", self.framework.array(zeros))
-        return found
+                    arrays[name] = self.lay("cotangent", self.framework.array(zeros))
+        return arrays
 
     def differentiate(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
         """By the declared function for the gradients, or as the framework does."""

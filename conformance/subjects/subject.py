@@ -115,17 +115,17 @@ def name_results(case: Case, names: Sequence[str], returned: Any, framework: Fra
     parts = returned if len(names) > 1 else (returned,)
     if len(names) > 1 and (not isinstance(returned, tuple | list) or len(returned) != len(names)):
         raise WrongAnswer(Returned(describe_value(returned), names=tuple(names)))
-    found = Arrays()
+    results = Arrays()
     for name, part in zip(names, parts, strict=True):
-        found |= parts_by_name(case, name, part, framework)
+        results |= parts_by_name(case, name, part, framework)
     for name in operation_facts(case.operation).numbers:
-        number = found.get(name)
+        number = results.get(name)
         if isinstance(number, int | float | np.floating) and not isinstance(number, bool):
-            found[name] = framework.array(np.asarray(float(number)))
-    for part in found.values():
+            results[name] = framework.array(np.asarray(float(number)))
+    for part in results.values():
         if not isinstance(part, framework.kind):
             raise WrongAnswer(Returned(describe_value(part), array=type_name(framework.kind)))
-    return found
+    return results
 
 
 def parts_by_name(case: Case, name: str, part: Any, framework: Framework) -> Arrays:
