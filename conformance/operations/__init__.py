@@ -10,8 +10,8 @@ from conformance.cases.declaration import Declaration
 from conformance.cases.facts import operation_facts, operations
 from conformance.cases.operation import OperationFacts
 from conformance.checks.catalogue import Probe
-from conformance.checks.histories import Histories, plain_histories
 from conformance.checks.refusals import Numbers, Refusal
+from conformance.sampling.histories import Histories, plain_histories
 
 FILES = {
     "attention": ("attention", "attention_weights", "attention_logsumexp", "merge_attention"),

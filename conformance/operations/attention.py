@@ -23,13 +23,13 @@ from conformance.checks.catalogue import (
     Probe,
     make_probe,
 )
-from conformance.checks.histories import attention_histories
 from conformance.checks.levels import ROBUST
 from conformance.checks.refusals import Kind, Numbers, Refusal, no_refusals, ones
 from conformance.operations import JudgedOperation
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
 from conformance.sampling.draws import CaseStrategy, Rows
+from conformance.sampling.histories import attention_histories
 from conformance.sampling.plan.attention import has_any_sizes, has_grouped_heads, rows_of_attention
 from conformance.sampling.strategies import (
     ALIKE,

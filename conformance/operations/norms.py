@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import CONSTANT_ROWS, SPOILED_ROWS, Probe, make_probe
-from conformance.checks.histories import norm_histories
 from conformance.checks.levels import ROBUST
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.operations import JudgedOperation
 from conformance.sampling import draws
 from conformance.sampling import layers as generation
+from conformance.sampling.histories import norm_histories
 from conformance.sampling.layers import NORM_SHAPES
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import SMALL, rows_of_layers

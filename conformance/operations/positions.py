@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import Probe, make_probe
-from conformance.checks.histories import sinusoidal_histories
 from conformance.checks.levels import STRICT
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.operations import JudgedOperation
 from conformance.sampling import positions as generation
 from conformance.sampling.draws import Rows
+from conformance.sampling.histories import sinusoidal_histories
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import rows_of_layers
 from conformance.sampling.positions import alibi_cases, relative_bias_cases

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
 
-from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING, Declaration, Sizes
+from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.layouts import LAYOUTS, OF_HEADS, REFUSABLE
 from conformance.checks.catalogue import (
     AFTER_OTHER_CALLS,
@@ -24,13 +23,11 @@ from conformance.checks.catalogue import (
     Probe,
     takes_described_arrays,
 )
-from conformance.checks.histories import gradient_histories, repeatable_cases
 from conformance.checks.refusals import Numbers, Refusal, is_applicable
 from conformance.operations import OPERATIONS, JudgedOperation
-from conformance.sampling import strategies as generation
-from conformance.sampling.operations import operation_cases
-from conformance.sampling.strategies import DTYPES, KERNEL_WIDTHS, SHORT, memory_cases
-from conformance.subjects.subject import differentiable
+from conformance.sampling.histories import gradient_histories, repeatable_cases
+from conformance.sampling.operations import draw_constants, kernel_cases, operation_cases
+from conformance.sampling.strategies import DTYPES, memory_cases
 
 
 def catalogue(declaration: Declaration = EVERYTHING, operation: str | None = None) -> list[Probe]:
@@ -97,16 +94,6 @@ def some_gradients_probe(operation: JudgedOperation, declaration: Declaration) -
     return [Probe(rule, f"gradients of some inputs of {name}", (name,), cases, weight=weight)]
 
 
-def draw_constants(case: Case) -> st.SearchStrategy[Case]:
-    """All inputs but one are constants, or one is; as the case is, where it has no gradients or no two inputs."""
-    names = differentiable(case)
-    if not case.cotangents or len(names) < 2:
-        return st.just(case)
-    one = st.sampled_from(names)
-    alone = one.map(lambda name: tuple(other for other in names if other != name))
-    return st.one_of(one.map(lambda name: (name,)), alone).map(lambda names: replace(case, constants=names))
-
-
 def memory_probes(operation: JudgedOperation, declaration: Declaration) -> list[Probe]:
     """One for each way in which arrays may lie in memory; none without arrays, or where arrays have no strides."""
     if not operation.facts.takes_arrays or not declaration.strides:
@@ -114,35 +101,11 @@ def memory_probes(operation: JudgedOperation, declaration: Declaration) -> list[
     layouts = [layout for layout in LAYOUTS if layout not in OF_HEADS or "attention" in operation.name]
     found = []
     for layout in layouts:
-        cases = memory_cases(memory_plans(operation, declaration), layout, declaration)
+        cases = memory_cases(kernel_cases(operation.name, declaration), layout, declaration)
         by = MEMORY if layout in REFUSABLE else AGREEMENT
         title = f"memory of {operation.name}: {layout}"
         found.append(Probe("ATT-13", title, (operation.name,), cases, by, of_memory=True))
     return found
-
-
-KERNEL_TILES = (
-    *(Sizes(2, 4, 2, 5, 70, 128, 64), Sizes(2, 4, 2, 3, 70, 64, 128), Sizes(2, 2, 2, 4, 130, 128, 128)),
-    *(Sizes(2, 4, 2, 2, 70, 128, 96), Sizes(3, 2, 2, 6, 80, 64, 64)),
-)
-"""Widths for which kernels are made, and more than one tile of keys."""
-
-
-def memory_plans(operation: JudgedOperation, declaration: Declaration) -> st.SearchStrategy[Case]:
-    """Cases of an operation in the sizes for which kernels read arrays in their own way, mostly with all arrays."""
-    name = operation.name
-    if operation.facts.norm:
-        from conformance.sampling.layers import NORM_SHAPES, VECTOR_WIDTHS
-
-        return operation_cases(name, DTYPES, declaration, plans=(*NORM_SHAPES, *VECTOR_WIDTHS))
-    if not name.startswith("attention"):
-        return operation_cases(operation.name, DTYPES, declaration)
-    plans = (*SHORT[:2], *KERNEL_WIDTHS, *KERNEL_TILES)
-    cases = partial(generation.attention_cases, name, plans=plans, declaration=declaration)
-    if not {"bias", "dense"} & declaration.features:
-        return cases()
-    every = cases("dense" if "dense" in declaration else "none", tuple({"bias"} & declaration.features))
-    return st.integers(0, 2).flatmap(lambda which: every if which < 2 else cases())
 
 
 def state_probes(operation: JudgedOperation, declaration: Declaration) -> list[Probe]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pkgutil import resolve_name
 from typing import Any
@@ -14,7 +15,8 @@ from conformance.cases.facts import operation_facts
 from conformance.cases.features import features_of, has_declared_masks, has_masks, is_norm
 from conformance.sampling import strategies as generation
 from conformance.sampling.special import has_narrow_window
-from conformance.sampling.strategies import DTYPES, EMPTY, SHORT, window_sizes
+from conformance.sampling.strategies import DTYPES, EMPTY, KERNEL_WIDTHS, SHORT, window_sizes
+from conformance.subjects.subject import differentiable
 from specification.dtypes import HALF
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -152,3 +154,39 @@ def has_other_masks(declaration: Declaration, case: Case) -> bool:
 
 def has_other_widths(declaration: Declaration, case: Case) -> bool:
     return not declaration.takes_widths(*widths_of(case))
+
+
+# --- cases made of any ------------------------------------------------------------------------------------------------
+
+
+def draw_constants(case: Case) -> st.SearchStrategy[Case]:
+    """All inputs but one are constants, or one is; as the case is, where it has no gradients or no two inputs."""
+    names = differentiable(case)
+    if not case.cotangents or len(names) < 2:
+        return st.just(case)
+    one = st.sampled_from(names)
+    alone = one.map(lambda name: tuple(other for other in names if other != name))
+    return st.one_of(one.map(lambda name: (name,)), alone).map(lambda names: replace(case, constants=names))
+
+
+KERNEL_TILES = (
+    *(Sizes(2, 4, 2, 5, 70, 128, 64), Sizes(2, 4, 2, 3, 70, 64, 128), Sizes(2, 2, 2, 4, 130, 128, 128)),
+    *(Sizes(2, 4, 2, 2, 70, 128, 96), Sizes(3, 2, 2, 6, 80, 64, 64)),
+)
+"""Widths for which kernels are made, and more than one tile of keys."""
+
+
+def kernel_cases(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
+    """Cases of an operation in the sizes for which kernels read arrays in their own way, mostly with all arrays."""
+    if is_norm(operation):
+        from conformance.sampling.layers import NORM_SHAPES, VECTOR_WIDTHS
+
+        return operation_cases(operation, DTYPES, declaration, plans=(*NORM_SHAPES, *VECTOR_WIDTHS))
+    if not operation.startswith("attention"):
+        return operation_cases(operation, DTYPES, declaration)
+    plans = (*SHORT[:2], *KERNEL_WIDTHS, *KERNEL_TILES)
+    cases = partial(generation.attention_cases, operation, plans=plans, declaration=declaration)
+    if not {"bias", "dense"} & declaration.features:
+        return cases()
+    every = cases("dense" if "dense" in declaration else "none", tuple({"bias"} & declaration.features))
+    return st.integers(0, 2).flatmap(lambda which: every if which < 2 else cases())

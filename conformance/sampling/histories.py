@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, Sizes
-from conformance.checks.state import Cases
 from conformance.sampling import strategies as generation
 from conformance.sampling.operations import operation_cases
 from conformance.sampling.strategies import LONG, SHORT, judged_dtypes, require_some
 
+Cases = tuple[Case, ...]
 WIDTHS = (24, 40, 48, 56, 72, 80, 88, 104)
 """Widths that other cases do not have, one for each history: nothing has been kept for them yet."""
 NORM_WIDTHS = (24, 40, 48, 72, 80, 96, 120, 200, 264)
