@@ -127,7 +127,7 @@ class Executor:
         else:
             for claim in self.claims():
                 self.include(self.ask_claim(claim).results)
-            self.judge(self.declaration)
+            self.ask_beyond_claims(self.declaration)
         if self.runner.overrun >= STUCK:
             limit = f"{self.runner.time_limit:g} s"
             self.untried = f"after {STUCK} cases that took longer than {limit} nothing else was tried"
@@ -135,22 +135,22 @@ class Executor:
         self.results.set_worst()
         self.causes = self.explain(self.results, self.shrinking)
 
-    def judge(self, declaration: Declaration) -> None:
+    def ask_beyond_claims(self, declaration: Declaration) -> None:
         """Ask how well it answers. declaration: what it has been seen to take."""
         self.order(declaration)
         rows = self.results if self.rules is None or EMPTY_ROWS in self.rules else Results()
         for question in self.row_questions(declaration):
-            include_results(rows, self.answer(question, rows.violations))
+            include_results(rows, self.ask(question, rows.violations))
         declaration = self.excuse_empty_rows(declaration, rows)
         self.order(declaration)
         questions = [one for one in self.questions(declaration) if not one.concerns_empty_rows]
         for question in questions:
             if question.kind == "frozen":
-                self.include(self.answer(question))
+                self.include(self.ask(question))
         self.ask_probes([question.about for question in questions if question.kind == "probe"])
         for question in questions:
             if question.kind == "refusal":
-                self.include(self.answer(question))
+                self.include(self.ask(question))
 
     def explain(self, results: Results, seconds: float) -> list[Cause]:
         """Find the causes of all violations. Only a subject that has some needs the diagnosis loaded."""
@@ -179,7 +179,7 @@ class Executor:
 
     # --- one question ---
 
-    def answer(self, question: Question, known: Mapping[tuple[str, str], Violation] | None = None) -> Results:
+    def ask(self, question: Question, known: Mapping[tuple[str, str], Violation] | None = None) -> Results:
         """What a question of the plan finds. known: violations; what does not stand before them is not settled."""
         results = Results()
         if self.runner.overrun < STUCK:
@@ -259,7 +259,7 @@ class Executor:
             results = [self.row_results[question]] if question in self.row_results else []
         else:
             declaration = self.lenient_declaration
-            results = [self.answer(one) for one in self.questions(declaration) if one == question]
+            results = [self.ask(one) for one in self.questions(declaration) if one == question]
 
         def cases_of(declaration: Declaration) -> list[Case]:
             cases: list[Case] = []
@@ -330,7 +330,7 @@ class Executor:
 
     @cached_property
     def row_results(self) -> dict[Question, Results]:
-        return {question: self.answer(question) for question in self.row_questions(self.declaration)}
+        return {question: self.ask(question) for question in self.row_questions(self.declaration)}
 
     @cached_property
     def lenient_declaration(self) -> Declaration:
@@ -348,11 +348,11 @@ class Executor:
     def ask_claim(self, claim: Claim) -> ClaimAnswer:
         """Whether the subject answers a case, which is asked once; how well is asked later."""
         if claim.title not in self.claim_answers:
-            self.claim_answers[claim.title] = self.answer_claim(claim)
+            self.claim_answers[claim.title] = self.ask_claim_anew(claim)
         return self.claim_answers[claim.title]
 
-    def answer_claim(self, claim: Claim) -> ClaimAnswer:
-        results = self.try_claim(claim)
+    def ask_claim_anew(self, claim: Claim) -> ClaimAnswer:
+        results = self.ask_claim_cases(claim)
         refused = bool(results.violations)
         if not claim.name and any(map(raises, results.violations.values())) and self.answers_with_a_mask():
             claim = replace(claim, name=UNMASKED)
@@ -363,7 +363,7 @@ class Executor:
         results.violations = {key: add_lacking(one, claim) for key, one in results.violations.items()}
         return ClaimAnswer(claim, results, refused)
 
-    def try_claim(self, claim: Claim) -> Results:
+    def ask_claim_cases(self, claim: Claim) -> Results:
         return ask_questions([claim.question(self.operation)], [self.runner], 1, self.seed, self.progress)
 
     def answers_with_a_mask(self) -> bool:
@@ -374,7 +374,7 @@ class Executor:
         with_each = (
             declaration.remove_features(UNMASKED, *{*declaration.masks} - {kind}) for kind in declaration.masks
         )
-        found = (self.try_claim(plain_claim(self.operation, one)) for one in with_each)
+        found = (self.ask_claim_cases(plain_claim(self.operation, one)) for one in with_each)
         return any(results.rules and not results.violations for results in found)
 
     def tell_dtypes(self, declaration: Declaration) -> None:
@@ -383,7 +383,7 @@ class Executor:
             return
         first, *others = declaration.dtypes
         claims = dtype_claims(self.operation, declaration)
-        failing = [claim.name for claim in claims if self.try_claim(claim).violations]
+        failing = [claim.name for claim in claims if self.ask_claim_cases(claim).violations]
         if len(failing) < len(others):
             lacks, violations = (first, *failing), self.results.violations
             self.results.violations = {
@@ -403,14 +403,14 @@ class Executor:
         """Ask them in order; where that is ended early, all that workers have found is counted."""
         for index, probe in enumerate(probes):
             try:
-                self.include(self.answer_probe(probe, index))
+                self.include(self.ask_shared_probe(probe, index))
             except BaseException:
                 for outcome in () if self.shared is None else self.shared.outcomes_from(index):
                     self.results.include(outcome.results)
                 raise
 
-    def answer_probe(self, probe: Probe, index: int) -> Results:
-        """As `answer`, from a worker if one has taken the probe of that index."""
+    def ask_shared_probe(self, probe: Probe, index: int) -> Results:
+        """As `ask`, from a worker if one has taken the probe of that index."""
         outcome = None
         if self.shared is not None and self.runner.overrun < STUCK:
             outcome = self.shared.outcome(index, self.listen)

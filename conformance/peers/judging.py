@@ -173,7 +173,7 @@ class PeerExecutor(Executor):
         self.remark(own_rules[gradient], [WrongDtype(found.case.dtype, {})], gradient)
         return replace(found, rule=own_rules[gradient])
 
-    def judge(self, declaration: Declaration) -> None:
+    def ask_beyond_claims(self, declaration: Declaration) -> None:
         declaration = self.precise(declaration)
         self.level_rows = self.breaks("NORM-4", [declaration])
         plain = declaration.remove_features("gradients").add_conventions(empty_rows="any")
@@ -264,10 +264,10 @@ class PeerExecutor(Executor):
     def ask_probes(self, probes: Iterable[Probe]) -> None:
         super().ask_probes([self.limit_probe(probe) for probe in probes])
 
-    def answer_claim(self, claim: Claim) -> ClaimAnswer:
+    def ask_claim_anew(self, claim: Claim) -> ClaimAnswer:
         if claim.rule in self.skipped_inputs:
             return ClaimAnswer(claim, Results(), refused=False)
-        return super().answer_claim(replace(claim, cases=self.path(claim.cases)))
+        return super().ask_claim_anew(replace(claim, cases=self.path(claim.cases)))
 
     def limit_probe(self, probe: Probe) -> Probe:
         cases = probe.cases.map(self.fit_example)

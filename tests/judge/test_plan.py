@@ -28,7 +28,7 @@ KERNEL = Declaration(limits={"keys": 100, "key_width": 64, "heads": 8, "batch": 
 
 @pytest.mark.parametrize("name", plan.RANGES)
 def test_every_affordable_pair_of_ranges_meets(name: str) -> None:
-    levels, affords = plan.levels_of(name, False, None), plan.BUDGETS.get(name, plan.LESS).affords
+    levels, affords = plan.levels_of(name, False, None), plan.budget_of(name).affords
     rows = covering(levels, affords)
     for one, other in combinations(levels, 2):
         for pair in product(range(len(levels[one])), range(len(levels[other]))):
