@@ -178,8 +178,8 @@ def softmax_rows(scores: Approx, slope: Approx | None, allowed: np.ndarray, sink
     # An exponential below the smallest normal number may be lost entirely.
     lost = counts * p.inner_tiny / safe
     spread = np.sum(weights * relative, axis=-1, keepdims=True) + sink_weight * sink_relative + lost
-    found = allowed, scores, slope, weights, relative, sink_weight, sink_relative, spread, counts, logsumexp, merges
-    return Rows(*found)
+    fields = allowed, scores, slope, weights, relative, sink_weight, sink_relative, spread, counts, logsumexp, merges
+    return Rows(*fields)
 
 
 def margin(rows: Rows) -> np.ndarray:
@@ -494,20 +494,20 @@ def attention(
     gradients = [part[1] for part in parts if part[1] is not None]
     if not gradients:
         return result, {}
-    found = {
+    whole_gradients = {
         "query": concatenate_parts([g.query for g in gradients], 0),
         "key": concatenate_parts([g.key for g in gradients], 0),
     }
     if kind == "output":
-        found["value"] = concatenate_parts([g.value for g in gradients if g.value is not None], 0)
+        whole_gradients["value"] = concatenate_parts([g.value for g in gradients if g.value is not None], 0)
     if bias is not None:
         shared, terms = bias.value.shape[:2], [g.bias for g in gradients if g.bias is not None]
         total = reduce(add, terms) if shared[0] == 1 else side_by_side(terms, 0)
-        found["bias"] = total.sum_terms((B if shared[0] == 1 else 1) * (H if shared[1] == 1 else 1), p)
+        whole_gradients["bias"] = total.sum_terms((B if shared[0] == 1 else 1) * (H if shared[1] == 1 else 1), p)
     if sinks is not None:
         total = reduce(add, [g.sinks for g in gradients if g.sinks is not None])
-        found["sinks"] = total.sum_terms(B * Q, p)
-    return result, found
+        whole_gradients["sinks"] = total.sum_terms(B * Q, p)
+    return result, whole_gradients
 
 
 def concatenate_parts(parts: Sequence[Approx], axis: int) -> Approx:

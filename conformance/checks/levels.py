@@ -87,11 +87,11 @@ def highest_profile(broken: Iterable[str]) -> str | None:
 
 def describe_levels(rule: str, refuses: bool) -> str:
     """The levels of a rule and its parts in words, for SPEC.md. refuses: whether there are calls that it refuses."""
-    whole, found = WHOLE.get(rule, CORE), [*(part for part in PARTS if part.rule == rule)]
-    words = {level: [part.what for part in found if part.level == level] for level in LEVELS}
+    whole, parts = WHOLE.get(rule, CORE), [*(part for part in PARTS if part.rule == rule)]
+    words = {level: [part.what for part in parts if part.level == level] for level in LEVELS}
     if refuses and whole == CORE:
         words[ROBUST].append("refused calls")
-    return "; ".join([whole, *(f"{level}: {', '.join(told)}" for level, told in words.items() if told)])
+    return "; ".join([whole, *(f"{level}: {', '.join(what)}" for level, what in words.items() if what)])
 
 
 # --- the rules that are judged ----------------------------------------------------------------------------------------

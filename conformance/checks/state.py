@@ -89,17 +89,17 @@ def check_interleaved(subject: Subject, cases: Cases, shared: Shared) -> Finding
 
     A case that is wrong by itself is not asked for here.
     """
-    asked = [(case, own) for case, own in zip(cases, shared, strict=True) if differentiable(case)]
+    pairs = [(case, own) for case, own in zip(cases, shared, strict=True) if differentiable(case)]
     framework: Any = subject.framework
     if subject.differentiates_by_hand or not hasattr(framework, "pullback"):
         return []
-    asked = [(case, own) for case, own in asked if worst_finding(subject, case, own).ratio <= 1]
+    pairs = [(case, own) for case, own in pairs if worst_finding(subject, case, own).ratio <= 1]
     findings: Findings = []
     with framework.context(), contextlib.suppress(NoGradients):
-        started = [Forward(subject, case) for case, _ in asked]
-        for forward, (case, own) in zip(started, asked, strict=True):
+        started = [Forward(subject, case) for case, _ in pairs]
+        for forward, (case, own) in zip(started, pairs, strict=True):
             findings += mark_phase(judge(case, forward.answers(), *own), Phase("after_forward_passes"))
-        for case, own in asked:
+        for case, own in pairs:
             again = second_backward(Forward(subject, case))
             if again is not None:
                 findings += mark_phase(judge(case, again, *own), Phase("second_backward_pass"))
@@ -125,8 +125,8 @@ class Forward:
         cotangents = subject.cotangents(case)
         with subject.answering:
             gradients = self.pull(cotangents, again)
-            found = self.results | {gradient_name(name): gradient for name, gradient in gradients.items()}
-            answers = {name: subject.answer(name, case, found) for name in found}
+            values = self.results | {gradient_name(name): gradient for name, gradient in gradients.items()}
+            answers = {name: subject.answer(name, case, values) for name in values}
         return subject.translate_answers(case, answers)
 
 
@@ -177,13 +177,13 @@ class Caller(threading.Thread):
 
 def check_threads(subject: Subject, cases: Cases, shared: Shared) -> Findings:
     """Right answers where several threads call at the same time. A case that is wrong by itself is not asked for."""
-    asked = [
+    pairs = [
         (case, own) for case, own in zip(cases, shared, strict=True) if worst_finding(subject, case, own).ratio <= 1
     ]
-    if len(asked) < 2:
+    if len(pairs) < 2:
         return [Finding("call", 0.0)]
-    start, end = threading.Barrier(len(asked)), threading.Event()
-    callers = [Caller(subject, case, start, end) for case, _ in asked]
+    start, end = threading.Barrier(len(pairs)), threading.Event()
+    callers = [Caller(subject, case, start, end) for case, _ in pairs]
     with subject.answering, switch_threads_often():
         try:
             for caller in callers:
@@ -193,9 +193,9 @@ def check_threads(subject: Subject, cases: Cases, shared: Shared) -> Findings:
         finally:  # the time limit may have passed in here
             end.set()
             start.abort()
-    phase = Phase("threads", count=len(asked))
+    phase = Phase("threads", count=len(pairs))
     findings: Findings = []
-    for caller, (case, own) in zip(callers, asked, strict=True):
+    for caller, (case, own) in zip(callers, pairs, strict=True):
         if caller.raised is not None:
             findings.append(thread_error_finding(caller.raised, caller.subject, phase))
         for answers in caller.answers.values():

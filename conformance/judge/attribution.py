@@ -75,17 +75,17 @@ def breaks_gradients_alone(failure: Failure) -> bool:
     )
 
 
-def is_as_wrong(runner: Runner, clean: Case, found: Finding) -> bool:
+def is_as_wrong(runner: Runner, clean: Case, finding: Finding) -> bool:
     """Whether the element of a finding is as wrong without NaN and infinity.
 
     It is no number, or stands in a row that allows nothing.
     """
-    if found.kind != "value":
+    if finding.kind != "value":
         return False
-    (there,) = runner(ELEMENT, (clean, found), None)
+    (there,) = runner(ELEMENT, (clean, finding), None)
     if there.kind != "value" or not np.isfinite(there.expected) or there.got == there.expected:
         return False
-    return not np.isfinite(there.got) or is_in_empty_row(clean, found)
+    return not np.isfinite(there.got) or is_in_empty_row(clean, finding)
 
 
 def clean_twin(failure: Failure) -> Case | None:
@@ -139,9 +139,9 @@ def find_rule(
     for take_away in take_away_each(case):
         if not has_declared_masks(take_away(case), runner.declaration):
             continue
-        found = check_agreement(alike or runner, take_away(case))
-        if breaks(found, worst(findings).level):
-            case, findings = take_away(case), found
+        without = check_agreement(alike or runner, take_away(case))
+        if breaks(without, worst(findings).level):
+            case, findings = take_away(case), without
     if case.with_logsumexp:
         return "ATT-14"
     kinds = set() if "mask" in not_to_blame else mask_kinds(case.options.get("mask"))

@@ -131,8 +131,8 @@ def rules_of(operation: str) -> set[str]:
     """Return the rules of which the operation has cases."""
     from conformance.operations.probes import probes_of_all
 
-    asked = {claim.rule for claim in list_claims(operation, EVERYTHING)}
-    return asked | {CONTRACT.id} | {probe.rule for probe in probes_of_all(operation)}
+    claimed = {claim.rule for claim in list_claims(operation, EVERYTHING)}
+    return claimed | {CONTRACT.id} | {probe.rule for probe in probes_of_all(operation)}
 
 
 def usual_workers(target: Target, effort: str) -> int:

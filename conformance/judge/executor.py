@@ -374,8 +374,8 @@ class Executor:
         with_each = (
             declaration.remove_features(UNMASKED, *{*declaration.masks} - {kind}) for kind in declaration.masks
         )
-        found = (self.ask_claim_cases(plain_claim(self.operation, one)) for one in with_each)
-        return any(results.rules and not results.violations for results in found)
+        tried = (self.ask_claim_cases(plain_claim(self.operation, one)) for one in with_each)
+        return any(results.rules and not results.violations for results in tried)
 
     def tell_dtypes(self, declaration: Declaration) -> None:
         """Where the plainest call raises an error in some dtypes alone, its violation has them as what is lacking."""
@@ -450,17 +450,17 @@ def include_results(whole: Results, part: Results) -> None:
     whole.include(part)
 
 
-def add_lacking(found: Violation, claim: Claim) -> Violation:
+def add_lacking(violation: Violation, claim: Claim) -> Violation:
     """The violation with what the subject lacks, if it raises an error for it, as for what it does not support.
 
     A weight in float32 beside 16-bit numbers raises none: the framework may make the result float32.
     """
-    lacks = raises(found) or (claim.name == WIDE_WEIGHTS and wrong_dtype(found.finding) is not None)
-    return replace(found, lacks=(claim.name,)) if claim.name and lacks else found
+    lacks = raises(violation) or (claim.name == WIDE_WEIGHTS and wrong_dtype(violation.finding) is not None)
+    return replace(violation, lacks=(claim.name,)) if claim.name and lacks else violation
 
 
-def raises(found: Violation) -> bool:
-    return found.finding.kind == "raised"
+def raises(violation: Violation) -> bool:
+    return violation.finding.kind == "raised"
 
 
 def is_unknown_keyword(violation: Violation) -> bool:

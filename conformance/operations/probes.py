@@ -99,13 +99,13 @@ def memory_probes(operation: JudgedOperation, declaration: Declaration) -> list[
     if not operation.facts.takes_arrays or not declaration.strides:
         return []
     layouts = [layout for layout in LAYOUTS if layout not in OF_HEADS or "attention" in operation.name]
-    found = []
+    probes = []
     for layout in layouts:
         cases = memory_cases(kernel_cases(operation.name, declaration), layout, declaration)
         by = MEMORY if layout in REFUSABLE else AGREEMENT
         title = f"memory of {operation.name}: {layout}"
-        found.append(Probe("ATT-13", title, (operation.name,), cases, by, of_memory=True))
-    return found
+        probes.append(Probe("ATT-13", title, (operation.name,), cases, by, of_memory=True))
+    return probes
 
 
 def state_probes(operation: JudgedOperation, declaration: Declaration) -> list[Probe]:
@@ -113,12 +113,12 @@ def state_probes(operation: JudgedOperation, declaration: Declaration) -> list[P
     name = operation.name
     few = st.one_of(*operation.histories(name, declaration, 3).values())
     few_shapes = 0.1 if declaration.compiled else 1.0
-    found: list[tuple[str, st.SearchStrategy[Any], Check[Any, Any], float]] = [
+    kinds: list[tuple[str, st.SearchStrategy[Any], Check[Any, Any], float]] = [
         (f"after other {kind} in {name}", calls, AFTER_OTHER_CALLS, (0.4 if operation.facts.norm else 0.2) * few_shapes)
         for kind, calls in operation.histories(name, declaration, None).items()
     ]
-    found.append((f"many equal calls of {name}", repeatable_cases(name, declaration), REPETITIONS, 1.0 * few_shapes))
+    kinds.append((f"many equal calls of {name}", repeatable_cases(name, declaration), REPETITIONS, 1.0 * few_shapes))
     if "gradients" in declaration and operation.facts.differentiated:
-        found.append((f"alternating passes of {name}", gradient_histories(few, 2), INTERLEAVED, 0.3))
-    found.append((f"several threads in {name}", few, THREADS, 0.3 if declaration.compiled else 0.8))
-    return [Probe("ATT-13", title, (name,), cases, by, weight) for title, cases, by, weight in found]
+        kinds.append((f"alternating passes of {name}", gradient_histories(few, 2), INTERLEAVED, 0.3))
+    kinds.append((f"several threads in {name}", few, THREADS, 0.3 if declaration.compiled else 0.8))
+    return [Probe("ATT-13", title, (name,), cases, by, weight) for title, cases, by, weight in kinds]

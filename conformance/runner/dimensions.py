@@ -53,11 +53,11 @@ def sizes_of(case: Case) -> Sizes:
 
 def layout_of(case: Case) -> Layout:
     sizes, arrays, lists = operation_facts(case.operation).axes(case)
-    found = {}
+    axes = {}
     for name, array in arrays_of(case).items():
         element = name.partition("[")[0] + name.partition("]")[2] if "[" in name else name
-        found[name] = array_axes(arrays[name if name in arrays else element], array, sizes)
-    return Layout(sizes, found, lists)
+        axes[name] = array_axes(arrays[name if name in arrays else element], array, sizes)
+    return Layout(sizes, axes, lists)
 
 
 def array_axes(axes: tuple[Axis, ...], array: np.ndarray, sizes: Sizes) -> tuple[Axis, ...]:
@@ -70,8 +70,8 @@ def array_axes(axes: tuple[Axis, ...], array: np.ndarray, sizes: Sizes) -> tuple
 
 def arrays_of(case: Case) -> dict[str, np.ndarray]:
     keep = case.options.get("dropout_keep")
-    found = case.inputs | {f"-> {name}": array for name, array in case.cotangents.items()}
-    return found if keep is None else found | {"option dropout_keep": keep}
+    named = case.inputs | {f"-> {name}": array for name, array in case.cotangents.items()}
+    return named if keep is None else named | {"option dropout_keep": keep}
 
 
 PRODUCTS: dict[Axis, AxisName] = {
@@ -126,34 +126,34 @@ def take_parts(case: Case, parts: Parts, rng: np.random.Generator | None = None)
 
 def fit_table(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Part]:
     """A table of positions keeps, or gets, as many rows as are read from it."""
-    found = dict(parts)
+    fitted = dict(parts)
     if "table" in case.inputs and "length" in case.options:
-        length, offset = (found[name].size if name in found else sizes[name] for name in ("length", OFFSET))
-        offset += found["length"].start if "length" in found else 0
-        rows = found.get("vocabulary", Part(0, sizes["vocabulary"]))
+        length, offset = (fitted[name].size if name in fitted else sizes[name] for name in ("length", OFFSET))
+        offset += fitted["length"].start if "length" in fitted else 0
+        rows = fitted.get("vocabulary", Part(0, sizes["vocabulary"]))
         if "vocabulary" in parts:
             offset = min(offset, max(rows.size - length, 0))
-            found[OFFSET] = Part(0, offset)
+            fitted[OFFSET] = Part(0, offset)
         if offset + length > rows.size:
-            found["vocabulary"] = Part(0, offset + length)
-    return found
+            fitted["vocabulary"] = Part(0, offset + length)
+    return fitted
 
 
 def sizes_as_options(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Any]:
     """Sizes that are options, of positions."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if "length" in case.options and OFFSET in sizes:
-        start, found["length"] = parts.get("length", Part(0, sizes["length"]))
+        start, options["length"] = parts.get("length", Part(0, sizes["length"]))
         offset = parts.get(OFFSET, Part(0, sizes[OFFSET])).size
         moved = offset + (start if OFFSET not in parts else 0)
         if moved or case.options.get(OFFSET) is not None:
-            found[OFFSET] = moved
+            options[OFFSET] = moved
     if "query_length" in case.options:
-        (i, found["query_length"]), (j, found["key_length"]) = (parts.get(n, Part(0, sizes[n])) for n in ("Q", "K"))
-        found[OFFSET] = max(parts.get(OFFSET, Part(0, sizes[OFFSET])).size + i - j, 0)
+        (i, options["query_length"]), (j, options["key_length"]) = (parts.get(n, Part(0, sizes[n])) for n in ("Q", "K"))
+        options[OFFSET] = max(parts.get(OFFSET, Part(0, sizes[OFFSET])).size + i - j, 0)
     if "width" in case.options and "E" in parts:
-        found["width"] = parts["E"].size
-    return found | (fit_rotation(case, parts["E"].size) if "E" in parts else {})
+        options["width"] = parts["E"].size
+    return options | (fit_rotation(case, parts["E"].size) if "E" in parts else {})
 
 
 def fit_rotation(case: Case, width: int) -> dict[str, Any]:
@@ -161,28 +161,28 @@ def fit_rotation(case: Case, width: int) -> dict[str, Any]:
 
     A dynamic scaling, which needs two pairs, is left out for one.
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     scaling, part = case.options.get("scaling"), case.options.get("rotary_width")
     if part is not None:
-        width = found["rotary_width"] = min(part, width)
+        width = options["rotary_width"] = min(part, width)
     if isinstance(scaling, LongRopeScaling):
         factors = (tuple(islice(cycle(f), width // 2)) for f in (scaling.short_factors, scaling.long_factors))
         short, long = factors  # after the last one they start anew
-        found["scaling"] = replace(scaling, short_factors=short, long_factors=long)
+        options["scaling"] = replace(scaling, short_factors=short, long_factors=long)
     if isinstance(scaling, DynamicScaling) and width < 4:
-        found["scaling"] = None
-    return found
+        options["scaling"] = None
+    return options
 
 
 def places(axis: Axis, sizes: Sizes, parts: Parts) -> tuple[np.ndarray, np.ndarray]:
     """(which places of the axis are taken, whether each is new: beyond what there was)."""
-    found, new = np.zeros(1, int), np.zeros(1, bool)
+    places_taken, new = np.zeros(1, int), np.zeros(1, bool)
     for name in axis:
         size = sizes[name]
         wanted = parts.get(name, Part(0, size)).places()
-        found = (found[:, None] * size + wanted % max(size, 1)).ravel()
+        places_taken = (places_taken[:, None] * size + wanted % max(size, 1)).ravel()
         new = (new[:, None] | (wanted >= size)).ravel()
-    return found, new
+    return places_taken, new
 
 
 def cast(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -197,8 +197,8 @@ def resize_array(
     fresh = np.zeros((1,) * array.ndim, bool)
     for k, axis in enumerate(axes):
         if parts.keys() & set(axis):
-            found, new = places(axis, sizes, parts)
-            array = array.take(found, axis=k)
+            places_taken, new = places(axis, sizes, parts)
+            array = array.take(places_taken, axis=k)
             fresh = fresh | new.reshape([-1 if i == k else 1 for i in range(array.ndim)])
     if rng is not None and fresh.any() and array.dtype.kind not in "biu":
         noise = rng.normal(size=array.shape)  # as much of it for a case and for its twin
@@ -210,11 +210,11 @@ def resize_array(
 
 def renumber_list(inputs: dict[str, np.ndarray], name: str, chosen: np.ndarray) -> dict[str, np.ndarray]:
     """With the chosen elements of a list alone, numbered anew."""
-    found = {n: array for n, array in inputs.items() if not n.startswith(f"{name}[")}
+    renumbered = {n: array for n, array in inputs.items() if not n.startswith(f"{name}[")}
     for i, place in enumerate(chosen):
         prefix = f"{name}[{place}]"
-        found |= {f"{name}[{i}]{n[len(prefix) :]}": array for n, array in inputs.items() if n.startswith(prefix)}
-    return found
+        renumbered |= {f"{name}[{i}]{n[len(prefix) :]}": array for n, array in inputs.items() if n.startswith(prefix)}
+    return renumbered
 
 
 def cut_mask(mask: Any, sizes: Sizes, parts: Parts) -> Any:

@@ -267,8 +267,8 @@ def smallest_failing(size: int, dimension: Dimension, fails: Callable[[int], boo
 def ladder(dimension: Dimension, size: int) -> Iterator[int]:
     """The least size, tiny ones, powers of two below the size and what follows them, in steps of the unit."""
     unit, powers = dimension.unit, (2**k for k in range(2, size.bit_length()))
-    found = (dimension.least, *TINY, *(n for power in powers for n in (power, power + unit)))
-    yield from (n for n in dict.fromkeys(found) if dimension.least <= n < size and n % unit == 0)
+    sizes = (dimension.least, *TINY, *(n for power in powers for n in (power, power + unit)))
+    yield from (n for n in dict.fromkeys(sizes) if dimension.least <= n < size and n % unit == 0)
 
 
 # --- what a case can do without ---------------------------------------------------------------------------------------

@@ -251,10 +251,10 @@ def kind(declaration: Declaration) -> str:
 
 def group_indices(kinds: Sequence[Hashable]) -> list[list[int]]:
     """Indices of equal kinds, largest group first."""
-    found: dict[Hashable, list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     for index, of in enumerate(kinds):
-        found.setdefault(of, []).append(index)
-    return sorted(found.values(), key=len, reverse=True)
+        groups.setdefault(of, []).append(index)
+    return sorted(groups.values(), key=len, reverse=True)
 
 
 def prepare_worker() -> None:

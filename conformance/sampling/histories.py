@@ -83,17 +83,17 @@ def attention_history(
     plain = Call(Sizes(2, 4, 2, 5, 40, width, width), draw(st.sampled_from(require_some(fast_dtypes(declaration)))))
     if operation != "attention":
         declaration = declaration.remove_features("dropout")
-    found = []
+    cases = []
     for call in make(draw, plain, declaration)[:count]:
         gradients = draw(st.integers(0, 3)) > 0
         given = dict[str, Any](plans=(call.plan,), declaration=declaration)
         strategy = generation.attention_cases(
             operation, call.mask, call.focus, False, gradients, (call.dtype,), **given
         )
-        found.append(draw(strategy))
-    if "scale" in found[0].options:  # a scale of 1 is what kernels leave out
-        found[0] = replace(found[0], options=found[0].options | {"scale": 1.0})
-    return tuple(found)
+        cases.append(draw(strategy))
+    if "scale" in cases[0].options:  # a scale of 1 is what kernels leave out
+        cases[0] = replace(cases[0], options=cases[0].options | {"scale": 1.0})
+    return tuple(cases)
 
 
 def draw_size_calls(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
@@ -131,22 +131,22 @@ def norm_history(draw: st.DrawFn, operation: str, declaration: Declaration, size
     dtype = draw(st.sampled_from(require_some(judged_dtypes(generation.DTYPES, declaration))))
     widths = NORM_WIDTHS[:2] if dtype == "float64" else NORM_WIDTHS
     rows, width = draw(st.sampled_from(ROWS)), draw(st.sampled_from(widths))
-    found = []
+    cases = []
     for number in range(count):
         shape = (rows, width)
         if sizes and number % 2:
             shape = draw(st.sampled_from(((draw(st.sampled_from(ROWS)), width), (rows, draw(st.sampled_from(widths))))))
-        found.append(draw(operation_cases(operation, (dtype,), declaration, plans=((shape, 1),))))
-    return tuple(found)
+        cases.append(draw(operation_cases(operation, (dtype,), declaration, plans=((shape, 1),))))
+    return tuple(cases)
 
 
 @st.composite
 def sinusoidal_history(draw: st.DrawFn, declaration: Declaration, count: int) -> Cases:
     """Of one width, so that a table made for the first length is found again."""
     cases = operation_cases("sinusoidal_positions", declaration=declaration)
-    found = [draw(cases) for _ in range(count)]
-    kept = {name: found[0].options[name] for name in ("width", "exponent", "dtype")}
-    return tuple(replace(case, dtype=kept["dtype"], options=case.options | kept) for case in found)
+    history = [draw(cases) for _ in range(count)]
+    kept = {name: history[0].options[name] for name in ("width", "exponent", "dtype")}
+    return tuple(replace(case, dtype=kept["dtype"], options=case.options | kept) for case in history)
 
 
 @st.composite
@@ -161,9 +161,9 @@ def plain_history(draw: st.DrawFn, operation: str, declaration: Declaration, cou
 @st.composite
 def gradient_histories(draw: st.DrawFn, history: st.SearchStrategy[Cases], count: int) -> Cases:
     """Those cases of a history that ask for gradients."""
-    found = tuple(case for case in draw(history) if case.cotangents)[:count]
-    assume(len(found) == count)
-    return found
+    cases = tuple(case for case in draw(history) if case.cotangents)[:count]
+    assume(len(cases) == count)
+    return cases
 
 
 TINY = (Sizes(1, 2, 1, 3, 48, 16, 16), Sizes(1, 2, 2, 2, 70, 16, 16), Sizes(2, 2, 1, 1, 40, 32, 16))
@@ -173,8 +173,8 @@ are compiled, those of other cases."""
 
 def fast_dtypes(declaration: Declaration) -> tuple[str, ...]:
     """The dtypes without float64, whose exact values take long; that alone where there are no others."""
-    found = tuple(dtype for dtype in generation.DTYPES if dtype in declaration.dtypes and dtype != "float64")
-    return found or ("float64",)
+    fast = tuple(dtype for dtype in generation.DTYPES if dtype in declaration.dtypes and dtype != "float64")
+    return fast or ("float64",)
 
 
 def repeatable_cases(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
@@ -186,8 +186,8 @@ def repeatable_cases(operation: str, declaration: Declaration) -> st.SearchStrat
         )
     else:
         cases = operation_cases(operation, dtypes, declaration)
-    told = st.tuples(st.integers(0, 4), cases.filter(is_finite))
-    return told.map(lambda drawn: drawn[1] if drawn[0] == 4 else replace(drawn[1], cotangents={}))
+    numbered = st.tuples(st.integers(0, 4), cases.filter(is_finite))
+    return numbered.map(lambda drawn: drawn[1] if drawn[0] == 4 else replace(drawn[1], cotangents={}))
 
 
 def is_finite(case: Case) -> bool:

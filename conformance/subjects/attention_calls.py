@@ -147,8 +147,8 @@ def move_heads_first(output: Any) -> Any:
 
 def own_declaration(function: Any) -> Declaration | None:
     """What a function with the signature of `attention` says of itself; None of one with that of the interface."""
-    found = getattr(function, "declaration", None)
-    return found if isinstance(found, Declaration) else None
+    declaration = getattr(function, "declaration", None)
+    return declaration if isinstance(declaration, Declaration) else None
 
 
 def mask_form(call: AttentionCall, case: Case) -> str:
@@ -188,10 +188,10 @@ class CallSubject(Subject):
             return super().answer_case(case)
         call = self.call_made
         refuse_other_form(call)
-        found = {"output": move_heads_first(call.output)}
+        values = {"output": move_heads_first(call.output)}
         if case.cotangents:
-            found |= dict(zip(map(gradient_name, GIVEN), call.gradients, strict=True))
-        return {name: self.answer(name, case, found) for name in found}
+            values |= dict(zip(map(gradient_name, GIVEN), call.gradients, strict=True))
+        return {name: self.answer(name, case, values) for name in values}
 
     def call(self, operation: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
         return repeat_call(self.call_made, *positional, **keywords)
@@ -284,6 +284,6 @@ def block_mask(mask: Any, query: Any, key: Any) -> Any:
     """A `BlockMask` whose `mask_mod` looks the mask up."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    found = lookup(mask)
+    allows = lookup(mask)
     sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    return create_block_mask(lambda b, h, i, j: found(b, h, i, j), *sizes, device=str(query.device))
+    return create_block_mask(lambda b, h, i, j: allows(b, h, i, j), *sizes, device=str(query.device))

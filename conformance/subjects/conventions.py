@@ -78,24 +78,24 @@ def permute_heads(case: Case, order: np.ndarray) -> Case:
 
 def permute_input_heads(case: Case, arrays: dict[str, np.ndarray], order: np.ndarray) -> dict[str, np.ndarray]:
     """The case's inputs, or their gradients by the same names, with query heads in another order."""
-    found = {}
+    permuted = {}
     for name, array in arrays.items():
         projection, _, field = name.partition(".")
         if name == "sinks":
-            found[name] = np.take(array, order) if array.shape == order.shape else array
+            permuted[name] = np.take(array, order) if array.shape == order.shape else array
         elif name == "alibi_slopes":
-            found[name] = np.take(array, order, axis=-1)
+            permuted[name] = np.take(array, order, axis=-1)
         elif name == "bias" or (name == "query" and has_heads(case)):
-            found[name] = permute_head_axis(array, order)
+            permuted[name] = permute_head_axis(array, order)
         elif projection.startswith("query[") and field:
-            found[name] = arrays.get(f"query[{order[int(projection[6:-1])]}].{field}", array)
+            permuted[name] = arrays.get(f"query[{order[int(projection[6:-1])]}].{field}", array)
         elif name in ("query.weight", "query.bias"):
-            found[name] = permute_blocks(array, order, -1)
+            permuted[name] = permute_blocks(array, order, -1)
         elif name == "output.weight":
-            found[name] = permute_blocks(array, order, 0)
+            permuted[name] = permute_blocks(array, order, 0)
         else:
-            found[name] = array
-    return found
+            permuted[name] = array
+    return permuted
 
 
 def permute_answer_heads(case: Case, answers: Answers, order: np.ndarray) -> Answers:

@@ -26,8 +26,8 @@ def describe_mask(mask: Any, query_length: int, key_length: int) -> Any:
 def plainest_description(declaration: Declaration, mask: Any, batch: int, query_length: int, key_length: int) -> Any:
     """The mask as the plainest that a subject takes, or the plainest of all."""
 
-    def is_supported(found: Any) -> bool:
-        return not any(list_unsupported(found, query_length, key_length, declaration))
+    def is_supported(part: Any) -> bool:
+        return not any(list_unsupported(part, query_length, key_length, declaration))
 
     allowed = materialize(mask, query_length, key_length)
     allowed = np.array(np.broadcast_to(allowed, (batch, *allowed.shape[1:])))

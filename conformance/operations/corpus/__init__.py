@@ -116,9 +116,9 @@ def join_bytes(value: dict[str, Any]) -> Any:
 def entries() -> tuple[Entry, ...]:
     """All of them; ValueError if the file is not the one that the manifest describes."""
     content = HERE.joinpath("cases.jsonl.xz").read_bytes()
-    found, expected = hashlib.sha256(content).hexdigest(), manifest()["sha256"]
-    if found != expected:
-        raise ValueError(f"the frozen corpus has SHA-256 {found}, expected {expected}")
+    digest, expected = hashlib.sha256(content).hexdigest(), manifest()["sha256"]
+    if digest != expected:
+        raise ValueError(f"the frozen corpus has SHA-256 {digest}, expected {expected}")
     return tuple(entry(line) for line in read_lines(content))
 
 

@@ -144,9 +144,9 @@ def rows(plan: str, compiled: bool, tile: tuple[int, int] | None, seed: int = 0,
     compiled: for a framework that compiles for every shape, so only `TYPICAL` sizes, each range once. tile: queries and
     keys of a kernel's tile, whose multiples and their neighbours are tried too. seed: chooses among sizes of one range.
     """
-    found = level_rows(plan, compiled, tile, 1 if compiled else strength)
+    level_rows_of_plan = level_rows(plan, compiled, tile, 1 if compiled else strength)
     levels, affords = levels_of(plan, compiled, tile), budget_of(plan).affords
-    return tuple(choose_sizes(found, levels, affords, SINGLE if plan == "everything" else (), seed))
+    return tuple(choose_sizes(level_rows_of_plan, levels, affords, SINGLE if plan == "everything" else (), seed))
 
 
 def edges(tile: int) -> tuple[int, ...]:
@@ -166,8 +166,8 @@ def plan_of(name: str, declaration: Declaration, seed: int = 0, strength: int = 
     Where shapes are compiled, all plans have those of "everything", so that what is compiled serves every probe.
     """
     name, seed = ("everything", 0) if declaration.compiled else (name, seed)
-    found = (sizes_of(row) for row in rows(name, declaration.compiled, declaration.tile, seed, strength))
-    return tuple(dict.fromkeys(fit_sizes(sizes, declaration) for sizes in found))
+    planned = (sizes_of(row) for row in rows(name, declaration.compiled, declaration.tile, seed, strength))
+    return tuple(dict.fromkeys(fit_sizes(sizes, declaration) for sizes in planned))
 
 
 def large_plans_of(
@@ -267,9 +267,9 @@ def rows_of_attention(
         return tuple(cases(plans=(s,), dtypes=some) for s, some in zip(sizes, every, strict=True) if wanted(s))
 
     def make_large(thorough: bool) -> tuple[st.SearchStrategy[Case], ...]:
-        found = large_plans_of(plan, declaration, seed, wanted)[thorough] if large else ()
+        sizes = large_plans_of(plan, declaration, seed, wanted)[thorough] if large else ()
         triples = thorough_plan(declaration) if thorough and plan == "everything" else ()
-        return make_strategies((*triples, *found))
+        return make_strategies((*triples, *sizes))
 
     return Rows(
         lambda: make_strategies(plan_of(plan, declaration, seed)),

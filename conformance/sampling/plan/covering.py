@@ -121,8 +121,8 @@ def affordable_tuples(levels: Levels, fits: Fits, strength: int) -> set[frozense
 def tuples_of_rows(rows: Iterable[Row], levels: Levels, strength: int) -> set[frozenset[tuple[str, int]]]:
     """Every tuple of (dimension, level) that some row has."""
     places = {name: {size: number for number, level in enumerate(levels[name]) for size in level} for name in levels}
-    found = ([(name, places[name][row[name]]) for name in levels] for row in rows)
-    return {frozenset(pairs) for row in found for pairs in combinations(row, strength)}
+    numbered = ([(name, places[name][row[name]]) for name in levels] for row in rows)
+    return {frozenset(pairs) for row in numbered for pairs in combinations(row, strength)}
 
 
 def smallest_with(picked: Mapping[str, int], levels: Levels) -> Row:

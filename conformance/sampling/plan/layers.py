@@ -174,8 +174,8 @@ def levels_of(plan: Plan, compiled: bool) -> Frozen:
 def plan_of(plan: Plan, declaration: Declaration, seed: int = 0) -> tuple[Row, ...]:
     """The rows of a plan, within what the subject takes; each once. Every size of the plan occurs."""
     compiled = declaration.compiled
-    found = rows(levels_of(plan, compiled), 1 if compiled else 2, 0 if compiled else seed)
-    return limit_rows(found, declaration)
+    planned = rows(levels_of(plan, compiled), 1 if compiled else 2, 0 if compiled else seed)
+    return limit_rows(planned, declaration)
 
 
 def large_plans_of(
@@ -189,13 +189,13 @@ def large_plans_of(
     if declaration.compiled or not large:
         return (), ()
     levels = levels_of(plan, False)
-    before, ordinary, found = [*rows(levels, 2, seed)], [*plan.ordinary], []
+    before, ordinary, plans = [*rows(levels, 2, seed)], [*plan.ordinary], []
     for budget in (LARGE.times(large), LARGE.times(2 * large)):
         more = more_rows(dict(levels), budget.affords, before, budget.times(0.5).affords, seed)
         affordable = [row for row in ordinary if budget.affords(row)]
-        found.append(limit_rows([*more, *affordable], declaration))
+        plans.append(limit_rows([*more, *affordable], declaration))
         before, ordinary = [*before, *more], [row for row in ordinary if row not in affordable]
-    return found[0], found[1]
+    return plans[0], plans[1]
 
 
 @cache
