@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from conformance.cases.arguments import KERNEL_ARGUMENTS
@@ -72,7 +72,7 @@ def mask_parts(mask: Any) -> list[Any]:
     return [] if mask is None else [mask]
 
 
-def replace_parts(mask: Any, parts: Iterable[Any]) -> Any:
+def replace_parts(mask: Any, parts: Sequence[Any]) -> Any:
     """The mask made of other parts, one for each of its own in their order."""
     others = iter(parts)
 

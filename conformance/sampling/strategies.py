@@ -468,7 +468,7 @@ def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw, declaration: Declar
 def set_offset(mask: Any, offset: int) -> Any:
     """The same with every causal mask and window at this offset."""
     shifted = (Causal, SlidingWindow)
-    parts = (replace(part, offset=offset) if isinstance(part, shifted) else part for part in mask_parts(mask))
+    parts = [replace(part, offset=offset) if isinstance(part, shifted) else part for part in mask_parts(mask)]
     return replace_parts(mask, parts)
 
 

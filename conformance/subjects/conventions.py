@@ -27,7 +27,7 @@ FEATURES_LAST = ("query", "key", "value")
 
 def map_dense_masks(mask: Any, change: Callable[[Any], Any]) -> Any:
     """The mask with `change` applied to every boolean array in it; what is no mask stays."""
-    parts = (Dense(change(part.array)) if isinstance(part, Dense) else part for part in mask_parts(mask))
+    parts = [Dense(change(part.array)) if isinstance(part, Dense) else part for part in mask_parts(mask)]
     return replace_parts(mask, parts)
 
 
@@ -46,7 +46,7 @@ def drop_offset(mask: Any, convention: str, case: Case) -> Any:
         bare = isinstance(part, Causal) and isinstance(part.offset, int) and part.offset == aligned
         return Causal() if bare else part
 
-    return replace_parts(mask, map(drop, mask_parts(mask)))
+    return replace_parts(mask, [drop(part) for part in mask_parts(mask)])
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------
