@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results.result import read as read_benchmark
-from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import LEVELS, highest_profile, is_required
+from conformance.checks.levels import JUDGED, LEVELS, highest_profile, is_required
 from conformance.reports.comparison import circumstances, compare_declarations, read_report
 from study.results import BENCHMARKS, CONFORMANCE, TRAINING
 from study.training import SCHEMA

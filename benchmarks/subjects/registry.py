@@ -14,7 +14,7 @@ from benchmarks.cases import INPUTS
 from benchmarks.subjects import jax_subjects, numpy_subjects, other_subjects, torch_subjects
 from benchmarks.subjects.subject import Subject
 from conformance.subjects.callables import extend_path
-from conformance.subjects.raised import is_own, relative_path
+from conformance.subjects.wrong_answers import is_own, relative_path
 
 BENCHMARKS = Path(__file__).parents[1]
 

@@ -4,7 +4,12 @@
 `arithmetic.py` for the model of rounding, and each operation's file for its derivation.
 """
 
-from conformance.bounds.operations import bound, merged_bound, uses_declared_logsumexp
-from conformance.bounds.relaxed import relaxed_bound, relaxed_merged_bound
+from conformance.bounds.operations import (
+    bound,
+    merged_bound,
+    relaxed_bound,
+    relaxed_merged_bound,
+    uses_declared_logsumexp,
+)
 
 __all__ = ["bound", "merged_bound", "relaxed_bound", "relaxed_merged_bound", "uses_declared_logsumexp"]

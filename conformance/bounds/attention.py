@@ -35,7 +35,7 @@ make no weight above 1. The output comes from a maximum and a sum as before.
 
 This covers the literal form, two passes, online softmax in blocks of at least 16 keys, the scale wherever it is put,
 exp2, and exp of log-softmax. Products in TF32 or a 16-bit dtype, and weights rounded to one, are covered for subjects
-that declare them only (`rounding.py`).
+that declare them only (`arithmetic.py`).
 
 Merging. A subject may declare that it merges parts of 16 keys or more, and a sink, by one log-sum-exp each. A part's
 L_p, the whole one, and their difference are rounded, and the logarithm and the exponential taken: one merge adds to |e|
@@ -69,13 +69,18 @@ from conformance.bounds.arithmetic import (
     map_approx,
     matmul,
     multiply,
+    partial_sums,
+    round_approx,
     round_output,
+    scaled_side,
     select,
+    side,
+    side_gradient,
     sum_terms,
     sums,
     transpose,
+    weight_format,
 )
-from conformance.bounds.rounding import partial_sums, round_approx, scaled_side, side, side_gradient, weight_format
 
 SCALE = 8
 """Roundings of scale, square root, products with either side, and log2(e)."""
@@ -173,8 +178,8 @@ def softmax_rows(scores: Approx, slope: Approx | None, allowed: np.ndarray, sink
     # An exponential below the smallest normal number may be lost entirely.
     lost = counts * p.inner_tiny / safe
     spread = np.sum(weights * relative, axis=-1, keepdims=True) + sink_weight * sink_relative + lost
-    found = allowed, scores, slope, weights, relative, sink_weight, sink_relative, spread, counts, logsumexp, merges
-    return Rows(*found)
+    fields = allowed, scores, slope, weights, relative, sink_weight, sink_relative, spread, counts, logsumexp, merges
+    return Rows(*fields)
 
 
 def margin(rows: Rows) -> np.ndarray:
@@ -354,7 +359,7 @@ def sink_terms(rows: Rows, sink: Approx, p: Precision) -> Terms:
 
 
 def group_sum(x: Approx, groups: int, p: Precision) -> Approx:
-    """Gradients of the query heads that share a key head, added up (`rounding.py`: in 16 bits, where declared)."""
+    """Gradients of the query heads that share a key head, added up (`arithmetic.py`: in 16 bits, where declared)."""
     B, H, K, W = x.value.shape
     share = H // max(groups, 1)
     x = round_approx(x, p.shared_heads) if share > 1 else x
@@ -489,20 +494,20 @@ def attention(
     gradients = [part[1] for part in parts if part[1] is not None]
     if not gradients:
         return result, {}
-    found = {
+    whole_gradients = {
         "query": concatenate_parts([g.query for g in gradients], 0),
         "key": concatenate_parts([g.key for g in gradients], 0),
     }
     if kind == "output":
-        found["value"] = concatenate_parts([g.value for g in gradients if g.value is not None], 0)
+        whole_gradients["value"] = concatenate_parts([g.value for g in gradients if g.value is not None], 0)
     if bias is not None:
         shared, terms = bias.value.shape[:2], [g.bias for g in gradients if g.bias is not None]
         total = reduce(add, terms) if shared[0] == 1 else side_by_side(terms, 0)
-        found["bias"] = total.sum_terms((B if shared[0] == 1 else 1) * (H if shared[1] == 1 else 1), p)
+        whole_gradients["bias"] = total.sum_terms((B if shared[0] == 1 else 1) * (H if shared[1] == 1 else 1), p)
     if sinks is not None:
         total = reduce(add, [g.sinks for g in gradients if g.sinks is not None])
-        found["sinks"] = total.sum_terms(B * Q, p)
-    return result, found
+        whole_gradients["sinks"] = total.sum_terms(B * Q, p)
+    return result, whole_gradients
 
 
 def concatenate_parts(parts: Sequence[Approx], axis: int) -> Approx:

@@ -14,15 +14,14 @@ covered.
 Reciprocal. 1 / sqrt(variance + eps) has half the relative error of its argument, and 4 u for rsqrt.
 
 Rows of `rms_norm` that are rounded before the weight multiplies them are covered only for subjects that declare it
-(`rounding.py`).
+(`arithmetic.py`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from conformance.bounds.arithmetic import Approx, Format, Precision, exact, multiply
-from conformance.bounds.rounding import round_approx
+from conformance.bounds.arithmetic import Approx, Format, Precision, exact, multiply, round_approx
 
 
 def average(array: np.ndarray) -> np.ndarray:

@@ -101,11 +101,11 @@ def reduce_losses(losses: Approx, counted: np.ndarray, case: Case, p: Precision)
     reduction = case.options.get("reduction", "mean")
     if reduction == "none":
         return Approx(value, error)
-    found = total(Approx(value.reshape(-1), error.reshape(-1)), 0, p)
+    added = total(Approx(value.reshape(-1), error.reshape(-1)), 0, p)
     if reduction == "sum":
-        return found
+        return added
     count = max(int(counted.sum()), 1)
-    return Approx(found.value / count, found.error / count + 2 * p.inner * found.size / count + p.inner_tiny)
+    return Approx(added.value / count, added.error / count + 2 * p.inner * added.size / count + p.inner_tiny)
 
 
 def row_cotangents(case: Case, counted: np.ndarray) -> np.ndarray:
@@ -133,10 +133,10 @@ def cross_entropy(case: Case, p: Precision, kept: bool = False) -> dict[str, App
     results = {"output": reduce_losses(row_losses(row, classes, smoothing, p), counted, case, p)}
     if not case.cotangents:
         return results
-    found = row_gradients(
+    gradient = row_gradients(
         row, row_cotangents(case, counted), smooth_targets(classes, logits.shape[-1], smoothing), smoothing, p
     )
-    return results | {gradient_name("logits"): Approx(*(np.where(counted[..., None], a, 0) for a in found))}
+    return results | {gradient_name("logits"): Approx(*(np.where(counted[..., None], a, 0) for a in gradient))}
 
 
 def nll_loss(case: Case, p: Precision) -> dict[str, Approx]:

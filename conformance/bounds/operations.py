@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Any
@@ -12,24 +13,14 @@ import numpy as np
 from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norm
 from conformance.bounds import layers
-from conformance.bounds.arithmetic import Approx, Precision, add, exact, round_output
-from conformance.bounds.reading import (
-    bias_of,
-    concatenate_heads,
-    dropout_factor,
-    find_allowed_pairs,
-    separate_heads,
-    split_heads,
-)
-from conformance.cases.arguments import expected_dtype, gradient_name
-from conformance.cases.arrays import heads_and_keys, heads_of, join_projections
-from conformance.cases.case import Case
+from conformance.bounds.arithmetic import Approx, Precision, add, exact, map_approx, round_output
+from conformance.cases.arguments import alibi, expected_dtype, gradient_name, replace_kernel_arguments
+from conformance.cases.case import Case, heads_and_keys, heads_of, join_projections, logsumexp_alone, output_alone
+from conformance.cases.expectations import allowed_pairs
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import has_masks
-from conformance.cases.kernel_arguments import replace_kernel_arguments
 from conformance.cases.signatures import default
-from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
-from specification.dtypes import FLOATING
+from specification.dtypes import FLOATING, HALF
 
 Bounds = dict[str, np.ndarray]
 
@@ -39,8 +30,7 @@ def bound(case: Case) -> Bounds:
     p = Precision.make(case.dtype, case.rounding)
     case = replace(case, cotangents=replace_kernel_arguments(case).cotangents)
     with np.errstate(all="ignore"):
-        approximations = approximate(case, p)
-        return {name: result_bound(name, approx, case, p) for name, approx in approximations.items()}
+        return bound_results(approximate(case, p), case, p)
 
 
 def approximate(case: Case, p: Precision) -> dict[str, Approx]:
@@ -48,6 +38,10 @@ def approximate(case: Case, p: Precision) -> dict[str, Approx]:
     to the dtype of the case, which `bound` adds."""
     approximations: dict[str, Approx] = resolve_name(f"conformance.bounds.{BOUNDS[case.operation]}")(case, p)
     return approximations
+
+
+def bound_results(approximations: Mapping[str, Approx], case: Case, p: Precision) -> Bounds:
+    return {name: result_bound(name, approx, case, p) for name, approx in approximations.items()}
 
 
 def result_bound(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
@@ -93,7 +87,7 @@ def attend(
         query,
         key,
         value,
-        find_allowed_pairs(case, shape),
+        allowed_pairs(case, shape),
         cotangent,
         bias=bias_of(case, shape, p),
         scale=case.options.get("scale"),
@@ -195,7 +189,7 @@ def merged_bound(parts: Sequence[Case]) -> Bounds:
         outputs = [round_output(attention(replace(part, operation="attention"), p)["output"], p) for part in parts]
         logsumexps = [attention(replace(part, operation="attention_logsumexp"), p)["output"] for part in parts]
         _, _, results = merge(outputs, logsumexps, p.default_precision)
-        return {name: result_bound(name, approx, like, p) for name, approx in results.items()}
+        return bound_results(results, like, p)
 
 
 def multi_head_attention(case: Case, p: Precision) -> dict[str, Approx]:
@@ -287,6 +281,85 @@ BOUNDS = {
     "rotary_embedding": "rotary:rotary_embedding",
     "rotary_frequencies": "rotary:rotary_frequencies",
     "sgd_step": "optimizers:sgd_step",
-    "silu": "silu:silu",
+    "silu": "layers:silu",
 }
 """Where the function of each operation stands in this folder; a file is loaded with the first case that needs it."""
+
+
+# --- what bounds of attention read from a case ------------------------------------------------------------------------
+
+
+SLOPE = 8
+"""Roundings of ALiBi's bias: the slope times the distance; the slope over the scale, or times log2(e), and back."""
+
+
+def bias_of(case: Case, shape: tuple[int, int, int, int], p: Precision) -> Approx | None:
+    """A bias as [B or 1, H or 1, Q, K]. ALiBi's is computed from its slopes."""
+    if "alibi_slopes" in case.inputs:
+        value = alibi(case.inputs["alibi_slopes"], *shape[2:])
+        return Approx(value, p.gamma(SLOPE) * np.abs(value))
+    return pairs(case.inputs.get("bias"))
+
+
+def pairs(array: np.ndarray | None) -> Approx | None:
+    """A bias as [B or 1, H or 1, Q, K]."""
+    return None if array is None else exact(array if array.ndim == 4 else array[None, None])
+
+
+def dropout_factor(case: Case) -> np.ndarray | None:
+    """What dropout multiplies each weight with, [B, H, Q, K]; None without dropout."""
+    keep = case.options.get("dropout_keep")
+    return None if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0)
+
+
+def separate_heads(gradients: dict[str, Approx], case: Case) -> dict[str, Approx]:
+    """Gradients of fused projections cut up again into those of per-head ones, where the case has those."""
+    result = dict(gradients)
+    for name in ("query", "key", "value"):
+        start, head = 0, 0
+        while f"{name}[{head}].weight" in case.inputs:
+            stop = start + case.inputs[f"{name}[{head}].weight"].shape[1]
+            for part in ("weight", "bias"):
+                columns = gradients[f"{name}.{part}"].select((..., slice(start, stop)))
+                result[f"{name}[{head}].{part}"] = columns
+            start, head = stop, head + 1
+    return result
+
+
+def split_heads(x: Approx, heads: int) -> Approx:
+    """[B, T, heads * W] as [B, heads, T, W]."""
+    return map_approx(x, lambda a: a.reshape(*a.shape[:2], heads, a.shape[2] // heads).swapaxes(1, 2))
+
+
+def concatenate_heads(x: Approx) -> Approx:
+    """[B, heads, T, W] as [B, T, heads * W]."""
+    return map_approx(x, lambda a: a.swapaxes(1, 2).reshape(a.shape[0], a.shape[2], -1))
+
+
+# --- below `strict` ---------------------------------------------------------------------------------------------------
+
+RELAXED = ("gated_feed_forward", "adam_step", "cross_entropy", "rotary_embedding", "silu")
+"""Operations that have bounds of their own there, in `relaxed.py`. Of others the weights of 16-bit inputs may be
+rounded to the inputs' dtype before they are multiplied: the bound is that of a subject that declares weights=inputs."""
+
+
+def weights_in_inputs(case: Case) -> Case | None:
+    """The case of a subject that rounds the weights to the inputs' 16 bits; None where that allows nothing more."""
+    if case.dtype not in HALF or not operation_facts(case.operation).masked or "weights" in case.rounding:
+        return None
+    return replace(case, rounding={**case.rounding, "weights": case.dtype})
+
+
+def relaxed_bound(case: Case) -> Bounds | None:
+    """The bounds below `strict`; None where they are those of `bound`."""
+    if case.operation in RELAXED:
+        relaxed: Bounds = getattr(importlib.import_module("conformance.bounds.relaxed"), case.operation)(case)
+        return relaxed
+    rounded = weights_in_inputs(case)
+    return None if rounded is None else bound(rounded)
+
+
+def relaxed_merged_bound(parts: list[Case]) -> Bounds | None:
+    """As `relaxed_bound`, for attention over parts of the keys that are then merged."""
+    rounded = [weights_in_inputs(part) for part in parts]
+    return None if None in rounded else merged_bound([part for part in rounded if part is not None])

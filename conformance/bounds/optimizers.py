@@ -34,8 +34,7 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds.arithmetic import EXP, TANH, Approx, Precision, add, exact, multiply
-from conformance.cases.arrays import list_arrays
-from conformance.cases.case import Case
+from conformance.cases.case import Case, list_arrays
 
 SCHEDULES = {"linear_warmup": 3.0, "inverse_square_root": 9.0, "cosine_decay": 2 * (TANH + 3) + 1}
 """Relative errors of schedules in units of u: a quotient of rounded numbers; two roots and three quotients of rounded

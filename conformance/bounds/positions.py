@@ -7,9 +7,9 @@ import numpy as np
 from conformance.bounds.arithmetic import EXP, Approx, Precision
 from conformance.bounds.layers import sinusoid
 from conformance.cases.arguments import gradient_name
-from conformance.cases.axes import OFFSET
 from conformance.cases.case import Case
-from conformance.cases.facts.positions import bias_shape, bias_sizes
+from conformance.cases.facts import bias_sizes
+from conformance.cases.operation import OFFSET
 from specification.positions import angular_frequencies, bucket_edges
 
 
@@ -76,28 +76,16 @@ def alibi_bias(case: Case, p: Precision) -> dict[str, Approx]:
     return {"output": Approx(value[None], p.inner * (relative[:, None, None] * np.abs(value))[None] + p.inner_tiny)}
 
 
-def relative_distances(case: Case, offset: int | None = None) -> np.ndarray:
-    """j - (i + offset)."""
-    _, Q, K = bias_sizes(case)
-    return np.arange(K) - (np.arange(Q) + ((case.options.get(OFFSET) or 0) if offset is None else offset))[:, None]
-
-
-def distance_buckets(case: Case, relative: np.ndarray) -> np.ndarray:
-    rows, both = len(case.inputs["table"]), case.options["bidirectional"]
-    size = rows // 2 if both else rows
-    edges = bucket_edges(size, case.options.get("furthest", 128))
-    n = np.abs(relative) if both else np.maximum(-relative, 0)
-    return np.searchsorted(edges, n, side="right") + size * (relative > 0) * both
-
-
-def gathered_bias(table: np.ndarray, bucket: np.ndarray) -> np.ndarray:
-    return np.moveaxis(table[bucket], -1, 0)[None]
-
-
 def relative_position_bias(case: Case, p: Precision) -> dict[str, Approx]:
     """Numbers are copied. A row's gradient adds up as many cotangents as pairs are in its bucket."""
-    table, bucket = np.asarray(case.inputs["table"], float), distance_buckets(case, relative_distances(case))
-    results = {"output": Approx(gathered_bias(table, bucket), np.zeros(bias_shape(case, "output", "")))}
+    table, both, (_, Q, K) = np.asarray(case.inputs["table"], float), case.options["bidirectional"], bias_sizes(case)
+    relative = np.arange(K) - (np.arange(Q) + (case.options.get(OFFSET) or 0))[:, None]
+    size = len(table) // 2 if both else len(table)
+    distance = np.abs(relative) if both else np.maximum(-relative, 0)
+    edges = bucket_edges(size, case.options.get("furthest", 128))
+    bucket = np.searchsorted(edges, distance, side="right") + size * (relative > 0) * both
+    bias = np.moveaxis(table[bucket], -1, 0)[None]
+    results = {"output": Approx(bias, np.zeros_like(bias))}
     if case.cotangents:
         bar = np.moveaxis(np.asarray(case.cotangents["output"], float)[0], 0, -1)
         results[gradient_name("table")] = gathered_gradient(table, bucket, bar, p)

@@ -23,8 +23,8 @@ EXP. Numbers that are given, base and those of a scaling, are rounded to float32
 counts, of the base 2p / W.
 
 Rotation in the inputs' 16 bits. A subject may declare that it rounds sines and cosines, once they are multiplied by the
-attention factor, to the inputs' 16 bits: u~ of themselves, and t~ where they are too small (`rounding.py`). If it also
-declares this of the products of the rotation, each is off by u~ more; their sum is rounded last, as any result is.
+attention factor, to the inputs' 16 bits: u~ of themselves, and t~ where they are too small (`arithmetic.py`). If it
+also declares this of the products of the rotation, each is off by u~ more; their sum is rounded last, as any result is.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.bounds.arithmetic import EXP, LOG, POW, TANH, UNIT_ROUNDOFF, Approx, Precision
-from conformance.bounds.rounding import round_approx
+from conformance.bounds.arithmetic import EXP, LOG, POW, TANH, UNIT_ROUNDOFF, Approx, Precision, round_approx
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from specification.frequencies import CONTEXT, attention_factor, exact_frequencies, yarn_ramp

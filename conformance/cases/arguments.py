@@ -2,20 +2,29 @@
 
 "query.weight" is a field of a parameter structure, "query[0].weight" that of a per-head projection, "outputs[0]" an
 element of a list. Nothing here depends on the framework whose arrays they are.
+
+Kernels have arguments that the definition lacks; they stand for arguments that it has:
+
+alibi_slopes: [H] or [B, H], in the compute dtype. Query i and key j have a bias of -slope |i + K - Q - j| (Press et al.
+2022): distances count from the last query, which stands at the last key. Slopes have no gradient.
+query_lengths: whole numbers [B]. What follows a sequence's queries is no query: it takes part in nothing, and neither
+its output nor its gradient is compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from conformance.cases.arrays import list_arrays
-from conformance.cases.case import Case
+from conformance.cases.case import Case, list_arrays
+from conformance.cases.declaration import KERNEL_ARGUMENTS
 from conformance.cases.facts import operation_facts
 from specification import Linear
 from specification.dtypes import compute_dtype_name
+from specification.masks import Dense, as_mask
 
 GRADIENT = "gradient of "
 
@@ -40,13 +49,13 @@ def result_names(operation: str) -> tuple[str, ...]:
 def results_of(case: Case) -> tuple[str, ...]:
     """Names of the results that the case asks for: those of a list and of a state one by one."""
     record = operation_facts(case.operation)
-    found: list[str] = []
+    names: list[str] = []
     for name in record.results:
         if name in record.lists:
-            found += [f"{name}[{i}]" for i in range(len(list_arrays(case.inputs, name)))]
+            names += [f"{name}[{i}]" for i in range(len(list_arrays(case.inputs, name)))]
         else:
-            found += record.state.fields if record.state is not None and name == "state" else [name]
-    return (*found, *(("logsumexp",) if case.with_logsumexp else ()))
+            names += record.state.fields if record.state is not None and name == "state" else [name]
+    return (*names, *(("logsumexp",) if case.with_logsumexp else ()))
 
 
 def expected_dtype(name: str, case: Case) -> str:
@@ -54,9 +63,9 @@ def expected_dtype(name: str, case: Case) -> str:
 
     A list's have that of the array in the same place; whole numbers are int32.
     """
-    given = gradient_input(name) or name
-    if given in case.inputs:
-        return str(case.inputs[given].dtype)
+    argument = gradient_input(name) or name
+    if argument in case.inputs:
+        return str(case.inputs[argument].dtype)
     if isinstance(case.options.get(name), int):
         return "int32"
     record = operation_facts(case.operation)
@@ -119,8 +128,8 @@ def name_projection(name: str, linear: Any) -> dict[str, np.ndarray]:
     """The arrays of a projection, or of several, one for each head."""
     if not isinstance(linear, Linear):
         return {n: array for i, one in enumerate(linear) for n, array in name_projection(f"{name}[{i}]", one).items()}
-    found = {f"{name}.weight": linear.weight, f"{name}.bias": linear.bias}
-    return {n: array for n, array in found.items() if array is not None}
+    arrays = {f"{name}.weight": linear.weight, f"{name}.bias": linear.bias}
+    return {n: array for n, array in arrays.items() if array is not None}
 
 
 def projection(inputs: dict[str, Any], name: str) -> Linear | list[Linear]:
@@ -159,3 +168,44 @@ def projection_gradients(case: Case, name: str, gradient: Linear) -> dict[str, n
         parts = [] if whole is None else np.split(whole, stops, axis=-1)
         result |= {f"{name}[{i}].{field}": part for i, part in enumerate(parts)}
     return result
+
+
+def kernel_arguments(operation: str) -> tuple[str, ...]:
+    """Those that a function for this operation may have."""
+    return KERNEL_ARGUMENTS if operation.startswith("attention") else ()
+
+
+def alibi(slopes: np.ndarray, Q: int, K: int) -> np.ndarray:
+    """The bias [B or 1, H, Q, K] in float64."""
+    distances = np.abs(np.arange(Q)[:, None] + (K - Q) - np.arange(K))
+    return -np.atleast_2d(np.asarray(slopes, float))[..., None, None] * distances
+
+
+def padded_queries(case: Case) -> np.ndarray:
+    """Which queries [B, Q] follow those of their sequence."""
+    return np.arange(case.inputs["query"].shape[2]) >= case.inputs["query_lengths"][:, None]
+
+
+def replace_kernel_arguments(case: Case) -> Case:
+    """The case in the definition's arguments: a bias for the slopes, a mask and no cotangents for what is no query."""
+    if not {*KERNEL_ARGUMENTS} & case.inputs.keys():
+        return case
+    inputs = {name: array for name, array in case.inputs.items() if name not in KERNEL_ARGUMENTS}
+    (B, _, Q, _), K = inputs["query"].shape, inputs["key"].shape[2]
+    options: dict[str, Any] = dict(case.options)
+    cotangents, constants = case.cotangents, case.constants
+    if "alibi_slopes" in case.inputs:
+        inputs["bias"] = alibi(case.inputs["alibi_slopes"], Q, K)
+        constants = (*constants, "bias")
+    if "query_lengths" in case.inputs:
+        padded = padded_queries(case)
+        real = Dense(np.broadcast_to(~padded[:, None, :, None], (B, 1, Q, K)))
+        options["mask"] = real if options.get("mask") is None else as_mask(options["mask"]) & real
+        cotangents = {name: zero_rows(array, padded) for name, array in cotangents.items()}
+    return replace(case, inputs=inputs, options=options, cotangents=cotangents, constants=constants)
+
+
+def zero_rows(array: np.ndarray, padded: np.ndarray) -> np.ndarray:
+    """A result's array [B, H, Q, ...] with zeros for what is no query."""
+    rows = padded[:, None].reshape(len(padded), 1, -1, *(1,) * (array.ndim - 3))
+    return np.where(rows, array.dtype.type(0), array)

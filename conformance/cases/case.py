@@ -1,9 +1,12 @@
-"""A case: one call of one operation, as data. Cases are drawn by `sampling/strategies.py` and answered by subjects."""
+"""A case: one call of one operation, as data. Cases are drawn by `sampling/strategies.py` and answered by subjects.
+
+What the arrays of a case say by their names and shapes alone is here too: elements of lists, heads, lengths and widths.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +29,7 @@ class Case:
         of rotary angles), "rotation" (their products). "saved" is "logsumexp" where the backward pass takes the
         weights from one log-sum-exp for each row, "merging" where parts of the keys are merged by one each. "angles" is
         "float32" where rotary angles are computed in float32.
-    memory: names of `checks.layouts.LAYOUTS` by input, and for "mask", "dropout_keep" and "cotangent" (those of all
+    memory: names of `cases.layouts.LAYOUTS` by input, and for "mask", "dropout_keep" and "cotangent" (those of all
         results), for arrays that do not lie contiguous when the subject receives them. Values do not depend on it.
     constants: inputs whose gradients are not asked for; the framework takes them for constants.
     with_logsumexp: whether attention is to return the log-sum-exp beside the output.
@@ -103,3 +106,82 @@ def shortest(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind in "biuf" and array.dtype not in (np.float32, np.float16):
         return array
     return np.array([float(str(number)) for number in array.ravel()]).reshape(array.shape)
+
+
+def list_arrays(inputs: dict[str, Any], name: str, field: str = "") -> list[Any]:
+    arrays: list[Any] = []
+    while f"{name}[{len(arrays)}]{field}" in inputs:
+        arrays.append(inputs[f"{name}[{len(arrays)}]{field}"])
+    return arrays
+
+
+def join_projections(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Multi-head attention's inputs with per-head projections set side by side."""
+    result = {name: array for name, array in inputs.items() if "[" not in name}
+    for name in ("query", "key", "value"):
+        for part in (".weight", ".bias"):
+            heads = list_arrays(inputs, name, part)
+            if heads:
+                result[f"{name}{part}"] = np.concatenate(heads, axis=-1)
+    return result
+
+
+def heads_of(case: Case) -> dict[str, int]:
+    """Heads of multi-head attention's three inputs, read off the shapes (MHA-1)."""
+    inputs, heads = join_projections(case.inputs), case.options["num_heads"]
+    key_heads = inputs["key.weight"].shape[1] // (inputs["query.weight"].shape[1] // heads)
+    return {"query": heads, "key": key_heads, "value": key_heads}
+
+
+def heads_and_keys(case: Case) -> tuple[int, int, int, int]:
+    """H query heads, G key heads, Q queries and K keys, of an operation that has masks."""
+    query, key = case.inputs["query"], case.inputs["key"]
+    if "num_heads" not in case.options:
+        return query.shape[1], key.shape[1], query.shape[2], key.shape[2]
+    H = case.options["num_heads"]
+    return H, projection_width(case, "key") // max(widths_of(case)[0], 1), query.shape[1], key.shape[1]
+
+
+def widths_of(case: Case) -> tuple[int, ...]:
+    """(D, V), or (D,) without values, of an operation that has masks."""
+    if "num_heads" not in case.options:
+        return tuple(case.inputs[name].shape[-1] for name in ("key", "value") if name in case.inputs)
+    D = projection_width(case, "query") // case.options["num_heads"]
+    G = max(projection_width(case, "key") // max(D, 1), 1)
+    return D, projection_width(case, "value") // G
+
+
+def projection_width(case: Case, name: str) -> int:
+    """Columns of one of multi-head attention's projections, of all heads together."""
+    fused = case.inputs.get(f"{name}.weight")
+    weights = list_arrays(case.inputs, name, ".weight") if fused is None else [fused]
+    return sum(weight.shape[-1] for weight in weights)
+
+
+def masked_dimensions(case: Case) -> dict[str, int]:
+    """Of an operation that has masks."""
+    (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
+    sizes = {"batch": case.inputs["query"].shape[0], "heads": H, "group_ratio": H // max(G, 1)}
+    sizes |= {"queries": Q, "keys": K, "key_width": widths[0], "value_width": widths[-1]}
+    return sizes
+
+
+ONLY_OF_OUTPUT = ("dropout_keep", "dropout_rate", "empty_rows")
+"""Options that change no log-sum-exp."""
+
+
+def output_alone(case: Case) -> Case:
+    """The same call as one of `attention`, with the output's cotangent."""
+    cotangents = {name: array for name, array in case.cotangents.items() if name == "output"}
+    return replace(case, cotangents=cotangents, with_logsumexp=False)
+
+
+def logsumexp_alone(case: Case) -> Case:
+    """The same call as one of `attention_logsumexp`, with the log-sum-exp's cotangent."""
+    inputs = {name: array for name, array in case.inputs.items() if name != "value"}
+    options = {name: value for name, value in case.options.items() if name not in ONLY_OF_OUTPUT}
+    cotangent = case.cotangents.get("logsumexp")
+    cotangents = {} if cotangent is None else {"output": cotangent}
+    constants = tuple(name for name in case.constants if name != "value")
+    alone = replace(case, operation="attention_logsumexp", inputs=inputs, options=options, cotangents=cotangents)
+    return replace(alone, constants=constants, with_logsumexp=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import Annotated, Any, NamedTuple, TypedDict, Unpack
 
 from conformance.cases.options import (
     Option,
@@ -31,7 +31,7 @@ Window = tuple[int | None, int | None]
 LONGEST = 2000
 """Keys of the longest declared window beside as many queries as keys: a case that is larger needs too much memory."""
 KERNEL_ARGUMENTS = ("alibi_slopes", "query_lengths")
-"""Arguments of kernels that the definition lacks; `kernel_arguments.py` says what they mean."""
+"""Arguments of kernels that the definition lacks; `arguments.py` says what they mean."""
 MASK_KINDS = ("causal", "window", "lengths", "padding", "segments", "dense")
 
 FEATURES = {
@@ -320,6 +320,10 @@ class Declaration:
         whole = all(width % self.width_multiple == 0 for width in widths)
         return whole and (not self.head_widths or any(widths == pair[: len(widths)] for pair in self.head_widths))
 
+    def returns_both(self, operation: str) -> bool:
+        """Whether the subject returns the output and the log-sum-exp."""
+        return operation == "attention" and "logsumexp" in self
+
     def convention(self, name: str) -> str:
         return self.conventions.get(name, CONVENTIONS[name][0])
 
@@ -333,7 +337,7 @@ class Declaration:
             left |= {*self.masks[:1]}
         return replace(self, features=left)
 
-    def promising(self, **conventions: str) -> Declaration:
+    def add_conventions(self, **conventions: str) -> Declaration:
         """The same under these conventions too."""
         return replace(self, conventions={**self.conventions, **conventions})
 
@@ -372,6 +376,55 @@ def convert_tuples(value: Any) -> Any:
 
 
 EVERYTHING = Declaration()
+
+
+# --- sizes of attention, as a subject takes them ----------------------------------------------------------------------
+
+
+class Sizes(NamedTuple):
+    """B batch, H query heads, G key heads, Q queries, K keys, D width of query and key, V of value."""
+
+    B: int
+    H: int
+    G: int
+    Q: int
+    K: int
+    D: int
+    V: int
+
+
+def adapt_sizes(s: Sizes, declaration: Declaration) -> Sizes:
+    """The sizes as the subject takes them: within its limits, widths in its multiples or the nearest that it takes."""
+    limits = declaration.limits
+    heads = min(s.H, limits.get("heads", s.H))
+    ratio = s.H // max(s.G, 1) if "gqa" in declaration else 1
+    ratio = max(1, min(ratio, heads, limits.get("group_ratio", ratio)))
+    groups = min(s.G if "gqa" in declaration else s.H, heads // ratio)
+    Q = min(s.Q, limits.get("queries", s.Q), s.Q if "cross" in declaration else limits.get("keys", s.Q))
+    K = min(s.K, limits.get("keys", s.K)) if "cross" in declaration else Q
+    D, V = fit_width(s.D, "key_width", declaration), fit_width(s.V, "value_width", declaration)
+    V = V if "value_width" in declaration else D
+    if declaration.head_widths:
+        D, V = nearest_widths(D, V, declaration)
+    batch = min(s.B, limits.get("batch", s.B))
+    return Sizes(batch, groups * ratio, groups, Q, K, D, V)
+
+
+def nearest_widths(D: int, V: int, declaration: Declaration) -> tuple[int, int]:
+    """Of the widths that the subject takes; two alike where values of another width are not asked for."""
+    alike = [pair for pair in declaration.head_widths if pair[0] == pair[1]]
+    pairs = declaration.head_widths if "value_width" in declaration else alike or declaration.head_widths
+    return min(pairs, key=lambda pair: abs(pair[0] - D) + abs(pair[1] - V))
+
+
+def fit_width(size: int, name: str, declaration: Declaration) -> int:
+    """The next multiple that the subject takes, unless that is beyond its limit."""
+    multiple, limit = declaration.width_multiple, declaration.limits.get(name)
+    whole = -(-size // multiple) * multiple
+    return whole if limit is None else min(whole, limit // multiple * multiple)
+
+
+# --- what a function says of itself -----------------------------------------------------------------------------------
 
 
 @document_options(DeclarationOptions)

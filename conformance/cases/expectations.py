@@ -6,15 +6,28 @@ rests neither on the definition's arithmetic with NaN nor on that of anybody els
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases.arguments import gradient_name
+from conformance.cases.arguments import gradient_name, replace_kernel_arguments
 from conformance.cases.case import Case
-from conformance.cases.kernel_arguments import replace_kernel_arguments
 from reference_numpy import materialize
+from specification.masks import (
+    And,
+    Causal,
+    Dense,
+    KeyLengths,
+    KeyPadding,
+    Or,
+    Segments,
+    SlidingWindow,
+    as_mask,
+    map_arrays,
+)
 
 
 class Exact(NamedTuple):
@@ -22,6 +35,10 @@ class Exact(NamedTuple):
 
     high: np.ndarray
     low: np.ndarray
+
+    def spoil(self, where: Any) -> Exact:
+        """The same with NaN there."""
+        return Exact(np.where(where, np.nan, self.high), np.where(where, 0, self.low))
 
 
 @dataclass(frozen=True)
@@ -46,10 +63,24 @@ class Planted:
         printer.text(repr(self.planted))
 
 
-def allowed_pairs(case: Case) -> Any:
+def change_cases(example: Any, change: Callable[[Case], Case]) -> Any:
+    """What a check works on, with every case in it changed."""
+    if isinstance(example, Case):
+        return change(example)
+    if isinstance(example, Planted):
+        return replace(example, clean=change(example.clean), planted=change(example.planted))
+    return tuple(change_cases(part, change) for part in example) if type(example) is tuple else example
+
+
+def asked_case(example: Any) -> Case:
+    """The case that the subject is asked, of one or several that belong together."""
+    return example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
+
+
+def allowed_pairs(case: Case, shape: tuple[int, int, int, int] | None = None) -> Any:
+    """Pairs that take part. shape: [B, H, Q, K], of multi-head attention, whose inputs do not have it."""
     case = replace_kernel_arguments(case)
-    B, H, Q, _ = case.inputs["query"].shape
-    K = case.inputs["key"].shape[2]
+    B, H, Q, K = shape or (*case.inputs["query"].shape[:3], case.inputs["key"].shape[2])
     allowed = np.broadcast_to(materialize(case.options.get("mask"), Q, K, batch=B, heads=H), (B, H, Q, K))
     if "bias" in case.inputs:
         bias = case.inputs["bias"].astype(float)
@@ -97,7 +128,7 @@ def expectation(p: Planted, truth: dict[str, Exact]) -> dict[str, Exact]:
             shape = exact.high.shape if exact.high.ndim == 4 else (1, 1, *exact.high.shape)
             axes = tuple(axis for axis in (0, 1) if shape[axis] == 1)
             bad = bad.any(axis=axes, keepdims=True).reshape(exact.high.shape)
-        expected[name] = Exact(np.where(bad, np.nan, exact.high), np.where(bad, 0, exact.low))
+        expected[name] = exact.spoil(bad)
     return expected
 
 
@@ -117,8 +148,73 @@ def nan_rows(case: Case, truth: dict[str, Exact]) -> dict[str, Exact]:
         return truth
     groups = rows.reshape(B, G, H // max(G, 1) * Q, 1).any(2, keepdims=True)
     spoiled = {"output": rows[..., None], gradient_name("value"): groups}
-    expected = {}
-    for name, exact in truth.items():
-        bad = spoiled.get(name, np.zeros((1,) * exact.high.ndim, bool))
-        expected[name] = Exact(np.where(bad, np.nan, exact.high), np.where(bad, 0, exact.low))
-    return expected
+    return {name: exact.spoil(spoiled[name]) if name in spoiled else exact for name, exact in truth.items()}
+
+
+# --- which query may attend to which key, asked one pair at a time (MASK-1 to MASK-6) ---------------------------------
+
+
+def is_allowed(mask: Any, b: int, h: int, i: int, j: int) -> bool:
+    """Whether query i of batch element b and head h may attend to key j. The mask's arrays are nested lists."""
+    match mask:
+        case None:
+            return True
+        case Causal(offset):
+            return j <= i + batch_offset(offset, b)
+        case SlidingWindow(left, right, offset):
+            distance = j - (i + batch_offset(offset, b))
+            return (left is None or -left <= distance) and (right is None or distance <= right)
+        case KeyLengths(lengths):
+            return j < lengths[b]
+        case KeyPadding(keep):
+            return keep[b][j]
+        case Segments(query_ids, key_ids):
+            return broadcast_entry(query_ids, b)[i] == broadcast_entry(key_ids, b)[j]
+        case Dense(array) if isinstance(array[0][0], list):
+            return broadcast_entry(broadcast_entry(array, b), h)[i][j]
+        case Dense(array):
+            return array[i][j]
+        case And(left, right):
+            return is_allowed(left, b, h, i, j) and is_allowed(right, b, h, i, j)
+        case Or(left, right):
+            return is_allowed(left, b, h, i, j) or is_allowed(right, b, h, i, j)
+    raise TypeError(f"no mask description: {mask!r}")
+
+
+def batch_offset(offset: Any, b: int) -> int:
+    """An offset that is left out is 0; one for each batch element is a list."""
+    if offset is None:
+        return 0
+    return offset[b] if isinstance(offset, list) else offset
+
+
+def broadcast_entry(rows: list, index: int) -> Any:
+    """rows[index], where a single row stands for all of them."""
+    return rows[0] if len(rows) == 1 else rows[index]
+
+
+def visible_pairs(mask: Any, bias: np.ndarray | None, shape: tuple[int, int, int, int]) -> Any:
+    """The predicate's value for every (b, h, i, j) in [B, H, Q, K]; -inf in the bias forbids a pair too (ATT-3)."""
+    plain = map_arrays(as_mask(mask), lambda array: np.asarray(array).tolist())
+    pairs = [bool(is_allowed(plain, *index)) for index in product(*map(range, shape))]
+    visible = np.array(pairs, dtype=bool).reshape(shape)
+    return visible if bias is None else visible & ~np.isneginf(np.asarray(bias).astype(np.float64))
+
+
+def visible_bias_entries(visible: Any, shape: tuple[int, ...]) -> Any:
+    """The entries of a bias [Q, K] or [B or 1, H or 1, Q, K] that are added to the score of some visible pair."""
+    padded = (1,) * (4 - len(shape)) + tuple(shape)
+    repeated = tuple(axis for axis in (0, 1) if padded[axis] == 1)
+    return visible.any(axis=repeated, keepdims=True).reshape(shape)
+
+
+def any_in_group(seen: Any, groups: int) -> Any:
+    """[B, H, K] to [B, G, K]: whether one of the query heads that read a key/value head sees the key."""
+    batch, heads, keys = seen.shape
+    return seen.reshape(batch, groups, heads // max(groups, 1), keys).any(axis=2)
+
+
+def dense_meaning(case: Case) -> np.ndarray:
+    """What the mask of a call of attention allows, [B, H, Q, K], whatever its bias."""
+    (B, H, Q, _), K = case.inputs["query"].shape, case.inputs["key"].shape[2]
+    return visible_pairs(case.options.get("mask"), None, (B, H, Q, K))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from conformance.cases.arrays import heads_and_keys, widths_of
-from conformance.cases.case import Case
-from conformance.cases.declaration import FEATURES, Declaration, Window
+from conformance.cases.arguments import KERNEL_ARGUMENTS
+from conformance.cases.case import Case, heads_and_keys, widths_of
+from conformance.cases.declaration import FEATURES, Declaration
 from conformance.cases.facts import operation_facts
-from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
 from conformance.cases.signatures import required_arguments
 from specification import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
@@ -31,41 +30,25 @@ def rule_of(feature: str, operation: str) -> str:
 
 def features_of(case: Case) -> set[str]:
     """Names of `declaration.FEATURES`."""
-    features = mask_features(case.options.get("mask"))
-    features |= {name for name in ("scale", "softcap", "empty_rows") if case.options.get(name) is not None}
-    if case.options.get("dropout_keep") is not None or case.options.get("dropout_rate"):
-        features.add("dropout")
-    if case.cotangents:
-        features.add("gradients")
-    if case.with_logsumexp:
-        features.add("logsumexp")
-    if any(0 in array.shape for array in case.inputs.values()):
-        features.add("empty")
+    inputs, options = case.inputs, case.options
+    uses = {name: options.get(name) is not None for name in ("scale", "softcap", "empty_rows", "rotary_width")}
+    uses |= {
+        "dropout": options.get("dropout_keep") is not None or bool(options.get("dropout_rate")),
+        "gradients": bool(case.cotangents),
+        "logsumexp": case.with_logsumexp,
+        "empty": any(0 in array.shape for array in inputs.values()),
+        "interleaved": options.get("pairing") == "interleaved",
+        "rotary_scaling": options.get("scaling") is not None,
+        "batch_positions": "positions" in inputs and inputs["positions"].ndim == 2,
+    }
     if is_norm(case.operation):
-        features |= norm_features(case)
-    features |= rotary_features(case)
+        uses["axes"] = inputs["weight"].ndim > 1
+        uses["wide_weights"] = any(str(array.dtype) != case.dtype for name, array in inputs.items() if name != "x")
     if has_masks(case.operation):
         (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
-        features |= {"bias", "sinks", *KERNEL_ARGUMENTS} & set(case.inputs)
-        features |= {"gqa"} if H != G else set()
-        features |= {"cross"} if Q != K else set()
-        features |= {"value_width"} if len(set(widths)) > 1 else set()
-    return features
-
-
-def norm_features(case: Case) -> set[str]:
-    """Those of a norm."""
-    wide = any(str(array.dtype) != case.dtype for name, array in case.inputs.items() if name != "x")
-    return ({"axes"} if case.inputs["weight"].ndim > 1 else set()) | ({"wide_weights"} if wide else set())
-
-
-def rotary_features(case: Case) -> set[str]:
-    """Those of a rotary embedding and its frequencies."""
-    features = {"interleaved"} if case.options.get("pairing") == "interleaved" else set()
-    features |= {"rotary_width"} if case.options.get("rotary_width") is not None else set()
-    features |= {"rotary_scaling"} if case.options.get("scaling") is not None else set()
-    batched = "positions" in case.inputs and case.inputs["positions"].ndim == 2
-    return features | ({"batch_positions"} if batched else set())
+        uses |= {name: name in inputs for name in ("bias", "sinks", *KERNEL_ARGUMENTS)}
+        uses |= {"gqa": H != G, "cross": Q != K, "value_width": len(set(widths)) > 1}
+    return mask_features(options.get("mask")) | {name for name, used in uses.items() if used}
 
 
 def is_norm(operation: str) -> bool:
@@ -82,12 +65,25 @@ def dimensions(case: Case) -> dict[str, int]:
     return operation_facts(case.operation).dimensions(case)
 
 
-def mask_kinds(mask: Any) -> set[str]:
-    if mask is None:
-        return set()
+def mask_parts(mask: Any) -> list[Any]:
+    """The masks that are joined, one by one; a mask that is not made of others is its only part."""
     if isinstance(mask, And | Or):
-        return mask_kinds(mask.left) | mask_kinds(mask.right)
-    return {KINDS.get(type(mask), "dense")}
+        return mask_parts(mask.left) + mask_parts(mask.right)
+    return [] if mask is None else [mask]
+
+
+def replace_parts(mask: Any, parts: Sequence[Any]) -> Any:
+    """The mask made of other parts, one for each of its own in their order."""
+    others = iter(parts)
+
+    def rebuild(part: Any) -> Any:
+        return type(part)(rebuild(part.left), rebuild(part.right)) if isinstance(part, And | Or) else next(others, part)
+
+    return rebuild(mask)
+
+
+def mask_kinds(mask: Any) -> set[str]:
+    return {KINDS.get(type(part), "dense") for part in mask_parts(mask)}
 
 
 def has_or(mask: Any) -> bool:
@@ -96,10 +92,8 @@ def has_or(mask: Any) -> bool:
 
 def is_shifted(mask: Any, aligned: int) -> bool:
     """Whether a causal mask or a window in it stands elsewhere than at this offset."""
-    if isinstance(mask, And | Or):
-        return is_shifted(mask.left, aligned) or is_shifted(mask.right, aligned)
-    offset = mask.offset if isinstance(mask, Causal | SlidingWindow) else None
-    return offset is not None and not (isinstance(offset, int) and offset == aligned)
+    offsets = [part.offset for part in mask_parts(mask) if isinstance(part, Causal | SlidingWindow)]
+    return any(offset is not None and not (isinstance(offset, int) and offset == aligned) for offset in offsets)
 
 
 def alignment(query_length: int, key_length: int, declaration: Declaration) -> int:
@@ -117,34 +111,24 @@ def undeclared_masks(mask: Any, declaration: Declaration) -> Iterator[str]:
     if mask is None and "unmasked" not in declaration:
         yield "unmasked"
     if declaration.windows:
-        yield from (f"windows {window_name(window)}" for window in windows_of(mask) - {*declaration.windows})
+        windows = {(part.left, part.right) for part in mask_parts(mask) if isinstance(part, SlidingWindow)}
+        for window in windows - {*declaration.windows}:
+            yield f"windows {'/'.join('all' if side is None else str(side) for side in window)}"
 
 
 def mask_features(mask: Any) -> set[str]:
     """Features that the mask alone needs, "offset" if it stands anywhere but at 0."""
-    found = mask_kinds(mask) | ({"offset"} if is_shifted(mask, 0) else set())
-    return found | ({"combined"} if isinstance(mask, And | Or) else set()) | ({"or"} if has_or(mask) else set())
+    features = mask_kinds(mask) | ({"offset"} if is_shifted(mask, 0) else set())
+    return features | ({"combined"} if isinstance(mask, And | Or) else set()) | ({"or"} if has_or(mask) else set())
 
 
-def mask_beyond(mask: Any, query_length: int, key_length: int, declaration: Declaration) -> Iterator[str]:
+def list_unsupported(mask: Any, query_length: int, key_length: int, declaration: Declaration) -> Iterator[str]:
     """Name what a mask needs and the subject does not take; nothing where it takes such a mask."""
     lacking = mask_features(mask) - {"offset"} - declaration.features
     if "offset" not in declaration and is_shifted(mask, alignment(query_length, key_length, declaration)):
         lacking.add("offset")
     yield from (name for name in FEATURES if name in lacking)
     yield from undeclared_masks(mask, declaration)
-
-
-def window_name(window: Window) -> str:
-    """As `--windows` has it: keys before and after the query's own."""
-    return "/".join("all" if side is None else str(side) for side in window)
-
-
-def windows_of(mask: Any) -> set[Window]:
-    """The sides of every window in a mask."""
-    if isinstance(mask, And | Or):
-        return windows_of(mask.left) | windows_of(mask.right)
-    return {(mask.left, mask.right)} if isinstance(mask, SlidingWindow) else set()
 
 
 def supports_case(case: Case, declaration: Declaration) -> bool:
@@ -157,7 +141,7 @@ def unsupported_features(case: Case, declaration: Declaration) -> Iterator[str]:
     features, masked, mask = features_of(case), has_masks(case.operation), case.options.get("mask")
     if masked:
         features -= mask_features(mask)
-        yield from mask_beyond(mask, *heads_and_keys(case)[2:], declaration)
+        yield from list_unsupported(mask, *heads_and_keys(case)[2:], declaration)
     if case.options.get("empty_rows") == declaration.convention("empty_rows"):
         features.discard("empty_rows")  # it is not asked for them, since it knows no others
     if declaration.head_widths:

@@ -89,7 +89,7 @@ def shared_axes(layout: str, rank: int, heads: int = 1) -> tuple[int, ...]:
     return tuple(range(rank)) if layout == "one number" else ()
 
 
-def changes(layout: str, shape: Sequence[int]) -> bool:
+def changes_placement(layout: str, shape: Sequence[int]) -> bool:
     """Whether the array lies in another way than the contiguous one; strides of axes of size 1 do not count."""
     if 0 in shape:
         return False

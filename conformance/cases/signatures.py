@@ -1,18 +1,32 @@
-"""What a function takes, by its signature, and how the arguments of an operation are handed to it."""
+"""What a function takes and supports, by its signature, by its decoration or by what is said of it.
+
+And how the arguments of an operation are handed to it.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import reference_numpy
-from conformance.cases.arguments import arguments
+from conformance.cases.arguments import arguments, kernel_arguments
 from conformance.cases.case import Case
+from conformance.cases.declaration import (
+    FEATURES,
+    MASK_KINDS,
+    NAMED_ONLY,
+    PARAMETERS,
+    SIMPLEST_FIRST,
+    UNCLAIMED,
+    Declaration,
+    DeclarationOptions,
+)
 from conformance.cases.facts import operation_facts
-from conformance.cases.kernel_arguments import kernel_arguments
+from conformance.cases.options import read_options
+from specification.dtypes import FLOATING
 
 OPTIONAL = ("bias",)
 """Positional arguments that a call may leave out, by None."""
@@ -25,8 +39,8 @@ Parameters = tuple[inspect.Parameter, ...]
 @cache
 def definition(operation: str) -> dict[str, Any]:
     """The operation's own parameters by name, each with its default, or `inspect.Parameter.empty`."""
-    found = inspect.signature(getattr(reference_numpy, operation)).parameters
-    return {name: parameter.default for name, parameter in found.items()}
+    signature = inspect.signature(getattr(reference_numpy, operation)).parameters
+    return {name: parameter.default for name, parameter in signature.items()}
 
 
 def default(operation: str, name: str) -> Any:
@@ -43,16 +57,18 @@ def equals_default(operation: str, name: str, value: Any) -> bool:
 def required_arguments(case: Case) -> set[str]:
     """Names of the arguments that the case cannot do without."""
     positional, keywords = arguments(case.operation, case.inputs, case.options)
-    given = dict(zip(operation_facts(case.operation).arguments, positional, strict=True)) | keywords
-    return {name for name, value in given.items() if not equals_default(case.operation, name, value)}
+    values = dict(zip(operation_facts(case.operation).arguments, positional, strict=True)) | keywords
+    return {name for name, value in values.items() if not equals_default(case.operation, name, value)}
 
 
 def parameters(function: Callable[..., Any]) -> Parameters | None:
     """Those of the function; of a module, which passes on whatever it gets, those of its `forward`. None: not told."""
     forward = getattr(function, "forward", None)
     compiled = getattr(getattr(function, "_orig_mod", None), "forward", None)  # of a module that torch.compile wraps
-    told = [found for found in map(own_parameters, (function, forward, compiled)) if found is not None]
-    return next((found for found in told if any(p.kind not in VARIADIC for p in found)), told[0] if told else None)
+    candidates = [one for one in map(own_parameters, (function, forward, compiled)) if one is not None]
+    return next(
+        (one for one in candidates if any(p.kind not in VARIADIC for p in one)), candidates[0] if candidates else None
+    )
 
 
 def own_parameters(function: Any) -> Parameters | None:
@@ -64,10 +80,10 @@ def own_parameters(function: Any) -> Parameters | None:
 
 def parameter_names(function: Callable[..., Any]) -> tuple[set[str], bool]:
     """(names of its parameters, whether it may take others too)."""
-    found = parameters(function)
-    if found is None:
+    own = parameters(function)
+    if own is None:
         return set(), True
-    return {p.name for p in found if p.kind not in VARIADIC}, any(p.kind is p.VAR_KEYWORD for p in found)
+    return {p.name for p in own if p.kind not in VARIADIC}, any(p.kind is p.VAR_KEYWORD for p in own)
 
 
 MASK_REQUIRED = (
@@ -111,43 +127,43 @@ class Signature:
     def bind_arguments(self, positional: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The operation's arguments as those of the function; an absent one is given only where it insists."""
         own, extra_names = operation_facts(self.operation).arguments, {p.name for p in self.extras}
-        by_place, given = positional[: self.slots], {n: v for n, v in keywords.items() if v is not None}
+        by_place, by_name = positional[: self.slots], {n: v for n, v in keywords.items() if v is not None}
         for name, value in zip(own[self.slots :], positional[self.slots :], strict=True):
             if name in self.keywords or self.open:
-                given |= {} if value is None else {name: value}
+                by_name |= {} if value is None else {name: value}
             elif value is not None:
                 by_place.append(value)
         taken = self.keywords | extra_names
-        given = {n: v for n, v in given.items() if n in taken or not equals_default(self.operation, n, v)}
+        by_name = {n: v for n, v in by_name.items() if n in taken or not equals_default(self.operation, n, v)}
         for extra in self.extras:
             absent = default(self.operation, extra.name) if extra.default is extra.empty else extra.default
-            by_place.append(given.pop(extra.name, absent))
+            by_place.append(by_name.pop(extra.name, absent))
         own_names = {*definition(self.operation), *kernel_arguments(self.operation)}
-        insisted = (self.required - given.keys()) & own_names
-        return by_place, given | {name: default(self.operation, name) for name in insisted}
+        missing = (self.required - by_name.keys()) & own_names
+        return by_place, by_name | {name: default(self.operation, name) for name in missing}
 
 
 def signature_of(function: Callable[..., Any], operation: str) -> Signature:
     """Positional parameters may have any name but that of one of the operation's keywords."""
-    own, found = operation_facts(operation).arguments, parameters(function)
-    if found is None:
+    own, declared = operation_facts(operation).arguments, parameters(function)
+    if declared is None:
         return Signature(operation, len(own), (), frozenset(), frozenset(), True)
-    places = [p for p in found if p.kind in BY_PLACE]
+    places = [p for p in declared if p.kind in BY_PLACE]
     keyword_names = definition(operation).keys() - set(own)
     slots = min(len(places), len(own))
     slots = next((i for i in range(slots) if places[i].name in keyword_names or is_other(places[i], own[i])), slots)
-    if slots == len(places) and any(p.kind is p.VAR_POSITIONAL for p in found):
+    if slots == len(places) and any(p.kind is p.VAR_POSITIONAL for p in declared):
         slots = len(own)
     behind = [p for p in places[slots:] if p.kind is p.POSITIONAL_OR_KEYWORD]
-    behind += [p for p in found if p.kind is p.KEYWORD_ONLY]
+    behind += [p for p in declared if p.kind is p.KEYWORD_ONLY]
     return Signature(
         operation,
         slots,
         tuple(p for p in places[slots:] if p.kind is p.POSITIONAL_ONLY),
         frozenset(p.name for p in behind),
         frozenset(p.name for p in behind if p.default is p.empty),
-        any(p.kind is p.VAR_KEYWORD for p in found),
-        tuple(p.name for p in (*places[slots:], *found[len(places) :]) if is_foreign(p, operation)),
+        any(p.kind is p.VAR_KEYWORD for p in declared),
+        tuple(p.name for p in (*places[slots:], *declared[len(places) :]) if is_foreign(p, operation)),
     )
 
 
@@ -167,3 +183,74 @@ def is_foreign(parameter: inspect.Parameter, operation: str) -> bool:
 def describe_never_given(names: Iterable[str], operation: str) -> str:
     how = f"no parameters of {operation}; what they do can be judged in a function that sets them"
     return f"never given: {', '.join(names)} ({how})"
+
+
+# --- what one function supports ---------------------------------------------------------------------------------------
+
+
+def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declaration:
+    """From what the caller gives, else from what the function was decorated with, else from its signature.
+
+    Conventions and limits are taken one by one: what the caller says of one leaves the function's others as they are.
+    differentiated: the function's framework differentiates by itself. The dtypes that a caller gives only choose; those
+    that a function is decorated with say that it takes no others.
+    """
+    own = read_options(DeclarationOptions, getattr(function, "conformance", {}))
+    given = read_options(DeclarationOptions, given)
+    options = own | given
+    options |= {name: own.get(name, {}) | given.get(name, {}) for name in ("conventions", "limits")}
+    supports = options.pop("supports", ())
+    features, room = read_features(supports, function), room_for(function)
+    required = requires_mask(function) and bool(features & {*MASK_KINDS}) and "unmasked" not in supports
+    features -= {"unmasked"} if required else set()
+    if "unmasked" not in features and not features & {*MASK_KINDS}:
+        raise ValueError("supports: without unmasked calls there must be a kind of mask, and there is none")
+    if not differentiated and "vjp" not in options and "gradients" not in supports:
+        features -= {"gradients"}
+    widths = options.get("head_widths", ())
+    if widths and all(D == V for D, V in widths):
+        features -= {"value_width"}
+    unsure = (features & room) - features_in_signature(function) - set(supports)
+    dtypes = options.get("dtypes", FLOATING)
+    options["dtypes"] = tuple(dtype for dtype in SIMPLEST_FIRST if dtype in dtypes)
+    options["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in own.get("dtypes", FLOATING))
+    options |= {"room": frozenset(room), "unsure": frozenset(unsure), "mask_required": required}
+    declaration = Declaration(features=features, **options)
+    declaration.refuse_contradictions()
+    return declaration
+
+
+def read_features(supports: Collection[str], function: Any) -> frozenset[str]:
+    """Names as they are; if every one starts with "no-", all that the signature has room for, without those.
+
+    Who has causal masks or windows has them at any offset, and who has several kinds of masks has them combined, by &
+    and by |, unless "no-offset", "no-combined" or "no-or" is said beside them. Calls without a mask are among them too,
+    unless "no-unmasked" is said.
+    """
+    removed = {name.removeprefix("no-") for name in supports if name.startswith("no-")}
+    added = {name for name in supports if not name.startswith("no-")}
+    if not added - {*UNCLAIMED, "unmasked"}:
+        added |= room_for(function)
+    added |= {"unmasked"}
+    if added & {"causal", "window"}:
+        added |= {"offset"}
+    if len(added & set(MASK_KINDS)) > 1:
+        added |= {"combined"}
+    if "combined" in added:
+        added |= {"or"}
+    if "combined" in removed:
+        removed |= {"or"}
+    return frozenset(added - removed)
+
+
+def room_for(function: Any) -> set[str]:
+    """Every feature that does not lack its parameters."""
+    _, anything = parameter_names(function)
+    return features_in_signature(function) | (set(PARAMETERS) - set(NAMED_ONLY) if anything else set())
+
+
+def features_in_signature(function: Any) -> set[str]:
+    """Every feature that needs no parameter of its own, or whose parameters the signature names."""
+    names, _ = parameter_names(function)
+    lacking = {feature for feature, needed in PARAMETERS.items() if not names.issuperset(needed)}
+    return set(FEATURES) - set(UNCLAIMED) - lacking

@@ -1,4 +1,4 @@
-"""Every check: what a subject is called with, and what its answers are compared with. Nothing here draws cases.
+"""What a check is, and every check: what a subject is called with, and what its answers are compared with.
 
 A check prepares what all subjects share (exact results and bounds are computed once), and runs on one subject at a
 time. It returns findings; a finding with a ratio above 1 is a violation.
@@ -7,38 +7,96 @@ time. It returns findings; a finding with a ratio above 1 is a violation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from conformance.bounds import bound, merged_bound, relaxed_bound, relaxed_merged_bound, uses_declared_logsumexp
 from conformance.cases.arguments import gradient_name
-from conformance.cases.case import Case
+from conformance.cases.case import Case, logsumexp_alone
 from conformance.cases.declaration import Declaration
-from conformance.cases.expectations import Planted, empty_rows, expectation
+from conformance.cases.expectations import Planted, dense_meaning, empty_rows, expectation
 from conformance.cases.features import supports_case
-from conformance.cases.mask_predicate import dense_meaning
-from conformance.cases.with_logsumexp import logsumexp_alone
-from conformance.checks.check import Check, Findings, first, nothing
-from conformance.checks.comparison import breaks, judge, no_others, worst
+from conformance.checks.comparison import breaks, judge, no_others, raise_level, worst
 from conformance.checks.findings import Finding, MaskDiffers, NotANumber, NotSpoiled, NotZero, Unrefused
 from conformance.checks.independence import check_determinism, check_memory
-from conformance.checks.levels import CORE, ROBUST, STRICT
+from conformance.checks.levels import CORE, ROBUST, STRICT, higher
 from conformance.checks.refusals import Refusal, refusal_failure
-from conformance.checks.state import (
-    check_history,
-    check_interleaved,
-    check_repetitions,
-    check_threads,
-    prepare_all,
-)
+from conformance.checks.state import check_history, check_interleaved, check_repetitions, check_threads, prepare_all
 from conformance.oracle.reference import oracle
+from conformance.sampling.draws import CaseStrategy
 from conformance.subjects.subject import Subject
 from conformance.subjects.wrong_answers import WrongAnswer
 from specification import Dense
+
+Findings = list[Finding]
+Example = TypeVar("Example")
+Shared = TypeVar("Shared")
+
+
+def return_case(example: Case) -> Case:
+    return example
+
+
+def first(examples: tuple[Any, ...]) -> Case:
+    """The case that the subject is asked, of two or more."""
+    return examples[0]
+
+
+def nothing(example: Any) -> None:
+    """Nothing is shared."""
+
+
+@dataclass(frozen=True)
+class Check(Generic[Example, Shared]):
+    """One way to check a subject.
+
+    name: in files. example: what a probe draws, a case or several. prepare: computes from it what all subjects share.
+    run: calls a subject and compares its answers. case_of: the example's case. tells_size: whether a failure may say
+    that the subject does not take the case's size. level: the lowest one that its violations have. compares_call: it
+    compares the answers to one call with exact results. stands: its findings stand, whatever becomes of the case when
+    it is asked alone: they are about no numbers, or compare calls of their own.
+    """
+
+    name: str
+    prepare: Callable[[Example], Shared]
+    run: Callable[[Subject, Example, Shared], Findings]
+    case_of: Callable[[Any], Case] = return_case
+    tells_size: bool = True
+    level: str = CORE
+    compares_call: bool = False
+    stands: bool = False
+
+    def raise_levels(self, findings: Findings, example: Example) -> Findings:
+        """The findings of this check, with the level at least that the check and its case have."""
+        return (
+            raise_level(findings, higher(self.level, case_level(self.case_of(example))))
+            if breaks(findings)
+            else findings
+        )
+
+
+def case_level(case: Case | None) -> str:
+    """ROBUST for a case with lengths of 0, or with NaN or infinity that can reach results."""
+    if case is None:
+        return CORE
+    beyond = case.special or any(
+        0 in array.shape or has_special_values(name, array) for name, array in case.inputs.items()
+    )
+    return ROBUST if beyond else CORE
+
+
+def has_special_values(name: str, array: np.ndarray) -> bool:
+    """Whether it holds NaN or infinity, but for -inf where that stands for what takes no part."""
+    if array.dtype.kind in "biu":
+        return False
+    wide = array.astype(float)
+    takes_no_part = name in ("bias", "sinks") or name.startswith("logsumexps")
+    return not bool((np.isfinite(wide) | (np.isneginf(wide) & takes_no_part)).all())
+
 
 Bounds = dict[str, np.ndarray]
 
@@ -133,13 +191,13 @@ def prepare_twin(twins: tuple[Any, ...]) -> tuple[Any, Any]:
 
 def twin_bound(twins: tuple[Any, ...], bound_of: Callable[[Case], Bounds | None]) -> Any:
     """The harmless case's bounds; at least those of the case itself where declared log-sum-exps lose digits."""
-    asked, harmless = twins[:2]
-    found = bound_of(harmless)
-    if asked.special or found is None:
-        return found
-    declared = [name for name in found if uses_declared_logsumexp(asked, name)]
-    own = (bound_of(asked) if declared else None) or found
-    return found | {name: np.fmax(found[name], own[name]) for name in declared}
+    case, harmless = twins[:2]
+    bounds = bound_of(harmless)
+    if case.special or bounds is None:
+        return bounds
+    declared = [name for name in bounds if uses_declared_logsumexp(case, name)]
+    own = (bound_of(case) if declared else None) or bounds
+    return bounds | {name: np.fmax(bounds[name], own[name]) for name in declared}
 
 
 def check_twin(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any, Any]) -> Findings:
@@ -262,14 +320,14 @@ def check_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> 
     if supports_case(case, subject.declaration):
         return []
     try:
-        found = worst(judge(case, subject(case), *shared))
+        finding = worst(judge(case, subject(case), *shared))
     except WrongAnswer as error:
-        found = Finding(error.name, np.inf, detail=error.detail)
+        finding = Finding(error.name, np.inf, detail=error.detail)
     except Exception as error:  # any error of the subject's is a refusal
         if error is not subject.answering.raised:
             raise
         return []
-    return [replace(found, detail=Unrefused(found)) if found.ratio > 1 else found]
+    return [replace(finding, detail=Unrefused(finding)) if finding.ratio > 1 else finding]
 
 
 # --- calls in order ---------------------------------------------------------------------------------------------------
@@ -314,27 +372,27 @@ def asks_nothing(subject: Subject, example: Any, shared: None) -> Findings:
     return []
 
 
-AGREEMENT = Check("agreement", truth_and_bounds, check_agreement)
-DESCRIPTION = Check("description", prepare_description, check_description)
-SHAPES = Check("shapes", truth_and_bounds, check_shapes)
-PLANTED = Check("planted", prepare_planted, check_planted, planted_case, level=ROBUST)
-EMPTY_ROWS = Check("empty rows", truth_and_bounds, check_empty_rows, level=ROBUST)
-TWIN = Check("twin", prepare_twin, check_twin, first, level=ROBUST)
-TOWERING = Check("towering", prepare_towering, check_towering, first, level=ROBUST)
-DETERMINISM = Check("determinism", nothing, check_determinism)
-MEMORY = Check("memory", truth_and_bounds, check_memory)
+AGREEMENT = Check("agreement", truth_and_bounds, check_agreement, compares_call=True)
+DESCRIPTION = Check("description", prepare_description, check_description, compares_call=True)
+SHAPES = Check("shapes", truth_and_bounds, check_shapes, compares_call=True)
+PLANTED = Check("planted", prepare_planted, check_planted, planted_case, level=ROBUST, compares_call=True)
+EMPTY_ROWS = Check("empty rows", truth_and_bounds, check_empty_rows, level=ROBUST, compares_call=True)
+TWIN = Check("twin", prepare_twin, check_twin, first, level=ROBUST, compares_call=True)
+TOWERING = Check("towering", prepare_towering, check_towering, first, level=ROBUST, compares_call=True)
+DETERMINISM = Check("determinism", nothing, check_determinism, stands=True)
+MEMORY = Check("memory", truth_and_bounds, check_memory, compares_call=True)
 AFTER_OTHER_CALLS = Check("after other calls", prepare_all, check_history, first, tells_size=False)
-REPETITIONS = Check("repetitions", nothing, check_repetitions)
-INTERLEAVED = Check("interleaved", prepare_all, check_interleaved, first, tells_size=False)
-THREADS = Check("threads", prepare_all, check_threads, first, tells_size=False)
-CALLS_IN_ORDER = Check("calls in order", prepare_steps, check_steps, last_case, tells_size=False)
+REPETITIONS = Check("repetitions", nothing, check_repetitions, stands=True)
+INTERLEAVED = Check("interleaved", prepare_all, check_interleaved, first, tells_size=False, stands=True)
+THREADS = Check("threads", prepare_all, check_threads, first, tells_size=False, stands=True)
+CALLS_IN_ORDER = Check("calls in order", prepare_steps, check_steps, last_case, tells_size=False, stands=True)
 SPLIT = Check("split", prepare_split, check_split, first)
 CONSTANT_ROWS = Check("constant rows", nothing, check_constant_rows)
-SPOILED_ROWS = Check("spoiled rows", prepare_twin, check_spoiled_rows, first, level=ROBUST)
-ANSWERS = Check("answers", oracle, check_answers)
-NOTHING = Check("nothing", nothing, asks_nothing, tells_size=False)
-REFUSAL = Check("refusal", nothing, check_refusal, refused_case, tells_size=False, level=ROBUST)
-UNSUPPORTED = Check("unsupported", truth_and_bounds, check_unsupported, tells_size=False, level=ROBUST)
+SPOILED_ROWS = Check("spoiled rows", prepare_twin, check_spoiled_rows, first, level=ROBUST, compares_call=True)
+ANSWERS = Check("answers", oracle, check_answers, stands=True)
+NOTHING = Check("nothing", nothing, asks_nothing, tells_size=False, stands=True)
+REFUSAL = Check("refusal", nothing, check_refusal, refused_case, tells_size=False, level=ROBUST, stands=True)
+UNSUPPORTED = Check("unsupported", truth_and_bounds, check_unsupported, tells_size=False, level=ROBUST, stands=True)
 
 CHECKS: dict[str, Check[Any, Any]] = {
     check.name: check
@@ -350,3 +408,52 @@ CHECKS: dict[str, Check[Any, Any]] = {
 def takes_described_arrays(check: Check[Any, Any], declaration: Declaration) -> bool:
     """Whether the subject takes the arrays for which descriptions stand, where the check asks for them."""
     return check != DESCRIPTION or "dense" in declaration or "structured" not in declaration
+
+
+# --- what tests a rule ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What tests one rule.
+
+    name: with the rule it makes the `id`, from which its cases are seeded: it never changes. operations: those that a
+    subject must have. cases: draws what the check works on, a case or several. weight: its share of a run's cases,
+    relative to other probes. of_memory: only the way in which arrays lie in memory makes its cases differ from others,
+    so subjects whose arrays lie in one way alone are not asked. level: the lowest one that a violation of its rule has.
+    title: what reports call it; its name unless given.
+    """
+
+    rule: str
+    name: str
+    operations: tuple[str, ...]
+    cases: CaseStrategy
+    check: Check[Any, Any] = AGREEMENT
+    weight: float = 1.0
+    of_memory: bool = False
+    level: str = CORE
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title or self.name)
+
+    @property
+    def id(self) -> str:
+        return probe_id(self.rule, self.name)
+
+
+def probe_id(rule: str, name: str) -> str:
+    return f"{rule} {name}"
+
+
+def make_probe(
+    operation: str,
+    rule: str,
+    name: str,
+    cases: CaseStrategy,
+    weight: float = 1.0,
+    level: str = CORE,
+    check: Check[Any, Any] = AGREEMENT,
+) -> Probe:
+    """What tests a rule of one operation alone."""
+    return Probe(rule, name, (operation,), cases, check, weight, level=level)

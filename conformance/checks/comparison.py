@@ -9,22 +9,24 @@ import numpy as np
 
 from conformance.bounds import relaxed_bound
 from conformance.bounds.arithmetic import LARGEST
-from conformance.cases.arguments import dtype_beside, expected_dtype, gradient_name, is_gradient
+from conformance.cases.arguments import dtype_beside, expected_dtype, gradient_name, is_gradient, padded_queries
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, empty_rows
-from conformance.cases.kernel_arguments import padded_queries
 from conformance.checks.findings import Finding, Raised
 from conformance.checks.levels import CORE, LEVELS, ROBUST, STRICT, higher, is_required, rank
-from conformance.subjects.raised import find_raising_line
 from conformance.subjects.subject import Answers, Subject, first_line
-from conformance.subjects.wrong_answers import DtypeOrShape, Missing
+from conformance.subjects.wrong_answers import DtypeOrShape, Missing, WrongAnswer, find_raising_line
 
 PRECISION = {"float16": (11, -13), "bfloat16": (8, -125), "float32": (24, -125), "float64": (53, -1021)}
 """Binary digits of every dtype, and the exponent (as `frexp` gives it) of its smallest normal number."""
 
 
 def error_finding(error: BaseException, subject: Subject, threads: int = 0) -> Finding:
-    """What an error of the subject's says of it. threads: that called at the same time."""
+    """What an error says of the subject; raise one that is not the subject's. threads: that called at the same time."""
+    if isinstance(error, WrongAnswer):
+        return Finding(error.name, np.inf, detail=error.detail)
+    if error is not subject.answering.raised:
+        raise error
     detail = Raised(type(error).__name__, first_line(error), threads)
     return Finding("call", np.inf, detail=detail, raised_at=find_raising_line(error, subject.code))
 
@@ -84,17 +86,17 @@ def judge(
     if not broken or not wrong_in_empty_rows(case, answers, truth, bounds):
         return [*findings.values()]
     empty = empty_rows(case)
-    found = []
+    split = []
     for name, finding in findings.items():
         if name not in broken:
-            found.append(finding)
+            split.append(finding)
         elif name not in OF_ROWS:
-            found += raise_level([finding], ROBUST)
+            split += raise_level([finding], ROBUST)
         else:
             parts = [compare_result(name, None if looser is None else looser[name], where) for where in (empty, ~empty)]
             wrong = [part for part in (*raise_level(parts[:1], ROBUST), parts[1]) if part.ratio > 1]
-            found += wrong if len({part.level for part in wrong}) > 1 else [worst(wrong)]
-    return found
+            split += wrong if len({part.level for part in wrong}) > 1 else [worst(wrong)]
+    return split
 
 
 OF_QUERIES, OF_ROWS = ("attention", "attention_logsumexp"), ("output", "logsumexp")
@@ -146,23 +148,23 @@ def fill_padding(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answe
     """The answers with what is true in rows that are no queries, of which nothing is promised."""
     if "query_lengths" not in case.inputs:
         return answers
-    padded, found = padded_queries(case), dict(answers)
+    padded, filled = padded_queries(case), dict(answers)
     for name in {*OF_ROWS, gradient_name("query")} & answers.keys() & truth.keys():
         right, array = truth[name].high, answers[name]
         if array.shape == right.shape:
             rows = padded[:, None].reshape(len(padded), 1, -1, *(1,) * (right.ndim - 3))
-            found[name] = np.where(rows, right.astype(array.dtype), array)
-    return found
+            filled[name] = np.where(rows, right.astype(array.dtype), array)
+    return filled
 
 
 def fill_moments(answers: Answers, truth: dict[str, Exact]) -> Answers:
     """The answers with what is true where Adam's first average is infinite, and they have NaN."""
-    infinite, found = np.isinf(truth["mean"].high), dict(answers)
+    infinite, filled = np.isinf(truth["mean"].high), dict(answers)
     for name in {"mean", "parameters"} & answers.keys():
         right, array = truth[name].high, answers[name]
         if array.shape == right.shape:
-            found[name] = np.where(infinite & np.isnan(array.astype(float)), right.astype(array.dtype), array)
-    return found
+            filled[name] = np.where(infinite & np.isnan(array.astype(float)), right.astype(array.dtype), array)
+    return filled
 
 
 def compare(

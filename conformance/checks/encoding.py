@@ -37,7 +37,9 @@ TYPES: dict[str, Any] = {
 
 def encode(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return encode_array(value)
+        ordered = value.astype(value.dtype.newbyteorder("<")) if value.dtype.kind in "fiu" else value
+        data = base64.b64encode(zlib.compress(np.ascontiguousarray(ordered).tobytes(), 9)).decode()
+        return {"array": str(value.dtype), "shape": list(value.shape), "data": data}
     if isinstance(value, np.generic):
         return encode(value.item())
     if isinstance(value, float) and not math.isfinite(value):
@@ -45,7 +47,8 @@ def encode(value: Any) -> Any:
     if isinstance(value, type) and issubclass(value, Exception):
         return {"error": value.__name__}
     if type(value).__name__ in TYPES:
-        return {"type": type(value).__name__, "fields": {n: encode(getattr(value, n)) for n in field_names(value)}}
+        names = [field.name for field in fields(value)] if is_dataclass(value) else value._fields
+        return {"type": type(value).__name__, "fields": {name: encode(getattr(value, name)) for name in names}}
     if isinstance(value, tuple):
         return {"tuple": [encode(part) for part in value]}
     if isinstance(value, dict):
@@ -55,17 +58,6 @@ def encode(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"cannot be written to a file: {type(value).__name__}")
-
-
-def field_names(value: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(value)) if is_dataclass(value) else value._fields
-
-
-def encode_array(array: np.ndarray) -> dict[str, Any]:
-    dtype = str(array.dtype)
-    ordered = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<")) if array.dtype.kind in "fiu" else array
-    data = base64.b64encode(zlib.compress(np.ascontiguousarray(ordered).tobytes(), 9)).decode()
-    return {"array": dtype, "shape": list(array.shape), "data": data}
 
 
 def decode(value: Any) -> Any:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from conformance.cases.case import Case
 from conformance.checks.levels import CORE
-from conformance.subjects.wrong_answers import DtypeOrShape, FindingKind, WrongPart
+from conformance.subjects.wrong_answers import Detail, DtypeOrShape, WrongPart
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Finding:
     raised_at: str = ""
 
     @property
-    def kind(self) -> FindingKind:
+    def kind(self) -> str:
         return "value" if self.detail is None else self.detail.kind
 
     @property
@@ -51,10 +51,9 @@ class Size(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Raised:
+class Raised(Detail):
     """The subject raised an error. error: its type. text: its first line. threads: that called at the same time."""
 
-    kind: ClassVar[FindingKind] = "raised"
     error: str
     text: str
     threads: int = 0
@@ -62,13 +61,12 @@ class Raised:
 
 
 @dataclass(frozen=True)
-class TookTooLong:
+class TookTooLong(Detail):
     """A check took longer than its time limit. ended: whether its process had to be ended.
 
     crowding: by how much the limit was longer in wall time, on a busy machine where only wall time can be had.
     """
 
-    kind: ClassVar[FindingKind] = "took_too_long"
     seconds: float
     ended: bool = False
     size: Size | None = None
@@ -76,10 +74,9 @@ class TookTooLong:
 
 
 @dataclass(frozen=True)
-class ProcessEnded:
+class ProcessEnded(Detail):
     """The subject's process ended. code: its exit code, or minus its signal; None where it had to be ended."""
 
-    kind: ClassVar[FindingKind] = "process_ended"
     code: int | None
     size: Size | None = None
 
@@ -88,10 +85,9 @@ NoAnswer = Raised | TookTooLong | ProcessEnded
 
 
 @dataclass(frozen=True)
-class Printed:
+class Printed(Detail):
     """The subject wrote to standard output. text: the beginning of it."""
 
-    kind: ClassVar[FindingKind] = "printed"
     text: str
 
 
@@ -99,32 +95,26 @@ class Printed:
 
 
 @dataclass(frozen=True)
-class MaskDiffers:
+class MaskDiffers(Detail):
     """The array of a mask is not what the mask's predicate says."""
 
-    kind: ClassVar[FindingKind] = "mask_differs"
-
 
 @dataclass(frozen=True)
-class NotANumber:
+class NotANumber(Detail, kind="nan"):
     """A result has NaN somewhere, where none is due."""
 
-    kind: ClassVar[FindingKind] = "nan"
-
 
 @dataclass(frozen=True)
-class NotZero:
+class NotZero(Detail):
     """A difference is not 0."""
 
-    kind: ClassVar[FindingKind] = "not_zero"
     got: float
 
 
 @dataclass(frozen=True)
-class NotSpoiled:
+class NotSpoiled(Detail):
     """The first number, if there is one, where NaN or infinity is due."""
 
-    kind: ClassVar[FindingKind] = "not_spoiled"
     numbers: tuple[float, ...]
     dtype: str
 
@@ -133,37 +123,33 @@ class NotSpoiled:
 
 
 @dataclass(frozen=True)
-class Accepted:
+class Accepted(Detail):
     """A call that should be refused was not. due: the type of the error; empty for any. answer: what came is none."""
 
-    kind: ClassVar[FindingKind] = "accepted"
     due: str
     answer: WrongPart | None = None
 
 
 @dataclass(frozen=True)
-class WrongError:
+class WrongError(Detail):
     """A call was refused by another error than that which is due; empty for any."""
 
-    kind: ClassVar[FindingKind] = "wrong_error"
     error: str
     due: str
     text: str
 
 
 @dataclass(frozen=True)
-class ErrorWithoutText:
+class ErrorWithoutText(Detail):
     """A call was refused by an error that says nothing."""
 
-    kind: ClassVar[FindingKind] = "error_without_text"
     error: str
 
 
 @dataclass(frozen=True)
-class Unrefused:
+class Unrefused(Detail):
     """A call beyond what is supported was answered wrongly."""
 
-    kind: ClassVar[FindingKind] = "unrefused"
     found: Finding
 
 
@@ -185,48 +171,38 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class WrongInPhase:
+class WrongInPhase(Detail):
     """An answer was wrong there. found: the finding, or what the answer was in place of one."""
 
-    kind: ClassVar[FindingKind] = "wrong_in_phase"
     phase: Phase
     found: Finding | WrongPart
 
 
 @dataclass(frozen=True)
-class NotDeterministic:
+class NotDeterministic(Detail):
     """Equal calls gave different bits. call: the number of the first that differs; None of two."""
 
-    kind: ClassVar[FindingKind] = "not_deterministic"
     call: int | None = None
 
 
 @dataclass(frozen=True)
-class NoGradientsAgain:
+class NoGradientsAgain(Detail):
     """The same call has gradients once only."""
 
-    kind: ClassVar[FindingKind] = "no_gradients_again"
-
 
 @dataclass(frozen=True)
-class Unreadable:
+class Unreadable(Detail):
     """An input cannot be read any more after the call."""
 
-    kind: ClassVar[FindingKind] = "unreadable"
-
 
 @dataclass(frozen=True)
-class InputChanged:
+class InputChanged(Detail):
     """The call changed an input."""
 
-    kind: ClassVar[FindingKind] = "input_changed"
-
 
 @dataclass(frozen=True)
-class ResultChanged:
+class ResultChanged(Detail):
     """A later call changed a result."""
-
-    kind: ClassVar[FindingKind] = "result_changed"
 
 
 Role = Literal["input", "earlier", "other", "cotangent"]
@@ -234,35 +210,30 @@ Role = Literal["input", "earlier", "other", "cotangent"]
 
 
 @dataclass(frozen=True)
-class SharedMemory:
+class SharedMemory(Detail):
     """A result lies in the memory of something else. other: its name."""
 
-    kind: ClassVar[FindingKind] = "shared_memory"
     role: Role
     other: str
 
 
 @dataclass(frozen=True)
-class GradientLost:
+class GradientLost(Detail):
     """The output of a model's own function has no gradient."""
-
-    kind: ClassVar[FindingKind] = "gradient_lost"
 
 
 @dataclass(frozen=True)
-class NotReproducible:
+class NotReproducible(Detail):
     """A call that was wrong is right when it is asked again. fresh: in a process that has called nothing."""
 
-    kind: ClassVar[FindingKind] = "not_reproducible"
     fresh: bool
     found: Finding
 
 
 @dataclass(frozen=True)
-class DependsOnCalls:
+class DependsOnCalls(Detail):
     """A call is wrong after others only. before: the case of the last of these. more: the calls before that."""
 
-    kind: ClassVar[FindingKind] = "depends_on_calls"
     before: Case = field(compare=False)
     more: int
     found: Finding
@@ -272,10 +243,8 @@ class DependsOnCalls:
 
 
 @dataclass(frozen=True)
-class SurplusStep:
+class SurplusStep(Detail):
     """The definition takes no such step."""
-
-    kind: ClassVar[FindingKind] = "surplus_step"
 
 
 Source = str | int | None
@@ -283,77 +252,39 @@ Source = str | int | None
 
 
 @dataclass(frozen=True)
-class OtherSource:
+class OtherSource(Detail):
     """A step is given, or a model returns, an array from elsewhere than in the definition."""
 
-    kind: ClassVar[FindingKind] = "other_source"
     got: Source
     due: Source
     returned: bool = False
 
 
 @dataclass(frozen=True)
-class ChangedLater:
+class ChangedLater(Detail):
     """The result of a step is changed after it was given."""
-
-    kind: ClassVar[FindingKind] = "changed_later"
 
 
 @dataclass(frozen=True)
-class TimesTaken:
+class TimesTaken(Detail):
     """A step is not taken once."""
 
-    kind: ClassVar[FindingKind] = "times_taken"
     count: int
 
 
 @dataclass(frozen=True)
-class SurplusTensor:
+class SurplusTensor(Detail):
     """The definition has no such tensor."""
-
-    kind: ClassVar[FindingKind] = "surplus_tensor"
 
 
 # --- diagnoses --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class KnownMistake:
+class KnownMistake(Detail, kind="mistake"):
     """The name of a known mistake that gives the same answers."""
 
-    kind: ClassVar[FindingKind] = "mistake"
     name: str
-
-
-Detail = (
-    WrongPart
-    | NoAnswer
-    | Printed
-    | MaskDiffers
-    | NotANumber
-    | NotZero
-    | NotSpoiled
-    | Accepted
-    | WrongError
-    | ErrorWithoutText
-    | Unrefused
-    | WrongInPhase
-    | NotDeterministic
-    | NoGradientsAgain
-    | Unreadable
-    | InputChanged
-    | ResultChanged
-    | SharedMemory
-    | GradientLost
-    | NotReproducible
-    | DependsOnCalls
-    | SurplusStep
-    | OtherSource
-    | ChangedLater
-    | TimesTaken
-    | SurplusTensor
-    | KnownMistake
-)
 
 
 def details(finding: Finding) -> Iterator[Detail]:
@@ -394,3 +325,52 @@ def wrong_dtype(finding: Finding) -> str | None:
 def has_swapped_heads(finding: Finding) -> bool:
     """Whether a result is wrong in that heads and lengths have changed places."""
     return any(isinstance(detail, DtypeOrShape) and detail.swapped for detail in details(finding))
+
+
+# --- at which sizes ---------------------------------------------------------------------------------------------------
+
+
+# fmt: off
+AxisName = Literal[
+    "B", "G", "S", "H", "Q", "K", "D", "V", "parts", "rows", "W", "E", "E of key", "E of value", "inner", "output",
+    "vocabulary", "classes", "length", "T", "offset", "H D", "G D", "G V", "H V",
+]
+# fmt: on
+"""Dimensions as `cases/facts.py` names them, without numbers; H: all query heads. Of multi-head attention, the columns
+of the projections of query, key and value, and of the outputs of all heads."""
+
+Kind = Literal[
+    "first", "up to", "from", "no power of two", "power of two", "no multiple", "multiple", "product", "listed"
+]
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """At which sizes a violation shows, and at which not.
+
+    axes: whose sizes they are: one axis, several that change together, or the two of a product.
+    kind: the simplest rule that agrees with all that was tried. "first": wrong from a size on. "product": wrong where
+        the product of both sizes passes a number. "listed": no rule agrees.
+    wrong, right: the sizes that were tried, in order; of a product those of the first axis, nearest to where it begins.
+    above: it is wrong at sizes above this one only; 0 for none.
+    multiple: of which the wrong sizes are a multiple, or no multiple.
+    beside: of a product, the size of the second axis.
+    """
+
+    axes: tuple[AxisName, ...]
+    kind: Kind
+    wrong: tuple[int, ...]
+    right: tuple[int, ...]
+    above: int = 0
+    multiple: int = 0
+    beside: int = 0
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether no rule agrees with all that was tried: of "first", where a larger size is right again."""
+        return self.kind == "listed" or (self.kind == "first" and self.right[-1] > self.wrong[0])
+
+    @property
+    def last_right(self) -> int:
+        """The largest size that is right below the first wrong one."""
+        return max(size for size in self.right if size < self.wrong[0])

@@ -6,7 +6,6 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -48,14 +47,18 @@ def check_determinism(subject: Subject, case: Case, shared: Any) -> Findings:
     For the gradients first, where the case has cotangents: a function that keeps its answers may keep them without what
     their gradients need. Then for the results alone.
     """
-    asked = subject.translate_case(case)
-    level = partial(level_of_meanings, subject, case)
+    own_case = subject.translate_case(case)
+
+    def level_of(*answers: Answers) -> str:
+        """The level of a difference of answers in the subject's own conventions."""
+        return level_of_difference(case, *(subject.translate_answers(own_case, answer) for answer in answers))
+
     findings: Findings = []
     with subject.framework.context():
-        if asked.cotangents and differentiable(asked):
+        if own_case.cotangents and differentiable(own_case):
             with contextlib.suppress(NoGradients):  # there are none to compare; whether that is right, ATT-12 says
-                findings += compare_repeated_calls(subject, asked, results_and_gradients, level)
-        return findings + compare_repeated_calls(subject, asked, results, level)
+                findings += compare_repeated_calls(subject, own_case, results_and_gradients, level_of)
+        return findings + compare_repeated_calls(subject, own_case, results, level_of)
 
 
 def results(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
@@ -64,11 +67,11 @@ def results(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any
 
 def results_and_gradients(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
     """Gradients of floating inputs only; of others a function may return any. WrongAnswer where one is missing."""
-    found, gradients = subject.differentiate(case, inputs, options)
+    values, gradients = subject.differentiate(case, inputs, options)
     for name in differentiable(case):
         if gradients.get(name) is None:
             raise WrongAnswer(Missing(), gradient_name(name))
-    return found | {gradient_name(name): gradients[name] for name in differentiable(case)}
+    return values | {gradient_name(name): gradients[name] for name in differentiable(case)}
 
 
 def compare_repeated_calls(subject: Subject, case: Case, ask: Ask, level_of: Callable[..., str]) -> Findings:
@@ -99,13 +102,6 @@ def compare_repeated_calls(subject: Subject, case: Case, ask: Ask, level_of: Cal
         if subject.differentiates_by_hand:  # autograd itself hands a cotangent on where that is the gradient
             findings += shared_memory(framework, second, {"cotangent": cotangents.arrays})
     return findings + [identical(n, array, after[n], ResultChanged()) for n, array in kept.items()]
-
-
-def level_of_meanings(subject: Subject, case: Case, *answers: Answers) -> str:
-    """As `level_of_difference`, of answers in the subject's own conventions."""
-    return level_of_difference(
-        case, *(subject.translate_answers(subject.translate_case(case), answer) for answer in answers)
-    )
 
 
 def level_of_difference(case: Case, *answers: Answers) -> str:
@@ -149,9 +145,9 @@ def pair_arrays(case: Case, inputs: Arrays, options: dict[str, Any]) -> Iterator
 
 def arrays_in(mask: Any) -> list[Any]:
     """All that a mask holds; an array alone holds itself."""
-    found: list[Any] = []
-    map_arrays(mask, found.append)
-    return found
+    arrays: list[Any] = []
+    map_arrays(mask, arrays.append)
+    return arrays
 
 
 def input_finding(name: str, given: np.ndarray, framework: Framework, now: Any) -> Finding:

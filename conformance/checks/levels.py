@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from specification import RULES
+from specification.rules import Rule
+
 CORE, ROBUST, STRICT = LEVELS = ("core", "robust", "strict")
 """From the lowest: what a model needs to compute the right numbers, what real data needs, what a reference keeps."""
 DEFAULT = ROBUST
@@ -84,8 +87,21 @@ def highest_profile(broken: Iterable[str]) -> str | None:
 
 def describe_levels(rule: str, refuses: bool) -> str:
     """The levels of a rule and its parts in words, for SPEC.md. refuses: whether there are calls that it refuses."""
-    whole, found = WHOLE.get(rule, CORE), [*(part for part in PARTS if part.rule == rule)]
-    words = {level: [part.what for part in found if part.level == level] for level in LEVELS}
+    whole, parts = WHOLE.get(rule, CORE), [*(part for part in PARTS if part.rule == rule)]
+    words = {level: [part.what for part in parts if part.level == level] for level in LEVELS}
     if refuses and whole == CORE:
         words[ROBUST].append("refused calls")
-    return "; ".join([whole, *(f"{level}: {', '.join(told)}" for level, told in words.items() if told)])
+    return "; ".join([whole, *(f"{level}: {', '.join(what)}" for level, what in words.items() if what)])
+
+
+# --- the rules that are judged ----------------------------------------------------------------------------------------
+
+
+CONTRACT = Rule(
+    "CALL",
+    "contract",
+    "The function takes the operation's arguments, returns its framework's arrays, in time, and prints nothing.",
+)
+JUDGED = {CONTRACT.id: CONTRACT} | RULES
+STATE_RULE = "ATT-13"
+"""The rule of what results must not depend on: earlier calls, chance, memory layouts."""

@@ -49,7 +49,7 @@ def refusal_failure(subject: Subject, refusal: Refusal) -> Accepted | WrongError
     return Accepted(due)
 
 
-def concerns(case: Case, declaration: Declaration) -> bool:
+def is_applicable(case: Case, declaration: Declaration) -> bool:
     """Whether the subject has what the call would need, were it right."""
     if isinstance(case.options.get("mask"), Mask) and "structured" not in declaration:
         return False
@@ -78,7 +78,7 @@ class Numbers:
         """A floating dtype that may not stand beside theirs."""
         return "bfloat16" if self.dtype == "float16" else "float16"
 
-    def refusal(self, rule: str, title: str, error: Kind, operation: str, inputs: Any, **options: Any) -> Refusal:
+    def refusal(self, operation: str, rule: str, title: str, error: Kind, inputs: Any, **options: Any) -> Refusal:
         return Refusal(rule, title, error, Case(operation, self.dtype, inputs, options))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,17 +13,91 @@ import numpy as np
 from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
 from conformance.cases.declaration import SIMPLEST_FIRST
-from conformance.cases.expectations import Exact, allowed_pairs
-from conformance.checks.catalogue import REFUSAL
-from conformance.checks.check import Check
+from conformance.cases.expectations import Exact, allowed_pairs, asked_case
+from conformance.checks.catalogue import REFUSAL, Check
 from conformance.checks.comparison import units_in_the_last_place
-from conformance.checks.findings import Finding, same_error
-from conformance.checks.kept_cases import KeptCase, KeptCases
+from conformance.checks.findings import Finding, Threshold, same_error
 from conformance.checks.levels import CORE, higher, is_required, rank
-from conformance.checks.threshold import Threshold
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
+from conformance.subjects.subject import Answers, Subject
 from reference_numpy import attention_weights
 from specification import Dense
+
+MOST_NUMBERS = 2**18
+"""Numbers of one case at most; a mistake is told apart on small cases."""
+FAILING, PASSING = 3, 2
+"""Cases that are kept for each probe: the smallest that fail and that pass."""
+EXACT = "float64"
+"""The dtype whose exact results are slow to compute: one failing and one passing case for each probe."""
+
+
+@dataclass(frozen=True)
+class KeptCase:
+    """A case as a check asked it.
+
+    rule, probe, title, least: of the probe that drew it, as in `Violation`. failed: whether the subject was wrong.
+    answers: what the subject returned then, where the check compares one call with exact results.
+    """
+
+    rule: str
+    probe: str
+    title: str
+    check: Check[Any, Any]
+    example: Any
+    failed: bool
+    least: str = CORE
+    answers: Answers | None = None
+
+    @property
+    def size(self) -> int:
+        return count_numbers(self.check.case_of(self.example))
+
+
+def single_case(check: Check[Any, Any], example: Any) -> Case | None:
+    """The case of the one call that a check compares with exact results; None for a check of other things."""
+    return asked_case(example) if check.compares_call else None
+
+
+def find_answers(subject: Subject, check: Check[Any, Any], example: Any) -> Answers | None:
+    """The subject's answers to the one call of the latest check, where they are few enough to be kept."""
+    case, latest = single_case(check, example), subject.latest
+    if case is None or latest is None or latest[0] is not case or count_numbers(case) > MOST_NUMBERS:
+        return None
+    return latest[1]
+
+
+def count_numbers(case: Case) -> int:
+    """Numbers of the inputs, and pairs of queries and keys: about what a prediction computes."""
+    count = sum(array.size for array in (*case.inputs.values(), *case.cotangents.values()))
+    query, key = case.inputs.get("query"), case.inputs.get("key")
+    if query is not None and key is not None and query.ndim == 4:
+        count += query[..., 0].size * key.shape[2]
+    return count
+
+
+@dataclass
+class KeptCases:
+    """Of one subject, by probe, whether they failed, and whether they are in float64."""
+
+    cases: dict[tuple[str, bool, bool], list[KeptCase]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, kept: KeptCase) -> None:
+        case = kept.check.case_of(kept.example)
+        if case is None or kept.size > MOST_NUMBERS:
+            return
+        exact = case.dtype == EXACT
+        several = self.cases[kept.probe, kept.failed, exact]
+        several.append(kept)
+        several.sort(key=lambda one: one.size)
+        del several[1 if exact else FAILING if kept.failed else PASSING :]
+
+    def include(self, other: KeptCases) -> None:
+        for kept in other:
+            self.add(kept)
+
+    def __iter__(self) -> Iterator[KeptCase]:
+        return (kept for several in self.cases.values() for kept in several)
+
 
 WIDE = ("float32", "float64")
 """Dtypes where no rounding to 16 bits outweighs the rest."""
@@ -46,15 +120,15 @@ class Cell:
 
     def add(self, ratio: float, dtype: str) -> None:
         self.cases += 1
-        self.reaches(ratio, dtype)
+        self.add_ratio(ratio, dtype)
         if ratio <= 1:
             self.kept = max(self.kept[0], ratio), max(self.kept[1], wide_ratio(ratio, dtype))
 
-    def reaches(self, ratio: float, dtype: str) -> None:
+    def add_ratio(self, ratio: float, dtype: str) -> None:
         """There is an error of this ratio."""
         self.worst, self.wide = max(self.worst, ratio), max(self.wide, wide_ratio(ratio, dtype))
 
-    def keeps(self) -> None:
+    def drop_broken(self) -> None:
         """What broke the rule turned out to be no matter of this rule."""
         self.worst, self.wide = self.kept
 
@@ -260,7 +334,7 @@ class Results:
             if ratios:
                 self.by_dtype[f"{case.operation}, {kind}", case.dtype, subject].add(max(ratios), case.dtype)
 
-    def violate(self, violation: Violation) -> None:
+    def add_violation(self, violation: Violation) -> None:
         """Of each rule by each subject one is kept: the first of the lowest level.
 
         One that is no number stands before one of the same level that lost digits. Features whose plainest calls raise
@@ -288,9 +362,9 @@ class Results:
         for key, violation in self.violations.items():
             self.remember(violation)
             if violation.case is not None:
-                self.rules[key].reaches(violation.ratio, violation.case.dtype)
-            found = self.worst[key]
-            self.violations[key] = replace(violation, worst={d: found[d] for d in SIMPLEST_FIRST if d in found})
+                self.rules[key].add_ratio(violation.ratio, violation.case.dtype)
+            worst = self.worst[key]
+            self.violations[key] = replace(violation, worst={d: worst[d] for d in SIMPLEST_FIRST if d in worst})
 
     def include(self, other: Results) -> None:
         """Add what another run found, with the same subjects."""
@@ -303,7 +377,7 @@ class Results:
             for violation in of_dtypes.values():
                 self.remember(violation)
         for violation in other.violations.values():
-            self.violate(violation)
+            self.add_violation(violation)
         self.substance.include(other.substance)
         for subject, kept in other.kept.items():
             self.kept[subject].include(kept)
@@ -315,5 +389,5 @@ class Results:
 
     def keeps(self, rule: str, subject: str, profile: str) -> bool:
         """Whether nothing of a rule is violated that the profile asks for."""
-        found = self.violations.get((rule, subject))
-        return found is None or not is_required(found.level, profile)
+        violation = self.violations.get((rule, subject))
+        return violation is None or not is_required(violation.level, profile)

@@ -44,11 +44,7 @@ def worst_finding(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Find
     """The worst of one call; what the subject raises is a finding."""
     try:
         return worst(judge(case, subject(case), *shared))
-    except WrongAnswer as error:
-        return Finding(error.name, np.inf, detail=error.detail)
     except Exception as error:
-        if error is not subject.answering.raised:
-            raise
         return error_finding(error, subject)
 
 
@@ -93,17 +89,17 @@ def check_interleaved(subject: Subject, cases: Cases, shared: Shared) -> Finding
 
     A case that is wrong by itself is not asked for here.
     """
-    asked = [(case, own) for case, own in zip(cases, shared, strict=True) if differentiable(case)]
+    pairs = [(case, own) for case, own in zip(cases, shared, strict=True) if differentiable(case)]
     framework: Any = subject.framework
     if subject.differentiates_by_hand or not hasattr(framework, "pullback"):
         return []
-    asked = [(case, own) for case, own in asked if worst_finding(subject, case, own).ratio <= 1]
+    pairs = [(case, own) for case, own in pairs if worst_finding(subject, case, own).ratio <= 1]
     findings: Findings = []
     with framework.context(), contextlib.suppress(NoGradients):
-        started = [Forward(subject, case) for case, _ in asked]
-        for forward, (case, own) in zip(started, asked, strict=True):
+        started = [Forward(subject, case) for case, _ in pairs]
+        for forward, (case, own) in zip(started, pairs, strict=True):
             findings += mark_phase(judge(case, forward.answers(), *own), Phase("after_forward_passes"))
-        for case, own in asked:
+        for case, own in pairs:
             again = second_backward(Forward(subject, case))
             if again is not None:
                 findings += mark_phase(judge(case, again, *own), Phase("second_backward_pass"))
@@ -129,8 +125,8 @@ class Forward:
         cotangents = subject.cotangents(case)
         with subject.answering:
             gradients = self.pull(cotangents, again)
-            found = self.results | {gradient_name(name): gradient for name, gradient in gradients.items()}
-            answers = {name: subject.answer(name, case, found) for name in found}
+            values = self.results | {gradient_name(name): gradient for name, gradient in gradients.items()}
+            answers = {name: subject.answer(name, case, values) for name in values}
         return subject.translate_answers(case, answers)
 
 
@@ -181,14 +177,14 @@ class Caller(threading.Thread):
 
 def check_threads(subject: Subject, cases: Cases, shared: Shared) -> Findings:
     """Right answers where several threads call at the same time. A case that is wrong by itself is not asked for."""
-    asked = [
+    pairs = [
         (case, own) for case, own in zip(cases, shared, strict=True) if worst_finding(subject, case, own).ratio <= 1
     ]
-    if len(asked) < 2:
+    if len(pairs) < 2:
         return [Finding("call", 0.0)]
-    start, end = threading.Barrier(len(asked)), threading.Event()
-    callers = [Caller(subject, case, start, end) for case, _ in asked]
-    with subject.answering, switching_often():
+    start, end = threading.Barrier(len(pairs)), threading.Event()
+    callers = [Caller(subject, case, start, end) for case, _ in pairs]
+    with subject.answering, switch_threads_often():
         try:
             for caller in callers:
                 caller.start()
@@ -197,28 +193,25 @@ def check_threads(subject: Subject, cases: Cases, shared: Shared) -> Findings:
         finally:  # the time limit may have passed in here
             end.set()
             start.abort()
-    phase = Phase("threads", count=len(asked))
+    phase = Phase("threads", count=len(pairs))
     findings: Findings = []
-    for caller, (case, own) in zip(callers, asked, strict=True):
+    for caller, (case, own) in zip(callers, pairs, strict=True):
         if caller.raised is not None:
-            findings.append(thread_error_finding(caller, phase))
+            findings.append(thread_error_finding(caller.raised, caller.subject, phase))
         for answers in caller.answers.values():
             findings += mark_phase(judge(case, answers, *own), phase)
     return findings
 
 
-def thread_error_finding(caller: Caller, phase: Phase) -> Finding:
+def thread_error_finding(error: BaseException, subject: Subject, phase: Phase) -> Finding:
     """What a thread's call raised; an error of the judge's own is raised here."""
-    error = caller.raised
     if isinstance(error, WrongAnswer):
         return Finding(error.name, np.inf, detail=WrongInPhase(phase, error.detail))
-    if error is None or error is not caller.subject.answering.raised:
-        raise error or RuntimeError("no error")
-    return error_finding(error, caller.subject, phase.count)
+    return error_finding(error, subject, phase.count)
 
 
 @contextlib.contextmanager
-def switching_often() -> Iterator[None]:
+def switch_threads_often() -> Iterator[None]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCHING)
     try:

@@ -26,7 +26,7 @@ def replay(
     isolate: Isolate = None,
 ) -> None:
     """Try the case of a violation again. Exit code 1 if the violation occurs again."""
-    from conformance.runner.limits import valid_limit
+    from conformance.runner.own_time import valid_limit
 
     try:
         contents, time_limit = contents_of(file), valid_limit(time_limit)
@@ -62,7 +62,7 @@ def show_replay(content: Any, given: dict[str, Any]) -> bool:
     given: values from the command line, which replace those in the file.
     """
     from conformance.checks.comparison import worst
-    from conformance.checks.judged_rules import JUDGED
+    from conformance.checks.levels import JUDGED
     from conformance.judge.replaying import replay
     from conformance.reports.content import clean_text
     from conformance.reports.sentences import describe_finding

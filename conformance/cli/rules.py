@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from conformance.checks.judged_rules import JUDGED
+from conformance.checks.levels import JUDGED
 from conformance.cli.console import console, refuse
 from conformance.cli.options import complete_names, operation_names
 from specification import MODEL_RULES

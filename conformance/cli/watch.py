@@ -108,7 +108,7 @@ def record_calls(
     """Watch the model; ValueError says in one line why it cannot be run on these tokens, and where."""
     from conformance.models.watching import watch
     from conformance.reports.content import OF_ARRAYS
-    from conformance.subjects.raised import find_raising_line
+    from conformance.subjects.wrong_answers import find_raising_line
 
     try:
         return watch(model, inputs, backward=backward)

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from conformance.checks.catalogue import REFUSAL, UNSUPPORTED
 from conformance.checks.findings import has_swapped_heads
-from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import rank
+from conformance.checks.levels import JUDGED, rank
 from conformance.checks.results import Violation
 from conformance.diagnosis.pattern import Pattern
 from conformance.mistakes.condition import Condition

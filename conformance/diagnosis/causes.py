@@ -17,8 +17,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import CONVENTIONS, OPEN_AT_INFINITY, PRECISIONS, Declaration
 from conformance.checks.comparison import breaks, fill_unpromised, judge, ratio, worst
 from conformance.checks.findings import same_error
-from conformance.checks.judged_rules import STATE_RULE
-from conformance.checks.levels import STRICT, rank
+from conformance.checks.levels import STATE_RULE, STRICT, rank
 from conformance.checks.results import WIDE, Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause, CauseKind, Diagnosis, cause_kind
 from conformance.diagnosis.choice import Chooser
@@ -30,7 +29,7 @@ from conformance.mistakes.catalogue import mistakes_of
 from conformance.mistakes.condition import Condition
 from conformance.operations.probes import catalogue
 from conformance.runner.in_process import Runner
-from conformance.runner.memory_layouts import depends_on_layout
+from conformance.runner.shrinking import depends_on_layout
 from conformance.sampling.strategies import roundings
 
 
@@ -256,7 +255,7 @@ def largest_error(conventions: Mapping[str, str], evidence: Sequence[Evidence]) 
     """In bounds of a subject that declares these conventions; infinity from the first case on that does not conform."""
     largest = 0.0
     for one in evidence:
-        rounding = roundings(Declaration().promising(**conventions), one.case.dtype)
+        rounding = roundings(Declaration().add_conventions(**conventions), one.case.dtype)
         if not rounding or rounding == one.case.rounding:
             return math.inf
         with np.errstate(all="ignore"):

@@ -13,12 +13,10 @@ from conformance.bounds.arithmetic import ARITHMETIC, LARGEST
 from conformance.cases.arguments import gradient_name, is_gradient
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
-from conformance.checks.catalogue import SPOILED_ROWS, TOWERING
-from conformance.checks.check import Check, nothing
+from conformance.checks.catalogue import SPOILED_ROWS, TOWERING, Check, nothing
 from conformance.checks.comparison import fill_unpromised, judge, no_others
 from conformance.checks.findings import Finding
-from conformance.checks.kept_cases import MOST_NUMBERS, SINGLE_CALL_CHECKS, KeptCase, single_case
-from conformance.checks.results import WIDE
+from conformance.checks.results import MOST_NUMBERS, WIDE, KeptCase, single_case
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Mistake, Prediction
 from conformance.runner.in_process import JudgeError, Runner
@@ -158,7 +156,7 @@ def collect_evidence(runner: Runner, kept: Iterable[KeptCase], always: Iterable[
     """Ask the subject some of the kept cases once more, and all of `always`, the smallest first."""
     chosen = [one for one in always if one.size <= MOST_NUMBERS]
     own = {id(one.example) for one in chosen}
-    others = [one for one in kept if one.check in SINGLE_CALL_CHECKS and id(one.example) not in own]
+    others = [one for one in kept if one.check.compares_call and id(one.example) not in own]
     for failed in (True, False):
         found = [one for one in others if one.failed == failed]
         room = NUMBERS

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from conformance.cases.axes import OFFSET
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import supports_case
-from conformance.checks.probe import Probe
+from conformance.cases.operation import OFFSET
+from conformance.checks.catalogue import Probe
 from conformance.diagnosis.evidence import Evidence
 from conformance.runner.dimensions import Part, cast, sizes_of, take_parts
 from conformance.runner.shrinking import align_masks

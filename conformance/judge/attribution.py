@@ -14,27 +14,17 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.cases.arguments import is_gradient
-from conformance.cases.arrays import heads_and_keys
-from conformance.cases.case import Case
+from conformance.cases.case import Case, heads_and_keys, output_alone
 from conformance.cases.expectations import Planted, empty_rows
-from conformance.cases.facts import operation_facts
-from conformance.cases.facts.attention import FEATURE_RULES
-from conformance.cases.features import (
-    features_of,
-    has_declared_masks,
-    is_norm,
-    mask_kinds,
-    rule_of,
-)
-from conformance.cases.with_logsumexp import output_alone
-from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
-from conformance.checks.check import Check, first, nothing
+from conformance.cases.facts import FEATURE_RULES, operation_facts
+from conformance.cases.features import features_of, has_declared_masks, is_norm, mask_kinds, rule_of
+from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN, Check, first, nothing
 from conformance.checks.comparison import OF_QUERIES, OF_ROWS, breaks, worst
 from conformance.checks.findings import Finding
-from conformance.checks.judged_rules import STATE_RULE
+from conformance.checks.levels import STATE_RULE
 from conformance.oracle.reference import oracle
 from conformance.runner.in_process import Runner
-from conformance.runner.memory_layouts import depends_on_layout, lay_contiguous
+from conformance.runner.shrinking import depends_on_layout, lay_contiguous
 from conformance.subjects.subject import Subject
 
 OF_EMPTY_ROWS = "ATT-6"
@@ -66,9 +56,9 @@ def attribute(runner: Runner, failure: Failure, shared: Any = None) -> Failure:
     clean = clean_twin(failure)
     if clean is not None:
         findings = check_agreement(runner, clean)
-        if breaks(findings, level) and (
-            is_of_numbers(failure.findings) or is_as_wrong(runner, clean, failure.findings)
-        ):
+        first = worst(failure.findings)
+        is_number = first.kind == "value" and np.isfinite(first.got) and np.isfinite(first.expected)
+        if breaks(findings, level) and (is_number or is_as_wrong(runner, clean, first)):
             empty = is_in_empty_row(clean, worst(findings))
             rule = OF_EMPTY_ROWS if empty else find_rule(runner, clean, findings)
             return Failure(rule, AGREEMENT, clean, findings)
@@ -85,18 +75,17 @@ def breaks_gradients_alone(failure: Failure) -> bool:
     )
 
 
-def is_as_wrong(runner: Runner, clean: Case, findings: list[Finding]) -> bool:
-    """Whether the element of the worst finding is as wrong without NaN and infinity.
+def is_as_wrong(runner: Runner, clean: Case, finding: Finding) -> bool:
+    """Whether the element of a finding is as wrong without NaN and infinity.
 
     It is no number, or stands in a row that allows nothing.
     """
-    found = worst(findings)
-    if found.kind != "value":
+    if finding.kind != "value":
         return False
-    (there,) = runner(ELEMENT, (clean, found), None)
+    (there,) = runner(ELEMENT, (clean, finding), None)
     if there.kind != "value" or not np.isfinite(there.expected) or there.got == there.expected:
         return False
-    return not np.isfinite(there.got) or is_in_empty_row(clean, found)
+    return not np.isfinite(there.got) or is_in_empty_row(clean, finding)
 
 
 def clean_twin(failure: Failure) -> Case | None:
@@ -126,12 +115,6 @@ def is_in_empty_row(case: Case, finding: Finding) -> bool:
     return bool(empty_rows(case)[finding.index[:3]])
 
 
-def is_of_numbers(findings: list[Finding]) -> bool:
-    """Whether the worst finding is a number where another one was due."""
-    found = worst(findings)
-    return found.kind == "value" and bool(np.isfinite(found.got) and np.isfinite(found.expected))
-
-
 def check_agreement(runner: Runner, case: Case) -> list[Finding]:
     return runner(AGREEMENT, case, AGREEMENT.prepare(case))
 
@@ -156,9 +139,9 @@ def find_rule(
     for take_away in take_away_each(case):
         if not has_declared_masks(take_away(case), runner.declaration):
             continue
-        found = check_agreement(alike or runner, take_away(case))
-        if breaks(found, worst(findings).level):
-            case, findings = take_away(case), found
+        without = check_agreement(alike or runner, take_away(case))
+        if breaks(without, worst(findings).level):
+            case, findings = take_away(case), without
     if case.with_logsumexp:
         return "ATT-14"
     kinds = set() if "mask" in not_to_blame else mask_kinds(case.options.get("mask"))
@@ -168,8 +151,11 @@ def find_rule(
     if needed:
         return FEATURE_RULES[min(needed, key=list(FEATURE_RULES).index)]
     H, G, _, _ = heads_and_keys(case)
-    if G and H != G and not breaks(check_agreement(runner, repeat_key_heads(case)), worst(findings).level):
-        return "ATT-7"
+    if G and H != G:
+        repeated = {name: np.repeat(case.inputs[name], H // G, axis=1) for name in ("key", "value")}
+        with_own_keys = replace(case, inputs=case.inputs | repeated)
+        if not breaks(check_agreement(runner, with_own_keys), worst(findings).level):
+            return "ATT-7"
     return "ATT-12" if is_gradient(worst(findings).name) else "ATT-8"
 
 
@@ -185,10 +171,3 @@ def take_away_each(case: Case) -> Iterator[Any]:
             yield lambda c, names=names: replace(c, options={n: o for n, o in c.options.items() if n not in names})
     if case.cotangents:
         yield lambda c: replace(c, cotangents={})
-
-
-def repeat_key_heads(case: Case) -> Case:
-    """The same with a key head for every query head."""
-    H, G, _, _ = heads_and_keys(case)
-    inputs = {n: np.repeat(a, H // G, axis=1) if n in ("key", "value") else a for n, a in case.inputs.items()}
-    return replace(case, inputs=inputs)

@@ -10,20 +10,18 @@ from functools import cache
 from typing import Any
 
 from conformance.cases.declaration import EVERYTHING
-from conformance.checks.check import Check
+from conformance.checks.catalogue import Check, make_probe
 from conformance.checks.comparison import breaks
 from conformance.checks.findings import Finding
-from conformance.checks.probe import agreement
 from conformance.checks.results import Results, Violation
 from conformance.judge.plan import Question, count_cases, list_questions, make_question
 from conformance.judge.smallest_case import SHRINKING, shrink_violations
-from conformance.judge.trial import Progress, judge_questions
+from conformance.judge.trial import Progress, ask_questions
 from conformance.operations import OPERATIONS
 from conformance.operations.probes import probes_of_all
 from conformance.runner.compiled_code import forget_compiled_code, share_of_memory
-from conformance.runner.cores import prepare_worker
 from conformance.runner.in_process import Runner
-from conformance.runner.workers import WorkerPool, encode_call
+from conformance.runner.workers import WorkerPool, encode_call, prepare_worker
 from conformance.sampling.operations import operation_cases
 from conformance.subjects.subject import IMPLEMENTATIONS
 
@@ -68,16 +66,14 @@ class ImplementationPool:
                 if question.kind == "probe":
                     progress(question.rule, question.title)
 
-        results = self.collect(
-            [(judge_batch, indices, examples, seed) for indices in groups], lambda n: tell(groups[n])
-        )
+        results = self.collect([(ask_batch, indices, examples, seed) for indices in groups], lambda n: tell(groups[n]))
         in_order = sorted(zip(groups, results, strict=True), key=lambda pair: pair[0])  # the same order every time
         return merge(part for _, part in in_order)
 
     def run_definition(self, examples: int, seed: int, progress: Progress) -> Results:
         """Every operation in float64, against an oracle that shares no code with the definition."""
         names = [*OPERATIONS]
-        calls = [(judge_in_float64, name, examples, seed) for name in names]
+        calls = [(ask_in_float64, name, examples, seed) for name in names]
         return merge(self.collect(calls, lambda number: progress("float64", names[number])))
 
     def collect(self, calls: Sequence[tuple[Any, ...]], tell: Callable[[int], None]) -> list[Any]:
@@ -132,21 +128,21 @@ def load_implementations(names: Sequence[str], device: str, processes: int) -> N
     runners[:] = [Runner(made[name](device=device)) for name in names]
 
 
-def judge_batch(indices: Sequence[int], examples: int, seed: int) -> Results:
+def ask_batch(indices: Sequence[int], examples: int, seed: int) -> Results:
     """Ask the questions of these indices."""
     forget_compiled_code(room)
     questions = [plan_of_operations()[index] for index in indices]
-    results = judge_questions(questions, runners, examples, seed)
+    results = ask_questions(questions, runners, examples, seed)
     if any(question.kind == "probe" for question in questions):  # frozen cases are small, and told by their names
         shrink_violations(results, runners, SHRINKING)
     results.kept.clear()  # nobody asks them again
     return results
 
 
-def judge_in_float64(operation: str, examples: int, seed: int) -> Results:
+def ask_in_float64(operation: str, examples: int, seed: int) -> Results:
     """The definition in float64 against ball arithmetic, on cases of one operation."""
-    probe = agreement("ATT-9", operation, operation, operation_cases(operation, ("float64",)))
-    results = judge_questions([make_question(probe)], runners, examples, seed)
+    probe = make_probe(operation, "ATT-9", operation, operation_cases(operation, ("float64",)))
+    results = ask_questions([make_question(probe)], runners, examples, seed)
     shrink_violations(results, runners, SHRINKING)
     results.kept.clear()
     return results

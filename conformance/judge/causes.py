@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from conformance.checks.kept_cases import MOST_NUMBERS, KeptCase
-from conformance.checks.results import Results, Violation, keep_violation
-from conformance.checks.threshold import Threshold
+from conformance.checks.findings import Threshold
+from conformance.checks.results import MOST_NUMBERS, KeptCase, Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause, cause_kind
 from conformance.diagnosis.causes import find_causes, has_wrong_numbers, largest_error
 from conformance.diagnosis.evidence import ask_kept
@@ -50,14 +49,14 @@ def explain_results(results: Results, runner: Runner, seconds: float, settle: Se
             results.violations[key] = cut_down(violation, runner, seconds)  # to be asked again
     causes = find_causes(results, runner)
     end = time.monotonic() + MANY * seconds
-    found = []
+    smaller = []
     for number, cause in enumerate(causes):
         room = min(seconds, max(end - time.monotonic(), seconds / MANY))
         if number >= MANY:
             room = seconds / MANY
-        found.append(make_small(cause, runner, room, settle, sized=number < MANY))
+        smaller.append(make_small(cause, runner, room, settle, sized=number < MANY))
     left = []
-    for before, cause in zip(causes, found, strict=True):
+    for before, cause in zip(causes, smaller, strict=True):
         key = cause.lead.rule, cause.lead.subject
         own = results.violations.get(key) is before.lead
         if own:
@@ -105,8 +104,8 @@ def withdraw_refuted(cause: Cause, passing: Sequence[Example], runner: Runner) -
     if cause.diagnosis is None or own is None:
         return cause
     kept = [KeptCase(lead.rule, lead.probe, lead.title, lead.check, one, failed=False) for one in passing]
-    asked = [ask_kept(runner, one) for one in sorted(kept, key=lambda one: one.size)[:REFUTING]]
-    evidence = [one for one in asked if one is not None and not one.wrong]
+    answered = [ask_kept(runner, one) for one in sorted(kept, key=lambda one: one.size)[:REFUTING]]
+    evidence = [one for one in answered if one is not None and not one.wrong]
     for mistake in (cause.diagnosis.mistake, *cause.diagnosis.alternatives):
         against = [one for one in evidence if judge_mistake(mistake, one) == "against"]
         learned = learn_condition([own], against) if against else None

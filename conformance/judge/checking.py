@@ -11,16 +11,16 @@ from typing import Any, Unpack
 from conformance.cases.declaration import EVERYTHING, DeclarationOptions
 from conformance.cases.facts import operations
 from conformance.cases.options import document_options, options_of, read_options, refuse_unknown, validate_names
-from conformance.checks.judged_rules import CONTRACT, JUDGED
+from conformance.checks.levels import CONTRACT, JUDGED
 from conformance.judge.executor import Executor
 from conformance.judge.options import EFFORTS, CheckOptions
 from conformance.judge.plan import list_claims
 from conformance.judge.report import Report, report_of
 from conformance.judge.shared_probes import share_probes
-from conformance.judge.trial import Progress, silent
+from conformance.judge.trial import Progress, ignore_progress
 from conformance.runner.in_process import TIME_LIMIT, judging
 from conformance.runner.in_subprocess import runner_for
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 
 SHRINKING = 4.0
 """Seconds spent at most on making one failing case smaller."""
@@ -35,7 +35,7 @@ def check(
     *,
     name: str | None = None,
     workers: int | None = 1,
-    progress: Progress = silent,
+    progress: Progress = ignore_progress,
     unfinished: Callable[[Report], None] | None = None,
     **options: Unpack[CheckOptions],
 ) -> Report:
@@ -86,7 +86,8 @@ def check(
     finally:
         executor.close()
     report = report_of(target, executor, effort, time.monotonic() - start, profile)
-    if report.conforms and not has_cases(report, rules):
+    tried = rules or report.rules.keys() - {"CALL"}  # a call to see what the function takes is no case of a rule
+    if report.conforms and not any(cell.cases for rule, cell in report.rules.items() if rule in tried):
         raise ValueError(describe_empty_check(report, rules))
     return report
 
@@ -130,19 +131,14 @@ def rules_of(operation: str) -> set[str]:
     """Return the rules of which the operation has cases."""
     from conformance.operations.probes import probes_of_all
 
-    asked = {claim.rule for claim in list_claims(operation, EVERYTHING)}
-    return asked | {CONTRACT.id} | {probe.rule for probe in probes_of_all(operation)}
+    claimed = {claim.rule for claim in list_claims(operation, EVERYTHING)}
+    return claimed | {CONTRACT.id} | {probe.rule for probe in probes_of_all(operation)}
 
 
 def usual_workers(target: Target, effort: str) -> int:
     """Return one process for each core, at most four, if a check takes long enough to gain by it."""
     long = target.arrays == "jax" or (target.arrays == "torch" and effort != "quick")
     return min(os.cpu_count() or 1, MOST_WORKERS) if long and target.device == "cpu" else 1
-
-
-def has_cases(report: Report, rules: Collection[str] | None) -> bool:
-    """Whether there was a case of a rule, and not only a call to see what the function takes."""
-    return any(cell.cases for rule, cell in report.rules.items() if (rule in rules if rules else rule != "CALL"))
 
 
 def describe_empty_check(report: Report, rules: Collection[str] | None) -> str:

@@ -16,11 +16,9 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.features import has_masks
 from conformance.cases.signatures import describe_never_given
-from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, CALLS_IN_ORDER, NOTHING
+from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, CALLS_IN_ORDER, NOTHING, Probe
 from conformance.checks.findings import Printed, Raised, wrong_dtype
-from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import ROBUST, is_required
-from conformance.checks.probe import Probe
+from conformance.checks.levels import JUDGED, ROBUST, is_required
 from conformance.checks.results import Results, Violation
 from conformance.judge.plan import (
     EMPTY_ROWS,
@@ -38,23 +36,27 @@ from conformance.judge.plan import (
     plain_claim,
 )
 from conformance.judge.shared_probes import Order, SharedProbes
-from conformance.judge.skipped import missing_features, some_cases
 from conformance.judge.trial import (
     STUCK,
     Progress,
-    judge_questions,
+    ask_probe,
+    ask_question,
+    ask_questions,
+    ignore_progress,
     make_violation,
     settle_violations,
-    silent,
-    try_probe,
-    try_question,
 )
 from conformance.runner.in_process import Runner, failed_call, judging
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 
 if TYPE_CHECKING:
     from conformance.diagnosis.cause import Cause
     from conformance.judge.reproduction import Reproduction
+from collections.abc import Callable
+
+from conformance.cases.declaration import FEATURES, MASK_KINDS, SIMPLEST_FIRST
+from conformance.cases.features import features_of
+from conformance.sampling.draws import draw_cases
 
 UNMASKED = "unmasked"
 NOTHING_ELSE = "the plainest call fails, and nothing else was tried"
@@ -100,7 +102,7 @@ class Executor:
         seed: int,
         *,
         rules: Collection[str] | None = None,
-        progress: Progress = silent,
+        progress: Progress = ignore_progress,
         shrinking: float = 0.0,
         target: Target | None = None,
         shared: SharedProbes | None = None,
@@ -125,7 +127,7 @@ class Executor:
         else:
             for claim in self.claims():
                 self.include(self.ask_claim(claim).results)
-            self.judge(self.declaration)
+            self.ask_beyond_claims(self.declaration)
         if self.runner.overrun >= STUCK:
             limit = f"{self.runner.time_limit:g} s"
             self.untried = f"after {STUCK} cases that took longer than {limit} nothing else was tried"
@@ -133,22 +135,22 @@ class Executor:
         self.results.set_worst()
         self.causes = self.explain(self.results, self.shrinking)
 
-    def judge(self, declaration: Declaration) -> None:
+    def ask_beyond_claims(self, declaration: Declaration) -> None:
         """Ask how well it answers. declaration: what it has been seen to take."""
         self.order(declaration)
         rows = self.results if self.rules is None or EMPTY_ROWS in self.rules else Results()
         for question in self.row_questions(declaration):
-            include_results(rows, self.answer(question, rows.violations))
-        declaration = self.forgive(declaration, rows)
+            include_results(rows, self.ask(question, rows.violations))
+        declaration = self.excuse_empty_rows(declaration, rows)
         self.order(declaration)
         questions = [one for one in self.questions(declaration) if not one.concerns_empty_rows]
         for question in questions:
             if question.kind == "frozen":
-                self.include(self.answer(question))
+                self.include(self.ask(question))
         self.ask_probes([question.about for question in questions if question.kind == "probe"])
         for question in questions:
             if question.kind == "refusal":
-                self.include(self.answer(question))
+                self.include(self.ask(question))
 
     def explain(self, results: Results, seconds: float) -> list[Cause]:
         """Find the causes of all violations. Only a subject that has some needs the diagnosis loaded."""
@@ -177,11 +179,11 @@ class Executor:
 
     # --- one question ---
 
-    def answer(self, question: Question, known: Mapping[tuple[str, str], Violation] | None = None) -> Results:
+    def ask(self, question: Question, known: Mapping[tuple[str, str], Violation] | None = None) -> Results:
         """What a question of the plan finds. known: violations; what does not stand before them is not settled."""
         results = Results()
         if self.runner.overrun < STUCK:
-            results = try_question(question, [self.runner], self.examples, self.seed, self.report_progress)
+            results = ask_question(question, [self.runner], self.examples, self.seed, self.report_progress)
         self.settle_results(results, self.results.violations if known is None else known)
         return results
 
@@ -211,7 +213,7 @@ class Executor:
         results = Results()
         if self.runner.printed:
             findings = failed_call(Printed(self.runner.printed[:80]))
-            results.violate(make_violation("CALL", PRINTS, NOTHING, self.runner, None, findings))
+            results.add_violation(make_violation("CALL", PRINTS, NOTHING, self.runner, None, findings))
         return results
 
     # --- one question after the other, each by itself ---
@@ -256,12 +258,18 @@ class Executor:
         if question.concerns_empty_rows:
             results = [self.row_results[question]] if question in self.row_results else []
         else:
-            declaration = self.forgiving
-            results = [self.answer(one) for one in self.questions(declaration) if one == question]
+            declaration = self.lenient_declaration
+            results = [self.ask(one) for one in self.questions(declaration) if one == question]
 
         def cases_of(declaration: Declaration) -> list[Case]:
-            same = (one for one in self.questions(declaration) if one == question)
-            return [case for one in same for case in cases_about(one)]
+            cases: list[Case] = []
+            for one in self.questions(declaration):
+                if one == question and one.kind == "probe":
+                    drawn = draw_cases(one.about.cases, DRAWN, 0)  # fewer, or none, where they are hard to draw
+                    cases += [one.about.check.case_of(example) for _, example in drawn]
+                elif one == question:
+                    cases += [entry.case for entry in one.about]
+            return cases
 
         merged = Results()
         for one in results:
@@ -322,29 +330,29 @@ class Executor:
 
     @cached_property
     def row_results(self) -> dict[Question, Results]:
-        return {question: self.answer(question) for question in self.row_questions(self.declaration)}
+        return {question: self.ask(question) for question in self.row_questions(self.declaration)}
 
     @cached_property
-    def forgiving(self) -> Declaration:
+    def lenient_declaration(self) -> Declaration:
         """A subject that gets empty rows wrong is asked for no more of them."""
         merged = Results()
         for results in (*(self.ask_claim(claim).results for claim in self.claims()), *self.row_results.values()):
             merged.include(results)
-        return self.forgive(self.declaration, merged)
+        return self.excuse_empty_rows(self.declaration, merged)
 
-    def forgive(self, declaration: Declaration, results: Results) -> Declaration:
+    def excuse_empty_rows(self, declaration: Declaration, results: Results) -> Declaration:
         """The declaration that promises nothing of empty rows, where the results show that they are wrong."""
         keeps = results.keeps(EMPTY_ROWS, self.runner.name, ROBUST)
-        return declaration if keeps else declaration.promising(empty_rows="any")
+        return declaration if keeps else declaration.add_conventions(empty_rows="any")
 
     def ask_claim(self, claim: Claim) -> ClaimAnswer:
         """Whether the subject answers a case, which is asked once; how well is asked later."""
         if claim.title not in self.claim_answers:
-            self.claim_answers[claim.title] = self.answer_claim(claim)
+            self.claim_answers[claim.title] = self.ask_claim_anew(claim)
         return self.claim_answers[claim.title]
 
-    def answer_claim(self, claim: Claim) -> ClaimAnswer:
-        results = self.try_claim(claim)
+    def ask_claim_anew(self, claim: Claim) -> ClaimAnswer:
+        results = self.ask_claim_cases(claim)
         refused = bool(results.violations)
         if not claim.name and any(map(raises, results.violations.values())) and self.answers_with_a_mask():
             claim = replace(claim, name=UNMASKED)
@@ -355,8 +363,8 @@ class Executor:
         results.violations = {key: add_lacking(one, claim) for key, one in results.violations.items()}
         return ClaimAnswer(claim, results, refused)
 
-    def try_claim(self, claim: Claim) -> Results:
-        return judge_questions([claim.question(self.operation)], [self.runner], 1, self.seed, self.progress)
+    def ask_claim_cases(self, claim: Claim) -> Results:
+        return ask_questions([claim.question(self.operation)], [self.runner], 1, self.seed, self.progress)
 
     def answers_with_a_mask(self) -> bool:
         """Whether the subject answers the plainest call with a mask of some kind that it claims."""
@@ -366,8 +374,8 @@ class Executor:
         with_each = (
             declaration.remove_features(UNMASKED, *{*declaration.masks} - {kind}) for kind in declaration.masks
         )
-        found = (self.try_claim(plain_claim(self.operation, one)) for one in with_each)
-        return any(results.rules and not results.violations for results in found)
+        tried = (self.ask_claim_cases(plain_claim(self.operation, one)) for one in with_each)
+        return any(results.rules and not results.violations for results in tried)
 
     def tell_dtypes(self, declaration: Declaration) -> None:
         """Where the plainest call raises an error in some dtypes alone, its violation has them as what is lacking."""
@@ -375,7 +383,7 @@ class Executor:
             return
         first, *others = declaration.dtypes
         claims = dtype_claims(self.operation, declaration)
-        failing = [claim.name for claim in claims if self.try_claim(claim).violations]
+        failing = [claim.name for claim in claims if self.ask_claim_cases(claim).violations]
         if len(failing) < len(others):
             lacks, violations = (first, *failing), self.results.violations
             self.results.violations = {
@@ -395,20 +403,20 @@ class Executor:
         """Ask them in order; where that is ended early, all that workers have found is counted."""
         for index, probe in enumerate(probes):
             try:
-                self.include(self.answer_probe(probe, index))
+                self.include(self.ask_shared_probe(probe, index))
             except BaseException:
                 for outcome in () if self.shared is None else self.shared.outcomes_from(index):
                     self.results.include(outcome.results)
                 raise
 
-    def answer_probe(self, probe: Probe, index: int) -> Results:
-        """As `answer`, from a worker if one has taken the probe of that index."""
+    def ask_shared_probe(self, probe: Probe, index: int) -> Results:
+        """As `ask`, from a worker if one has taken the probe of that index."""
         outcome = None
         if self.shared is not None and self.runner.overrun < STUCK:
             outcome = self.shared.outcome(index, self.listen)
             self.listen()
         if outcome is None:
-            results = try_probe(probe, [self.runner], self.examples, self.seed, self.report_progress)
+            results = ask_probe(probe, [self.runner], self.examples, self.seed, self.report_progress)
         else:
             self.runner.overrun += outcome.overrun
             self.runner.printed = self.runner.printed or outcome.printed
@@ -442,25 +450,47 @@ def include_results(whole: Results, part: Results) -> None:
     whole.include(part)
 
 
-def cases_about(question: Question) -> list[Case]:
-    """Some cases of a probe, or the corpus's."""
-    return some_cases(question.about) if question.kind == "probe" else [entry.case for entry in question.about]
-
-
-def add_lacking(found: Violation, claim: Claim) -> Violation:
+def add_lacking(violation: Violation, claim: Claim) -> Violation:
     """The violation with what the subject lacks, if it raises an error for it, as for what it does not support.
 
     A weight in float32 beside 16-bit numbers raises none: the framework may make the result float32.
     """
-    lacks = raises(found) or (claim.name == WIDE_WEIGHTS and wrong_dtype(found.finding) is not None)
-    return replace(found, lacks=(claim.name,)) if claim.name and lacks else found
+    lacks = raises(violation) or (claim.name == WIDE_WEIGHTS and wrong_dtype(violation.finding) is not None)
+    return replace(violation, lacks=(claim.name,)) if claim.name and lacks else violation
 
 
-def raises(found: Violation) -> bool:
-    return found.finding.kind == "raised"
+def raises(violation: Violation) -> bool:
+    return violation.finding.kind == "raised"
 
 
 def is_unknown_keyword(violation: Violation) -> bool:
     """Whether the subject raised what is raised for a keyword that it does not know, or does not support."""
     detail = violation.finding.detail
     return isinstance(detail, Raised) and detail.error in ("TypeError", "NotImplementedError")
+
+
+# --- why there is no case for a question ------------------------------------------------------------------------------
+
+
+DRAWN = 5
+"""Cases from which is told what all of a probe's cases need."""
+
+
+def missing_features(cases_of: Callable[[Declaration], list[Case]], declaration: Declaration) -> str:
+    """What all cases need and the subject does not take; empty where that is not the same for all.
+
+    cases_of: some cases of the question for a subject that takes what is declared.
+    """
+    features = set(FEATURES) - {"refusals"} - ({"structured", "logsumexp"} - declaration.features)
+    wide = replace(declaration, features=frozenset(features), dtypes=SIMPLEST_FIRST, lacking=frozenset())
+    lacks = [
+        (features_of(case) - declaration.features) | ({case.dtype} - {*declaration.dtypes}) for case in cases_of(wide)
+    ]
+    common = set.intersection(*lacks) if lacks else set()
+    common = {name for name in common if name not in FEATURES or not cases_of(wide.remove_features(name))}
+    if common <= {"combined", "or"} and lacks and all(one & set(MASK_KINDS) for one in lacks):
+        return "masks" if not declaration.masks else "these masks"
+    dtypes = {name for one in lacks for name in one} - set(FEATURES)
+    if common:
+        return " and ".join(sorted(common, key=[*SIMPLEST_FIRST, *FEATURES].index))
+    return " or ".join(sorted(dtypes)) if all(one & dtypes for one in lacks) else ""

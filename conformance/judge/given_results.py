@@ -18,7 +18,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, read_conventions
 from conformance.cases.facts import operation_facts, operations
 from conformance.cases.options import refuse_unknown
-from conformance.checks.check import has_special_values
+from conformance.checks.catalogue import has_special_values
 from conformance.checks.comparison import breaks, judge, ratio, worst
 from conformance.checks.findings import Finding
 from conformance.checks.levels import DEFAULT, LEVELS
@@ -35,13 +35,11 @@ from conformance.oracle.reference import balls_available, oracle
 from conformance.runner.dimensions import Part, array_axes, layout_of, resize_array, take_parts
 from conformance.sampling.strategies import roundings
 from conformance.subjects.conventions import (
-    FEATURES_LAST,
     invert_mask,
     map_dense_masks,
-    permute_head_axis,
+    permute_answer_heads,
     permute_heads,
-    permute_input_heads,
-    swap_axes,
+    swap_answers,
     swap_layout,
     tiled_order,
 )
@@ -211,7 +209,7 @@ def make_case(operation: str, given: Mapping[str, Any], conventions: Mapping[str
     dtype = floating[0] if floating else str(options.get("dtype", "float64"))
     if conventions.get("empty_rows", "zero") != "zero":
         options["empty_rows"] = conventions["empty_rows"]
-    rounding = roundings(Declaration().promising(**conventions), dtype)
+    rounding = roundings(Declaration().add_conventions(**conventions), dtype)
     special = any(has_special_values(name, array) for name, array in inputs.items())
     return Case(operation, dtype, inputs, options, rounding=rounding, special=special)
 
@@ -227,8 +225,8 @@ def refuse_misfits(case: Case) -> None:
         raise
 
 
-def add_cotangents(case: Case, cotangent: Any, asked: bool) -> Case:
-    if not asked:
+def add_cotangents(case: Case, cotangent: Any, has_gradients: bool) -> Case:
+    if not has_gradients:
         return case
     if cotangent is None:
         raise ValueError("gradients need cotangent, the gradient of a loss by the output")
@@ -239,11 +237,11 @@ def add_cotangents(case: Case, cotangent: Any, asked: bool) -> Case:
 def name_answers(case: Case, got: Any, gradients: Any) -> Answers:
     """By name, still in the conventions of whoever computed them."""
     names = ("output", "logsumexp") if case.with_logsumexp else result_names(case.operation)
-    found = dict(got) if isinstance(got, dict) else name_results(case, names, got, NUMPY.framework)
+    named = dict(got) if isinstance(got, dict) else name_results(case, names, got, NUMPY.framework)
     if gradients is not None:
         flat = gradients_by_name(case, gradients, np.ndarray)
-        found |= {gradient_name(name): gradient for name, gradient in flat.items()}
-    return found
+        named |= {gradient_name(name): gradient for name, gradient in flat.items()}
+    return named
 
 
 def translate(case: Case, answers: Answers, layout: str, conventions: Mapping[str, str]) -> tuple[Case, Answers]:
@@ -251,16 +249,11 @@ def translate(case: Case, answers: Answers, layout: str, conventions: Mapping[st
     if conventions.get("polarity") == "masked" and case.options.get("mask") is not None:
         case = replace(case, options=case.options | {"mask": map_dense_masks(case.options["mask"], invert_mask)})
     if layout == "BTHD":
-        case = swap_layout(case)
-        swapped = {*map(gradient_name, FEATURES_LAST), *(("output",) if case.operation == "attention" else ())}
-        answers = {name: swap_axes(array) if name in swapped else array for name, array in answers.items()}
+        case, answers = swap_layout(case), swap_answers(case, answers)
     tiled = tiled_order(case) if conventions.get("heads") == "tiled" else None
     if tiled is not None:
         order = np.argsort(tiled)
-        gradients = {n: answers[gradient_name(n)] for n in case.inputs if gradient_name(n) in answers}
-        moved = {gradient_name(n): a for n, a in permute_input_heads(case, gradients, order).items()}
-        answers = {n: permute_head_axis(a, order) for n, a in answers.items() if n not in moved} | moved
-        case = permute_heads(case, order)
+        case, answers = permute_heads(case, order), permute_answer_heads(case, answers, order)
     if case.cotangents:
         given = [name for name in differentiable(case) if gradient_name(name) in answers]
         case = replace(case, constants=tuple(name for name in differentiable(case) if name not in given))
@@ -323,10 +316,10 @@ def list_boxes(case: Case, names: Sequence[str], most: int) -> Iterator[Box]:
 
 
 def cut_answers(case: Case, answers: Answers, box: Box) -> Answers:
-    sizes, found = layout_of(case).sizes, {}
+    sizes, cut = layout_of(case).sizes, {}
     for name, axes in axes_of(case, [*answers]).items():
-        found[name] = resize_array(answers[name], array_axes(axes, answers[name], sizes), sizes, box, None)
-    return found
+        cut[name] = resize_array(answers[name], array_axes(axes, answers[name], sizes), sizes, box, None)
+    return cut
 
 
 def cut_box(case: Case, answers: Answers, box: Box) -> tuple[Case, Answers]:
@@ -339,13 +332,13 @@ def cut_box(case: Case, answers: Answers, box: Box) -> tuple[Case, Answers]:
 
 def starts_in(case: Case, name: str, box: Box) -> list[int]:
     """Where a box begins along each axis of a result."""
-    sizes, found = layout_of(case).sizes, list[int]()
+    sizes, starts = layout_of(case).sizes, list[int]()
     for axis in axes_of(case, [name])[name]:
         start = 0
         for dimension in axis:
             start = start * sizes[dimension] + (box[dimension].start if dimension in box else 0)
-        found.append(start)
-    return found
+        starts.append(start)
+    return starts
 
 
 def judge_answers(case: Case, answers: Answers, profile: str) -> Comparison:
@@ -362,11 +355,13 @@ def judge_answers(case: Case, answers: Answers, profile: str) -> Comparison:
     for box in boxes:
         part, own = cut_box(case, answers, box)
         exact, bounds = oracle(part), bound(part)
-        for found in judge(part, own, exact, bounds):
-            if box and found.index:
-                starts = starts_in(case, found.name, box)
-                found = replace(found, index=tuple(i + start for i, start in zip(found.index, starts, strict=True)))
-            findings[found.name] = worst([findings.get(found.name, found), found])
+        for finding in judge(part, own, exact, bounds):
+            if box and finding.index:
+                starts = starts_in(case, finding.name, box)
+                finding = replace(
+                    finding, index=tuple(i + start for i, start in zip(finding.index, starts, strict=True))
+                )
+            findings[finding.name] = worst([findings.get(finding.name, finding), finding])
         for name in own.keys() & exact.keys() & bounds.keys():
             beyond = ratio(own[name].astype(float), exact[name], bounds[name], str(own[name].dtype)) > 1
             if beyond.any():
@@ -384,13 +379,13 @@ def places_of(case: Case, name: str, box: Box, shape: Sequence[int]) -> Any:
     sizes, axes = layout_of(case).sizes, axes_of(case, [name])[name]
     if not box or len(axes) != len(shape):
         return ...
-    found = []
+    indices = []
     for axis, size in zip(axes, shape, strict=True):
         where = np.arange(size)
         if box.keys() & set(axis) and size == math.prod(sizes[d] for d in axis):
             where = resize_array(where, (axis,), sizes, box, None)
-        found.append(where)
-    return np.ix_(*found)
+        indices.append(where)
+    return np.ix_(*indices)
 
 
 def pattern_of(case: Case, name: str, wrong: np.ndarray) -> Pattern:
@@ -416,8 +411,8 @@ def explain(
     chooser = Chooser(failing, passing, mistakes, lambda one: iter(()), lambda other: None)
     chosen = chooser.choose()
     if not chosen and len(failing) == 1:  # nothing else of the call can tell mistakes apart
-        found = {one.id: one for one in screen(mistakes, failing[0])}
-        chosen = [Explanation(one, [failing[0]]) for one in found.values() if len(found) == 1]
+        possible = {one.id: one for one in screen(mistakes, failing[0])}
+        chosen = [Explanation(one, [failing[0]]) for one in possible.values() if len(possible) == 1]
     if not chosen:
         return comparison
     best = chosen[0]
@@ -437,11 +432,11 @@ def collect_pieces(
     if len(boxes) == 1 and names and layout_of(case).sizes[names[0]] > 1:  # one for each batch element or row as well
         first = layout_of(case).sizes[names[0]]
         boxes += [{names[0]: Part(i, 1)} for i in range(min(first, 2 * PIECES))]
-    found = {True: 0, False: 0}
+    counts = {True: 0, False: 0}
     for box in boxes:
         fails = any(array[places_of(case, name, box, array.shape)].any() for name, array in wrong.items())
-        if found[fails] < PIECES:
-            found[fails] += 1
+        if counts[fails] < PIECES:
+            counts[fails] += 1
             part, own = cut_box(case, answers, box)
             if count_numbers(part) <= 4 * LARGEST_EVIDENCE:
                 evidence = weigh(Call(part), own)

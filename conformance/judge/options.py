@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from conformance.cases.declaration import DeclarationOptions, Names
 from conformance.cases.options import Option, read_number
-from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import DEFAULT, LEVELS
+from conformance.checks.levels import DEFAULT, JUDGED, LEVELS
 
 EFFORTS = {"quick": 3, "default": 10, "thorough": 100}
 """Cases for each probe."""

@@ -16,7 +16,7 @@ from conformance.oracle.reference import balls_available
 from conformance.reports.replays import FORMAT, VERSION
 from conformance.runner.in_process import TIME_LIMIT, judging
 from conformance.runner.in_subprocess import runner_for
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 
 
 def replay(

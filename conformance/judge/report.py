@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from conformance.cases.declaration import Declaration
-from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import DEFAULT, LEVELS, highest_profile, is_required
+from conformance.checks.levels import DEFAULT, JUDGED, LEVELS, highest_profile, is_required
 from conformance.checks.results import Cell, Results, Violation
 from conformance.oracle.reference import balls_available
 from conformance.reports.versions import versions
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 
 if TYPE_CHECKING:
     from conformance.diagnosis.cause import Cause
@@ -112,11 +111,15 @@ def report_of(target: Target, executor: Executor, effort: str, seconds: float, p
     found = results.violations.values()
     by_identity = {id(one): replace(one, target=target, time_limit=limit) for one in found}
     violations = [*by_identity.values()]
-    causes = [name_target(cause, by_identity, target, limit) for cause in executor.causes]
+    causes = []
+    for cause in executor.causes:  # with the report's own violations, which name the target
+        own = (by_identity.get(id(one)) or replace(one, target=target, time_limit=limit) for one in cause.violations)
+        causes.append(replace(cause, violations=tuple(own)))
     violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))
-    declaration, never_given = executor.runner.declaration, executor.runner.never_given
-    left_out, declared = limit_declaration(declaration)
-    told = "; ".join(filter(None, [left_out, describe_unreached(results, rules)]))
+    declaration, left_out = executor.runner.declaration, [describe_unreached(results, rules)]
+    if "float64" in declaration.dtypes and not balls_available():
+        others = tuple(dtype for dtype in declaration.dtypes if dtype != "float64")
+        declaration, left_out = replace(declaration, dtypes=others), [NO_ORACLE, *left_out]
     return Report(
         target,
         effort,
@@ -126,19 +129,13 @@ def report_of(target: Target, executor: Executor, effort: str, seconds: float, p
         executor.untried,
         seconds,
         versions(),
-        told,
-        declared,
-        never_given=never_given,
+        "; ".join(filter(None, left_out)),
+        declaration,
+        never_given=executor.runner.never_given,
         profile=profile,
         chosen=tuple(executor.rules or ()),
         causes=causes,
     )
-
-
-def name_target(cause: Cause, named: Mapping[int, Violation], target: Target, limit: float | None) -> Cause:
-    """The cause with the report's own violations, which name the target."""
-    violations = (named.get(id(one)) or replace(one, target=target, time_limit=limit) for one in cause.violations)
-    return replace(cause, violations=tuple(violations))
 
 
 def describe_unreached(results: Results, rules: Mapping[str, Cell]) -> str:
@@ -147,11 +144,3 @@ def describe_unreached(results: Results, rules: Mapping[str, Cell]) -> str:
     are = "is" if len(names) == 1 else "are"
     reason = "its calls fail without what it asks for, too, and count for other rules"
     return f"{', '.join(names)} {are} not reached: {reason}" if names else ""
-
-
-def limit_declaration(declaration: Declaration) -> tuple[str, Declaration]:
-    """(what of it cannot be judged here and why, what can)."""
-    if balls_available() or "float64" not in declaration.dtypes:
-        return "", declaration
-    others = tuple(dtype for dtype in declaration.dtypes if dtype != "float64")
-    return NO_ORACLE, replace(declaration, dtypes=others)

@@ -12,35 +12,17 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.features import rule_of
-from conformance.checks.catalogue import (
-    AFTER_OTHER_CALLS,
-    AGREEMENT,
-    ANSWERS,
-    CALLS_IN_ORDER,
-    DETERMINISM,
-    INTERLEAVED,
-    NOTHING,
-    REFUSAL,
-    REPETITIONS,
-    THREADS,
-    UNSUPPORTED,
-)
-from conformance.checks.check import Check
+from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, CALLS_IN_ORDER, Check
 from conformance.checks.comparison import breaks, worst
 from conformance.checks.findings import DependsOnCalls, Finding, NotReproducible
-from conformance.checks.judged_rules import STATE_RULE
+from conformance.checks.levels import STATE_RULE
 from conformance.checks.results import Violation
 from conformance.runner.fresh import FreshProcesses
 from conformance.runner.in_process import Logged, Runner, Step
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 
 TIMES = 3
 """How often a case is asked again."""
-BY_ITSELF = (
-    *(NOTHING, REFUSAL, UNSUPPORTED, ANSWERS, CALLS_IN_ORDER),
-    *(DETERMINISM, REPETITIONS, INTERLEAVED, THREADS),
-)
-"""Checks whose findings stand: they are about no numbers, or compare calls of their own."""
 
 
 class Reproduction:
@@ -51,31 +33,31 @@ class Reproduction:
         self.fresh = FreshProcesses(target, runner.time_limit)
         self.shown = False  # one run of calls is enough
 
-    def settle(self, found: Violation) -> Violation | None:
+    def settle(self, violation: Violation) -> Violation | None:
         """The violation itself, one of ATT-13 if its case is not wrong alone, or None if other rules speak of it."""
-        if found.check in BY_ITSELF or found.finding.kind == "took_too_long":
-            return found
-        if found.check == AFTER_OTHER_CALLS:
-            return self.settle_history(found)
-        last = step(found.check, found.example)
+        if violation.check.stands or violation.finding.kind == "took_too_long":
+            return violation
+        if violation.check == AFTER_OTHER_CALLS:
+            return self.settle_history(violation)
+        last = step(violation.check, violation.example)
         answers, fresh = self.run_alone(last)
-        if all(breaks(answer, found.finding.level) for answer in answers):
-            return found
-        return self.reproduce_after(found.before, last, found) or state_violation(
-            found, NotReproducible(fresh, found.finding)
+        if all(breaks(answer, violation.finding.level) for answer in answers):
+            return violation
+        return self.reproduce_after(violation.before, last, violation) or state_violation(
+            violation, NotReproducible(fresh, violation.finding)
         )
 
-    def run_alone(self, asked: Step) -> tuple[list[list[Finding]], bool]:
+    def run_alone(self, call: Step) -> tuple[list[list[Finding]], bool]:
         """(findings of several calls, whether in a fresh process); in this process if there is no other."""
-        answers = self.fresh.ask([asked] * TIMES)
+        answers = self.fresh.ask([call] * TIMES)
         if answers is not None:
             return answers, True
-        return [self.runner(*asked) for _ in range(TIMES)], False
+        return [self.runner(*call) for _ in range(TIMES)], False
 
-    def reproduce_after(self, logged: Sequence[Logged], last: Step, found: Violation) -> Violation | None:
+    def reproduce_after(self, logged: Sequence[Logged], last: Step, violation: Violation) -> Violation | None:
         """The violation of the last call after the fewest of those before it; None where no fresh process shows it."""
         before = [] if self.shown else [step(*one) for one in logged]
-        level = found.finding.level
+        level = violation.finding.level
         if self.shown or not before or not self.wrong([*before, last], level):
             return None
         some = (n for n in (1, 2, 4, 8, 16) if n < len(before) and self.wrong([*before[-n:], last], level))
@@ -88,31 +70,31 @@ class Reproduction:
         if shown is None:  # only now and then
             return None
         self.shown = True
-        return sequence_violation(found, [*fewest, last], shown)
+        return sequence_violation(violation, [*fewest, last], shown)
 
     def wrong(self, steps: list[Step], level: str) -> Finding | None:
         """The finding of the last step, where in a fresh process it is wrong at this level or below."""
         answers = self.fresh.ask(steps)
         return worst(answers[-1]) if answers is not None and breaks(answers[-1], level) else None
 
-    def settle_history(self, found: Violation) -> Violation | None:
+    def settle_history(self, violation: Violation) -> Violation | None:
         """Of several calls that were judged one by one: the first that is wrong in this order only."""
-        cases: tuple[Case, ...] = found.example
+        cases: tuple[Case, ...] = violation.example
         steps = [step(AGREEMENT, case) for case in cases]
         answers = self.fresh.ask(steps) or [self.runner(*one) for one in steps]
-        level = found.finding.level
+        level = violation.finding.level
         broken = [number for number, findings in enumerate(answers) if breaks(findings, level)]
         if not broken:
-            return state_violation(found, NotReproducible(self.fresh.target is not None, found.finding))
+            return state_violation(violation, NotReproducible(self.fresh.target is not None, violation.finding))
         for number in broken:
             alone, fresh = self.run_alone(steps[number])
             if not all(breaks(answer, level) for answer in alone):
-                shown = self.reproduce_after([one[:2] for one in steps[:number]], steps[number], found)
+                shown = self.reproduce_after([one[:2] for one in steps[:number]], steps[number], violation)
                 unsteady = NotReproducible(fresh, worst(answers[number]))
-                return shown or state_violation(replace_example(found, steps[number]), unsteady)
+                return shown or state_violation(replace_example(violation, steps[number]), unsteady)
         first = broken[0]
         finding = worst(self.runner.sizes.learn_limits(cases[first], answers[first]))
-        new = replace(replace_example(found, steps[first]), finding=finding)
+        new = replace(replace_example(violation, steps[first]), finding=finding)
         return replace(new, rule=rule_of("dtype" if new.rounds_16_bits else "cross", new.case.operation))
 
 
@@ -120,19 +102,21 @@ def step(check: Check[Any, Any], example: Any) -> Step:
     return check, example, check.prepare(example)
 
 
-def replace_example(found: Violation, last: Step) -> Violation:
-    return replace(found, check=last[0], example=last[1], uncut=None)
+def replace_example(violation: Violation, last: Step) -> Violation:
+    return replace(violation, check=last[0], example=last[1], uncut=None)
 
 
-def state_violation(found: Violation, detail: NotReproducible | DependsOnCalls) -> Violation:
+def state_violation(violation: Violation, detail: NotReproducible | DependsOnCalls) -> Violation:
     """Under the rule of state; its case stays."""
-    title = found.title if found.rule == STATE_RULE else f"{found.title} ({found.rule})"
-    return replace(found, rule=STATE_RULE, title=title, uncut=None, finding=replace(found.finding, detail=detail))
+    title = violation.title if violation.rule == STATE_RULE else f"{violation.title} ({violation.rule})"
+    return replace(
+        violation, rule=STATE_RULE, title=title, uncut=None, finding=replace(violation.finding, detail=detail)
+    )
 
 
-def sequence_violation(found: Violation, steps: list[Step], finding: Finding) -> Violation:
+def sequence_violation(violation: Violation, steps: list[Step], finding: Finding) -> Violation:
     """A violation whose example is the calls that show it, in order."""
     check, example, _ = steps[-2]
     detail = DependsOnCalls(check.case_of(example), len(steps) - 2, finding)
-    shown = state_violation(replace(found, finding=finding), detail)
+    shown = state_violation(replace(violation, finding=finding), detail)
     return replace(shown, check=CALLS_IN_ORDER, example=tuple((check.name, example) for check, example, _ in steps))

@@ -22,27 +22,20 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from conformance.cases.declaration import Declaration
-from conformance.checks.check import Check
+from conformance.checks.catalogue import Check, Probe
 from conformance.checks.comparison import Finding
-from conformance.checks.probe import Probe
 from conformance.checks.results import Results
 from conformance.judge.plan import list_questions
-from conformance.judge.trial import STUCK, silent, try_probe
+from conformance.judge.trial import STUCK, ask_probe, ignore_progress
 from conformance.oracle.reference import balls_available
-from conformance.runner.compiled_code import (
-    LEAST,
-    forget_compiled_code,
-    keep_compiled_code,
-    memory,
-    share_of_memory,
-)
+from conformance.runner.compiled_code import LEAST, forget_compiled_code, keep_compiled_code, memory, share_of_memory
 from conformance.runner.in_process import Runner, ignore_warnings_of_numbers, judging
 from conformance.runner.in_subprocess import ENDING, encode_target
 from conformance.runner.process_lifetime import POSIX
 from conformance.runner.workers import WorkerPool, encode_call
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 
-LOOKING = 0.02
+PROGRESS_SECONDS = 0.02
 """Seconds between two looks at the progress of workers."""
 
 
@@ -91,7 +84,7 @@ class SharedProbes:
         with contextlib.suppress(TypeError, AttributeError, pickle.PicklingError):
             content = pickle.dumps(order)
             for index in reversed(range(len(probes))):
-                future = self.pool.submit(try_share, self.orders, content, index)
+                future = self.pool.submit(ask_share, self.orders, content, index)
                 future.add_done_callback(partial(self.tell_progress, probes[index]))
                 self.futures.insert(0, future)
 
@@ -109,7 +102,7 @@ class SharedProbes:
         """
         if index >= len(self.futures) or self.futures[index].cancel():
             return None
-        while not wait([self.futures[index]], LOOKING).done:
+        while not wait([self.futures[index]], PROGRESS_SECONDS).done:
             listen()
         return read_outcome(self.futures[index])
 
@@ -188,7 +181,7 @@ def load_share(encoded_target: bytes, processes: int) -> None:
     SHARE.runner, SHARE.room = WatchedRunner(target.make(), time_limit), share_of_memory(processes)
 
 
-def try_share(order: int, encoded_order: bytes, index: int) -> Outcome | None:
+def ask_share(order: int, encoded_order: bytes, index: int) -> Outcome | None:
     """Run the order's probe of that index; None once the subject has run out of time."""
     runner = SHARE.runner
     if runner.overrun >= STUCK:
@@ -199,5 +192,5 @@ def try_share(order: int, encoded_order: bytes, index: int) -> Outcome | None:
         SHARE.probes = SHARE.plan.probes(runner.declaration)
     before, runner.printed = runner.overrun, ""
     with judging():
-        results = try_probe(SHARE.probes[index], [runner], SHARE.plan.examples, SHARE.plan.seed, silent)
+        results = ask_probe(SHARE.probes[index], [runner], SHARE.plan.examples, SHARE.plan.seed, ignore_progress)
     return Outcome(results, runner.overrun - before, runner.printed)

@@ -25,9 +25,9 @@ OF_DTYPES = ("ATT-9", "NORM-2")
 def shrink_violations(results: Results, runners: Iterable[Runner], seconds: float) -> None:
     """Make the case of every violation smaller, where nobody looks for its cause."""
     by_name = {runner.name: runner for runner in runners}
-    for key, found in results.violations.items():
-        if not by_name[found.subject].overrun and not found.depends_on_state:
-            results.violations[key] = cut_down(found, by_name[found.subject], seconds)
+    for key, violation in results.violations.items():
+        if not by_name[violation.subject].overrun and not violation.depends_on_state:
+            results.violations[key] = cut_down(violation, by_name[violation.subject], seconds)
 
 
 Accepts = Callable[[Violation, Example], bool]
@@ -44,7 +44,7 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
     """
     if not cuttable(least.example):
         return least
-    wrong = asking(least, runner)
+    wrong = error_finder(least, runner)
     failures = {id(least.example): least}
     empty = least.case is not None and is_in_empty_row(least.case, least.finding)
 
@@ -67,11 +67,11 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
 
     masked = least.check in (DESCRIPTION, SHAPES) or least.rule == "MASK-7"
     keeps_dtype = least.rule in OF_DTYPES or least.rounds_16_bits
-    found = shrink_example(least.example, runner.declaration, fails, seconds, masked, keeps_dtype, least.loses_digits)
-    return replace(failures[id(found.example)], uncut=least.example, steady=found.steady)
+    reduced = shrink_example(least.example, runner.declaration, fails, seconds, masked, keeps_dtype, least.loses_digits)
+    return replace(failures[id(reduced.example)], uncut=least.example, steady=reduced.steady)
 
 
-def asking(found: Violation, runner: Runner) -> Callable[[Example], list[Finding] | None]:
+def error_finder(violation: Violation, runner: Runner) -> Callable[[Example], list[Finding] | None]:
     """What the subject gets wrong of examples like the violation's; None where it gets nothing wrong.
 
     What is made from an example may no longer be what its check takes for granted (rows that are constant, two
@@ -83,13 +83,13 @@ def asking(found: Violation, runner: Runner) -> Callable[[Example], list[Finding
     def wrong(example: Example) -> list[Finding] | None:
         if prepared[0] is not example:
             try:
-                prepared[:] = example, found.check.prepare(example)
+                prepared[:] = example, violation.check.prepare(example)
             except (TypeError, ValueError):  # the definition refuses it
                 return None
-        findings = runner(found.check, example, prepared[1])
-        if not breaks(findings, found.finding.level):
+        findings = runner(violation.check, example, prepared[1])
+        if not breaks(findings, violation.finding.level):
             return None
-        sure = found.check == AGREEMENT or not breaks(definition(found.check, example, prepared[1]))
+        sure = violation.check == AGREEMENT or not breaks(definition(violation.check, example, prepared[1]))
         return findings if sure else None
 
     return wrong

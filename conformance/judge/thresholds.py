@@ -16,18 +16,19 @@ from typing import cast
 
 import numpy as np
 
-from conformance.cases.axes import HEADS, OFFSET, Axis, Sizes
 from conformance.cases.case import Case
+from conformance.cases.expectations import asked_case
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import supports_case
+from conformance.cases.operation import HEADS, OFFSET, Axis, Sizes
 from conformance.checks.catalogue import DESCRIPTION
 from conformance.checks.comparison import worst
+from conformance.checks.findings import AxisName, Kind, Threshold
 from conformance.checks.results import Violation
-from conformance.checks.threshold import AxisName, Kind, Threshold
-from conformance.judge.smallest_case import asking
+from conformance.judge.smallest_case import error_finder
 from conformance.runner.dimensions import PRODUCTS, Dimension, Part, dimensions, sizes_of, take_parts
 from conformance.runner.in_process import Runner
-from conformance.runner.shrinking import Example, align_masks, call, cuttable, map_cases, plain_numbers
+from conformance.runner.shrinking import Example, align_masks, cuttable, map_cases, plain_numbers
 
 FEW = 4
 """Large dimensions up to which pairs of them are tried."""
@@ -66,10 +67,10 @@ def find_thresholds(
     if not violation.steady or violation.depends_on_state or not cuttable(violation.example) or runner.overrun:
         return ()
     probing = Probing(violation, runner, time.monotonic() + seconds)
-    found = tuple(probing.thresholds())
+    thresholds = tuple(probing.thresholds())
     if passing is not None:
         passing += probing.passing
-    return found
+    return thresholds
 
 
 class Probing:
@@ -77,14 +78,14 @@ class Probing:
 
     def __init__(self, violation: Violation, runner: Runner, end: float) -> None:
         self.example, self.end, self.declaration = violation.example, end, runner.declaration
-        self.case, self.findings = call(violation.example), asking(violation, runner)
+        self.case, self.findings = asked_case(violation.example), error_finder(violation, runner)
         self.ratio, self.rounds = violation.ratio, violation.loses_digits
         slow = (self.case.dtype == "float64" and not self.case.special) or violation.check == DESCRIPTION
         self.most = MOST_OF_SLOW if slow else MOST
         self.costs: list[tuple[int, float]] = []
         """Of the cases that were asked: about how many multiplications, and how many seconds."""
         self.sizes, self.dimensions = sizes_of(self.case), dimensions(self.case, runner.declaration)
-        self.before = sizes_of(call(violation.example if violation.uncut is None else violation.uncut))
+        self.before = sizes_of(asked_case(violation.example if violation.uncut is None else violation.uncut))
         self.seen: dict[tuple[int, ...], float | None] = {}
         self.passing: list[Example] = []
 
@@ -105,17 +106,21 @@ class Probing:
                 nearby_sizes(self.size(dimension), self.before.get(dimension.names[0], 0)),
                 self.axes(dimension),
             )
-            found = multiples(self.every(dimension, near), axes) or rule(self.probe_along(dimension, near), axes)
-            if found is not None and not (self.rounds and may_be_chance(found)):
-                yield found
+            threshold = multiples(self.every(dimension, near), axes) or rule(self.probe_along(dimension, near), axes)
+            if threshold is not None and not (self.rounds and may_be_chance(threshold)):
+                yield threshold
         small = [dimension for dimension in self.dimensions if self.trivial(dimension)]
         for dimension in small if not self.rounds else ():
             if dimension.names != (OFFSET,) and self.probe_along(dimension, [LARGE]).get(LARGE) is False:
-                found = rule(
+                threshold = rule(
                     self.probe_along(dimension, [*range(1, 10), *nearby_sizes(16, 65), LARGE]), self.axes(dimension)
                 )
-                if found is not None and not found.is_listed and (found.kind != "up to" or TINIEST in found.wrong):
-                    yield found
+                if (
+                    threshold is not None
+                    and not threshold.is_listed
+                    and (threshold.kind != "up to" or TINIEST in threshold.wrong)
+                ):
+                    yield threshold
 
     def axes(self, dimension: Dimension) -> tuple[AxisName, ...]:
         """Of dimensions that change together, all of them."""
@@ -140,16 +145,16 @@ class Probing:
             last = next(dimension for dimension in self.dimensions if axis[-1] in dimension.names)
             if axis[-1] in named or not large & set(axis) or sum(self.sizes[name] > 1 for name in axis) < 2:
                 continue
-            found = self.product_threshold(last, math.prod(self.sizes[name] for name in axis))
-            if found is not None and self.decides(axis, last, found):
+            threshold = self.product_threshold(last, math.prod(self.sizes[name] for name in axis))
+            if threshold is not None and self.decides(axis, last, threshold):
                 named.add(axis[-1])
-                yield axis, replace(found, axes=(PRODUCTS[axis],))
+                yield axis, replace(threshold, axes=(PRODUCTS[axis],))
 
-    def decides(self, axis: Axis, last: Dimension, found: Threshold) -> bool:
+    def decides(self, axis: Axis, last: Dimension, threshold: Threshold) -> bool:
         """Whether it is wrong at other factors as well, of which each by itself is right."""
         if axis == HEADS:
-            return bool(self.wrong({"G": 3, "S": 1 << max(found.above, 1).bit_length() - 1}))
-        pairs = self.wrong(ONE_HEAD | {"S": 2} | dict.fromkeys(last.names, found.above))
+            return bool(self.wrong({"G": 3, "S": 1 << max(threshold.above, 1).bit_length() - 1}))
+        pairs = self.wrong(ONE_HEAD | {"S": 2} | dict.fromkeys(last.names, threshold.above))
         return pairs is None or pairs is ("S" in axis)
 
     def product_threshold(self, last: Dimension, count: int) -> Threshold | None:
@@ -158,16 +163,16 @@ class Probing:
         Heads may also be wrong where their number is no power of two.
         """
         seen = self.probe_along(last, [count, *nearby_sizes(count, 0)], ONE_HEAD)
-        found = rule(seen) if seen.get(count) else None
-        if found is not None and found.kind == "no power of two" and "S" in last.names:
-            return found
-        while found is not None and found.kind == "first":
-            passing = max(n for n, bad in seen.items() if not bad and n <= found.above)
-            if passing == found.above:
-                return found
-            more = self.probe_along(last, [(passing + found.above + 1) // 2], ONE_HEAD)
+        threshold = rule(seen) if seen.get(count) else None
+        if threshold is not None and threshold.kind == "no power of two" and "S" in last.names:
+            return threshold
+        while threshold is not None and threshold.kind == "first":
+            passing = max(n for n, bad in seen.items() if not bad and n <= threshold.above)
+            if passing == threshold.above:
+                return threshold
+            more = self.probe_along(last, [(passing + threshold.above + 1) // 2], ONE_HEAD)
             seen |= more
-            found = rule(seen) if more else None
+            threshold = rule(seen) if more else None
         return None
 
     def probe_along(self, dimension: Dimension, sizes: list[int], others: Sizes | None = None) -> Seen:
@@ -207,9 +212,13 @@ class Probing:
         """
         for seed in (1, 2, 3):
             example = self.resize_example(sizes, seed)
-            if example is None or time.monotonic() > self.end or not supports_case(call(example), self.declaration):
+            if (
+                example is None
+                or time.monotonic() > self.end
+                or not supports_case(asked_case(example), self.declaration)
+            ):
                 return None
-            reached, needed = sizes_of(call(example)), work(call(example))
+            reached, needed = sizes_of(asked_case(example)), work(asked_case(example))
             if any(reached[name] != size for name, size in sizes.items()) or not self.affords(needed):
                 return None
             start = time.monotonic()
@@ -257,10 +266,10 @@ def nearby_sizes(size: int, largest: int) -> list[int]:
     """Sizes to try near one that fails: neighbours, powers of two and their neighbours, multiples, smaller ones."""
     power = 1 << (size - 1).bit_length()  # the first one that is not below
     blocks = [-(-(size + 1) // block) * block for block in (64, 32, 16, 8, 4)]
-    found = [size - 1, size + 1, power, 2 * power, power + 1, 2 * power + 1, size + 2, 3 * power // 2, *blocks]
-    found += [power // 2, power // 2 + 1, power - 1, 2 * power - 1, size + 3, 5 * power // 4, 3 * power, 4 * power]
-    found += [*(2**k for k in range(size.bit_length())[::-1][:6]), 3 * power // 8, largest, 5, 6, 7]
-    return [n for n in dict.fromkeys(found) if n > 0]
+    sizes = [size - 1, size + 1, power, 2 * power, power + 1, 2 * power + 1, size + 2, 3 * power // 2, *blocks]
+    sizes += [power // 2, power // 2 + 1, power - 1, 2 * power - 1, size + 3, 5 * power // 4, 3 * power, 4 * power]
+    sizes += [*(2**k for k in range(size.bit_length())[::-1][:6]), 3 * power // 8, largest, 5, 6, 7]
+    return [n for n in dict.fromkeys(sizes) if n > 0]
 
 
 # --- two dimensions together ------------------------------------------------------------------------------------------
@@ -292,7 +301,7 @@ def product(one: str, other: str, sizes: Sizes, wrong: Wrong) -> Threshold | Non
 
 def simplest_product(one: str, other: str, sizes: Sizes, wrong: Wrong, between: range) -> Threshold:
     """between: from a product that passes to one that fails."""
-    found = (one, sizes[one], other, sizes[other])
+    simplest = (one, sizes[one], other, sizes[other])
     power = 1 << between[-1].bit_length() - 1  # the largest one that is not above
     if power in between:
         side = 1 << power.bit_length() // 2
@@ -304,9 +313,9 @@ def simplest_product(one: str, other: str, sizes: Sizes, wrong: Wrong, between: 
         ):
             size = power // fixed
             if wrong({x: size + 1, y: fixed}) and wrong({x: size, y: fixed}) is False:
-                found = (x, size + 1, y, fixed)
+                simplest = (x, size + 1, y, fixed)
                 break
-    x, more, y, fixed = found
+    x, more, y, fixed = simplest
     axes = axis_name(x, sizes), axis_name(y, sizes)
     return Threshold(axes, "product", (more,), (more - 1,), beside=fixed)
 
@@ -319,9 +328,9 @@ def axis_name(name: str, sizes: Sizes) -> AxisName:
     return cast(AxisName, "H" if name == "G" and sizes.get("S") == 1 else name.rstrip(" 0123456789"))
 
 
-def may_be_chance(found: Threshold) -> bool:
+def may_be_chance(threshold: Threshold) -> bool:
     """Whether rounding errors that grow with the size may come to it: they pass their bounds anywhere."""
-    return found.is_listed or found.above % 8 not in (0, 7)
+    return threshold.is_listed or threshold.above % 8 not in (0, 7)
 
 
 def is_power(n: int) -> bool:
@@ -365,6 +374,6 @@ def rule(seen: Seen, axes: tuple[AxisName, ...] = ()) -> Threshold | None:
 
 def multiples(seen: Seen, axes: tuple[AxisName, ...] = ()) -> Threshold | None:
     """A rule about multiples, past some size, that agrees with all that was seen; no error hides in just such sizes."""
-    found = rule(seen, axes)
-    sure = found is not None and found.kind == "no multiple"
-    return found if sure and min(sum(seen.values()), sum(not bad for bad in seen.values())) >= MANY else None
+    threshold = rule(seen, axes)
+    sure = threshold is not None and threshold.kind == "no multiple"
+    return threshold if sure and min(sum(seen.values()), sum(not bad for bad in seen.values())) >= MANY else None

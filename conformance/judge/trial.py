@@ -7,20 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.cases.case import Case
-from conformance.checks.catalogue import AGREEMENT, REFUSAL
-from conformance.checks.check import Check
+from conformance.checks.catalogue import AGREEMENT, REFUSAL, Check, Probe, probe_id
 from conformance.checks.comparison import breaks, worst
 from conformance.checks.findings import Finding
-from conformance.checks.kept_cases import KeptCase
 from conformance.checks.levels import CORE, least_level
-from conformance.checks.probe import Probe, probe_id
 from conformance.checks.refusals import Refusal
-from conformance.checks.results import WIDE, Results, Violation
+from conformance.checks.results import WIDE, KeptCase, Results, Violation
 from conformance.judge.plan import Question, count_cases, seed_of
 from conformance.operations.corpus import Entry
 from conformance.runner.in_process import Runner
 from conformance.sampling.draws import draw_cases
-from conformance.subjects.subject import Answers
 
 Progress = Callable[[str, str], None]
 """Called with the rule and the title after every case."""
@@ -36,12 +32,16 @@ def accept_violation(violation: Violation) -> Violation:
     return violation
 
 
-def silent(rule: str, title: str) -> None:
+def ignore_progress(rule: str, title: str) -> None:
     """No progress is shown."""
 
 
-def judge_questions(
-    questions: Iterable[Question], runners: Sequence[Runner], examples: int, seed: int, progress: Progress = silent
+def ask_questions(
+    questions: Iterable[Question],
+    runners: Sequence[Runner],
+    examples: int,
+    seed: int,
+    progress: Progress = ignore_progress,
 ) -> Results:
     """Ask several subjects the same questions.
 
@@ -54,25 +54,25 @@ def judge_questions(
     """
     results = Results()
     for question in questions:
-        found = try_question(question, runners, examples, seed, progress)
-        settle_violations(found, accept_violation)
-        results.include(found)
+        answers = ask_question(question, runners, examples, seed, progress)
+        settle_violations(answers, accept_violation)
+        results.include(answers)
     return results
 
 
-def try_question(
-    question: Question, runners: Sequence[Runner], examples: int, seed: int, progress: Progress = silent
+def ask_question(
+    question: Question, runners: Sequence[Runner], examples: int, seed: int, progress: Progress = ignore_progress
 ) -> Results:
     """Ask one question, and return the results as they are found."""
     if question.kind == "frozen":
-        return try_frozen(question.about, runners)
+        return ask_frozen(question.about, runners)
     if question.kind == "refusal":
-        return try_refusal(question.about, runners)
-    return try_probe(question.about, runners, examples, seed, progress)
+        return ask_refusal(question.about, runners)
+    return ask_probe(question.about, runners, examples, seed, progress)
 
 
-def try_probe(
-    probe: Probe, runners: Sequence[Runner], examples: int, seed: int, progress: Progress = silent
+def ask_probe(
+    probe: Probe, runners: Sequence[Runner], examples: int, seed: int, progress: Progress = ignore_progress
 ) -> Results:
     """Draw a probe's cases, the same for every subject, and ask them."""
     results = Results()
@@ -92,7 +92,7 @@ def try_probe(
     return results
 
 
-def try_frozen(entries: Iterable[Entry], runners: Sequence[Runner]) -> Results:
+def ask_frozen(entries: Iterable[Entry], runners: Sequence[Runner]) -> Results:
     """Ask cases that are written out; see `conformance.operations.corpus`."""
     results = Results()
     for entry in entries:
@@ -102,14 +102,14 @@ def try_frozen(entries: Iterable[Entry], runners: Sequence[Runner]) -> Results:
     return results
 
 
-def try_refusal(refusal: Refusal, runners: Sequence[Runner]) -> Results:
+def ask_refusal(refusal: Refusal, runners: Sequence[Runner]) -> Results:
     """Ask a call that must raise an error, of those that say that they refuse bad input."""
     results = Results()
     for runner in runners_able(runners):
         if "refusals" in runner.declaration:
             findings = runner(REFUSAL, refusal, None)
             if breaks(findings):
-                results.violate(make_violation(refusal.rule, refusal.title, REFUSAL, runner, refusal, findings))
+                results.add_violation(make_violation(refusal.rule, refusal.title, REFUSAL, runner, refusal, findings))
             results.add(refusal.rule, runner.name, findings, refusal.case)
     return results
 
@@ -140,7 +140,9 @@ def ask_runners(source: Probe | Entry, title: str, example: Any, runners: Sequen
         failed = breaks(findings)
         if not failed or worst(findings).is_of_values:  # a time-out has no values, and no diagnosis
             of_case = title if isinstance(source, Probe) else source.shows
-            answers = copy_answers(runner.answers)
+            answers = runner.answers
+            if answers is not None:  # a function may write its next result into the same memory
+                answers = {name: array.copy() for name, array in answers.items()}
             kept = KeptCase(source.rule, source.id, of_case, check, example, failed, least, answers)
             results.kept[runner.name].add(kept)
         if failed:
@@ -149,19 +151,14 @@ def ask_runners(source: Probe | Entry, title: str, example: Any, runners: Sequen
             before = earlier_checks(runner)
             failure = attribute(runner, Failure(rule, check, example, findings), shared)
             rule, findings = failure.rule, failure.findings
-            runner.violates(rule)
+            runner.hear_rule(rule)
             violation = make_violation(rule, title, failure.check, runner, failure.example, findings)
             of_rule = least if rule == source.rule else least_level(rule, CORE)
             violation = replace(violation, before=before, probe=source.id, least=of_rule)
             if not runner.sizes.is_reported(violation.finding):
-                results.violate(violation)
+                results.add_violation(violation)
         results.add(rule, runner.name, findings, narrowest(example, case), drawn and check == AGREEMENT)
     return shared
-
-
-def copy_answers(answers: Answers | None) -> Answers | None:
-    """A function may write its next result into the same memory."""
-    return None if answers is None else {name: array.copy() for name, array in answers.items()}
 
 
 def narrowest(example: Any, case: Case) -> Case:
@@ -198,9 +195,9 @@ def settle_violations(results: Results, settle: Settle) -> None:
     results.violations = {}
     for violation, settled in pairs:
         if settled is None or settled.rule != violation.rule:
-            results.rules[violation.rule, violation.subject].keeps()
+            results.rules[violation.rule, violation.subject].drop_broken()
             results.worst.pop((violation.rule, violation.subject), None)
         if settled is not None:
-            results.violate(replace(settled, before=()))
+            results.add_violation(replace(settled, before=()))
             dtype = "" if settled.case is None else settled.case.dtype
-            results.rules[settled.rule, settled.subject].reaches(settled.ratio, dtype)
+            results.rules[settled.rule, settled.subject].add_ratio(settled.ratio, dtype)

@@ -14,13 +14,11 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name, is_gradient
-from conformance.cases.arrays import heads_and_keys, widths_of
-from conformance.cases.case import Case
+from conformance.cases.case import Case, heads_and_keys, widths_of
 from conformance.cases.declaration import Declaration, read_conventions
 from conformance.cases.expectations import empty_rows
 from conformance.cases.features import features_of
-from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.check import Check, has_special_values
+from conformance.checks.catalogue import AGREEMENT, Check, has_special_values
 from conformance.checks.comparison import breaks, fill_unpromised, judge, no_others, ratio, worst
 from conformance.checks.findings import Finding, GradientLost, InputChanged
 from conformance.checks.levels import CORE, ROBUST, STRICT, higher, rank
@@ -28,14 +26,13 @@ from conformance.checks.results import Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause
 from conformance.diagnosis.evidence import ask_fresh
 from conformance.diagnosis.explanation import screen
-from conformance.judge.attribution import find_rule, take_away_each
+from conformance.judge.attribution import check_agreement, find_rule, take_away_each
 from conformance.judge.causes import explain_results
 from conformance.judge.smallest_case import cut_down
 from conformance.judge.trial import make_violation
 from conformance.mistakes.catalogue import mistakes_of
 from conformance.mistakes.mistake import Mistake
-from conformance.oracle.reference import balls_available, oracle
-from conformance.oracle.work import AFFORDABLE, ball_work
+from conformance.oracle.reference import AFFORDABLE, ball_work, balls_available, oracle
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import change_dtype
 from conformance.sampling.strategies import roundings
@@ -129,7 +126,7 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
         case = case_of(call, conventions.get("empty_rows", "zero"))
     except (TypeError, ValueError) as error:
         return JudgedCall(call.layer, None, reason=str(error))
-    case = replace(case, rounding=roundings(Declaration().promising(**conventions), case.dtype))
+    case = replace(case, rounding=roundings(Declaration().add_conventions(**conventions), case.dtype))
     reason = explain_unaffordable(case)
     if reason:
         return JudgedCall(call.layer, None, reason=reason)
@@ -143,34 +140,39 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     judged = replace(judged, rows=int(np.prod(case.inputs["query"].shape[:3])))
     if not breaks(findings):
         return judged
-    shown, beside, where = findings, None, None
+    leading_findings, beside, where = findings, None, None
     output = [finding for finding in findings if finding.name == "output" and finding.ratio > 1]
     if output and rank(worst(findings).level) >= rank(worst(output).level):
-        shown = output  # gradients follow from it
-    if [finding.name for finding in shown] == ["output", "output"]:  # of rows that allow nothing, and of the others
+        leading_findings = output  # gradients follow from it
+    if [finding.name for finding in leading_findings] == [
+        "output",
+        "output",
+    ]:  # of rows that allow nothing, and of the others
         beside = judge_call(call, {**conventions, "empty_rows": "any"}, explanations)
-        shown, where = shown[:1], empty_rows(case)
+        leading_findings, where = leading_findings[:1], empty_rows(case)
     wrong_rows, nans = wrong_in_output(subject, *shared, where)
     remarks = remark(subject, findings)
-    alike = AlikeRunner(subject, case, shown)
-    rule = rule_of_finding(runner, case, shown)
-    unsteady = "" if rule else compare_again(runner, case, shown)
-    rule = rule or ("ATT-13" if unsteady else find_rule(runner, replace(case), shown, alike, alike.look_for_needs()))
-    leading = worst(shown)
+    alike = AlikeRunner(subject, case, leading_findings)
+    rule = rule_of_finding(runner, case, leading_findings)
+    unsteady = "" if rule else compare_again(runner, case, leading_findings)
+    rule = rule or (
+        "ATT-13" if unsteady else find_rule(runner, replace(case), leading_findings, alike, alike.look_for_needs())
+    )
+    leading = worst(leading_findings)
     if rule == "ATT-8" and leading.kind == "value" and np.isfinite(leading.expected) and not np.isfinite(leading.got):
         rule = "ATT-10"
-    found = make_violation(rule, TITLE, AGREEMENT, runner, case, shown)
+    violation = make_violation(rule, TITLE, AGREEMENT, runner, case, leading_findings)
     cause = None
-    if not unsteady and not remarks and found.finding.kind not in BESIDE_NUMBERS:
-        cause = explain(found, alike, explanations)
-        rule = found.rule
+    if not unsteady and not remarks and violation.finding.kind not in BESIDE_NUMBERS:
+        cause = explain(violation, alike, explanations)
+        rule = violation.rule
         if rule == "ATT-8" and cause.diagnosis is not None and cause.diagnosis.mistake.rule == "ATT-1":
             rule = "ATT-1"
-        found = replace(cause.lead, subject=found.subject, rule=rule)
-    found = replace(found, before=())
-    judged = replace(judged, worst=leading, violation=found, wrong_rows=wrong_rows, nans=nans, remark=remarks)
+        violation = replace(cause.lead, subject=violation.subject, rule=rule)
+    violation = replace(violation, before=())
+    judged = replace(judged, worst=leading, violation=violation, wrong_rows=wrong_rows, nans=nans, remark=remarks)
     judged = replace(judged, beside=beside, cause=cause, unsteady=unsteady)
-    if beside is not None and beside.violation is not None and rank(beside.violation.level) < rank(found.level):
+    if beside is not None and beside.violation is not None and rank(beside.violation.level) < rank(violation.level):
         return replace(beside, case=case, findings=findings, beside=replace(judged, beside=None))
     return judged
 
@@ -204,10 +206,10 @@ class AlikeRunner(Runner):
         if output is None or not has_only_values(self.findings) or np.isnan(output).all():
             return frozenset()
         own_mistakes = self.explain(again)
-        found: set[str] = set()
+        needs: set[str] = set()
         for take_away in take_away_each(again):
             plain = take_away(again)
-            findings, left_out = agreement(own, plain), given_names(again) - given_names(plain)
+            findings, left_out = check_agreement(own, plain), given_names(again) - given_names(plain)
             if not left_out or not breaks(findings):
                 continue
             if not any(finding.kind != "value" for finding in findings):
@@ -220,13 +222,13 @@ class AlikeRunner(Runner):
                 shared = {name for name in own_mistakes if name in others and name not in SHOWN_WITHOUT_A_MASK}
                 if shared or (others and not own_mistakes):
                     continue
-            found |= left_out
-        if not found:
+            needs |= left_out
+        if not needs:
             return frozenset()
-        self.needs |= found
+        self.needs |= needs
         rules = {mistake.rule for mistake in own_mistakes.values()}
-        blamed = {name for name in found if not rules.isdisjoint(RULES_OF.get(name, ()))}
-        return frozenset(found - blamed) if own_mistakes else frozenset()
+        blamed = {name for name in needs if not rules.isdisjoint(RULES_OF.get(name, ()))}
+        return frozenset(needs - blamed) if own_mistakes else frozenset()
 
     def explain(self, case: Case) -> dict[str, Mistake]:
         """Known mistakes that explain the answers to one case, by id."""
@@ -266,18 +268,18 @@ def output_of(subject: Subject, case: Case) -> Any:
         return None
 
 
-def explain(found: Violation, runner: Runner, explanations: Explanations) -> Cause:
+def explain(violation: Violation, runner: Runner, explanations: Explanations) -> Cause:
     """Return the cause of a violation with its smallest case, or that of one like it."""
-    case = found.case
+    case = violation.case
     options = {name: value for name, value in case.options.items() if name != "mask"}
     features = tuple(sorted(features_of(case))), tuple(options.items())
-    finding = found.finding
-    kind = (runner.subject.code, found.rule, found.level, finding.name, finding.detail, case.dtype, features)
+    finding = violation.finding
+    kind = (runner.subject.code, violation.rule, violation.level, finding.name, finding.detail, case.dtype, features)
     if kind not in explanations:
-        smaller = cut_down(found, runner, SECONDS)
+        smaller = cut_down(violation, runner, SECONDS)
         results = Results()
         results.violations[smaller.rule, smaller.subject] = smaller
-        results.kept[runner.name].add(keep_violation(found))
+        results.kept[runner.name].add(keep_violation(violation))
         (explanations[kind], *_) = explain_results(results, runner, 0)
     return explanations[kind]
 
@@ -315,7 +317,7 @@ def level_empty_rows(runner: Runner, case: Case, findings: list[Finding]) -> lis
     if not case.cotangents or not rows.any() or not breaks(findings, CORE):
         return findings
     cotangents = {name: np.where(rows[..., None], 0, array) for name, array in case.cotangents.items()}
-    elsewhere = {f.name for f in agreement(runner, replace(case, cotangents=cotangents)) if f.ratio > 1}
+    elsewhere = {f.name for f in check_agreement(runner, replace(case, cotangents=cotangents)) if f.ratio > 1}
     return [
         replace(f, level=higher(f.level, ROBUST))
         if is_gradient(f.name) and elsewhere.isdisjoint((f.name, "call"))
@@ -340,19 +342,19 @@ def wrong_in_output(
 
 def rule_of_finding(runner: Runner, case: Case, findings: list[Finding]) -> str:
     """The rule that the worst finding alone tells, by its kind, its row or its digits; empty if it does not."""
-    found = worst(findings)
-    if found.kind != "value":
-        return BESIDE_NUMBERS.get(found.kind, "ATT-8")
+    finding = worst(findings)
+    if finding.kind != "value":
+        return BESIDE_NUMBERS.get(finding.kind, "ATT-8")
     rows = empty_rows(case)
-    if found.name == "output" and found.level != STRICT and rows[found.index[:3]]:
+    if finding.name == "output" and finding.level != STRICT and rows[finding.index[:3]]:
         return "ATT-6"
-    if is_gradient(found.name) and found.level == ROBUST and rows.any():
+    if is_gradient(finding.name) and finding.level == ROBUST and rows.any():
         return "ATT-6"
     beyond = any(has_special_values(name, array) for name, array in case.inputs.items())
-    if beyond and np.isnan(found.got) != np.isnan(found.expected):
-        return "MASK-7" if np.isnan(found.got) else "ATT-10"
+    if beyond and np.isnan(finding.got) != np.isnan(finding.expected):
+        return "MASK-7" if np.isnan(finding.got) else "ATT-10"
     in_float32 = change_dtype("float32", runner.declaration)(case)
-    return "ATT-9" if in_float32 is not None and not breaks(agreement(runner, in_float32)) else ""
+    return "ATT-9" if in_float32 is not None and not breaks(check_agreement(runner, in_float32)) else ""
 
 
 def compare_again(runner: Runner, case: Case, findings: list[Finding]) -> Steadiness | Literal[""]:
@@ -362,20 +364,16 @@ def compare_again(runner: Runner, case: Case, findings: list[Finding]) -> Steadi
     one, and chance does not.
     """
     level = worst(findings).level
-    again = agreement(runner, replace(case))
+    again = check_agreement(runner, replace(case))
     if not breaks(again, level):
         lying = replace(case, memory=dict.fromkeys(GIVEN, "transposed"))
-        return "memory" if breaks(agreement(runner, lying), level) else "right_again"
-    found = worst(again)
-    if found.kind != "value":
+        return "memory" if breaks(check_agreement(runner, lying), level) else "right_again"
+    finding = worst(again)
+    if finding.kind != "value":
         return ""
-    numbers = [float(runner.subject(replace(case))[found.name][found.index]) for _ in range(2)]
-    apart = any(abs(number - found.got) > abs(number - found.expected) for number in numbers)
+    numbers = [float(runner.subject(replace(case))[finding.name][finding.index]) for _ in range(2)]
+    apart = any(abs(number - finding.got) > abs(number - finding.expected) for number in numbers)
     return "chance" if apart else ""
-
-
-def agreement(runner: Runner, case: Case) -> list[Finding]:
-    return runner(AGREEMENT, case, AGREEMENT.prepare(case))
 
 
 ROUNDED: tuple[dict[str, str], ...] = (
@@ -393,7 +391,7 @@ def remark(subject: CallSubject, findings: list[Finding]) -> str:
         return ""
     answers, truth = subject(case), oracle(case)
     for conventions in ROUNDED:
-        declared = replace(case, rounding=roundings(Declaration().promising(**conventions), case.dtype))
+        declared = replace(case, rounding=roundings(Declaration().add_conventions(**conventions), case.dtype))
         if not breaks(judge(declared, answers, truth, bound(declared), no_others), STRICT):
             return "conforms under " + ",".join(f"{name}={value}" for name, value in conventions.items())
     return ""

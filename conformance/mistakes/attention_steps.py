@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases.arguments import gradient_name
+from conformance.cases.arguments import gradient_name, replace_kernel_arguments
 from conformance.cases.case import Case
-from conformance.cases.kernel_arguments import replace_kernel_arguments
 from reference_numpy import materialize
 
 

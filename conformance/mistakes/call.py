@@ -9,11 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases.arrays import heads_of, join_projections
-from conformance.cases.axes import Sizes
-from conformance.cases.case import Case
+from conformance.cases.case import Case, heads_of, join_projections
 from conformance.cases.expectations import Exact, empty_rows
 from conformance.cases.features import features_of
+from conformance.cases.operation import Sizes
 from conformance.mistakes.attention_steps import AttentionSteps, Forward, Gradients
 from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import sizes_of

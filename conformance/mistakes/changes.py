@@ -11,9 +11,8 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import FORMATS, UNIT_ROUNDOFF, Approx
-from conformance.cases.arguments import expected_dtype, gradient_name, is_gradient
+from conformance.cases.arguments import expected_dtype, gradient_name, is_gradient, replace_kernel_arguments
 from conformance.cases.case import Case
-from conformance.cases.kernel_arguments import replace_kernel_arguments
 from conformance.checks.comparison import PRECISION
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Prediction

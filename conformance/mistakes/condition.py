@@ -15,7 +15,7 @@ class Condition:
     """What must hold of a case for a mistake to show.
 
     Attributes:
-        axis: an `AxisName` of `checks/threshold.py`, or "BH" for batch elements times query heads.
+        axis: an `AxisName` of `checks/findings.py`, or "BH" for batch elements times query heads.
         past: the axis is larger than this.
         up_to: the axis is no larger than this; None for no limit.
         partial: the axis is no multiple of this; 0 for no such condition. whole: the axis is a multiple of this.

@@ -12,7 +12,7 @@ import numpy as np
 
 from conformance.bounds import layers
 from conformance.bounds.arithmetic import Precision
-from conformance.bounds.reading import dropout_factor
+from conformance.bounds.operations import dropout_factor
 from conformance.cases.arguments import expected_dtype, gradient_name
 from conformance.cases.case import Case
 from conformance.cases.signatures import default

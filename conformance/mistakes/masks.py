@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.kernel_arguments import padded_queries
+from conformance.cases.arguments import padded_queries
 from conformance.mistakes.attention_steps import AttentionSteps, places_of
 from conformance.mistakes.call import Call
 from conformance.mistakes.condition import past

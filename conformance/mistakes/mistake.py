@@ -12,9 +12,8 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import LARGEST
-from conformance.cases.arguments import expected_dtype, is_gradient
+from conformance.cases.arguments import expected_dtype, is_gradient, replace_kernel_arguments
 from conformance.cases.case import Case
-from conformance.cases.kernel_arguments import replace_kernel_arguments
 from conformance.checks.comparison import PRECISION
 from conformance.mistakes.attention_steps import AttentionSteps
 from conformance.mistakes.call import Call, Results

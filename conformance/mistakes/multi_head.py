@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.arguments import gradient_name
-from conformance.cases.arrays import heads_of, join_projections
-from conformance.cases.case import Case
+from conformance.cases.case import Case, heads_of, join_projections
 from conformance.mistakes.call import Call, Results, attention_inside
 from conformance.mistakes.catalogue import TOPICS, load_topic
 from conformance.mistakes.changes import rearrange_inputs

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.arguments import expected_dtype
+from conformance.cases.arguments import KERNEL_ARGUMENTS, expected_dtype, replace_kernel_arguments
 from conformance.cases.case import Case
-from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS, replace_kernel_arguments
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Mistake
 from conformance.oracle.reference import evaluate_definition

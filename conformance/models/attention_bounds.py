@@ -21,7 +21,7 @@ from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norms
 from conformance.bounds import layers
 from conformance.bounds.arithmetic import Approx, Precision, add, exact, round_output
-from conformance.bounds.reading import concatenate_heads, pairs, split_heads
+from conformance.bounds.operations import concatenate_heads, pairs, split_heads
 from conformance.bounds.rotary import pair_columns, rotation
 from reference_numpy import materialize
 from reference_numpy.blocks import key_heads

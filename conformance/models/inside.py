@@ -19,7 +19,7 @@ from conformance.bounds import bound
 from conformance.bounds.arithmetic import Precision, exact, multiply, round_output
 from conformance.bounds.attention import scores_and_slope
 from conformance.bounds.layers import activation as activation_bound
-from conformance.bounds.reading import pairs
+from conformance.bounds.operations import pairs
 from conformance.checks.comparison import compare
 from conformance.models.agreement import Agreement, StepAgreement, comparable_packages, describe_step
 from conformance.models.attention_bounds import norm_of, rotate_approx

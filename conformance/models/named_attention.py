@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.arguments import arguments
-from conformance.cases.arrays import heads_and_keys
-from conformance.cases.case import Case
+from conformance.cases.case import Case, heads_and_keys
 from conformance.cases.declaration import Declaration
 from conformance.cases.features import unsupported_features
-from conformance.cases.function_features import declaration_of
-from conformance.cases.signatures import parameter_names, signature_of
+from conformance.cases.signatures import declaration_of, parameter_names, signature_of
 from conformance.subjects.attention_calls import AXES, describe_returned
 from conformance.subjects.callables import load
 from conformance.subjects.conventions import drop_offset, invert_mask, map_dense_masks

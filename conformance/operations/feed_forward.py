@@ -1,58 +1,93 @@
-"""The feed-forward network: two projections with an activation between them, at every position."""
+"""Feed-forward networks, plain and gated, and the activation that is an operation of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
+import numpy as np
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.checks.probe import Probe, agreement
+from conformance.checks.catalogue import Probe, make_probe
 from conformance.checks.refusals import Numbers, Refusal
-from conformance.operations.common import rows_of_layers
-from conformance.operations.judged_operation import JudgedOperation
-from conformance.sampling import strategies as generation
+from conformance.operations import JudgedOperation
+from conformance.sampling import layers as generation
+from conformance.sampling.draws import Rows
+from conformance.sampling.layers import ACTIVATIONS
 from conformance.sampling.plan.covering import Row
-from conformance.sampling.plan.layers import Plan
-from conformance.sampling.plan.values import MODEL_WIDTHS, ROWS
-from conformance.sampling.strategies import ACTIVATIONS
+from conformance.sampling.plan.layers import rows_of_layers
 
-NAME = "feed_forward"
-PLAN = Plan(
-    values={
-        "rows": ROWS,
-        "model_width": MODEL_WIDTHS,
-        "inner_width": MODEL_WIDTHS,
-        "outer_width": (1, 3, 5, 129, 1025),
-    },
-    typical={"rows": (3, 130, 65537), "model_width": (5, 257, 3000), "inner_width": (7, 513, 4097)}
-    | {"outer_width": (3, 5)},
-    ordinary=(
-        {"rows": 256, "model_width": 256, "inner_width": 1024, "outer_width": 256},
-        {"rows": 512, "model_width": 512, "inner_width": 2048, "outer_width": 512},
-    ),
-)
+# --- feed_forward -----------------------------------------------------------------------------------------------------
 
 
-def probes(declaration: Declaration) -> list[Probe]:
-    cases = partial(generation.feed_forward_cases, NAME, declaration=declaration)
-
+def network_rows(operation: str, cases: Callable[..., st.SearchStrategy[Case]], declaration: Declaration) -> Rows:
     def row_cases(row: Row) -> st.SearchStrategy[Case]:
         return cases(plans=(((row["rows"], row["model_width"]), row["inner_width"], row["outer_width"]),))
 
+    return rows_of_layers(operation, row_cases, declaration)
+
+
+def feed_forward_probes(declaration: Declaration) -> list[Probe]:
+    probe = partial(make_probe, "feed_forward", "FFN-1")
+    cases = partial(generation.feed_forward_cases, "feed_forward", declaration=declaration)
     return [
-        *(agreement("FFN-1", f"with {name}", NAME, cases((name,)), weight=2.0) for name in ACTIVATIONS),
-        agreement("FFN-1", "sizes", NAME, rows_of_layers(PLAN, row_cases, declaration)),
+        *(probe(f"with {name}", cases((name,)), weight=2.0) for name in ACTIVATIONS),
+        probe("sizes", network_rows("feed_forward", cases, declaration)),
     ]
 
 
-def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
+def feed_forward_refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     network = {"x": array(2, 3, 6), "inner.weight": array(6, 9), "outer.weight": array(9, 6)}
-    yield array.refusal("FFN-1", "an unknown activation", ValueError, NAME, network, activation="swish")
+    yield array.refusal("feed_forward", "FFN-1", "an unknown activation", ValueError, network, activation="swish")
     apart = network | {"outer.weight": array(8, 6)}
-    yield array.refusal("FFN-1", "layers that do not fit", ValueError, NAME, apart)
+    yield array.refusal("feed_forward", "FFN-1", "layers that do not fit", ValueError, apart)
 
 
-OPERATION = JudgedOperation(NAME, probes, refusals)
+FEED_FORWARD = JudgedOperation("feed_forward", feed_forward_probes, feed_forward_refusals)
+
+
+# --- gated_feed_forward -----------------------------------------------------------------------------------------------
+
+
+def gated_feed_forward_probes(declaration: Declaration) -> list[Probe]:
+    probe = partial(make_probe, "gated_feed_forward", "FFN-2")
+    cases = partial(generation.feed_forward_cases, "gated_feed_forward", declaration=declaration)
+    return [
+        *(probe(f"gated by {name}", cases((name,)), weight=1.5) for name in ACTIVATIONS),
+        probe("activation before the product", generation.gates_rounded_alike(declaration=declaration)),
+        probe("sizes", network_rows("gated_feed_forward", cases, declaration)),
+    ]
+
+
+def gated_feed_forward_refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
+    network = {"gate.weight": array(6, 9), "inner.weight": array(6, 9), "outer.weight": array(9, 6)}
+    network = {"x": array(2, 3, 6)} | network
+    yield array.refusal("gated_feed_forward", "FFN-2", "an unknown activation", ValueError, network, activation="swish")
+    apart = network | {"gate.weight": array(6, 1)}
+    yield array.refusal("gated_feed_forward", "FFN-2", "a gate of another width", ValueError, apart)
+
+
+GATED_FEED_FORWARD = JudgedOperation("gated_feed_forward", gated_feed_forward_probes, gated_feed_forward_refusals)
+
+
+# --- silu -------------------------------------------------------------------------------------------------------------
+
+
+def silu_probes(declaration: Declaration) -> list[Probe]:
+    probe = partial(make_probe, "silu", "ACT-1")
+    cases = partial(generation.silu_cases, declaration=declaration)
+    return [
+        probe("silu", cases(), weight=2.0),
+        probe("the last normal numbers", cases(("last normal",))),
+        probe("NaN and infinity in silu", cases(special=True), weight=0.5),
+        probe("sizes", rows_of_layers("silu", lambda row: cases(plans=((row["rows"],),)), declaration)),
+    ]
+
+
+def silu_refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
+    yield array.refusal("silu", "ACT-1", "x of integers", TypeError, {"x": np.array([1, -2])})
+
+
+SILU = JudgedOperation("silu", silu_probes, silu_refusals)

@@ -7,15 +7,15 @@ Cases with NaN or infinity are special: ball arithmetic has no use for them, and
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from conformance.cases.arguments import gradient_name
-from conformance.cases.case import Case
+from conformance.cases.arguments import gradient_name, replace_kernel_arguments
+from conformance.cases.case import Case, logsumexp_alone, output_alone
 from conformance.cases.expectations import Exact, nan_rows
-from conformance.cases.kernel_arguments import replace_kernel_arguments
-from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from conformance.subjects.subject import NumpySubject
 from specification.dtypes import FLOATING
 
@@ -34,16 +34,12 @@ def widen_case(case: Case) -> Case:
 
 def evaluate_definition(case: Case) -> dict[str, Exact]:
     if case.with_logsumexp:
-        return add_logsumexp(evaluate_definition(output_alone(case)), evaluate_definition(logsumexp_alone(case)))
+        output, logsumexp = evaluate_definition(output_alone(case)), evaluate_definition(logsumexp_alone(case))
+        pairs = {name: (output[name], exact) for name, exact in logsumexp.items() if name != "output"}
+        sums = {name: Exact(one.high + other.high, one.low + other.low) for name, (one, other) in pairs.items()}
+        return output | sums | {"logsumexp": logsumexp["output"]}
     answers = NumpySubject()(widen_case(case))
     return {name: Exact(array, np.zeros_like(array)) for name, array in answers.items()}
-
-
-def add_logsumexp(output: dict[str, Exact], logsumexp: dict[str, Exact]) -> dict[str, Exact]:
-    """Both results of one call, and their gradients added."""
-    pairs = {name: (output[name], exact) for name, exact in logsumexp.items() if name != "output"}
-    sums = {name: Exact(one.high + other.high, one.low + other.low) for name, (one, other) in pairs.items()}
-    return output | sums | {"logsumexp": logsumexp["output"]}
 
 
 def evaluate_balls(case: Case) -> dict[str, Exact]:
@@ -67,6 +63,111 @@ def oracle(case: Case) -> dict[str, Exact]:
         plain = {name: value for name, value in case.options.items() if name != "empty_rows"}
         truth = oracle(replace(case, options=plain))
         return nan_rows(case, truth) if mode == "nan" else truth
-    found = evaluate_balls(case) if case.dtype == "float64" and not case.special else evaluate_definition(case)
+    results = evaluate_balls(case) if case.dtype == "float64" and not case.special else evaluate_definition(case)
     unasked = {gradient_name(name) for name in case.constants}
-    return {name: exact for name, exact in found.items() if name not in unasked}
+    return {name: exact for name, exact in results.items() if name not in unasked}
+
+
+# --- what ball arithmetic costs ---------------------------------------------------------------------------------------
+
+
+AFFORDABLE = 5e6
+"""Work of 0.6 seconds on one core, and of a second with every feature of attention."""
+
+
+def attention_work(passes: int, gradients: bool, *, B: int, H: int, G: int, Q: int, K: int, D: int, V: int = 0) -> int:
+    pairs, entries = B * H * Q * K, B * H * (Q + K) * (D + V)
+    outputs = B * H * Q * V if V else pairs
+    return pairs * (passes * (D + V) + (32 if gradients else 16)) + entries * (8 if gradients else 2) + 4 * outputs
+
+
+def merge_work(passes: int, gradients: bool, *, B: int, H: int, Q: int, V: int, parts: int) -> int:
+    return B * H * Q * parts * (V * (25 if gradients else 8) + (30 if gradients else 12))
+
+
+def multi_head_work(
+    passes: int, gradients: bool, *, B: int, H: int, G: int, Q: int, K: int, D: int, V: int, E: int
+) -> float:
+    rows = {"query": (Q, H * D), "key": (K, G * D), "value": (K, G * V), "output": (Q, H * V)}
+    parameters = E * sum(columns for _, columns in rows.values()) * (15 if gradients else 4)
+    # flint multiplies matrices faster than single balls.
+    products = 0.4 * passes * B * E * sum(length * columns for length, columns in rows.values())
+    inputs = B * E * (2 * Q + 2 * K) * (8 if gradients else 3)
+    inner = attention_work(passes, gradients, B=B, H=H, G=G, Q=Q, K=K, D=D, V=V)
+    return parameters + products + inputs + inner
+
+
+def norm_work(passes: int, gradients: bool, *, rows: int, width: int) -> int:
+    return rows * width * (55 if gradients else 25) + width * (20 if gradients else 3)
+
+
+def feed_forward_work(passes: int, gradients: bool, *, rows: int, E: int, F: int, out: int) -> int:
+    hidden = rows * F * (passes * (E + out) + (125 if gradients else 70))
+    return hidden + (E * F + F * out + rows * (E + out)) * (10 if gradients else 4)
+
+
+def gated_feed_forward_work(passes: int, gradients: bool, *, rows: int, E: int, F: int, out: int) -> int:
+    twice = rows * F * E * passes + (E * F) * (10 if gradients else 4)
+    return feed_forward_work(passes, gradients, rows=rows, E=E, F=F, out=out) + twice + rows * F * 10
+
+
+def lookup_work(passes: int, gradients: bool, *, N: int, E: int, rows: int) -> int:
+    return N * E * (8 if gradients else 2) + rows * E * (14 if gradients else 8)
+
+
+def rotary_embedding_work(passes: int, gradients: bool, *, numbers: int, angles: int) -> int:
+    return numbers * (30 if gradients else 14) + angles * 60
+
+
+PER_NUMBER = {
+    "sinusoidal_positions": (20, 20),
+    "alibi_bias": (20, 20),
+    "relative_position_bias": (8, 14),
+    "silu": (50, 110),
+    "rotary_frequencies": (100, 100),
+    "cross_entropy": (50, 120),
+    "nll_loss": (15, 40),
+    "adam_step": (120, 120),
+    "sgd_step": (60, 60),
+    "clip_by_global_norm": (30, 30),
+}
+"""Of operations whose work grows with the product of their sizes: that for each number, without gradients and with."""
+WORK: dict[str, Callable[..., float]] = {
+    "attention": attention_work,
+    "attention_weights": attention_work,
+    "attention_logsumexp": attention_work,
+    "merge_attention": merge_work,
+    "multi_head_attention": multi_head_work,
+    "layer_norm": norm_work,
+    "rms_norm": norm_work,
+    "standard_deviation_norm": norm_work,
+    "feed_forward": feed_forward_work,
+    "gated_feed_forward": gated_feed_forward_work,
+    "embedding": lookup_work,
+    "learned_positions": lookup_work,
+    "rotary_embedding": rotary_embedding_work,
+}
+"""From how often each product of matrices is taken, whether there are gradients, and the sizes as keywords."""
+
+
+def ball_work(operation: str, *, gradients: bool, **sizes: int) -> float:
+    """An estimate of the work of ball arithmetic, in multiplications of two balls (0.12 microseconds each).
+
+    sizes:
+        attention: B, H, G, Q, K, D, V; attention_weights, attention_logsumexp: the same without V
+        merge_attention: B, H, Q, V, parts
+        multi_head_attention: B, H, G, Q, K, D, V, E (the model's width)
+        layer_norm, rms_norm, standard_deviation_norm: rows, width
+        feed_forward, gated_feed_forward: rows, E, F (the inner width), out (the output's width)
+        embedding, learned_positions: N (rows of the table), E, rows (taken)
+        sinusoidal_positions: rows, width
+        alibi_bias, relative_position_bias: pairs (of queries and keys, in all heads)
+        rotary_embedding: numbers (of x), angles; rotary_frequencies: width
+        cross_entropy, nll_loss: rows, classes
+        silu, adam_step, sgd_step, clip_by_global_norm: rows (all numbers)
+
+    The factors are measured times: of exp, erfc and quotients, and of turning numbers into balls and back.
+    """
+    if operation in PER_NUMBER:
+        return math.prod(sizes.values()) * PER_NUMBER[operation][gradients]
+    return WORK[operation](3 if gradients else 1, gradients, **sizes)

@@ -30,17 +30,17 @@ from conformance.checks.catalogue import (
     REFUSAL,
     THREADS,
     UNSUPPORTED,
+    Check,
+    Probe,
 )
-from conformance.checks.check import Check
 from conformance.checks.findings import Finding, is_error
-from conformance.checks.probe import Probe
 from conformance.checks.results import Results, Violation
 from conformance.diagnosis.evidence import ANSWERS_TO_CASE
 from conformance.judge.executor import ClaimAnswer, Executor
 from conformance.judge.plan import Claim
 from conformance.judge.smallest_case import cut_down
-from conformance.judge.trial import Progress, make_violation, settle_violations, silent, try_probe
-from conformance.operations.refusals import refusals_of
+from conformance.judge.trial import Progress, ask_probe, ignore_progress, make_violation, settle_violations
+from conformance.operations.probes import refusals_of
 from conformance.peers import probes as own
 from conformance.peers.peer import Peer, return_case, takes_anything
 from conformance.runner.in_process import Runner
@@ -140,7 +140,9 @@ class PeerExecutor(Executor):
     remarks: by rule, the dtypes in which it is broken. accepted: by rule, titles of calls that it should refuse.
     """
 
-    def __init__(self, runner: Runner, peer: Peer, examples: int, seed: int, progress: Progress = silent) -> None:
+    def __init__(
+        self, runner: Runner, peer: Peer, examples: int, seed: int, progress: Progress = ignore_progress
+    ) -> None:
         super().__init__(runner, peer.operation, examples, seed, progress=progress, shrinking=peer.shrinking)
         self.peer = peer
         self.remarks: dict[str, list[DtypeRemark]] = {}
@@ -175,19 +177,19 @@ class PeerExecutor(Executor):
         self.remark(own_rules[gradient], [WrongDtype(found.case.dtype, {})], gradient)
         return replace(found, rule=own_rules[gradient])
 
-    def judge(self, declaration: Declaration) -> None:
+    def ask_beyond_claims(self, declaration: Declaration) -> None:
         declaration = self.precise(declaration)
         self.level_rows = self.breaks("NORM-4", [declaration])
-        plain = declaration.remove_features("gradients").promising(empty_rows="any")
+        plain = declaration.remove_features("gradients").add_conventions(empty_rows="any")
         self.positive_scales = self.breaks("ATT-1", [plain])
         for rule, feature in FEATURES.items():
             if self.breaks(rule, [plain]):
                 declaration, plain = declaration.remove_features(feature), plain.remove_features(feature)
         declared = self.split_by_gradients(declaration)
         if self.breaks("ATT-6", declared):
-            declared = [one.promising(empty_rows="any") for one in declared]
+            declared = [one.add_conventions(empty_rows="any") for one in declared]
         if self.breaks("MASK-7", declared):
-            declared = [one.promising(isolation="finite") for one in declared]
+            declared = [one.add_conventions(isolation="finite") for one in declared]
         asked = {"NORM-4", "ATT-1", *FEATURES, "ATT-6", "MASK-7"}
         for one in declared:
             self.ask_probes(probe for probe in self.probes(one) if probe.rule not in asked)
@@ -204,7 +206,7 @@ class PeerExecutor(Executor):
     def precise(self, declaration: Declaration) -> Declaration:
         """The declaration with the dtypes in which plain results are right; the first is taken to be."""
         rule, (first, *others) = own.dtype_rule(self.operation), declaration.dtypes
-        plain = declaration.remove_features("gradients", "scale", "softcap", "bias").promising(empty_rows="any")
+        plain = declaration.remove_features("gradients", "scale", "softcap", "bias").add_conventions(empty_rows="any")
         wrong = self.wrong(others, rule, lambda dtype: own.dtype_probe(self.operation, rule, dtype, plain))
         self.remark(rule, [WrongDtype(dtype, self.excuse(rule, dtype, plain)) for dtype in wrong])
         return replace(declaration, dtypes=(first, *(dtype for dtype in others if dtype not in wrong)))
@@ -213,7 +215,7 @@ class PeerExecutor(Executor):
         """The same with gradients in those dtypes in which they are right, and without in the others."""
         if "gradients" not in declaration or not operation_facts(self.operation).differentiated:
             return [declaration]
-        rule, plain = own.gradient_rule(self.operation), declaration.promising(empty_rows="any")
+        rule, plain = own.gradient_rule(self.operation), declaration.add_conventions(empty_rows="any")
         probe = partial(own.gradient_probe, self.operation, rule, declaration=plain)
         wrong = self.wrong(declaration.dtypes, rule, probe)
         self.remark(rule, [WrongDtype(dtype, {}) for dtype in wrong], gradients=True)
@@ -236,7 +238,7 @@ class PeerExecutor(Executor):
     def excuse(self, rule: str, dtype: str, declaration: Declaration) -> dict[str, str]:
         """The conventions of its precision under which it is right after all, where there are any."""
         for conventions in EXCUSES.get(self.operation, ()):
-            declared = declaration.promising(**conventions)
+            declared = declaration.add_conventions(**conventions)
             probe = own.dtype_probe(self.operation, rule, dtype, declared)
             if roundings(declared, dtype) and not self.answer_own(probe).violations:
                 return conventions
@@ -250,7 +252,7 @@ class PeerExecutor(Executor):
             self.remarks.setdefault(rule, []).append(remark)
 
     def answer_own(self, probe: Probe) -> Results:
-        results = try_probe(self.limit_probe(probe), [self.runner], self.examples, self.seed, self.progress)
+        results = ask_probe(self.limit_probe(probe), [self.runner], self.examples, self.seed, self.progress)
         settle_violations(results, self.settle_violation)
         return results
 
@@ -266,10 +268,10 @@ class PeerExecutor(Executor):
     def ask_probes(self, probes: Iterable[Probe]) -> None:
         super().ask_probes([self.limit_probe(probe) for probe in probes])
 
-    def answer_claim(self, claim: Claim) -> ClaimAnswer:
+    def ask_claim_anew(self, claim: Claim) -> ClaimAnswer:
         if claim.rule in self.skipped_inputs:
             return ClaimAnswer(claim, Results(), refused=False)
-        return super().answer_claim(replace(claim, cases=self.path(claim.cases)))
+        return super().ask_claim_anew(replace(claim, cases=self.path(claim.cases)))
 
     def limit_probe(self, probe: Probe) -> Probe:
         """The probe in the sizes of the path. Eps of layer norms is written out, but where its default is asked."""
@@ -312,7 +314,9 @@ class PeerExecutor(Executor):
 
     def ask_refusals(self) -> None:
         """What the rules refuse must raise something; which error, each library decides for itself."""
-        explicit = self.runner.declaration.promising(causal="explicit")  # a declared alignment is a divergence too
+        explicit = self.runner.declaration.add_conventions(
+            causal="explicit"
+        )  # a declared alignment is a divergence too
         for refusal in refusals_of(self.operation, explicit):
             wanted = self.rules is None or refusal.rule in self.rules
             if wanted and refusal.title not in self.peer.documented:
@@ -322,7 +326,7 @@ class PeerExecutor(Executor):
                 if any(finding.ratio > 1 for finding in findings):
                     found = make_violation(refusal.rule, refusal.title, REFUSAL, self.runner, asked, findings)
                     if (refusal.rule, self.runner.name) not in self.results.violations:  # wrong results say more
-                        self.results.violate(found)
+                        self.results.add_violation(found)
                     self.accepted.setdefault(refusal.rule, []).append(refusal.title)
 
     def fit_refusal(self, case: Case) -> Case:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from conformance.cases.declaration import split_names
 from conformance.judge.options import EFFORTS
 from conformance.judge.report import Report, report_of
-from conformance.judge.trial import Progress, silent
+from conformance.judge.trial import Progress, ignore_progress
 from conformance.peers import PEERS
 from conformance.peers.judging import DtypeRemark, PeerExecutor, runner_of
 from conformance.peers.peer import Peer
@@ -35,7 +35,7 @@ def matrix(
     only: Collection[str] = (),
     *,
     say: Callable[[str], None] = print,
-    progress: Progress = silent,
+    progress: Progress = ignore_progress,
 ) -> list[PeerReport]:
     """Judge every peer that can be judged here; one line is said of each, also of those that cannot.
 
@@ -62,7 +62,7 @@ def choose_peers(only: Collection[str], say: Callable[[str], None]) -> Iterator[
             yield peer
 
 
-def judge_peer(peer: Peer, effort: str, seed: int, progress: Progress = silent) -> PeerReport:
+def judge_peer(peer: Peer, effort: str, seed: int, progress: Progress = ignore_progress) -> PeerReport:
     """One peer's report, as `conformance.check` gives it, within what its path has parameters for."""
     start, runner = time.monotonic(), runner_of(peer)
     try:

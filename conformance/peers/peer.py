@@ -10,7 +10,7 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.judge.checking import SHRINKING
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 from specification import Causal, Dense, SlidingWindow
 
 FLOAT_MASK = ("an additive mask",)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.features import is_norm, rule_of
-from conformance.checks.catalogue import TWIN
-from conformance.checks.probe import Probe
+from conformance.checks.catalogue import TWIN, Probe
 from conformance.sampling import strategies as generation
+from conformance.sampling.layers import norm_cases
 from conformance.sampling.operations import operation_cases
 from reference_numpy import materialize
 
@@ -50,7 +50,7 @@ def gradient_probe(operation: str, rule: str, dtype: str, declaration: Declarati
     """Agreement with gradients in one dtype."""
     draw: dict[str, Cases] = {"attention": generation.attention_cases, HEADS: generation.multi_head_cases}
     if operation in draw or is_norm(operation):
-        cases = draw[operation] if operation in draw else partial(generation.norm_cases, operation)
+        cases = draw[operation] if operation in draw else partial(norm_cases, operation)
         drawn = cases(focus=("gradients",), dtypes=(dtype,), declaration=declaration)
     else:
         drawn = operation_cases(operation, (dtype,), declaration)
@@ -65,7 +65,7 @@ def probes(operation: str, declaration: Declaration) -> Iterator[Probe]:
             with_empty_rows = heads.filter(lambda case: not visible_pairs(case).any(-1).all())
             yield Probe("ATT-6", "empty rows in multi-head attention", (HEADS,), with_empty_rows)
         if declaration.convention("isolation") == "strict":
-            whole = generation.multi_head_cases(declaration=declaration.promising(empty_rows="any"))
+            whole = generation.multi_head_cases(declaration=declaration.add_conventions(empty_rows="any"))
             yield Probe("MASK-7", "hidden NaN in multi-head attention", (HEADS,), hidden_tokens(whole), TWIN)
 
 

@@ -16,8 +16,7 @@ from typing import Any, Literal, NamedTuple
 from conformance.cases.arguments import is_gradient
 from conformance.cases.case import six_digits
 from conformance.checks.catalogue import REFUSAL
-from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import LEVELS, STRICT, highest_profile, least_level
+from conformance.checks.levels import JUDGED, LEVELS, STRICT, highest_profile, least_level
 from conformance.checks.results import Violation
 from conformance.peers import PEERS
 from conformance.peers.judging import DtypeRemark

@@ -9,7 +9,7 @@ from typing import Any
 
 from conformance.cases.declaration import declare
 from conformance.peers.adapters import make_peer
-from conformance.subjects.torch_masks import block_mask, lookup
+from conformance.subjects.attention_calls import block_mask, lookup
 
 
 def score_mod(bias: Any, softcap: float | None) -> Callable[..., Any] | None:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from conformance.peers.adapters import Options, adapt_attention, make_peer
-from conformance.subjects.torch_masks import additive, block_mask
+from conformance.subjects.attention_calls import additive, block_mask
 
 
 def attend(

@@ -10,8 +10,7 @@ import numpy as np
 
 from conformance.cases.signatures import MASK_REQUIRED, describe_never_given
 from conformance.checks.findings import Finding
-from conformance.checks.judged_rules import CONTRACT
-from conformance.checks.levels import is_required
+from conformance.checks.levels import CONTRACT, is_required
 from conformance.checks.results import Violation
 from conformance.reports import causes
 from conformance.reports.content import Content, real

@@ -15,15 +15,14 @@ from conformance.cases.arguments import expected_dtype
 from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import UNSUPPORTED
 from conformance.checks.findings import Raised
-from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import LEVELS, STRICT, highest_profile, is_required
+from conformance.checks.levels import JUDGED, LEVELS, STRICT, highest_profile, is_required
 from conformance.checks.results import Cell, Violation
 from conformance.reports.causes import list_tuples
 from conformance.reports.replays import replay_command, replay_content
 from conformance.reports.sentences import describe_finding
 from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.reports.versions import versions
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 from conformance.subjects.wrong_answers import OtherType, Returned, ReturnedGradients
 
 SCHEMA = {"name": "transformer-conformance report", "version": 5}

@@ -15,7 +15,7 @@ from conformance.checks.encoding import encode
 from conformance.checks.results import Violation
 from conformance.reports.sentences import describe_finding
 from conformance.reports.threshold_sentences import describe_thresholds
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 
 FORMAT, VERSION = "transformer-conformance replay", 1
 

@@ -10,12 +10,13 @@ import numpy as np
 
 from conformance.cases.declaration import DIMENSIONS, OTHER_LAYOUT
 from conformance.checks import findings as kinds
-from conformance.checks.findings import Detail, Finding, Phase
+from conformance.checks.findings import Finding, Phase
 from conformance.checks.results import Violation
 from conformance.reports.threshold_sentences import describe_thresholds
 from conformance.runner.process_lifetime import describe_end
 from conformance.subjects import wrong_answers
 from conformance.subjects.attention_calls import AXES
+from conformance.subjects.wrong_answers import Detail
 
 
 def describe_finding(finding: Finding) -> str:
@@ -138,6 +139,7 @@ def describe_detail(detail: Detail) -> str:
             return "the definition has no such tensor"
         case kinds.KnownMistake(name):
             return name
+    raise TypeError(f"no sentence for {detail!r}")
 
 
 def describe_gradients(detail: wrong_answers.ReturnedGradients) -> str:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from conformance.cases.declaration import EVERYTHING
 from conformance.cases.facts import operations
-from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import STRICT
+from conformance.checks.levels import JUDGED, STRICT
 from conformance.checks.results import Results
 from conformance.diagnosis.cause import Cause, cause_kind
 from conformance.reports.causes import cause_content
 from conformance.reports.content import Content, subject_content, violation_content
 from conformance.reports.replays import write_replay
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 from specification import RULES
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from conformance.checks.threshold import AxisName, Threshold
+from conformance.checks.findings import AxisName, Threshold
 
 SHOWN = 6
 """Sizes that are given as examples."""

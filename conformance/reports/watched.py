@@ -9,11 +9,9 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from conformance.cases.arrays import heads_and_keys
-from conformance.cases.case import Case
+from conformance.cases.case import Case, heads_and_keys
 from conformance.checks.findings import Finding
-from conformance.checks.judged_rules import JUDGED
-from conformance.checks.levels import is_required
+from conformance.checks.levels import JUDGED, is_required
 from conformance.checks.results import Violation
 from conformance.reports.causes import cause_content, describe_cause
 from conformance.reports.content import Content, clean_text, number

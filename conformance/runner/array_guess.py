@@ -21,11 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from conformance.runner.limits import limit_time
-from conformance.subjects.callables import CallableSubject
+from conformance.runner.own_time import limit_time
+from conformance.subjects.callables import CallableSubject, Target
 from conformance.subjects.frameworks import FRAMEWORKS
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
-from conformance.subjects.targets import Target
 
 OF_PACKAGE = {"numpy": "numpy", "torch": "torch", "triton": "torch", "jax": "jax", "jaxlib": "jax", "jnp": "jax"}
 OF_PACKAGE |= {"flax": "jax", "equinox": "jax"}
@@ -104,18 +103,16 @@ def unwrap_function(function: Any) -> Any:
 
 
 def frameworks_of_annotations(function: Any) -> set[str]:
-    function = unwrap_function(function)
+    """Return the frameworks in annotations such as "torch.Tensor", np.ndarray, Float[Array, "T"], jax.Array | None."""
+    function, named = unwrap_function(function), set[str]()
     names = getattr(function, "__globals__", {})
-    return {f for a in getattr(function, "__annotations__", {}).values() for f in annotation_frameworks(a, names)}
-
-
-def annotation_frameworks(annotation: Any, names: dict[str, Any]) -> set[str]:
-    """Return the frameworks in an annotation: "torch.Tensor", np.ndarray, Float[Array, "T"], jax.Array | None."""
-    if isinstance(annotation, str):
-        words = re.findall(r"\w+", annotation)
-        return frameworks(names[word] for word in words if word in names) | word_frameworks(words, names)
-    parts = [annotation, getattr(annotation, "array_type", None), *typing.get_args(annotation)]
-    return frameworks(parts)
+    for annotation in getattr(function, "__annotations__", {}).values():
+        if isinstance(annotation, str):
+            words = re.findall(r"\w+", annotation)
+            named |= frameworks(names[word] for word in words if word in names) | word_frameworks(words, names)
+        else:
+            named |= frameworks([annotation, getattr(annotation, "array_type", None), *typing.get_args(annotation)])
+    return named
 
 
 def word_frameworks(words: Iterable[str], names: dict[str, Any]) -> set[str]:
@@ -125,7 +122,7 @@ def word_frameworks(words: Iterable[str], names: dict[str, Any]) -> set[str]:
 
 def frameworks_of_code(function: Any) -> set[str]:
     """Return the frameworks that the function uses, or another function of its module that it calls."""
-    found, seen, left = set[str](), set[Any](), [unwrap_function(function)]
+    named, seen, left = set[str](), set[Any](), [unwrap_function(function)]
     while left:
         one = left.pop()
         code, names = getattr(one, "__code__", None), getattr(one, "__globals__", {})
@@ -134,9 +131,9 @@ def frameworks_of_code(function: Any) -> set[str]:
         seen.add(code)
         used = set(names_in(code))
         values = [names[name] for name in used if name in names]
-        found |= frameworks(values) | word_frameworks(used, names)
+        named |= frameworks(values) | word_frameworks(used, names)
         left += [unwrap_function(value) for value in values if getattr(value, "__module__", None) == one.__module__]
-    return found
+    return named
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:

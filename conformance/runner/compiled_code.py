@@ -83,14 +83,14 @@ def limits() -> list[Path]:
         lines = [line.split(":", 2) for line in GROUPS.read_text().splitlines()]
     except (OSError, ValueError):  # ValueError: a name that is no text
         return []
-    found = []
+    files = []
     for controllers, name in (line[1:] for line in lines if len(line) == 3):
         if controllers and "memory" not in controllers.split(","):
             continue
         root, file = (MOUNTED / "memory", "memory.limit_in_bytes") if controllers else (MOUNTED, "memory.max")
         group = Path(name.lstrip("/"))
-        found += [root / each / file for each in (group, *group.parents)]
-    return found
+        files += [root / each / file for each in (group, *group.parents)]
+    return files
 
 
 def resident() -> float:

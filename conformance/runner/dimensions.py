@@ -1,4 +1,4 @@
-"""The dimensions of a case: their sizes, and the case at other sizes. `cases/axes.py` says how axes are described."""
+"""The dimensions of a case: their sizes, and the case at other sizes. Axes are those of `cases/operation.py`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.bounds.arithmetic import LARGEST
-from conformance.cases.axes import HEADS, OFFSET, PAIRS, Axis, Sizes
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.facts import operation_facts
-from conformance.checks.threshold import AxisName
-from conformance.sampling.layouts import apply_memory
+from conformance.cases.features import mask_parts, replace_parts
+from conformance.cases.operation import HEADS, OFFSET, PAIRS, Axis, Sizes
+from conformance.checks.findings import AxisName
+from conformance.sampling.strategies import apply_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
-from specification.masks import And, Or
 from specification.rotary import DynamicScaling, LongRopeScaling
 
 
@@ -53,11 +53,11 @@ def sizes_of(case: Case) -> Sizes:
 
 def layout_of(case: Case) -> Layout:
     sizes, arrays, lists = operation_facts(case.operation).axes(case)
-    found = {}
+    axes = {}
     for name, array in arrays_of(case).items():
         element = name.partition("[")[0] + name.partition("]")[2] if "[" in name else name
-        found[name] = array_axes(arrays[name if name in arrays else element], array, sizes)
-    return Layout(sizes, found, lists)
+        axes[name] = array_axes(arrays[name if name in arrays else element], array, sizes)
+    return Layout(sizes, axes, lists)
 
 
 def array_axes(axes: tuple[Axis, ...], array: np.ndarray, sizes: Sizes) -> tuple[Axis, ...]:
@@ -70,8 +70,8 @@ def array_axes(axes: tuple[Axis, ...], array: np.ndarray, sizes: Sizes) -> tuple
 
 def arrays_of(case: Case) -> dict[str, np.ndarray]:
     keep = case.options.get("dropout_keep")
-    found = case.inputs | {f"-> {name}": array for name, array in case.cotangents.items()}
-    return found if keep is None else found | {"option dropout_keep": keep}
+    named = case.inputs | {f"-> {name}": array for name, array in case.cotangents.items()}
+    return named if keep is None else named | {"option dropout_keep": keep}
 
 
 PRODUCTS: dict[Axis, AxisName] = {
@@ -94,7 +94,7 @@ def take_parts(case: Case, parts: Parts, rng: np.random.Generator | None = None)
     numbers from `rng`.
     """
     sizes, arrays, lists = layout_of(case)
-    parts = fitting(case, sizes, parts)
+    parts = fit_table(case, sizes, parts)
     if any(name != OFFSET and (part.size > 0) != (sizes[name] > 0) for name, part in parts.items()):
         return None
     cut = {n: resize_array(array, arrays[n], sizes, parts, rng) for n, array in arrays_of(case).items()}
@@ -104,7 +104,9 @@ def take_parts(case: Case, parts: Parts, rng: np.random.Generator | None = None)
         inputs = renumber_list(inputs, name, places(axis, sizes, parts)[0])
     options = case.options | {name.removeprefix("option "): a for name, a in cut.items() if name.startswith("option ")}
     if options.get("mask") is not None:
-        options["mask"] = cut_mask(options["mask"], sizes, parts)
+        options["mask"] = replace_parts(
+            options["mask"], [cut_mask(mask, sizes, parts) for mask in mask_parts(options["mask"])]
+        )
     if "num_heads" in options:
         options["num_heads"] = len(places(HEADS if "G" in sizes else ("H",), sizes, parts)[0])
     options |= sizes_as_options(case, sizes, parts)
@@ -112,7 +114,9 @@ def take_parts(case: Case, parts: Parts, rng: np.random.Generator | None = None)
         start, size = parts["vocabulary"]
         inputs["ids"] = np.clip(inputs["ids"] - start, 0, size - 1).astype(inputs["ids"].dtype)
     if "targets" in inputs and "classes" in parts:
-        inputs["targets"] = move_targets(inputs["targets"], parts["classes"], options.get("ignore"))
+        targets, (start, size), ignore = inputs["targets"], parts["classes"], options.get("ignore")
+        moved = np.clip(targets - start, 0, size - 1).astype(targets.dtype)
+        inputs["targets"] = moved if ignore is None else np.where(targets == ignore, targets, moved)
     if "query_lengths" in inputs and "Q" in parts:
         start, size = parts["Q"]
         inputs["query_lengths"] = np.clip(inputs["query_lengths"] - start, 0, size).astype(np.int32)
@@ -120,75 +124,65 @@ def take_parts(case: Case, parts: Parts, rng: np.random.Generator | None = None)
     return apply_memory(replace(case, inputs=inputs, options=options, cotangents=cotangents), case.memory)
 
 
-def move_targets(targets: np.ndarray, part: Part, ignore: int | None) -> np.ndarray:
-    """Targets that are among the classes of the part; what does not count stays as it is."""
-    found = np.clip(targets - part.start, 0, part.size - 1)
-    return found.astype(targets.dtype) if ignore is None else np.where(targets == ignore, targets, found)
-
-
-def fitting(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Part]:
+def fit_table(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Part]:
     """A table of positions keeps, or gets, as many rows as are read from it."""
-    found = dict(parts)
+    fitted = dict(parts)
     if "table" in case.inputs and "length" in case.options:
-        length, offset = (found[name].size if name in found else sizes[name] for name in ("length", OFFSET))
-        offset += found["length"].start if "length" in found else 0
-        rows = found.get("vocabulary", Part(0, sizes["vocabulary"]))
+        length, offset = (fitted[name].size if name in fitted else sizes[name] for name in ("length", OFFSET))
+        offset += fitted["length"].start if "length" in fitted else 0
+        rows = fitted.get("vocabulary", Part(0, sizes["vocabulary"]))
         if "vocabulary" in parts:
             offset = min(offset, max(rows.size - length, 0))
-            found[OFFSET] = Part(0, offset)
+            fitted[OFFSET] = Part(0, offset)
         if offset + length > rows.size:
-            found["vocabulary"] = Part(0, offset + length)
-    return found
+            fitted["vocabulary"] = Part(0, offset + length)
+    return fitted
 
 
 def sizes_as_options(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Any]:
     """Sizes that are options, of positions."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if "length" in case.options and OFFSET in sizes:
-        start, found["length"] = parts.get("length", Part(0, sizes["length"]))
+        start, options["length"] = parts.get("length", Part(0, sizes["length"]))
         offset = parts.get(OFFSET, Part(0, sizes[OFFSET])).size
         moved = offset + (start if OFFSET not in parts else 0)
         if moved or case.options.get(OFFSET) is not None:
-            found[OFFSET] = moved
+            options[OFFSET] = moved
     if "query_length" in case.options:
-        (i, found["query_length"]), (j, found["key_length"]) = (parts.get(n, Part(0, sizes[n])) for n in ("Q", "K"))
-        found[OFFSET] = max(parts.get(OFFSET, Part(0, sizes[OFFSET])).size + i - j, 0)
+        (i, options["query_length"]), (j, options["key_length"]) = (parts.get(n, Part(0, sizes[n])) for n in ("Q", "K"))
+        options[OFFSET] = max(parts.get(OFFSET, Part(0, sizes[OFFSET])).size + i - j, 0)
     if "width" in case.options and "E" in parts:
-        found["width"] = parts["E"].size
-    return found | (turning(case, parts["E"].size) if "E" in parts else {})
+        options["width"] = parts["E"].size
+    return options | (fit_rotation(case, parts["E"].size) if "E" in parts else {})
 
 
-def turning(case: Case, width: int) -> dict[str, Any]:
+def fit_rotation(case: Case, width: int) -> dict[str, Any]:
     """What fits a rotary embedding of another width: no more columns turn than there are, with a factor for each pair.
 
     A dynamic scaling, which needs two pairs, is left out for one.
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     scaling, part = case.options.get("scaling"), case.options.get("rotary_width")
     if part is not None:
-        width = found["rotary_width"] = min(part, width)
+        width = options["rotary_width"] = min(part, width)
     if isinstance(scaling, LongRopeScaling):
-        found["scaling"] = fit_scaling(scaling, width // 2)
+        factors = (tuple(islice(cycle(f), width // 2)) for f in (scaling.short_factors, scaling.long_factors))
+        short, long = factors  # after the last one they start anew
+        options["scaling"] = replace(scaling, short_factors=short, long_factors=long)
     if isinstance(scaling, DynamicScaling) and width < 4:
-        found["scaling"] = None
-    return found
-
-
-def fit_scaling(scaling: LongRopeScaling, pairs: int) -> LongRopeScaling:
-    """With so many factors; after the last one they start anew."""
-    short, long = (tuple(islice(cycle(f), pairs)) for f in (scaling.short_factors, scaling.long_factors))
-    return replace(scaling, short_factors=short, long_factors=long)
+        options["scaling"] = None
+    return options
 
 
 def places(axis: Axis, sizes: Sizes, parts: Parts) -> tuple[np.ndarray, np.ndarray]:
     """(which places of the axis are taken, whether each is new: beyond what there was)."""
-    found, new = np.zeros(1, int), np.zeros(1, bool)
+    places_taken, new = np.zeros(1, int), np.zeros(1, bool)
     for name in axis:
         size = sizes[name]
         wanted = parts.get(name, Part(0, size)).places()
-        found = (found[:, None] * size + wanted % max(size, 1)).ravel()
+        places_taken = (places_taken[:, None] * size + wanted % max(size, 1)).ravel()
         new = (new[:, None] | (wanted >= size)).ravel()
-    return found, new
+    return places_taken, new
 
 
 def cast(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -203,8 +197,8 @@ def resize_array(
     fresh = np.zeros((1,) * array.ndim, bool)
     for k, axis in enumerate(axes):
         if parts.keys() & set(axis):
-            found, new = places(axis, sizes, parts)
-            array = array.take(found, axis=k)
+            places_taken, new = places(axis, sizes, parts)
+            array = array.take(places_taken, axis=k)
             fresh = fresh | new.reshape([-1 if i == k else 1 for i in range(array.ndim)])
     if rng is not None and fresh.any() and array.dtype.kind not in "biu":
         noise = rng.normal(size=array.shape)  # as much of it for a case and for its twin
@@ -216,17 +210,15 @@ def resize_array(
 
 def renumber_list(inputs: dict[str, np.ndarray], name: str, chosen: np.ndarray) -> dict[str, np.ndarray]:
     """With the chosen elements of a list alone, numbered anew."""
-    found = {n: array for n, array in inputs.items() if not n.startswith(f"{name}[")}
+    renumbered = {n: array for n, array in inputs.items() if not n.startswith(f"{name}[")}
     for i, place in enumerate(chosen):
         prefix = f"{name}[{place}]"
-        found |= {f"{name}[{i}]{n[len(prefix) :]}": array for n, array in inputs.items() if n.startswith(prefix)}
-    return found
+        renumbered |= {f"{name}[{i}]{n[len(prefix) :]}": array for n, array in inputs.items() if n.startswith(prefix)}
+    return renumbered
 
 
 def cut_mask(mask: Any, sizes: Sizes, parts: Parts) -> Any:
-    """What the mask says of these batch elements, queries and keys."""
-    if isinstance(mask, And | Or):
-        return type(mask)(*(cut_mask(side, sizes, parts) for side in (mask.left, mask.right)))
+    """What a mask that is not made of others says of these batch elements, queries and keys."""
     queries, keys = (parts.get(name, Part(0, sizes[name])) for name in ("Q", "K"))
     batch = places(("B",), sizes, parts)[0]
 
@@ -242,7 +234,7 @@ def cut_mask(mask: Any, sizes: Sizes, parts: Parts) -> Any:
         offset, moved = mask.offset, queries.start - keys.start
         if offset is not None or moved or queries.size != keys.size:  # left out means 0, which must be said then
             offset = (0 if offset is None else offset if isinstance(offset, int) else rows(offset)) + moved
-        return Causal(offset) if isinstance(mask, Causal) else SlidingWindow(mask.left, mask.right, offset)
+        return replace(mask, offset=offset)
     if isinstance(mask, KeyLengths):
         grown = max(0, keys.size - sizes["K"])
         lengths = rows(mask.lengths)

@@ -27,9 +27,9 @@ import numpy as np
 from conformance.checks.findings import Finding, ProcessEnded
 from conformance.runner.compiled_code import keep_compiled_code
 from conformance.runner.in_process import JudgeError, Runner, Step, failed_call, judging
-from conformance.runner.own_time import LOOKING, OwnTime
+from conformance.runner.own_time import POLL_SECONDS, OwnTime
 from conformance.runner.workers import NoReply, Worker, encode_call
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 
 LONGEST, BUDGET = 60.0, 15.0
 """Seconds for one question, and seconds of processor time for all questions of one check."""
@@ -84,8 +84,8 @@ class ForkingProcess:
             # No thread in it: a fork copies the one that forks alone.
             self.worker = Worker("conformance.runner.workers:serve_calls", stderr=subprocess.DEVNULL)
         try:
-            found: Reply = self.worker.call(encode_call(fork_process, request), request.seconds + MARGIN)
-            return found
+            reply: Reply = self.worker.call(encode_call(fork_process, request), request.seconds + MARGIN)
+            return reply
         except NoReply:
             self.close()
             return None
@@ -144,10 +144,10 @@ def name_of(subject: Any) -> str | None:
         return subject
     if not isinstance(subject, FunctionType) or subject.__module__ == "__main__":
         return None
-    found: Any = sys.modules.get(subject.__module__)
+    value: Any = sys.modules.get(subject.__module__)
     for part in subject.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return f"{subject.__module__}:{subject.__qualname__}" if found is subject else None
+        value = getattr(value, part, None)
+    return f"{subject.__module__}:{subject.__qualname__}" if value is subject else None
 
 
 # --- in the forking process -------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def fork_process(request: Request) -> Reply:
     os.close(writer)
     written, own, ended = b"", OwnTime(child), True
     while True:
-        ready, _, _ = select.select([reader], [], [], LOOKING)
+        ready, _, _ = select.select([reader], [], [], POLL_SECONDS)
         if not ready:
             if own.elapsed_seconds() <= request.seconds:
                 continue
@@ -186,14 +186,14 @@ def fork_process(request: Request) -> Reply:
 
 def split_findings(written: bytes) -> list[Any]:
     """The findings of whole steps; each begins with its length."""
-    found = []
+    findings = []
     while len(written) >= 8:
         size = int.from_bytes(written[:8], "big")
         if len(written) < 8 + size:
             break
-        found.append(pickle.loads(written[8 : 8 + size]))
+        findings.append(pickle.loads(written[8 : 8 + size]))
         written = written[8 + size :]
-    return found
+    return findings
 
 
 # --- in the fresh process ---------------------------------------------------------------------------------------------

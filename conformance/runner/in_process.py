@@ -13,26 +13,27 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from conformance.checks.check import Check
+from conformance.cases.case import Case
+from conformance.cases.features import dimensions
+from conformance.checks.catalogue import Check
 from conformance.checks.comparison import error_finding
-from conformance.checks.findings import Detail, Finding, TookTooLong
-from conformance.checks.kept_cases import find_answers
-from conformance.checks.size_limits import SizeLimits
+from conformance.checks.findings import Detail, Finding, NoAnswer, Size, TookTooLong
+from conformance.checks.results import find_answers
 from conformance.runner.compiled_code import forget_compiled_code
-from conformance.runner.limits import TooSlow, limit_time, valid_limit
-from conformance.runner.own_time import measure_crowding
+from conformance.runner.own_time import TooSlow, limit_time, measure_crowding, valid_limit
+from conformance.subjects.callables import Target
 from conformance.subjects.subject import Answers, Subject, first_line
-from conformance.subjects.targets import Target
 from conformance.subjects.wrong_answers import WrongAnswer
 
 TIME_LIMIT = 30.0
 """Seconds of own time (see `own_time.py`) for one check (one case, a few calls), compilation included."""
 
-LOOKING = 10
+CHECKS_PER_CLEANING = 10
 """After so many checks a look whether too much code was compiled; each may compile for a shape of its own."""
 SHOWN = 1000
 """Bytes that are kept of what a subject prints."""
@@ -104,16 +105,16 @@ class Runner:
         findings = check.raise_levels(self.run_check(check, example, shared), example)
         return self.sizes.learn_limits(check.case_of(example), findings) if check.tells_size else findings
 
-    def violates(self, rule: str) -> None:
+    def hear_rule(self, rule: str) -> None:
         """Hear which rule a failing case speaks of."""
 
     def run_check(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
         self.asked += 1
         self.answers = None
-        if self.asked % LOOKING == 0:
+        if self.asked % CHECKS_PER_CLEANING == 0:
             forget_compiled_code()
         try:
-            with self.capturing(), limit_time(self.time_limit):
+            with self.capture_output(), limit_time(self.time_limit):
                 findings = check.run(self.subject, example, shared)
             self.answers = find_answers(self.subject, check, example)
             return findings
@@ -130,16 +131,14 @@ class Runner:
         if isinstance(error, TooSlow):
             self.overrun += 1
             return failed_call(TookTooLong(self.time_limit or 0.0, crowding=measure_crowding()))
-        if isinstance(error, WrongAnswer):
-            return [Finding(error.name, float("inf"), detail=error.detail)]
-        if error is self.subject.answering.raised:
+        if isinstance(error, WrongAnswer) or error is self.subject.answering.raised:
             return [error_finding(error, self.subject)]
         if isinstance(error, Exception):
             raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error
         raise error
 
     @contextlib.contextmanager
-    def capturing(self) -> Iterator[None]:
+    def capture_output(self) -> Iterator[None]:
         """Send Python's standard output to a file, because some ask it for its descriptor or write bytes to it."""
         if self.time_limit is None:
             yield
@@ -181,3 +180,59 @@ class Output:
         with contextlib.suppress(ValueError, OSError):
             self.stream.close()
         self.file.close()
+
+
+# --- sizes that a subject cannot take ---------------------------------------------------------------------------------
+
+
+LARGE = 128
+"""Sizes up to this one are ordinary: a call that fails there fails for another reason."""
+
+
+class SizeLimits:
+    """answered: the largest size in each dimension of all calls that were answered. limits: what none may exceed."""
+
+    def __init__(self) -> None:
+        self.answered: dict[str, int] = {}
+        self.limits: dict[str, int] = {}
+        self.reported: set[str] = set()
+
+    def is_too_large(self, case: Case) -> bool:
+        """Whether calls of this size are known to fail."""
+        return bool(self.limits) and any(size > self.limits.get(name, size) for name, size in dimensions(case).items())
+
+    def learn_limits(self, case: Case, findings: list[Finding]) -> list[Finding]:
+        """The findings; a failure names the size, where none as large was answered before."""
+        sizes = dimensions(case)
+        if not any(finding.name == "call" and isinstance(finding.detail, NoAnswer) for finding in findings):
+            self.answered = {name: max(size, self.answered.get(name, 0)) for name, size in sizes.items()}
+            return findings
+        growth = {n: size / max(self.answered.get(n, 1), 1) for n, size in sizes.items() if size > LARGE}
+        name = max(growth, key=lambda name: growth[name], default="")
+        if growth.get(name, 0) <= 1:
+            return findings
+        self.limits[name] = min(sizes[name] - 1, self.limits.get(name, sizes[name]))
+        size = Size(name, sizes[name])
+        return [
+            replace(finding, detail=replace(finding.detail, size=size))
+            if finding.name == "call" and isinstance(finding.detail, NoAnswer) and finding.detail.size is None
+            else finding
+            for finding in findings
+        ]
+
+    def is_reported(self, finding: Finding) -> bool:
+        """Whether a failure for the size of the same dimension has been reported."""
+        return dimension(finding) in self.reported
+
+    def report_again(self, finding: Finding) -> bool:
+        """Whether a failure for the size of the same dimension has been reported; from now on it has."""
+        name = dimension(finding)
+        known = name in self.reported
+        self.reported |= {name} if name else set()
+        return known
+
+
+def dimension(finding: Finding) -> str:
+    """The one of whose size the failure speaks; empty where it speaks of none."""
+    detail = finding.detail
+    return detail.size.dimension if isinstance(detail, NoAnswer) and detail.size is not None else ""

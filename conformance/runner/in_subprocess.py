@@ -9,18 +9,24 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.cases.declaration import Declaration
-from conformance.checks.check import Check
+from conformance.checks.catalogue import Check
 from conformance.checks.findings import Finding, ProcessEnded, TookTooLong
-from conformance.checks.size_limits import SizeLimits
 from conformance.runner.array_guess import make_subject
 from conformance.runner.compiled_code import keep_compiled_code
-from conformance.runner.in_process import JudgeError, Runner, failed_call, ignore_warnings_of_numbers, judging, new_log
-from conformance.runner.limits import valid_limit
-from conformance.runner.own_time import measure_crowding
+from conformance.runner.in_process import (
+    JudgeError,
+    Runner,
+    SizeLimits,
+    failed_call,
+    ignore_warnings_of_numbers,
+    judging,
+    new_log,
+)
+from conformance.runner.own_time import measure_crowding, valid_limit
 from conformance.runner.process_lifetime import POSIX, describe_end
 from conformance.runner.workers import NoReply, Worker, encode_call
+from conformance.subjects.callables import Target
 from conformance.subjects.subject import Answers, first_line
-from conformance.subjects.targets import Target
 
 STARTING = 300.0
 """Seconds that loading the frameworks and the target may take."""

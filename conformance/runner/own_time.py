@@ -1,4 +1,4 @@
-"""Own time: how long a process has had, without the time in which others had the processors.
+"""Own time, how long a process has had without the time in which others had the processors; and limits of it.
 
 A time limit counts own time, or the verdict would depend on what else runs on the machine. All wall time is a process's
 own in which it sleeps, or waits for a lock or a file. A thread that could run and waits for a processor is starved.
@@ -20,12 +20,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
+from typing import TypeVar
 
-LOOKING = 0.2
+POLL_SECONDS = 0.2
 """Seconds between two looks at a process that is waited for."""
 TASKS = "/proc/{}/task"
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -49,16 +53,16 @@ def measure_crowding() -> float:
 
 def times(pid: int) -> Times:
     """What the system has counted for the threads of a process and of those that it has started; {} if it does not."""
-    found: Times = {}
+    counted: Times = {}
     processes = [pid]
     for process in processes:
         with contextlib.suppress(OSError, ValueError):  # no such system, or the process has ended
             for thread in Path(TASKS.format(process)).iterdir():
                 with contextlib.suppress(OSError, ValueError):
                     ran, waited, _ = (thread / "schedstat").read_text().split()
-                    found[int(thread.name)] = int(ran) / 1e9, int(waited) / 1e9
+                    counted[int(thread.name)] = int(ran) / 1e9, int(waited) / 1e9
                     processes += map(int, (thread / "children").read_text().split())
-    return found
+    return counted
 
 
 def read_times(pid: int) -> tuple[float, Times]:
@@ -88,8 +92,8 @@ class OwnTime:
 
     def elapsed_seconds(self) -> float:
         """Seconds. Call it now and then: of threads that have ended, it knows what an earlier call has seen."""
-        at, found = read_times(self.pid)
-        self.latest = self.latest | found
+        at, counted = read_times(self.pid)
+        self.latest = self.latest | counted
         if not self.latest:
             self.crowding = max(self.crowding, measure_crowding())
             return (at - self.since - self.before) / self.crowding
@@ -112,10 +116,74 @@ def ready_in_time(ready: Callable[[float], object], pid: int, seconds: float | N
 
     ready: waits for at most the seconds that it is given, and returns whether it is ready.
     """
-    if ready(LOOKING):
+    if ready(POLL_SECONDS):
         return True
     own = None if seconds is None else OwnTime(pid)
-    while not ready(LOOKING):
-        if own is not None and seconds is not None and own.elapsed_seconds() > seconds - LOOKING:
+    while not ready(POLL_SECONDS):
+        if own is not None and seconds is not None and own.elapsed_seconds() > seconds - POLL_SECONDS:
             return False
     return True
+
+
+# --- a time limit in this process: alarms -----------------------------------------------------------------------------
+
+
+LONGEST = 1e6
+"""Seconds of the longest time limit: more than any system's alarm can count is nobody's intention."""
+
+ALARMS, SHORTEST = 10, 1e-3
+"""So many alarms within a time limit, each for a look at the own time; and seconds to the next one at least."""
+
+Limit = TypeVar("Limit", float, float | None)
+
+
+class TooSlow(BaseException):
+    """The time limit passed. No `Exception`, which a subject might catch and go on."""
+
+
+def valid_limit(seconds: Limit) -> Limit:
+    """The limit itself; ValueError where it is none."""
+    if seconds is not None and not 0 < seconds <= LONGEST:
+        raise ValueError(f"time_limit must be above 0 and at most {LONGEST:g} seconds, got {seconds!r}")
+    return seconds
+
+
+@contextlib.contextmanager
+def limit_time(seconds: float | None) -> Iterator[None]:
+    """Raise `TooSlow` in here once so much own time is over (see `own_time.py`).
+
+    It does so on the main thread of a system with alarms; elsewhere never.
+
+    An alarm that somebody else has set is due again afterwards. Code that catches `TooSlow` gets no second one, and
+    the time counts as over; native code, and code that goes on for ever, are for a subprocess.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if seconds is None or not hasattr(signal, "setitimer") or not main:
+        yield
+        return
+    over = False
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        nonlocal over
+        left = seconds - own.elapsed_seconds()
+        if left > 0:
+            signal.setitimer(signal.ITIMER_REAL, min(max(left, SHORTEST), seconds / ALARMS))
+            return
+        over = True
+        raise TooSlow
+
+    own = OwnTime(os.getpid(), seconds / ALARMS)
+    start, before = time.monotonic(), signal.signal(signal.SIGALRM, ring)
+    delay, interval = signal.setitimer(signal.ITIMER_REAL, seconds / ALARMS)
+    try:
+        yield
+    except Exception:
+        if not over:
+            raise
+    finally:
+        left = max(delay - (time.monotonic() - start), 1e-6) if delay else 0.0
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
+        signal.setitimer(signal.ITIMER_REAL, left, interval)
+    if over:
+        raise TooSlow

@@ -16,20 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.arguments import expected_dtype
-from conformance.cases.arrays import heads_and_keys, join_projections
-from conformance.cases.axes import OFFSET
-from conformance.cases.case import Case
+from conformance.cases.arguments import KERNEL_ARGUMENTS, expected_dtype
+from conformance.cases.case import Case, heads_and_keys, join_projections, output_alone
 from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
-from conformance.cases.expectations import Planted, allowed_pairs, empty_rows
+from conformance.cases.expectations import Planted, allowed_pairs, asked_case, change_cases, empty_rows
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import alignment, has_masks, supports_case
-from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
+from conformance.cases.operation import OFFSET
 from conformance.cases.signatures import definition, equals_default
-from conformance.cases.with_logsumexp import output_alone
+from conformance.checks.catalogue import Check
+from conformance.checks.comparison import breaks
+from conformance.checks.levels import STRICT
 from conformance.runner.dimensions import Dimension, Part, Parts, dimensions, sizes_of, take_parts
-from conformance.sampling.layouts import apply_memory
-from conformance.sampling.strategies import numpy_dtype, roundings, set_offset
+from conformance.runner.in_process import Runner
+from conformance.sampling.strategies import apply_memory, numpy_dtype, roundings, set_offset
 from specification.dtypes import FLOATING, compute_dtype_name
 from specification.masks import And, Dense, Or
 
@@ -86,11 +86,6 @@ ASKED_AGAIN = 8
 def cuttable(example: Example) -> bool:
     """Whether it is made of cases that can be cut alike."""
     return map_cases(example, lambda case: case) is not None
-
-
-def call(example: Example) -> Case:
-    """The call that the subject is asked."""
-    return example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
 
 
 def map_cases(example: Example, change: Change) -> Example | None:
@@ -162,7 +157,7 @@ class Search:
 
     def dimensions(self) -> list[Dimension]:
         """The largest first: the others are then cheaper to try. Last those that may only shrink together."""
-        case = call(self.example)
+        case = asked_case(self.example)
         sizes, found = sizes_of(case), dimensions(case, self.declaration)
         alone = [dimension.names[0] for dimension in found if len(dimension.names) == 1]
         pairs = [names for names in (("Q", "K"), ("D", "V")) if set(names) <= set(alone)]
@@ -176,7 +171,7 @@ class Search:
         """Whether the candidate fails too; it is then what is made smaller."""
         if candidate is None or time.monotonic() > self.end:
             return False
-        case = call(candidate)
+        case = asked_case(candidate)
         bare = self.masked and case.options.get("mask") is None
         if bare or not supports_case(case, self.declaration) or not self.fails(candidate):
             return False
@@ -185,13 +180,13 @@ class Search:
 
     def leave_out(self) -> None:
         of_planted = [open_mask] if isinstance(self.example, Planted) else []
-        for change in [*simplifications(call(self.example), self.declaration, self.keeps_dtype), *of_planted]:
+        for change in [*simplifications(asked_case(self.example), self.declaration, self.keeps_dtype), *of_planted]:
             if self.takes(map_cases(self.example, change)):
                 self.passed.clear()
 
     def cut_together(self) -> None:
         """All dimensions but the two, one or none that are largest to their least size at once."""
-        case = call(self.example)
+        case = asked_case(self.example)
         sizes, found = sizes_of(case), self.dimensions()
         for kept in range(3):
             parts: dict[str, Part] = {}
@@ -203,14 +198,14 @@ class Search:
 
     def takes_parts(self, parts: Parts) -> bool:
         """Whether the first of everything, of these sizes, fails too."""
-        case = call(self.example)
+        case = asked_case(self.example)
         sizes = sizes_of(case) | {name: part.size for name, part in parts.items()}
         key = tuple(sizes.values())
         moved = any(part.start for part in parts.values())
         if not moved and key in self.passed:
             return False
         candidate = map_cases(self.example, lambda case: self.promised_case(case, take_parts(case, parts)))
-        if candidate is not None and sizes_of(call(candidate)) == sizes and self.takes(candidate):
+        if candidate is not None and sizes_of(asked_case(candidate)) == sizes and self.takes(candidate):
             if moved:
                 self.passed.clear()
             return True
@@ -235,7 +230,9 @@ class Search:
         """
         size = self.size(dimension)
         smallest = smallest_failing(size, dimension, lambda n: self.takes_parts(dimension.parts(n)))
-        if hides_keys(call(self.example)) and "K" in dimension.names:
+        case = asked_case(self.example)
+        hiding = "bias" in case.inputs and np.isneginf(case.inputs["bias"].astype(float)).any()
+        if (hiding or case.options.get("mask") is not None) and "K" in dimension.names:
             smallest_failing(smallest, dimension, lambda n: self.takes_last(dimension, n))
         elif OFFSET not in dimension.names:
             for last in (dimension.least, dimension.least + dimension.unit):
@@ -243,13 +240,7 @@ class Search:
                     return
 
     def size(self, dimension: Dimension) -> int:
-        return sizes_of(call(self.example)).get(dimension.names[0], 0)
-
-
-def hides_keys(case: Case) -> bool:
-    """By a mask, or by -inf in a bias."""
-    hiding = "bias" in case.inputs and np.isneginf(case.inputs["bias"].astype(float)).any()
-    return case.options.get("mask") is not None or bool(hiding)
+        return sizes_of(asked_case(self.example)).get(dimension.names[0], 0)
 
 
 def smallest_failing(size: int, dimension: Dimension, fails: Callable[[int], bool]) -> int:
@@ -276,8 +267,8 @@ def smallest_failing(size: int, dimension: Dimension, fails: Callable[[int], boo
 def ladder(dimension: Dimension, size: int) -> Iterator[int]:
     """The least size, tiny ones, powers of two below the size and what follows them, in steps of the unit."""
     unit, powers = dimension.unit, (2**k for k in range(2, size.bit_length()))
-    found = (dimension.least, *TINY, *(n for power in powers for n in (power, power + unit)))
-    yield from (n for n in dict.fromkeys(found) if dimension.least <= n < size and n % unit == 0)
+    sizes = (dimension.least, *TINY, *(n for power in powers for n in (power, power + unit)))
+    yield from (n for n in dict.fromkeys(sizes) if dimension.least <= n < size and n % unit == 0)
 
 
 # --- what a case can do without ---------------------------------------------------------------------------------------
@@ -294,8 +285,8 @@ def align_masks(case: Case | None, declaration: Declaration) -> Case | None:
 
 def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> Iterator[Change]:
     """What may make the case simpler: less memory to look after, fewer features, float32."""
-    if getattr(case, "memory", None):
-        yield contiguous
+    if case.memory:
+        yield lambda case: replace(case, memory={})
     if case.cotangents:
         yield lambda case: replace(case, cotangents={})
     if case.constants:
@@ -312,7 +303,7 @@ def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> 
     if case.options.get("dropout_keep") is not None or case.options.get("dropout_rate"):
         yield remove_arguments("dropout_keep", "dropout_rate")
     if case.options.get("ignore") is not None:
-        yield counting_all
+        yield count_all_targets
     mask = case.options.get("mask")
     if mask is not None:
         yield remove_arguments("mask")
@@ -329,12 +320,6 @@ def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> 
         yield ungroup_heads
     if not keeps_dtype:
         yield from (change_dtype(dtype, declaration) for dtype in SIMPLEST_FIRST[:1] if dtype in declaration.dtypes)
-
-
-def contiguous(case: Case) -> Case:
-    """As its arrays lie in memory when nothing is said of that."""
-    plain: dict[str, Any] = {"memory": {}}
-    return replace(case, **plain)
 
 
 def remove_arguments(*names: str) -> Change:
@@ -364,7 +349,7 @@ def open_mask(case: Case) -> Case | None:
     return replace(case, options=case.options | {"mask": Dense(new) if isinstance(mask, Dense) else new})
 
 
-def counting_all(case: Case) -> Case | None:
+def count_all_targets(case: Case) -> Case | None:
     """With class 0 as the target where none counts."""
     ignore, targets = case.options.get("ignore"), case.inputs["targets"]
     if ignore is None:
@@ -433,20 +418,13 @@ def change_dtype(dtype: str, declaration: Declaration) -> Change:
             floating = {n: a for n, a in case.inputs.items() if str(a.dtype) in FLOATING}
             inputs = {n: a.astype(numpy_dtype(wide.get(n, dtype))) for n, a in floating.items()}
             cotangents = {n: a.astype(numpy_dtype(expected_dtype(n, other))) for n, a in case.cotangents.items()}
-        if any(
-            has_overflown(old, new[n])
-            for was, new in ((floating, inputs), (case.cotangents, cotangents))
-            for n, old in was.items()
-        ):
-            return None
+        for was, new in ((floating, inputs), (case.cotangents, cotangents)):
+            for n, old in was.items():
+                if (np.isinf(new[n].astype(float)) & np.isfinite(old.astype(float))).any():
+                    return None
         return replace(other, inputs=case.inputs | inputs, cotangents=cotangents)
 
     return change
-
-
-def has_overflown(old: np.ndarray, new: np.ndarray) -> bool:
-    """Whether a number has become infinite."""
-    return bool((np.isinf(new.astype(float)) & np.isfinite(old.astype(float))).any())
 
 
 def plain_numbers(case: Case, seed: int = 0) -> Case | None:
@@ -460,3 +438,44 @@ def plain_numbers(case: Case, seed: int = 0) -> Case | None:
             numbers = np.abs(numbers) if name in operation_facts(case.operation).positive else numbers
             inputs[name] = np.where(finite, numbers.astype(array.dtype), array)
     return apply_memory(replace(case, inputs=inputs), case.memory)
+
+
+# --- what only a memory layout causes ---------------------------------------------------------------------------------
+
+
+def depends_on_layout(
+    runner: Runner, check: Check[Any, Any], example: Any, level: str = STRICT, shared: Any = None
+) -> bool:
+    """Ask once more, and with contiguous arrays: whether only the latter is right, which is a matter of ATT-13.
+
+    Args:
+        runner: of the subject.
+        check: by which the example fails.
+        example: as the check takes it.
+        level: of what is wrong; what only higher profiles ask for does not count.
+        shared: what the check has prepared, if it has; a layout changes nothing of it.
+
+    Returns:
+        whether the example fails again, but not with contiguous arrays; False where its arrays are contiguous.
+
+    """
+    if not has_layouts(example):
+        return False
+    prepared = check.prepare(example) if shared is None else shared
+
+    def is_right(example: Any) -> bool:
+        return not breaks(runner(check, example, prepared), level)
+
+    return is_right(lay_contiguous(example)) and not is_right(example)
+
+
+def lay_contiguous(example: Any) -> Any:
+    """The example with all its cases in contiguous arrays."""
+    return change_cases(example, lambda case: replace(case, memory={}))
+
+
+def has_layouts(example: Any) -> bool:
+    """Whether a case in the example has arrays that do not lie contiguous."""
+    if isinstance(example, Case | Planted):
+        return bool(asked_case(example).memory)
+    return type(example) is tuple and any(map(has_layouts, example))

@@ -7,6 +7,9 @@ fresh processes (`fresh.py`) are all of this kind.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
+import json
 import os
 import pickle
 import queue
@@ -14,14 +17,15 @@ import socket
 import subprocess
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import wait
 from threading import Lock, Thread
 from typing import Any
 
+from conformance.cases.declaration import Declaration
 from conformance.runner.in_process import JudgeError
-from conformance.runner.own_time import LOOKING, ready_in_time
+from conformance.runner.own_time import POLL_SECONDS, ready_in_time
 from conformance.runner.process_lifetime import end_process, end_with_input, start_process
 
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
@@ -104,7 +108,7 @@ class Worker:
             raise NoReply(not isinstance(error, TimeoutError)) from error
         if not ready_in_time(ready, self.process.pid, seconds):
             raise NoReply(gone)
-        if not wait([self.socket], LOOKING):
+        if not wait([self.socket], POLL_SECONDS):
             raise NoReply(True)
         try:
             return pickle.load(self.replies)
@@ -235,3 +239,32 @@ def encode_result(function: Callable[..., Any], arguments: tuple[Any, ...]) -> b
         except Exception:
             content = pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), where))
         return content
+
+
+# --- subjects that are asked together, and the processes that ask them ------------------------------------------------
+
+
+def kind(declaration: Declaration) -> str:
+    """The same for all subjects for which the same cases are drawn."""
+    return json.dumps([declaration.contents(), declaration.compiled], sort_keys=True)
+
+
+def group_indices(kinds: Sequence[Hashable]) -> list[list[int]]:
+    """Indices of equal kinds, largest group first."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, of in enumerate(kinds):
+        groups.setdefault(of, []).append(index)
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def prepare_worker() -> None:
+    """Prepare a process that judges in itself: compiled code is kept, and it has one of the cores."""
+    from conformance.oracle.reference import balls_available
+    from conformance.runner.compiled_code import keep_compiled_code
+    from conformance.runner.in_process import ignore_warnings_of_numbers
+
+    keep_compiled_code()
+    ignore_warnings_of_numbers()
+    balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
+    if importlib.util.find_spec("torch") is not None:
+        importlib.import_module("torch").set_num_threads(1)

@@ -24,7 +24,7 @@ EACH = 2
 """Cases of one seed: the simplest, which all have in common, and one of its own."""
 
 
-def drawing(examples: int, *phases: Phase) -> hypothesis.settings:
+def draw_settings(examples: int, *phases: Phase) -> hypothesis.settings:
     return hypothesis.settings(
         max_examples=examples,
         phases=phases,
@@ -111,12 +111,12 @@ def draw_cases(strategy: CaseStrategy, count: int, seed: int) -> Iterator[tuple[
     for number in range(count):
         simplest = number == 0 and count > 1 and not of_plan
         row = strategy.row(number, seed) if isinstance(strategy, Rows) else strategy
-        found = draw_from_seed(row, own_seed(seed, number), simplest)
-        hopeless = 0 if found or of_plan else hopeless + 1
+        examples = draw_from_seed(row, own_seed(seed, number), simplest)
+        hopeless = 0 if examples or of_plan else hopeless + 1
         if hopeless == HOPELESS:
             return
-        if found:
-            yield number, found[0 if simplest else -1]
+        if examples:
+            yield number, examples[0 if simplest else -1]
 
 
 def prepend_ignored_choice(
@@ -134,14 +134,14 @@ def prepend_ignored_choice(
 
 def draw_from_seed(strategy: st.SearchStrategy[Any], seed: int, simplest: bool = True) -> list[Any]:
     """The case of one seed; `simplest`: after the simplest of all."""
-    found: list[Any] = []
+    examples: list[Any] = []
 
     @hypothesis.seed(seed)
-    @drawing(EACH if simplest else 1, Phase.generate)
+    @draw_settings(EACH if simplest else 1, Phase.generate)
     @hypothesis.given(prepend_ignored_choice(strategy, simplest))
     def each(drawn: tuple[int, Any]) -> None:
-        found.append(drawn[1])
+        examples.append(drawn[1])
 
     with contextlib.suppress(hypothesis.errors.Unsatisfiable):
         each()
-    return found
+    return examples

@@ -9,15 +9,13 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from conformance.cases.arguments import padded_queries as rows_past
 from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.declaration import EVERYTHING, Declaration, Sizes
 from conformance.cases.expectations import Planted, allowed_pairs
-from conformance.cases.kernel_arguments import padded_queries as rows_past
-from conformance.cases.sizes import Sizes
 from conformance.sampling.strategies import (
     ALIKE,
     DTYPES,
-    NORM_SHAPES,
     Draw,
     attention_cases,
     broadcast_mask,
@@ -25,7 +23,6 @@ from conformance.sampling.strategies import (
     empty_row_convention,
     judged_dtypes,
     merge_cases,
-    norm_cases,
     roundings,
     seeds,
     select_cotangents,
@@ -163,8 +160,33 @@ def empty_row_cases(
     return replace(case, options=case.options | {"mask": Dense(allowed & rows[..., None])})
 
 
-def narrow(case: Case) -> bool:
-    """The window forbids something, and is no causal mask of the same offset by another name."""
+# --- what probes make of cases, or choose among them ------------------------------------------------------------------
+
+
+def zero_scale(case: Case) -> Case:
+    """The same with a scale of 0, which is not the same as none."""
+    return replace(case, options=case.options | {"scale": 0.0})
+
+
+def negate_scale(case: Case) -> Case:
+    """The same with a scale below 0."""
+    return replace(case, options=case.options | {"scale": -abs(case.options["scale"]) or -0.5})
+
+
+def has_head_masks(case: Case) -> bool:
+    """Whether each query head has a mask of its own."""
+    mask = case.options["mask"]
+    shape = np.shape(mask.array if isinstance(mask, Dense) else mask)
+    return len(shape) == 4 and shape[1] > 1
+
+
+def has_forbidding_bias(case: Case) -> bool:
+    """Whether the bias forbids a pair, by -inf."""
+    return bool(np.isneginf(case.inputs["bias"].astype(float)).any())
+
+
+def has_narrow_window(case: Case) -> bool:
+    """Whether the window forbids something, and is no causal mask of the same offset by another name."""
     causal = replace(case, options=case.options | {"mask": Causal(case.options["mask"].offset)})
     allowed = allowed_pairs(case)
     return not allowed.all() and not np.array_equal(allowed, allowed_pairs(causal))
@@ -354,52 +376,3 @@ def splits(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[Case
     case = replace(case, options=case.options | {"mask": Dense(np.array(allowed_pairs(case)))})
     keys = case.inputs["key"].shape[2]
     return case, tuple(sorted(draw(st.lists(st.integers(0, keys), min_size=1, max_size=3))))
-
-
-# --- layer norm -------------------------------------------------------------------------------------------------------
-
-
-@st.composite
-def constant_rows(
-    draw: st.DrawFn,
-    operation: str = "layer_norm",
-    gradients: bool = False,
-    focus: tuple[str, ...] = (),
-    declaration: Declaration = EVERYTHING,
-) -> Case:
-    """focus: features that the subject must have."""
-    case = draw(norm_cases(operation, gradients=gradients, focus=focus, declaration=declaration))
-    d = Draw(draw(seeds), case.dtype)
-    x = case.inputs["x"]
-    axes = tuple(range(-case.inputs["weight"].ndim, 0))
-    rows = d.normal(*(1 if axis - x.ndim in axes else n for axis, n in enumerate(x.shape)), scale=100.0, mean=300.0)
-    return replace(case, inputs=case.inputs | {"x": np.array(np.broadcast_to(rows, x.shape))})
-
-
-@st.composite
-def outlying_rows(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> Case:
-    """The first element of every long row lies far from the others, which lie together (NORM-4)."""
-    long = tuple(plan for plan in NORM_SHAPES if plan[0][-1] >= 70)
-    case = draw(norm_cases(gradients=False, plans=long, dtypes=("float32", "float64"), declaration=declaration))
-    x = np.array(case.inputs["x"])
-    x[..., 0] *= draw(st.sampled_from((1e2, 1e4)))
-    return replace(case, inputs=case.inputs | {"x": x})
-
-
-@st.composite
-def spoiled_rows(
-    draw: st.DrawFn, operation: str, declaration: Declaration = EVERYTHING
-) -> tuple[Case, Case, np.ndarray, np.ndarray]:
-    """(the case with NaN or infinity somewhere, the clean case, elements that must be non-finite, spoiled rows).
-
-    Infinity in `rms_norm` leaves the others of its row finite: they are divided by it.
-    """
-    case = draw(norm_cases(operation, gradients=False, declaration=declaration))
-    x = np.array(case.inputs["x"])
-    axes = tuple(range(-case.inputs["weight"].ndim, 0))
-    place = tuple(draw(st.integers(0, n - 1)) for n in x.shape)
-    x[place] = draw(st.sampled_from((np.nan, np.inf, -np.inf)))
-    bad = ~np.isfinite(x.astype(float))
-    rows = np.broadcast_to(bad.any(axis=axes, keepdims=True), x.shape)
-    reached = bad if operation == "rms_norm" and np.isinf(x[place]) else rows
-    return replace(case, inputs=case.inputs | {"x": x}, special=True), case, reached, rows

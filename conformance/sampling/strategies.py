@@ -22,33 +22,36 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from conformance.cases.arguments import result_names
 from conformance.cases.case import Case
-from conformance.cases.declaration import CONVENTIONS, EVERYTHING, PRECISIONS, SIMPLEST_FIRST, Declaration, Window
+from conformance.cases.declaration import (
+    CONVENTIONS,
+    EVERYTHING,
+    PRECISIONS,
+    SIMPLEST_FIRST,
+    Declaration,
+    Sizes,
+    Window,
+    adapt_sizes,
+)
 from conformance.cases.expectations import empty_rows as rows_without_keys
-from conformance.cases.features import alignment
+from conformance.cases.features import alignment, mask_parts, replace_parts
+from conformance.cases.layouts import LAYOUTS, REFUSABLE, SHARED, changes_placement, equal_along, shared_axes
 from conformance.cases.signatures import default
-from conformance.cases.sizes import Sizes, adapt_sizes
-from conformance.cases.with_logsumexp import returns_both
-from conformance.oracle.reference import balls_available
-from conformance.oracle.work import ball_work
-from conformance.sampling.layouts import draw_memory
+from conformance.oracle.reference import ball_work, balls_available
 from reference_numpy import materialize
-from reference_numpy.feed_forward import ACTIVATIONS as ACTIVATION_FUNCTIONS
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
-from specification.configuration import CHOICES
 from specification.dtypes import compute_dtype_name
-from specification.masks import And, Or
+from specification.masks import map_arrays
 
 DTYPES = SIMPLEST_FIRST
 
 
 def judged_dtypes(dtypes: tuple[str, ...], declaration: Declaration) -> tuple[str, ...]:
     """Those that the subject takes. Without its oracle, float64 cannot be judged."""
-    return some(d for d in dtypes if d in declaration.dtypes and (d != "float64" or balls_available()))
+    return require_some(d for d in dtypes if d in declaration.dtypes and (d != "float64" or balls_available()))
 
 
-def some(choices: Iterable[Any]) -> tuple[Any, ...]:
+def require_some(choices: Iterable[Any]) -> tuple[Any, ...]:
     """The choices; a case for which there are none is not drawn."""
     left = tuple(choices)
     assume(left)
@@ -63,7 +66,9 @@ def draw_dtype(
     draw: st.DrawFn, dtypes: tuple[str, ...], declaration: Declaration, work: float, limit: float = EXACTLY
 ) -> str:
     """Draw a dtype that the subject takes; not float64 where its oracle's work is beyond the limit."""
-    return draw(st.sampled_from(some(d for d in judged_dtypes(dtypes, declaration) if work <= limit or d != "float64")))
+    return draw(
+        st.sampled_from(require_some(d for d in judged_dtypes(dtypes, declaration) if work <= limit or d != "float64"))
+    )
 
 
 SHORT = (
@@ -154,15 +159,15 @@ seeds = digits(10)
 
 def sizes(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None = None) -> st.SearchStrategy[Sizes]:
     """Of the plans, or the usual ones; in float64 those that ball arithmetic affords."""
-    return st.sampled_from(some(sizes_for(dtype, declaration, plans)))
+    return st.sampled_from(require_some(sizes_for(dtype, declaration, plans)))
 
 
 def sizes_for(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None) -> list[Sizes]:
     usual = SHORT if dtype == "float64" else SHORT + LONG
-    found = dict.fromkeys(adapt_sizes(plan, declaration) for plan in (usual if plans is None else plans))
+    adapted = dict.fromkeys(adapt_sizes(plan, declaration) for plan in (usual if plans is None else plans))
     if dtype != "float64":
-        return [*found]
-    able = [s for s in found if ball_work("attention", gradients=True, **s._asdict()) <= EXACTLY]
+        return [*adapted]
+    able = [s for s in adapted if ball_work("attention", gradients=True, **s._asdict()) <= EXACTLY]
     few = [s for s in able if s in {adapt_sizes(plan, declaration) for plan in FLOAT64}]
     return few if few and declaration.compiled and len(declaration.dtypes) > 1 else able
 
@@ -178,8 +183,115 @@ def dtype_and_sizes(
         dtype: [s for s in sizes_for(dtype, declaration, plans) if grouped is None or (s.H > s.G) == grouped]
         for dtype in judged_dtypes(dtypes, declaration)
     }
-    chosen = st.sampled_from(some(dtype for dtype, found in able.items() if found))
+    chosen = st.sampled_from(require_some(dtype for dtype, found in able.items() if found))
     return chosen.flatmap(lambda dtype: st.tuples(st.just(dtype), st.sampled_from(able[dtype])))
+
+
+def reset_lacking(operation: str, options: dict[str, Any], declaration: Declaration) -> dict[str, Any]:
+    """The options with the operation's own defaults for those that the function has no parameter for."""
+    return {n: default(operation, n) if n in declaration.lacking else value for n, value in options.items()}
+
+
+def draw_option(draw: st.DrawFn, operation: str, name: str, choices: Iterable[Any], declaration: Declaration) -> Any:
+    """Draw an option from its choices; only its default where the function has no parameter for it."""
+    lacking = name in declaration.lacking
+    return draw(st.sampled_from(require_some(one for one in choices if not lacking or one == default(operation, name))))
+
+
+# --- how arrays lie in memory -----------------------------------------------------------------------------------------
+
+USUAL = ("transposed", "fused", "sliced", "cached", "misaligned")
+PLAUSIBLE = {
+    "activation": (*USUAL, "shared batch", "shared heads", *REFUSABLE),
+    "pairs": (*USUAL, "shared batch", "shared heads", "shared rows", *REFUSABLE),
+    "cotangent": (*USUAL, *SHARED, *REFUSABLE),
+    "parameter": ("sliced", "misaligned", *REFUSABLE),
+}
+"""Layouts by the role of an array: input of a layer, mask or bias for pairs, cotangent, weights."""
+ACTIVATIONS = (
+    *("query", "key", "value", "x", "ids", "positions", "outputs", "logsumexps"),
+    *("logits", "log_probabilities", "targets"),
+)
+PAIRS = ("bias", "mask", "dropout_keep")
+
+
+def role(name: str) -> str:
+    """The role of an array of `Case.memory`."""
+    if name == "cotangent":
+        return name
+    if name in PAIRS:
+        return "pairs"
+    return "activation" if name.partition("[")[0] in ACTIVATIONS and "." not in name else "parameter"
+
+
+def arrays_of(case: Case) -> dict[str, list[np.ndarray]]:
+    """The arrays of a case by the names that `Case.memory` has for them."""
+    named = {name: [array] for name, array in case.inputs.items()}
+    for name in ("mask", "dropout_keep"):
+        arrays: list[np.ndarray] = []
+        map_arrays(case.options.get(name), arrays.append)
+        named[name] = list(map(np.asarray, arrays))
+    return {name: arrays for name, arrays in (named | {"cotangent": [*case.cotangents.values()]}).items() if arrays}
+
+
+def choices(case: Case, declaration: Declaration) -> dict[str, list[str]]:
+    """Layouts, with the arrays that each of them makes lie in another way."""
+    rows_stay = declaration.convention("empty_rows") != "zero"  # an equal mask could leave more rows empty
+
+    def is_possible(layout: str, name: str, arrays: list[np.ndarray]) -> bool:
+        kind = role(name)
+        if layout not in PLAUSIBLE[kind] or (kind in ("pairs", "cotangent") and layout in SHARED and rows_stay):
+            return False
+        return any(changes_placement(layout, array.shape) for array in arrays)
+
+    arrays = arrays_of(case)
+    possible = {layout: [name for name in arrays if is_possible(layout, name, arrays[name])] for layout in LAYOUTS}
+    return {layout: names for layout, names in possible.items() if names}
+
+
+def draw_memory(draw: st.DrawFn, case: Case, declaration: Declaration, layout: str | None = None) -> Case:
+    """Draw a memory layout for one array of a case or for all that can have it, or, two times in three, for none.
+
+    Args:
+        draw: Hypothesis's function.
+        case: as it is otherwise finished. Values along an axis that gets stride 0 become equal.
+        declaration: of the subject. Without strides the case stays as it is.
+        layout: the one to use, where an array can have it; else any but those that a subject may refuse.
+
+    Returns:
+        the case with its `memory`; the case itself where no array can have any.
+
+    """
+    if not declaration.strides or (layout is None and draw(st.integers(0, 2)) < 2):
+        return case
+    names = choices(case, declaration)
+    kinds = [layout] if layout in names else [kind for kind in names if kind not in REFUSABLE]
+    if not kinds:
+        return case
+    kind = draw(st.sampled_from(kinds))
+    chosen = [draw(st.sampled_from(names[kind]))] if draw(st.booleans()) else names[kind]  # the simplest case has all
+    return apply_memory(case, dict.fromkeys(chosen, kind))
+
+
+@st.composite
+def memory_cases(draw: st.DrawFn, cases: st.SearchStrategy[Case], layout: str, declaration: Declaration) -> Case:
+    """Draw cases with this layout for one array, or for all that can have it; with another one if none can."""
+    return draw_memory(draw, replace(draw(cases), memory={}), declaration, layout)
+
+
+def apply_memory(case: Case, memory: dict[str, str]) -> Case:
+    """The case with these layouts; values along axes of stride 0 are made equal."""
+
+    def equal(name: str, array: np.ndarray) -> np.ndarray:
+        axes = shared_axes(memory.get(name, ""), array.ndim)
+        return equal_along(np.asarray(array), axes) if axes else array
+
+    inputs = {name: equal(name, array) for name, array in case.inputs.items()}
+    cotangents = {name: equal("cotangent", array) for name, array in case.cotangents.items()}
+    options = dict(case.options)
+    for name in set(memory) & {"mask", "dropout_keep"} & set(options):
+        options[name] = map_arrays(options[name], partial(equal, name))
+    return replace(case, inputs=inputs, options=options, cotangents=cotangents, memory=memory)
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
@@ -246,20 +358,20 @@ def window_sizes(declaration: Declaration) -> tuple[Sizes, ...]:
     sides = {side for pair in declaration.windows for side in pair if side is not None}
     longer = [side + 6 for side in sorted(sides)]
     plans = [s for n in longer for s in (Sizes(2, 2, 1, 3, n, 5, 4), Sizes(1, 4, 2, n, 4, 3, 6))]
-    found = dict.fromkeys(adapt_sizes(s, declaration) for s in plans)
+    adapted = dict.fromkeys(adapt_sizes(s, declaration) for s in plans)
     if "cross" not in declaration:
-        found = dict.fromkeys(adapt_sizes(Sizes(1, 1, 1, n, n, 5, 4), declaration) for n in longer)
-    return tuple(s for s in found if s.B * s.H * s.Q * s.K <= MOST_PAIRS)
+        adapted = dict.fromkeys(adapt_sizes(Sizes(1, 1, 1, n, n, 5, 4), declaration) for n in longer)
+    return tuple(s for s in adapted if s.B * s.H * s.Q * s.K <= MOST_PAIRS)
 
 
 def lengths(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     low = draw(st.sampled_from((0, 1)))
-    found = d.integers(min(low, s.K), s.K, s.B)
+    counts = d.integers(min(low, s.K), s.K, s.B)
     if s.K > MANY_KEYS:
-        found[-1:] = s.K - draw(st.integers(0, 3))
+        counts[-1:] = s.K - draw(st.integers(0, 3))
     if low == 0 and (s.B > 1 or (s.K <= MANY_KEYS and draw(st.booleans()))):
-        found[:1] = 0
-    return KeyLengths(found)
+        counts[:1] = 0
+    return KeyLengths(counts)
 
 
 def padding(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
@@ -339,7 +451,7 @@ def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw, declaration: Declar
     if kind == "maybe":
         kind = draw(st.sampled_from(("none", *kinds, *several)))
     if kind == "any":
-        kind = draw(st.sampled_from(some((*kinds, *several))))
+        kind = draw(st.sampled_from(require_some((*kinds, *several))))
     if kind == "none":
         return None
     aligned = alignment(s.Q, s.K, declaration)
@@ -355,11 +467,9 @@ def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw, declaration: Declar
 
 def set_offset(mask: Any, offset: int) -> Any:
     """The same with every causal mask and window at this offset."""
-    if isinstance(mask, And | Or):
-        return type(mask)(set_offset(mask.left, offset), set_offset(mask.right, offset))
-    if isinstance(mask, Causal):
-        return Causal(offset)
-    return SlidingWindow(mask.left, mask.right, offset) if isinstance(mask, SlidingWindow) else mask
+    shifted = (Causal, SlidingWindow)
+    parts = [replace(part, offset=offset) if isinstance(part, shifted) else part for part in mask_parts(mask)]
+    return replace_parts(mask, parts)
 
 
 def kinds_of_masks(declaration: Declaration) -> tuple[list[str], tuple[str, ...]]:
@@ -423,7 +533,7 @@ def attention_cases(
     options["mask"] = draw_mask(draw, mask, s, d, declaration)
     modes = empty_rows if "empty_rows" in declaration and "logsumexp" not in declaration else ("zero",)
     mode = draw(st.sampled_from(modes))
-    convention, both = empty_row_convention(operation, declaration), returns_both(operation, declaration)
+    convention, both = empty_row_convention(operation, declaration), declaration.returns_both(operation)
     if mode == "zero" and "sinks" not in focus:
         mode = convention
     if mode not in ("zero", "any"):
@@ -494,7 +604,7 @@ def edges(length: int, d: Draw) -> list[int]:
 def empty_row_convention(operation: str, declaration: Declaration) -> str:
     """What the subject promises of empty rows; a mean and NaN are outputs and weights, and promise no log-sum-exp."""
     convention = declaration.convention("empty_rows")
-    sums = operation == "attention_logsumexp" or returns_both(operation, declaration)
+    sums = operation == "attention_logsumexp" or declaration.returns_both(operation)
     return "any" if sums and convention != "zero" else convention
 
 
@@ -508,8 +618,8 @@ def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
         declared["sines"] = "inputs"
     if declared.get("rotation") == "rounded":  # the sines alone
         del declared["rotation"]
-    found = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
-    return {name: value for name, value in found.items() if name == "angles" or value not in ("float32", "float64")}
+    formats = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
+    return {name: value for name, value in formats.items() if name == "angles" or value not in ("float32", "float64")}
 
 
 NUMBERS = ("usual", "usual", "by head", "by row", "zeros", "ties", "saturated", "tiny", "huge")
@@ -705,240 +815,6 @@ def multi_head_cases(
     )
 
 
-# --- the layers around it ---------------------------------------------------------------------------------------------
-
-NormShape = tuple[tuple[int, ...], int]
-"""The shape of x, and how many of its last axes are normalised."""
-NORM_SHAPES: tuple[NormShape, ...] = (
-    *(((3, 7), 1), ((2, 5, 12), 1), ((4, 3, 5), 2), ((5, 70), 1), ((2, 3, 1), 1), ((3, 257), 1)),
-)
-
-NORM_NUMBERS = ("usual", "usual", "usual", "by row", "zeros", "small", "large")
-EPSILONS = (1e-5, 1e-6, 1e-12, 1e-3, 0.5)
-WIDE_ROW = 256
-LARGE = {"float16": 2.0**15, "bfloat16": 2.0**40, "float32": 2.0**40, "float64": 2.0**330}
-"""Squares leave 16 bits, but the cube of a reciprocal, which the gradient of rsqrt has, stays in range."""
-
-
 def fused_or_separate_cases(**given: Any) -> st.SearchStrategy[Case]:
     """Cases of multi-head attention whose projections are fused or, as often, one for every head."""
     return st.booleans().flatmap(lambda separate: multi_head_cases(separate=separate, **given))
-
-
-@st.composite
-def norm_cases(
-    draw: st.DrawFn,
-    operation: str = "layer_norm",
-    means: tuple[float, ...] = (0.0, 0.0, 2.0, -30.0),
-    spreads: tuple[float, ...] = (1.0, 1.0, 0.03, 40.0),
-    default_eps: bool = False,
-    gradients: bool = True,
-    focus: tuple[str, ...] = (),
-    plans: tuple[NormShape, ...] = NORM_SHAPES,
-    dtypes: tuple[str, ...] = DTYPES,
-    far: bool = False,
-    epsilons: tuple[float, ...] = (),
-    plus_one: tuple[bool, ...] = (False, True),
-    declaration: Declaration = EVERYTHING,
-) -> Case:
-    """plans: the shapes of x to draw from, each with the number of axes that are normalised.
-
-    far: the means are, which in wide rows only float64 resolves; there they grow with the width, as bounds do.
-    epsilons: the choices, instead of the usual ones, of which those that hide a wide row's variance are left out.
-    plus_one: the choices for rms_norm. A weight to which 1 is added is small in half the cases, as trained ones are.
-    """
-    assume(set(focus) <= declaration.features)
-    shapes = [s for s in plans if operation != "standard_deviation_norm" or s[0][-1] > 1]
-    shape, axes = draw(st.sampled_from(some(s for s in shapes if s[1] == 1 or "axes" in declaration)))
-    sizes = {"rows": prod(shape[:-axes]), "width": prod(shape[-axes:])}
-    cheap = ball_work(operation, gradients=gradients, **sizes) <= EXACTLY * (4 if far else 1)
-    able = some(d for d in judged_dtypes(dtypes, declaration) if cheap or d != "float64")
-    wide = far and sizes["width"] > WIDE_ROW and "float64" in able
-    dtype = draw(st.sampled_from(("float64",) if wide else able))
-    d, scale = Draw(draw(seeds), dtype), draw(st.sampled_from(spreads))
-    names = shape[-axes:]
-    wide_weights = compute_dtype_name(dtype) if "wide_weights" in declaration else dtype
-    companion = draw(st.sampled_from((dtype, wide_weights)))
-    kinds = [kind for kind in NORM_NUMBERS if not (far and kind == "zeros")]  # zeros beside a far mean are a variance
-    x, weight, kind = d.numbers(*shape) * scale, d.numbers(*names), draw(st.sampled_from(kinds))
-    if shape[-1] > MANY_KEYS:
-        standing_out = edges(shape[-1], d)
-        x[..., standing_out] *= max(3, np.sqrt(shape[-1] / 64))  # together as much of the variance as all others
-        x[..., -2:] += np.sign(x[..., -2:]) * np.sqrt(shape[-1] / 4) * scale
-        weight[..., standing_out] *= 3
-    x = x + draw(st.sampled_from(means)) * scale * (sizes["width"] / 16 if wide else 1)
-    rows = (*shape[:-axes], *(1 for _ in names))
-    if kind == "by row":
-        x = x * d.choice((1e-3, 0.1, 1.0, 1e2), *rows)
-    elif kind == "zeros":
-        x, weight = x * d.booleans(*shape, share=0.8), weight * d.booleans(*names, share=0.7)
-    elif kind == "small":  # the variance is about eps
-        x = x / scale * d.choice((1e-4, 1e-3, 3e-3, 0.03), *rows)
-    elif kind == "large":  # squares do not fit into 16 bits, and barely into float32
-        x = x / (scale * (1 + np.max(np.abs(x), initial=1.0) / scale)) * LARGE[dtype]
-    options: dict[str, Any] = {}
-    if operation == "rms_norm":
-        options["plus_one"] = draw_option(draw, operation, "plus_one", plus_one, declaration)
-        weight = weight * draw(st.sampled_from((0.01, 1.0))) if options["plus_one"] else weight
-    inputs = {"x": d.cast(x), "weight": d.cast(weight, companion)}
-    if operation != "rms_norm" and draw(st.integers(0, 4)) > 0 and "bias" not in declaration.lacking:
-        inputs["bias"] = d.normal(*names, dtype=companion)
-    if operation != "layer_norm" or epsilons or (not default_eps and draw(st.booleans())):
-        usual = [eps for eps in EPSILONS if shape[-1] <= MANY_KEYS or eps <= scale**2]
-        options["eps"] = draw(st.sampled_from(epsilons or usual))
-    options = reset_lacking(operation, options, declaration)
-    cotangents = (
-        select_cotangents({"output": draw_row_cotangents(draw, d, shape, axes)}, declaration) if gradients else {}
-    )
-    rounding = roundings(declaration, dtype)
-    return draw_memory(draw, Case(operation, dtype, inputs, options, cotangents, rounding=rounding), declaration)
-
-
-def norm_shapes(rows: int, width: int) -> tuple[NormShape, ...]:
-    """Shapes of x with so many rows and numbers in a row: rows in one axis or two, a row in one axis or, less often,
-    in two.
-    """
-    leading = [(rows,), *((part, rows // part) for part in (2, 3) if rows % part == 0 and rows > part)]
-    inner = [*[(width,)] * 4, *((part, width // part) for part in (2, 3) if width % part == 0 and width > part)]
-    return tuple(((*front, *back), len(back)) for front in leading for back in inner if len(back) == 1 or back[1] > 1)
-
-
-def reset_lacking(operation: str, options: dict[str, Any], declaration: Declaration) -> dict[str, Any]:
-    """The options with the operation's own defaults for those that the function has no parameter for."""
-    return {n: default(operation, n) if n in declaration.lacking else value for n, value in options.items()}
-
-
-def draw_option(draw: st.DrawFn, operation: str, name: str, choices: Iterable[Any], declaration: Declaration) -> Any:
-    """Draw an option from its choices; only its default where the function has no parameter for it."""
-    lacking = name in declaration.lacking
-    return draw(st.sampled_from(some(one for one in choices if not lacking or one == default(operation, name))))
-
-
-ACTIVATIONS = CHOICES["activation"]
-NETWORKS = (((2, 3, 4), 10, 5), ((5, 6), 7, 6), ((2, 9, 24), 40, 17))
-
-
-@st.composite
-def feed_forward_cases(
-    draw: st.DrawFn,
-    operation: str = "feed_forward",
-    activations: tuple[str, ...] = ACTIVATIONS,
-    dtypes: tuple[str, ...] = DTYPES,
-    plans: tuple[tuple[tuple[int, ...], int, int], ...] = NETWORKS,
-    declaration: Declaration = EVERYTHING,
-) -> Case:
-    """plans: the shapes of x to draw from, each with the inner and the outer width."""
-    shape, inner, outer = draw(st.sampled_from(plans))
-    sizes = {"rows": prod(shape[:-1]), "E": shape[-1], "F": inner, "out": outer}
-    dtype = draw_dtype(draw, dtypes, declaration, ball_work(operation, gradients=True, **sizes))
-    d, E = Draw(draw(seeds), dtype), shape[-1]
-    size = draw(st.sampled_from((1.0, 4.0)))
-    inputs = {"x": d.normal(*shape, scale=size), "inner.weight": d.normal(E, inner, scale=E**-0.5)}
-    inputs["outer.weight"] = d.normal(inner, outer, scale=inner**-0.5)
-    gated = operation == "gated_feed_forward"
-    if gated:
-        inputs["gate.weight"] = d.normal(E, inner, scale=E**-0.5)
-    if draw(st.booleans()):
-        inputs |= {"inner.bias": d.normal(inner), "outer.bias": d.normal(outer)}
-        inputs |= {"gate.bias": d.normal(inner)} if gated else {}
-    options: dict[str, Any] = {"activation": draw_option(draw, operation, "activation", activations, declaration)}
-    if draw(st.integers(0, 2)) == 0 and "dropout" in declaration:
-        options |= {"dropout_rate": 0.25, "dropout_keep": d.booleans(*shape[:-1], inner, share=0.75)}
-    cotangents = select_cotangents({"output": draw_row_cotangents(draw, d, (*shape[:-1], outer))}, declaration)
-    return draw_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
-
-
-ROUNDED_ALIKE = {
-    "silu": ((1.6015625, 1.4296875, 1.3515625), (1.34375, 1.703125, 1.6796875)),
-    "gelu": ((1.5, 1.390625, 1.515625), (1.5, 0.8046875, 1.421875)),
-    "gelu_tanh": ((1.5, 1.390625, 1.515625), (1.671875, 0.7265625, 1.265625)),
-}
-"""Of bfloat16, x and its weights in gate and inner projection, found by trying all. Both projections, the activation
-and the product round up in the first, down in the second: with the activation's rounding, by more than the bound."""
-
-
-@st.composite
-def gates_rounded_alike(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> Case:
-    """Two columns whose errors add up in their difference, which is about 0 and adds no rounding of its own."""
-    dtype = draw(st.sampled_from(judged_dtypes(("bfloat16",), declaration)))
-    name = draw_option(draw, "gated_feed_forward", "activation", ROUNDED_ALIKE, declaration)
-    d, (x, gate, inner) = Draw(0, dtype), np.array(ROUNDED_ALIKE[name]).T
-    inner = inner * 2.0 ** draw(st.integers(-3, 3))
-    hidden = ACTIVATION_FUNCTIONS[name](x * gate) * x * inner
-    outer = draw(st.sampled_from((-1.0, 1.0))) * np.array([[1.0], [-hidden[0] / hidden[1]]])
-    inputs = {
-        "x": np.tile(x, (draw(st.integers(1, 3)), 1)),
-        "gate.weight": np.diag(gate),
-        "inner.weight": np.diag(inner),
-    }
-    inputs = {name: d.cast(array) for name, array in (inputs | {"outer.weight": outer}).items()}
-    return draw_memory(draw, Case("gated_feed_forward", dtype, inputs, {"activation": name}), declaration)
-
-
-EXACT_POSITIONS = 2**15
-"""Entries of sinusoidal positions that ball arithmetic affords."""
-
-
-@st.composite
-def sinusoidal_cases(
-    draw: st.DrawFn,
-    dtypes: tuple[str, ...] = DTYPES,
-    offsets: tuple[int, ...] = (),
-    plan: tuple[int, int] | None = None,
-    declaration: Declaration = EVERYTHING,
-) -> Case:
-    """offsets: the choices, instead of the usual ones. plan: length and width."""
-    if "dtype" in declaration.lacking:
-        dtypes = tuple(dtype for dtype in dtypes if dtype == default("sinusoidal_positions", "dtype"))
-    if plan is not None and plan[0] * plan[1] > EXACT_POSITIONS:
-        dtypes = tuple(dtype for dtype in dtypes if dtype != "float64")
-    limits = declaration.limits
-    options: dict[str, Any] = {
-        "length": draw(st.integers(0, min(40, limits.get("length", 40)))) if plan is None else plan[0],
-        "width": draw(st.integers(1, min(70, limits.get("model_width", 70)))) if plan is None else plan[1],
-        "offset": draw(st.sampled_from(offsets) if offsets else st.one_of(st.sampled_from((0, 511, 4099)), digits(4))),
-        "exponent": draw(st.sampled_from(("shared", "doubled"))),
-        "dtype": draw(st.sampled_from(judged_dtypes(dtypes, declaration))),
-    }
-    options = reset_lacking("sinusoidal_positions", options, declaration)
-    return Case("sinusoidal_positions", options["dtype"], {}, options)
-
-
-LOOKUPS = tuple(
-    (rows, width, shape)
-    for rows, width in ((11, 5), (40, 10))  # widths whose root must be rounded
-    for shape in ((7,), (2, 5), (3, 2, 4), (1,))
-)
-
-
-@st.composite
-def lookup_cases(
-    draw: st.DrawFn,
-    operation: str,
-    scaled: tuple[bool, ...] = (False, True),
-    dtypes: tuple[str, ...] = DTYPES,
-    plans: tuple[tuple[int, int, tuple[int, ...]], ...] = LOOKUPS,
-    declaration: Declaration = EVERYTHING,
-) -> Case:
-    """scaled: the choices for an embedding. plans: rows and width of the table, and shapes of the ids or lengths."""
-    rows, width, lengths = draw(st.sampled_from(plans))
-    shape = draw(st.sampled_from(((prod(lengths),), lengths))) if operation == "embedding" else lengths[:1]
-    dtype = draw_dtype(
-        draw, dtypes, declaration, ball_work(operation, gradients=True, N=rows, E=width, rows=prod(shape))
-    )
-    d = Draw(draw(seeds), dtype)
-    inputs = {"table": d.normal(rows, width)}
-    if operation == "learned_positions":
-        length = min(shape[0], rows)
-        start = draw(st.sampled_from((0, rows - length))) if rows > MANY_KEYS else int(d.integers(0, rows - length))
-        options: dict[str, Any] = {"length": length, "offset": start}
-        shape = (length,)
-    else:
-        kind = draw(st.sampled_from((np.int32, np.int64)))
-        inputs["ids"] = d.integers(0, rows - 1, *shape).astype(kind)
-        if rows > MANY_KEYS:  # so that the last rows are read, whatever is drawn
-            inputs["ids"].reshape(-1)[-2:] = (rows - 2, rows - 1)[-inputs["ids"].size :]
-        options = {"scaled": draw_option(draw, operation, "scaled", scaled, declaration)}
-    options = reset_lacking(operation, options, declaration)
-    cotangents = select_cotangents({result_names(operation)[0]: cotangent(draw, d, (*shape, width), 0)}, declaration)
-    return draw_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)

@@ -19,7 +19,7 @@ from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.encoding import decode, encode
 from conformance.checks.results import Violation
 from conformance.judge.smallest_case import shrink_violations
-from conformance.judge.trial import try_probe
+from conformance.judge.trial import ask_probe
 from conformance.models.minilm import encode_texts, find_folder
 from conformance.models.stepwise import record_steps
 from conformance.models.structures import widen_parameters
@@ -53,7 +53,7 @@ def failing() -> Iterator[tuple[str, tuple[str, ...], Violation]]:
         subject = fault.make()
         for probe in probes_of(fault.rule, fault.operation, subject.declaration):
             runner = Runner(subject)
-            results = try_probe(probe, [runner], EXAMPLES, SEED)
+            results = ask_probe(probe, [runner], EXAMPLES, SEED)
             shrink_violations(results, [runner], SECONDS)
             if results.violations:
                 yield fault.name, probe.operations, next(iter(results.violations.values()))

@@ -26,13 +26,13 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 from rich.table import Table
 
+from conformance.checks.catalogue import Probe
 from conformance.checks.comparison import breaks
 from conformance.checks.encoding import encode
-from conformance.checks.probe import Probe
 from conformance.judge.attribution import Failure, attribute
 from conformance.judge.options import EFFORTS
 from conformance.judge.plan import count_cases, seed_of
-from conformance.judge.trial import judge_questions
+from conformance.judge.trial import ask_questions
 from conformance.operations.probes import probes_of
 from conformance.runner.in_process import TIME_LIMIT, Runner
 from conformance.sampling.draws import Rows, draw_cases, draw_from_seed, own_seed
@@ -120,7 +120,7 @@ def detections_of(faults: Sequence[Planted], cases: int, seed: int) -> list[Dete
     runners = {fault.title: Runner(fault.make(), TIME_LIMIT) for fault in faults}
     questions = questions_of_rule(first.rule, first.operation, runners[first.title].declaration)
     refusals = [question for question in questions if question.kind == "refusal"]
-    refused = judge_questions(refusals, [*runners.values()], 1, seed).violations
+    refused = ask_questions(refusals, [*runners.values()], 1, seed).violations
     detections = {title: Detection(title) for title in runners}
     for title, found in detections.items():
         if (first.rule, title) in refused:  # the same in every run

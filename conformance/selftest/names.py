@@ -14,12 +14,12 @@ from typing import Literal
 
 from rich.console import Console
 
-from conformance.checks.judged_rules import STATE_RULE
+from conformance.checks.levels import STATE_RULE
 from conformance.checks.results import Results
 from conformance.judge.causes import explain_results
 from conformance.judge.options import EFFORTS
 from conformance.judge.plan import make_question
-from conformance.judge.trial import judge_questions
+from conformance.judge.trial import ask_questions
 from conformance.mistakes.planting import PlantedMistake
 from conformance.operations.probes import catalogue
 from conformance.runner.in_process import TIME_LIMIT, Runner
@@ -71,7 +71,7 @@ def name_group(only: Collection[str] | None, group: Sequence[int], effort: str, 
         for probe in catalogue(runners[0].declaration, first.operation):
             if probe.rule == first.rule or probe.rule != STATE_RULE:
                 examples = EFFORTS[effort if probe.rule == first.rule else "quick"]
-                results.include(judge_questions([make_question(probe)], runners, examples, seed))
+                results.include(ask_questions([make_question(probe)], runners, examples, seed))
         return [name_planted(one, results, runner) for one, runner in zip(planted, runners, strict=True)]
 
 

@@ -23,15 +23,14 @@ from rich.text import Text
 from conformance.cases.declaration import Declaration, split_names
 from conformance.judge.options import EFFORTS
 from conformance.judge.plan import Question, list_questions
-from conformance.judge.trial import STUCK, judge_questions
+from conformance.judge.trial import STUCK, ask_questions
 from conformance.mistakes.catalogue import planted_mistakes
 from conformance.mistakes.planting import PlantedMistake
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import balls_available
 from conformance.reports.sentences import describe_finding
-from conformance.runner.cores import group_indices, kind, prepare_worker
 from conformance.runner.in_process import TIME_LIMIT, Runner
-from conformance.runner.workers import WorkerPool, encode_call
+from conformance.runner.workers import WorkerPool, encode_call, group_indices, kind, prepare_worker
 from conformance.selftest.behaviours import Behaviour, behaviours, missing_frameworks
 
 WORKERS = 2
@@ -103,7 +102,7 @@ class Suspect(Runner):
         super().__init__(planted.make(), TIME_LIMIT)
         self.rule = planted.rule
 
-    def violates(self, rule: str) -> None:
+    def hear_rule(self, rule: str) -> None:
         """Stop at its own rule."""
         if rule == self.rule:
             self.overrun = STUCK
@@ -133,7 +132,7 @@ def judge_together(planted: Sequence[Planted], effort: str, seed: int) -> Outcom
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what wrong functions make of their numbers
         questions = questions_of_rule(first.rule, first.operation, suspects[first.title].declaration)
-        results = judge_questions(questions, [*suspects.values(), *right], EFFORTS[effort], seed)
+        results = ask_questions(questions, [*suspects.values(), *right], EFFORTS[effort], seed)
     caught = tuple(title for title in suspects if (first.rule, title) in results.violations)
     missed = tuple(title for title in suspects if title not in caught)
     violations = [results.violations[first.rule, e.name] for e in right if (first.rule, e.name) in results.violations]

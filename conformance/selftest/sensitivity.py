@@ -12,7 +12,7 @@ from conformance.bounds import bound
 from conformance.cases.features import supports_case
 from conformance.checks.comparison import judge
 from conformance.judge.options import EFFORTS
-from conformance.judge.trial import try_probe
+from conformance.judge.trial import ask_probe
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import oracle
 from conformance.runner.in_process import Runner

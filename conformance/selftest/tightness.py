@@ -32,12 +32,13 @@ from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.features import supports_case
 from conformance.checks.comparison import judge
-from conformance.operations.common import WIDE
+from conformance.checks.results import WIDE
 from conformance.oracle.reference import oracle
 from conformance.reports.markdown import format_markdown
-from conformance.sampling.draws import drawing
+from conformance.sampling.draws import draw_settings
+from conformance.sampling.layers import norm_cases
 from conformance.sampling.operations import operation_cases
-from conformance.sampling.strategies import DTYPES, norm_cases
+from conformance.sampling.strategies import DTYPES
 from conformance.selftest import sensitivity
 from conformance.selftest.variants import VARIANTS
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
@@ -143,7 +144,7 @@ def climb(group: Group, seconds: float, cases: int = CASES, seed: int = SEED) ->
             if 0 < ratio < math.inf:
                 hypothesis.target(math.log(ratio), label=name)
 
-    search = drawing(cases, Phase.generate, Phase.target)(hypothesis.given(group.cases)(climb_by_case))
+    search = draw_settings(cases, Phase.generate, Phase.target)(hypothesis.given(group.cases)(climb_by_case))
     with contextlib.suppress(Enough, Unsatisfiable):
         while small:
             hypothesis.seed(seed)(search)()

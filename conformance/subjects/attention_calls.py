@@ -18,7 +18,6 @@ from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.mask_descriptions import describe_mask, plainest_description
 from conformance.subjects.subject import Answers, Subject
-from conformance.subjects.torch_masks import additive, block_mask
 from conformance.subjects.wrong_answers import DtypeOrShape, WrongAnswer
 from specification import Causal, SlidingWindow
 from specification.dtypes import dtype_name
@@ -148,8 +147,8 @@ def move_heads_first(output: Any) -> Any:
 
 def own_declaration(function: Any) -> Declaration | None:
     """What a function with the signature of `attention` says of itself; None of one with that of the interface."""
-    found = getattr(function, "declaration", None)
-    return found if isinstance(found, Declaration) else None
+    declaration = getattr(function, "declaration", None)
+    return declaration if isinstance(declaration, Declaration) else None
 
 
 def mask_form(call: AttentionCall, case: Case) -> str:
@@ -189,10 +188,10 @@ class CallSubject(Subject):
             return super().answer_case(case)
         call = self.call_made
         refuse_other_form(call)
-        found = {"output": move_heads_first(call.output)}
+        values = {"output": move_heads_first(call.output)}
         if case.cotangents:
-            found |= dict(zip(map(gradient_name, GIVEN), call.gradients, strict=True))
-        return {name: self.answer(name, case, found) for name in found}
+            values |= dict(zip(map(gradient_name, GIVEN), call.gradients, strict=True))
+        return {name: self.answer(name, case, values) for name in values}
 
     def call(self, operation: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
         return repeat_call(self.call_made, *positional, **keywords)
@@ -220,7 +219,10 @@ def repeat_call(
     keywords |= {"dropout": 0.0, "scaling": D**-0.5 if scale is None else scale, "is_causal": flagged}
     keywords |= {} if softcap is None and "softcap" not in call.keywords else {"softcap": softcap}
     keywords |= {} if sinks is None else {"s_aux": sinks}
-    keywords |= {"sliding_window": sliding_window_size(mask)} if "sliding_window" in call.keywords else {}
+    if "sliding_window" in call.keywords:
+        keywords["sliding_window"] = None
+        if isinstance(mask, SlidingWindow) and mask.left is not None:
+            keywords["sliding_window"] = mask.left + 1
     if bias is not None and (call.form == BLOCKS or call.keywords.get("position_bias") is not None):
         keywords["position_bias"], bias = bias.expand(B, H, Q, K), None
     unseen = query.new_full((H,), -torch.inf) if sinks is None else sinks
@@ -228,11 +230,6 @@ def repeat_call(
     given = form_mask(call.form, None if flagged else mask, bias, query, key)
     output = output_of(call.function(module, query, key, value, given, **keywords))
     return move_heads_first(output) if output.ndim == 4 else output
-
-
-def sliding_window_size(mask: Any) -> int | None:
-    """The keyword `sliding_window` for this mask."""
-    return mask.left + 1 if isinstance(mask, SlidingWindow) and mask.left is not None else None
 
 
 def form_mask(form: str, mask: Any, bias: Any, query: Any, key: Any) -> Any:
@@ -262,3 +259,31 @@ class Layer:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)
+
+
+# --- masks in the forms that functions take ---------------------------------------------------------------------------
+
+
+def additive(mask: Any, dtype: Any, bias: Any = None) -> Any:
+    """The bias, or 0, where the mask allows, and the dtype's lowest number elsewhere, as `transformers` writes it."""
+    import torch
+
+    allowed = torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias.to(dtype)
+    return torch.where(mask, allowed, torch.finfo(dtype).min)
+
+
+def lookup(array: Any) -> Callable[..., Any]:
+    """[Q, K] or [B or 1, H or 1, Q, K] as a function of the four indices."""
+    if array.ndim == 2:
+        return lambda b, h, i, j: array[i, j]
+    batches, heads = array.shape[0] > 1, array.shape[1] > 1
+    return lambda b, h, i, j: array[b if batches else 0, h if heads else 0, i, j]
+
+
+def block_mask(mask: Any, query: Any, key: Any) -> Any:
+    """A `BlockMask` whose `mask_mod` looks the mask up."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    allows = lookup(mask)
+    sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    return create_block_mask(lambda b, h, i, j: allows(b, h, i, j), *sizes, device=str(query.device))

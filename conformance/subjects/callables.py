@@ -9,34 +9,31 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from conformance.cases.arguments import arguments, expected_dtype, gradient_name, result_names, results_of
-from conformance.cases.arrays import heads_and_keys
-from conformance.cases.case import Case
+from conformance.cases.case import Case, heads_and_keys, logsumexp_alone, output_alone
 from conformance.cases.declaration import Declaration
-from conformance.cases.signatures import signature_of
-from conformance.cases.with_logsumexp import logsumexp_alone, output_alone, returns_both
+from conformance.cases.facts import operations
+from conformance.cases.signatures import declaration_of, signature_of
 from conformance.subjects.conventions import (
-    FEATURES_LAST,
     drop_offset,
-    has_heads,
     invert_mask,
     map_dense_masks,
-    permute_head_axis,
+    permute_answer_heads,
     permute_heads,
-    permute_input_heads,
-    swap_axes,
+    swap_answers,
     swap_layout,
     tiled_order,
 )
-from conformance.subjects.frameworks import Arrays, Framework, NoGradients
+from conformance.subjects.frameworks import FRAMEWORKS, Arrays, Framework, NoGradients
 from conformance.subjects.gradients import gradients_by_name
 from conformance.subjects.subject import (
+    IMPLEMENTATIONS,
     Answers,
     NumpySubject,
     Subject,
@@ -66,14 +63,14 @@ def load(target: str) -> Callable[..., Any]:
         raise
     except BaseException as error:  # an import may raise anything, and ends nothing but itself
         raise ValueError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
-    found: Any = module
+    value: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise ValueError(f"{where} has no {name}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ValueError(f"{target} is no callable but {type(found).__name__}")
-    return found
+        value = getattr(value, part)
+    if not callable(value):
+        raise ValueError(f"{target} is no callable but {type(value).__name__}")
+    return value
 
 
 @contextlib.contextmanager
@@ -138,24 +135,23 @@ class CallableSubject(Subject):
 
     def returned_names(self, operation: str) -> tuple[str, ...]:
         """What the function returns, whatever a case asks for."""
-        both = returns_both(operation, self.declaration)
-        return ("output", "logsumexp") if both else result_names(operation)
+        return ("output", "logsumexp") if self.declaration.returns_both(operation) else result_names(operation)
 
     def results(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
         positional, keywords = self.bind_arguments(case.operation, inputs, options)
         returned = self.function(*positional, **keywords)
-        found = name_results(case, self.returned_names(case.operation), returned, self.framework)
-        return {name: found[name] for name in results_of(case)}
+        named = name_results(case, self.returned_names(case.operation), returned, self.framework)
+        return {name: named[name] for name in results_of(case)}
 
     def cotangents(self, case: Case) -> Arrays:
         """By result; zeros for a log-sum-exp that comes with the output, and is not asked for."""
-        found = super().cotangents(case)
+        arrays = super().cotangents(case)
         if case.cotangents and self.declaration.vjp is not None:
             for name in self.returned_names(case.operation):
-                if name not in found:
+                if name not in arrays:
                     zeros = np.zeros(expected_shape(name, case, self.declaration.layout), expected_dtype(name, case))
-                    found[name] = self.lay("cotangent", self.framework.array(zeros))
-        return found
+                    arrays[name] = self.lay("cotangent", self.framework.array(zeros))
+        return arrays
 
     def differentiate(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
         """By the declared function for the gradients, or as the framework does."""
@@ -209,20 +205,9 @@ class CallableSubject(Subject):
 
     def translate_answers(self, case: Case, answers: Answers) -> Answers:
         if self.declaration.layout == "BTHD" and case.operation.startswith("attention"):
-            names = {gradient_name(name) for name in FEATURES_LAST}
-            names |= {"output"} if case.operation == "attention" else set()
-            answers = {n: swap_axes(a) if n in names else a for n, a in answers.items()}
-            case = swap_layout(case)
+            answers, case = swap_answers(case, answers), swap_layout(case)
         order = self.head_order(case)
-        if order is None:
-            return answers
-        back = np.argsort(order)
-        gradients = {n: answers[gradient_name(n)] for n in case.inputs if gradient_name(n) in answers}
-        moved = {gradient_name(n): a for n, a in permute_input_heads(case, gradients, back).items()}
-        results = {
-            n: permute_head_axis(a, back) if has_heads(case) else a for n, a in answers.items() if n not in moved
-        }
-        return results | moved
+        return answers if order is None else permute_answer_heads(case, answers, np.argsort(order))
 
 
 def gradients_vanish(case: Case) -> bool:
@@ -231,3 +216,54 @@ def gradients_vanish(case: Case) -> bool:
         return gradients_vanish(output_alone(case)) and gradients_vanish(logsumexp_alone(case))
     answers = NumpySubject()(case)
     return all((answers[gradient_name(name)] == 0).all() for name in differentiable(case))
+
+
+# --- what a caller names ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """A subject to be made.
+
+    subject: a callable, `package.module:callable`, `path/to/file.py:callable`, or one of the three implementations by
+    name. arrays: None for a guess, which the runner makes. given: what is said of it; see `declaration.declare`. Its
+    `vjp` may be named by a string like the subject. guessed: what the guess of `arrays` goes by; empty for no guess.
+    """
+
+    subject: str | Callable[..., Any]
+    operation: str
+    arrays: str | None = "numpy"
+    device: str = "cpu"
+    name: str | None = None
+    given: dict[str, Any] = field(default_factory=dict)
+    guessed: str = ""
+
+    def make(self, function: Callable[..., Any] | None = None) -> Subject:
+        """ValueError says what is wrong with the target, or with what is said of it. function: the subject, loaded."""
+        if isinstance(self.subject, str) and self.subject in IMPLEMENTATIONS:
+            return IMPLEMENTATIONS[self.subject](device=self.device)
+        if self.arrays not in FRAMEWORKS:
+            raise ValueError(f"arrays must be one of {', '.join(FRAMEWORKS)}, got {self.arrays!r}")
+        function = self.function() if function is None else function
+        framework: Any = FRAMEWORKS[self.arrays](self.device)
+        if (self.arrays, self.device) == ("torch", "cuda") and not framework.torch.cuda.is_available():
+            raise ValueError("device: PyTorch sees no GPU")
+        declaration = declaration_of(function, framework.name != "numpy", **self.given)
+        vjp = load(declaration.vjp) if isinstance(declaration.vjp, str) else declaration.vjp
+        declaration = replace(declaration, vjp=vjp, compiled=framework.name == "jax")
+        return CallableSubject(function, self.operation, framework, declaration, self.title)
+
+    def function(self) -> Callable[..., Any]:
+        """Return the subject, loaded; ValueError says why there is none."""
+        if self.operation not in operations():
+            raise ValueError(f"operation must be one of {', '.join(operations())}, got {self.operation!r}")
+        function = load(self.subject) if isinstance(self.subject, str) else self.subject
+        if not callable(function):
+            raise ValueError(f"the subject is no callable but {type(function).__name__}")
+        return function
+
+    @property
+    def title(self) -> str:
+        if self.name is not None or isinstance(self.subject, str):
+            return self.name or str(self.subject)
+        return getattr(self.subject, "__qualname__", repr(self.subject))

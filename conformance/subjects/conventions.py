@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.arrays import heads_and_keys
-from conformance.cases.case import Case
-from specification.masks import And, Causal, Dense, Or
+from conformance.cases.arguments import gradient_name
+from conformance.cases.case import Case, heads_and_keys
+from conformance.cases.features import mask_parts, replace_parts
+from specification.masks import Causal, Dense
 
+Answers = dict[str, np.ndarray]
 FEATURES_LAST = ("query", "key", "value")
 """Inputs that a layout rearranges, and their gradients."""
 
@@ -25,9 +27,8 @@ FEATURES_LAST = ("query", "key", "value")
 
 def map_dense_masks(mask: Any, change: Callable[[Any], Any]) -> Any:
     """The mask with `change` applied to every boolean array in it; what is no mask stays."""
-    if isinstance(mask, And | Or):
-        return type(mask)(*(map_dense_masks(side, change) for side in (mask.left, mask.right)))
-    return Dense(change(mask.array)) if isinstance(mask, Dense) else mask
+    parts = [Dense(change(part.array)) if isinstance(part, Dense) else part for part in mask_parts(mask)]
+    return replace_parts(mask, parts)
 
 
 def invert_mask(array: Any) -> Any:
@@ -38,12 +39,14 @@ def invert_mask(array: Any) -> Any:
 
 def drop_offset(mask: Any, convention: str, case: Case) -> Any:
     """`Causal()` in place of the offset that the subject's convention gives it."""
-    if isinstance(mask, And | Or):
-        return type(mask)(*(drop_offset(side, convention, case) for side in (mask.left, mask.right)))
     _, _, Q, K = heads_and_keys(case)
     aligned = {"top_left": 0, "bottom_right": K - Q}.get(convention)
-    bare = isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == aligned
-    return Causal() if bare else mask
+
+    def drop(part: Any) -> Any:
+        bare = isinstance(part, Causal) and isinstance(part.offset, int) and part.offset == aligned
+        return Causal() if bare else part
+
+    return replace_parts(mask, [drop(part) for part in mask_parts(mask)])
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------
@@ -75,24 +78,32 @@ def permute_heads(case: Case, order: np.ndarray) -> Case:
 
 def permute_input_heads(case: Case, arrays: dict[str, np.ndarray], order: np.ndarray) -> dict[str, np.ndarray]:
     """The case's inputs, or their gradients by the same names, with query heads in another order."""
-    found = {}
+    permuted = {}
     for name, array in arrays.items():
         projection, _, field = name.partition(".")
         if name == "sinks":
-            found[name] = np.take(array, order) if array.shape == order.shape else array
+            permuted[name] = np.take(array, order) if array.shape == order.shape else array
         elif name == "alibi_slopes":
-            found[name] = np.take(array, order, axis=-1)
+            permuted[name] = np.take(array, order, axis=-1)
         elif name == "bias" or (name == "query" and has_heads(case)):
-            found[name] = permute_head_axis(array, order)
+            permuted[name] = permute_head_axis(array, order)
         elif projection.startswith("query[") and field:
-            found[name] = arrays.get(f"query[{order[int(projection[6:-1])]}].{field}", array)
+            permuted[name] = arrays.get(f"query[{order[int(projection[6:-1])]}].{field}", array)
         elif name in ("query.weight", "query.bias"):
-            found[name] = permute_blocks(array, order, -1)
+            permuted[name] = permute_blocks(array, order, -1)
         elif name == "output.weight":
-            found[name] = permute_blocks(array, order, 0)
+            permuted[name] = permute_blocks(array, order, 0)
         else:
-            found[name] = array
-    return found
+            permuted[name] = array
+    return permuted
+
+
+def permute_answer_heads(case: Case, answers: Answers, order: np.ndarray) -> Answers:
+    """The results and gradients of a case with query heads in another order."""
+    gradients = {n: answers[gradient_name(n)] for n in case.inputs if gradient_name(n) in answers}
+    moved = {gradient_name(n): a for n, a in permute_input_heads(case, gradients, order).items()}
+    results = {n: a for n, a in answers.items() if n not in moved}
+    return ({n: permute_head_axis(a, order) for n, a in results.items()} if has_heads(case) else results) | moved
 
 
 def has_heads(case: Case) -> bool:
@@ -119,6 +130,12 @@ def permute_blocks(array: np.ndarray, order: np.ndarray, axis: int) -> np.ndarra
 
 def swap_axes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.swapaxes(array, 1, 2)) if array.ndim == 4 else array
+
+
+def swap_answers(case: Case, answers: Answers) -> Answers:
+    """The results and gradients of attention as `swap_layout` has them."""
+    swapped = {*map(gradient_name, FEATURES_LAST), *(("output",) if case.operation == "attention" else ())}
+    return {n: swap_axes(a) if n in swapped else a for n, a in answers.items()}
 
 
 def swap_layout(case: Case) -> Case:

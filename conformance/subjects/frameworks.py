@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -26,45 +27,53 @@ class NoGradients(TypeError):
     """Gradients were asked for where there are none."""
 
 
-class Framework(Protocol):
+class Framework(ABC):
     """What the judge needs of a framework."""
 
     name: str
-    mutable: bool  # whether arrays can be changed in place, so that sharing memory would show
-    strides: bool  # whether arrays can lie in memory in several ways
+    mutable = True  # whether arrays can be changed in place, so that sharing memory would show
+    strides = True  # whether arrays can lie in memory in several ways
     kind: type[Any]  # of its arrays
 
+    @abstractmethod
     def array(self, array: np.ndarray) -> Any:
         """A NumPy array as the framework's own, bit for bit, its last axis innermost in memory."""
 
+    @abstractmethod
     def numpy(self, array: Any) -> np.ndarray:
         """The framework's array as NumPy's, bit for bit."""
 
+    @abstractmethod
     def view(self, buffer: np.ndarray, shape: Sequence[int], place: Placement) -> Any:
         """The array that lies there in the buffer or a copy of it; only for frameworks that have strides."""
 
+    @abstractmethod
     def memory(self, array: Any) -> np.ndarray | None:
         """For `numpy.shares_memory`: an array at the same addresses, which need not be readable; None for no memory."""
 
     def elsewhere(self, array: Any) -> str:
         """The array's device if it is another one than the framework's here; else empty."""
+        return ""
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         """Whatever the framework needs around a call; nothing global stays changed after it."""
+        return contextlib.nullcontext()
 
     def evaluate(self, function: Function, inputs: Arrays) -> Arrays:
         """The results."""
+        return function(inputs)
 
+    @abstractmethod
     def differentiate(
         self, function: Function, inputs: Arrays, names: Sequence[str], cotangents: Arrays
     ) -> tuple[Arrays, Arrays]:
         """The results, and for the inputs of those names the gradients by input name."""
 
 
-class NumpyArrays:
+class NumpyArrays(Framework):
     """NumPy: no differentiation of its own."""
 
-    name, mutable, strides, kind = "numpy", True, True, np.ndarray
+    name, kind = "numpy", np.ndarray
 
     def __init__(self, device: str = "cpu") -> None:
         """NumPy is on the CPU, whatever the device."""
@@ -81,25 +90,16 @@ class NumpyArrays:
     def memory(self, array: np.ndarray) -> np.ndarray:
         return array
 
-    def elsewhere(self, array: np.ndarray) -> str:
-        return ""
-
-    def context(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
-
-    def evaluate(self, function: Function, inputs: Arrays) -> Arrays:
-        return function(inputs)
-
     def differentiate(
         self, function: Function, inputs: Arrays, names: Sequence[str], cotangents: Arrays
     ) -> tuple[Arrays, Arrays]:
         raise NoGradients("NumPy does not differentiate; give the subject a function for its gradients")
 
 
-class TorchArrays:
+class TorchArrays(Framework):
     """PyTorch, with torch.autograd."""
 
-    name, mutable, strides = "torch", True, True
+    name = "torch"
 
     def __init__(self, device: str = "cpu") -> None:
         self.torch: Any = importlib.import_module("torch")
@@ -128,12 +128,6 @@ class TorchArrays:
     def elsewhere(self, array: Any) -> str:
         home = self.torch.empty(0, device=self.device).device
         return "" if array.device == home else str(array.device)
-
-    def context(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
-
-    def evaluate(self, function: Function, inputs: Arrays) -> Arrays:
-        return function(inputs)
 
     def pullback(self, function: Function, inputs: Arrays, names: Sequence[str]) -> tuple[Arrays, Pullback]:
         """(results, their backward pass)."""
@@ -177,7 +171,7 @@ class Addresses:
         }
 
 
-class JaxArrays:
+class JaxArrays(Framework):
     """JAX, with jax.vjp; optionally everything under jax.jit."""
 
     name, mutable, strides = "jax", False, False
@@ -237,4 +231,4 @@ class JaxArrays:
         return self.compile_function(both)({name: inputs[name] for name in names}, cotangents)
 
 
-FRAMEWORKS = {"numpy": NumpyArrays, "torch": TorchArrays, "jax": JaxArrays}
+FRAMEWORKS: dict[str, Callable[..., Framework]] = {"numpy": NumpyArrays, "torch": TorchArrays, "jax": JaxArrays}

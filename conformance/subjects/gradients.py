@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
-from conformance.cases.arrays import list_arrays
-from conformance.cases.case import Case
+from conformance.cases.case import Case, list_arrays
 from conformance.cases.facts import operation_facts
 from conformance.cases.signatures import definition
 from conformance.subjects.subject import describe_value, type_name
@@ -38,11 +37,11 @@ def gradients_by_name(case: Case, returned: Any, kind: type, lacking: Collection
     for name, gradient in returned.items():
         if gradient is not None:
             flat |= split_gradient(case, name, gradient)
-    found = {name: gradient for name, gradient in flat.items() if name in case.inputs and gradient is not None}
-    for name, gradient in found.items():
+    gradients = {name: gradient for name, gradient in flat.items() if name in case.inputs and gradient is not None}
+    for name, gradient in gradients.items():
         if not isinstance(gradient, kind):
             raise WrongAnswer(ReturnedGradients(describe_value(gradient), of=name, array=type_name(kind)))
-    return found
+    return gradients
 
 
 def pair_gradients(

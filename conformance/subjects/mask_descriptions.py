@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.declaration import Declaration, Window
-from conformance.cases.features import mask_beyond
+from conformance.cases.features import list_unsupported
 from reference_numpy import materialize
 from specification import Causal, Dense, KeyLengths, KeyPadding, SlidingWindow
 from specification.masks import And
@@ -26,8 +26,8 @@ def describe_mask(mask: Any, query_length: int, key_length: int) -> Any:
 def plainest_description(declaration: Declaration, mask: Any, batch: int, query_length: int, key_length: int) -> Any:
     """The mask as the plainest that a subject takes, or the plainest of all."""
 
-    def is_supported(found: Any) -> bool:
-        return not any(mask_beyond(found, query_length, key_length, declaration))
+    def is_supported(part: Any) -> bool:
+        return not any(list_unsupported(part, query_length, key_length, declaration))
 
     allowed = materialize(mask, query_length, key_length)
     allowed = np.array(np.broadcast_to(allowed, (batch, *allowed.shape[1:])))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.arguments import (
+    KERNEL_ARGUMENTS,
     accepted_dtypes,
     arguments,
     gradient_input,
@@ -28,7 +29,6 @@ from conformance.cases.arguments import (
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.facts import operation_facts
-from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
 from conformance.cases.layouts import place_array
 from conformance.subjects.frameworks import Arrays, Framework, JaxArrays, NumpyArrays, TorchArrays
 from conformance.subjects.wrong_answers import (
@@ -115,21 +115,17 @@ def name_results(case: Case, names: Sequence[str], returned: Any, framework: Fra
     parts = returned if len(names) > 1 else (returned,)
     if len(names) > 1 and (not isinstance(returned, tuple | list) or len(returned) != len(names)):
         raise WrongAnswer(Returned(describe_value(returned), names=tuple(names)))
-    found = Arrays()
+    results = Arrays()
     for name, part in zip(names, parts, strict=True):
-        found |= parts_by_name(case, name, part, framework)
-    record = operation_facts(case.operation)
-    plain = [name for name in record.numbers if is_number(found.get(name))]
-    found |= {name: framework.array(np.asarray(float(found[name]))) for name in plain}
-    for part in found.values():
+        results |= parts_by_name(case, name, part, framework)
+    for name in operation_facts(case.operation).numbers:
+        number = results.get(name)
+        if isinstance(number, int | float | np.floating) and not isinstance(number, bool):
+            results[name] = framework.array(np.asarray(float(number)))
+    for part in results.values():
         if not isinstance(part, framework.kind):
             raise WrongAnswer(Returned(describe_value(part), array=type_name(framework.kind)))
-    return found
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a plain number, of Python's or NumPy's."""
-    return isinstance(value, int | float | np.floating) and not isinstance(value, bool)
+    return results
 
 
 def parts_by_name(case: Case, name: str, part: Any, framework: Framework) -> Arrays:
@@ -184,7 +180,7 @@ class Subject:
         """Inputs and options in the subject's framework, arrays in masks too, each in its memory layout."""
 
         def array(name: str, a: Any) -> Any:
-            return self.lay("input", self.laid(case, name, np.asarray(a)))
+            return self.lay("input", self.lay_out(case, name, np.asarray(a)))
 
         options = dict(case.options)
         if options.get("mask") is not None:
@@ -193,7 +189,7 @@ class Subject:
             options["dropout_keep"] = array("dropout_keep", options["dropout_keep"])
         return {name: array(name, a) for name, a in case.inputs.items()}, options
 
-    def laid(self, case: Case, name: str, array: np.ndarray) -> Any:
+    def lay_out(self, case: Case, name: str, array: np.ndarray) -> Any:
         """An array of the case in the subject's framework, as it lies in memory. name: as in `Case.memory`."""
         layout = case.memory.get(name)
         if layout is None or not self.framework.strides:
@@ -209,7 +205,7 @@ class Subject:
 
     def cotangents(self, case: Case) -> Arrays:
         """By result, in the subject's framework."""
-        return {name: self.lay("cotangent", self.laid(case, "cotangent", a)) for name, a in case.cotangents.items()}
+        return {name: self.lay("cotangent", self.lay_out(case, "cotangent", a)) for name, a in case.cotangents.items()}
 
     def differentiate(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
         return self.framework.differentiate(
@@ -270,14 +266,10 @@ class Subject:
         array = self.framework.numpy(got)
         dtypes, shape = accepted_dtypes(name, case), expected_shape(name, case, self.declaration.layout)
         if str(array.dtype) not in dtypes or array.shape != shape:
-            swapped = is_layout_swapped(array.shape, shape)
+            # As in another layout: the second and third of four axes have changed places.
+            swapped = len(shape) == array.ndim == 4 and array.shape == (shape[0], shape[2], shape[1], shape[3])
             raise WrongAnswer(DtypeOrShape(str(array.dtype), array.shape, tuple(dtypes), tuple(shape), swapped), name)
         return array
-
-
-def is_layout_swapped(got: Sequence[int], expected: Sequence[int]) -> bool:
-    """Whether the second and third of four axes have changed places, as in another layout."""
-    return len(got) == len(expected) == 4 and tuple(got) == (expected[0], expected[2], expected[1], expected[3])
 
 
 def drop_promise(case: Case) -> Case:

@@ -26,7 +26,7 @@ from benchmarks.measure.rounds import Budget
 from benchmarks.measure.running import FAILED, LEFT_OUT, MEASURED, Entry, Plan, Run
 from benchmarks.subjects import numpy_subjects
 from benchmarks.subjects.subject import Prepared, Results, Subject
-from conformance.subjects.raised import relative_path
+from conformance.subjects.wrong_answers import relative_path
 
 SIZES: dict[str, Any] = {"B": 2, "H": 4, "G": 2, "Q": 64, "K": 64, "D": 8, "V": 8}
 CAUSAL = Case("causal", kind="causal", **SIZES)

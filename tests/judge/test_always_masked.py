@@ -18,7 +18,7 @@ import torch
 import reference_numpy
 import specification
 from conformance.cases.features import has_declared_masks
-from conformance.cases.function_features import declaration_of
+from conformance.cases.signatures import declaration_of
 from conformance.reports.blocks import notes
 from conformance.reports.tables import describe_ratio_dtypes, subject_table
 from conformance.sampling.strategies import window_sizes

@@ -33,7 +33,7 @@ from conformance.reports.content import document
 from conformance.reports.writing import format_json
 from conformance.runner import in_subprocess
 from conformance.runner.in_subprocess import SubprocessRunner
-from conformance.runner.limits import limit_time
+from conformance.runner.own_time import limit_time
 from conformance.subjects.callables import module_name
 from specification import KeyLengths
 from tests.support.drawn_once import draw_anew

@@ -11,8 +11,8 @@ import pytest
 import reference_numpy
 from conformance import check
 from conformance.cases.declaration import Declaration
-from conformance.checks.kept_cases import KeptCase
-from conformance.checks.threshold import Threshold
+from conformance.checks.findings import Threshold
+from conformance.checks.results import KeptCase
 from conformance.diagnosis.cause import Cause, Diagnosis
 from conformance.diagnosis.choice import Chooser
 from conformance.diagnosis.evidence import Evidence, ask_kept, weigh

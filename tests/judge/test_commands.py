@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 import conformance
-from conformance.checks.judged_rules import JUDGED
+from conformance.checks.levels import JUDGED
 from conformance.checks.results import Results
 from conformance.cli import app
 from conformance.judge import replaying
@@ -409,7 +409,7 @@ class Pool:
             results.rules["MASK-1", name].add(found, "float32")
             if found > 1:
                 finding = Finding("output", found, (0, 0, 0, 0), 1.0, 0.5, 0.5 / found)
-                results.violate(Violation("MASK-1", name, finding, "polarity", AGREEMENT, attention_case()))
+                results.add_violation(Violation("MASK-1", name, finding, "polarity", AGREEMENT, attention_case()))
         results.generated["attention"] = 10
         return results
 

@@ -21,15 +21,14 @@ import reference_numpy
 from conformance import Report, check
 from conformance.cases.declaration import Declaration, declare
 from conformance.cases.features import features_of, has_or, supports_case
-from conformance.cases.function_features import declaration_of
-from conformance.cases.signatures import required_arguments, signature_of
+from conformance.cases.signatures import declaration_of, required_arguments, signature_of
 from conformance.checks.catalogue import DESCRIPTION
 from conformance.judge.checking import make_executor
 from conformance.judge.executor import NotAsked
 from conformance.judge.plan import Question
 from conformance.models.agreement import comparable_packages
 from conformance.operations.corpus import entries_for
-from conformance.operations.refusals import refusals_of
+from conformance.operations.probes import refusals_of
 from conformance.reports.sentences import describe_detail
 from conformance.sampling.draws import drawing
 from conformance.sampling.special import planted_cases

@@ -10,7 +10,7 @@ import pytest
 from conformance.cases.features import dimensions
 from conformance.checks.catalogue import AFTER_OTHER_CALLS
 from conformance.checks.comparison import breaks
-from conformance.checks.judged_rules import JUDGED
+from conformance.checks.levels import JUDGED
 from conformance.mistakes.catalogue import known_mistakes
 from conformance.mistakes.planting import PlantedMistake
 from conformance.operations.corpus import Entry, entries, entries_for, manifest

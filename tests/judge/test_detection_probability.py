@@ -11,11 +11,11 @@ import pytest
 from hypothesis import strategies as st
 
 import reference_numpy
-from conformance.checks.probe import Probe
+from conformance.checks.catalogue import Probe
 from conformance.judge.options import EFFORTS
 from conformance.operations.probes import probes_of
 from conformance.sampling.draws import Rows
-from conformance.sampling.strategies import norm_cases
+from conformance.sampling.layers import norm_cases
 from conformance.selftest.behaviours import Behaviour
 from conformance.selftest.detection_probability import (
     Detection,

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from conformance.checks.probe import Probe
+from conformance.checks.catalogue import Probe
 from conformance.judge.plan import seed_of
 from conformance.judge.smallest_case import shrink_violations
-from conformance.judge.trial import try_probe
+from conformance.judge.trial import ask_probe
 from conformance.sampling.draws import HOPELESS
-from conformance.sampling.strategies import norm_cases
+from conformance.sampling.layers import norm_cases
 from tests.support.drawn_once import drawn_once
 from tests.support.helpers import Case, Runner, Target, catalogue, draw_cases
 
@@ -76,7 +76,7 @@ def test_the_smallest_case_comes_from_the_one_that_failed() -> None:
     """And not from the first, which passes."""
     runner = Runner(Target(wrong_when_long, "attention").make())
     probe = next(probe for probe in catalogue(runner.declaration) if probe.title == "causal, many keys")
-    results = try_probe(probe, [runner], 10, 1)
+    results = ask_probe(probe, [runner], 10, 1)
     shrink_violations(results, [runner], 30)
     (violation,) = results.violations.values()
     case: Case = violation.case
@@ -93,7 +93,7 @@ def test_cases_that_tests_keep_are_those_that_are_drawn() -> None:
     probe = Probe("NORM-1", "kept", ("layer_norm",), norm_cases("layer_norm", dtypes=("float32",)))
     seed = seed_of(probe, 1)
     before = list(drawn_once(probe.cases, 3, seed))
-    results = try_probe(probe, [Runner(Target(overwrites, "layer_norm").make())], 3, 1)
+    results = ask_probe(probe, [Runner(Target(overwrites, "layer_norm").make())], 3, 1)
     assert results.violations
     for number, kept in drawn_once(probe.cases, 3, seed):
         assert kept is before[number][1]

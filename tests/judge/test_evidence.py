@@ -12,12 +12,13 @@ import pytest
 import reference_numpy
 from conformance.checks.findings import NotReproducible, Raised
 from conformance.checks.results import Results
-from conformance.judge.plan import list_claims, telling_sizes
+from conformance.judge.plan import list_claims
 from conformance.judge.trial import narrowest, settle_violations
 from conformance.reports.blocks import block
 from conformance.reports.content import real
 from conformance.reports.sentences import describe_violation
 from conformance.runner.shrinking import change_dtype
+from conformance.sampling.operations import feature_sizes
 from tests.support.helpers import (
     AGREEMENT,
     EVERYTHING,
@@ -45,9 +46,9 @@ def violated(ratio: float, dtype: str = "float32", rule: str = "ATT-5", **told: 
 def test_of_each_dtype_the_largest_error_is_kept() -> None:
     one, other = Results(), Results()
     for ratio in (3.0, 50.0, 7.0):
-        one.violate(violated(ratio))
-    other.violate(violated(60.0, "float64"))
-    other.violate(violated(80.0, "float16"))
+        one.add_violation(violated(ratio))
+    other.add_violation(violated(60.0, "float64"))
+    other.add_violation(violated(80.0, "float16"))
     one.include(other)
     one.set_worst()
     (told,) = one.violations.values()
@@ -67,12 +68,12 @@ def test_the_error_of_several_calls_counts_for_16_bits_where_one_of_them_has_16(
 
 def test_what_is_no_violation_after_all_has_no_largest_error() -> None:
     results = Results()
-    results.violate(violated(3.0))
+    results.add_violation(violated(3.0))
     settle_violations(results, lambda found: None)
     assert (results.violations, dict(results.worst)) == ({}, {})
     of_state = violated(3.0)
     finding = replace(of_state.finding, detail=NotReproducible(True, of_state.finding))
-    results.violate(replace(of_state, finding=finding))
+    results.add_violation(replace(of_state, finding=finding))
     assert dict(results.worst) == {}
 
 
@@ -220,7 +221,7 @@ def test_no_axis_of_size_1_broadcasts_in_a_claim(operation: str) -> None:
     (claim,) = [claim for claim in list_claims(operation, EVERYTHING) if claim.name == "gqa"]
     for _, case in draw_cases(claim.cases, 5, 0):
         heads = case.options.get("num_heads", case.inputs["query"].shape[1])
-        groups = telling_sizes("gqa", EVERYTHING)[0].G
+        groups = feature_sizes("gqa", EVERYTHING)[0].G
         assert 1 < groups < heads
         assert min(case.inputs["query"].shape) > 1
         assert operation == "multi_head_attention" or case.inputs["key"].shape[1] == groups
@@ -228,9 +229,9 @@ def test_no_axis_of_size_1_broadcasts_in_a_claim(operation: str) -> None:
 
 def test_claims_within_limits() -> None:
     """Where the subject takes no more than two heads, one key head is all that can be asked."""
-    (small,) = {(s.H, s.G) for s in telling_sizes("gqa", replace(EVERYTHING, limits={"heads": 2}))}
+    (small,) = {(s.H, s.G) for s in feature_sizes("gqa", replace(EVERYTHING, limits={"heads": 2}))}
     assert small == (2, 1)
-    assert telling_sizes("dense", replace(EVERYTHING, limits={"batch": 1}))
+    assert feature_sizes("dense", replace(EVERYTHING, limits={"batch": 1}))
 
 
 def test_the_case_of_a_gradient_shows_its_cotangent() -> None:

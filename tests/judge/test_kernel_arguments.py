@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 
 import torch_impl
-from conformance.cases.kernel_arguments import alibi, replace_kernel_arguments
+from conformance.cases.arguments import alibi, replace_kernel_arguments
 from specification import KeyLengths
 from tests.support.helpers import Case, Report, judged, names_of_causes, oracle
 

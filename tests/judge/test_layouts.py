@@ -29,9 +29,9 @@ from conformance.cases.layouts import (
 )
 from conformance.checks.catalogue import MEMORY, TWIN
 from conformance.checks.encoding import decode, encode
-from conformance.judge.trial import try_probe
-from conformance.runner.memory_layouts import depends_on_layout
-from conformance.sampling.layouts import apply_memory, draw_memory
+from conformance.judge.trial import ask_probe
+from conformance.runner.shrinking import depends_on_layout
+from conformance.sampling.strategies import apply_memory, draw_memory
 from conformance.subjects.frameworks import JaxArrays, NumpyArrays
 from specification import Dense
 from tests.support.drawn_once import once
@@ -306,7 +306,7 @@ def first_violation(
     for probe in probes_within(runner.declaration):
         of_memory = probe.title.startswith("memory of") and probe.title.partition(": ")[2] in layouts
         if probe.operations == (operation,) and of_memory:
-            results = try_probe(probe, [runner], 10, seed)
+            results = ask_probe(probe, [runner], 10, seed)
             for violation in results.violations.values():
                 assert depends_on_layout(runner, violation.check, violation.example)
                 return violation

@@ -14,8 +14,7 @@ import pytest
 import reference_numpy
 from conformance.bounds import relaxed_bound
 from conformance.checks import comparison
-from conformance.checks.catalogue import REFUSAL
-from conformance.checks.check import case_level
+from conformance.checks.catalogue import REFUSAL, case_level
 from conformance.checks.comparison import breaks, worst
 from conformance.checks.levels import (
     CORE,
@@ -161,7 +160,7 @@ def test_no_violation_hides_one_of_a_lower_level() -> None:
     for order in (of_each, of_each[::-1]):
         results = Results()
         for one in order:
-            results.violate(one)
+            results.add_violation(one)
         assert results.violations["ATT-9", "mine"].level == CORE
     assert not results.keeps("ATT-9", "mine", CORE)
     assert violation(CORE, 2.0, least=ROBUST).level == ROBUST
@@ -401,7 +400,7 @@ def test_of_a_whole_run_no_rules_were_chosen() -> None:
     results = Results()
     ((_, case),) = draw_cases(attention_cases(), 1, 1)
     finding = Finding("output", 9.0, (0, 0, 0, 0), 1.5, 1.0)
-    results.violate(Violation("ATT-5", "mine", finding, "a probe", AGREEMENT, case))
+    results.add_violation(Violation("ATT-5", "mine", finding, "a probe", AGREEMENT, case))
     whole, some = (run_subject(results, "mine", "numpy", "cpu", rules) for rules in ([*RULES], ["ATT-5", "NORM-1"]))
     assert blocks.levels(whole).endswith("Highest profile kept: none")
     assert blocks.levels(some).endswith(", of the rules that were chosen")

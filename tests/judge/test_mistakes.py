@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance.cases.arguments import replace_kernel_arguments
 from conformance.cases.declaration import FEATURES
 from conformance.cases.expectations import Planted
 from conformance.cases.facts import operations
-from conformance.cases.kernel_arguments import replace_kernel_arguments
-from conformance.checks.catalogue import EMPTY_ROWS, PLANTED, TWIN
-from conformance.checks.check import Check
-from conformance.checks.judged_rules import JUDGED
+from conformance.checks.catalogue import EMPTY_ROWS, PLANTED, TWIN, Check
+from conformance.checks.levels import JUDGED
 from conformance.judge.plan import feature_claims
 from conformance.mistakes.call import Call
 from conformance.mistakes.catalogue import TOPICS, known_mistakes, load_topic, mistakes_of, planted_mistakes

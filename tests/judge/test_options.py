@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import conformance
 from conformance.cases.declaration import EVERYTHING, DeclarationOptions
-from conformance.cases.function_features import declaration_of
 from conformance.cases.options import options_of, read_options
+from conformance.cases.signatures import declaration_of
 from conformance.cli import app, check
 from conformance.judge.options import CheckOptions
 from conformance.pytest_plugin import conformance_test, make_judge, pytest_addoption

@@ -15,12 +15,10 @@ from conformance.cases.declaration import Declaration
 from conformance.cases.features import dimensions, supports_case
 from conformance.judge.plan import count_cases
 from conformance.operations.corpus import entries_for
-from conformance.operations.layer_norm import PLAN
 from conformance.sampling.draws import Rows, draw_from_seed
 from conformance.sampling.plan import attention as plan
 from conformance.sampling.plan import layers
-from conformance.sampling.plan.covering import covering, smallest_with
-from conformance.sampling.plan.values import LENGTHS, WIDTHS
+from conformance.sampling.plan.covering import LENGTHS, WIDTHS, covering, smallest_with
 from conformance.sampling.strategies import FEATURED, LONG, SHORT, attention_cases
 from reference_numpy import attention_weights
 from tests.support.helpers import EVERYTHING, Sizes, catalogue, draw_cases
@@ -30,7 +28,7 @@ KERNEL = Declaration(limits={"keys": 100, "key_width": 64, "heads": 8, "batch": 
 
 @pytest.mark.parametrize("name", plan.RANGES)
 def test_every_affordable_pair_of_ranges_meets(name: str) -> None:
-    levels, affords = plan.levels_of(name, False, None), plan.BUDGETS.get(name, plan.LESS).affords
+    levels, affords = plan.levels_of(name, False, None), plan.budget_of(name).affords
     rows = covering(levels, affords)
     for one, other in combinations(levels, 2):
         for pair in product(range(len(levels[one])), range(len(levels[other]))):
@@ -55,7 +53,7 @@ def test_every_size_occurs_and_rows_are_affordable() -> None:
 
 
 def test_the_largest_sizes_have_a_row_each() -> None:
-    norms = layers.plan_of(PLAN, EVERYTHING)
+    norms = layers.plan_of(layers.NORMS, EVERYTHING)
     assert 65537 in {row["norm_width"] for row in norms} & {row["rows"] for row in norms}
     for name, varied in plan.RANGES.items():
         rows = plan.rows(name, False, None)

@@ -25,7 +25,7 @@ POOL = """
         """
 SUBJECT = """
         from conformance.runner.in_subprocess import SubprocessRunner
-        from conformance.subjects.targets import Target
+        from conformance.subjects.callables import Target
         runner = SubprocessRunner(Target("reference_numpy:layer_norm", "layer_norm"), 60.0)
         print(runner.worker.process.pid, flush=True)
         """

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import conformance
-from conformance.checks.judged_rules import JUDGED
+from conformance.checks.levels import JUDGED
 
 # Loaded here, since what a run in this process loads is unloaded after it.
 from conformance.judge.checking import make_executor
 from conformance.judge.executor import NotAsked
 from conformance.reports.sentences import describe_finding
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 from tests.support import targets
 from tests.support.helpers import FEW_SIZES, SMALL, messages
 

@@ -19,7 +19,7 @@ from conformance.diagnosis.causes import find_excuses, largest_error
 from conformance.diagnosis.evidence import Evidence, ask_fresh
 from conformance.operations.probes import probes_of
 from conformance.sampling.draws import draw_from_seed
-from conformance.sampling.rotary import FAR, FARTHEST, SCALED, rotary_cases
+from conformance.sampling.positions import FAR, FARTHEST, SCALED, rotary_cases
 from conformance.sampling.strategies import numpy_dtype
 from conformance.selftest.selftest import Planted, choose_planted
 from specification.frequencies import CONTEXT, attention_factor, yarn_ramp
@@ -147,7 +147,7 @@ def test_every_order_conforms_as_declared(rounded: str, power: str) -> None:
     declared = SIXTEEN_BITS[rounded]
     runner = runner_declaring(rotation(rounded, POWERS[power]), "rotary_embedding", **declared)
     for kind in KINDS.values():
-        for case in cases(EVERYTHING.promising(**declared), range(3), dtypes=WIDE, **kind):
+        for case in cases(EVERYTHING.add_conventions(**declared), range(3), dtypes=WIDE, **kind):
             assert not breaks(examine(runner, case)), case
 
 
@@ -237,7 +237,7 @@ DECLARED = ("quantity=angles, dtype=float32", "quantity=frequencies, dtype=float
 def planted_runner(planted: Planted) -> Runner:
     """It declares the convention, and does the rest exactly."""
     subject = planted.make()
-    subject.declaration = replace(subject.declaration, dtypes=WIDE).promising(**SIXTEEN_BITS["inputs"])
+    subject.declaration = replace(subject.declaration, dtypes=WIDE).add_conventions(**SIXTEEN_BITS["inputs"])
     return Runner(subject)
 
 

@@ -97,9 +97,9 @@ def test_a_wrong_one_to_stand_on_is_a_false_alarm() -> None:
 
 def test_a_suspect_is_asked_until_its_own_rule_is_broken() -> None:
     suspect = Suspect(IN_PLACE)
-    suspect.violates("no such rule")
+    suspect.hear_rule("no such rule")
     assert suspect.overrun < STUCK
-    suspect.violates(IN_PLACE.rule)
+    suspect.hear_rule(IN_PLACE.rule)
     assert suspect.overrun == STUCK
 
 

@@ -17,7 +17,7 @@ from conformance.judge import shared_probes
 from conformance.judge.report import Report
 from conformance.judge.shared_probes import SharedProbes, share_probes
 from conformance.reports.sentences import describe_finding
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 from tests.support.helpers import SMALL, messages, names_of_causes
 
 SUBJECT = """

@@ -18,7 +18,7 @@ from conformance.judge.trial import make_violation as violation
 from conformance.reports.replays import save_replay
 from conformance.reports.sentences import describe_finding
 from conformance.runner.in_process import Runner
-from conformance.subjects.targets import Target
+from conformance.subjects.callables import Target
 from tests.support.helpers import SMALL, messages
 
 SUBJECTS = '''

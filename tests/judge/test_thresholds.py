@@ -17,8 +17,8 @@ from conformance.cases.facts import operation_facts
 from conformance.cases.features import features_of
 from conformance.checks.catalogue import PLANTED, TWIN
 from conformance.checks.comparison import breaks
-from conformance.checks.threshold import AxisName, Threshold
-from conformance.judge.smallest_case import asking, cut_down
+from conformance.checks.findings import AxisName, Threshold
+from conformance.judge.smallest_case import cut_down, error_finder
 from conformance.judge.thresholds import find_thresholds, may_be_chance, multiples, rule
 from conformance.judge.trial import make_violation as violation
 from conformance.reports.threshold_sentences import WORDS, describe_threshold, describe_thresholds
@@ -343,7 +343,7 @@ def test_twins_stay_twins() -> None:
     assert np.isnan(dirty.inputs["key"]).any()
     assert sizes_of(dirty) == sizes_of(clean)
     assert sizes_of(dirty)["Q"] == 2
-    assert asking(found, runner_of(reference_numpy.attention))(found.example) is None
+    assert error_finder(found, runner_of(reference_numpy.attention))(found.example) is None
 
 
 def test_planted_cases_keep_what_is_planted() -> None:

@@ -15,10 +15,9 @@ import pytest
 from conformance import check
 from conformance.checks.findings import TookTooLong
 from conformance.reports.sentences import describe_finding
-from conformance.runner import limits, own_time
+from conformance.runner import own_time
 from conformance.runner.in_process import failed_call
-from conformance.runner.limits import TooSlow, limit_time
-from conformance.runner.own_time import CORES, OwnTime, measure_crowding, own_part, ready_in_time
+from conformance.runner.own_time import CORES, OwnTime, TooSlow, limit_time, measure_crowding, own_part, ready_in_time
 
 LIMIT = 0.1
 SPIN = [sys.executable, "-c", "while True: pass"]
@@ -165,7 +164,7 @@ def test_a_starved_call_is_not_ended(monkeypatch: pytest.MonkeyPatch, starved: b
             return super().elapsed_seconds() / 20
 
     if starved:
-        monkeypatch.setattr(limits, "OwnTime", Starved)
+        monkeypatch.setattr(own_time, "OwnTime", Starved)
     try:
         with limit_time(LIMIT):
             time.sleep(4 * LIMIT)
@@ -185,7 +184,7 @@ def test_rivals_for_the_only_core(tasks: str) -> None:
 import os, time
 os.sched_setaffinity(0, {core})
 from conformance.runner import own_time
-from conformance.runner.limits import limit_time
+from conformance.runner.own_time import limit_time
 own_time.TASKS = {tasks!r}
 os.getloadavg = lambda: (0.0, 0.0, 0.0)
 end = time.process_time() + 0.8

@@ -13,7 +13,7 @@ import torch
 
 import conformance
 from conformance.cases.features import unsupported_features
-from conformance.cases.function_features import declaration_of
+from conformance.cases.signatures import declaration_of
 from conformance.checks.levels import CORE, STRICT
 from conformance.judge.watched import JudgedCall, judge_calls
 from conformance.models.named_attention import adapt_function

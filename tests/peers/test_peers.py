@@ -24,9 +24,8 @@ from typer.testing import CliRunner
 
 from conformance.cases.arguments import arguments
 from conformance.cases.features import supports_case
-from conformance.checks.findings import Raised
+from conformance.checks.findings import Raised, Threshold
 from conformance.checks.results import Cell
-from conformance.checks.threshold import Threshold
 from conformance.cli import app
 from conformance.judge.plan import count_cases
 from conformance.judge.trial import settle_violations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.checks.probe import agreement
+from conformance.checks.catalogue import agreement
 from conformance.subjects.subject import IMPLEMENTATIONS
 from specification import RULES
 from tests.support.helpers import OPERATIONS, Subject, operation_cases, probes_of_all, run_probes

@@ -19,7 +19,7 @@ from conformance.sampling.draws import CaseStrategy, draw_cases
 
 LARGEST = 100_000
 """Bytes of the arrays of a series of cases that is kept."""
-STRATEGIES = ("catalogue", "plain", "showing")
+STRATEGIES = ("catalogue", "plain_cases", "feature_cases")
 """Functions of the judge that make strategies."""
 
 

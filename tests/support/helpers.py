@@ -21,20 +21,18 @@ from typer.testing import CliRunner
 from conformance import check
 from conformance.bounds import bound
 from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING
+from conformance.cases.declaration import EVERYTHING, Sizes
 from conformance.cases.expectations import Planted, allowed_pairs
-from conformance.cases.sizes import Sizes
-from conformance.checks.catalogue import AGREEMENT, truth_and_bounds
+from conformance.checks.catalogue import AGREEMENT, Probe, truth_and_bounds
 from conformance.checks.comparison import Finding, judge
-from conformance.checks.probe import Probe
+from conformance.checks.findings import Threshold
 from conformance.checks.results import Results, Violation
-from conformance.checks.threshold import Threshold
 from conformance.cli import app
 from conformance.cli.console import console
 from conformance.diagnosis.cause import Cause
 from conformance.judge.plan import list_questions
 from conformance.judge.report import Report
-from conformance.judge.trial import judge_questions
+from conformance.judge.trial import ask_questions
 from conformance.operations import OPERATIONS
 from conformance.operations.probes import catalogue, probes_of_all
 from conformance.oracle.reference import oracle
@@ -46,9 +44,9 @@ from conformance.runner.in_process import Runner
 from conformance.sampling.draws import draw_cases
 from conformance.sampling.operations import operation_cases
 from conformance.sampling.strategies import Draw
+from conformance.subjects.callables import Target
 from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.subject import JaxSubject, NumpySubject, Subject, TorchSubject
-from conformance.subjects.targets import Target
 from specification.engines import Choice
 from specification.masks import Causal, Mask, map_arrays
 
@@ -184,7 +182,7 @@ def run_probes(probes: Sequence[Probe], subjects: Iterable[Subject], examples: i
     rules = {probe.rule for probe in probes}
     questions = list_questions(None, EVERYTHING, EVERYTHING, rules, probes)
     generated = [question for question in questions if question.kind != "frozen"]
-    return judge_questions(generated, [Runner(subject) for subject in subjects], examples, seed)
+    return ask_questions(generated, [Runner(subject) for subject in subjects], examples, seed)
 
 
 def messages(report: Report) -> dict[str, str]:

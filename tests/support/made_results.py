@@ -41,7 +41,7 @@ def report(*broken: tuple[str, str], names: Any = LABELS, **told: Any) -> Result
             bad = (name, rule) in broken
             run_results.rules[rule, name] = Cell(3, 12.5, 12.5) if bad else Cell(3, 0.875, 0.125)
             if bad:
-                run_results.violate(violation(OFF, name, rule))
+                run_results.add_violation(violation(OFF, name, rule))
         subjects.append(run_subject(run_results, name, ARRAYS[name], "cpu", ["ATT-5", "ATT-7", "ATT-11", "NORM-1"]))
     return document("run", subjects, **({"seed": 77, "cases": 3} | told))
 

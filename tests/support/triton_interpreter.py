@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from conformance.cases.case import Case
+from conformance.cases.declaration import Sizes
 from conformance.cases.expectations import Exact
-from conformance.cases.sizes import Sizes
 from conformance.checks.catalogue import truth_and_bounds
 from conformance.checks.comparison import Finding
 from conformance.checks.comparison import judge as judged

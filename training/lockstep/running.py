@@ -11,7 +11,7 @@ import numpy as np
 from conformance.cases.expectations import Exact
 from conformance.checks.comparison import compare
 from conformance.checks.findings import Finding, Raised, SurplusTensor
-from conformance.subjects.raised import find_raising_line
+from conformance.subjects.wrong_answers import find_raising_line
 from specification.checkpoints import flatten
 from specification.parameters import mapped
 from training.lockstep.expected import (

@@ -14,7 +14,7 @@ def detection_probability(
     only: Annotated[list[str] | None, typer.Option(help="a rule or a fault; may be repeated")] = None,
 ) -> None:
     """Estimate for every planted fault the probability that a run misses it."""
-    from conformance.runner.cores import prepare_worker
+    from conformance.runner.workers import prepare_worker
     from conformance.selftest.detection_probability import CASES, SEED, detection_table, measure
 
     prepare_worker()

@@ -25,13 +25,11 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.expectations import Planted, allowed_pairs
+from conformance.cases.expectations import allowed_pairs, change_cases
 from conformance.cases.features import supports_case
-from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, takes_described_arrays
-from conformance.checks.check import Check
+from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, Check, probe_id, takes_described_arrays
 from conformance.checks.encoding import decode, decode_array, dtype_of
 from conformance.checks.levels import CORE
-from conformance.checks.probe import probe_id
 from conformance.oracle.reference import balls_available
 from conformance.sampling.strategies import roundings
 
@@ -118,9 +116,9 @@ def join_bytes(value: dict[str, Any]) -> Any:
 def entries() -> tuple[Entry, ...]:
     """All of them; ValueError if the file is not the one that the manifest describes."""
     content = HERE.joinpath("cases.jsonl.xz").read_bytes()
-    found, expected = hashlib.sha256(content).hexdigest(), manifest()["sha256"]
-    if found != expected:
-        raise ValueError(f"the frozen corpus has SHA-256 {found}, expected {expected}")
+    digest, expected = hashlib.sha256(content).hexdigest(), manifest()["sha256"]
+    if digest != expected:
+        raise ValueError(f"the frozen corpus has SHA-256 {digest}, expected {expected}")
     return tuple(entry(line) for line in read_lines(content))
 
 
@@ -141,28 +139,18 @@ def entries_for(operations: set[str], declaration: Declaration) -> list[Entry]:
 
 
 def is_judgeable(case: Case, declaration: Declaration) -> bool:
-    """Whether the subject takes the case, and it can be judged here."""
-    lies = declaration.strides or not case.memory
-    judged = case.dtype != "float64" or balls_available()
-    return lies and judged and supports_case(case, declaration) and is_promised(case, declaration)
-
-
-def apply_roundings(example: Any, declaration: Declaration) -> Any:
-    """The example with the subject's declared roundings in each of its cases."""
-    if isinstance(example, Case):
-        return replace(example, rounding=roundings(declaration, example.dtype))
-    if isinstance(example, Planted):
-        clean, planted = (apply_roundings(case, declaration) for case in (example.clean, example.planted))
-        return replace(example, clean=clean, planted=planted)
-    if isinstance(example, tuple):
-        return tuple(apply_roundings(part, declaration) for part in example)
-    return example
-
-
-def is_promised(case: Case, declaration: Declaration) -> bool:
-    """Whether the case is clear of all that the subject's conventions decide otherwise."""
-    if case.special and declaration.convention("isolation") != "strict":
+    """Whether the subject takes the case, and it can be judged here, clear of what conventions decide otherwise."""
+    if (case.memory and not declaration.strides) or not supports_case(case, declaration):
+        return False
+    if (case.dtype == "float64" and not balls_available()) or (
+        case.special and declaration.convention("isolation") != "strict"
+    ):
         return False
     if declaration.convention("empty_rows") == "zero" or not case.operation.startswith("attention"):
         return True
     return bool(allowed_pairs(case).any(-1).all())
+
+
+def apply_roundings(example: Any, declaration: Declaration) -> Any:
+    """The example with the subject's declared roundings in each of its cases."""
+    return change_cases(example, lambda case: replace(case, rounding=roundings(declaration, case.dtype)))

@@ -14,9 +14,10 @@ NaN and infinity have no ball: where one counts, ValueError is raised. Behind a 
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,26 +27,16 @@ except ImportError as error:
     raise ImportError("the exact oracle needs python-flint: pip install python-flint") from error
 
 from conformance.cases.case import Case
-from conformance.oracle.ball import attention, layers, optimizers, rotary
+from conformance.cases.expectations import Exact
 from conformance.oracle.ball.attention import Results
-from conformance.oracle.ball.inputs import Leaves
-from conformance.oracle.ball.layers import Undecided
-from conformance.oracle.ball.tape import ZERO, backward, balls, zeros
+from conformance.oracle.ball.tape import ZERO, Leaves, Undecided, backward, balls, zeros
 
+FILES = ("attention", "layers", "rotary", "optimizers")
+"""Of formulas; each is loaded when those before it lack one."""
 WORKING_PRECISION = 256
 LARGEST_PRECISION = 2**14
 RELATIVE_BITS = 100
 NEGLIGIBLE = arb(2) ** -200
-
-
-class Exact(NamedTuple):
-    """float64 arrays: the exact value is high + low, to about 2^-100 of it.
-
-    high is the exact value rounded; where it is 0 or infinite, low is 0.
-    """
-
-    high: np.ndarray
-    low: np.ndarray
 
 
 def evaluate(case: Case, precision: int = WORKING_PRECISION) -> dict[str, Exact]:
@@ -92,8 +83,10 @@ def evaluate_balls(case: Case) -> dict[str, np.ndarray]:
 
 def formula(operation: str) -> Callable[[Leaves, dict[str, Any]], Results]:
     """The function of the operation's name, in a file of this folder."""
-    home = next(home for home in (attention, optimizers, rotary, layers) if hasattr(home, operation) or home is layers)
-    found: Callable[[Leaves, dict[str, Any]], Results] = getattr(home, operation)
+    modules = (importlib.import_module(f"{__name__}.{file}") for file in FILES)
+    found: Callable[[Leaves, dict[str, Any]], Results] = next(
+        getattr(module, operation) for module in modules if hasattr(module, operation)
+    )
     return found
 
 
@@ -113,5 +106,6 @@ def find_settled(array: np.ndarray) -> np.ndarray:
 
 
 def split(array: np.ndarray) -> Exact:
+    """`high` is the exact value rounded; where it is 0 or infinite, `low` is 0."""
     high, low = np.frompyfunc(split_ball, 1, 2)(array)
     return Exact(np.asarray(high, dtype=np.float64), np.asarray(low, dtype=np.float64))

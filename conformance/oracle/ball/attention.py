@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from flint import arb
 
-from conformance.cases.mask_predicate import any_in_group, visible_bias_entries, visible_pairs
-from conformance.oracle.ball.inputs import Leaves
-from conformance.oracle.ball.tape import ONE, ZERO, Variable, concatenate, constant, exp, log, select, tanh
+from conformance.cases.expectations import any_in_group, visible_bias_entries, visible_pairs
+from conformance.oracle.ball.tape import ONE, ZERO, Leaves, Variable, concatenate, constant, exp, log, select, tanh
 
 Results = dict[str, Variable]
 

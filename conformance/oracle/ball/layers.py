@@ -8,12 +8,20 @@ import numpy as np
 from flint import arb
 
 from conformance.oracle.ball.attention import Results, dropout, linear
-from conformance.oracle.ball.inputs import Leaves
-from conformance.oracle.ball.tape import ONE, ZERO, Variable, balls, constant, erfc, exp, log, select, sqrt
-
-
-class Undecided(ArithmeticError):
-    """A ball contains both sides of a decision; more precision separates them."""
+from conformance.oracle.ball.tape import (
+    ONE,
+    ZERO,
+    Leaves,
+    Undecided,
+    Variable,
+    balls,
+    constant,
+    erfc,
+    exp,
+    log,
+    select,
+    sqrt,
+)
 
 
 def trailing_axes(x: Variable, weight: Variable) -> tuple[tuple[int, ...], int]:

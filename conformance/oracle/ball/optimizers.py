@@ -8,9 +8,8 @@ import numpy as np
 from flint import arb
 
 from conformance.oracle.ball.attention import Results
-from conformance.oracle.ball.inputs import Leaves
-from conformance.oracle.ball.layers import Undecided, number
-from conformance.oracle.ball.tape import ONE, Variable, sqrt
+from conformance.oracle.ball.layers import number
+from conformance.oracle.ball.tape import ONE, Leaves, Undecided, Variable, sqrt
 
 
 def adam_step(leaves: Leaves, options: dict[str, Any]) -> Results:

@@ -8,9 +8,8 @@ import numpy as np
 from flint import arb
 
 from conformance.oracle.ball.attention import Results
-from conformance.oracle.ball.inputs import Leaves
 from conformance.oracle.ball.layers import number
-from conformance.oracle.ball.tape import ONE, ZERO, Variable, concatenate
+from conformance.oracle.ball.tape import ONE, ZERO, Leaves, Variable, concatenate
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
 

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import NamedTuple
 
-from conformance.cases.declaration import Declaration
-from conformance.cases.sizes import Sizes, adapt_sizes
-from conformance.sampling.plan.covering import Fits, LevelRow, Levels, Row, choose_sizes, covering, more_rows
-from conformance.sampling.plan.values import BATCHES, KEY_HEADS, LENGTHS, RATIOS, WIDTHS, classes
+from hypothesis import strategies as st
+
+from conformance.cases.case import Case
+from conformance.cases.declaration import SIMPLEST_FIRST, Declaration, Sizes, adapt_sizes
+from conformance.sampling.draws import Rows
+from conformance.sampling.plan.covering import (
+    BATCHES,
+    KEY_HEADS,
+    LENGTHS,
+    RATIOS,
+    WIDTHS,
+    Fits,
+    LevelRow,
+    Levels,
+    Row,
+    choose_sizes,
+    classes,
+    covering,
+    more_rows,
+)
 
 
 class Budget(NamedTuple):
@@ -32,9 +49,8 @@ class Budget(NamedTuple):
         )
 
 
-BUDGETS = {"everything": Budget(2**21, 2**17, 2**19)}
-"""By plan. Of the others there are many, so they get less."""
-LESS = Budget(2**20, 2**16, 2**18)
+WHOLE, LESS = Budget(2**21, 2**17, 2**19), Budget(2**20, 2**16, 2**18)
+"""Of the plan "everything", and of the others: of these there are many, so they get less."""
 MOST = Budget(2**23 + 2**18, 2**18, 2**23 + 2**18)
 """What no case exceeds, whatever the subject takes: 65,537 keys and values of width 64 with one query."""
 LARGE = Budget(2**25, 2**20 + 2**17, 2**21 + 2**18)
@@ -118,7 +134,7 @@ def level_rows(plan: str, compiled: bool, tile: tuple[int, int] | None, strength
 
 
 def budget_of(plan: str) -> Budget:
-    return BUDGETS.get(plan, LESS)
+    return WHOLE if plan == "everything" else LESS
 
 
 @cache
@@ -128,9 +144,9 @@ def rows(plan: str, compiled: bool, tile: tuple[int, int] | None, seed: int = 0,
     compiled: for a framework that compiles for every shape, so only `TYPICAL` sizes, each range once. tile: queries and
     keys of a kernel's tile, whose multiples and their neighbours are tried too. seed: chooses among sizes of one range.
     """
-    found = level_rows(plan, compiled, tile, 1 if compiled else strength)
+    level_rows_of_plan = level_rows(plan, compiled, tile, 1 if compiled else strength)
     levels, affords = levels_of(plan, compiled, tile), budget_of(plan).affords
-    return tuple(choose_sizes(found, levels, affords, SINGLE if plan == "everything" else (), seed))
+    return tuple(choose_sizes(level_rows_of_plan, levels, affords, SINGLE if plan == "everything" else (), seed))
 
 
 def edges(tile: int) -> tuple[int, ...]:
@@ -150,8 +166,8 @@ def plan_of(name: str, declaration: Declaration, seed: int = 0, strength: int = 
     Where shapes are compiled, all plans have those of "everything", so that what is compiled serves every probe.
     """
     name, seed = ("everything", 0) if declaration.compiled else (name, seed)
-    found = (sizes_of(row) for row in rows(name, declaration.compiled, declaration.tile, seed, strength))
-    return tuple(dict.fromkeys(fit_sizes(sizes, declaration) for sizes in found))
+    planned = (sizes_of(row) for row in rows(name, declaration.compiled, declaration.tile, seed, strength))
+    return tuple(dict.fromkeys(fit_sizes(sizes, declaration) for sizes in planned))
 
 
 def large_plans_of(
@@ -215,3 +231,48 @@ def thorough_plan(declaration: Declaration) -> tuple[Sizes, ...]:
     square = adapt_sizes(SQUARE, declaration)
     squares = (square,) if square.D + square.V <= 8 else ()
     return squares if declaration.compiled else (*plan_of("everything", declaration, strength=3), *squares)
+
+
+def has_any_sizes(sizes: Sizes) -> bool:
+    return True
+
+
+def has_grouped_heads(sizes: Sizes) -> bool:
+    return sizes.H > sizes.G
+
+
+def has_few_columns(sizes: Sizes) -> bool:
+    """Whether the projections of so many heads have no more columns than models have."""
+    return sizes.H <= 128 and sizes.H * (sizes.D + sizes.V) <= 2**14
+
+
+def rows_of_attention(
+    cases: Callable[..., st.SearchStrategy[Case]],
+    plan: str,
+    name: str,
+    declaration: Declaration,
+    wanted: Callable[[Sizes], bool] = has_any_sizes,
+    dtypes: tuple[str, ...] = SIMPLEST_FIRST,
+    large: bool = False,
+) -> Rows:
+    """One strategy for each row of a plan. By its name, each probe has other sizes of the same ranges.
+
+    Where shapes are compiled, each row has one dtype too. large: also rows of large cases, in which all ranges meet.
+    """
+    seed = zlib.crc32(name.encode())
+    able = [dtype for dtype in dtypes if dtype in declaration.dtypes and dtype != "float64"] or [*dtypes]
+
+    def make_strategies(sizes: tuple[Sizes, ...]) -> tuple[st.SearchStrategy[Case], ...]:
+        every = [(able[index % len(able)],) if declaration.compiled else dtypes for index in range(len(sizes))]
+        return tuple(cases(plans=(s,), dtypes=some) for s, some in zip(sizes, every, strict=True) if wanted(s))
+
+    def make_large(thorough: bool) -> tuple[st.SearchStrategy[Case], ...]:
+        sizes = large_plans_of(plan, declaration, seed, wanted)[thorough] if large else ()
+        triples = thorough_plan(declaration) if thorough and plan == "everything" else ()
+        return make_strategies((*triples, *sizes))
+
+    return Rows(
+        lambda: make_strategies(plan_of(plan, declaration, seed)),
+        later=lambda: make_large(True),
+        large=lambda: make_large(False),
+    )

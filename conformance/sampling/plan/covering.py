@@ -1,4 +1,8 @@
-"""Rows that make every pair (or triple) of levels meet, as far as a row with both is affordable.
+"""Sizes of each dimension, and rows that make every pair (or triple) of their ranges meet where that is affordable.
+
+Sizes are those at which real implementations change their way. Powers of two and their neighbours, where tiles and
+vectors begin and end. Widths, head counts and group ratios of models in use. 32,767 and 65,535, where 16-bit indices
+end, and the second and third axis of a CUDA grid.
 
 A covering array by greedy choice (Cohen, Dalal, Fredman and Patton, "The AETG system", IEEE Trans. Softw. Eng. 23,
 1997), with a constraint. Libraries for it give up pairs where most combinations are forbidden, as here: two large
@@ -11,6 +15,45 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import combinations, product
 
 import numpy as np
+
+
+def neighbouring_sizes(*powers: int) -> tuple[int, ...]:
+    """2^n - 1, 2^n and 2^n + 1 for each n."""
+    return tuple(2**n + step for n in powers for step in (-1, 0, 1))
+
+
+LENGTHS = (
+    *(3, 5, 7, 12, *neighbouring_sizes(*range(4, 17))),
+    *(40, 80, 96, 100, 192, 200, 300, 384, 640, 768, 1000, 1536, 3000),
+)
+"""Keys; and queries, of which there may be one or two as well."""
+WIDTHS = (
+    *(1, 2, 3, 5, 8, 12, *neighbouring_sizes(*range(4, 10))),
+    *(24, 40, 48, 72, 80, 96, 100, 112, 120, 160, 192, 320, 384, 576),
+)
+"""Of query and key, and of value. 192 with 128 is DeepSeek's attention, 576 with 512 its absorbed form."""
+RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+"""Query heads to a key head."""
+KEY_HEADS = (1, 2, 3, 4, 5, 8, *neighbouring_sizes(5, 6, 7), 12, 40, 71, 96)
+BATCHES = (1, 2, 3, 5, *neighbouring_sizes(3, 4, 5, 6, 7, 8, 10, 12, 15, 16))
+ROWS = (1, 2, 3, 5, 6, 7, 12, *neighbouring_sizes(*range(4, 17)), 40, 48, 50, 100, 300)
+"""Of norms, and of all that works on rows."""
+NORM_WIDTHS = (
+    *(3, 5, 7, 12, *neighbouring_sizes(*range(4, 17))),
+    *(40, 100, 320, 576, 768, 1000, 1600, 3072, 5120, 8200, 12288, 20480, 131072),
+)
+MODEL_WIDTHS = (2, 3, 5, 8, 12, *neighbouring_sizes(*range(4, 15)), 24, 40, 100, 320, 576, 768, 1000, 1600, 3072, 28672)
+VOCABULARIES = (5, 11, *neighbouring_sizes(6, 8, 10, 12, 15, 16), 30522, 50257, 100277)
+POSITIONS = (5, 12, *neighbouring_sizes(6, 8, 10, 12, 13, 15, 16), 131072)
+
+
+def classes(values: Iterable[int], *bounds: int) -> tuple[tuple[int, ...], ...]:
+    """The values cut into ranges: each but the last ends with a bound. Empty ranges are left out."""
+    ordered = sorted(set(values))
+    ends = (*bounds, ordered[-1])
+    ranges = (tuple(n for n in ordered if low < n <= high) for low, high in zip((0, *bounds), ends, strict=True))
+    return tuple(numbers for numbers in ranges if numbers)
+
 
 Row = dict[str, int]
 """For every dimension a size."""
@@ -31,7 +74,7 @@ def covering(levels: Levels, fits: Fits, strength: int = 2, before: Iterable[Row
     before: rows in which some meet already.
     """
     rng = np.random.default_rng(0)
-    open_tuples, rows = meeting(levels, fits, strength) - met_in(before, levels, strength), []
+    open_tuples, rows = affordable_tuples(levels, fits, strength) - tuples_of_rows(before, levels, strength), []
     while open_tuples:
         tries = (choose_levels(levels, fits, open_tuples, rng) for _ in range(TRIES))
         row, covered = max(tries, key=lambda found: len(found[1]))
@@ -65,7 +108,7 @@ def choose_sizes(
     return rows
 
 
-def meeting(levels: Levels, fits: Fits, strength: int) -> set[frozenset[tuple[str, int]]]:
+def affordable_tuples(levels: Levels, fits: Fits, strength: int) -> set[frozenset[tuple[str, int]]]:
     """Every tuple of (dimension, level) that some affordable row has."""
     return {
         frozenset(zip(names, picked, strict=True))
@@ -75,11 +118,11 @@ def meeting(levels: Levels, fits: Fits, strength: int) -> set[frozenset[tuple[st
     }
 
 
-def met_in(rows: Iterable[Row], levels: Levels, strength: int) -> set[frozenset[tuple[str, int]]]:
+def tuples_of_rows(rows: Iterable[Row], levels: Levels, strength: int) -> set[frozenset[tuple[str, int]]]:
     """Every tuple of (dimension, level) that some row has."""
     places = {name: {size: number for number, level in enumerate(levels[name]) for size in level} for name in levels}
-    found = ([(name, places[name][row[name]]) for name in levels] for row in rows)
-    return {frozenset(pairs) for row in found for pairs in combinations(row, strength)}
+    numbered = ([(name, places[name][row[name]]) for name in levels] for row in rows)
+    return {frozenset(pairs) for row in numbered for pairs in combinations(row, strength)}
 
 
 def smallest_with(picked: Mapping[str, int], levels: Levels) -> Row:

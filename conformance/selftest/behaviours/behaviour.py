@@ -10,8 +10,8 @@ from typing import Any
 
 import reference_numpy
 from conformance.cases.declaration import declare
+from conformance.subjects.callables import Target
 from conformance.subjects.subject import Subject
-from conformance.subjects.targets import Target
 
 Function = Callable[..., Any]
 Arguments = dict[str, Any]

@@ -13,8 +13,8 @@ from typing import Any
 from conformance.checks.levels import STRICT
 from conformance.judge.checking import check
 from conformance.judge.report import Report
+from conformance.subjects.callables import Target
 from conformance.subjects.subject import Subject
-from conformance.subjects.targets import Target
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from conformance.checks.results import Results
 from conformance.judge.options import EFFORTS
 from conformance.judge.plan import list_questions
 from conformance.judge.smallest_case import SHRINKING, shrink_violations
-from conformance.judge.trial import judge_questions
+from conformance.judge.trial import ask_questions
 from conformance.operations.probes import catalogue
-from conformance.runner.cores import group_indices, kind, prepare_worker
 from conformance.runner.in_process import TIME_LIMIT, Runner
-from conformance.runner.workers import WorkerPool, encode_call
+from conformance.runner.workers import WorkerPool, encode_call, group_indices, kind, prepare_worker
 from conformance.selftest.variants import VARIANTS
 
 Group = tuple[int, ...]
@@ -47,7 +46,7 @@ def judge_group(group: Group, examples: int, seed: int) -> Results:
     asked, operation = [runners[index] for index in group], VARIANTS[group[0]].operation
     declaration = asked[0].declaration
     probes = catalogue(declaration, operation)
-    results = judge_questions(list_questions(operation, declaration, declaration, None, probes), asked, examples, seed)
+    results = ask_questions(list_questions(operation, declaration, declaration, None, probes), asked, examples, seed)
     shrink_violations(results, asked, SHRINKING)
     return results
 

@@ -15,13 +15,12 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration
-from conformance.cases.sizes import Sizes
-from conformance.checks.state import Cases
+from conformance.cases.declaration import Declaration, Sizes
 from conformance.sampling import strategies as generation
 from conformance.sampling.operations import operation_cases
-from conformance.sampling.strategies import LONG, SHORT, judged_dtypes, some
+from conformance.sampling.strategies import LONG, SHORT, judged_dtypes, require_some
 
+Cases = tuple[Case, ...]
 WIDTHS = (24, 40, 48, 56, 72, 80, 88, 104)
 """Widths that other cases do not have, one for each history: nothing has been kept for them yet."""
 NORM_WIDTHS = (24, 40, 48, 72, 80, 96, 120, 200, 264)
@@ -81,20 +80,20 @@ def attention_history(
 ) -> Cases:
     """The calls that `make` makes of a plain one of one of the widths; one in four without gradients."""
     width = draw(st.sampled_from(widths))
-    plain = Call(Sizes(2, 4, 2, 5, 40, width, width), draw(st.sampled_from(some(fast_dtypes(declaration)))))
+    plain = Call(Sizes(2, 4, 2, 5, 40, width, width), draw(st.sampled_from(require_some(fast_dtypes(declaration)))))
     if operation != "attention":
         declaration = declaration.remove_features("dropout")
-    found = []
+    cases = []
     for call in make(draw, plain, declaration)[:count]:
         gradients = draw(st.integers(0, 3)) > 0
         given = dict[str, Any](plans=(call.plan,), declaration=declaration)
         strategy = generation.attention_cases(
             operation, call.mask, call.focus, False, gradients, (call.dtype,), **given
         )
-        found.append(draw(strategy))
-    if "scale" in found[0].options:  # a scale of 1 is what kernels leave out
-        found[0] = replace(found[0], options=found[0].options | {"scale": 1.0})
-    return tuple(found)
+        cases.append(draw(strategy))
+    if "scale" in cases[0].options:  # a scale of 1 is what kernels leave out
+        cases[0] = replace(cases[0], options=cases[0].options | {"scale": 1.0})
+    return tuple(cases)
 
 
 def draw_size_calls(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
@@ -121,7 +120,7 @@ def draw_option_calls(draw: st.DrawFn, plain: Call, declaration: Declaration) ->
 
 def draw_dtype_calls(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
     """Few keys: float64 is judged by ball arithmetic, which is slow."""
-    several = some(judged_dtypes(generation.DTYPES, declaration))
+    several = require_some(judged_dtypes(generation.DTYPES, declaration))
     small = SHORT[0] if declaration.compiled else plain.plan._replace(B=1, Q=3, K=9, D=8, V=8)
     return [Call(small, draw(st.sampled_from(several))) for _ in range(CALLS)]
 
@@ -129,42 +128,42 @@ def draw_dtype_calls(draw: st.DrawFn, plain: Call, declaration: Declaration) -> 
 @st.composite
 def norm_history(draw: st.DrawFn, operation: str, declaration: Declaration, sizes: bool, count: int) -> Cases:
     """Of one width and dtype, with other eps, bias and dtype of the weight; sizes: every other one of another size."""
-    dtype = draw(st.sampled_from(some(judged_dtypes(generation.DTYPES, declaration))))
+    dtype = draw(st.sampled_from(require_some(judged_dtypes(generation.DTYPES, declaration))))
     widths = NORM_WIDTHS[:2] if dtype == "float64" else NORM_WIDTHS
     rows, width = draw(st.sampled_from(ROWS)), draw(st.sampled_from(widths))
-    found = []
+    cases = []
     for number in range(count):
         shape = (rows, width)
         if sizes and number % 2:
             shape = draw(st.sampled_from(((draw(st.sampled_from(ROWS)), width), (rows, draw(st.sampled_from(widths))))))
-        given = dict[str, Any](plans=((shape, 1),), dtypes=(dtype,), declaration=declaration)
-        found.append(draw(generation.norm_cases(operation, **given)))
-    return tuple(found)
+        cases.append(draw(operation_cases(operation, (dtype,), declaration, plans=((shape, 1),))))
+    return tuple(cases)
 
 
 @st.composite
 def sinusoidal_history(draw: st.DrawFn, declaration: Declaration, count: int) -> Cases:
     """Of one width, so that a table made for the first length is found again."""
-    found = [draw(generation.sinusoidal_cases(declaration=declaration)) for _ in range(count)]
-    kept = {name: found[0].options[name] for name in ("width", "exponent", "dtype")}
-    return tuple(replace(case, dtype=kept["dtype"], options=case.options | kept) for case in found)
+    cases = operation_cases("sinusoidal_positions", declaration=declaration)
+    history = [draw(cases) for _ in range(count)]
+    kept = {name: history[0].options[name] for name in ("width", "exponent", "dtype")}
+    return tuple(replace(case, dtype=kept["dtype"], options=case.options | kept) for case in history)
 
 
 @st.composite
 def plain_history(draw: st.DrawFn, operation: str, declaration: Declaration, count: int) -> Cases:
     dtypes = judged_dtypes(generation.DTYPES, declaration)
     if draw(st.booleans()):
-        dtypes = (draw(st.sampled_from(some(dtypes))),)
+        dtypes = (draw(st.sampled_from(require_some(dtypes))),)
     cases = operation_cases(operation, dtypes, declaration)
     return tuple(draw(cases) for _ in range(count))
 
 
 @st.composite
-def asking_gradients(draw: st.DrawFn, history: st.SearchStrategy[Cases], count: int) -> Cases:
+def gradient_histories(draw: st.DrawFn, history: st.SearchStrategy[Cases], count: int) -> Cases:
     """Those cases of a history that ask for gradients."""
-    found = tuple(case for case in draw(history) if case.cotangents)[:count]
-    assume(len(found) == count)
-    return found
+    cases = tuple(case for case in draw(history) if case.cotangents)[:count]
+    assume(len(cases) == count)
+    return cases
 
 
 TINY = (Sizes(1, 2, 1, 3, 48, 16, 16), Sizes(1, 2, 2, 2, 70, 16, 16), Sizes(2, 2, 1, 1, 40, 32, 16))
@@ -174,8 +173,8 @@ are compiled, those of other cases."""
 
 def fast_dtypes(declaration: Declaration) -> tuple[str, ...]:
     """The dtypes without float64, whose exact values take long; that alone where there are no others."""
-    found = tuple(dtype for dtype in generation.DTYPES if dtype in declaration.dtypes and dtype != "float64")
-    return found or ("float64",)
+    fast = tuple(dtype for dtype in generation.DTYPES if dtype in declaration.dtypes and dtype != "float64")
+    return fast or ("float64",)
 
 
 def repeatable_cases(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
@@ -187,9 +186,9 @@ def repeatable_cases(operation: str, declaration: Declaration) -> st.SearchStrat
         )
     else:
         cases = operation_cases(operation, dtypes, declaration)
-    told = st.tuples(st.integers(0, 4), cases.filter(lambda case: not has_infinities(case)))
-    return told.map(lambda drawn: drawn[1] if drawn[0] == 4 else replace(drawn[1], cotangents={}))
+    numbered = st.tuples(st.integers(0, 4), cases.filter(is_finite))
+    return numbered.map(lambda drawn: drawn[1] if drawn[0] == 4 else replace(drawn[1], cotangents={}))
 
 
-def has_infinities(case: Case) -> bool:
-    return any(a.dtype.kind not in "biu" and not np.isfinite(a.astype(float)).all() for a in case.inputs.values())
+def is_finite(case: Case) -> bool:
+    return all(a.dtype.kind in "biu" or np.isfinite(a.astype(float)).all() for a in case.inputs.values())
