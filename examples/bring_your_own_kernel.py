@@ -165,7 +165,7 @@ FEW = ["ATT-5", "MASK-3", "ATT-9"]
 first = judged(kernel(take_in=forgotten), "the output is not rescaled", FEW)
 assert not first.conforms
 [cause] = first.causes
-assert "the running output is not rescaled when the maximum grows (blocks of 16 keys)" == conformance.describe(cause)
+assert conformance.describe(cause) == "the running output is not rescaled when the maximum grows (blocks of 16 keys)"
 
 # %% [markdown]
 # ## Second mistake: the causal mask at the top left

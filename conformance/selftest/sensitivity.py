@@ -59,7 +59,7 @@ def sensitivity(fault: Planted, count: int, runs: int, seed: int) -> Sensitivity
     hits = 0
     for run in range(runs):  # a default run of its rule, by a subject of its own
         runner = Runner(fault.make())
-        hits += any(try_probe(probe, [runner], EFFORTS["default"], seed + run).violations for probe in probes)
+        hits += any(ask_probe(probe, [runner], EFFORTS["default"], seed + run).violations for probe in probes)
     return Sensitivity(fault.title, float(np.mean(np.array(ratios) > 1)), float(np.median(ratios)), hits, runs)
 
 

@@ -15,8 +15,7 @@ from conformance.cases.declaration import EVERYTHING
 from conformance.checks.levels import describe_levels
 from conformance.cli.console import console, refuse
 from conformance.operations import OPERATIONS
-from conformance.operations.probes import catalogue
-from conformance.operations.refusals import refusals_of
+from conformance.operations.probes import catalogue, refusals_of
 from specification import MODEL_RULES, RULES
 
 ROOT = Path(__file__).parents[3]
