@@ -22,7 +22,7 @@ from jax_impl.attention_steps import (
     softmax,
     visible_pairs,
 )
-from jax_impl.dtypes import cast, compiled, require_dtype, widen
+from jax_impl.dtypes import cast, require_dtype, widen
 from jax_impl.engines import choice
 from jax_impl.engines.blocked import Inputs, blocked_attention
 from jax_impl.masks import checked_mask
@@ -178,18 +178,20 @@ def merge_attention(
         ValueError: No part, or parts whose shapes differ.
     """
     checks.merge(outputs, logsumexps)
-    return merge(tuple(outputs), tuple(logsumexps))
-
-
-@compiled
-def merge(
-    outputs: tuple[Float[jax.Array, "B H Q V"], ...], logsumexps: tuple[Float[jax.Array, "B H Q"], ...]
-) -> tuple[Float[jax.Array, "B H Q V"], Float[jax.Array, "B H Q"]]:
-    """`merge_attention` of what has been checked."""
+    # Compiled with the rest, the gradient would be computed anew for each part.
     parts = jnp.stack([widen(output) for output in outputs], axis=-2)
     scores = jnp.stack([widen(logsumexp) for logsumexp in logsumexps], axis=-1)
+    output, logsumexp = merge(parts, scores)
+    return cast(output, outputs[0].dtype), logsumexp
+
+
+@jax.jit
+def merge(
+    parts: Float[jax.Array, "B H Q P V"], scores: Float[jax.Array, "B H Q P"]
+) -> tuple[Float[jax.Array, "B H Q V"], Float[jax.Array, "B H Q"]]:
+    """`merge_attention` of P parts in the dtype in which everything is computed, without its last rounding."""
     # Merging is attention once more: one query, one key for each part, the parts' log-sum-exps as its scores.
     seen = scores != -jnp.inf
     weights, logsumexp = softmax(jnp.where(seen, scores, 0), seen)
     output = allowed_sum(weights[..., None, :], parts, seen[..., None, :])[..., 0, :]
-    return cast(output, outputs[0].dtype), logsumexp
+    return output, logsumexp
