@@ -19,6 +19,7 @@ from jax_impl.attention_steps import (
     fill_empty_rows,
     reference_attention,
     repeat_heads,
+    resolve_scale,
     softmax,
     visible_pairs,
 )
@@ -123,7 +124,9 @@ def attention_weights(
     mask, dtype = checked_mask(mask, Q, K, B, H), query.dtype
     query, key, bias, sinks = widen(query), repeat_heads(widen(key), H), widen(bias), widen(sinks)
     allowed, bias = visible_pairs(mask, bias, (B, H, Q), K)
-    scores = attention_scores(query, key, allowed, bias=bias, scale=scale, softcap=softcap)
+    scores = attention_scores(
+        query, key, allowed, bias=bias, scale=resolve_scale(scale, query.shape[-1]), softcap=softcap
+    )
     weights, _ = softmax(scores, allowed, sinks)
     weights, _ = fill_empty_rows(weights, allowed, empty_rows)
     return cast(weights, dtype)
@@ -156,7 +159,9 @@ def attention_logsumexp(
     mask = checked_mask(mask, Q, K, B, H)
     query, key, bias, sinks = widen(query), repeat_heads(widen(key), H), widen(bias), widen(sinks)
     allowed, bias = visible_pairs(mask, bias, (B, H, Q), K)
-    scores = attention_scores(query, key, allowed, bias=bias, scale=scale, softcap=softcap)
+    scores = attention_scores(
+        query, key, allowed, bias=bias, scale=resolve_scale(scale, query.shape[-1]), softcap=softcap
+    )
     _, logsumexp = softmax(scores, allowed, sinks)
     return logsumexp
 
