@@ -19,10 +19,11 @@ from jax_impl.attention_steps import (
     fill_empty_rows,
     reference_attention,
     repeat_heads,
+    resolve_scale,
     softmax,
     visible_pairs,
 )
-from jax_impl.dtypes import cast, compiled, require_dtype, widen
+from jax_impl.dtypes import cast, require_dtype, widen
 from jax_impl.engines import choice
 from jax_impl.engines.blocked import Inputs, blocked_attention
 from jax_impl.masks import checked_mask
@@ -123,7 +124,9 @@ def attention_weights(
     mask, dtype = checked_mask(mask, Q, K, B, H), query.dtype
     query, key, bias, sinks = widen(query), repeat_heads(widen(key), H), widen(bias), widen(sinks)
     allowed, bias = visible_pairs(mask, bias, (B, H, Q), K)
-    scores = attention_scores(query, key, allowed, bias=bias, scale=scale, softcap=softcap)
+    scores = attention_scores(
+        query, key, allowed, bias=bias, scale=resolve_scale(scale, query.shape[-1]), softcap=softcap
+    )
     weights, _ = softmax(scores, allowed, sinks)
     weights, _ = fill_empty_rows(weights, allowed, empty_rows)
     return cast(weights, dtype)
@@ -156,7 +159,9 @@ def attention_logsumexp(
     mask = checked_mask(mask, Q, K, B, H)
     query, key, bias, sinks = widen(query), repeat_heads(widen(key), H), widen(bias), widen(sinks)
     allowed, bias = visible_pairs(mask, bias, (B, H, Q), K)
-    scores = attention_scores(query, key, allowed, bias=bias, scale=scale, softcap=softcap)
+    scores = attention_scores(
+        query, key, allowed, bias=bias, scale=resolve_scale(scale, query.shape[-1]), softcap=softcap
+    )
     _, logsumexp = softmax(scores, allowed, sinks)
     return logsumexp
 
@@ -178,18 +183,20 @@ def merge_attention(
         ValueError: No part, or parts whose shapes differ.
     """
     checks.merge(outputs, logsumexps)
-    return merge(tuple(outputs), tuple(logsumexps))
-
-
-@compiled
-def merge(
-    outputs: tuple[Float[jax.Array, "B H Q V"], ...], logsumexps: tuple[Float[jax.Array, "B H Q"], ...]
-) -> tuple[Float[jax.Array, "B H Q V"], Float[jax.Array, "B H Q"]]:
-    """`merge_attention` of what has been checked."""
+    # Compiled with the rest, the gradient would be computed anew for each part.
     parts = jnp.stack([widen(output) for output in outputs], axis=-2)
     scores = jnp.stack([widen(logsumexp) for logsumexp in logsumexps], axis=-1)
+    output, logsumexp = merge(parts, scores)
+    return cast(output, outputs[0].dtype), logsumexp
+
+
+@jax.jit
+def merge(
+    parts: Float[jax.Array, "B H Q P V"], scores: Float[jax.Array, "B H Q P"]
+) -> tuple[Float[jax.Array, "B H Q V"], Float[jax.Array, "B H Q"]]:
+    """`merge_attention` of P parts in the dtype in which everything is computed, without its last rounding."""
     # Merging is attention once more: one query, one key for each part, the parts' log-sum-exps as its scores.
     seen = scores != -jnp.inf
     weights, logsumexp = softmax(jnp.where(seen, scores, 0), seen)
     output = allowed_sum(weights[..., None, :], parts, seen[..., None, :])[..., 0, :]
-    return cast(output, outputs[0].dtype), logsumexp
+    return output, logsumexp

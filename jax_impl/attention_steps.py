@@ -86,10 +86,13 @@ def attention_scores(
     scale: Any,
     softcap: Any,
 ) -> Float[jax.Array, "B H Q K"]:
-    """softcap(scale * query . key) + bias for the allowed pairs, 0 for the others (ATT-1 to ATT-4)."""
+    """softcap(scale * query . key) + bias for the allowed pairs, 0 for the others (ATT-1 to ATT-4).
+
+    scale: a number always (`resolve_scale`), so that what is compiled serves calls with and without one.
+    """
     # The scale is on the query: of a product and the difference from its maximum XLA makes one rounding, and a large
     # score would lie far from the maximum that was rounded.
-    query = query * jnp.asarray(resolve_scale(scale, query.shape[-1]), query.dtype)
+    query = query * jnp.asarray(scale, query.dtype)
     scores = pair_products(query, key, allowed)
     if softcap is not None:
         cap = jnp.asarray(softcap, scores.dtype)
@@ -204,7 +207,9 @@ def reference_attention(
     query, key, value = widen(query), repeat_heads(widen(key), H), repeat_heads(widen(value), H)
     bias, sinks = widen(bias), widen(sinks)
     allowed, bias = visible_pairs(mask, bias, (B, H, Q), K)
-    scores = attention_scores(query, key, allowed, bias=bias, scale=scale, softcap=softcap)
+    scores = attention_scores(
+        query, key, allowed, bias=bias, scale=resolve_scale(scale, query.shape[-1]), softcap=softcap
+    )
     weights, logsumexp = softmax(scores, allowed, sinks)
     weights, reach = fill_empty_rows(weights, allowed, empty_rows)
     if dropout_keep is not None:

@@ -6,6 +6,9 @@ in the definition; statistics and the affine step are kept in float32, or in flo
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -63,9 +66,17 @@ def rms_norm(
     """
     axes = checks.rms_norm(x, weight, eps, plus_one)
     wide = widen(x)
+    return cast(rms_norm_steps(wide, widen(weight), eps, axes, plus_one), x.dtype)
+
+
+@partial(jax.jit, static_argnums=(3, 4))
+def rms_norm_steps(
+    wide: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], eps: Any, axes: tuple[int, ...], plus_one: bool
+) -> Float[jax.Array, "..."]:
+    """`rms_norm` in the dtype in which everything is computed, without its last rounding."""
     square = jnp.mean(jnp.square(wide), axis=axes, keepdims=True)
     normalized = wide / jnp.sqrt(square + jnp.asarray(eps, square.dtype))
-    return cast(affine(normalized, multiplier(weight, plus_one), None), x.dtype)
+    return affine(normalized, multiplier(weight, plus_one), None)
 
 
 def standard_deviation_norm(
@@ -88,10 +99,22 @@ def standard_deviation_norm(
         ValueError: Sizes or numbers that are not as described.
     """
     axes = checks.standard_deviation_norm(x, weight, bias, eps)
-    deviation = deviations(widen(x), axes)
+    return cast(standard_deviation_norm_steps(widen(x), widen(weight), widen(bias), eps, axes), x.dtype)
+
+
+@partial(jax.jit, static_argnums=4)
+def standard_deviation_norm_steps(
+    x: Float[jax.Array, "..."],
+    weight: Float[jax.Array, "*N"],
+    bias: Float[jax.Array, "*N"] | None,
+    eps: Any,
+    axes: tuple[int, ...],
+) -> Float[jax.Array, "..."]:
+    """`standard_deviation_norm` in the dtype in which everything is computed, without its last rounding."""
+    deviation = deviations(x, axes)
     variance = jnp.sum(jnp.square(deviation), axis=axes, keepdims=True) / (weight.size - 1)
     # The slope of the root at 0 is infinite; a constant row, whose deviation has no slope, must not come near it.
     constant = variance == 0
     spread = jnp.where(constant, 0, jnp.sqrt(jnp.where(constant, 1, variance)))
     normalized = deviation / (spread + jnp.asarray(eps, spread.dtype))
-    return cast(affine(normalized, weight, bias), x.dtype)
+    return affine(normalized, weight, bias)

@@ -39,6 +39,7 @@ def to_int32(targets: Integer[jax.Array, "..."]) -> Integer[jax.Array, "..."]:
     return cast(targets, jnp.int32)
 
 
+@jax.jit
 def at_targets(rows: Float[jax.Array, "*rows V"], classes: Integer[jax.Array, "*rows"]) -> Float[jax.Array, "*rows"]:
     """The number of each row at its class; NaN for what lies outside, where JAX would count backwards."""
     classes = jnp.where(classes < 0, rows.shape[-1], classes)

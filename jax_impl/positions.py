@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -152,6 +154,7 @@ def relative_position_bias(
     return cast(jnp.moveaxis(rows, -1, 0)[None], table.dtype)
 
 
+@partial(jax.jit, static_argnums=(0, 1, 3, 4, 5))
 def buckets_of(
     query_length: int, key_length: int, offset: int, count: int, bidirectional: bool, furthest: int
 ) -> Integer[jax.Array, "Q K"]:

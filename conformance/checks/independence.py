@@ -29,6 +29,7 @@ from conformance.checks.findings import (
 )
 from conformance.checks.levels import CORE, ROBUST, STRICT
 from conformance.oracle.reference import oracle
+from conformance.sampling.histories import reverse_last_axis
 from conformance.subjects.frameworks import Arrays, Framework, NoGradients
 from conformance.subjects.subject import Answers, Subject, differentiable
 from conformance.subjects.wrong_answers import Missing, WrongAnswer
@@ -169,11 +170,6 @@ TWO_DIFFER = NotDeterministic()
 def identical(name: str, left: np.ndarray, right: np.ndarray, otherwise: Detail = TWO_DIFFER) -> Finding:
     same = left.dtype == right.dtype and np.array_equal(left, right, equal_nan=True)
     return Finding(name, 0.0) if same else Finding(name, np.inf, detail=otherwise)
-
-
-def reverse_last_axis(array: np.ndarray) -> np.ndarray:
-    """Other numbers of the same size; ids stay."""
-    return array if array.dtype.kind in "iu" else np.ascontiguousarray(array[..., ::-1])
 
 
 def shared_memory(framework: Framework, results: Arrays, others: dict[Role, Arrays]) -> Findings:

@@ -6,7 +6,7 @@ too few of its parameters. A table is made for the first length.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -97,11 +97,18 @@ def attention_history(
 
 
 def draw_size_calls(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
-    """Every axis is another one once; between two of them comes the plain call."""
-    H, G = draw(st.sampled_from(HEADS))
-    plans = [plain.plan._replace(**{axis: draw(st.sampled_from(sizes))}) for axis, sizes in OTHER.items()]
+    """Every axis is another one once; between two of them comes the plain call.
+
+    Where shapes are compiled, the other size is the same for all operations, and what is compiled serves all of them.
+    """
+
+    def choose(sizes: tuple[Any, ...]) -> Any:
+        return sizes[-1] if declaration.compiled else draw(st.sampled_from(sizes))
+
+    H, G = HEADS[0] if declaration.compiled else draw(st.sampled_from(HEADS))
+    plans = [plain.plan._replace(**{axis: choose(sizes)}) for axis, sizes in OTHER.items()]
     lengths = (FEWER, MORE) if declaration.compiled else (FEWER, MORE, MANY)  # each length is one more to compile
-    plans += [plain.plan._replace(K=draw(st.sampled_from(sizes))) for sizes in lengths]
+    plans += [plain.plan._replace(K=choose(sizes)) for sizes in lengths]
     plans.append(plain.plan._replace(H=H, G=G))
     mask = draw(st.sampled_from(("none", "none", *sorted(declaration.masks))))
     others = draw(st.permutations(plans))
@@ -131,11 +138,17 @@ def norm_history(draw: st.DrawFn, operation: str, declaration: Declaration, size
     dtype = draw(st.sampled_from(require_some(judged_dtypes(generation.DTYPES, declaration))))
     widths = NORM_WIDTHS[:2] if dtype == "float64" else NORM_WIDTHS
     rows, width = draw(st.sampled_from(ROWS)), draw(st.sampled_from(widths))
+    other_rows: Sequence[int] = ROWS
+    other_widths: Sequence[int] = widths
+    if declaration.compiled:  # each shape is one more to compile
+        other_rows = [draw(st.sampled_from([other for other in ROWS if other != rows]))]
+        other_widths = [draw(st.sampled_from([other for other in widths if other != width]))]
     cases = []
     for number in range(count):
         shape = (rows, width)
         if sizes and number % 2:
-            shape = draw(st.sampled_from(((draw(st.sampled_from(ROWS)), width), (rows, draw(st.sampled_from(widths))))))
+            others = (draw(st.sampled_from(other_rows)), width), (rows, draw(st.sampled_from(other_widths)))
+            shape = draw(st.sampled_from(others))
         cases.append(draw(operation_cases(operation, (dtype,), declaration, plans=((shape, 1),))))
     return tuple(cases)
 
@@ -155,7 +168,23 @@ def plain_history(draw: st.DrawFn, operation: str, declaration: Declaration, cou
     if draw(st.booleans()):
         dtypes = (draw(st.sampled_from(require_some(dtypes))),)
     cases = operation_cases(operation, dtypes, declaration)
-    return tuple(draw(cases) for _ in range(count))
+    if not declaration.compiled:
+        return tuple(draw(cases) for _ in range(count))
+    # Every case comes twice, the second time with other numbers, since each is one more to compile.
+    found = [draw(cases) for _ in range((count + 1) // 2)]
+    again = [reverse_numbers(case) if case.inputs else draw(cases) for case in found]
+    return (*found, *again)[:count]
+
+
+def reverse_last_axis(array: np.ndarray) -> np.ndarray:
+    """Return other numbers of the same size; ids stay."""
+    return array if array.dtype.kind in "iu" else np.ascontiguousarray(array[..., ::-1])
+
+
+def reverse_numbers(case: Case) -> Case:
+    """The case with its numbers in reverse; those of a bias stay, because -inf forbids what others must then allow."""
+    reversed_inputs = {name: reverse_last_axis(array) for name, array in case.inputs.items() if name != "bias"}
+    return replace(case, inputs=case.inputs | reversed_inputs)
 
 
 @st.composite

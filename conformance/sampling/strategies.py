@@ -803,7 +803,7 @@ def multi_head_cases(
     if draw(st.booleans()):
         inputs["output.bias"] = d.normal(E_out)
     options: dict[str, Any] = {"num_heads": s.H, "mask": draw_mask(draw, mask, s, d, declaration)}
-    features = set(focus) | ({f for f in FEATURES if draw(st.integers(0, 5)) == 5} & declaration.features)
+    features = set(focus) | (draw_features(draw, 6, declaration) & declaration.features)
     add_features(draw, s, d, features, inputs, options)
     # Without promises about empty rows, none are asked for.
     visible = broadcast_mask(options["mask"], s) & (inputs.get("bias", 0.0) != -np.inf)

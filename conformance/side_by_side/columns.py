@@ -21,6 +21,8 @@ INLINED = {
     ("torch_impl", "pair_products"): "PairProducts.forward",
     ("torch_impl", "allowed_sum"): "AllowedSum.forward",
     ("jax_impl", "merge_attention"): "merge",
+    ("jax_impl", "rms_norm"): "rms_norm_steps",
+    ("jax_impl", "standard_deviation_norm"): "standard_deviation_norm_steps",
     ("torch_impl", "deviations"): "Deviations.forward",
 }
 """Where a port hands the work on to a function of its own: its steps follow, and stand beside the definition's."""

@@ -185,7 +185,10 @@ class JaxArrays(Framework):
             raise ValueError("device: JAX sees no GPU") from error
 
     def array(self, array: np.ndarray) -> Any:
-        return self.jax.device_put(array, self.device)
+        # Without a device of its own, as `jnp.asarray` makes it: JAX compiles anew where some of the arguments have one
+        # and others, such as a mask that a function has made, do not.
+        with self.jax.default_device(self.device):
+            return self.jax.device_put(array)
 
     def numpy(self, array: Any) -> np.ndarray:
         return np.asarray(array)
