@@ -17,8 +17,6 @@ import torch
 
 import jax_impl
 import reference_numpy
-from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import widen_parameters
 from conformance.reports import dialects as dialect_tables
 from specification import Causal, KeyPadding, dialects
 from specification.checkpoints import flatten
@@ -28,7 +26,7 @@ from specification.loading.record import Variant
 from tests.support.helpers import IMPLEMENTATIONS, Case, Implementation
 from tests.support.helpers import bound as operation_bound
 from tests.support.pretrained import MODELS
-from tests.support.small_models import plant
+from tests.support.small_models import assert_within, exact_and_bound, in_dtype, plant, result_of
 from tests.support.tutorials import SIZES, SOURCES, VOCABULARY, Arrays, Sizes, Source, embedded, one
 
 
@@ -44,39 +42,18 @@ def state(module: torch.nn.Module) -> dict[str, np.ndarray]:
     return {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
 
 
-def in_dtype(inputs: Arrays, dtype: str) -> Arrays:
-    return tuple(a.astype(dtype) if a.dtype.kind == "f" else a for a in inputs)
-
-
 def expected(
     dialect: str, checkpoint: Any, inputs: Arrays, dtype: str, narrow: frozenset[str] = frozenset(), **given: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """What the definition gives in float64, and the bound for an implementation in that dtype."""
     options = given.pop("options", {})
     model = reference_numpy.load(dialect, checkpoint, **given)
-    wide = replace(model, parameters=widen_parameters(model.parameters))
-    exact = tuple(a.astype(np.float64) if a.dtype.kind == "f" else a for a in inputs)
-
-    def run(functions: Any) -> Any:
-        called = functions.MODELS[type(wide.parameters)]
-        return called(wide.parameters, *exact, configuration=wide.configuration, **options)
-
-    return carried_bound(run, wide.parameters, dtype, narrow=narrow)
-
-
-def assert_within(got: np.ndarray, exact: np.ndarray, bound: np.ndarray, dtype: str) -> None:
-    assert str(got.dtype) == dtype
-    assert got.shape == exact.shape
-    ratio = np.abs(got - exact) / bound
-    assert ratio.max() <= 1
+    return exact_and_bound(model.parameters, model.configuration, inputs, dtype, narrow=narrow, **options)
 
 
 def answer(implementation: Implementation, dialect: str, checkpoint: Any, inputs: Arrays, **given: Any) -> np.ndarray:
     options = given.pop("options", {})
-    framework = implementation.subject.framework
-    with framework.context():
-        model = implementation.load(dialect, checkpoint, **given)
-        return framework.numpy(model(*implementation.convert(inputs), **implementation.convert(options)))
+    return result_of(implementation, implementation.load(dialect, checkpoint, **given), inputs, **options)
 
 
 CASES = [(name, sizes, dtype) for name in SOURCES for sizes in SIZES for dtype in ("float32", "float64")]
@@ -233,7 +210,6 @@ def test_a_record_is_complete(dialect: str) -> None:
 
 def test_an_incomplete_record_is_noticed() -> None:
     record = DIALECTS["dawn"]
-    assert record.tutorial is not None
     without = replace(record, source="", variants=(replace(record.described, gives="", table=()),))
     without = replace(without, tutorial=replace(record.tutorial, builds=""))
     assert empty_fields(without) == ["Dialect.source", "Variant.table", "Variant.gives", "Tutorial.builds"]

@@ -21,9 +21,19 @@ from specification import Configuration
 from specification.checkpoints import flatten
 from specification.dropout import Dropout, TransformerDropout
 from specification.parameters import mapped
-from tests.models.test_dialects import assert_within
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
-from tests.support.small_models import E, H, Maker, keep_masks, plant, without_cross
+from tests.support.small_models import (
+    E,
+    H,
+    Maker,
+    assert_within,
+    exact_and_bound,
+    keep_masks,
+    model_of,
+    plant,
+    result_of,
+    without_cross,
+)
 
 POST = Configuration(H, positions="learned", source_padding=0, target_padding=0, target_mask="causal and real keys")
 PRE = replace(POST, norm_order="pre", norm="standard_deviation_norm", activation="gelu", scale="model_width")
@@ -98,22 +108,13 @@ def replaced_site(value: Any, site: Dropout) -> Any:
 @cache
 def exactly(name: str, order: str) -> tuple[np.ndarray, np.ndarray]:
     """What the definition gives in float64, and the bound for float32."""
-    trained, configuration = MODELS[name](), ORDERS[order]
-    wide = widen_parameters(trained.parameters)
-    inputs = tuple(a.astype(float) if a.dtype.kind == "f" else a for a in trained.inputs)
-
-    def run(functions: Any) -> Any:
-        return functions.MODELS[type(wide)](wide, *inputs, configuration=configuration, dropout=trained.dropout)
-
-    return carried_bound(run, wide, "float32")
+    trained = MODELS[name]()
+    return exact_and_bound(trained.parameters, ORDERS[order], trained.inputs, dropout=trained.dropout)
 
 
 def answer(implementation: Implementation, trained: Trained, configuration: Configuration) -> np.ndarray:
-    framework = implementation.subject.framework
-    with framework.context():
-        model = implementation.Model(mapped(framework.array, trained.parameters), configuration)
-        dropout = implementation.convert(trained.dropout)
-        return framework.numpy(model(*implementation.convert(trained.inputs), dropout=dropout))
+    model = model_of(implementation, trained.parameters, configuration)
+    return result_of(implementation, model, trained.inputs, dropout=trained.dropout)
 
 
 @pytest.mark.rule("BLK-2")
@@ -126,7 +127,7 @@ def test_dropout_at_every_site(name: str, order: str) -> None:
     trained, configuration = MODELS[name](), ORDERS[order]
     exact, bound = exactly(name, order)
     for implementation in IMPLEMENTATIONS:
-        assert_within(answer(implementation, trained, configuration), exact, bound, "float32")
+        assert_within(answer(implementation, trained, configuration), exact, bound)
     model = reference_numpy.Model(trained.parameters, configuration)
     whole = model(*trained.inputs, dropout=trained.dropout)
     sites = flat_sites(trained.dropout)

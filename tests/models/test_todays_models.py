@@ -1,8 +1,8 @@
-"""Models in the manner of today's: every step, every gradient, every engine, and what goes in and out.
+"""Models in the manner of today's: every step, every engine, and what goes in and out.
 
 Each of `TODAY` is a small model that shows what is particular to it: rotated queries and keys, windows, norms of
 queries and keys, gates, norms around sublayers or behind them, parallel sublayers, sinks, soft caps, biases by
-distance, images.
+distance, images. `test_gradients` holds their gradients to their bounds.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ import torch
 import jax_impl
 import reference_numpy
 import torch_impl
-from conformance.models.error_propagation import carried_bound
 from conformance.models.stepwise import Oracle, StepFinding, framework_of, judge_steps
 from conformance.models.structures import widen_parameters
 from specification.checkpoints import flatten
 from specification.configuration import AttentionLayer
-from specification.masks import KeyPadding
-from specification.parameters import Encoder, LanguageModel, Transformer, mapped
+from specification.parameters import mapped
 from specification.rotary import Rotary
-from tests.models.test_models import replaced
+from tests.models.test_gradients import autograd, beyond, cotangent_of, expected
 from tests.support.helpers import IMPLEMENTATIONS, Implementation, by_reference
-from tests.support.todays_models import TODAY, TOKENS, Example, in_dtype
+from tests.support.small_models import in_dtype, plant
+from tests.support.todays_models import TODAY, TOKENS, Example
 
 PORTS = IMPLEMENTATIONS[1:]
 NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -155,84 +154,15 @@ FAULTS = (
 @pytest.mark.slow_where(unless=("no window", "second norm", "keys are not turned"))
 def test_faults_are_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     example = TODAY[fault.model]()
-    replaced(monkeypatch, fault.file, fault.old, fault.new)
+    plant(f"torch_impl.{fault.file}", fault.old, fault.new, monkeypatch)
     assert worst(steps("torch_impl", example, "float32")) > 1
 
 
 @pytest.mark.slow
 def test_a_table_in_which_all_columns_turn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    replaced(monkeypatch, "blocks", "checks.rotary_fits(rotary, width)", "width")
+    plant("torch_impl.blocks", "checks.rotary_fits(rotary, width)", "width", monkeypatch)
     with pytest.raises(ValueError, match=r"rotation\.sine must have shape"):
         steps("torch_impl", TODAY["gpt_neox"](), "float32")
-
-
-# --- every gradient ---------------------------------------------------------------------------------------------------
-
-PULLBACKS = {
-    LanguageModel: ("language_model_vjp", "mask"),
-    Transformer: ("transformer_vjp", "target_mask"),
-    Encoder: ("encoder_vjp", "mask"),
-}
-
-
-def by_hand(functions: Any, example: Example, parameters: Any, cotangent: np.ndarray) -> Any:
-    """The definition's gradients. functions: the definition, or its copy."""
-    name, mask = PULLBACKS[type(parameters)]
-    masks = {} if example.key_padding is None else {mask: KeyPadding(example.key_padding)}
-    inputs = in_dtype(example.inputs, str(cotangent.dtype))
-    found = getattr(functions, name)(parameters, *inputs, cotangent, configuration=example.configuration, **masks)
-    return getattr(found, "parameters", found)
-
-
-def autograd(package: str, example: Example, dtype: str, cotangent: np.ndarray, *, jit: bool = False) -> dict[str, Any]:
-    parameters, inputs, options = example.parameters(dtype), in_dtype(example.inputs, dtype), example.options()
-    if package == "torch_impl":
-        model = torch_impl.Model(mapped(torch.tensor, parameters), example.configuration)
-        (model(*map(torch.tensor, inputs), **mapped(torch.tensor, options)) * torch.tensor(cotangent)).sum().backward()
-        return {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
-    with jax.enable_x64(True), jax.disable_jit(not jit):
-        model = jax_impl.Model(mapped(jax.numpy.asarray, parameters), example.configuration)
-        gradients = jax.grad(lambda model: (model(*inputs, **options) * cotangent).sum())(model).parameters
-        return {name: np.asarray(gradient) for name, gradient in flatten(gradients).items()}
-
-
-def cotangent_of(example: Example, dtype: str) -> np.ndarray:
-    model = reference_numpy.Model(example.parameters("float64"), example.configuration)
-    shape = model(*in_dtype(example.inputs, "float64"), **example.options()).shape
-    return np.random.default_rng(1).normal(size=shape).astype("float32").astype(dtype)
-
-
-def expected(example: Example, dtype: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Gradients of all parameters exactly, and their bounds."""
-    parameters, cotangent = example.parameters("float64"), cotangent_of(example, "float64")
-
-    def run(functions: Any) -> Any:
-        return by_hand(functions, example, parameters, cotangent)
-
-    exact, bounds = carried_bound(run, parameters, dtype)
-    return flatten(exact), flatten(bounds)
-
-
-def beyond(got: dict[str, np.ndarray], exact: dict[str, np.ndarray], bounds: dict[str, np.ndarray]) -> list[str]:
-    """Gradients that are missing or surplus, or beyond their bounds."""
-    wrong = sorted(got.keys() ^ exact.keys())
-    return wrong + [
-        name for name in got.keys() & exact.keys() if not (np.abs(got[name] - exact[name]) <= bounds[name]).all()
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.rule("BLK-3", "NORM-8", "TRF-1")
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", TODAY)
-def test_every_gradient(name: str, dtype: str) -> None:
-    example = TODAY[name]()
-    exact, bounds = expected(example, dtype)
-    assert all(np.any(gradient) for gradient in exact.values())
-    cotangent = cotangent_of(example, dtype)
-    answers = {"reference_numpy": flatten(by_hand(reference_numpy, example, example.parameters(dtype), cotangent))}
-    answers |= {port.package: autograd(port.package, example, dtype, cotangent) for port in PORTS}
-    assert {package: found for package, got in answers.items() if (found := beyond(got, exact, bounds))} == {}
 
 
 # --- engines ----------------------------------------------------------------------------------------------------------
@@ -252,30 +182,27 @@ def in_small_blocks(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.rule("POS-6", "ATT-3")
 @pytest.mark.parametrize("engine", ["reference", "blocked"])
 @pytest.mark.parametrize("name", ["t5", "gpt_oss"])
-@pytest.mark.parametrize("package", ["torch_impl", "jax_impl"])
+@pytest.mark.parametrize("port", PORTS, ids=lambda port: port.package)
 def test_tables_and_sinks_have_gradients_in_every_engine(
-    package: str, name: str, engine: str, monkeypatch: pytest.MonkeyPatch
+    port: Implementation, name: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That "auto" may choose; and without the bias of one block the table's gradient is beyond its bound."""
-    example = TODAY[name]()
-    exact, bounds = expected(example, "float32")
-    by_reference(package, monkeypatch) if engine == "reference" else in_small_blocks(package, monkeypatch)
-    got = autograd(package, example, "float32", cotangent_of(example, "float32"), jit=True)
-    assert beyond(got, exact, bounds) == []
-    if package == "jax_impl":
+    example, *exact_and_bounds = expected(f"today, {name}", "float32")
+    by_reference(port.package, monkeypatch) if engine == "reference" else in_small_blocks(port.package, monkeypatch)
+    assert beyond(autograd(port, example, "float32", jit=True), *exact_and_bounds) == []
+    if port.package == "jax_impl":
         jax.clear_caches()
 
 
 @pytest.mark.rule("POS-6")
 def test_a_table_without_the_gradient_of_one_block_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    example = TODAY["t5"]()
-    exact, bounds = expected(example, "float32")
+    example, *exact_and_bounds = expected("today, t5", "float32")
     in_small_blocks("torch_impl", monkeypatch)
     blocked = importlib.import_module("torch_impl.engines.blocked")
     blocks = blocked.blocks
     monkeypatch.setattr(blocked, "blocks", lambda *arguments, **options: blocks(*arguments, **options)[1:])
-    got = autograd("torch_impl", example, "float32", cotangent_of(example, "float32"))
-    assert "encoder.relative_positions" in beyond(got, exact, bounds)
+    wrong = beyond(autograd(PORTS[0], example, "float32"), *exact_and_bounds)
+    assert "parameters.encoder.relative_positions" in wrong
 
 
 # --- frameworks' own ways ---------------------------------------------------------------------------------------------
@@ -323,9 +250,9 @@ def test_torch_compiles_a_model_after_one_of_another_base(monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_jax_compiles_a_model_and_its_gradient() -> None:
     """Within the bounds of every step, where the configuration is static and all arrays are traced."""
-    example = TODAY["gemma2"]()
-    exact, bounds = expected(example, "float32")
-    cotangent, inputs, options = cotangent_of(example, "float32"), example.inputs, example.options()
+    of_function, exact, bounds = expected("today, gemma2", "float32")
+    example, cotangent = TODAY["gemma2"](), cotangent_of(of_function).astype("float32")
+    inputs, options = example.inputs, example.options()
     model = jax_impl.Model(mapped(jax.numpy.asarray, example.parameters("float32")), example.configuration)
 
     @jax.jit
@@ -333,7 +260,7 @@ def test_jax_compiles_a_model_and_its_gradient() -> None:
         return jax.grad(lambda model: (model(*inputs, **options) * cotangent).sum())(model)
 
     got = flatten(gradient(model, inputs, options).parameters)
-    assert beyond({name: np.asarray(array) for name, array in got.items()}, exact, bounds) == []
+    assert beyond({f"parameters.{name}": np.asarray(array) for name, array in got.items()}, exact, bounds) == []
 
 
 # --- generation -------------------------------------------------------------------------------------------------------

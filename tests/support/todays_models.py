@@ -22,7 +22,6 @@ from specification.parameters import (
     MultiHeadAttention,
     Norm,
     Transformer,
-    mapped,
 )
 from specification.rotary import (
     DynamicScaling,
@@ -32,6 +31,7 @@ from specification.rotary import (
     Rotary,
     YarnScaling,
 )
+from tests.support.small_models import in_dtype
 
 E, H, G, D, F, VOCABULARY, LENGTH = 16, 4, 2, 6, 24, 11, 7
 TOKENS = np.random.default_rng(3).integers(1, VOCABULARY, (2, LENGTH))
@@ -61,11 +61,6 @@ class Example(NamedTuple):
     def options(self) -> dict[str, np.ndarray]:
         """Keywords of the model's call."""
         return {} if self.key_padding is None else {"key_padding": self.key_padding}
-
-
-def in_dtype(value: Any, dtype: str) -> Any:
-    """The structure with its floating arrays in that dtype."""
-    return mapped(lambda array: array.astype(dtype) if array.dtype.kind == "f" else array, value)
 
 
 class Parts:
