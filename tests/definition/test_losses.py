@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.definition.test_details import refusal
-from tests.support.helpers import Case, Implementation, bound
+from tests.support.helpers import Case, Implementation, bound, error_of
 
 OF = {"cross_entropy": "logits", "nll_loss": "log_probabilities"}
 RULED = [
@@ -196,7 +195,7 @@ SMOOTHING: dict[Any, tuple[type[Exception], str]] = {
 def test_bad_targets_are_refused(implementation: Implementation, operation: str, name: str) -> None:
     targets, options, kind, words = BAD[name]
     given = map(implementation.convert, (np.zeros((2, 3), np.float32), np.array(targets)))
-    found, message = refusal(getattr(implementation, operation), *given, **options)
+    found, message = error_of(getattr(implementation, operation), *given, **options)
     assert (found, message[: len(words)]) == (kind, words)
 
 
@@ -204,7 +203,7 @@ def test_bad_targets_are_refused(implementation: Implementation, operation: str,
 @pytest.mark.parametrize("shape", [(), (2, 0)])
 def test_rows_have_a_class(implementation: Implementation, operation: str, shape: tuple[int, ...]) -> None:
     given = map(implementation.convert, (np.zeros(shape, np.float32), np.zeros(shape[:-1], np.int64)))
-    kind, message = refusal(getattr(implementation, operation), *given)
+    kind, message = error_of(getattr(implementation, operation), *given)
     assert kind is ValueError
     expected = "at least one class" if shape else "shape [..., V]"
     assert message == f"{OF[operation]} must have {expected}, got {list(shape)}"
@@ -214,4 +213,4 @@ def test_rows_have_a_class(implementation: Implementation, operation: str, shape
 @pytest.mark.parametrize("smoothing", SMOOTHING)
 def test_bad_smoothing_is_refused(implementation: Implementation, smoothing: Any) -> None:
     given = map(implementation.convert, (np.zeros((2, 3), np.float32), np.zeros(2, np.int64)))
-    assert refusal(implementation.cross_entropy, *given, label_smoothing=smoothing) == SMOOTHING[smoothing]
+    assert error_of(implementation.cross_entropy, *given, label_smoothing=smoothing) == SMOOTHING[smoothing]
