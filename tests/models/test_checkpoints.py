@@ -32,7 +32,9 @@ from specification.rotary import (
     YarnScaling,
 )
 from tests.models.test_dialects import filled, state
+from tests.models.test_folders import entries_of
 from tests.support.helpers import OPERATIONS, Implementation
+from tests.support.pretrained import bert_entries
 from tests.support.small_models import Maker, fitted
 from tests.support.tutorials import SIZES, SOURCES
 
@@ -179,13 +181,18 @@ def torch_checkpoint() -> dict[str, np.ndarray]:
     return state(filled(torch.nn.Transformer(16, 4, 1, 1, 24, batch_first=True)))
 
 
+def loaded(name: str) -> tuple[str, dict[str, np.ndarray], dict[str, Any]]:
+    """A dialect, a checkpoint of it, and its hyperparameters: of PyTorch, or of a tutorial."""
+    if name == "pytorch":
+        return name, torch_checkpoint(), {"num_heads": 4}
+    return SOURCES[name].dialect, checkpoint(name), given(name)
+
+
 @pytest.mark.parametrize("name", ["pytorch", *sorted(SOURCES)])
 @pytest.mark.slow_where(unless="transformer101")
 def test_an_entry_of_any_wrong_kind_is_one_of_the_problems(name: str) -> None:
     """Every entry in turn, and every kind of mistake in turn."""
-    dialect = name if name == "pytorch" else SOURCES[name].dialect
-    entries = torch_checkpoint() if name == "pytorch" else checkpoint(name)
-    hyperparameters = {"num_heads": 4} if name == "pytorch" else given(name)
+    dialect, entries, hyperparameters = loaded(name)
     for entry in entries:
         if entry.endswith(".pe"):
             continue
@@ -259,9 +266,7 @@ def test_what_is_no_state_dict(dialect: str, implementation: Implementation) -> 
     ],
 )
 def test_hyperparameters_of_wrong_names_and_kinds(name: str, wrong: dict[str, Any], message: str) -> None:
-    dialect = name if name == "pytorch" else SOURCES[name].dialect
-    entries = torch_checkpoint() if name == "pytorch" else checkpoint(name)
-    hyperparameters = {"num_heads": 4} if name == "pytorch" else given(name)
+    dialect, entries, hyperparameters = loaded(name)
     with pytest.raises((TypeError, ValueError), match=message):
         read(dialect, entries, **(hyperparameters | wrong))
 
@@ -340,10 +345,8 @@ def test_warnings_point_at_the_caller(implementation: Implementation) -> None:
         warnings.simplefilter("always")
         implementation.load("prenorm-blog", entries)
         read("prenorm-blog", entries)
-    assert [(warning.filename, str(warning.message)[:3]) for warning in caught] == [
-        (__file__, "NaN"),
-        (__file__, "flo"),
-    ] * 2
+    told = [(warning.filename, str(warning.message)[:3]) for warning in caught]
+    assert told == [(__file__, "NaN"), (__file__, "flo")] * 2
 
 
 def test_a_last_norm_without_bias_may_be_another_norm() -> None:
@@ -362,22 +365,19 @@ def test_a_last_norm_without_bias_may_be_another_norm() -> None:
         read("pytorch", state(torch.nn.TransformerEncoder(layer, 1)), num_heads=4)
 
 
-ROBERTA_MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"positions": "after_padding"}, "positions='after_padding' needs a padding"),
-    ({"positions": "learned", "padding": 1}, "positions='learned' takes no padding"),
-    ({"padding": 1}, "positions=None takes no padding"),
-    ({"positions": "sinusoidal"}, "positions must be 'learned' or 'after_padding', got 'sinusoidal'"),
-    ({"positions": "after_padding", "padding": 11}, "padding must be the id of a token below 11, got 11"),
-    ({"positions": "after_padding", "padding": -1}, "padding must be the id of a token or None, got -1"),
-    ({"positions": "after_padding", "padding": True}, "padding must be the id of a token or None, got True"),
-    (
-        {"positions": "after_padding", "padding": 10},
-        "embeddings.position_embeddings.weight has 11 rows, and positions begin at 11",
-    ),
-]
-
-
-@pytest.mark.parametrize(("wrong", "told"), ROBERTA_MISTAKES)
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"positions": "after_padding"}, "positions='after_padding' needs a padding"),
+        ({"positions": "learned", "padding": 1}, "positions='learned' takes no padding"),
+        ({"padding": 1}, "positions=None takes no padding"),
+        ({"positions": "sinusoidal"}, "positions must be 'learned' or 'after_padding', got 'sinusoidal'"),
+        ({"positions": "after_padding", "padding": 11}, "padding must be the id of a token below 11, got 11"),
+        ({"positions": "after_padding", "padding": -1}, "padding must be the id of a token or None, got -1"),
+        ({"positions": "after_padding", "padding": True}, "padding must be the id of a token or None, got True"),
+        ({"positions": "after_padding", "padding": 10}, "_embeddings.weight has 11 rows, and positions begin at 11"),
+    ],
+)
 def test_positions_that_are_refused(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match="the checkpoint does not fit") as caught:
         read("bert", bert_entries(positions=11), num_heads=4, **wrong)
@@ -489,17 +489,10 @@ def test_a_file_in_bfloat16(tmp_path: Path) -> None:
 # --- names of other models --------------------------------------------------------------------------------------------
 
 
-def example(dialect: str) -> dict[str, np.ndarray]:
-    """The small checkpoint of the dialect's record."""
-    generator = np.random.default_rng(0)
-    shapes = {name: shape for name, (shape, _) in DIALECTS[dialect].example_entries().items()}
-    return {name: generator.normal(size=shape).astype("float32") for name, shape in shapes.items()}
-
-
 def test_names_of_another_dialect_are_told() -> None:
     """Dialects that have the same names, as Llama and Gemma, are told together, or read one another's."""
     for theirs in DIALECTS:
-        entries = example(theirs)
+        entries = entries_of(theirs)
         alike = covered(DIALECTS.values(), entries)
         assert theirs in alike
         for ours in DIALECTS.keys() - {*alike}:
@@ -508,8 +501,8 @@ def test_names_of_another_dialect_are_told() -> None:
         broken = entries | {"something.else": np.ones(1, "float32")}
         with pytest.raises(ValueError, match=r"does not fit, 1 problem: something.else is not known$"):
             read(theirs, broken, **DIALECTS[theirs].example.hyperparameters)
-    assert covered(DIALECTS.values(), example("qwen3")) == ["qwen3"]
-    assert covered(DIALECTS.values(), example("gemma")) == ["gemma", "llama"]
+    assert covered(DIALECTS.values(), entries_of("qwen3")) == ["qwen3"]
+    assert covered(DIALECTS.values(), entries_of("gemma")) == ["gemma", "llama"]
 
 
 KINDS = {
@@ -560,7 +553,7 @@ def test_every_family_is_known_by_names_of_its_own() -> None:
     with pytest.raises(ValueError, match="its names are those of ELECTRA, which"):
         read("bert", {f"electra.{name}": array for name, array in bert_entries().items()}, num_heads=4)
     for dialect in DIALECTS:
-        assert (uncovered(example(dialect)) or "relatives").startswith("relatives")
+        assert (uncovered(entries_of(dialect)) or "relatives").startswith("relatives")
 
 
 def test_what_can_be_judged_of_every_family_is_an_operation() -> None:
@@ -576,10 +569,7 @@ def test_what_can_be_judged_of_every_family_is_an_operation() -> None:
 @pytest.mark.parametrize(
     ("names", "family"),
     [
-        (
-            "model.layers.0.mlp.gate_proj.weight model.layers.0.self_attn.q_proj.weight model.norm.weight",
-            "relatives of L",
-        ),
+        ("model.layers.0.mlp.gate_proj.weight model.layers.0.self_attn.q_proj.weight model.norm.weight", "relatives"),
         ("shared.weight encoder.block.0.layer.0.SelfAttention.q.weight", "relatives of T5"),
         ("transformer.h.0.attn.attention.q_proj.weight transformer.wte.weight", "GPT-Neo"),
     ],
@@ -615,7 +605,7 @@ FILES: dict[str, dict[str, Any]] = {
 
 def beside(folder: Path, dialect: str, **told: Any) -> Path:
     """A checkpoint in a file, and a config.json beside it."""
-    save_file(example(dialect), folder / "model.safetensors")
+    save_file(entries_of(dialect), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(FILES[dialect] | told))
     return folder / "model.safetensors"
 
@@ -653,7 +643,7 @@ def test_contradictions_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=rf"config.json says otherwise: .*{message}"):
         read(dialect, beside(tmp_path, dialect, **told), **({"num_heads": 2} | given))
-    read(dialect, example(dialect), **({"num_heads": 2} | given))  # arrays have no file beside them
+    read(dialect, entries_of(dialect), **({"num_heads": 2} | given))  # arrays have no file beside them
 
 
 @pytest.mark.parametrize("dialect", FILES)
@@ -669,7 +659,7 @@ def test_files_that_agree_or_say_nothing(dialect: str, tmp_path: Path, implement
 
 
 def test_a_file_beside_a_tutorials_checkpoint_is_not_read(tmp_path: Path) -> None:
-    save_file(example("dawn"), tmp_path / "model.safetensors")
+    save_file(entries_of("dawn"), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{")
     read("dawn", tmp_path / "model.safetensors", num_heads=2)
 
@@ -767,28 +757,6 @@ def test_token_types_that_do_not_fit(implementation: Implementation) -> None:
 
 def bert(implementation: Implementation) -> Any:
     return implementation.load("bert", bert_entries(), num_heads=4)
-
-
-def bert_entries(positions: int = 20) -> dict[str, np.ndarray]:
-    """Of one block, under Hugging Face's names."""
-    block = state(filled(torch.nn.TransformerEncoderLayer(16, 4, 24)))
-    query, key, value = np.split(block["self_attn.in_proj_weight"], 3)
-    entries: dict[str, np.ndarray] = {}
-    parts = {
-        "attention.self.query": (query, block["norm1.bias"]), "attention.self.key": (key, block["norm1.bias"]),
-        "attention.self.value": (value, block["norm1.bias"]),
-        "attention.output.dense": (block["self_attn.out_proj.weight"], block["self_attn.out_proj.bias"]),
-        "attention.output.LayerNorm": (block["norm1.weight"], block["norm1.bias"]),
-        "intermediate.dense": (block["linear1.weight"], block["linear1.bias"]),
-        "output.dense": (block["linear2.weight"], block["linear2.bias"]),
-        "output.LayerNorm": (block["norm2.weight"], block["norm2.bias"]),
-    }  # fmt: skip
-    for name, (weight, bias) in parts.items():
-        entries |= {f"encoder.layer.0.{name}.weight": weight, f"encoder.layer.0.{name}.bias": bias}
-    rows = {"word": 11, "position": positions, "token_type": 2}
-    entries |= {f"embeddings.{name}_embeddings.weight": query[:1].repeat(n, 0) for name, n in rows.items()}
-    entries |= {f"embeddings.LayerNorm.{part}": block[f"norm1.{part}"] for part in ("weight", "bias")}
-    return entries
 
 
 def test_memory_where_none_is_wanted() -> None:
