@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.support.helpers import IMPLEMENTATIONS, REFERENCE, Implementation
-from tests.support.small_models import VOCABULARY, Fault, edited, error_of, generation
+from tests.support.helpers import IMPLEMENTATIONS, REFERENCE, Implementation, error_of
+from tests.support.small_models import VOCABULARY, Fault, edited, generation
 
 
 class Choice(NamedTuple):
