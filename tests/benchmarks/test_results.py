@@ -432,7 +432,6 @@ def test_results_without_times_are_told_in_a_line(result: dict[str, Any], tmp_pa
 def test_a_subject_of_ones_own(inside: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     example = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    assert example is not None
     (tmp_path / "my_attention.py").write_text(example[1])
     monkeypatch.setattr(sys, "path", [*sys.path])
     mine, path = f"{tmp_path / 'my_attention.py'}:MINE", tmp_path / "b.json"

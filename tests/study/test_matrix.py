@@ -42,7 +42,6 @@ def test_every_mark_leads_to_what_was_found() -> None:
 
 def test_versions_of_paths() -> None:
     found = divergences.matrix()
-    assert found is not None
     without = [path for group in found.groups for path in group.paths if not found.version(path)]
     assert without == []
     assert found.version("ONNX Runtime, LayerNormalization-17").startswith("onnxruntime ")
@@ -51,7 +50,6 @@ def test_versions_of_paths() -> None:
 
 def test_every_marked_cell_is_a_link(folder: Path) -> None:
     found = divergences.matrix()
-    assert found is not None
     page = (folder / "divergences.html").read_text()
     cells = re.findall(r'<td data-rule="[^"]+" class="(breaks|strict|takes|keeps|unasked)">(<a href="#[^"]+")?', page)
     assert len(cells) == sum(len(group.rules) * len(group.paths) for group in found.groups)
@@ -66,7 +64,6 @@ def test_every_marked_cell_is_a_link(folder: Path) -> None:
 def test_the_runs_are_folded_to_one_line(folder: Path) -> None:
     page = (folder / "divergences.html").read_text()
     found = divergences.matrix()
-    assert found is not None
     shown, _, rest = page.partition('<details class="how">')
     folded, _, after = rest.partition("</details>")
     assert f"<summary>{len(found.runs)} runs of the judge: versions, seeds and dates</summary>" in folded
@@ -78,7 +75,6 @@ def test_columns_have_names_in_words(folder: Path) -> None:
     """Each table names its rules above, and no heading is turned or cut off on any screen or on paper."""
     page = (folder / "divergences.html").read_text()
     found = divergences.matrix()
-    assert found is not None
     lists = [re.sub(r"<[^>]+>", "", one) for one in re.findall(r'<p class="how names-of-rules">(.*?)</p>', page)]
     known = rule_texts()
     assert lists == [" · ".join(f"{r} {known[r].title}" for r in g.rules if r in known) for g in found.groups]

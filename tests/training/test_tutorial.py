@@ -168,7 +168,6 @@ def run(package: str, settings: Settings, data: ReviewData, steps: int, folder: 
     chosen: Any = ClippedAsTheirs(PACKAGES[package])
     going = Run(chosen, data, folder, start(data, settings, chosen))
     path = going.train(Silent(), steps)
-    assert path is not None
     predictions = training.review_data.predictions
     rows = [predictions(chosen, settings, going.parameters, [text])[0] for text in data.held_out.texts]
     return Found(logged(folder, "loss"), flatten(checkpoints.read(path).parameters), np.array(rows))
