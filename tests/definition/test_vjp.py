@@ -419,14 +419,10 @@ def with_options(operation: str, **changed: Any) -> Plant:
 
 STEPS, SCALE = "attention_steps_vjp", "resolve_scale(scale, query.shape[-1])"
 FAULTS: tuple[tuple[tuple[str, ...], Plant], ...] = (
-    (
-        ("attention-plain", "attention_weights-causal", "merge_attention-plain", "multi_head_attention-plain"),
-        edited(STEPS, "weights_cotangent - mean", "weights_cotangent"),
-    ),
-    (
-        ("attention_logsumexp-plain", "merge_attention-unseen"),
-        edited(STEPS, "- mean + logsumexp_", "- mean + 0 * logsumexp_"),
-    ),
+    (("attention-plain", "attention_weights-causal", "merge_attention-plain", "multi_head_attention-plain"),
+     edited(STEPS, "weights_cotangent - mean", "weights_cotangent")),
+    (("attention_logsumexp-plain", "merge_attention-unseen"),
+     edited(STEPS, "- mean + logsumexp_", "- mean + 0 * logsumexp_")),
     (("attention-softcap", "attention-everything"), edited(STEPS, "if softcap is not None:", "if False:")),
     (("attention-plain", "attention_logsumexp-plain"), edited(STEPS, SCALE, SCALE.replace("[-1]", "[-1] + 1"))),
     (("attention-scale",), edited(STEPS, SCALE, f"{SCALE} * (1 + 1e-6)")),
@@ -438,10 +434,8 @@ FAULTS: tuple[tuple[tuple[str, ...], Plant], ...] = (
             "H // key_heads, key_heads, K, W).sum(axis=1)",
         ),
     ),
-    (
-        ("attention-bias-pairs", "attention-bias-shared", "attention-bias-batch", "attention-bias-heads"),
-        edited(STEPS, "gradient.sum(axis=axes)", "gradient[: shape[0], : shape[1]]"),
-    ),
+    (("attention-bias-pairs", "attention-bias-shared", "attention-bias-batch", "attention-bias-heads"),
+     edited(STEPS, "gradient.sum(axis=axes)", "gradient[: shape[0], : shape[1]]")),
     (("attention-sinks", "attention_weights-sinks"), edited(STEPS, "np.sum(weight * (", "-np.sum(weight * (")),
     (("attention-dropout",), with_options("attention", dropout_rate=0.0)),
     (("attention-dropout",), with_options("attention", dropout_keep=None, dropout_rate=0.0)),
@@ -463,16 +457,10 @@ FAULTS: tuple[tuple[tuple[str, ...], Plant], ...] = (
     (("feed_forward-gelu_tanh",), with_options("feed_forward", activation="gelu")),
     (("feed_forward-relu-dropout",), with_options("feed_forward", dropout_rate=0.0)),
     (("layer_norm-rows",), edited("layer_norm_vjp", "centered = deviations(inner, axes)", "centered = inner")),
-    (
-        ("standard_deviation_norm-rows", "standard_deviation_norm-constant-row"),
-        edited("layer_norm_vjp", "(deviations(inner, axes) - ", "(inner - "),
-    ),
-    (
-        ("layer_norm-rows", "rms_norm-rows", "standard_deviation_norm-rows"),
-        edited(
-            "layer_norm_vjp", "np.sum(widen(cotangent) * normalized,", "np.sum((widen(cotangent) * normalized)[:1],"
-        ),
-    ),
+    (("standard_deviation_norm-rows", "standard_deviation_norm-constant-row"),
+     edited("layer_norm_vjp", "(deviations(inner, axes) - ", "(inner - ")),
+    (("layer_norm-rows", "rms_norm-rows", "standard_deviation_norm-rows"),
+     edited("layer_norm_vjp", "np.sum(widen(cotangent) * normalized,", "np.sum((widen(cotangent) * normalized)[:1],")),
     (
         (
             "feed_forward-relu",
@@ -484,10 +472,8 @@ FAULTS: tuple[tuple[tuple[str, ...], Plant], ...] = (
         edited("feed_forward_vjp", "SLOPES[activation](x)", "np.ones_like(x)"),
     ),
     (("silu-plain",), edited("feed_forward_vjp", "root * (1 - size / total) * root", "root * root")),
-    (
-        ("cross_entropy-mean", "cross_entropy-hidden-nan", "nll_loss-mean"),
-        edited("losses_vjp", 'if reduction == "mean"', "if False"),
-    ),
+    (("cross_entropy-mean", "cross_entropy-hidden-nan", "nll_loss-mean"),
+     edited("losses_vjp", 'if reduction == "mean"', "if False")),
     (("cross_entropy-none-smoothed",), edited("losses_vjp", "float(label_smoothing) - 1)", "-1.0)")),
     (
         ("embedding-repeated",),
@@ -497,16 +483,12 @@ FAULTS: tuple[tuple[tuple[str, ...], Plant], ...] = (
             "gradient[ids] += cotangent",
         ),
     ),
-    (
-        ("rotary_embedding-halves", "rotary_embedding-interleaved", "rotary_embedding-partial"),
-        edited("rotary_vjp", "rotate(cotangent, -sine", "rotate(cotangent, sine"),
-    ),
-    (
-        ("rotary_embedding-scaled",),
-        edited("rotary_vjp", "cosine, pairing, cotangent)", "cosine, pairing, cotangent / 1.1)"),
-    ),
+    (("rotary_embedding-halves", "rotary_embedding-interleaved", "rotary_embedding-partial"),
+     edited("rotary_vjp", "rotate(cotangent, -sine", "rotate(cotangent, sine")),
+    (("rotary_embedding-scaled",),
+     edited("rotary_vjp", "cosine, pairing, cotangent)", "cosine, pairing, cotangent / 1.1)")),
     (("multi_head_attention-plain",), edited("multi_head_attention_vjp", "rows.sum(axis=0)", "rows.mean(axis=0)")),
-)
+)  # fmt: skip
 
 
 @pytest.mark.rule("ATT-2", "ATT-12", "NORM-6")

@@ -205,16 +205,11 @@ FAULTS = (
     Fault("turned one too far", "llama", "block 0", "layers, x, configured, length)", "layers, x, configured, stop)"),
     Fault("window stays", "mistral", "block 0", "windowed(mask, layer, length)", "windowed(mask, layer)"),
     Fault("no window", "mistral", "block 0", "windowed(mask, layer, length)", "mask"),
-    Fault(
-        "the second block's window for both",
-        "gemma2",
-        "block 0",
-        "layer=layer, rotation=",
-        "layer=configured.attention_layers[-1], rotation=",
-    ),
+    Fault("the second block's window for both", "gemma2", "block 0", "layer=layer, rotation=",
+          "layer=configured.attention_layers[-1], rotation="),
     Fault("distances from 0", "t5", "block 0", "stop, length, configured)", "stop, 0, configured)"),
     Fault("bias left out", "t5", "block 0", "None, configuration, bias)", "None, configuration)"),
-)
+)  # fmt: skip
 
 
 @pytest.mark.rule("GEN-1")

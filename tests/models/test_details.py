@@ -86,22 +86,14 @@ def test_positions_are_counted_after_padding(implementation: Implementation) -> 
 
 
 IMAGE_REFUSALS = {
-    "a side that is no multiple": (
-        (2, 3, 5, 6),
-        "images must have sides that are multiples of patch_size=2, got 5 and 6",
-    ),
+    "a side that is no multiple": ((2, 3, 5, 6),
+          "images must have sides that are multiples of patch_size=2, got 5 and 6"),
     "another side": ((2, 3, 4, 7), "images must have sides that are multiples of patch_size=2, got 4 and 7"),
-    "more patches": (
-        (2, 3, 6, 6),
-        "positions must have shape [10, 16] beside patches.weight [12, 16], got [7, 16]",
-    ),
+    "more patches": ((2, 3, 6, 6), "positions must have shape [10, 16] beside patches.weight [12, 16], got [7, 16]"),
     "nothing": ((2, 3, 0, 6), "positions must have shape [1, 16] beside patches.weight [12, 16], got [7, 16]"),
-    "one channel": (
-        (2, 1, 4, 6),
-        "patches.weight must have shape [4, E], got [12, 16]",
-    ),
+    "one channel": ((2, 1, 4, 6), "patches.weight must have shape [4, E], got [12, 16]"),
     "no batch": ((3, 4, 6), "images must have shape [B, C, height, width], got [3, 4, 6]"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", IMAGE_REFUSALS)

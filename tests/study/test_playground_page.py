@@ -188,17 +188,12 @@ def test_ready_made_settings_and_their_addresses(preset: str, chromium: Any, fil
 
 
 REFUSED = {
-    "offset": (
-        "cache",
-        "mask.causal.offset",
-        "",
-        "Causal must have an offset with 3 queries and 6 keys",
-    ),
+    "offset": ("cache", "mask.causal.offset", "", "Causal must have an offset with 3 queries and 6 keys"),
     "length": ("causal", "mask.lengths.length", "9", "lengths must lie between 0 and 5 keys, got [9]"),
     "window": ("causal", "mask.window.left", "-1", "left must not be negative, got -1"),
     "softcap": ("causal", "softcap", "0", "softcap must be positive and finite, got 0"),
     "scale": ("causal", "scale", "inf", "scale must be finite, got Infinity"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", REFUSED)
@@ -273,33 +268,17 @@ Check = Callable[[Any, Path], None]
 FAULTS: dict[str, tuple[str, str, str, Check]] = {
     "another head shown": ("playground.js", "array[0][head]", "array[0][0]", test_sizes_and_heads),
     "a click that flips nothing": ("playground.js", "= !array[i][j]", "= array[i][j]", test_a_click_on_the_mask),
-    "a click beside what holds already": (
-        "playground.js",
-        '.on = name === "dense"',
-        ".on = true",
-        test_a_click_on_the_mask,
-    ),
+    "a click beside what holds already": ("playground.js", '.on = name === "dense"', ".on = true",
+          test_a_click_on_the_mask),
     "arrows the other way": ("playground.js", "ArrowDown: [1, 0]", "ArrowDown: [-1, 0]", test_the_keyboard_alone),
-    "a field without effect": (
-        "fields.js",
-        "  changed();\n}\n\nfunction read_size",
-        "}\nfunction read_size",
-        test_every_control,
-    ),
+    "a field without effect": ("fields.js", "  changed();\n}\n\nfunction read_size", "}\nfunction read_size",
+          test_every_control),
     "numbers of the last setting": ("tables.js", "rows[i][j] = number;", "", test_every_control),
-    "an address without its mask": (
-        "address.js",
-        "if (on) told.push",
-        "if (false) told.push",
-        partial(test_ready_made_settings_and_their_addresses, "causal"),
-    ),
-    "old numbers beside a refusal": (
-        "playground.js",
-        'found("computed").replaceChildren();',
-        "",
-        partial(test_what_the_definition_refuses, "softcap"),
-    ),
-}
+    "an address without its mask": ("address.js", "if (on) told.push", "if (false) told.push",
+          partial(test_ready_made_settings_and_their_addresses, "causal")),
+    "old numbers beside a refusal": ("playground.js", 'found("computed").replaceChildren();', "",
+          partial(test_what_the_definition_refuses, "softcap")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
