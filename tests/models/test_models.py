@@ -30,6 +30,7 @@ from specification.checkpoints import KINDS, flatten, read_model, read_safetenso
 from specification.parameters import mapped
 from tests.support.helpers import IMPLEMENTATIONS, Implementation, TorchArrays, by_reference
 from tests.support.small_models import VOCABULARY, E, H, Maker, fitted, in_dtype, model_of, plant
+from tests.support.todays_models import TODAY, Example
 
 
 def maker(dtype: str = "float32") -> Maker:
@@ -54,10 +55,15 @@ def own_parameters(package: str, parameters: Any) -> Any:
         return mapped(framework.array, parameters)
 
 
-def steps(package: str, parameters: Any, configuration: Configuration, dtype: str = "float32") -> list[StepFinding]:
-    definition = reference_numpy.Model(widen_parameters(parameters), configuration)
-    oracle = Oracle(definition, inputs_of(parameters), {}, dtype)
+def judged(package: str, example: Example, dtype: str = "float32") -> list[StepFinding]:
+    parameters = example.parameters(dtype)
+    definition = reference_numpy.Model(widen_parameters(parameters), example.configuration)
+    oracle = Oracle(definition, in_dtype(example.inputs, "float64"), example.options(), dtype)
     return judge_steps(package, framework_of(package), own_parameters(package, parameters), oracle)
+
+
+def steps(package: str, parameters: Any, configuration: Configuration, dtype: str = "float32") -> list[StepFinding]:
+    return judged(package, Example(parameters, configuration, inputs_of(parameters)), dtype)
 
 
 MODELS: dict[str, Callable[[Maker], Any]] = {
@@ -74,8 +80,7 @@ MODELS: dict[str, Callable[[Maker], Any]] = {
 @pytest.mark.slow_where("jax_impl", unless="float32")
 def test_every_step_keeps_its_bound(implementation: Implementation, kind: str, order: str, dtype: str) -> None:
     configuration = CONFIGURATIONS[order]
-    parameters = in_dtype(fitted(MODELS[kind](maker()), configuration), np.dtype(dtype))
-    found = steps(implementation.package, parameters, configuration, dtype)
+    found = steps(implementation.package, fitted(MODELS[kind](maker()), configuration), configuration, dtype)
     assert len(found) > 15
     assert max(step.finding.ratio for step in found) <= 1
 
@@ -219,19 +224,22 @@ def test_jax_model_is_a_pytree() -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_saved_by_one_and_restored_by_all_bit_for_bit(kind: str, tmp_path: Path) -> None:
-    parameters = MODELS[kind](maker())
-    expected = flatten(parameters)
-    path = tmp_path / "model.safetensors"
+SAVED = {kind: lambda make=make: Example(make(maker()), POST) for kind, make in MODELS.items()} | TODAY
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.slow_where(unless=(*MODELS, "gpt_oss-bfloat16", "t5-float32", "vit-float32"))
+def test_saved_by_one_and_restored_by_all_bit_for_bit(name: str, dtype: str, tmp_path: Path) -> None:
+    example, path = SAVED[name](), tmp_path / "model.safetensors"
+    parameters, configuration = example.parameters(dtype), example.configuration
+    expected = {name: array.tobytes() for name, array in flatten(parameters).items()}
     for writer in IMPLEMENTATIONS:
-        writer.save(model_of(writer, parameters, POST), path)
-        restored, configuration = read_model(path)
-        assert configuration == POST
-        np.testing.assert_equal(flatten(restored), expected)
+        writer.save(model_of(writer, parameters, configuration), path)
         for reader in IMPLEMENTATIONS:
-            own = flatten(reader.restore(path).structure())
-            np.testing.assert_equal({name: reader.subject.framework.numpy(own[name]) for name in own}, expected)
+            model, numpy = reader.restore(path), reader.subject.framework.numpy
+            assert model.configuration == configuration
+            assert {name: numpy(array).tobytes() for name, array in flatten(model.structure()).items()} == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -295,15 +303,6 @@ def test_a_file_that_does_not_fit_is_refused(
     write_safetensors(path, {name: array for name, array in arrays.items() if array is not None}, metadata)
     with pytest.raises(ValueError, match=f"is no whole model.*{message}"):
         implementation.restore(path)
-
-
-def test_bfloat16_is_saved_and_restored_bit_for_bit(tmp_path: Path) -> None:
-    parameters, path = in_dtype(maker().language_model(1), "bfloat16"), tmp_path / "model.safetensors"
-    reference_numpy.save(reference_numpy.Model(parameters, POST), path)
-    for package in (torch_impl, jax_impl, reference_numpy):
-        package.save(package.restore(path), path)
-    for name, array in flatten(read_model(path)[0]).items():
-        assert array.tobytes() == flatten(parameters)[name].tobytes()
 
 
 def test_pooling_takes_nothing_that_is_not_kept(implementation: Implementation) -> None:

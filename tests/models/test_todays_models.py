@@ -1,4 +1,4 @@
-"""Models in the manner of today's: every step, every engine, and what goes in and out.
+"""Models in the manner of today's: every step, every engine, and generation.
 
 Each of `TODAY` is a small model that shows what is particular to it: rotated queries and keys, windows, norms of
 queries and keys, gates, norms around sublayers or behind them, parallel sublayers, sinks, soft caps, biases by
@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -21,30 +19,20 @@ import torch
 import jax_impl
 import reference_numpy
 import torch_impl
-from conformance.models.stepwise import Oracle, StepFinding, framework_of, judge_steps
-from conformance.models.structures import widen_parameters
+from conformance.models.stepwise import StepFinding
 from specification.checkpoints import flatten
 from specification.configuration import AttentionLayer
 from specification.parameters import mapped
 from specification.rotary import Rotary
 from tests.models.test_gradients import autograd, beyond, cotangent_of, expected
+from tests.models.test_models import judged
 from tests.support.helpers import IMPLEMENTATIONS, Implementation, by_reference
-from tests.support.small_models import in_dtype, plant
-from tests.support.todays_models import TODAY, TOKENS, Example
+from tests.support.small_models import plant
+from tests.support.todays_models import TODAY, TOKENS
 
 PORTS = IMPLEMENTATIONS[1:]
-NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 # --- every step -------------------------------------------------------------------------------------------------------
-
-
-def steps(package: str, example: Example, dtype: str) -> list[StepFinding]:
-    framework, parameters = framework_of(package), example.parameters(NARROW.get(dtype, dtype))
-    definition = reference_numpy.Model(widen_parameters(parameters), example.configuration)
-    oracle = Oracle(definition, in_dtype(example.inputs, "float64"), example.options(), dtype)
-    with framework.context():
-        own = mapped(framework.array, parameters)
-    return judge_steps(package, framework, own, oracle)
 
 
 def worst(found: list[StepFinding]) -> float:
@@ -56,7 +44,7 @@ def worst(found: list[StepFinding]) -> float:
 @pytest.mark.parametrize("name", TODAY)
 @pytest.mark.slow_where(unless="gpt_oss-float32")
 def test_every_step_keeps_its_bound(implementation: Implementation, name: str, dtype: str) -> None:
-    found = steps(implementation.package, TODAY[name](), dtype)
+    found = judged(implementation.package, TODAY[name](), dtype)
     assert len(found) > 10
     assert worst(found) <= 1, [step for step in found if step.finding.ratio > 1]
 
@@ -113,14 +101,14 @@ FAULTS = (
 def test_faults_are_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     example = TODAY[fault.model]()
     plant(f"torch_impl.{fault.file}", fault.old, fault.new, monkeypatch)
-    assert worst(steps("torch_impl", example, "float32")) > 1
+    assert worst(judged("torch_impl", example)) > 1
 
 
 @pytest.mark.slow
 def test_a_table_in_which_all_columns_turn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plant("torch_impl.blocks", "checks.rotary_fits(rotary, width)", "width", monkeypatch)
     with pytest.raises(ValueError, match=r"rotation\.sine must have shape"):
-        steps("torch_impl", TODAY["gpt_neox"](), "float32")
+        judged("torch_impl", TODAY["gpt_neox"]())
 
 
 # --- engines ----------------------------------------------------------------------------------------------------------
@@ -250,22 +238,3 @@ def test_keys_that_turn_by_other_angles_are_refused(name: str, monkeypatch: pyte
     monkeypatch.setattr("reference_numpy.decoding.looks_ahead", lambda *_: False)
     logits, _ = reference_numpy.decode_step(model, tokens[:, 4:5], cache)
     assert not np.allclose(logits[:, -1], model(tokens[:, :5])[:, -1])
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", TODAY)
-@pytest.mark.slow_where(unless=("gpt_oss-bfloat16", "t5-float32", "vit-float32"))
-def test_saved_by_one_and_restored_by_all_bit_for_bit(name: str, dtype: str, tmp_path: Path) -> None:
-    example, path = TODAY[name](), tmp_path / "model.safetensors"
-    parameters = example.parameters(NARROW.get(dtype, dtype))
-    reference_numpy.save(reference_numpy.Model(parameters, example.configuration), path)
-    for package in (torch_impl, jax_impl, reference_numpy):
-        model = package.restore(path)
-        assert model.configuration == example.configuration
-        package.save(model, path)
-    restored = flatten(reference_numpy.restore(path).parameters)
-    assert restored.keys() == flatten(parameters).keys()
-    assert all(restored[name].tobytes() == array.tobytes() for name, array in flatten(parameters).items())
