@@ -24,6 +24,7 @@ from specification import (
     Segments,
     SlidingWindow,
 )
+from specification.optimizers import AdamState, SgdState
 from tests.support.helpers import REFERENCE, Implementation
 
 B, H, G, Q, K, D, V, E = 2, 6, 3, 4, 5, 8, 7, 12
@@ -441,6 +442,83 @@ for id, error, shows, changed in (
 ):  # fmt: skip
     bad(f"feed-forward-{id}", "FFN-1", error, shows, "feed_forward", **{"parameters": networks(), **X} | changed)
 
+# --- optimizers, schedules, initial weights ---------------------------------------------------------------------------
+
+ONE, TWO = floats(2), [floats(2), floats(2, 3)]
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adam_step": (
+        "OPT-1",
+        {"parameters": TWO, "gradients": TWO, "state": AdamState(0, TWO, TWO), "learning_rate": 0.1},
+    ),
+    "sgd_step": ("OPT-2", {"parameters": ONE, "gradients": ONE, "state": SgdState(ONE), "learning_rate": 0.1}),
+    "clip_by_global_norm": ("OPT-3", {"gradients": [ONE], "limit": 1.0}),
+}
+for id, operation, error, shows, changed in (
+    ("fewer", "adam_step", ValueError, ("gradients", "structure", "parameters with an array at [1]"),
+     {"gradients": [ONE]}),
+    ("more", "adam_step", ValueError, ("gradients with an array at [2]",), {"gradients": [*TWO, ONE]}),
+    ("none", "adam_step", ValueError, ("parameters with an array at [0]",), {"gradients": [None, TWO[1]]}),
+    ("root", "adam_step", ValueError, ("parameters with an array at [0]",), {"gradients": ONE}),
+    ("shape", "adam_step", ValueError, ("gradients[0]", "[2]", "[3]"), {"gradients": [floats(3), TWO[1]]}),
+    ("dtype", "adam_step", TypeError, ("gradients[0]", "float64"), {"gradients": [ONE.astype(float), TWO[1]]}),
+    ("integers", "adam_step", TypeError, ("parameters[0]", "int64"), {"parameters": [np.array([1, 2]), TWO[1]]}),
+    ("number", "adam_step", TypeError, ("parameters[0]", "array", "float"), {"parameters": [1.0, TWO[1]]}),
+    ("empty", "adam_step", ValueError, ("parameters", "at least one"), {"parameters": [None, {}]}),
+    ("state", "adam_step", TypeError, ("state", "AdamState", "tuple"), {"state": (0, TWO, TWO)}),
+    ("mean", "adam_step", TypeError, ("state.mean[1]", "float32", "float16"),
+     {"state": AdamState(0, [ONE, TWO[1].astype(np.float16)], TWO)}),
+    ("square", "adam_step", ValueError, ("state.square", "structure"), {"state": AdamState(0, TWO, ONE)}),
+    ("step", "adam_step", ValueError, ("state.step", "-1"), {"state": AdamState(-1, TWO, TWO)}),
+    ("half-step", "adam_step", TypeError, ("state.step", "integer"), {"state": AdamState(0.5, TWO, TWO)}),
+    ("rate", "adam_step", ValueError, ("learning_rate", "at least 0", "-0.1"), {"learning_rate": -0.1}),
+    ("nan", "adam_step", ValueError, ("learning_rate", "nan"), {"learning_rate": float("nan")}),
+    ("word", "adam_step", TypeError, ("learning_rate", "str"), {"learning_rate": "0.1"}),
+    ("beta_1", "adam_step", ValueError, ("beta_1", "below 1", "1.0"), {"beta_1": 1.0}),
+    ("beta_2", "adam_step", ValueError, ("beta_2", "-0.5"), {"beta_2": -0.5}),
+    ("eps", "adam_step", ValueError, ("eps", "2**-126"), {"eps": 0.0}),
+    ("decay", "adam_step", ValueError, ("weight_decay", "inf"), {"weight_decay": float("inf")}),
+    ("decoupled", "adam_step", TypeError, ("decoupled", "True or False", "'yes'"), {"decoupled": "yes"}),
+    ("velocity", "sgd_step", ValueError, ("state.velocity", "[2]", "[3]"), {"state": SgdState(floats(3))}),
+    ("sgd-state", "sgd_step", TypeError, ("SgdState", "AdamState"), {"state": AdamState(0, ONE, ONE)}),
+    ("momentum", "sgd_step", ValueError, ("momentum", "below 1"), {"momentum": 1.0}),
+    ("nesterov", "sgd_step", ValueError, ("nesterov", "momentum above 0"), {"nesterov": True}),
+    ("nesterov-word", "sgd_step", TypeError, ("nesterov", "1"), {"nesterov": 1, "momentum": 0.5}),
+    ("limit", "clip_by_global_norm", ValueError, ("limit", "above 0", "0.0"), {"limit": 0.0}),
+    ("limit-nan", "clip_by_global_norm", ValueError, ("limit", "nan"), {"limit": float("nan")}),
+    ("no-gradients", "clip_by_global_norm", ValueError, ("gradients", "at least one"), {"gradients": []}),
+    ("clip-integers", "clip_by_global_norm", TypeError, ("gradients[0]", "int64"), {"gradients": [np.array([1, 2])]}),
+):  # fmt: skip
+    rule, fitting = OPTIMIZERS[operation]
+    bad(f"optimizer-{id}", rule, error, shows, operation, **fitting | changed)
+
+for id, error, shows, operation, options in (
+    ("step", ValueError, ("step", "negative", "-1"), "linear_warmup", {"step": -1, "steps": 3}),
+    ("step-float", TypeError, ("step", "integer", "float"), "linear_warmup", {"step": 1.0, "steps": 3}),
+    ("steps", ValueError, ("steps", "at least 1"), "linear_warmup", {"step": 1, "steps": 0}),
+    ("steps-float", TypeError, ("steps", "integer"), "cosine_decay", {"step": 1, "steps": 2.5}),
+    ("width", ValueError, ("width", "at least 1"), "inverse_square_root", {"step": 1, "width": 0, "warmup": 4}),
+    ("warmup", ValueError, ("warmup", "1", "-4"), "inverse_square_root", {"step": 1, "width": 8, "warmup": -4}),
+):
+    bad(f"schedule-{id}", "OPT-4", error, shows, operation, **options)
+
+ZEROS = np.zeros((2, 3))
+for id, error, shows, operation, arguments, options in (
+    ("weight", ValueError, ("weight", "[0, 1)", "1.0"), "linear_default", (ZEROS + 1,), {}),
+    ("weight-rank", ValueError, ("weight", "[I, O]", "[3]"), "linear_default", (ZEROS[0],), {}),
+    ("no-rows", ValueError, ("weight", "at least one row"), "linear_default", (ZEROS[:0],), {}),
+    ("bias", ValueError, ("bias", "[3]", "[2]"), "linear_default", (ZEROS, ZEROS[0, :2]), {}),
+    (
+        "bias-dtype", TypeError, ("bias", "float64 like weight", "float32"),
+        "linear_default", (ZEROS, ZEROS[0].astype(np.float32)), {},
+    ),
+    ("nan", ValueError, ("uniform", "[0, 1)", "nan"), "xavier_uniform", (ZEROS * np.nan,), {}),
+    ("gain", ValueError, ("gain", "at least 0"), "xavier_uniform", (ZEROS,), {"gain": -1.0}),
+    ("integers", TypeError, ("int64",), "xavier_uniform", (ZEROS.astype(int),), {}),
+    ("padding", ValueError, ("padding", "2"), "embedding_default", (ZEROS,), {"padding": 2}),
+    ("padding-negative", ValueError, ("padding", "negative"), "embedding_default", (ZEROS,), {"padding": -1}),
+):  # fmt: skip
+    bad(f"initial-{id}", "INIT-1", error, shows, operation, *arguments, **options)
+
 
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=case.id, marks=pytest.mark.rule(case.rule)) for case in MISTAKES]
@@ -453,6 +531,11 @@ def test_refused(implementation: Implementation, case: Mistake) -> None:
     with pytest.raises(case.error) as defined:
         REFERENCE.call(case.operation, *case.arguments, **case.options)
     assert str(refusal.value) == str(defined.value)
+
+
+def test_what_optimizers_take_is_legal_unchanged(implementation: Implementation) -> None:
+    for operation, (_, fitting) in OPTIMIZERS.items():
+        getattr(implementation, operation)(**implementation.convert(fitting))
 
 
 def test_no_mistake_stands_for_another() -> None:
