@@ -442,6 +442,31 @@ for id, error, shows, changed in (
 ):  # fmt: skip
     bad(f"feed-forward-{id}", "FFN-1", error, shows, "feed_forward", **{"parameters": networks(), **X} | changed)
 
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+WITHIN, PART = "targets must lie in [0, 3), got values from ", "label_smoothing must be at least 0 and below 1, got "
+for operation, rule, rows in (("cross_entropy", "LOSS-1", "logits"), ("nll_loss", "LOSS-2", "log_probabilities")):
+    fitting = {rows: floats(2, 3), "targets": integers(0, 1)}
+    for id, error, shown, changed in (
+        ("past", ValueError, f"{WITHIN}0 to 3", {"targets": integers(0, 3)}),
+        ("negative", ValueError, f"{WITHIN}-100 to 0", {"targets": integers(-100, 0)}),
+        ("another", ValueError, f"{WITHIN}-100 to 0", {"targets": integers(-100, 0), "ignore": -1}),
+        ("floats", TypeError, "targets must have an integer dtype, got float32", {"targets": floats(2)}),
+        ("rows", ValueError, "targets must have shape [2] beside ", {"targets": integers(0)}),
+        ("reduction", ValueError, "reduction must be one of 'mean', 'sum', 'none', ", {"reduction": "batchmean"}),
+        ("ignore", TypeError, "ignore must be an integer, got float", {"ignore": 1.0}),
+        ("far", ValueError, "ignore must lie within 2**30 of 0, got 2147483648", {"ignore": 2**31}),
+        ("no-axes", ValueError, f"{rows} must have shape [..., V], got []", {rows: floats()}),
+        ("no-class", ValueError, f"{rows} must have at least one class, got [2, 0]", {rows: floats(2, 0)}),
+    ):
+        bad(f"{operation}-{id}", rule, error, (shown,), operation, **fitting | changed)
+for smoothing, error, shown in (
+    (1.0, ValueError, f"{PART}1.0"), (-0.1, ValueError, f"{PART}-0.1"), (np.nan, ValueError, f"{PART}nan"),
+    ("much", TypeError, "label_smoothing must be a real number, got str"),
+):  # fmt: skip
+    given = {"logits": floats(2, 3), "targets": integers(0, 1), "label_smoothing": smoothing}
+    bad(f"cross_entropy-smoothing-{smoothing}", "LOSS-1", error, (shown,), "cross_entropy", **given)
+
 # --- optimizers, schedules, initial weights ---------------------------------------------------------------------------
 
 ONE, TWO = floats(2), [floats(2), floats(2, 3)]
