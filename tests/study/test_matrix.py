@@ -90,8 +90,7 @@ TURNED_OR_CUT = """[...document.querySelectorAll('.matrix thead th')].filter((ce
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(1280, 900), (390, 844), (717, 1046)])
 def test_headings_can_be_read(size: tuple[int, int], chromium: Any, folder: Path) -> None:
-    with browser.opened(chromium, folder / "divergences.html", size=size) as watched:
-        page = watched.page
+    with browser.opened(chromium, folder / "divergences.html", size=size) as (page, *_):
         if size[0] == 717:
             page.emulate_media(media="print")
         assert page.evaluate(TURNED_OR_CUT) == []
@@ -134,8 +133,7 @@ def test_pages_of_results_are_sound(name: str, size: str, scheme: Any, chromium:
 
 def test_the_matrix_is_filtered_without_javascript(chromium: Any, folder: Path) -> None:
     seen = "(rows) => rows.filter(row => row.checkVisibility()).map(row => row.querySelector('th').innerText)"
-    with browser.opened(chromium, folder / "divergences.html", java_script_enabled=False) as watched:
-        page = watched.page
+    with browser.opened(chromium, folder / "divergences.html", java_script_enabled=False) as (page, *_):
         every = page.eval_on_selector_all(".matrix tbody tr", seen)
         page.select_option("#library", label="jax")
         chosen = page.eval_on_selector_all(".matrix tbody tr", seen)
@@ -152,8 +150,7 @@ def test_the_matrix_is_filtered_without_javascript(chromium: Any, folder: Path) 
 
 @pytest.mark.parametrize("size", browser.VIEWPORTS)
 def test_headings_of_the_matrix_stay(size: str, chromium: Any, folder: Path) -> None:
-    with browser.opened(chromium, folder / "divergences.html", size=size) as watched:
-        page = watched.page
+    with browser.opened(chromium, folder / "divergences.html", size=size) as (page, *_):
         page.evaluate("document.querySelector('.matrix tbody tr:nth-child(20)').scrollIntoView({block: 'center'})")
         page.evaluate("document.querySelector('.frame').scrollLeft = 300")
         boxes = page.evaluate(
@@ -169,8 +166,7 @@ def test_headings_of_the_matrix_stay(size: str, chromium: Any, folder: Path) -> 
 
 
 def test_a_mark_leads_to_its_case(chromium: Any, folder: Path) -> None:
-    with browser.opened(chromium, folder / "divergences.html", java_script_enabled=False) as watched:
-        page = watched.page
+    with browser.opened(chromium, folder / "divergences.html", java_script_enabled=False) as (page, *_):
         link = page.locator(".matrix .breaks a").first
         place = link.get_attribute("href")
         link.click()
