@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Collection
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from specification.rotary import (
 )
 from tests.models.test_dialects import filled, state
 from tests.models.test_folders import entries_of
-from tests.support.helpers import OPERATIONS, Implementation
+from tests.support.helpers import OPERATIONS, Implementation, error_of
 from tests.support.pretrained import bert_entries
 from tests.support.small_models import Maker, fitted
 from tests.support.tutorials import SIZES, SOURCES
@@ -87,23 +88,37 @@ def test_unknown_dialects_and_hyperparameters() -> None:
         read("imdb-classifier", checkpoint("imdb-classifier, max"), num_heads=4, pool="sum")
 
 
-@pytest.mark.parametrize("narrow", ["float16", "bfloat16"])
-def test_narrow_entries_are_widened_and_said_so(narrow: str, implementation: Implementation) -> None:
-    entries = {name: array.astype(narrow) for name, array in checkpoint("transformer101").items()}
-    with pytest.warns(UserWarning, match=f"{narrow} entries of the checkpoint are widened to float32"):
-        model = implementation.load("transformer101", entries)
+def mixed(*dtypes: str) -> dict[str, np.ndarray]:
+    """A checkpoint whose first entries have these dtypes in turn, and all others the last."""
+    entries = checkpoint("transformer101")
+    in_turn = zip(entries, chain(dtypes, repeat(dtypes[-1])), strict=False)
+    return {name: entries[name].astype(dtype) for name, dtype in in_turn}
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "told"),
+    [
+        (("float16",), "float16 entries of the checkpoint "),
+        (("bfloat16",), "bfloat16 entries of the checkpoint "),
+        (("float16", "float32"), ""),
+        (("bfloat16", "float16", "float32"), ""),
+        (("float16", "bfloat16", "float32"), ""),
+    ],
+)
+def test_narrow_entries_are_widened_and_said_so(
+    dtypes: tuple[str, ...], told: str, implementation: Implementation
+) -> None:
+    with pytest.warns(UserWarning, match=f"{told}are widened to float32"):
+        model = implementation.load("transformer101", mixed(*dtypes))
     x = implementation.convert(np.ones((1, 3, 16), "float32"))
     assert "float32" in str(model(x).dtype)
 
 
 def test_mixed_and_integer_entries() -> None:
-    entries = checkpoint("transformer101")
-    names = list(entries)
-    entries[names[0]] = entries[names[0]].astype("float64")
-    entries[names[1]] = entries[names[1]].astype("int32")
+    entries = mixed("float64", "int32", "float32")
     with pytest.raises(ValueError, match="mix float32 and float64") as caught:
         read("transformer101", entries)
-    assert f"{names[1]} must be floating, got int32" in str(caught.value)
+    assert f"{list(entries)[1]} must be floating, got int32" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -119,13 +134,8 @@ def test_narrow_entries_are_not_widened_to_float32_beside_float64(
     dtypes: tuple[str, ...], told: str, implementation: Implementation
 ) -> None:
     """It would be refused where the model is called."""
-    entries = checkpoint("transformer101")
-    entries |= {name: entries[name].astype(dtype) for name, dtype in zip(entries, dtypes, strict=False)}
-    rest = list(entries)[len(dtypes) :]
-    for dtype in {"float64"} & set(dtypes):
-        entries |= {name: entries[name].astype(dtype) for name in rest}
     with pytest.raises(ValueError, match=f"{told}$"):
-        implementation.load("transformer101", entries)
+        implementation.load("transformer101", mixed(*dtypes))
 
 
 def test_what_is_ignored_may_have_another_dtype() -> None:
@@ -134,17 +144,6 @@ def test_what_is_ignored_may_have_another_dtype() -> None:
     assert read("dawn", entries | {"src_embed.pe": entries["src_embed.pe"].astype("float32")}, **given("dawn"))
     with pytest.raises(ValueError, match="mix float32 and float64"):
         read("dawn", entries | {"fc.bias": entries["fc.bias"].astype("float32")}, **given("dawn"))
-
-
-@pytest.mark.parametrize(
-    "dtypes", [("float16", "float32"), ("bfloat16", "float16", "float32"), ("float16", "bfloat16")]
-)
-def test_narrow_entries_may_be_mixed(dtypes: tuple[str, ...], implementation: Implementation) -> None:
-    entries = checkpoint("transformer101")
-    entries |= {name: entries[name].astype(dtype) for name, dtype in zip(entries, dtypes, strict=False)}
-    with pytest.warns(UserWarning, match="are widened to float32"):
-        model = implementation.load("transformer101", entries)
-    assert "float32" in str(model(implementation.convert(np.ones((1, 3, 16), "float32"))).dtype)
 
 
 def test_arrays_of_torch_are_taken_too() -> None:
@@ -414,25 +413,16 @@ def test_one_position_after_padding_is_enough(implementation: Implementation, tm
         ({"relative_furthest": 0}, "relative_furthest must be an integer of at least 1, got 0"),
         ({"patch_size": 2.0, "positions": "none"}, "patch_size must be an integer of at least 1, got 2.0"),
         ({"patch_size": 2}, "images bring positions of their own, and positions='sinusoidal' has no place"),
-    ],
-)
-def test_configurations_that_are_refused(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=told):
-        Configuration(4, **wrong)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
         ({"window": (2,)}, "window must be a pair of distances of at least 0 or None, got \\(2,\\)"),
         ({"window": [1, 0]}, "window must be a pair"),
         ({"window": (1, -1)}, "window must be a pair"),
         ({"rotary": 10000.0}, "rotary must be a Rotary or None, got 10000.0"),
     ],
 )
-def test_attention_layers_that_are_refused(wrong: dict[str, Any], told: str) -> None:
+def test_configurations_that_are_refused(wrong: dict[str, Any], told: str) -> None:
+    of_layers = {"window", "rotary"} & {*wrong}
     with pytest.raises((TypeError, ValueError), match=told):
-        AttentionLayer(**wrong)
+        AttentionLayer(**wrong) if of_layers else Configuration(4, **wrong)
 
 
 SCALINGS = (
@@ -669,31 +659,28 @@ def test_a_file_beside_a_tutorials_checkpoint_is_not_read(tmp_path: Path) -> Non
 IDS = np.array([[1, 2, 3]])
 
 
-def tutorial_model(implementation: Implementation, name: str) -> Any:
-    return implementation.load(SOURCES[name].dialect, checkpoint(name), **given(name))
-
-
 def called(implementation: Implementation, name: str, *inputs: np.ndarray) -> np.ndarray:
-    model = tutorial_model(implementation, name)
+    model = implementation.load(SOURCES[name].dialect, checkpoint(name), **given(name))
     return implementation.subject.framework.numpy(model(*implementation.convert(inputs)))
 
 
-@pytest.mark.parametrize("ids", [[[1, 11]], [[-1, 2]]])
-def test_tokens_outside_the_vocabulary(implementation: Implementation, ids: list[list[int]]) -> None:
-    with pytest.raises(ValueError, match=r"ids must lie in \[0, 11\)"):
-        called(implementation, "notebook-scratch", np.array(ids), IDS)
-
-
-def test_sequences_past_the_position_table(implementation: Implementation) -> None:
-    with pytest.raises(ValueError, match="21"):
-        called(implementation, "notebook-scratch", np.ones((1, 21), int), IDS)
-
-
-def test_tokens_of_another_rank_or_dtype(implementation: Implementation) -> None:
-    with pytest.raises(ValueError, match=r"tokens must have shape \[B, T\], got \[3\]"):
-        called(implementation, "imdb-classifier, max", IDS[0])
-    with pytest.raises(TypeError, match="tokens must have an integer dtype"):
-        called(implementation, "imdb-classifier, max", IDS.astype("float32"))
+@pytest.mark.parametrize(
+    ("name", "inputs", "message"),
+    [
+        ("notebook-scratch", (np.array([[1, 11]]), IDS), "ids must lie in [0, 11)"),
+        ("notebook-scratch", (np.array([[-1, 2]]), IDS), "ids must lie in [0, 11)"),
+        ("notebook-scratch", (np.ones((1, 21), int), IDS), "21"),
+        ("imdb-classifier, max", (IDS[0],), "tokens must have shape [B, T], got [3]"),
+        ("imdb-classifier, max", (IDS.astype("float32"),), "tokens must have an integer dtype"),
+    ],
+    ids=["too large", "negative", "past the positions", "one axis", "floating"],
+)
+def test_tokens_that_are_refused(
+    name: str, inputs: tuple[np.ndarray, ...], message: str, implementation: Implementation
+) -> None:
+    kind, told = error_of(called, implementation, name, *inputs)
+    assert (kind is TypeError) == ("dtype" in message)
+    assert message in told
 
 
 @pytest.mark.parametrize("name", ["notebook-scratch", "prenorm-blog", "dawn"])

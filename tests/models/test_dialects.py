@@ -288,6 +288,12 @@ class Origin(NamedTuple):
     heads: tuple[str, ...] = ()
 
 
+def of_hugging_face(module: torch.nn.Module, ids: np.ndarray, keep: np.ndarray, *others: np.ndarray) -> Any:
+    """What a module gives where it attends to the tokens that are kept."""
+    with torch.no_grad():
+        return module(*map(torch.from_numpy, (ids, keep.astype(int), *others)))
+
+
 def bert_options(made: Pretrained) -> dict[str, Any]:
     width, heads, inner, depth, *_ = made.sizes
     return {
@@ -300,7 +306,7 @@ def bert_options(made: Pretrained) -> dict[str, Any]:
 def bert_call(module: torch.nn.Module, ids: np.ndarray) -> tuple[np.ndarray, Arrays, dict[str, Any]]:
     """Token types, and padding of differing lengths, in the last sequence everything."""
     types = np.random.default_rng(0).integers(0, TYPE_COUNT, ids.shape)
-    got = module(*map(torch.from_numpy, (ids, (ids != 0).astype(int), types))).last_hidden_state.numpy()
+    got = of_hugging_face(module, ids, ids != 0, types).last_hidden_state.numpy()
     return got, (ids,), {"key_padding": ids != 0, "token_types": types}
 
 
@@ -315,8 +321,7 @@ def distilbert_options(made: Pretrained) -> dict[str, Any]:
 
 def distilbert_call(module: torch.nn.Module, ids: np.ndarray) -> tuple[np.ndarray, Arrays, dict[str, Any]]:
     """Padding of differing lengths, in the last sequence everything."""
-    got = module(torch.from_numpy(ids), torch.from_numpy((ids != 0).astype(int))).last_hidden_state.numpy()
-    return got, (ids,), {"key_padding": ids != 0}
+    return of_hugging_face(module, ids, ids != 0).last_hidden_state.numpy(), (ids,), {"key_padding": ids != 0}
 
 
 def gpt2_options(made: Pretrained) -> dict[str, Any]:
@@ -331,7 +336,8 @@ def gpt2_options(made: Pretrained) -> dict[str, Any]:
 def gpt2_call(module: torch.nn.Module, ids: np.ndarray) -> tuple[np.ndarray, Arrays, dict[str, Any]]:
     """Padding of differing lengths, masked; it comes first, so that positions are there that may attend to nothing."""
     ids = ids[:, ::-1].copy()
-    got = module(torch.from_numpy(ids), attention_mask=torch.from_numpy((ids != 0).astype(int))).logits.numpy()
+    with torch.no_grad():
+        got = module(torch.from_numpy(ids), attention_mask=torch.from_numpy((ids != 0).astype(int))).logits.numpy()
     return got, (ids,), {"mask": KeyPadding(ids != 0)}
 
 
@@ -364,8 +370,7 @@ def hugging_face(dialect: str, made: Pretrained, dtype: str = "float32", kind: s
 def hugging_face_case(dialect: str, made: Pretrained, dtype: str) -> tuple[np.ndarray, Any, Arrays, dict[str, Any]]:
     """The module's result, the checkpoint, the inputs, and what the model is loaded and called with."""
     module, (ids,) = hugging_face(dialect, made, dtype), one(made.sizes)
-    with torch.no_grad():
-        got, inputs, options = ORIGINS[dialect].call(module, ids)
+    got, inputs, options = ORIGINS[dialect].call(module, ids)
     checkpoint = state(module)
     if made.tied:
         checkpoint.pop("lm_head.weight", None)
@@ -516,8 +521,7 @@ def test_roberta(kind: str, dtype: str) -> None:
     module, ids = roberta_of(kind, dtype), padded_anywhere()
     checkpoint = state(module)
     for keep in (ids != PAD, np.ones_like(ids, bool)):
-        with torch.no_grad():
-            got = module(torch.from_numpy(ids), torch.from_numpy(keep.astype(int))).last_hidden_state.numpy()
+        got = of_hugging_face(module, ids, keep).last_hidden_state.numpy()
         given = ROBERTA | {"options": {"key_padding": keep}}
         exact, bound = expected("bert", checkpoint, (ids,), dtype, **given)
         assert_within(got, exact, bound, dtype)
@@ -528,8 +532,7 @@ def test_roberta(kind: str, dtype: str) -> None:
 @pytest.mark.parametrize("other", [{"positions": "learned", "padding": None}, {"padding": 0}, {"padding": 2}])
 def test_positions_of_roberta_show(other: dict[str, Any]) -> None:
     module, ids = roberta_of("Roberta", "float64"), padded_anywhere()
-    with torch.no_grad():
-        got = module(torch.from_numpy(ids), torch.from_numpy((ids != PAD).astype(int))).last_hidden_state.numpy()
+    got = of_hugging_face(module, ids, ids != PAD).last_hidden_state.numpy()
     given = ROBERTA | other | {"options": {"key_padding": ids != PAD}}
     exact, bound = expected("bert", state(module), (ids,), "float64", **given)
     assert np.max(np.abs(got - exact) / bound) > 1
@@ -629,10 +632,6 @@ def test_self_attention_without_parameters(implementation: Implementation) -> No
 
 
 def test_float64_in_jax_needs_x64() -> None:
-    checkpoint = {name: array.astype("float64") for name, array in state(filled(tutorials_101())).items()}
+    checkpoint = state(filled(SOURCES["transformer101"].module(SIZES[0])).double())
     with jax.enable_x64(False), pytest.raises(TypeError, match="float64"):
         jax_impl.load("transformer101", checkpoint)
-
-
-def tutorials_101() -> torch.nn.Module:
-    return SOURCES["transformer101"].module(SIZES[0])

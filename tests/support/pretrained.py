@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -231,10 +231,7 @@ def arithmetic(dtype: str) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))
     try:
-        if dtype == "float64":
-            with Wide():
-                yield
-        else:
+        with Wide() if dtype == "float64" else nullcontext():
             yield
     finally:
         torch.set_default_dtype(before)
