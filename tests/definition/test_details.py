@@ -27,6 +27,7 @@ from specification import (
     Segments,
     SlidingWindow,
 )
+from specification.parameters import mapped
 from tests.definition.test_bad_input import MISTAKES, Mistake
 from tests.definition.test_bad_input import arrays as fitting_arrays
 from tests.definition.test_special_values import B, D, G, H, K, Q, V, arrays, floats
@@ -47,38 +48,18 @@ def test_every_argument_may_be_given_by_name(operation: str) -> None:
     assert inspect.Parameter.POSITIONAL_ONLY not in {parameter.kind for parameter in parameters(operation).values()}
 
 
-def linear(rows: int, columns: int) -> Linear:
-    return Linear(floats(rows, columns), floats(columns))
+ONE_EACH = {case.operation: case for case in CASES}
+"""A call of every operation that has gradients, in float64."""
+CALLS = {operation: (case.arguments, case.options) for operation, case in ONE_EACH.items()}
+CALLS |= {"materialize": ((None, Q, K), {}), "sinusoidal_positions": ((3, 4), {}), "alibi_bias": ((3, 2, 4), {})}
 
 
-@pytest.mark.parametrize(
-    ("operation", "arguments"),
-    [
-        ("materialize", {"mask": None, "query_length": Q, "key_length": K}),
-        ("rms_norm", {"x": floats(3, 4), "weight": floats(4), "eps": 1e-6}),
-        ("embedding", {"table": floats(5, 4), "ids": np.arange(3)}),
-        ("learned_positions", {"table": floats(5, 4), "length": 3}),
-        ("sinusoidal_positions", {"length": 3, "width": 4}),
-        ("feed_forward", {"parameters": FeedForward(linear(4, 6), linear(6, 4)), "x": floats(3, 4)}),
-        (
-            "gated_feed_forward",
-            {"parameters": GatedFeedForward(linear(4, 6), linear(4, 6), linear(6, 4)), "x": floats(3, 4)},
-        ),
-        ("alibi_bias", {"num_heads": 3, "query_length": 2, "key_length": 4}),
-        ("relative_position_bias", {"table": floats(8, 2), "query_length": 2, "key_length": 3, "bidirectional": True}),
-        (
-            "multi_head_attention",
-            {"parameters": MultiHeadAttention(*(linear(4, 4) for _ in range(4))), "num_heads": 2}
-            | {name: floats(2, 3, 4) for name in ("query", "key", "value")},
-        ),
-    ],
-)
-def test_calls_by_name(operation: str, arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("operation", CALLS)
+def test_calls_by_name(operation: str) -> None:
     """Give what the same arguments give in their order."""
-    positional = [name for name, p in parameters(operation).items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    keywords = {name: value for name, value in arguments.items() if name not in positional}
-    call = getattr(reference_numpy, operation)
-    np.testing.assert_array_equal(call(**arguments), call(*(arguments[name] for name in positional), **keywords))
+    (arguments, options), call = CALLS[operation], getattr(reference_numpy, operation)
+    named = dict(zip(parameters(operation), arguments, strict=False))
+    mapped(np.testing.assert_array_equal, call(**named, **options), call(*arguments, **options))
 
 
 @pytest.mark.rule("MHA-1")
@@ -86,7 +67,8 @@ def test_calls_by_name(operation: str, arguments: dict[str, Any]) -> None:
 def test_parameters_of_another_structure_are_refused_by_name(operation: str) -> None:
     x = floats(2, 3, 4)
     cotangents = [x] if operation.endswith("_vjp") else []
-    kind, message = error_of(getattr(reference_numpy, operation), linear(4, 4), x, x, x, *cotangents, num_heads=2)
+    wrong = Linear(floats(4, 4))
+    kind, message = error_of(getattr(reference_numpy, operation), wrong, x, x, x, *cotangents, num_heads=2)
     assert kind is TypeError
     assert message.startswith("parameters ")
 
@@ -300,10 +282,6 @@ def test_gradients_refuse_what_the_operation_refuses(mistake: Mistake) -> None:
     assert error_of(vjp, *mistake.arguments, **mistake.options, **cotangents) == expected
 
 
-ONE_EACH = {case.operation: case for case in CASES}
-"""A call of every operation that has gradients, in float64."""
-
-
 @pytest.mark.rule("ATT-12", "NORM-6")
 @pytest.mark.parametrize("operation", ONE_EACH)
 def test_cotangents_are_checked(operation: str) -> None:
@@ -405,13 +383,14 @@ def test_a_log_sum_exp_that_is_nan_spoils_its_rows_gradients() -> None:
 def test_blocks_are_as_large_as_fits(batch: int, heads: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At least one query each; no more scores than BLOCK_SCORES otherwise; all blocks but the last of one size."""
     monkeypatch.setattr(steps, "BLOCK_SCORES", 200)
-    queries = 450
-    sizes = [block.stop - block.start for block in steps.query_blocks(batch, heads, queries, keys)]
     row = max(batch * heads * keys, 1)
     largest = max(200 // row, 1)
-    assert sum(sizes) == queries
-    assert set(sizes[:-1]) <= {largest}
-    assert 0 < sizes[-1] <= largest
+    for queries in (0, 1, 5, 450):
+        blocks = list(steps.query_blocks(batch, heads, queries, keys))
+        assert [row for block in blocks for row in range(queries)[block]] == list(range(queries))
+        sizes = [block.stop - block.start for block in blocks]
+        assert set(sizes[:-1]) <= {largest}
+        assert queries == 0 or 0 < sizes[-1] <= largest
 
 
 @pytest.mark.rule("ATT-3", "ATT-8", "ATT-12")

@@ -1,24 +1,20 @@
-"""Training mode of every kind of model, from keep masks that are given: the same in three packages, at every site."""
+"""Training mode of every kind of model, from keep masks that are given: the same in three packages, at every site.
+
+`test_gradients` has its gradients.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import widen_parameters
-from reference_numpy.blocks import attend
-from reference_numpy.tape import vjp
 from specification import Configuration
-from specification.checkpoints import flatten
 from specification.dropout import Dropout, TransformerDropout
 from specification.parameters import mapped
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
@@ -135,66 +131,6 @@ def test_dropout_at_every_site(name: str, order: str) -> None:
     for site in sites:
         fewer = replaced_site(trained.dropout, site)
         assert np.abs(model(*trained.inputs, dropout=fewer) - whole).max() > 1e-3
-
-
-# --- gradients --------------------------------------------------------------------------------------------------------
-
-
-def by_hand(functions: Any, trained: Trained, configuration: Configuration, parameters: Any, cotangent: Any) -> Any:
-    """Gradients of the parameters, by the definition's function for that kind of model."""
-    options: dict[str, Any] = {"configuration": configuration, "dropout": trained.dropout}
-    if hasattr(parameters, "query"):
-        x, memory = (a.astype(cotangent.dtype) for a in trained.inputs)
-        inputs = {"parameters": parameters, "x": x, "memory": memory}
-
-        def attend(parameters: Any, x: Any, memory: Any) -> Any:
-            return functions.attend(parameters, x, memory, None, trained.dropout, configuration)
-
-        return functions.vjp(attend, inputs, cotangent)["parameters"]
-    return functions.encoder_vjp(parameters, SOURCE, cotangent, **options).parameters
-
-
-def autograd(
-    implementation: Implementation, trained: Trained, configuration: Configuration, cotangent: np.ndarray
-) -> dict[str, np.ndarray]:
-    framework, names = implementation.subject.framework, list(flatten(trained.parameters))
-
-    def function(arrays: dict[str, Any]) -> dict[str, Any]:
-        following = iter(names)
-        parameters = mapped(lambda _: arrays[next(following)], trained.parameters)
-        called = implementation.subject.module.models.MODELS[type(trained.parameters)]
-        inputs, dropout = implementation.convert(trained.inputs), implementation.convert(trained.dropout)
-        return {"output": called(parameters, *inputs, configuration=configuration, dropout=dropout)}
-
-    with framework.context(), jax.disable_jit():
-        arrays = implementation.convert(flatten(trained.parameters))
-        _, found = framework.differentiate(function, arrays, names, {"output": framework.array(cotangent)})
-        return {name: framework.numpy(array) for name, array in found.items()}
-
-
-@pytest.mark.rule("BLK-2")
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", ["encoder", "attention"])
-@pytest.mark.slow_where("encoder")
-def test_gradients_with_dropout(name: str, order: str) -> None:
-    """Of what takes padding as an array, and of attention alone; of all others in test_model_gradients."""
-    trained, configuration = MODELS[name](), ORDERS[order]
-    cotangent = np.random.default_rng(1).normal(size=(2, trained.inputs[0].shape[1], E)).astype("float32")
-    wide = widen_parameters(trained.parameters)
-
-    def run(functions: Any) -> Any:
-        return by_hand(functions, trained, configuration, wide, cotangent.astype(float))
-
-    exact, bounds = map(flatten, carried_bound(run, wide, "float32"))
-    definition = SimpleNamespace(**vars(reference_numpy), attend=attend, vjp=vjp)
-    own = flatten(by_hand(definition, trained, configuration, trained.parameters, cotangent))
-    answers = {"reference_numpy": own}
-    for implementation in IMPLEMENTATIONS[1:]:
-        answers[implementation.package] = autograd(implementation, trained, configuration, cotangent)
-    for package, gradients in answers.items():
-        assert gradients.keys() == exact.keys()
-        for path, gradient in gradients.items():
-            assert (np.abs(gradient - exact[path]) <= bounds[path]).all(), (package, path)
 
 
 # --- planted faults ---------------------------------------------------------------------------------------------------

@@ -257,12 +257,12 @@ def dropped(kind: str, configuration: Configuration) -> Example:
         parameters: Any = made.transformer(1)
         dropout: Any = TransformerDropout(keep_masks(0, 3, 5, 1), keep_masks(1, 3, 5, 1, memory=5))
         inputs: tuple[Any, ...] = (TOKENS, LEADING)
+    elif kind == "language_model":
+        parameters, dropout, inputs = made.language_model(1), keep_masks(2, 3, 5, 1, memory=5), (LEADING,)
+        dropout = without_cross(dropout)
     else:
-        parameters = made.language_model(1) if kind == "language_model" else made.classifier(1)
-        dropout = (
-            without_cross(keep_masks(2, 3, 5, 1, memory=5)) if kind == "language_model" else keep_masks(2, 3, 5, 1)
-        )
-        inputs = (LEADING,)
+        parameters = made.encoder(1) if kind == "encoder" else made.classifier(1)
+        dropout, inputs = keep_masks(2, 3, 5, 1), (LEADING,)
     return Example(
         kind, widen_parameters(fitted(parameters, configuration)), inputs, configuration, {"dropout": dropout}
     )
@@ -317,6 +317,7 @@ PARTS: dict[str, Callable[[], Example]] = {
     "dropout, pre-norm": lambda: dropped("transformer", PRE),
     "dropout, language model": lambda: dropped("language_model", PRE),
     "dropout, classifier": lambda: dropped("classifier", BASE),
+    "dropout, encoder": lambda: dropped("encoder", BASE),
     "dropout, norms around": lambda: dropped("language_model", replace(PRE, norm_order="around")),
     "dropout, norms after": lambda: dropped("language_model", replace(PRE, norm_order="after")),
     "dropout, parallel sublayers": lambda: dropped("language_model", replace(PRE, norm_order="parallel")),

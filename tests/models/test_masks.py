@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import reference_numpy
 from specification import Configuration, Embedding
 from specification.dialects import read
 from tests.models.test_dialects import filled, state
@@ -327,16 +326,3 @@ def test_a_mask_that_is_lost_is_found(
         plant(f"{implementation.package}.{file}", together, alone[lost], patch)
         assert (np.abs(answer(implementation, case) - exact) > bound).any()
     assert_within(answer(implementation, case), exact, bound)
-
-
-def test_masks_of_a_transformer_reach_their_places() -> None:
-    """All three differ, so that one in another's place would show."""
-    case = transformer()
-    results = [reference_numpy.transformer(case.parameters, *case.inputs, configuration=KNOWING, **case.given)]
-    for site in case.given:
-        results.append(
-            reference_numpy.transformer(
-                case.parameters, *case.inputs, configuration=KNOWING, **(case.given | {site: None})
-            )
-        )
-    assert len({result.tobytes() for result in results}) == 4

@@ -15,7 +15,6 @@ import torch
 
 import jax_impl
 import reference_numpy
-import torch_impl
 from conformance.checks.findings import OtherSource
 from conformance.models.stepwise import Oracle, StepFinding, framework_of, judge_steps
 from conformance.models.structures import widen_parameters
@@ -28,7 +27,7 @@ from specification import (
 )
 from specification.checkpoints import KINDS, flatten, read_model, read_safetensors, unflatten, write_safetensors
 from specification.parameters import mapped
-from tests.support.helpers import IMPLEMENTATIONS, Implementation, TorchArrays, by_reference
+from tests.support.helpers import IMPLEMENTATIONS, Implementation, TorchArrays
 from tests.support.small_models import VOCABULARY, E, H, Maker, fitted, in_dtype, model_of, plant
 from tests.support.todays_models import TODAY, Example
 
@@ -187,38 +186,19 @@ def test_a_width_of_one_is_not_stretched(implementation: Implementation, part: s
         )
 
 
-def test_models_are_compared_by_identity_and_jax_compiles_them() -> None:
+def test_models_are_compared_by_identity() -> None:
     parameters = maker().language_model(1)
     model, other = (reference_numpy.Model(parameters, POST) for _ in range(2))
     assert model == model
     assert model != other
-    model = jax_impl.Model(mapped(jax.numpy.asarray, parameters), POST)
-    assert jax.jit(model)(jax.numpy.asarray(SOURCE)).shape == model(jax.numpy.asarray(SOURCE)).shape
 
 
-# --- frameworks' own ways ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-@pytest.mark.slow
-def test_torch_model_is_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its state dict has the structure's paths, it moves to another dtype, and it compiles as one graph."""
-    parameters = maker().language_model(1)
-    model = torch_impl.Model(mapped(torch.tensor, parameters), POST)
-    assert set(model.state_dict()) == set(flatten(parameters))
-    tokens = torch.tensor(SOURCE)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    by_reference("torch_impl", monkeypatch)
-    torch.testing.assert_close(compiled(tokens), model(tokens), rtol=0, atol=0)
-    assert model.to(torch.float64)(tokens).dtype == torch.float64
-
-
-def test_jax_model_is_a_pytree() -> None:
+def test_jax_compiles_a_model_and_takes_it_for_a_pytree() -> None:
     parameters = mapped(jax.numpy.asarray, maker().language_model(1))
     model = jax_impl.Model(parameters, POST)
     assert len(jax.tree.leaves(model)) == len(flatten(parameters))
-    steps_taken = jax.jit(lambda model, tokens: model(tokens))(model, SOURCE)
-    assert steps_taken.shape == (*SOURCE.shape, VOCABULARY)
+    for result in (jax.jit(model)(SOURCE), jax.jit(lambda model, tokens: model(tokens))(model, SOURCE)):
+        assert result.shape == (*SOURCE.shape, VOCABULARY)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

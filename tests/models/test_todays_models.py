@@ -25,7 +25,7 @@ from specification.configuration import AttentionLayer
 from specification.parameters import mapped
 from specification.rotary import Rotary
 from tests.models.test_gradients import autograd, beyond, cotangent_of, expected
-from tests.models.test_models import judged
+from tests.models.test_models import SAVED, judged
 from tests.support.helpers import IMPLEMENTATIONS, Implementation, by_reference
 from tests.support.small_models import plant
 from tests.support.todays_models import TODAY, TOKENS
@@ -156,9 +156,10 @@ def test_a_table_without_the_gradient_of_one_block_is_found(monkeypatch: pytest.
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma3", "phi3", "qwen2", "t5"])
+@pytest.mark.parametrize("name", ["gemma3", "phi3", "qwen2", "t5", "language_model"])
 def test_torch_compiles_a_model_as_one_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    example = TODAY[name]()
+    """It is a module: its state dict has the structure's paths, and it moves to another dtype."""
+    example = SAVED[name]()
     model = torch_impl.Model(mapped(torch.tensor, example.parameters("float32")), example.configuration)
     assert set(model.state_dict()) == set(flatten(example.arrays))
     assert list(model.buffers()) == []
@@ -168,6 +169,7 @@ def test_torch_compiles_a_model_as_one_graph(name: str, monkeypatch: pytest.Monk
     for length in (7, 6, 5):  # from the second on the length is a variable of the graph
         inputs = [torch.tensor(array[:, :length]) for array in example.inputs]
         torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=0, atol=0)
+    assert model.to(torch.float64)(*inputs).dtype == torch.float64
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
