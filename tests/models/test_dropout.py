@@ -16,7 +16,6 @@ import pytest
 import reference_numpy
 from specification import Configuration
 from specification.dropout import Dropout, TransformerDropout
-from specification.parameters import mapped
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
 from tests.support.small_models import (
     E,
@@ -167,48 +166,30 @@ def test_a_site_that_is_lost_is_found(
 # --- what is no dropout of this model ---------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("BLK-2")
-@pytest.mark.parametrize("wrong", [0.1, None, TransformerDropout(), Dropout(np.ones((2, T, E), bool), 0.5)])
-def test_another_structure_is_refused(implementation: Implementation, wrong: Any) -> None:
-    trained = language_model()
-    with pytest.raises(TypeError, match="dropout must be a StackDropout, got"):
-        called(implementation, trained, wrong)
-
-
-def called(implementation: Implementation, trained: Trained, dropout: Any) -> Any:
-    parameters = mapped(implementation.convert, trained.parameters)
-    inputs = map(implementation.convert, trained.inputs)
-    return implementation.language_model(
-        parameters, *inputs, configuration=POST, dropout=implementation.convert(dropout)
-    )
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda block: UP.blocks[0], "dropout must be a DecoderBlockDropout, got EncoderBlockDropout"),
-        (
-            lambda block: block._replace(self_attention=0.1),
-            "dropout.self_attention must be a SublayerDropout, got float",
-        ),
-        (
-            lambda block: block._replace(feed_forward=block.feed_forward._replace(norm=0.1)),
-            "feed_forward.norm must be a Dropout, got float",
-        ),
-    ],
+OTHERS = (0.1, None, TransformerDropout(), Dropout(np.ones((2, T, E), bool), 0.5))
+SITES = language_model().dropout
+BLOCK = SITES.blocks[0]
+WRONG_BLOCKS = (
+    (UP.blocks[0], "dropout must be a DecoderBlockDropout, got EncoderBlockDropout"),
+    (BLOCK._replace(self_attention=0.1), "dropout.self_attention must be a SublayerDropout, got float"),
+    (
+        BLOCK._replace(feed_forward=BLOCK.feed_forward._replace(norm=0.1)),
+        "feed_forward.norm must be a Dropout, got float",
+    ),
 )
-def test_another_structure_in_a_block_is_refused(
-    implementation: Implementation, change: Callable[[Any], Any], message: str
-) -> None:
-    trained = language_model()
-    blocks = [change(block) for block in trained.dropout.blocks]
-    with pytest.raises(TypeError, match=message):
-        called(implementation, trained, trained.dropout._replace(blocks=blocks))
+REFUSED = [
+    *((wrong, TypeError, "dropout must be a StackDropout, got") for wrong in OTHERS),
+    *((SITES._replace(blocks=[block] * 2), TypeError, message) for block, message in WRONG_BLOCKS),
+    (keep_masks(1, 2, T, 2, memory=T), ValueError, "must be empty without cross-attention"),
+]
 
 
 @pytest.mark.rule("BLK-2")
-def test_a_site_that_the_model_does_not_have_is_refused(implementation: Implementation) -> None:
-    trained = language_model()
-    dropout = keep_masks(1, 2, T, 2, memory=T)
-    with pytest.raises(ValueError, match="must be empty without cross-attention"):
-        called(implementation, trained, dropout)
+@pytest.mark.parametrize(("dropout", "error", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_another_structure_is_refused(
+    implementation: Implementation, dropout: Any, error: type[Exception], message: str
+) -> None:
+    convert, trained = implementation.convert, language_model()
+    given = convert((trained.parameters, *trained.inputs))
+    with pytest.raises(error, match=message):
+        implementation.language_model(*given, configuration=POST, dropout=convert(dropout))
