@@ -25,7 +25,7 @@ from specification import (
     SlidingWindow,
 )
 from specification.optimizers import AdamState, SgdState
-from tests.support.helpers import REFERENCE, Implementation
+from tests.support.helpers import REFERENCE, Implementation, error_of
 
 B, H, G, Q, K, D, V, E = 2, 6, 3, 4, 5, 8, 7, 12
 
@@ -549,13 +549,10 @@ for id, error, shows, operation, arguments, options in (
     "case", [pytest.param(case, id=case.id, marks=pytest.mark.rule(case.rule)) for case in MISTAKES]
 )
 def test_refused(implementation: Implementation, case: Mistake) -> None:
-    with pytest.raises((TypeError, ValueError)) as refusal:
-        implementation.call(case.operation, *case.arguments, **case.options)
-    assert refusal.type is case.error
-    assert [part for part in case.shows if part not in str(refusal.value)] == []
-    with pytest.raises(case.error) as defined:
-        REFERENCE.call(case.operation, *case.arguments, **case.options)
-    assert str(refusal.value) == str(defined.value)
+    kind, told = error_of(implementation.call, case.operation, *case.arguments, **case.options)
+    assert kind is case.error
+    assert [part for part in case.shows if part not in told] == []
+    assert (kind, told) == error_of(REFERENCE.call, case.operation, *case.arguments, **case.options)
 
 
 def test_what_optimizers_take_is_legal_unchanged(implementation: Implementation) -> None:
@@ -636,11 +633,11 @@ def test_no_keys_with_sinks(implementation: Implementation) -> None:
 
 
 @pytest.mark.rule("ATT-6")
-@pytest.mark.parametrize(("empty_rows", "expected"), [("zero", 0.0), ("mean", 0.0), ("nan", 0.0)])
-def test_no_keys_give_zero_in_every_dialect(implementation: Implementation, empty_rows: str, expected: float) -> None:
+@pytest.mark.parametrize("empty_rows", ["zero", "mean", "nan"])
+def test_no_keys_give_zero_in_every_dialect(implementation: Implementation, empty_rows: str) -> None:
     """A sum over no values is 0, whatever the weights would have been."""
     output = implementation.call("attention", *sized("keys"), empty_rows=empty_rows)
-    np.testing.assert_array_equal(output, np.full((B, H, Q, V), expected, np.float32))
+    np.testing.assert_array_equal(output, np.zeros((B, H, Q, V), np.float32))
 
 
 @pytest.mark.rule("MHA-1", "ATT-8")

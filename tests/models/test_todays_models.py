@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,58 +49,50 @@ def test_every_step_keeps_its_bound(implementation: Implementation, name: str, d
     assert worst(found) <= 1, [step for step in found if step.finding.ratio > 1]
 
 
-class Fault(NamedTuple):
-    """In a file of the port to PyTorch `old`, which occurs once, becomes `new`, which shows in that model."""
-
-    name: str
-    model: str
-    file: str
-    old: str
-    new: str
-
-
-FAULTS = (
-    Fault("keys are not turned", "llama", "blocks", "rotated(heads, layer, rotation), split", "heads, split"),
-    Fault("the base is left as it is", "llama", "blocks", "columns, rotary.base,", "columns, 10000.0,"),
-    Fault("the scaling is left out", "gpt_oss", "blocks", "rotary.base, rotary.scaling,", "rotary.base, None,"),
-    Fault("pairs are halves", "gpt_j", "blocks", "cosine, layer.rotary.pairing)", 'cosine, "halves")'),
-    Fault("the first layer's rotation for all", "gemma3", "blocks",
+FAULTS = {
+    "keys are not turned": ("llama", "blocks", "rotated(heads, layer, rotation), split", "heads, split"),
+    "the base is left as it is": ("llama", "blocks", "columns, rotary.base,", "columns, 10000.0,"),
+    "the scaling is left out": ("gpt_oss", "blocks", "rotary.base, rotary.scaling,", "rotary.base, None,"),
+    "pairs are halves": ("gpt_j", "blocks", "cosine, layer.rotary.pairing)", 'cosine, "halves")'),
+    "the first layer's rotation for all": ("gemma3", "blocks",
           "first = next(i for i, other in enumerate(kinds) if other == kind)", "first = 0"),
-    Fault("no window", "mistral", "blocks", "mask if layer.window is None else", "mask if True else"),
-    Fault("queries without their norm", "qwen3", "blocks", "heads(parameters.query_norm,", "heads(None,"),
-    Fault("keys without their norm", "olmo2", "blocks", "heads(parameters.key_norm,", "heads(None,"),
-    Fault("sinks left out", "gpt_oss", "blocks", "sinks=parameters.sinks, ", ""),
-    Fault("no soft cap", "gemma2", "blocks", '"softcap": configuration.softcap,', '"softcap": None,'),
-    Fault("the bias is left out", "t5", "blocks", "weights_dropout, configuration, bias)",
+    "no window": ("mistral", "blocks", "mask if layer.window is None else", "mask if True else"),
+    "queries without their norm": ("qwen3", "blocks", "heads(parameters.query_norm,", "heads(None,"),
+    "keys without their norm": ("olmo2", "blocks", "heads(parameters.key_norm,", "heads(None,"),
+    "sinks left out": ("gpt_oss", "blocks", "sinks=parameters.sinks, ", ""),
+    "no soft cap": ("gemma2", "blocks", '"softcap": configuration.softcap,', '"softcap": None,'),
+    "the bias is left out": ("t5", "blocks", "weights_dropout, configuration, bias)",
           "weights_dropout, configuration)"),
-    Fault("both sides share the buckets", "t5", "transformer", "isinstance(parameters, Encoder), ", "False, "),
-    Fault("one more bucket of far keys", "t5", "transformer", "configuration.relative_furthest", "9"),
-    Fault("no second norm", "gemma2", "blocks", "add(x, normalize_if(output_norm, output",
+    "both sides share the buckets": ("t5", "transformer", "isinstance(parameters, Encoder), ", "False, "),
+    "one more bucket of far keys": ("t5", "transformer", "configuration.relative_furthest", "9"),
+    "no second norm": ("gemma2", "blocks", "add(x, normalize_if(output_norm, output",
           "add(x, normalize_if(None, output"),
-    Fault("the sum is normalised", "olmo2", "blocks", "normalize(norm, output, conf",
+    "the sum is normalised": ("olmo2", "blocks", "normalize(norm, output, conf",
           "normalize(norm, add(x, output), conf"),
-    Fault("the second sublayer reads the first's norm", "gpt_neox", "blocks", "if position_wise.norm is None",
+    "the second sublayer reads the first's norm": ("gpt_neox", "blocks", "if position_wise.norm is None",
           "if True"),
-    Fault("a sublayer after the other", "gpt_j", "blocks", 'norm_order == "parallel":', 'norm_order == "never":'),
-    Fault("the first norm of all is that of the sum", "modernbert", "blocks", "x if norm is None else",
+    "a sublayer after the other": ("gpt_j", "blocks", 'norm_order == "parallel":', 'norm_order == "never":'),
+    "the first norm of all is that of the sum": ("modernbert", "blocks", "x if norm is None else",
           "x + x if norm is None else"),
-    Fault("the weight without 1", "gemma3", "blocks", "plus_one=plus_one", "plus_one=False"),
-    Fault("the output is not scaled", "t5", "transformer", "shrink(x) if configuration.scaled_output else",
+    "the weight without 1": ("gemma3", "blocks", "plus_one=plus_one", "plus_one=False"),
+    "the output is not scaled": ("t5", "transformer", "shrink(x) if configuration.scaled_output else",
           "x if True else"),
-    Fault("the output is not capped", "gemma2", "transformer", "if configuration.output_softcap is None", "if True"),
-    Fault("the first block's layer in all", "gemma3", "transformer", "x = decoder_block(block, x, memory, layer=layer",
+    "the output is not capped": ("gemma2", "transformer", "if configuration.output_softcap is None", "if True"),
+    "the first block's layer in all": ("gemma3", "transformer", "x = decoder_block(block, x, memory, layer=layer",
           "x = decoder_block(block, x, memory, layer=layers[0]"),
-    Fault("patches by column", "vit", "transformer", "permute(0, 2, 4, 1, 3, 5)", "permute(0, 2, 4, 1, 5, 3)"),
-    Fault("the class token comes last", "vit", "transformer", "[first, x]", "[x, first]"),
-)  # fmt: skip
+    "patches by column": ("vit", "transformer", "permute(0, 2, 4, 1, 3, 5)", "permute(0, 2, 4, 1, 5, 3)"),
+    "the class token comes last": ("vit", "transformer", "[first, x]", "[x, first]"),
+}  # fmt: skip
+"""By name: the model that shows it, and in a file of the port to PyTorch what becomes what."""
 
 
 @pytest.mark.rule("BLK-3", "NORM-8", "TRF-1")
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.slow_where(unless=("no window", "second norm", "keys are not turned"))
-def test_faults_are_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    example = TODAY[fault.model]()
-    plant(f"torch_impl.{fault.file}", fault.old, fault.new, monkeypatch)
+def test_faults_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, file, old, new = FAULTS[name]
+    example = TODAY[model]()
+    plant(f"torch_impl.{file}", old, new, monkeypatch)
     assert worst(judged("torch_impl", example)) > 1
 
 

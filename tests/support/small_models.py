@@ -284,14 +284,6 @@ def generated(
 # --- planted faults ---------------------------------------------------------------------------------------------------
 
 
-class Fault(NamedTuple):
-    """In a module of the definition `old`, which occurs once, becomes `new`."""
-
-    name: str
-    old: str
-    new: str
-
-
 def edited(module: str, old: str, new: str) -> ModuleType:
     """A copy of a module in which one piece of its source, that must occur once, is another."""
     source = inspect.getsource(importlib.import_module(module))
