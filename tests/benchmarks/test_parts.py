@@ -210,7 +210,6 @@ def test_intervals_hold_the_median_as_often_as_they_say(n: int) -> None:
 def test_ratios_are_taken_pair_by_pair() -> None:
     base = [1.0, 10.0, 100.0, None, 1000.0, 5.0]
     found = paired([2.0, 20.0, 200.0, 7.0, None, 10.0], base)
-    assert found is not None
     assert (found.median, found.low, found.high, found.n) == (2.0, 2.0, 2.0, 4)
     assert paired([None], [1.0]) is None
 
@@ -298,7 +297,6 @@ def test_growth_is_fitted() -> None:
         return {"median": median, "low": median / 1.5, "high": 2 * median, "level": 0.9}
 
     found = scaling.fit([(length, seconds(length)) for length in (128, 512, 1024, 4096)])
-    assert found is not None
     assert len(found["between"]) == 2
     # Around the mean of 9, 10 and 12 the lengths lie at -4/3, -1/3 and 5/3 powers of 2; their squares are 14/3.
     octaves = 5 / 3 * 3 / 14

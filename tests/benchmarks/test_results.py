@@ -24,7 +24,7 @@ from benchmarks.cases import BOTH, FORWARD, Case, cases
 from benchmarks.measure import running
 from benchmarks.measure.environment import environment, gpu
 from benchmarks.measure.rounds import Budget
-from benchmarks.measure.running import FAILED, Plan, Run
+from benchmarks.measure.running import FAILED, LEFT_OUT, Plan, Run
 from benchmarks.measure.workers import Failed
 from benchmarks.own_cases import own_cases
 from benchmarks.results import scaling
@@ -84,7 +84,9 @@ def test_result(result: dict[str, Any], tmp_path: Path) -> None:
     assert not refusal(tmp_path / "new" / "b.json")
     ours, naive, absent, unable = result["cases"][1]["subjects"]
     assert (ours["status"], naive["status"]) == ("measured", "measured")
-    assert (absent["reason"], absent["seconds"]) == ("no_such_package is not installed", None)
+    assert (absent["status"], absent["reason"], absent["seconds"]) == (
+        LEFT_OUT, "no_such_package is not installed", None,
+    )  # fmt: skip
     assert unable["reason"] == "it has no parameter for a mask of kind 'causal'"
     assert ours["ratios"]["reference_numpy"]["median"] == 1
     expected = [a / b for a, b in zip(naive["trials"], ours["trials"], strict=True)]
@@ -432,7 +434,6 @@ def test_results_without_times_are_told_in_a_line(result: dict[str, Any], tmp_pa
 def test_a_subject_of_ones_own(inside: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     example = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    assert example is not None
     (tmp_path / "my_attention.py").write_text(example[1])
     monkeypatch.setattr(sys, "path", [*sys.path])
     mine, path = f"{tmp_path / 'my_attention.py'}:MINE", tmp_path / "b.json"

@@ -47,14 +47,6 @@ def test_measured_or_left_out(found: dict[str, list[Entry]], subject: Subject) -
     assert any(entry.measured for entry in found[subject.name])
 
 
-def test_what_is_not_installed_is_left_out() -> None:
-    absent = Subject("absent", "attention", "numpy", ("no_such_package",), "nowhere:make")
-    run = Run(Plan("cpu", 1, 7, Budget(2, 2), memory=lambda case: False), [absent])
-    _, (entry,) = run.case(CASES[0])
-    run.close()
-    assert (entry.status, entry.reason) == (LEFT_OUT, "no_such_package is not installed")
-
-
 @pytest.mark.parametrize(("scores", "told"), [(None, True), ((0, 0), False)])
 def test_a_subject_of_ones_own_without_scores_is_told(
     monkeypatch: pytest.MonkeyPatch, scores: tuple[int, int] | None, told: bool

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,17 +27,12 @@ from specification import (
     Segments,
     SlidingWindow,
 )
+from specification.parameters import mapped
 from tests.definition.test_bad_input import MISTAKES, Mistake
-from tests.definition.test_special_values import COTANGENTS, B, D, G, H, K, Q, V, arrays, floats
+from tests.definition.test_bad_input import arrays as fitting_arrays
+from tests.definition.test_special_values import B, D, G, H, K, Q, V, arrays, floats
 from tests.definition.test_vjp import CASES, Function
-from tests.support.helpers import REFERENCE, Case, Implementation
-
-
-def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[type[BaseException], str]:
-    with pytest.raises((TypeError, ValueError)) as refused:
-        call(*arguments, **options)
-    return refused.type, str(refused.value)
-
+from tests.support.helpers import REFERENCE, Case, Implementation, error_of
 
 # --- how operations are called ----------------------------------------------------------------------------------------
 
@@ -54,38 +48,18 @@ def test_every_argument_may_be_given_by_name(operation: str) -> None:
     assert inspect.Parameter.POSITIONAL_ONLY not in {parameter.kind for parameter in parameters(operation).values()}
 
 
-def linear(rows: int, columns: int) -> Linear:
-    return Linear(floats(rows, columns), floats(columns))
+ONE_EACH = {case.operation: case for case in CASES}
+"""A call of every operation that has gradients, in float64."""
+CALLS = {operation: (case.arguments, case.options) for operation, case in ONE_EACH.items()}
+CALLS |= {"materialize": ((None, Q, K), {}), "sinusoidal_positions": ((3, 4), {}), "alibi_bias": ((3, 2, 4), {})}
 
 
-@pytest.mark.parametrize(
-    ("operation", "arguments"),
-    [
-        ("materialize", {"mask": None, "query_length": Q, "key_length": K}),
-        ("rms_norm", {"x": floats(3, 4), "weight": floats(4), "eps": 1e-6}),
-        ("embedding", {"table": floats(5, 4), "ids": np.arange(3)}),
-        ("learned_positions", {"table": floats(5, 4), "length": 3}),
-        ("sinusoidal_positions", {"length": 3, "width": 4}),
-        ("feed_forward", {"parameters": FeedForward(linear(4, 6), linear(6, 4)), "x": floats(3, 4)}),
-        (
-            "gated_feed_forward",
-            {"parameters": GatedFeedForward(linear(4, 6), linear(4, 6), linear(6, 4)), "x": floats(3, 4)},
-        ),
-        ("alibi_bias", {"num_heads": 3, "query_length": 2, "key_length": 4}),
-        ("relative_position_bias", {"table": floats(8, 2), "query_length": 2, "key_length": 3, "bidirectional": True}),
-        (
-            "multi_head_attention",
-            {"parameters": MultiHeadAttention(*(linear(4, 4) for _ in range(4))), "num_heads": 2}
-            | {name: floats(2, 3, 4) for name in ("query", "key", "value")},
-        ),
-    ],
-)
-def test_calls_by_name(operation: str, arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("operation", CALLS)
+def test_calls_by_name(operation: str) -> None:
     """Give what the same arguments give in their order."""
-    positional = [name for name, p in parameters(operation).items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    keywords = {name: value for name, value in arguments.items() if name not in positional}
-    call = getattr(reference_numpy, operation)
-    np.testing.assert_array_equal(call(**arguments), call(*(arguments[name] for name in positional), **keywords))
+    (arguments, options), call = CALLS[operation], getattr(reference_numpy, operation)
+    named = dict(zip(parameters(operation), arguments, strict=False))
+    mapped(np.testing.assert_array_equal, call(**named, **options), call(*arguments, **options))
 
 
 @pytest.mark.rule("MHA-1")
@@ -93,7 +67,8 @@ def test_calls_by_name(operation: str, arguments: dict[str, Any]) -> None:
 def test_parameters_of_another_structure_are_refused_by_name(operation: str) -> None:
     x = floats(2, 3, 4)
     cotangents = [x] if operation.endswith("_vjp") else []
-    kind, message = refusal(getattr(reference_numpy, operation), linear(4, 4), x, x, x, *cotangents, num_heads=2)
+    wrong = Linear(floats(4, 4))
+    kind, message = error_of(getattr(reference_numpy, operation), wrong, x, x, x, *cotangents, num_heads=2)
     assert kind is TypeError
     assert message.startswith("parameters ")
 
@@ -240,7 +215,7 @@ def test_integers_of_every_width_mean_the_same(implementation: Implementation, k
 
 @pytest.mark.rule("MASK-5")
 def test_a_mask_for_other_heads_is_no_array(implementation: Implementation) -> None:
-    kind, message = refusal(
+    kind, message = error_of(
         implementation.materialize, implementation.convert(np.ones((1, 3, Q, K), bool)), Q, K, heads=2
     )
     assert kind is ValueError
@@ -250,48 +225,33 @@ def test_a_mask_for_other_heads_is_no_array(implementation: Implementation) -> N
 
 # --- the same mistakes in every operation -----------------------------------------------------------------------------
 
+ARRAYS = ("query", "key", "value")
 WRONG_OPTIONS: dict[str, dict[str, Any]] = {
-    "bias's shape": {"bias": floats(Q, 1)},
-    "bias's dtype": {"bias": floats(Q, K).astype(np.float16)},
-    "scale": {"scale": float("nan")},
-    "softcap": {"softcap": 0.0},
-    "sinks": {"sinks": floats(G)},
-    "empty rows": {"empty_rows": "average"},
-    "empty rows with sinks": {"empty_rows": "mean", "sinks": floats(H)},
-    "dropout without keep": {"dropout_rate": 0.1},
-    "dropout rate": {"dropout_keep": np.ones((B, H, Q, K), bool), "dropout_rate": 1.0},
-    "mask for another batch": {"mask": np.ones((3, 1, Q, K), bool)},
-    "mask for other heads": {"mask": np.ones((1, G, Q, K), bool)},
-    "mask for other keys": {"mask": np.ones((Q, Q), bool)},
-    "mask for other queries": {"mask": np.ones((K, K), bool)},
-    "one length for two": {"mask": KeyLengths(np.array([1]))},
-    "one offset for two": {"mask": Causal(np.array([1]))},
-    "no offset": {"mask": SlidingWindow(1, 1)},
-    "lengths beyond the keys": {"mask": KeyLengths(np.array([1, K + 1]))},
-    "ids for other keys": {"mask": Segments(np.zeros((1, Q), int), np.zeros((1, Q), int))},
-    "mask of numbers": {"mask": np.ones((Q, K), np.int8)},
+    mistake.id: {name: value for name, value in mistake.options.items() if name not in ARRAYS}
+    for mistake in MISTAKES
+    if mistake.operation == "attention" and mistake.options.keys() - {*ARRAYS}
 }
-
-
-def projected(seed: int = 0) -> tuple[MultiHeadAttention, tuple[np.ndarray, ...]]:
-    """Parameters and inputs whose heads are as many, and as wide, as those of `arrays`."""
-    shapes = ((5, H * D), (6, G * D), (4, G * V), (H * V, 3))
-    weights = MultiHeadAttention(*(Linear(floats(*shape, seed=seed)) for shape in shapes))
-    return weights, (floats(B, Q, 5), floats(B, K, 6), floats(B, K, 4))
-
-
-CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
-    "attention": lambda: (tuple(arrays().values()), {}),
-    "attention_weights": lambda: (tuple(arrays().values())[:2], {}),
-    "attention_logsumexp": lambda: (tuple(arrays().values())[:2], {}),
-    "multi_head_attention": lambda: ((projected()[0], *projected()[1]), {"num_heads": H}),
+FITTING = {
+    "attention": (2, 6, 4, 7),
+    "attention_weights": (2, 6, 4, 5),
+    "attention_logsumexp": (2, 6, 4),
+    "multi_head_attention": (2, 4, 12),
 }
-RESULTS = COTANGENTS | {"multi_head_attention": (B, Q, 3)}
+"""Shapes of the results that most of those mistakes would have; elsewhere the arguments are checked first."""
+
+
+def calls(operation: str) -> dict[str, Any]:
+    """What the operation is called with; multi-head attention has as many and as wide heads, of 8 and 7 columns."""
+    if operation != "multi_head_attention":
+        return {name: array for name, array in fitting_arrays().items() if name in parameters(operation)}
+    weights = MultiHeadAttention(*(Linear(floats(*shape)) for shape in ((5, 48), (6, 24), (4, 21), (42, 12))))
+    inputs = {"query": floats(2, 4, 5), "key": floats(2, 5, 6), "value": floats(2, 5, 4)}
+    return {"parameters": weights, "num_heads": 6} | inputs
 
 
 PAIRS = [
     (operation, mistake)
-    for operation in CALLS
+    for operation in FITTING
     for mistake, options in WRONG_OPTIONS.items()
     if options.keys() <= parameters(operation).keys()
 ]
@@ -302,21 +262,13 @@ PAIRS = [
 def test_wrong_options_are_refused_alike(implementation: Implementation, operation: str, mistake: str) -> None:
     """With the words of `attention`, by its companions and by multi-head attention too, and by their gradients."""
     options = WRONG_OPTIONS[mistake]
-    expected = refusal(reference_numpy.attention, **arrays(), **options)
-    arguments, more = CALLS[operation]()
-    assert refusal(lambda *a, **o: implementation.call(operation, *a, **o), *arguments, **more, **options) == expected
+    expected = error_of(reference_numpy.attention, **fitting_arrays(), **options)
+    given = calls(operation) | options
+    assert error_of(implementation.call, operation, **given) == expected
     if implementation.package == "reference_numpy":
         vjp = getattr(reference_numpy, f"{operation}_vjp")
-        assert refusal(vjp, *arguments, floats(*RESULTS[operation]), **more, **options) == expected
-
-
-FITTING = {
-    "attention": (2, 6, 4, 7),
-    "attention_weights": (2, 6, 4, 5),
-    "attention_logsumexp": (2, 6, 4),
-    "multi_head_attention": (2, 4, 12),
-}
-"""Shapes of the results that most of those mistakes would have; elsewhere the arguments are checked first."""
+        cotangent = next(name for name in parameters(vjp.__name__) if name.endswith("cotangent"))
+        assert error_of(vjp, **given | {cotangent: floats(*FITTING[operation])}) == expected
 
 
 @pytest.mark.rule("ATT-12", "NORM-6")
@@ -326,12 +278,8 @@ def test_gradients_refuse_what_the_operation_refuses(mistake: Mistake) -> None:
     operation, vjp = (getattr(reference_numpy, mistake.operation + suffix) for suffix in ("", "_vjp"))
     cotangent = floats(*FITTING.get(mistake.operation, ()))
     cotangents = dict.fromkeys((n for n in parameters(vjp.__name__) if n.endswith("cotangent")), cotangent)
-    expected = refusal(operation, *mistake.arguments, **mistake.options)
-    assert refusal(vjp, *mistake.arguments, **mistake.options, **cotangents) == expected
-
-
-ONE_EACH = {case.operation: case for case in CASES}
-"""A call of every operation that has gradients, in float64."""
+    expected = error_of(operation, *mistake.arguments, **mistake.options)
+    assert error_of(vjp, *mistake.arguments, **mistake.options, **cotangents) == expected
 
 
 @pytest.mark.rule("ATT-12", "NORM-6")
@@ -346,10 +294,10 @@ def test_cotangents_are_checked(operation: str) -> None:
     for name, result in fitting.items():
         shape, wrong = list(result.shape), result[..., None]
         expected = ValueError, f"{name} must have shape {shape} like the result, got {[*shape, 1]}"
-        assert refusal(vjp, *case.arguments, **case.options, **fitting | {name: wrong}) == expected
+        assert error_of(vjp, *case.arguments, **case.options, **fitting | {name: wrong}) == expected
         expected = TypeError, f"{name} must be float64 like the result, got float32"
         narrow = result.astype(np.float32)
-        assert refusal(vjp, *case.arguments, **case.options, **fitting | {name: narrow}) == expected
+        assert error_of(vjp, *case.arguments, **case.options, **fitting | {name: narrow}) == expected
 
 
 # --- before the last rounding -----------------------------------------------------------------------------------------
@@ -435,13 +383,14 @@ def test_a_log_sum_exp_that_is_nan_spoils_its_rows_gradients() -> None:
 def test_blocks_are_as_large_as_fits(batch: int, heads: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At least one query each; no more scores than BLOCK_SCORES otherwise; all blocks but the last of one size."""
     monkeypatch.setattr(steps, "BLOCK_SCORES", 200)
-    queries = 450
-    sizes = [block.stop - block.start for block in steps.query_blocks(batch, heads, queries, keys)]
     row = max(batch * heads * keys, 1)
     largest = max(200 // row, 1)
-    assert sum(sizes) == queries
-    assert set(sizes[:-1]) <= {largest}
-    assert 0 < sizes[-1] <= largest
+    for queries in (0, 1, 5, 450):
+        blocks = list(steps.query_blocks(batch, heads, queries, keys))
+        assert [row for block in blocks for row in range(queries)[block]] == list(range(queries))
+        sizes = [block.stop - block.start for block in blocks]
+        assert set(sizes[:-1]) <= {largest}
+        assert queries == 0 or 0 < sizes[-1] <= largest
 
 
 @pytest.mark.rule("ATT-3", "ATT-8", "ATT-12")

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.definition.test_details import refusal
 from tests.support.helpers import Case, Implementation, bound
 
 OF = {"cross_entropy": "logits", "nll_loss": "log_probabilities"}
@@ -169,49 +168,3 @@ def test_targets_of_any_integer_dtype(implementation: Implementation, operation:
     got = answers(implementation, Case(**case.__dict__ | {"inputs": case.inputs | {"targets": targets.astype(kind)}}))
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
-
-BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
-    "past": ([0, 3], {}, ValueError, "targets must lie in [0, 3), got values from 0 to 3"),
-    "negative": ([-100, 0], {}, ValueError, "targets must lie in [0, 3), got values from -100 to 0"),
-    "another": ([-100, 0], {"ignore": -1}, ValueError, "targets must lie in [0, 3), got values from -100 to 0"),
-    "floats": ([0.0, 1.0], {}, TypeError, "targets must have an integer dtype, got float64"),
-    "rows": ([0], {}, ValueError, "targets must have shape [2] beside "),
-    "reduction": ([0, 1], {"reduction": "batchmean"}, ValueError, "reduction must be one of 'mean', 'sum', 'none', "),
-    "ignore": ([0, 1], {"ignore": 1.0}, TypeError, "ignore must be an integer, got float"),
-    "far": ([0, 1], {"ignore": 2**31}, ValueError, "ignore must lie within 2**30 of 0, got 2147483648"),
-}
-SMOOTHING: dict[Any, tuple[type[Exception], str]] = {
-    1.0: (ValueError, "label_smoothing must be at least 0 and below 1, got 1.0"),
-    -0.1: (ValueError, "label_smoothing must be at least 0 and below 1, got -0.1"),
-    NAN: (ValueError, "label_smoothing must be at least 0 and below 1, got nan"),
-    "much": (TypeError, "label_smoothing must be a real number, got str"),
-}
-
-
-@pytest.mark.parametrize("operation", RULED)
-@pytest.mark.parametrize("name", BAD)
-def test_bad_targets_are_refused(implementation: Implementation, operation: str, name: str) -> None:
-    targets, options, kind, words = BAD[name]
-    given = map(implementation.convert, (np.zeros((2, 3), np.float32), np.array(targets)))
-    found, message = refusal(getattr(implementation, operation), *given, **options)
-    assert (found, message[: len(words)]) == (kind, words)
-
-
-@pytest.mark.parametrize("operation", RULED)
-@pytest.mark.parametrize("shape", [(), (2, 0)])
-def test_rows_have_a_class(implementation: Implementation, operation: str, shape: tuple[int, ...]) -> None:
-    given = map(implementation.convert, (np.zeros(shape, np.float32), np.zeros(shape[:-1], np.int64)))
-    kind, message = refusal(getattr(implementation, operation), *given)
-    assert kind is ValueError
-    expected = "at least one class" if shape else "shape [..., V]"
-    assert message == f"{OF[operation]} must have {expected}, got {list(shape)}"
-
-
-@pytest.mark.rule("LOSS-1")
-@pytest.mark.parametrize("smoothing", SMOOTHING)
-def test_bad_smoothing_is_refused(implementation: Implementation, smoothing: Any) -> None:
-    given = map(implementation.convert, (np.zeros((2, 3), np.float32), np.zeros(2, np.int64)))
-    assert refusal(implementation.cross_entropy, *given, label_smoothing=smoothing) == SMOOTHING[smoothing]

@@ -43,20 +43,13 @@ ORDERS: dict[str, tuple[str, dict[str, Norm | None], float]] = {
 }
 
 
-def answer(implementation: Implementation, parameters: Any, x: np.ndarray, configuration: Any, **options: Any) -> Any:
-    framework = implementation.subject.framework
-    with framework.context():
-        given = map(implementation.convert, (parameters, x))
-        return framework.numpy(implementation.encoder_block(*given, configuration=configuration, **options))
-
-
 @pytest.mark.rule("BLK-1", "BLK-3")
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.slow_where("jax_impl")
 def test_orders_of_norms(name: str, implementation: Implementation) -> None:
     order, norms, expected = ORDERS[name]
     configuration = Configuration(1, norm="rms_norm", norm_order=order, norm_eps=2.0**-126)
-    got = answer(implementation, block(**norms), X, configuration)
+    got = implementation.call("encoder_block", block(**norms), X, configuration=configuration)
     assert got.tolist() == [[[expected, 0, 0, 0]]]
 
 
@@ -76,7 +69,7 @@ def test_orders_of_norms(name: str, implementation: Implementation) -> None:
 def test_norms_that_are_refused(order: str, norms: Any, told: str, implementation: Implementation) -> None:
     configuration = Configuration(1, norm="rms_norm", norm_order=order)
     with pytest.raises(ValueError, match=told):
-        answer(implementation, block(**norms), X, configuration)
+        implementation.call("encoder_block", block(**norms), X, configuration=configuration)
 
 
 UNIFORM = Configuration(1, norm="rms_norm", norm_order="pre", scale=0.0)
@@ -100,7 +93,7 @@ def test_windows_and_sinks(layer: AttentionLayer, sinks: Any, expected: Any, imp
     attention = MultiHeadAttention(COPY, COPY, COPY, COPY, sinks=sinks)
     parameters = EncoderBlock(attention, None, nothing, None)
     mask = np.tril(np.ones((3, 3), bool))
-    got = answer(implementation, parameters, VALUES, UNIFORM, layer=layer, mask=implementation.convert(mask))
+    got = implementation.call("encoder_block", parameters, VALUES, configuration=UNIFORM, layer=layer, mask=mask)
     assert (got - VALUES)[0, :, 0].tolist() == pytest.approx(expected, rel=2**-50)
 
 
@@ -111,7 +104,8 @@ def test_norms_of_queries_and_keys(implementation: Implementation) -> None:
     heads = MultiHeadAttention(COPY, COPY, COPY, COPY, Norm(np.ones(2)), Norm(np.ones(2)))
     parameters = EncoderBlock(heads, None, FeedForward(Linear(np.zeros((4, 4))), COPY), None)
     x = np.array([[[1.0, 0, 2.0, 0], [5.0, 0, 3.0, 0]]])
-    configuration = Configuration(2, norm="rms_norm", norm_order="pre", norm_eps=2.0**-126)
-    assert (answer(implementation, parameters, x, configuration) - x).tolist() == [[[3.0, 0, 2.5, 0]] * 2]
+    options = {"configuration": Configuration(2, norm="rms_norm", norm_order="pre", norm_eps=2.0**-126)}
+    got = implementation.call("encoder_block", parameters, x, **options)
+    assert (got - x).tolist() == [[[3.0, 0, 2.5, 0]] * 2]
     plain = parameters._replace(attention=heads._replace(query_norm=None, key_norm=None))
-    assert (answer(implementation, plain, x, configuration) - x)[0, 0, 0] > 4
+    assert (implementation.call("encoder_block", plain, x, **options) - x)[0, 0, 0] > 4

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from specification import Linear
-from specification.optimizers import AdamState, SgdState
+from specification.optimizers import AdamState
 from specification.parameters import leaves, mapped
-from tests.support.helpers import REFERENCE, Case, Implementation, bound
+from tests.support.helpers import Case, Implementation, bound
 
 DTYPES = ("float32", "float64")
 
@@ -242,87 +242,3 @@ def test_parameters_of_16_bits_are_rounded_once(implementation: Implementation) 
     assert moved.dtype == ml_dtypes.bfloat16
     assert float(moved[0]) == float(np.asarray(0.9).astype(ml_dtypes.bfloat16))
     assert state.mean.dtype == state.square.dtype == np.float32
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
-
-
-def adam(implementation: Implementation, **changed: Any) -> Any:
-    """A step of two arrays, of which arguments may be other ones."""
-    two = [array(1.0, 2.0), np.ones((2, 3), np.float32)]
-    given = {"parameters": two, "gradients": two, "state": AdamState(0, two, two), "learning_rate": 0.1} | changed
-    return implementation.adam_step(**implementation.convert(given))
-
-
-def sgd(implementation: Implementation, **changed: Any) -> Any:
-    one = array(1.0, 2.0)
-    given = {"parameters": one, "gradients": one, "state": SgdState(one), "learning_rate": 0.1} | changed
-    return implementation.sgd_step(**implementation.convert(given))
-
-
-def clip(implementation: Implementation, **changed: Any) -> Any:
-    given = {"gradients": [array(1.0)], "limit": 1.0} | changed
-    return implementation.clip_by_global_norm(**implementation.convert(given))
-
-
-ONE, TWO = array(1.0, 2.0), [array(1.0, 2.0), np.ones((2, 3), np.float32)]
-REFUSED: tuple[tuple[str, Callable[..., Any], type[Exception], tuple[str, ...], dict[str, Any]], ...] = (
-    ("fewer", adam, ValueError, ("gradients", "structure", "parameters with an array at [1]"), {"gradients": [ONE]}),
-    ("more", adam, ValueError, ("gradients with an array at [2]",), {"gradients": [*TWO, ONE]}),
-    ("none", adam, ValueError, ("parameters with an array at [0]",), {"gradients": [None, TWO[1]]}),
-    ("root", adam, ValueError, ("parameters with an array at [0]",), {"gradients": ONE}),
-    ("shape", adam, ValueError, ("gradients[0]", "[2]", "[3]"), {"gradients": [array(1, 2, 3), TWO[1]]}),
-    ("dtype", adam, TypeError, ("gradients[0]", "float64"), {"gradients": [ONE.astype(float), TWO[1]]}),
-    ("integers", adam, TypeError, ("parameters[0]", "int64"), {"parameters": [np.array([1, 2]), TWO[1]]}),
-    ("number", adam, TypeError, ("parameters[0]", "array", "float"), {"parameters": [1.0, TWO[1]]}),
-    ("empty", adam, ValueError, ("parameters", "at least one"), {"parameters": [None, {}]}),
-    ("state", adam, TypeError, ("state", "AdamState", "tuple"), {"state": (0, TWO, TWO)}),
-    ("mean", adam, TypeError, ("state.mean[1]", "float32", "float16"),
-     {"state": AdamState(0, [ONE, TWO[1].astype(np.float16)], TWO)}),
-    ("square", adam, ValueError, ("state.square", "structure"), {"state": AdamState(0, TWO, ONE)}),
-    ("step", adam, ValueError, ("state.step", "-1"), {"state": AdamState(-1, TWO, TWO)}),
-    ("half-step", adam, TypeError, ("state.step", "integer"), {"state": AdamState(0.5, TWO, TWO)}),
-    ("rate", adam, ValueError, ("learning_rate", "at least 0", "-0.1"), {"learning_rate": -0.1}),
-    ("nan", adam, ValueError, ("learning_rate", "nan"), {"learning_rate": float("nan")}),
-    ("word", adam, TypeError, ("learning_rate", "str"), {"learning_rate": "0.1"}),
-    ("beta_1", adam, ValueError, ("beta_1", "below 1", "1.0"), {"beta_1": 1.0}),
-    ("beta_2", adam, ValueError, ("beta_2", "-0.5"), {"beta_2": -0.5}),
-    ("eps", adam, ValueError, ("eps", "2**-126"), {"eps": 0.0}),
-    ("decay", adam, ValueError, ("weight_decay", "inf"), {"weight_decay": float("inf")}),
-    ("decoupled", adam, TypeError, ("decoupled", "True or False", "'yes'"), {"decoupled": "yes"}),
-    ("velocity", sgd, ValueError, ("state.velocity", "[2]", "[3]"), {"state": SgdState(array(1, 2, 3))}),
-    ("sgd-state", sgd, TypeError, ("SgdState", "AdamState"), {"state": AdamState(0, ONE, ONE)}),
-    ("momentum", sgd, ValueError, ("momentum", "below 1"), {"momentum": 1.0}),
-    ("nesterov", sgd, ValueError, ("nesterov", "momentum above 0"), {"nesterov": True}),
-    ("nesterov-word", sgd, TypeError, ("nesterov", "1"), {"nesterov": 1, "momentum": 0.5}),
-    ("limit", clip, ValueError, ("limit", "above 0", "0.0"), {"limit": 0.0}),
-    ("limit-nan", clip, ValueError, ("limit", "nan"), {"limit": float("nan")}),
-    ("no-gradients", clip, ValueError, ("gradients", "at least one"), {"gradients": []}),
-    ("clip-integers", clip, TypeError, ("gradients[0]", "int64"), {"gradients": [np.array([1, 2])]}),
-)  # fmt: skip
-
-
-@pytest.mark.rule("OPT-1", "OPT-2", "OPT-3")
-@pytest.mark.parametrize(
-    ("call", "error", "shows", "changed"), [pytest.param(*given, id=name) for name, *given in REFUSED]
-)
-def test_refused(
-    implementation: Implementation,
-    call: Callable[..., Any],
-    error: type[Exception],
-    shows: tuple[str, ...],
-    changed: dict[str, Any],
-) -> None:
-    """With the same words in all three."""
-    with pytest.raises((TypeError, ValueError)) as refusal:
-        call(implementation, **changed)
-    assert refusal.type is error
-    assert [part for part in shows if part not in str(refusal.value)] == []
-    with pytest.raises(error) as defined:
-        call(REFERENCE, **changed)
-    assert str(refusal.value) == str(defined.value)
-
-
-def test_what_is_refused_is_legal_unchanged(implementation: Implementation) -> None:
-    for call in (adam, sgd, clip):
-        call(implementation)

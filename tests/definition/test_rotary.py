@@ -7,7 +7,6 @@ from decimal import Decimal, localcontext
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -19,20 +18,13 @@ from conformance.checks.encoding import decode, encode
 from specification import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 from specification.frequencies import CONTEXT, DIGIT_BITS, DIGITS, TURN, exact_frequencies, turn_digits
 from specification.rotary import SCALINGS
-from tests.support.helpers import Case, bound
+from tests.support.helpers import REFERENCE, Case, Implementation, bound
 
-PACKAGES = {"reference_numpy": reference_numpy, "torch_impl": torch_impl, "jax_impl": jax_impl}
-each = pytest.mark.parametrize("package", PACKAGES)
 LONG = LongRopeScaling(short_factors=(1.0, 2.0), long_factors=(4.0, 8.0), original_length=8, factor=4.0)
 
 
-def given(package: str, array: np.ndarray) -> Any:
-    return {"torch_impl": torch.from_numpy, "jax_impl": jnp.asarray}.get(package, np.asarray)(array)
-
-
-def rotated(package: str, x: np.ndarray, positions: Any, **options: Any) -> np.ndarray:
-    arrays = given(package, x), given(package, np.array(positions))
-    return np.asarray(PACKAGES[package].rotary_embedding(*arrays, **options))
+def rotated(implementation: Implementation, x: np.ndarray, positions: Any, **options: Any) -> np.ndarray:
+    return implementation.call("rotary_embedding", x, np.array(positions), **options)
 
 
 def numbers(*shape: int, dtype: Any = np.float32) -> np.ndarray:
@@ -40,26 +32,24 @@ def numbers(*shape: int, dtype: Any = np.float32) -> np.ndarray:
 
 
 @pytest.mark.rule("POS-3")
-@each
-def test_one_radian(package: str) -> None:
+def test_one_radian(implementation: Implementation) -> None:
     """The first pair turns by a radian from one position to the next, the second, with base 100, by a tenth."""
     x = np.array([1.0, 2.0, 0.0, 0.0], np.float32).reshape(1, 1, 1, 4)
     options = {"base": 100.0}
-    found = rotated(package, x, [3], **options)[0, 0, 0]
+    found = rotated(implementation, x, [3], **options)[0, 0, 0]
     right = [math.cos(3), 2 * math.cos(0.3), math.sin(3), 2 * math.sin(0.3)]
     error = bound(Case("rotary_embedding", "float32", {"x": x, "positions": np.array([3])}, options))["output"]
     assert (np.abs(found - right) <= error[0, 0, 0]).all()
-    neighbours = rotated(package, x[..., [0, 2, 1, 3]], [3], pairing="interleaved", **options)[0, 0, 0]
+    neighbours = rotated(implementation, x[..., [0, 2, 1, 3]], [3], pairing="interleaved", **options)[0, 0, 0]
     np.testing.assert_array_equal(neighbours, found[[0, 2, 1, 3]])
 
 
 @pytest.mark.rule("POS-3")
-@each
-def test_whole_turns_are_dropped_exactly(package: str) -> None:
+def test_whole_turns_are_dropped_exactly(implementation: Implementation) -> None:
     """Positions at which the first pair, which turns by a radian, has turned nearly whole: 2 q for p / q near pi."""
     positions = [2 * 355, 2 * 103993, 2 * 312689, 2 * 411557987]
     x = np.array([1.0, 0.0], np.float32).reshape(1, 1, 1, 2).repeat(len(positions), 2)
-    for row, position in zip(rotated(package, x, positions)[0, 0], positions, strict=True):
+    for row, position in zip(rotated(implementation, x, positions)[0, 0], positions, strict=True):
         left = float((position + TURN / 2) % TURN - TURN / 2)
         assert abs(left) < 1e-4
         assert row[0] == 1
@@ -67,24 +57,23 @@ def test_whole_turns_are_dropped_exactly(package: str) -> None:
 
 
 @pytest.mark.rule("POS-3")
-@each
-def test_columns_that_stay_keep_their_bits(package: str) -> None:
+def test_columns_that_stay_keep_their_bits(implementation: Implementation) -> None:
     x = numbers(1, 2, 3, 7)
     x[..., 4:] = np.array([-0.0, np.nan, np.inf], np.float32)
-    found = rotated(package, x, [5, 9, 2**30], rotary_width=4)
+    found = rotated(implementation, x, [5, 9, 2**30], rotary_width=4)
     assert found[..., 4:].tobytes() == x[..., 4:].tobytes()
     assert np.isfinite(found[..., :4]).all()
     assert not np.array_equal(found[..., :4], x[..., :4])
 
 
 @pytest.mark.rule("POS-3")
-@each
-def test_scores_depend_on_distances_alone(package: str) -> None:
+def test_scores_depend_on_distances_alone(implementation: Implementation) -> None:
     """In float64, at the far end of all positions too."""
     query, key = numbers(1, 1, 1, 8, dtype=np.float64), numbers(1, 1, 1, 8, dtype=np.float64)[..., ::-1].copy()
     with jax.enable_x64(True):
         near, far = (
-            np.sum(rotated(package, query, [start + 5]) * rotated(package, key, [start])) for start in (0, 2**30 - 5)
+            np.sum(rotated(implementation, query, [start + 5]) * rotated(implementation, key, [start]))
+            for start in (0, 2**30 - 5)
         )
     assert abs(near - far) < 1e-13
 
@@ -94,7 +83,7 @@ def test_positions_that_cannot_be_read() -> None:
     """Out of range they give NaN, in range the numbers that they give otherwise."""
     x, positions = numbers(2, 3, 4, 6), np.array([[0, 7, 2**30, 2**30 + 1], [-1, 5, 100_000, 3]])
     bad = (positions < 0) | (positions > 2**30)
-    right = rotated("reference_numpy", x, np.where(bad, 0, positions))
+    right = rotated(REFERENCE, x, np.where(bad, 0, positions))
     with jax.enable_x64(False):
         traced = jax.jit(jax_impl.rotary_embedding)(x, positions.astype(np.int32))
     mapped = torch.func.vmap(lambda row: torch_impl.rotary_embedding(torch.from_numpy(x), row))
@@ -110,26 +99,26 @@ def test_a_length_that_cannot_be_read_must_be_given() -> None:
     with pytest.raises(ValueError, match="length must be given for LongRopeScaling where positions cannot be read"):
         jax.jit(lambda p: jax_impl.rotary_embedding(x, p, scaling=LONG))(positions)
     traced = jax.jit(lambda p: jax_impl.rotary_embedding(x, p, scaling=LONG, length=21))(positions)
-    np.testing.assert_allclose(traced, rotated("reference_numpy", x, positions, scaling=LONG), atol=1e-6)
+    np.testing.assert_allclose(traced, rotated(REFERENCE, x, positions, scaling=LONG), atol=1e-6)
 
 
 @pytest.mark.rule("POS-3")
-@each
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64"])
-def test_positions_of_every_integer_dtype(package: str, dtype: str) -> None:
+def test_positions_of_every_integer_dtype(implementation: Implementation, dtype: str) -> None:
     x, positions = numbers(1, 2, 3, 4), np.array([0, 90, 127])
-    np.testing.assert_array_equal(rotated(package, x, positions.astype(dtype)), rotated(package, x, positions))
+    np.testing.assert_array_equal(
+        rotated(implementation, x, positions.astype(dtype)), rotated(implementation, x, positions)
+    )
 
 
 @pytest.mark.rule("POS-4")
-@each
-def test_the_largest_position_decides_the_length(package: str) -> None:
+def test_the_largest_position_decides_the_length(implementation: Implementation) -> None:
     x = numbers(1, 1, 2, 4)
     for last, length in ((7, 8), (8, 9)):
-        found = rotated(package, x, [1, last], scaling=LONG)
-        np.testing.assert_array_equal(found, rotated(package, x, [1, last], scaling=LONG, length=length))
+        found = rotated(implementation, x, [1, last], scaling=LONG)
+        np.testing.assert_array_equal(found, rotated(implementation, x, [1, last], scaling=LONG, length=length))
     assert not np.array_equal(
-        rotated(package, x, [1, 7], scaling=LONG), rotated(package, x, [1, 7], scaling=LONG, length=9)
+        rotated(implementation, x, [1, 7], scaling=LONG), rotated(implementation, x, [1, 7], scaling=LONG, length=9)
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 from fractions import Fraction
@@ -19,8 +18,8 @@ import torch_impl
 from conformance.bounds.arithmetic import UNIT_ROUNDOFF
 from conformance.bounds.optimizers import INITIAL_WEIGHTS
 from conformance.bounds.optimizers import SCHEDULES as SCHEDULE_ERRORS
-from reference_numpy import schedules
 from tests.support.helpers import PACKAGES, REFERENCE, Implementation
+from tests.support.small_models import plant
 
 # --- schedules --------------------------------------------------------------------------------------------------------
 
@@ -52,15 +51,7 @@ def cosine(step: int, steps: int) -> Fraction:
 
 
 WARMUPS = ((0, 1), (0, 7), (5, 7), (6, 7), (7, 7), (1000, 7), (999_998, 1_000_000))
-PAPERS = (
-    (0, 512, 4000),
-    (1, 512, 4000),
-    (3999, 512, 4000),
-    (4000, 512, 4000),
-    (99_999, 512, 4000),
-    (0, 1, 1),
-    (6, 96, 3),
-)
+PAPERS = (*((step, 512, 4000) for step in (0, 1, 3999, 4000, 99_999)), (0, 1, 1), (6, 96, 3))
 COSINES = ((0, 10), (1, 10), (5, 10), (9, 10), (9_999, 10_000), (5, 3), (0, 1), (1, 3), (2, 3))
 SCHEDULES: list[tuple[str, Callable[..., Fraction], dict[str, int]]] = [
     *(("linear_warmup", warmed_up, {"step": step, "steps": steps}) for step, steps in WARMUPS),
@@ -107,26 +98,6 @@ def test_the_largest_rate_of_the_paper(implementation: Implementation) -> None:
 def test_a_warm_up_moves_at_its_first_step_and_ends_at_its_last(implementation: Implementation) -> None:
     factors = [float(implementation.linear_warmup(step, steps=4)) for step in range(6)]
     assert factors == [0.25, 0.5, 0.75, 1, 1, 1]
-
-
-@pytest.mark.rule("OPT-4")
-@pytest.mark.parametrize(
-    ("name", "step", "lengths", "error", "shows"),
-    [
-        ("linear_warmup", -1, {"steps": 3}, ValueError, ("step", "negative", "-1")),
-        ("linear_warmup", 1.0, {"steps": 3}, TypeError, ("step", "integer", "float")),
-        ("linear_warmup", 1, {"steps": 0}, ValueError, ("steps", "at least 1")),
-        ("cosine_decay", 1, {"steps": 2.5}, TypeError, ("steps", "integer")),
-        ("inverse_square_root", 1, {"width": 0, "warmup": 4}, ValueError, ("width", "at least 1")),
-        ("inverse_square_root", 1, {"width": 8, "warmup": -4}, ValueError, ("warmup", "at least 1", "-4")),
-    ],
-)
-def test_schedules_refuse(
-    implementation: Implementation, name: str, step: Any, lengths: Any, error: type[Exception], shows: tuple[str, ...]
-) -> None:
-    with pytest.raises(error) as refusal:
-        getattr(implementation, name)(step, **lengths)
-    assert [part for part in shows if part not in str(refusal.value)] == []
 
 
 # --- initial weights --------------------------------------------------------------------------------------------------
@@ -194,41 +165,6 @@ def test_weights_lie_where_those_of_torch_do() -> None:
     assert torch.equal(torch_impl.embedding_default(table.weight.detach(), padding=2), table.weight)
 
 
-@pytest.mark.rule("INIT-1")
-@pytest.mark.parametrize(
-    ("name", "arguments", "options", "error", "shows"),
-    [
-        ("linear_default", (np.ones((2, 3)),), {}, ValueError, ("weight", "[0, 1)", "1.0")),
-        ("linear_default", (np.zeros(3),), {}, ValueError, ("weight", "[I, O]", "[3]")),
-        ("linear_default", (np.zeros((0, 3)),), {}, ValueError, ("weight", "at least one row")),
-        ("linear_default", (np.zeros((2, 3)), np.zeros(2)), {}, ValueError, ("bias", "[3]", "[2]")),
-        (
-            "linear_default",
-            (np.zeros((2, 3)), np.zeros(3, np.float32)),
-            {},
-            TypeError,
-            ("bias", "float64 like weight", "float32"),
-        ),
-        ("xavier_uniform", (np.full((2, 3), np.nan),), {}, ValueError, ("uniform", "[0, 1)", "nan")),
-        ("xavier_uniform", (np.zeros((2, 3)),), {"gain": -1.0}, ValueError, ("gain", "at least 0")),
-        ("xavier_uniform", (np.zeros((2, 3), int),), {}, TypeError, ("int64",)),
-        ("embedding_default", (np.zeros((2, 3)),), {"padding": 2}, ValueError, ("padding", "2")),
-        ("embedding_default", (np.zeros((2, 3)),), {"padding": -1}, ValueError, ("padding", "negative")),
-    ],
-)
-def test_initialisers_refuse(
-    implementation: Implementation,
-    name: str,
-    arguments: tuple[Any, ...],
-    options: Any,
-    error: type[Exception],
-    shows: tuple[str, ...],
-) -> None:
-    with pytest.raises(error) as refusal:
-        getattr(implementation, name)(*implementation.convert(arguments), **options)
-    assert [part for part in shows if part not in str(refusal.value)] == []
-
-
 @pytest.mark.rule("INIT-1", "OPT-4")
 @pytest.mark.parametrize(
     ("name", "old", "new"),
@@ -245,19 +181,16 @@ def test_initialisers_refuse(
 )
 def test_wrong_schedules_are_seen(name: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step counted from 0 or 1, a width without its root, a cosine that cancels and rises again."""
-    source = inspect.getsource(getattr(schedules, name))
-    assert source.count(old) == 1
-    scope = dict(vars(schedules))
-    exec(compile("from __future__ import annotations\n" + source.replace(old, new), name, "exec"), scope)
-    monkeypatch.setattr("reference_numpy." + name, scope[name])
-    wrong = 0
-    for other, exact, given in SCHEDULES:
-        if other == name:
-            try:
-                test_schedules_are_exact(REFERENCE, name, exact, given)
-            except AssertionError:
-                wrong += 1
-    assert wrong
+    plant("reference_numpy.schedules", old, new, monkeypatch)
+
+    def differs(exact: Callable[..., Fraction], given: dict[str, int]) -> bool:
+        try:
+            test_schedules_are_exact(REFERENCE, name, exact, given)
+        except AssertionError:
+            return True
+        return False
+
+    assert any(differs(exact, given) for other, exact, given in SCHEDULES if other == name)
 
 
 @pytest.mark.rule("INIT-1")

@@ -15,7 +15,6 @@ rounding: if every f is off by e at most, D(h / 4) is so by 4 e / h, D(h / 2) by
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -25,6 +24,7 @@ import numpy as np
 import pytest
 
 import reference_numpy
+from reference_numpy import attention_steps as steps
 from specification import (
     Causal,
     FeedForward,
@@ -37,36 +37,11 @@ from specification import (
     SlidingWindow,
     YarnScaling,
 )
+from tests.support.small_models import plant
 
 B, H, G, Q, K, D, V, E = 2, 4, 2, 3, 5, 3, 2, 6
 STEP = 2.0**-6
 UNIT_ROUNDOFF = 2.0**-53
-
-# By their full names: `reference_numpy.attention_vjp` is also a function.
-(
-    steps,
-    steps_vjp,
-    attention_vjp,
-    multi_head_attention_vjp,
-    feed_forward_vjp,
-    layer_norm_vjp,
-    losses_vjp,
-    rotary,
-    rotary_vjp,
-) = (
-    importlib.import_module(f"reference_numpy.{name}")
-    for name in (
-        "attention_steps",
-        "attention_steps_vjp",
-        "attention_vjp",
-        "multi_head_attention_vjp",
-        "feed_forward_vjp",
-        "layer_norm_vjp",
-        "losses_vjp",
-        "rotary",
-        "rotary_vjp",
-    )
-)
 
 
 class Case(NamedTuple):
@@ -426,190 +401,98 @@ def test_gradients_are_new_arrays_and_leave_the_arguments_alone(case: Case) -> N
 
 # --- planted faults ---------------------------------------------------------------------------------------------------
 
-FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {}
+Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def fault(*ids: str) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
-    def register(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
-        for id in ids:
-            FAULTS[f"{plant.__name__}, {id}"] = (id, plant)
-
-    return register
+def edited(module: str, old: str, new: str) -> Plant:
+    """In a module of gradients `old`, which occurs once, becomes `new`."""
+    return lambda monkeypatch: plant(f"reference_numpy.{module}", old, new, monkeypatch)
 
 
-@fault("attention-plain", "attention_weights-causal", "merge_attention-plain", "multi_head_attention-plain")
-def no_row_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        attention_vjp, "softmax_vjp",
-        lambda weights, allowed, cotangent, logsumexp: weights * (cotangent + logsumexp[..., None]),
-    )  # fmt: skip
-
-
-@fault("attention_logsumexp-plain", "merge_attention-unseen")
-def no_gradient_through_the_logsumexp(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = attention_vjp.softmax_vjp
-    monkeypatch.setattr(attention_vjp, "softmax_vjp", lambda *arguments: right(*arguments[:3], 0 * arguments[3]))
-
-
-@fault("attention-softcap", "attention-everything")
-def no_slope_of_the_softcap(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = attention_vjp.attention_scores_vjp
-    monkeypatch.setattr(attention_vjp, "attention_scores_vjp", lambda *a, **o: right(*a, **o | {"softcap": None}))
-
-
-@fault("attention-plain", "attention_logsumexp-plain")
-def scale_of_another_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps_vjp, "resolve_scale", lambda scale, width: 1 / math.sqrt(width + 1))
-
-
-@fault("attention-scale")
-def scale_off_by_a_millionth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps_vjp, "resolve_scale", lambda scale, width: scale * (1 + 1e-6))
-
-
-@fault("attention-plain", "multi_head_attention-plain")
-def groups_tiled_instead_of_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tiled(gradient: np.ndarray, key_heads: int) -> np.ndarray:
-        batch, heads, keys, width = gradient.shape
-        return gradient.reshape(batch, heads // key_heads, key_heads, keys, width).sum(axis=1)
-
-    monkeypatch.setattr(attention_vjp, "sum_groups", tiled)
-
-
-@fault("attention-bias-pairs", "attention-bias-shared", "attention-bias-batch", "attention-bias-heads")
-def bias_of_one_batch_element_or_head_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def first(gradient: np.ndarray, like: np.ndarray) -> np.ndarray:
-        shape = like.shape if like.ndim == 4 else (1, 1, *like.shape)
-        return gradient[: shape[0], : shape[1]].reshape(like.shape)
-
-    monkeypatch.setattr(attention_vjp, "sum_broadcast", first)
-
-
-@fault("attention-sinks", "attention_weights-sinks")
-def sinks_with_the_wrong_sign(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = attention_vjp.sinks_vjp
-    monkeypatch.setattr(attention_vjp, "sinks_vjp", lambda *arguments: -right(*arguments))
-
-
-def with_options(operation: str, **changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
+def with_options(operation: str, **changed: Any) -> Plant:
     """The gradient of the operation with other options than it was called with."""
-
-    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        right = getattr(reference_numpy, f"{operation}_vjp")
-        monkeypatch.setattr(reference_numpy, f"{operation}_vjp", lambda *a, **o: right(*a, **o | changed))
-
-    plant.__name__ = f"{operation} with {changed}"
-    return plant
+    right = getattr(reference_numpy, f"{operation}_vjp")
+    return lambda patch: patch.setattr(
+        reference_numpy, f"{operation}_vjp", lambda *given, **options: right(*given, **options | changed)
+    )
 
 
-fault("attention-dropout")(with_options("attention", dropout_rate=0.0))
-fault("attention-dropout")(with_options("attention", dropout_keep=None, dropout_rate=0.0))
-fault("attention-causal")(with_options("attention", mask=Causal(1)))
-fault("attention-mean")(with_options("attention", empty_rows="zero"))
-fault("attention-sinks")(with_options("attention", sinks=np.zeros(H)))
-fault("layer_norm-default-eps")(with_options("layer_norm", eps=1.1e-5))
-fault("rms_norm-rows")(with_options("rms_norm", eps=0.31))
-fault("rms_norm-rows-plus-one")(with_options("rms_norm", plus_one=False))
-fault("standard_deviation_norm-rows")(with_options("standard_deviation_norm", eps=0.31))
-fault("embedding-scaled")(with_options("embedding", scaled=False))
-fault("learned_positions-offset")(with_options("learned_positions", offset=2))
-fault("relative_position_bias-offset")(with_options("relative_position_bias", offset=0))
-fault("relative_position_bias-both")(with_options("relative_position_bias", bidirectional=False))
-fault("relative_position_bias-before")(with_options("relative_position_bias", furthest=128))
-fault("gated_feed_forward-silu")(with_options("gated_feed_forward", activation="gelu"))
-fault("gated_feed_forward-relu-dropout")(with_options("gated_feed_forward", dropout_rate=0.0))
-fault("feed_forward-gelu")(with_options("feed_forward", activation="gelu_tanh"))
-fault("feed_forward-gelu_tanh")(with_options("feed_forward", activation="gelu"))
-fault("feed_forward-relu-dropout")(with_options("feed_forward", dropout_rate=0.0))
-
-
-@fault("layer_norm-rows", "standard_deviation_norm-rows", "standard_deviation_norm-constant-row")
-def no_gradient_through_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    right, calls = layer_norm_vjp.deviations, []
-
-    def only_of_x(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-        calls.append(x)
-        return right(x, axes) if len(calls) == 1 else x
-
-    monkeypatch.setattr(layer_norm_vjp, "deviations", only_of_x)
-
-
-@fault("layer_norm-rows", "rms_norm-rows", "standard_deviation_norm-rows")
-def parameters_of_the_first_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = layer_norm_vjp.rounded
-
-    def first_row(x: Any, weight: Any, bias: Any, gradient: Any, normalized: Any, cotangent: Any) -> Any:
-        first = np.zeros_like(cotangent)
-        first[0] = cotangent[0]
-        return right(x, weight, bias, gradient, normalized, first)
-
-    monkeypatch.setattr(layer_norm_vjp, "rounded", first_row)
-
-
-@fault(
-    "feed_forward-relu", "feed_forward-gelu", "feed_forward-gelu_tanh", "feed_forward-silu", "gated_feed_forward-silu"
-)
-def no_slope_of_the_activation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_forward_vjp, "SLOPES", dict.fromkeys(feed_forward_vjp.SLOPES, np.ones_like))
-
-
-@fault("silu-plain")
-def slope_of_the_sigmoid_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_forward_vjp, "silu_slope", lambda x: 1 / (1 + np.exp(-x)))
-
-
-@fault("cross_entropy-mean", "cross_entropy-hidden-nan", "nll_loss-mean")
-def mean_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = losses_vjp.row_cotangents
-    monkeypatch.setattr(losses_vjp, "row_cotangents", lambda bar, counted, reduction: right(bar, counted, "sum"))
-
-
-@fault("cross_entropy-none-smoothed")
-def smoothing_not_taken_from_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = losses_vjp.add_at_targets
-    monkeypatch.setattr(losses_vjp, "add_at_targets", lambda rows, classes, summand: right(rows, classes, -1.0))
-
-
-@fault("embedding-repeated")
-def repeated_ids_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def once(table: np.ndarray, ids: np.ndarray, cotangent: np.ndarray) -> np.ndarray:
-        gradient = np.zeros_like(table)
-        gradient[ids] += cotangent
-        return gradient
-
-    monkeypatch.setattr(reference_numpy, "embedding_vjp", once)
-
-
-@fault("rotary_embedding-halves", "rotary_embedding-interleaved", "rotary_embedding-partial")
-def turned_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = rotary_vjp.rotate
-    monkeypatch.setattr(rotary_vjp, "rotate", lambda x, sine, *others: right(x, -sine, *others))
-
-
-@fault("rotary_embedding-scaled")
-def attention_factor_divided_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = rotary_vjp.rotary_table
-
-    def inverse(*arguments: Any) -> Any:
-        return tuple(wave / rotary.attention_factor(ramp) ** 2 for wave in right(*arguments))
-
-    monkeypatch.setattr(rotary_vjp, "rotary_table", inverse)
-
-
-@fault("multi_head_attention-plain")
-def projection_biases_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = multi_head_attention_vjp.linear_vjp
-
-    def averaged(parameters: Linear, x: np.ndarray, cotangent: np.ndarray) -> Any:
-        gradient, x_gradient = right(parameters, x, cotangent)
-        return Linear(gradient.weight, gradient.bias / cotangent.shape[1]), x_gradient
-
-    monkeypatch.setattr(multi_head_attention_vjp, "linear_vjp", averaged)
+STEPS, SCALE = "attention_steps_vjp", "resolve_scale(scale, query.shape[-1])"
+FAULTS: tuple[tuple[tuple[str, ...], Plant], ...] = (
+    (("attention-plain", "attention_weights-causal", "merge_attention-plain", "multi_head_attention-plain"),
+     edited(STEPS, "weights_cotangent - mean", "weights_cotangent")),
+    (("attention_logsumexp-plain", "merge_attention-unseen"),
+     edited(STEPS, "- mean + logsumexp_", "- mean + 0 * logsumexp_")),
+    (("attention-softcap", "attention-everything"), edited(STEPS, "if softcap is not None:", "if False:")),
+    (("attention-plain", "attention_logsumexp-plain"), edited(STEPS, SCALE, SCALE.replace("[-1]", "[-1] + 1"))),
+    (("attention-scale",), edited(STEPS, SCALE, f"{SCALE} * (1 + 1e-6)")),
+    (
+        ("attention-plain", "multi_head_attention-plain"),  # groups tiled instead of repeated
+        edited(
+            STEPS,
+            "key_heads, H // max(key_heads, 1), K, W).sum(axis=2)",
+            "H // key_heads, key_heads, K, W).sum(axis=1)",
+        ),
+    ),
+    (("attention-bias-pairs", "attention-bias-shared", "attention-bias-batch", "attention-bias-heads"),
+     edited(STEPS, "gradient.sum(axis=axes)", "gradient[: shape[0], : shape[1]]")),
+    (("attention-sinks", "attention_weights-sinks"), edited(STEPS, "np.sum(weight * (", "-np.sum(weight * (")),
+    (("attention-dropout",), with_options("attention", dropout_rate=0.0)),
+    (("attention-dropout",), with_options("attention", dropout_keep=None, dropout_rate=0.0)),
+    (("attention-causal",), with_options("attention", mask=Causal(1))),
+    (("attention-mean",), with_options("attention", empty_rows="zero")),
+    (("attention-sinks",), with_options("attention", sinks=np.zeros(H))),
+    (("layer_norm-default-eps",), with_options("layer_norm", eps=1.1e-5)),
+    (("rms_norm-rows",), with_options("rms_norm", eps=0.31)),
+    (("rms_norm-rows-plus-one",), with_options("rms_norm", plus_one=False)),
+    (("standard_deviation_norm-rows",), with_options("standard_deviation_norm", eps=0.31)),
+    (("embedding-scaled",), with_options("embedding", scaled=False)),
+    (("learned_positions-offset",), with_options("learned_positions", offset=2)),
+    (("relative_position_bias-offset",), with_options("relative_position_bias", offset=0)),
+    (("relative_position_bias-both",), with_options("relative_position_bias", bidirectional=False)),
+    (("relative_position_bias-before",), with_options("relative_position_bias", furthest=128)),
+    (("gated_feed_forward-silu",), with_options("gated_feed_forward", activation="gelu")),
+    (("gated_feed_forward-relu-dropout",), with_options("gated_feed_forward", dropout_rate=0.0)),
+    (("feed_forward-gelu",), with_options("feed_forward", activation="gelu_tanh")),
+    (("feed_forward-gelu_tanh",), with_options("feed_forward", activation="gelu")),
+    (("feed_forward-relu-dropout",), with_options("feed_forward", dropout_rate=0.0)),
+    (("layer_norm-rows",), edited("layer_norm_vjp", "centered = deviations(inner, axes)", "centered = inner")),
+    (("standard_deviation_norm-rows", "standard_deviation_norm-constant-row"),
+     edited("layer_norm_vjp", "(deviations(inner, axes) - ", "(inner - ")),
+    (("layer_norm-rows", "rms_norm-rows", "standard_deviation_norm-rows"),
+     edited("layer_norm_vjp", "np.sum(widen(cotangent) * normalized,", "np.sum((widen(cotangent) * normalized)[:1],")),
+    (
+        (
+            "feed_forward-relu",
+            "feed_forward-gelu",
+            "feed_forward-gelu_tanh",
+            "feed_forward-silu",
+            "gated_feed_forward-silu",
+        ),
+        edited("feed_forward_vjp", "SLOPES[activation](x)", "np.ones_like(x)"),
+    ),
+    (("silu-plain",), edited("feed_forward_vjp", "root * (1 - size / total) * root", "root * root")),
+    (("cross_entropy-mean", "cross_entropy-hidden-nan", "nll_loss-mean"),
+     edited("losses_vjp", 'if reduction == "mean"', "if False")),
+    (("cross_entropy-none-smoothed",), edited("losses_vjp", "float(label_smoothing) - 1)", "-1.0)")),
+    (
+        ("embedding-repeated",),
+        edited(
+            "embedding_vjp",
+            "np.add.at(gradient, ids.reshape(-1), widen(cotangent).reshape(ids.size, table.shape[1]))",
+            "gradient[ids] += cotangent",
+        ),
+    ),
+    (("rotary_embedding-halves", "rotary_embedding-interleaved", "rotary_embedding-partial"),
+     edited("rotary_vjp", "rotate(cotangent, -sine", "rotate(cotangent, sine")),
+    (("rotary_embedding-scaled",),
+     edited("rotary_vjp", "cosine, pairing, cotangent)", "cosine, pairing, cotangent / 1.1)")),
+    (("multi_head_attention-plain",), edited("multi_head_attention_vjp", "rows.sum(axis=0)", "rows.mean(axis=0)")),
+)  # fmt: skip
 
 
 @pytest.mark.rule("ATT-2", "ATT-12", "NORM-6")
-@pytest.mark.parametrize("name", FAULTS)
-def test_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    id, plant = FAULTS[name]
-    plant(monkeypatch)
+@pytest.mark.parametrize(("id", "planted"), [(id, planted) for ids, planted in FAULTS for id in ids])
+def test_planted_fault_is_caught(id: str, planted: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch)
     assert worst_ratio(BY_ID[id]) > 100

@@ -27,7 +27,9 @@ from tests.support.engine_cases import (
     NEAR,
     PIECES,
     agreement,
+    conforms,
     drawn,
+    error,
     every_engine,
     lowered,
     module_of,
@@ -45,8 +47,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.slow_where("jax_impl", unless=("everything", "none"))
 @pytest.mark.slow_where("jax_impl", "pieces")
 def test_definition(engine: Engine, name: str) -> None:
-    finding = agreement(engine, name)
-    assert finding.ratio <= 1, str(finding)
+    conforms(agreement(engine, name))
 
 
 @pytest.mark.parametrize("engine", [BLOCKED, PIECES], ids=lambda engine: engine.title)
@@ -54,8 +55,7 @@ def test_definition(engine: Engine, name: str) -> None:
 @pytest.mark.slow_where("jax_impl")
 def test_scores_far_below_zero_lose_nothing(engine: Engine) -> None:
     """Of a log-sum-exp near -4096 float32 leaves 2^-12; no gradient may see that."""
-    finding = worst(judged(lowered(4096), subject(engine)(lowered(4096)), *truth_and_bounds(lowered(0))))
-    assert finding.ratio <= 1, str(finding)
+    conforms(error(engine, lowered(4096), truth_and_bounds(lowered(0))))
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,13 @@ def test_scores_near_zero_and_far_from_it(case: Case, near: bool) -> None:
     inputs = {name: jnp.asarray(array) for name, array in case.inputs.items()}
     given = blocked.Inputs(**inputs, mask=None, scale=case.options.get("scale"), softcap=None)
     assert bool(blocked.near_zero(choice.in_blocks(given))) is near
-    finding = worst(judged(case, subject(PIECES)(case), *truth_and_bounds(case)))
-    assert finding.ratio <= 1, str(finding)
+    conforms(error(PIECES, case))
 
 
 @pytest.mark.parametrize("name", ["all", "everything"])
 @pytest.mark.rule("ATT-8", "ATT-12")
 def test_one_query_at_a_time_where_scores_are_many(name: str) -> None:
-    finding = agreement(BLOCKED._replace(limits=(4, 1)), name)
-    assert finding.ratio <= 1, str(finding)
+    conforms(agreement(BLOCKED._replace(limits=(4, 1)), name))
 
 
 @pytest.mark.slow
@@ -128,8 +126,7 @@ def test_numbers_of_any_width_inside_a_mask(engine: Engine, kind: Any) -> None:
     for wide in (Causal(100), SlidingWindow(3, 2, 100) & Causal(100), KeyLengths([120]) & SlidingWindow(90, 100, 0)):
         case = replace(drawn(wide, sizes=sizes), cotangents={})
         narrow = replace(case, options={"mask": replaced_numbers(wide, kind)})
-        finding = worst(judged(case, subject(engine)(narrow), *truth_and_bounds(case)))
-        assert finding.ratio <= 1, str(finding)
+        conforms(worst(judged(case, subject(engine)(narrow), *truth_and_bounds(case))))
 
 
 def replaced_numbers(mask: Any, kind: Any) -> Any:

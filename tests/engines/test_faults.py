@@ -19,9 +19,21 @@ from tests.engines.test_choice import explained, refusal
 from tests.engines.test_isolation import isolated, long_sequences_hide
 from tests.engines.test_skipping import COUNTED, T, work
 from tests.engines.test_transformations import transform
-from tests.support.engine_cases import BLOCKED, CASES, FAR, FUSED, PIECES, agreement, lowered, module_of, subject, worst
-from tests.support.helpers import Case, Finding, truth_and_bounds
-from tests.support.helpers import judge as judged
+from tests.support.engine_cases import (
+    BLOCKED,
+    CASES,
+    FAR,
+    FUSED,
+    PIECES,
+    agreement,
+    conforms,
+    error,
+    lowered,
+    module_of,
+    subject,
+    worst,
+)
+from tests.support.helpers import Case, truth_and_bounds
 from tests.support.small_models import edited
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
@@ -32,10 +44,6 @@ class Wrong(NamedTuple):
 
     check: Callable[[pytest.MonkeyPatch], None]
     plant: Callable[[pytest.MonkeyPatch], None]
-
-
-def conforms(finding: Finding) -> None:
-    assert finding.ratio <= 1, str(finding)
 
 
 def with_ranges(engine: Engine, change: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -56,6 +64,18 @@ def copied_blocks(
     copy.Inputs = module_of(PIECES, "engines.blocked").Inputs
     patch.setattr(module_of(PIECES, "attention"), "blocked_attention", copy.blocked_attention)
     return copy
+
+
+def in_copy(old: str, new: str) -> Callable[[pytest.MonkeyPatch], Any]:
+    return lambda patch: copied_blocks(patch, old, new)
+
+
+def agrees(engine: Engine, name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda _: conforms(agreement(engine, name))
+
+
+def hides(engine: Engine, name: str, argument: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda _: conforms(isolated(engine, name, argument))
 
 
 def careless(inputs: Any) -> torch.Tensor:
@@ -100,7 +120,7 @@ def always_the_reference(patch: pytest.MonkeyPatch) -> None:
 
 
 def far_conforms(name: str, _: pytest.MonkeyPatch) -> None:
-    conforms(worst(judged(FAR[name], subject(PIECES)(FAR[name]), *truth_and_bounds(FAR[name]))))
+    conforms(error(PIECES, FAR[name]))
 
 
 def forward_only(name: str) -> Case:
@@ -120,23 +140,19 @@ def everything(ranges: Any) -> Any:
 
 WRONG: dict[str, Wrong] = {
     "blocked: the last key left out": Wrong(
-        lambda _: conforms(agreement(BLOCKED, "none")), with_ranges(BLOCKED, lambda r: r._replace(stop=r.stop - 1))
+        agrees(BLOCKED, "none"), with_ranges(BLOCKED, lambda r: r._replace(stop=r.stop - 1))
     ),
     "fused: a key too many unmasked": Wrong(
-        lambda _: conforms(agreement(FUSED, "causal")),
-        with_ranges(FUSED, lambda r: r._replace(stop=r.stop + 1, full_stop=r.stop + 1)),
+        agrees(FUSED, "causal"), with_ranges(FUSED, lambda r: r._replace(stop=r.stop + 1, full_stop=r.stop + 1))
     ),
     "JAX: the last key left out": Wrong(
-        lambda _: conforms(agreement(PIECES, "all")), with_ranges(PIECES, lambda r: r._replace(stop=r.stop - 1))
+        agrees(PIECES, "all"), with_ranges(PIECES, lambda r: r._replace(stop=r.stop - 1))
     ),
     "JAX: rows counted twice where blocks reach back": Wrong(
-        lambda _: conforms(agreement(PIECES, "all")),
-        lambda patch: copied_blocks(patch, ">= place.fresh, sizes.R", ">= place.query, sizes.R") and None,
+        agrees(PIECES, "all"), in_copy(">= place.fresh, sizes.R", ">= place.query, sizes.R")
     ),
     **{
-        f"JAX: {name} too far from 0 to sum exp(score)": Wrong(
-            partial(far_conforms, name), lambda patch, edit=edit: copied_blocks(patch, *edit) and None
-        )
+        f"JAX: {name} too far from 0 to sum exp(score)": Wrong(partial(far_conforms, name), in_copy(*edit))
         for name, edit in {
             "scores": ("return usual & (score <= SCORE)", "return usual"),
             "small queries, a large scale": ("largest_of(square) + lost", "largest_of(square)"),
@@ -147,56 +163,45 @@ WRONG: dict[str, Wrong] = {
         }.items()
     },
     "JAX: what the log-sum-exp lost is forgotten": Wrong(
-        lambda _: conforms(worst(judged(lowered(4096), subject(PIECES)(lowered(4096)), *truth_and_bounds(lowered(0))))),
-        lambda patch: copied_blocks(patch, "piece.scores - lse - lost", "piece.scores - lse") and None,
+        lambda _: conforms(error(PIECES, lowered(4096), truth_and_bounds(lowered(0)))),
+        in_copy("piece.scores - lse - lost", "piece.scores - lse"),
     ),
     "JAX: few queries without their scale": Wrong(
-        lambda _: conforms(agreement(PIECES, "few queries")),
-        lambda patch: (
-            copied_blocks(patch, "flat(query).astype(dtype) * inputs.scale", "flat(query).astype(dtype)") and None
-        ),
+        agrees(PIECES, "few queries"), in_copy("flat(query).astype(dtype) * inputs.scale", "flat(query).astype(dtype)")
     ),
     "JAX: few queries without sinks": Wrong(
-        lambda _: conforms(agreement(PIECES, "few queries")),
-        lambda patch: copied_blocks(patch, "None, PLAIN), sinks, sizes)", "None, PLAIN), None, sizes)") and None,
+        agrees(PIECES, "few queries"), in_copy("None, PLAIN), sinks, sizes)", "None, PLAIN), None, sizes)")
     ),
     "JAX: few queries, and infinity taken for a number": Wrong(
-        lambda _: conforms(isolated(PIECES, "few queries", "value")),
-        lambda patch: copied_blocks(patch, "jnp.isinf(output), jnp.nan", "False, jnp.nan") and None,
+        hides(PIECES, "few queries", "value"), in_copy("jnp.isinf(output), jnp.nan", "False, jnp.nan")
     ),
     "JAX: cotangents of rows without keys get to the sinks": Wrong(
-        lambda _: conforms(isolated(PIECES, "sinks", "cotangent")),
-        lambda patch: copied_blocks(patch, "jnp.where(seen, mean, -d_lse.reshape(sizes.rows))", "mean") and None,
+        hides(PIECES, "sinks", "cotangent"), in_copy("jnp.where(seen, mean, -d_lse.reshape(sizes.rows))", "mean")
     ),
     "JAX: NaN left out of a maximum": Wrong(
         lambda _: long_sequences_hide("jax_impl"),
-        lambda patch: (
-            copied_blocks(patch, "jnp.all(sizes < jnp.inf), jnp.max(sizes)", "True, jnp.nanmax(sizes)") and None
-        ),
+        in_copy("jnp.all(sizes < jnp.inf), jnp.max(sizes)", "True, jnp.nanmax(sizes)"),
     ),
     "JAX: gradients of keys from all queries of a block, old ones too": Wrong(
-        lambda _: conforms(agreement(PIECES, "none")),
-        lambda patch: copied_blocks(patch, "jnp.where(fresh, rows, 0).T", "rows.T") and None,
+        agrees(PIECES, "none"), in_copy("jnp.where(fresh, rows, 0).T", "rows.T")
     ),
     "gradients of the last block only": Wrong(
-        lambda _: conforms(agreement(BLOCKED, "causal")),
-        in_blocks("blocked_gradients", "total += gradient", "total.copy_(gradient)"),
+        agrees(BLOCKED, "causal"), in_blocks("blocked_gradients", "total += gradient", "total.copy_(gradient)")
     ),
     "blocked: zero times NaN": Wrong(
-        lambda _: conforms(isolated(BLOCKED, "dense", "value")),
+        hides(BLOCKED, "dense", "value"),
         in_module("engines.blocked", "reference_attention", lambda **given: (careless(SimpleNamespace(**given)), None)),
     ),
     "fused: zero times NaN": Wrong(
-        lambda _: conforms(isolated(FUSED, "dense", "value")),
+        hides(FUSED, "dense", "value"),
         in_module("attention", "fused_attention", lambda limits, inputs: careless(inputs)),
     ),
     "fused: zero times infinity in the gradient": Wrong(
-        lambda _: conforms(isolated(FUSED, "upper left", "cotangent")),
+        hides(FUSED, "upper left", "cotangent"),
         in_module("attention", "fused_attention", lambda limits, inputs: careless(inputs)),
     ),
     "JAX: zero times NaN": Wrong(
-        lambda _: conforms(isolated(PIECES, "dense", "key")),
-        lambda patch: setattr(copy := copied_blocks(patch), "CAREFUL", copy.PLAIN),
+        hides(PIECES, "dense", "key"), lambda patch: setattr(copy := copied_blocks(patch), "CAREFUL", copy.PLAIN)
     ),
     "one array three times counted as one": Wrong(
         lambda _: test_transformations.test_second_derivatives(BLOCKED, True),
@@ -204,9 +209,7 @@ WRONG: dict[str, Wrong] = {
     ),
     "JAX: second derivatives of the inputs left out": Wrong(
         lambda _: test_transformations.test_second_derivatives(PIECES, False),
-        lambda patch: (
-            copied_blocks(patch, "return of_inputs, ", "return jax.tree.map(jnp.zeros_like, of_inputs), ") and None
-        ),
+        in_copy("return of_inputs, ", "return jax.tree.map(jnp.zeros_like, of_inputs), "),
     ),
     "numbers looked at under a transformation": Wrong(
         lambda _: transform_without_error("vmap"),

@@ -24,6 +24,7 @@ from tests.support.engine_cases import (
     MASKS,
     PIECES,
     D,
+    conforms,
     drawn,
     every_engine,
     subject,
@@ -41,8 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_same_bits_and_inputs_as_they_were(engine: Engine, name: str) -> None:
     if engine is PIECES and name == "upper left":
         pytest.skip("has no special case of it")
-    finding = worst(check_determinism(subject(engine), CASES[name], None))
-    assert finding.ratio <= 1, str(finding)
+    conforms(worst(check_determinism(subject(engine), CASES[name], None)))
 
 
 @pytest.mark.parametrize("engine", [BLOCKED, FUSED], ids=lambda engine: engine.name)

@@ -24,7 +24,9 @@ from tests.support.engine_cases import (
     H,
     K,
     Q,
+    conforms,
     drawn,
+    error,
     every_engine,
     subject,
     worst,
@@ -142,8 +144,7 @@ def isolated(engine: Engine, name: str, argument: str) -> Finding:
 @pytest.mark.slow_where("torch_impl, blocked")
 @pytest.mark.slow_where("query-jax_impl")
 def test_isolation(engine: Engine, name: str, argument: str) -> None:
-    finding = isolated(engine, name, argument)
-    assert finding.ratio <= 1, str(finding)
+    conforms(isolated(engine, name, argument))
 
 
 def long_sequences_hide(package: str) -> None:
@@ -181,8 +182,7 @@ def test_a_bias_behind_the_mask_counts_for_nothing(engine: Engine, number: float
     case = drawn(HIDING["dense"].options["mask"], bias=(1, H, Q, K))
     bias = np.where(allowed_pairs(HIDING["dense"])[:1], case.inputs["bias"], np.float32(number))
     dirty = replace(case, inputs=case.inputs | {"bias": bias}, special=True)
-    finding = worst(judged(dirty, subject(engine)(dirty), *truth_and_bounds(case)))
-    assert finding.ratio <= 1, str(finding)
+    conforms(error(engine, dirty, truth_and_bounds(case)))
 
 
 @pytest.mark.parametrize("engine", [BLOCKED, PIECES], ids=lambda engine: engine.package)
@@ -193,8 +193,7 @@ def test_special_sinks(engine: Engine, number: float) -> None:
     case = drawn(HIDING["dense"].options["mask"], sinks=True)
     case.inputs["sinks"][1] = number
     case = replace(case, special=True, cotangents={})
-    finding = worst(judged(case, subject(engine)(case), *truth_and_bounds(case)))
-    assert finding.ratio <= 1, str(finding)
+    conforms(error(engine, case))
 
 
 @every_engine
@@ -248,5 +247,4 @@ def test_sums_beyond_float32_stay_behind_the_mask(engine: Engine) -> None:
         case.inputs["value"][...] = np.array([-1, 1], "float32")[:, None] * root * np.float32(share * 0.5**0.5)
         case.cotangents["output"][...] = np.array([root * np.float32(share), 0], "float32")[:, None]
         with np.errstate(over="ignore"):
-            finding = worst(judged(case, subject(engine)(case), *truth_and_bounds(case)))
-        assert finding.ratio <= 1, str(finding)
+            conforms(error(engine, case))

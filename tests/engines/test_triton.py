@@ -23,7 +23,7 @@ from conformance.cases.expectations import Exact
 from conformance.checks.independence import check_determinism
 from conformance.peers.engines import judge
 from tests.engines.test_isolation import HIDING, SPECIAL, spoiled, truth_of_hiding
-from tests.support.engine_cases import agreement, module_of, subject, worst
+from tests.support.engine_cases import agreement, conforms, error, module_of, subject, worst
 from tests.support.helpers import Case, Finding, truth_and_bounds
 from tests.support.helpers import judge as judged
 from tests.support.triton_interpreter import (
@@ -61,15 +61,13 @@ def tiles_of_16() -> Iterator[None]:
 @pytest.mark.parametrize("name", SMALL_CASES)
 @pytest.mark.rule("ATT-8", "ATT-9", "ATT-12")
 def test_definition(name: str, small_tiles: None) -> None:
-    finding = agreement(TRITON, name)
-    assert finding.ratio <= 1, str(finding)
+    conforms(agreement(TRITON, name))
 
 
 @pytest.mark.parametrize("name", LARGE_CASES)
 @pytest.mark.rule("ATT-8", "ATT-9", "ATT-12")
 def test_many_tiles(name: str, tiles_of_16: None) -> None:
-    finding = large(name)
-    assert finding.ratio <= 1, str(finding)
+    conforms(large(name))
 
 
 # --- special numbers --------------------------------------------------------------------------------------------------
@@ -92,7 +90,7 @@ def hidden(argument: str) -> Finding:
     row = array[:, :, 7 if argument in ("key", "value") else 5]
     row[...] = np.resize(SPECIAL, row.shape[:2])[..., None]
     planted = with_array(case, argument, array)
-    return worst(judged(planted, subject(TRITON)(planted), *truth_of_hiding("dense")))
+    return error(TRITON, planted, truth_of_hiding("dense"))
 
 
 def attended(argument: str) -> Finding:
@@ -103,15 +101,14 @@ def attended(argument: str) -> Finding:
     planted, wrong = with_array(case, argument, array), spoiled(case, argument, place)
     truth, bounds = truth_of_hiding("dense")
     expected = {n: Exact(np.where(wrong[n], np.nan, e.high), np.where(wrong[n], 0, e.low)) for n, e in truth.items()}
-    return worst(judged(planted, subject(TRITON)(planted), expected, bounds))
+    return error(TRITON, planted, (expected, bounds))
 
 
 @pytest.mark.parametrize("argument", ["query", "key", "value", "cotangent"])
 @pytest.mark.parametrize("kind", [hidden, attended], ids=["hidden", "attended"])
 @pytest.mark.rule("MASK-7", "ATT-6", "ATT-10", "ATT-12")
 def test_special_numbers(kind: Callable[[str], Finding], argument: str, small_tiles: None) -> None:
-    finding = kind(argument)
-    assert finding.ratio <= 1, str(finding)
+    conforms(kind(argument))
 
 
 # --- memory and bits --------------------------------------------------------------------------------------------------
@@ -145,8 +142,7 @@ def test_nothing_beside_the_inputs_is_read(tiles_of_16: None) -> None:
 
 @pytest.mark.rule("ATT-13")
 def test_same_bits_again(tiles_of_16: None) -> None:
-    finding = worst(check_determinism(subject(TRITON), LARGE_CASES["causal in segments, bfloat16"], None))
-    assert finding.ratio <= 1, str(finding)
+    conforms(worst(check_determinism(subject(TRITON), LARGE_CASES["causal in segments, bfloat16"], None)))
 
 
 ROWS = torch.arange(2.0 * 3 * 5 * 32).reshape(2, 3, 5, 32)

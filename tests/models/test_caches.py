@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from specification.caches import BlockCache, Cache
-from tests.support.helpers import IMPLEMENTATIONS, Implementation
-from tests.support.small_models import BATCH, EXAMPLES, LENGTH, LONGEST, decoding, error_of
+from tests.support.helpers import IMPLEMENTATIONS, Implementation, error_of
+from tests.support.small_models import BATCH, EXAMPLES, LENGTH, LONGEST, decoding
 
 CAPACITY = LENGTH + 2
 
@@ -101,7 +101,7 @@ STEP_REFUSALS: dict[str, tuple[Any, str]] = {
 def test_steps_that_are_refused(implementation: Implementation, mistake: str) -> None:
     tokens, words = STEP_REFUSALS[mistake]
     module, parameters, cache, keywords = begun(implementation)
-    kind, message = error_of(lambda: module.decode_step(parameters, implementation.convert(tokens), cache, **keywords))
+    kind, message = error_of(module.decode_step, parameters, implementation.convert(tokens), cache, **keywords)
     assert (kind, message) == (TypeError if mistake == "floating" else ValueError, words)
 
 

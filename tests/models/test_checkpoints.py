@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Collection
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ from specification.rotary import (
     YarnScaling,
 )
 from tests.models.test_dialects import filled, state
-from tests.support.helpers import OPERATIONS, Implementation
+from tests.models.test_folders import entries_of
+from tests.support.helpers import OPERATIONS, Implementation, error_of
+from tests.support.pretrained import bert_entries
 from tests.support.small_models import Maker, fitted
 from tests.support.tutorials import SIZES, SOURCES
 
@@ -85,23 +88,37 @@ def test_unknown_dialects_and_hyperparameters() -> None:
         read("imdb-classifier", checkpoint("imdb-classifier, max"), num_heads=4, pool="sum")
 
 
-@pytest.mark.parametrize("narrow", ["float16", "bfloat16"])
-def test_narrow_entries_are_widened_and_said_so(narrow: str, implementation: Implementation) -> None:
-    entries = {name: array.astype(narrow) for name, array in checkpoint("transformer101").items()}
-    with pytest.warns(UserWarning, match=f"{narrow} entries of the checkpoint are widened to float32"):
-        model = implementation.load("transformer101", entries)
+def mixed(*dtypes: str) -> dict[str, np.ndarray]:
+    """A checkpoint whose first entries have these dtypes in turn, and all others the last."""
+    entries = checkpoint("transformer101")
+    in_turn = zip(entries, chain(dtypes, repeat(dtypes[-1])), strict=False)
+    return {name: entries[name].astype(dtype) for name, dtype in in_turn}
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "told"),
+    [
+        (("float16",), "float16 entries of the checkpoint "),
+        (("bfloat16",), "bfloat16 entries of the checkpoint "),
+        (("float16", "float32"), ""),
+        (("bfloat16", "float16", "float32"), ""),
+        (("float16", "bfloat16", "float32"), ""),
+    ],
+)
+def test_narrow_entries_are_widened_and_said_so(
+    dtypes: tuple[str, ...], told: str, implementation: Implementation
+) -> None:
+    with pytest.warns(UserWarning, match=f"{told}are widened to float32"):
+        model = implementation.load("transformer101", mixed(*dtypes))
     x = implementation.convert(np.ones((1, 3, 16), "float32"))
     assert "float32" in str(model(x).dtype)
 
 
 def test_mixed_and_integer_entries() -> None:
-    entries = checkpoint("transformer101")
-    names = list(entries)
-    entries[names[0]] = entries[names[0]].astype("float64")
-    entries[names[1]] = entries[names[1]].astype("int32")
+    entries = mixed("float64", "int32", "float32")
     with pytest.raises(ValueError, match="mix float32 and float64") as caught:
         read("transformer101", entries)
-    assert f"{names[1]} must be floating, got int32" in str(caught.value)
+    assert f"{list(entries)[1]} must be floating, got int32" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +134,8 @@ def test_narrow_entries_are_not_widened_to_float32_beside_float64(
     dtypes: tuple[str, ...], told: str, implementation: Implementation
 ) -> None:
     """It would be refused where the model is called."""
-    entries = checkpoint("transformer101")
-    entries |= {name: entries[name].astype(dtype) for name, dtype in zip(entries, dtypes, strict=False)}
-    rest = list(entries)[len(dtypes) :]
-    for dtype in {"float64"} & set(dtypes):
-        entries |= {name: entries[name].astype(dtype) for name in rest}
     with pytest.raises(ValueError, match=f"{told}$"):
-        implementation.load("transformer101", entries)
+        implementation.load("transformer101", mixed(*dtypes))
 
 
 def test_what_is_ignored_may_have_another_dtype() -> None:
@@ -132,17 +144,6 @@ def test_what_is_ignored_may_have_another_dtype() -> None:
     assert read("dawn", entries | {"src_embed.pe": entries["src_embed.pe"].astype("float32")}, **given("dawn"))
     with pytest.raises(ValueError, match="mix float32 and float64"):
         read("dawn", entries | {"fc.bias": entries["fc.bias"].astype("float32")}, **given("dawn"))
-
-
-@pytest.mark.parametrize(
-    "dtypes", [("float16", "float32"), ("bfloat16", "float16", "float32"), ("float16", "bfloat16")]
-)
-def test_narrow_entries_may_be_mixed(dtypes: tuple[str, ...], implementation: Implementation) -> None:
-    entries = checkpoint("transformer101")
-    entries |= {name: entries[name].astype(dtype) for name, dtype in zip(entries, dtypes, strict=False)}
-    with pytest.warns(UserWarning, match="are widened to float32"):
-        model = implementation.load("transformer101", entries)
-    assert "float32" in str(model(implementation.convert(np.ones((1, 3, 16), "float32"))).dtype)
 
 
 def test_arrays_of_torch_are_taken_too() -> None:
@@ -179,13 +180,18 @@ def torch_checkpoint() -> dict[str, np.ndarray]:
     return state(filled(torch.nn.Transformer(16, 4, 1, 1, 24, batch_first=True)))
 
 
+def loaded(name: str) -> tuple[str, dict[str, np.ndarray], dict[str, Any]]:
+    """A dialect, a checkpoint of it, and its hyperparameters: of PyTorch, or of a tutorial."""
+    if name == "pytorch":
+        return name, torch_checkpoint(), {"num_heads": 4}
+    return SOURCES[name].dialect, checkpoint(name), given(name)
+
+
 @pytest.mark.parametrize("name", ["pytorch", *sorted(SOURCES)])
 @pytest.mark.slow_where(unless="transformer101")
 def test_an_entry_of_any_wrong_kind_is_one_of_the_problems(name: str) -> None:
     """Every entry in turn, and every kind of mistake in turn."""
-    dialect = name if name == "pytorch" else SOURCES[name].dialect
-    entries = torch_checkpoint() if name == "pytorch" else checkpoint(name)
-    hyperparameters = {"num_heads": 4} if name == "pytorch" else given(name)
+    dialect, entries, hyperparameters = loaded(name)
     for entry in entries:
         if entry.endswith(".pe"):
             continue
@@ -259,9 +265,7 @@ def test_what_is_no_state_dict(dialect: str, implementation: Implementation) -> 
     ],
 )
 def test_hyperparameters_of_wrong_names_and_kinds(name: str, wrong: dict[str, Any], message: str) -> None:
-    dialect = name if name == "pytorch" else SOURCES[name].dialect
-    entries = torch_checkpoint() if name == "pytorch" else checkpoint(name)
-    hyperparameters = {"num_heads": 4} if name == "pytorch" else given(name)
+    dialect, entries, hyperparameters = loaded(name)
     with pytest.raises((TypeError, ValueError), match=message):
         read(dialect, entries, **(hyperparameters | wrong))
 
@@ -340,10 +344,8 @@ def test_warnings_point_at_the_caller(implementation: Implementation) -> None:
         warnings.simplefilter("always")
         implementation.load("prenorm-blog", entries)
         read("prenorm-blog", entries)
-    assert [(warning.filename, str(warning.message)[:3]) for warning in caught] == [
-        (__file__, "NaN"),
-        (__file__, "flo"),
-    ] * 2
+    told = [(warning.filename, str(warning.message)[:3]) for warning in caught]
+    assert told == [(__file__, "NaN"), (__file__, "flo")] * 2
 
 
 def test_a_last_norm_without_bias_may_be_another_norm() -> None:
@@ -362,22 +364,19 @@ def test_a_last_norm_without_bias_may_be_another_norm() -> None:
         read("pytorch", state(torch.nn.TransformerEncoder(layer, 1)), num_heads=4)
 
 
-ROBERTA_MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"positions": "after_padding"}, "positions='after_padding' needs a padding"),
-    ({"positions": "learned", "padding": 1}, "positions='learned' takes no padding"),
-    ({"padding": 1}, "positions=None takes no padding"),
-    ({"positions": "sinusoidal"}, "positions must be 'learned' or 'after_padding', got 'sinusoidal'"),
-    ({"positions": "after_padding", "padding": 11}, "padding must be the id of a token below 11, got 11"),
-    ({"positions": "after_padding", "padding": -1}, "padding must be the id of a token or None, got -1"),
-    ({"positions": "after_padding", "padding": True}, "padding must be the id of a token or None, got True"),
-    (
-        {"positions": "after_padding", "padding": 10},
-        "embeddings.position_embeddings.weight has 11 rows, and positions begin at 11",
-    ),
-]
-
-
-@pytest.mark.parametrize(("wrong", "told"), ROBERTA_MISTAKES)
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"positions": "after_padding"}, "positions='after_padding' needs a padding"),
+        ({"positions": "learned", "padding": 1}, "positions='learned' takes no padding"),
+        ({"padding": 1}, "positions=None takes no padding"),
+        ({"positions": "sinusoidal"}, "positions must be 'learned' or 'after_padding', got 'sinusoidal'"),
+        ({"positions": "after_padding", "padding": 11}, "padding must be the id of a token below 11, got 11"),
+        ({"positions": "after_padding", "padding": -1}, "padding must be the id of a token or None, got -1"),
+        ({"positions": "after_padding", "padding": True}, "padding must be the id of a token or None, got True"),
+        ({"positions": "after_padding", "padding": 10}, "_embeddings.weight has 11 rows, and positions begin at 11"),
+    ],
+)
 def test_positions_that_are_refused(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match="the checkpoint does not fit") as caught:
         read("bert", bert_entries(positions=11), num_heads=4, **wrong)
@@ -414,25 +413,16 @@ def test_one_position_after_padding_is_enough(implementation: Implementation, tm
         ({"relative_furthest": 0}, "relative_furthest must be an integer of at least 1, got 0"),
         ({"patch_size": 2.0, "positions": "none"}, "patch_size must be an integer of at least 1, got 2.0"),
         ({"patch_size": 2}, "images bring positions of their own, and positions='sinusoidal' has no place"),
-    ],
-)
-def test_configurations_that_are_refused(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=told):
-        Configuration(4, **wrong)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
         ({"window": (2,)}, "window must be a pair of distances of at least 0 or None, got \\(2,\\)"),
         ({"window": [1, 0]}, "window must be a pair"),
         ({"window": (1, -1)}, "window must be a pair"),
         ({"rotary": 10000.0}, "rotary must be a Rotary or None, got 10000.0"),
     ],
 )
-def test_attention_layers_that_are_refused(wrong: dict[str, Any], told: str) -> None:
+def test_configurations_that_are_refused(wrong: dict[str, Any], told: str) -> None:
+    of_layers = {"window", "rotary"} & {*wrong}
     with pytest.raises((TypeError, ValueError), match=told):
-        AttentionLayer(**wrong)
+        AttentionLayer(**wrong) if of_layers else Configuration(4, **wrong)
 
 
 SCALINGS = (
@@ -489,17 +479,10 @@ def test_a_file_in_bfloat16(tmp_path: Path) -> None:
 # --- names of other models --------------------------------------------------------------------------------------------
 
 
-def example(dialect: str) -> dict[str, np.ndarray]:
-    """The small checkpoint of the dialect's record."""
-    generator = np.random.default_rng(0)
-    shapes = {name: shape for name, (shape, _) in DIALECTS[dialect].example_entries().items()}
-    return {name: generator.normal(size=shape).astype("float32") for name, shape in shapes.items()}
-
-
 def test_names_of_another_dialect_are_told() -> None:
     """Dialects that have the same names, as Llama and Gemma, are told together, or read one another's."""
     for theirs in DIALECTS:
-        entries = example(theirs)
+        entries = entries_of(theirs)
         alike = covered(DIALECTS.values(), entries)
         assert theirs in alike
         for ours in DIALECTS.keys() - {*alike}:
@@ -508,8 +491,8 @@ def test_names_of_another_dialect_are_told() -> None:
         broken = entries | {"something.else": np.ones(1, "float32")}
         with pytest.raises(ValueError, match=r"does not fit, 1 problem: something.else is not known$"):
             read(theirs, broken, **DIALECTS[theirs].example.hyperparameters)
-    assert covered(DIALECTS.values(), example("qwen3")) == ["qwen3"]
-    assert covered(DIALECTS.values(), example("gemma")) == ["gemma", "llama"]
+    assert covered(DIALECTS.values(), entries_of("qwen3")) == ["qwen3"]
+    assert covered(DIALECTS.values(), entries_of("gemma")) == ["gemma", "llama"]
 
 
 KINDS = {
@@ -560,7 +543,7 @@ def test_every_family_is_known_by_names_of_its_own() -> None:
     with pytest.raises(ValueError, match="its names are those of ELECTRA, which"):
         read("bert", {f"electra.{name}": array for name, array in bert_entries().items()}, num_heads=4)
     for dialect in DIALECTS:
-        assert (uncovered(example(dialect)) or "relatives").startswith("relatives")
+        assert (uncovered(entries_of(dialect)) or "relatives").startswith("relatives")
 
 
 def test_what_can_be_judged_of_every_family_is_an_operation() -> None:
@@ -576,10 +559,7 @@ def test_what_can_be_judged_of_every_family_is_an_operation() -> None:
 @pytest.mark.parametrize(
     ("names", "family"),
     [
-        (
-            "model.layers.0.mlp.gate_proj.weight model.layers.0.self_attn.q_proj.weight model.norm.weight",
-            "relatives of L",
-        ),
+        ("model.layers.0.mlp.gate_proj.weight model.layers.0.self_attn.q_proj.weight model.norm.weight", "relatives"),
         ("shared.weight encoder.block.0.layer.0.SelfAttention.q.weight", "relatives of T5"),
         ("transformer.h.0.attn.attention.q_proj.weight transformer.wte.weight", "GPT-Neo"),
     ],
@@ -615,7 +595,7 @@ FILES: dict[str, dict[str, Any]] = {
 
 def beside(folder: Path, dialect: str, **told: Any) -> Path:
     """A checkpoint in a file, and a config.json beside it."""
-    save_file(example(dialect), folder / "model.safetensors")
+    save_file(entries_of(dialect), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(FILES[dialect] | told))
     return folder / "model.safetensors"
 
@@ -653,7 +633,7 @@ def test_contradictions_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=rf"config.json says otherwise: .*{message}"):
         read(dialect, beside(tmp_path, dialect, **told), **({"num_heads": 2} | given))
-    read(dialect, example(dialect), **({"num_heads": 2} | given))  # arrays have no file beside them
+    read(dialect, entries_of(dialect), **({"num_heads": 2} | given))  # arrays have no file beside them
 
 
 @pytest.mark.parametrize("dialect", FILES)
@@ -669,7 +649,7 @@ def test_files_that_agree_or_say_nothing(dialect: str, tmp_path: Path, implement
 
 
 def test_a_file_beside_a_tutorials_checkpoint_is_not_read(tmp_path: Path) -> None:
-    save_file(example("dawn"), tmp_path / "model.safetensors")
+    save_file(entries_of("dawn"), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{")
     read("dawn", tmp_path / "model.safetensors", num_heads=2)
 
@@ -679,31 +659,28 @@ def test_a_file_beside_a_tutorials_checkpoint_is_not_read(tmp_path: Path) -> Non
 IDS = np.array([[1, 2, 3]])
 
 
-def tutorial_model(implementation: Implementation, name: str) -> Any:
-    return implementation.load(SOURCES[name].dialect, checkpoint(name), **given(name))
-
-
 def called(implementation: Implementation, name: str, *inputs: np.ndarray) -> np.ndarray:
-    model = tutorial_model(implementation, name)
+    model = implementation.load(SOURCES[name].dialect, checkpoint(name), **given(name))
     return implementation.subject.framework.numpy(model(*implementation.convert(inputs)))
 
 
-@pytest.mark.parametrize("ids", [[[1, 11]], [[-1, 2]]])
-def test_tokens_outside_the_vocabulary(implementation: Implementation, ids: list[list[int]]) -> None:
-    with pytest.raises(ValueError, match=r"ids must lie in \[0, 11\)"):
-        called(implementation, "notebook-scratch", np.array(ids), IDS)
-
-
-def test_sequences_past_the_position_table(implementation: Implementation) -> None:
-    with pytest.raises(ValueError, match="21"):
-        called(implementation, "notebook-scratch", np.ones((1, 21), int), IDS)
-
-
-def test_tokens_of_another_rank_or_dtype(implementation: Implementation) -> None:
-    with pytest.raises(ValueError, match=r"tokens must have shape \[B, T\], got \[3\]"):
-        called(implementation, "imdb-classifier, max", IDS[0])
-    with pytest.raises(TypeError, match="tokens must have an integer dtype"):
-        called(implementation, "imdb-classifier, max", IDS.astype("float32"))
+@pytest.mark.parametrize(
+    ("name", "inputs", "message"),
+    [
+        ("notebook-scratch", (np.array([[1, 11]]), IDS), "ids must lie in [0, 11)"),
+        ("notebook-scratch", (np.array([[-1, 2]]), IDS), "ids must lie in [0, 11)"),
+        ("notebook-scratch", (np.ones((1, 21), int), IDS), "21"),
+        ("imdb-classifier, max", (IDS[0],), "tokens must have shape [B, T], got [3]"),
+        ("imdb-classifier, max", (IDS.astype("float32"),), "tokens must have an integer dtype"),
+    ],
+    ids=["too large", "negative", "past the positions", "one axis", "floating"],
+)
+def test_tokens_that_are_refused(
+    name: str, inputs: tuple[np.ndarray, ...], message: str, implementation: Implementation
+) -> None:
+    kind, told = error_of(called, implementation, name, *inputs)
+    assert (kind is TypeError) == ("dtype" in message)
+    assert message in told
 
 
 @pytest.mark.parametrize("name", ["notebook-scratch", "prenorm-blog", "dawn"])
@@ -767,28 +744,6 @@ def test_token_types_that_do_not_fit(implementation: Implementation) -> None:
 
 def bert(implementation: Implementation) -> Any:
     return implementation.load("bert", bert_entries(), num_heads=4)
-
-
-def bert_entries(positions: int = 20) -> dict[str, np.ndarray]:
-    """Of one block, under Hugging Face's names."""
-    block = state(filled(torch.nn.TransformerEncoderLayer(16, 4, 24)))
-    query, key, value = np.split(block["self_attn.in_proj_weight"], 3)
-    entries: dict[str, np.ndarray] = {}
-    parts = {
-        "attention.self.query": (query, block["norm1.bias"]), "attention.self.key": (key, block["norm1.bias"]),
-        "attention.self.value": (value, block["norm1.bias"]),
-        "attention.output.dense": (block["self_attn.out_proj.weight"], block["self_attn.out_proj.bias"]),
-        "attention.output.LayerNorm": (block["norm1.weight"], block["norm1.bias"]),
-        "intermediate.dense": (block["linear1.weight"], block["linear1.bias"]),
-        "output.dense": (block["linear2.weight"], block["linear2.bias"]),
-        "output.LayerNorm": (block["norm2.weight"], block["norm2.bias"]),
-    }  # fmt: skip
-    for name, (weight, bias) in parts.items():
-        entries |= {f"encoder.layer.0.{name}.weight": weight, f"encoder.layer.0.{name}.bias": bias}
-    rows = {"word": 11, "position": positions, "token_type": 2}
-    entries |= {f"embeddings.{name}_embeddings.weight": query[:1].repeat(n, 0) for name, n in rows.items()}
-    entries |= {f"embeddings.LayerNorm.{part}": block[f"norm1.{part}"] for part in ("weight", "bias")}
-    return entries
 
 
 def test_memory_where_none_is_wanted() -> None:

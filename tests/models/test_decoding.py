@@ -177,55 +177,41 @@ def test_steps_give_what_the_full_pass_gives(implementation: Implementation, nam
     assert max(found.values()) <= 1, found
 
 
-class Fault(NamedTuple):
-    """In the definition's decoding, `old` becomes `new`, which shows in a stage of an example."""
-
-    name: str
-    example: str
-    stage: str
-    old: str
-    new: str
-
-
-FAULTS = (
-    Fault("positions one too far", "gpt2", "embedding", "offset=length)", "offset=length + 1)"),
-    Fault("positions begin anew", "dawn", "embedding", "offset=length)", "offset=0)"),
-    Fault("nothing is appended", "gpt2", "block 0", "np.concatenate([before, new, after], axis=axis)", "room"),
-    Fault("appended one too far", "gpt2", "block 0", "(room, [length, length +", "(room, [length + 1, length + 1 +"),
-    Fault("values are keys", "gpt2", "block 0", "write(cache.values, values,", "write(cache.values, keys,"),
-    Fault("no offset of the causal mask", "gpt2", "block 0", "causal = Causal(length)", "causal = Causal(0)"),
-    Fault("not causal within a step", "gpt2", "block 0", "causal = Causal(length)", "causal = Causal(length + 2)"),
-    Fault("memory of other rows", "dawn", "block 0", "*own, *cross)", "*own, *(a[[1, 0, 2]] for a in cross))"),
-    Fault("padding of the source seen", "notebook-scratch", "block 0", "KeyPadding(cache.memory_real)", "None"),
-    Fault("padded keys seen", "padded keys", "block 0", "return causal & KeyPadding(real)", "return causal"),
-    Fault("padding is forgotten", "padded keys", "block 0", "write(cache.real, ", "write(cache.real | True, "),
-    Fault("padded queries ask", "padded queries", "block 0", "return causal & Dense(", "return causal | Dense("),
-    Fault("no norm after the blocks", "gpt2", "logits", "normalize_if(decoder.norm", "normalize_if(None"),
-    Fault("turned from 0", "llama", "block 0", "layers, x, configured, length)", "layers, x, configured)"),
-    Fault("turned one too far", "llama", "block 0", "layers, x, configured, length)", "layers, x, configured, stop)"),
-    Fault("window stays", "mistral", "block 0", "windowed(mask, layer, length)", "windowed(mask, layer)"),
-    Fault("no window", "mistral", "block 0", "windowed(mask, layer, length)", "mask"),
-    Fault(
-        "the second block's window for both",
-        "gemma2",
-        "block 0",
-        "layer=layer, rotation=",
-        "layer=configured.attention_layers[-1], rotation=",
-    ),
-    Fault("distances from 0", "t5", "block 0", "stop, length)\n    options", "stop, 0)\n    options"),
-    Fault("bias left out", "t5", "block 0", "None, configuration, bias)", "None, configuration)"),
-)
+FAULTS = {
+    "positions one too far": ("gpt2", "embedding", "offset=length)", "offset=length + 1)"),
+    "positions begin anew": ("dawn", "embedding", "offset=length)", "offset=0)"),
+    "nothing is appended": ("gpt2", "block 0", "np.concatenate([before, new, after], axis=axis)", "room"),
+    "appended one too far": ("gpt2", "block 0", "(room, [length, length +", "(room, [length + 1, length + 1 +"),
+    "values are keys": ("gpt2", "block 0", "write(cache.values, values,", "write(cache.values, keys,"),
+    "no offset of the causal mask": ("gpt2", "block 0", "causal = Causal(length)", "causal = Causal(0)"),
+    "not causal within a step": ("gpt2", "block 0", "causal = Causal(length)", "causal = Causal(length + 2)"),
+    "memory of other rows": ("dawn", "block 0", "*own, *cross)", "*own, *(a[[1, 0, 2]] for a in cross))"),
+    "padding of the source seen": ("notebook-scratch", "block 0", "KeyPadding(cache.memory_real)", "None"),
+    "padded keys seen": ("padded keys", "block 0", "return causal & KeyPadding(real)", "return causal"),
+    "padding is forgotten": ("padded keys", "block 0", "write(cache.real, ", "write(cache.real | True, "),
+    "padded queries ask": ("padded queries", "block 0", "return causal & Dense(", "return causal | Dense("),
+    "no norm after the blocks": ("gpt2", "logits", "normalize_if(decoder.norm", "normalize_if(None"),
+    "turned from 0": ("llama", "block 0", "layers, x, configured, length)", "layers, x, configured)"),
+    "turned one too far": ("llama", "block 0", "layers, x, configured, length)", "layers, x, configured, stop)"),
+    "window stays": ("mistral", "block 0", "windowed(mask, layer, length)", "windowed(mask, layer)"),
+    "no window": ("mistral", "block 0", "windowed(mask, layer, length)", "mask"),
+    "the second block's window for both": ("gemma2", "block 0", "layer=layer, rotation=",
+          "layer=configured.attention_layers[-1], rotation="),
+    "distances from 0": ("t5", "block 0", "stop, length)\n    options", "stop, 0)\n    options"),
+    "bias left out": ("t5", "block 0", "None, configuration, bias)", "None, configuration)"),
+}  # fmt: skip
+"""By name: an example, the stage of it that shows the fault, and in the definition what becomes what."""
 
 
 @pytest.mark.rule("GEN-1")
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.slow_where(unless=("positions", "memory", "padding"))
-def test_faults_are_found(fault: Fault) -> None:
-    module = edited("reference_numpy.decoding", fault.old, fault.new)
-    example = example_of(fault.example)
+def test_faults_are_found(name: str) -> None:
+    shown_by, stage, old, new = FAULTS[name]
+    module, example = edited("reference_numpy.decoding", old, new), example_of(shown_by)
     found = ratios(example, watched(REFERENCE, module, example, "float32", CUTS[PLAIN]), "float32")
-    assert found[fault.stage] > 1, found
-    earlier = list(found.values())[: list(found).index(fault.stage)]
+    assert found[stage] > 1, found
+    earlier = list(found.values())[: list(found).index(stage)]
     assert all(ratio <= 1 for ratio in earlier), found
 
 

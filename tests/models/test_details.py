@@ -23,23 +23,13 @@ from specification import (
     Transformer,
 )
 from specification.dropout import Dropout, TransformerDropout
-from specification.parameters import mapped
-from tests.support.helpers import REFERENCE, Implementation
-from tests.support.small_models import BATCH, EXAMPLES, VOCABULARY, E, H, Maker, decoding, error_of, fitted, generated
+from tests.support.helpers import REFERENCE, Implementation, error_of
+from tests.support.small_models import BATCH, EXAMPLES, VOCABULARY, E, H, Maker, decoding, fitted, generated, model_of
 from tests.support.todays_models import TODAY
 
 TOKENS = np.array([[3, 7, 1, 7, 5], [7, 7, 2, 9, 4]])
 PADDING = 7
 PLAIN = Configuration(H, positions="none", target_mask="none")
-
-
-def answer(implementation: Implementation, operation: str, parameters: Any, *inputs: Any, **options: Any) -> np.ndarray:
-    """An operation of a model on NumPy arrays, in float64."""
-    with implementation.subject.framework.context():
-        parameters = mapped(implementation.convert, parameters)
-        given = implementation.convert(inputs), implementation.convert(options)
-        result = getattr(implementation, operation)(parameters, *given[0], **given[1])
-        return implementation.subject.framework.numpy(result)
 
 
 def encoder() -> Encoder:
@@ -60,21 +50,21 @@ def test_a_norm_has_the_configurations_eps(implementation: Implementation, norm:
     biases = () if norm == "rms_norm" else (bias,)
     embedding = Embedding(table, norm=Norm(weight, *biases))
     configuration = replace(PLAIN, norm=norm, norm_eps=eps)
-    got = answer(implementation, "embed", embedding, TOKENS, configuration=configuration)
+    got = implementation.call("embed", embedding, TOKENS, configuration=configuration)
     assert np.array_equal(got, implementation.call(norm, table[TOKENS], weight, *biases, eps=eps))
 
 
 def test_a_root_mean_square_norm_has_no_bias(implementation: Implementation) -> None:
     embedding = Embedding(Maker().array(VOCABULARY, E), norm=Maker().norm())
     configuration = replace(PLAIN, norm="rms_norm")
-    told = error_of(lambda: answer(implementation, "embed", embedding, TOKENS, configuration=configuration))
+    told = error_of(implementation.call, "embed", embedding, TOKENS, configuration=configuration)
     assert told == (ValueError, "bias must be None in rms_norm, got float64 array of shape [16]")
 
 
 @pytest.mark.parametrize(("positions", "exponent"), [("sinusoidal", "shared"), ("doubled", "doubled")])
 def test_exponents_of_sinusoidal_positions(implementation: Implementation, positions: str, exponent: str) -> None:
     embedding = Embedding(np.zeros((VOCABULARY, E)))
-    got = answer(implementation, "embed", embedding, TOKENS, configuration=replace(PLAIN, positions=positions))
+    got = implementation.call("embed", embedding, TOKENS, configuration=replace(PLAIN, positions=positions))
     expected = implementation.call("sinusoidal_positions", 5, E, exponent=exponent, dtype="float64")
     assert np.array_equal(got, np.broadcast_to(expected, got.shape))
 
@@ -84,11 +74,11 @@ def test_positions_are_counted_after_padding(implementation: Implementation) -> 
     table = Maker().array(20, E)
     configuration = replace(PLAIN, positions="after_padding", position_padding=PADDING)
     embedding = Embedding(np.zeros((VOCABULARY, E)), table)
-    got = answer(implementation, "embed", embedding, TOKENS, configuration=configuration)
+    got = implementation.call("embed", embedding, TOKENS, configuration=configuration)
     assert np.array_equal(got, table[[[8, 7, 9, 7, 10], [7, 7, 8, 9, 10]]])
     told = error_of(
-        lambda: answer(
-            implementation, "embed", embedding._replace(positions=table[:10]), TOKENS, configuration=configuration
+        lambda: implementation.call(
+            "embed", embedding._replace(positions=table[:10]), TOKENS, configuration=configuration
         )
     )
     assert told[0] is ValueError
@@ -96,22 +86,14 @@ def test_positions_are_counted_after_padding(implementation: Implementation) -> 
 
 
 IMAGE_REFUSALS = {
-    "a side that is no multiple": (
-        (2, 3, 5, 6),
-        "images must have sides that are multiples of patch_size=2, got 5 and 6",
-    ),
+    "a side that is no multiple": ((2, 3, 5, 6),
+          "images must have sides that are multiples of patch_size=2, got 5 and 6"),
     "another side": ((2, 3, 4, 7), "images must have sides that are multiples of patch_size=2, got 4 and 7"),
-    "more patches": (
-        (2, 3, 6, 6),
-        "positions must have shape [10, 16] beside patches.weight [12, 16], got [7, 16]",
-    ),
+    "more patches": ((2, 3, 6, 6), "positions must have shape [10, 16] beside patches.weight [12, 16], got [7, 16]"),
     "nothing": ((2, 3, 0, 6), "positions must have shape [1, 16] beside patches.weight [12, 16], got [7, 16]"),
-    "one channel": (
-        (2, 1, 4, 6),
-        "patches.weight must have shape [4, E], got [12, 16]",
-    ),
+    "one channel": ((2, 1, 4, 6), "patches.weight must have shape [4, E], got [12, 16]"),
     "no batch": ((3, 4, 6), "images must have shape [B, C, height, width], got [3, 4, 6]"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", IMAGE_REFUSALS)
@@ -119,7 +101,7 @@ def test_images_that_are_refused(implementation: Implementation, mistake: str) -
     (shape, words), vit = IMAGE_REFUSALS[mistake], TODAY["vit"]()
     model = implementation.Model(implementation.convert(vit.parameters("float32")), vit.configuration)
     images = implementation.convert(np.zeros(shape, np.float32))
-    assert error_of(lambda: model(images)) == (ValueError, words)
+    assert error_of(model, images) == (ValueError, words)
 
 
 def test_memory_of_another_batch_is_refused(implementation: Implementation) -> None:
@@ -127,7 +109,7 @@ def test_memory_of_another_batch_is_refused(implementation: Implementation) -> N
     model = implementation.Model(implementation.convert(t5.parameters("float32")), t5.configuration)
     source, target = map(implementation.convert, t5.inputs)
     told = (ValueError, "memory must have shape [2, S, E], got [1, 5, 16]")
-    assert error_of(lambda: model(source[:1], target)) == told
+    assert error_of(model, source[:1], target) == told
 
 
 @pytest.mark.parametrize(("name", "kind"), [("llama", "DecoderBlock"), ("modernbert", "EncoderBlock")])
@@ -140,7 +122,7 @@ def test_what_is_no_block_is_refused(implementation: Implementation, name: str, 
     whole = parameters._replace(decoder=stack) if name == "llama" else stack
     operation = implementation.language_model if name == "llama" else implementation.encoder
     tokens = implementation.convert(example.target())
-    told = error_of(lambda: operation(whole, tokens, configuration=example.configuration))
+    told = error_of(operation, whole, tokens, configuration=example.configuration)
     assert told == (TypeError, f"blocks[1] must be a {kind}, got Norm")
 
 
@@ -149,10 +131,10 @@ def test_what_is_no_block_is_refused(implementation: Implementation, name: str, 
 
 def test_padding_of_the_source_is_a_mask(implementation: Implementation) -> None:
     configuration = replace(PLAIN, source_padding=PADDING)
-    got = answer(implementation, "encoder", encoder(), TOKENS, configuration=configuration)
+    got = implementation.call("encoder", encoder(), TOKENS, configuration=configuration)
     mask = KeyPadding(TOKENS != PADDING)
-    assert np.array_equal(got, answer(implementation, "encoder", encoder(), TOKENS, configuration=PLAIN, mask=mask))
-    assert not np.allclose(got, answer(implementation, "encoder", encoder(), TOKENS, configuration=PLAIN))
+    assert np.array_equal(got, implementation.call("encoder", encoder(), TOKENS, configuration=PLAIN, mask=mask))
+    assert not np.allclose(got, implementation.call("encoder", encoder(), TOKENS, configuration=PLAIN))
 
 
 @pytest.mark.parametrize("padding", [None, PADDING])
@@ -170,8 +152,8 @@ def test_masks_that_a_configuration_names(
         "causal and real queries": causal & real[:, None, :, None],
     }[target_mask]
     named = replace(PLAIN, target_mask=target_mask, target_padding=padding)
-    got = answer(implementation, "decoder", decoder(), TOKENS, configuration=named)
-    expected = answer(implementation, "decoder", decoder(), TOKENS, configuration=PLAIN, mask=allowed)
+    got = implementation.call("decoder", decoder(), TOKENS, configuration=named)
+    expected = implementation.call("decoder", decoder(), TOKENS, configuration=PLAIN, mask=allowed)
     np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
@@ -181,9 +163,9 @@ def test_a_decoder_of_embedded_tokens_is_causal(implementation: Implementation, 
     mask = KeyPadding(np.array([[True, False, True, True, True]] * 2)) if hidden else None
     for target_mask in ("causal", "causal and real keys", "causal and real queries"):
         named = replace(PLAIN, target_mask=target_mask)
-        got = answer(implementation, "decoder", bare, x, configuration=named, mask=mask)
+        got = implementation.call("decoder", bare, x, configuration=named, mask=mask)
         both = Causal() & mask if hidden else Causal()
-        assert np.array_equal(got, answer(implementation, "decoder", bare, x, configuration=PLAIN, mask=both))
+        assert np.array_equal(got, implementation.call("decoder", bare, x, configuration=PLAIN, mask=both))
 
 
 # --- pooling and outputs ----------------------------------------------------------------------------------------------
@@ -197,16 +179,16 @@ def test_the_largest_of_what_is_kept(implementation: Implementation) -> None:
 
 def test_what_may_be_kept(implementation: Implementation) -> None:
     x = np.ones((2, 3, 4))
-    told = error_of(lambda: implementation.call("pool", x, "max", np.ones((2, 4), bool)))
+    told = error_of(implementation.call, "pool", x, "max", np.ones((2, 4), bool))
     assert told == (ValueError, "keep must have shape [2, 3] beside x [2, 3, 4], got [2, 4]")
-    told = error_of(lambda: implementation.call("pool", x, "mean", np.ones((2, 3))))
+    told = error_of(implementation.call, "pool", x, "mean", np.ones((2, 3)))
     assert told == (TypeError, "keep must be boolean, got float64")
 
 
 def test_log_probabilities_of_large_logits(implementation: Implementation) -> None:
     classifier = fitted(Maker().classifier(1), PLAIN)
     classifier = classifier._replace(output=Linear(np.zeros((E, 3)), np.array([1e4, 0.0, -1e4])))
-    got = answer(implementation, "classifier", classifier, TOKENS, configuration=PLAIN)
+    got = implementation.call("classifier", classifier, TOKENS, configuration=PLAIN)
     assert np.array_equal(got, [[0, -1e4, -2e4]] * 2)
 
 
@@ -217,10 +199,10 @@ def test_a_classifier_hides_and_keeps(implementation: Implementation, pooling: s
     identity = classifier._replace(output=Linear(np.eye(E)))
     mask, keep = KeyPadding(TOKENS != PADDING), TOKENS > 3
     options = {"configuration": configuration}
-    x = answer(implementation, "encoder", classifier.encoder, TOKENS, **options, mask=mask)
+    x = implementation.call("encoder", classifier.encoder, TOKENS, **options, mask=mask)
     pooled = implementation.call("pool", x, pooling, keep)
     expected = pooled - np.log(np.exp(pooled).sum(-1, keepdims=True))
-    got = answer(implementation, "classifier", identity, TOKENS, **options, mask=mask, keep=keep)
+    got = implementation.call("classifier", identity, TOKENS, **options, mask=mask, keep=keep)
     np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
@@ -240,13 +222,13 @@ OPERATIONS = {
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_other_structures_are_named(implementation: Implementation, operation: str) -> None:
     inputs = (np.ones((1, 2, E)),) * (2 if operation == "transformer" else 1)
-    told = error_of(lambda: answer(implementation, operation, Maker().norm(), *inputs, configuration=PLAIN))
+    told = error_of(implementation.call, operation, Maker().norm(), *inputs, configuration=PLAIN)
     assert told == (TypeError, f"parameters must be a {OPERATIONS[operation]}, got Norm")
 
 
 def test_a_norm_is_named(implementation: Implementation) -> None:
     wrong = decoder(norm=Maker().linear(E, E))
-    told = error_of(lambda: answer(implementation, "decoder", wrong, TOKENS, configuration=PLAIN))
+    told = error_of(implementation.call, "decoder", wrong, TOKENS, configuration=PLAIN)
     assert told == (TypeError, "norm must be a Norm, got Linear")
 
 
@@ -254,8 +236,8 @@ def test_token_types_need_a_table(implementation: Implementation) -> None:
     x, bare = Maker().array(2, 5, E), encoder()._replace(embedding=None)
     options = {"configuration": PLAIN, "token_types": np.zeros((2, 5), int)}
     expected = (ValueError, "token_types must be None without an embedding of tokens, got int64 array of shape [2, 5]")
-    assert error_of(lambda: answer(implementation, "encoder", bare, x, **options)) == expected
-    assert error_of(lambda: REFERENCE.encoder_vjp(bare, x, x, **options)) == expected
+    assert error_of(implementation.call, "encoder", bare, x, **options) == expected
+    assert error_of(REFERENCE.encoder_vjp, bare, x, x, **options) == expected
 
 
 def test_dropout_of_another_model(implementation: Implementation) -> None:
@@ -263,8 +245,8 @@ def test_dropout_of_another_model(implementation: Implementation) -> None:
     for side in ("encoder", "decoder"):
         wrong = dropout._replace(**{side: Maker().norm()})
         told = error_of(
-            lambda wrong=wrong: answer(
-                implementation, "transformer", model, TOKENS, TOKENS, configuration=PLAIN, dropout=wrong
+            lambda wrong=wrong: implementation.call(
+                "transformer", model, TOKENS, TOKENS, configuration=PLAIN, dropout=wrong
             )
         )
         assert told[0] is TypeError
@@ -278,7 +260,7 @@ def test_other_structures_are_named_by_gradients(operation: str) -> None:
     inputs = (np.ones((1, 2, E)),) * (2 if operation == "transformer" else 1)
     cotangent = np.ones((1, 2, E))
     pullback = getattr(REFERENCE, f"{operation}_vjp")
-    told = error_of(lambda: pullback(Maker().norm(), *inputs, *memory, cotangent, configuration=PLAIN))
+    told = error_of(pullback, Maker().norm(), *inputs, *memory, cotangent, configuration=PLAIN)
     assert told == (TypeError, f"parameters must be a {OPERATIONS[operation]}, got Norm")
 
 
@@ -336,9 +318,7 @@ def test_a_mean_shares_its_cotangent_by_what_is_kept() -> None:
 def attention_model(implementation: Implementation) -> tuple[Any, Any, np.ndarray]:
     """A model of one attention, its parameters in NumPy, and what it may be called with."""
     parameters = Maker().attention()
-    with implementation.subject.framework.context():
-        model = implementation.Model(mapped(implementation.convert, parameters), PLAIN)
-    return model, parameters, Maker(5).array(2, 5, E)
+    return model_of(implementation, parameters, PLAIN), parameters, Maker(5).array(2, 5, E)
 
 
 def test_an_attention_may_be_a_model(implementation: Implementation) -> None:
@@ -348,10 +328,10 @@ def test_an_attention_may_be_a_model(implementation: Implementation) -> None:
     given, numpy = implementation.convert, implementation.subject.framework.numpy
     got = numpy(model(given(x), mask=given(mask), dropout=given(Dropout(keep, 0.3))))
     options = {"num_heads": H, "mask": mask, "dropout_keep": keep, "dropout_rate": 0.3}
-    assert np.array_equal(got, answer(implementation, "multi_head_attention", parameters, x, x, x, **options))
-    told = error_of(lambda: model(given(x), dropout=0.3))
+    assert np.array_equal(got, implementation.call("multi_head_attention", parameters, x, x, x, **options))
+    told = error_of(model, given(x), dropout=0.3)
     assert told == (TypeError, "dropout must be a Dropout, got float")
-    told = error_of(lambda: model(given(x[0])))
+    told = error_of(model, given(x[0]))
     assert told == (ValueError, "query must have shape [B, Q, E], got [5, 16]")
 
 
@@ -389,7 +369,7 @@ def test_a_cache_keeps_its_sizes_and_dtypes(implementation: Implementation, name
 def test_tokens_are_named(implementation: Implementation) -> None:
     example, module = EXAMPLES["gpt2"], decoding(implementation)
     parameters, tokens = implementation.convert((example.parameters("float32"), np.ones((2, 3), np.float32)))
-    told = error_of(lambda: module.start(parameters, tokens, configuration=example.configuration, capacity=3))
+    told = error_of(module.start, parameters, tokens, configuration=example.configuration, capacity=3)
     assert told == (TypeError, "tokens must have an integer dtype, got float32")
 
 

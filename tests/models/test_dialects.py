@@ -17,8 +17,6 @@ import torch
 
 import jax_impl
 import reference_numpy
-from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import widen_parameters
 from conformance.reports import dialects as dialect_tables
 from specification import Causal, KeyPadding, dialects
 from specification.checkpoints import flatten
@@ -28,7 +26,7 @@ from specification.loading.record import Variant
 from tests.support.helpers import IMPLEMENTATIONS, Case, Implementation
 from tests.support.helpers import bound as operation_bound
 from tests.support.pretrained import MODELS
-from tests.support.small_models import plant
+from tests.support.small_models import assert_within, exact_and_bound, in_dtype, plant, result_of
 from tests.support.tutorials import SIZES, SOURCES, VOCABULARY, Arrays, Sizes, Source, embedded, one
 
 
@@ -44,39 +42,18 @@ def state(module: torch.nn.Module) -> dict[str, np.ndarray]:
     return {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
 
 
-def in_dtype(inputs: Arrays, dtype: str) -> Arrays:
-    return tuple(a.astype(dtype) if a.dtype.kind == "f" else a for a in inputs)
-
-
 def expected(
     dialect: str, checkpoint: Any, inputs: Arrays, dtype: str, narrow: frozenset[str] = frozenset(), **given: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """What the definition gives in float64, and the bound for an implementation in that dtype."""
     options = given.pop("options", {})
     model = reference_numpy.load(dialect, checkpoint, **given)
-    wide = replace(model, parameters=widen_parameters(model.parameters))
-    exact = tuple(a.astype(np.float64) if a.dtype.kind == "f" else a for a in inputs)
-
-    def run(functions: Any) -> Any:
-        called = functions.MODELS[type(wide.parameters)]
-        return called(wide.parameters, *exact, configuration=wide.configuration, **options)
-
-    return carried_bound(run, wide.parameters, dtype, narrow=narrow)
-
-
-def assert_within(got: np.ndarray, exact: np.ndarray, bound: np.ndarray, dtype: str) -> None:
-    assert str(got.dtype) == dtype
-    assert got.shape == exact.shape
-    ratio = np.abs(got - exact) / bound
-    assert ratio.max() <= 1
+    return exact_and_bound(model.parameters, model.configuration, inputs, dtype, narrow=narrow, **options)
 
 
 def answer(implementation: Implementation, dialect: str, checkpoint: Any, inputs: Arrays, **given: Any) -> np.ndarray:
     options = given.pop("options", {})
-    framework = implementation.subject.framework
-    with framework.context():
-        model = implementation.load(dialect, checkpoint, **given)
-        return framework.numpy(model(*implementation.convert(inputs), **implementation.convert(options)))
+    return result_of(implementation, implementation.load(dialect, checkpoint, **given), inputs, **options)
 
 
 CASES = [(name, sizes, dtype) for name in SOURCES for sizes in SIZES for dtype in ("float32", "float64")]
@@ -233,7 +210,6 @@ def test_a_record_is_complete(dialect: str) -> None:
 
 def test_an_incomplete_record_is_noticed() -> None:
     record = DIALECTS["dawn"]
-    assert record.tutorial is not None
     without = replace(record, source="", variants=(replace(record.described, gives="", table=()),))
     without = replace(without, tutorial=replace(record.tutorial, builds=""))
     assert empty_fields(without) == ["Dialect.source", "Variant.table", "Variant.gives", "Tutorial.builds"]
@@ -312,6 +288,12 @@ class Origin(NamedTuple):
     heads: tuple[str, ...] = ()
 
 
+def of_hugging_face(module: torch.nn.Module, ids: np.ndarray, keep: np.ndarray, *others: np.ndarray) -> Any:
+    """What a module gives where it attends to the tokens that are kept."""
+    with torch.no_grad():
+        return module(*map(torch.from_numpy, (ids, keep.astype(int), *others)))
+
+
 def bert_options(made: Pretrained) -> dict[str, Any]:
     width, heads, inner, depth, *_ = made.sizes
     return {
@@ -324,7 +306,7 @@ def bert_options(made: Pretrained) -> dict[str, Any]:
 def bert_call(module: torch.nn.Module, ids: np.ndarray) -> tuple[np.ndarray, Arrays, dict[str, Any]]:
     """Token types, and padding of differing lengths, in the last sequence everything."""
     types = np.random.default_rng(0).integers(0, TYPE_COUNT, ids.shape)
-    got = module(*map(torch.from_numpy, (ids, (ids != 0).astype(int), types))).last_hidden_state.numpy()
+    got = of_hugging_face(module, ids, ids != 0, types).last_hidden_state.numpy()
     return got, (ids,), {"key_padding": ids != 0, "token_types": types}
 
 
@@ -339,8 +321,7 @@ def distilbert_options(made: Pretrained) -> dict[str, Any]:
 
 def distilbert_call(module: torch.nn.Module, ids: np.ndarray) -> tuple[np.ndarray, Arrays, dict[str, Any]]:
     """Padding of differing lengths, in the last sequence everything."""
-    got = module(torch.from_numpy(ids), torch.from_numpy((ids != 0).astype(int))).last_hidden_state.numpy()
-    return got, (ids,), {"key_padding": ids != 0}
+    return of_hugging_face(module, ids, ids != 0).last_hidden_state.numpy(), (ids,), {"key_padding": ids != 0}
 
 
 def gpt2_options(made: Pretrained) -> dict[str, Any]:
@@ -355,7 +336,8 @@ def gpt2_options(made: Pretrained) -> dict[str, Any]:
 def gpt2_call(module: torch.nn.Module, ids: np.ndarray) -> tuple[np.ndarray, Arrays, dict[str, Any]]:
     """Padding of differing lengths, masked; it comes first, so that positions are there that may attend to nothing."""
     ids = ids[:, ::-1].copy()
-    got = module(torch.from_numpy(ids), attention_mask=torch.from_numpy((ids != 0).astype(int))).logits.numpy()
+    with torch.no_grad():
+        got = module(torch.from_numpy(ids), attention_mask=torch.from_numpy((ids != 0).astype(int))).logits.numpy()
     return got, (ids,), {"mask": KeyPadding(ids != 0)}
 
 
@@ -388,8 +370,7 @@ def hugging_face(dialect: str, made: Pretrained, dtype: str = "float32", kind: s
 def hugging_face_case(dialect: str, made: Pretrained, dtype: str) -> tuple[np.ndarray, Any, Arrays, dict[str, Any]]:
     """The module's result, the checkpoint, the inputs, and what the model is loaded and called with."""
     module, (ids,) = hugging_face(dialect, made, dtype), one(made.sizes)
-    with torch.no_grad():
-        got, inputs, options = ORIGINS[dialect].call(module, ids)
+    got, inputs, options = ORIGINS[dialect].call(module, ids)
     checkpoint = state(module)
     if made.tied:
         checkpoint.pop("lm_head.weight", None)
@@ -540,8 +521,7 @@ def test_roberta(kind: str, dtype: str) -> None:
     module, ids = roberta_of(kind, dtype), padded_anywhere()
     checkpoint = state(module)
     for keep in (ids != PAD, np.ones_like(ids, bool)):
-        with torch.no_grad():
-            got = module(torch.from_numpy(ids), torch.from_numpy(keep.astype(int))).last_hidden_state.numpy()
+        got = of_hugging_face(module, ids, keep).last_hidden_state.numpy()
         given = ROBERTA | {"options": {"key_padding": keep}}
         exact, bound = expected("bert", checkpoint, (ids,), dtype, **given)
         assert_within(got, exact, bound, dtype)
@@ -552,8 +532,7 @@ def test_roberta(kind: str, dtype: str) -> None:
 @pytest.mark.parametrize("other", [{"positions": "learned", "padding": None}, {"padding": 0}, {"padding": 2}])
 def test_positions_of_roberta_show(other: dict[str, Any]) -> None:
     module, ids = roberta_of("Roberta", "float64"), padded_anywhere()
-    with torch.no_grad():
-        got = module(torch.from_numpy(ids), torch.from_numpy((ids != PAD).astype(int))).last_hidden_state.numpy()
+    got = of_hugging_face(module, ids, ids != PAD).last_hidden_state.numpy()
     given = ROBERTA | other | {"options": {"key_padding": ids != PAD}}
     exact, bound = expected("bert", state(module), (ids,), "float64", **given)
     assert np.max(np.abs(got - exact) / bound) > 1
@@ -653,10 +632,6 @@ def test_self_attention_without_parameters(implementation: Implementation) -> No
 
 
 def test_float64_in_jax_needs_x64() -> None:
-    checkpoint = {name: array.astype("float64") for name, array in state(filled(tutorials_101())).items()}
+    checkpoint = state(filled(SOURCES["transformer101"].module(SIZES[0])).double())
     with jax.enable_x64(False), pytest.raises(TypeError, match="float64"):
         jax_impl.load("transformer101", checkpoint)
-
-
-def tutorials_101() -> torch.nn.Module:
-    return SOURCES["transformer101"].module(SIZES[0])

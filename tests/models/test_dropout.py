@@ -1,29 +1,35 @@
-"""Training mode of every kind of model, from keep masks that are given: the same in three packages, at every site."""
+"""Training mode of every kind of model, from keep masks that are given: the same in three packages, at every site.
+
+`test_gradients` has its gradients.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import widen_parameters
-from reference_numpy.blocks import attend
-from reference_numpy.tape import vjp
 from specification import Configuration
-from specification.checkpoints import flatten
 from specification.dropout import Dropout, TransformerDropout
-from specification.parameters import mapped
-from tests.models.test_dialects import assert_within
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
-from tests.support.small_models import E, H, Maker, keep_masks, module_name, plant, without_cross
+from tests.support.small_models import (
+    E,
+    H,
+    Maker,
+    assert_within,
+    exact_and_bound,
+    keep_masks,
+    model_of,
+    module_name,
+    plant,
+    result_of,
+    without_cross,
+)
 
 POST = Configuration(H, positions="learned", source_padding=0, target_padding=0, target_mask="causal and real keys")
 PRE = replace(POST, norm_order="pre", norm="standard_deviation_norm", activation="gelu", scale="model_width")
@@ -98,22 +104,13 @@ def replaced_site(value: Any, site: Dropout) -> Any:
 @cache
 def exactly(name: str, order: str) -> tuple[np.ndarray, np.ndarray]:
     """What the definition gives in float64, and the bound for float32."""
-    trained, configuration = MODELS[name](), ORDERS[order]
-    wide = widen_parameters(trained.parameters)
-    inputs = tuple(a.astype(float) if a.dtype.kind == "f" else a for a in trained.inputs)
-
-    def run(functions: Any) -> Any:
-        return functions.MODELS[type(wide)](wide, *inputs, configuration=configuration, dropout=trained.dropout)
-
-    return carried_bound(run, wide, "float32")
+    trained = MODELS[name]()
+    return exact_and_bound(trained.parameters, ORDERS[order], trained.inputs, dropout=trained.dropout)
 
 
 def answer(implementation: Implementation, trained: Trained, configuration: Configuration) -> np.ndarray:
-    framework = implementation.subject.framework
-    with framework.context():
-        model = implementation.Model(mapped(framework.array, trained.parameters), configuration)
-        dropout = implementation.convert(trained.dropout)
-        return framework.numpy(model(*implementation.convert(trained.inputs), dropout=dropout))
+    model = model_of(implementation, trained.parameters, configuration)
+    return result_of(implementation, model, trained.inputs, dropout=trained.dropout)
 
 
 @pytest.mark.rule("BLK-2")
@@ -126,7 +123,7 @@ def test_dropout_at_every_site(name: str, order: str) -> None:
     trained, configuration = MODELS[name](), ORDERS[order]
     exact, bound = exactly(name, order)
     for implementation in IMPLEMENTATIONS:
-        assert_within(answer(implementation, trained, configuration), exact, bound, "float32")
+        assert_within(answer(implementation, trained, configuration), exact, bound)
     model = reference_numpy.Model(trained.parameters, configuration)
     whole = model(*trained.inputs, dropout=trained.dropout)
     sites = flat_sites(trained.dropout)
@@ -134,66 +131,6 @@ def test_dropout_at_every_site(name: str, order: str) -> None:
     for site in sites:
         fewer = replaced_site(trained.dropout, site)
         assert np.abs(model(*trained.inputs, dropout=fewer) - whole).max() > 1e-3
-
-
-# --- gradients --------------------------------------------------------------------------------------------------------
-
-
-def by_hand(functions: Any, trained: Trained, configuration: Configuration, parameters: Any, cotangent: Any) -> Any:
-    """Gradients of the parameters, by the definition's function for that kind of model."""
-    options: dict[str, Any] = {"configuration": configuration, "dropout": trained.dropout}
-    if hasattr(parameters, "query"):
-        x, memory = (a.astype(cotangent.dtype) for a in trained.inputs)
-        inputs = {"parameters": parameters, "x": x, "memory": memory}
-
-        def attend(parameters: Any, x: Any, memory: Any) -> Any:
-            return functions.attend(parameters, x, memory, None, trained.dropout, configuration)
-
-        return functions.vjp(attend, inputs, cotangent)["parameters"]
-    return functions.encoder_vjp(parameters, SOURCE, cotangent, **options).parameters
-
-
-def autograd(
-    implementation: Implementation, trained: Trained, configuration: Configuration, cotangent: np.ndarray
-) -> dict[str, np.ndarray]:
-    framework, names = implementation.subject.framework, list(flatten(trained.parameters))
-
-    def function(arrays: dict[str, Any]) -> dict[str, Any]:
-        following = iter(names)
-        parameters = mapped(lambda _: arrays[next(following)], trained.parameters)
-        called = implementation.subject.module.models.MODELS[type(trained.parameters)]
-        inputs, dropout = implementation.convert(trained.inputs), implementation.convert(trained.dropout)
-        return {"output": called(parameters, *inputs, configuration=configuration, dropout=dropout)}
-
-    with framework.context(), jax.disable_jit():
-        arrays = implementation.convert(flatten(trained.parameters))
-        _, found = framework.differentiate(function, arrays, names, {"output": framework.array(cotangent)})
-        return {name: framework.numpy(array) for name, array in found.items()}
-
-
-@pytest.mark.rule("BLK-2")
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", ["encoder", "attention"])
-@pytest.mark.slow_where("encoder")
-def test_gradients_with_dropout(name: str, order: str) -> None:
-    """Of what takes padding as an array, and of attention alone; of all others in test_model_gradients."""
-    trained, configuration = MODELS[name](), ORDERS[order]
-    cotangent = np.random.default_rng(1).normal(size=(2, trained.inputs[0].shape[1], E)).astype("float32")
-    wide = widen_parameters(trained.parameters)
-
-    def run(functions: Any) -> Any:
-        return by_hand(functions, trained, configuration, wide, cotangent.astype(float))
-
-    exact, bounds = map(flatten, carried_bound(run, wide, "float32"))
-    definition = SimpleNamespace(**vars(reference_numpy), attend=attend, vjp=vjp)
-    own = flatten(by_hand(definition, trained, configuration, trained.parameters, cotangent))
-    answers = {"reference_numpy": own}
-    for implementation in IMPLEMENTATIONS[1:]:
-        answers[implementation.package] = autograd(implementation, trained, configuration, cotangent)
-    for package, gradients in answers.items():
-        assert gradients.keys() == exact.keys()
-        for path, gradient in gradients.items():
-            assert (np.abs(gradient - exact[path]) <= bounds[path]).all(), (package, path)
 
 
 # --- planted faults ---------------------------------------------------------------------------------------------------
@@ -230,48 +167,30 @@ def test_a_site_that_is_lost_is_found(
 # --- what is no dropout of this model ---------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("BLK-2")
-@pytest.mark.parametrize("wrong", [0.1, None, TransformerDropout(), Dropout(np.ones((2, T, E), bool), 0.5)])
-def test_another_structure_is_refused(implementation: Implementation, wrong: Any) -> None:
-    trained = language_model()
-    with pytest.raises(TypeError, match="dropout must be a StackDropout, got"):
-        called(implementation, trained, wrong)
-
-
-def called(implementation: Implementation, trained: Trained, dropout: Any) -> Any:
-    parameters = mapped(implementation.convert, trained.parameters)
-    inputs = map(implementation.convert, trained.inputs)
-    return implementation.language_model(
-        parameters, *inputs, configuration=POST, dropout=implementation.convert(dropout)
-    )
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda block: UP.blocks[0], "dropout must be a DecoderBlockDropout, got EncoderBlockDropout"),
-        (
-            lambda block: block._replace(self_attention=0.1),
-            "dropout.self_attention must be a SublayerDropout, got float",
-        ),
-        (
-            lambda block: block._replace(feed_forward=block.feed_forward._replace(norm=0.1)),
-            "feed_forward.norm must be a Dropout, got float",
-        ),
-    ],
+OTHERS = (0.1, None, TransformerDropout(), Dropout(np.ones((2, T, E), bool), 0.5))
+SITES = language_model().dropout
+BLOCK = SITES.blocks[0]
+WRONG_BLOCKS = (
+    (UP.blocks[0], "dropout must be a DecoderBlockDropout, got EncoderBlockDropout"),
+    (BLOCK._replace(self_attention=0.1), "dropout.self_attention must be a SublayerDropout, got float"),
+    (
+        BLOCK._replace(feed_forward=BLOCK.feed_forward._replace(norm=0.1)),
+        "feed_forward.norm must be a Dropout, got float",
+    ),
 )
-def test_another_structure_in_a_block_is_refused(
-    implementation: Implementation, change: Callable[[Any], Any], message: str
-) -> None:
-    trained = language_model()
-    blocks = [change(block) for block in trained.dropout.blocks]
-    with pytest.raises(TypeError, match=message):
-        called(implementation, trained, trained.dropout._replace(blocks=blocks))
+REFUSED = [
+    *((wrong, TypeError, "dropout must be a StackDropout, got") for wrong in OTHERS),
+    *((SITES._replace(blocks=[block] * 2), TypeError, message) for block, message in WRONG_BLOCKS),
+    (keep_masks(1, 2, T, 2, memory=T), ValueError, "must be empty without cross-attention"),
+]
 
 
 @pytest.mark.rule("BLK-2")
-def test_a_site_that_the_model_does_not_have_is_refused(implementation: Implementation) -> None:
-    trained = language_model()
-    dropout = keep_masks(1, 2, T, 2, memory=T)
-    with pytest.raises(ValueError, match="must be empty without cross-attention"):
-        called(implementation, trained, dropout)
+@pytest.mark.parametrize(("dropout", "error", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_another_structure_is_refused(
+    implementation: Implementation, dropout: Any, error: type[Exception], message: str
+) -> None:
+    convert, trained = implementation.convert, language_model()
+    given = convert((trained.parameters, *trained.inputs))
+    with pytest.raises(error, match=message):
+        implementation.language_model(*given, configuration=POST, dropout=convert(dropout))

@@ -164,17 +164,13 @@ OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     ("transformer", {"norm_order": "parallel"}, "with norm_order='parallel' a block has no cross_attention"),
     ("today, gpt_oss", {"empty_rows": "mean"}, "decoder.blocks.0.self_attention.sinks has no place with empty_rows="),
     ("today, gpt_j", {"attention_layers": (LAYER,) * 3}, "decoder: attention_layers has 3 layers for 2 blocks"),
-    (
-        "today, gpt_j",
-        {"attention_layers": (WIDE,)},
-        "blocks.1.self_attention: rotary width must be at most",
-    ),
+    ("today, gpt_j", {"attention_layers": (WIDE,)}, "blocks.1.self_attention: rotary width must be at most"),
     ("today, t5, gated", {"relative_furthest": 1}, "encoder.relative_positions: furthest must be more than 2"),
     ("today, vit", {"patch_size": 5}, "embedding.patches.weight has 12 rows, no multiple of 5 * 5"),
     ("today, vit", {"patch_size": None}, "embedding takes images, and the configuration has no patch_size"),
     ("language model", {"norm": "rms_norm_plus_one"}, "norm.bias is there, and rms_norm_plus_one has none"),
     ("language model", {"norm": "rms_norm"}, "decoder.blocks.1.feed_forward_norm.bias is there, and rms_norm has none"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "other", "told"), OTHERWISE)

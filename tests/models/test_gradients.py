@@ -36,6 +36,7 @@ from specification.configuration import CHOICES, SCALES, AttentionLayer
 from specification.dropout import TransformerDropout
 from specification.parameters import ImageEmbedding, Transformer, mapped, rebuild
 from specification.rotary import Rotary
+from tests.models.test_models import CONFIGURATIONS, MODELS, inputs_of
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
 from tests.support.small_models import (
     LONGEST,
@@ -44,6 +45,7 @@ from tests.support.small_models import (
     H,
     Maker,
     fitted,
+    in_dtype,
     keep_masks,
     module_name,
     plant,
@@ -256,12 +258,12 @@ def dropped(kind: str, configuration: Configuration) -> Example:
         parameters: Any = made.transformer(1)
         dropout: Any = TransformerDropout(keep_masks(0, 3, 5, 1), keep_masks(1, 3, 5, 1, memory=5))
         inputs: tuple[Any, ...] = (TOKENS, LEADING)
+    elif kind == "language_model":
+        parameters, dropout, inputs = made.language_model(1), keep_masks(2, 3, 5, 1, memory=5), (LEADING,)
+        dropout = without_cross(dropout)
     else:
-        parameters = made.language_model(1) if kind == "language_model" else made.classifier(1)
-        dropout = (
-            without_cross(keep_masks(2, 3, 5, 1, memory=5)) if kind == "language_model" else keep_masks(2, 3, 5, 1)
-        )
-        inputs = (LEADING,)
+        parameters = made.encoder(1) if kind == "encoder" else made.classifier(1)
+        dropout, inputs = keep_masks(2, 3, 5, 1), (LEADING,)
     return Example(
         kind, widen_parameters(fitted(parameters, configuration)), inputs, configuration, {"dropout": dropout}
     )
@@ -279,11 +281,15 @@ def equal_maxima(positions: int) -> Example:
 FUNCTIONS = {Encoder: "encoder", LanguageModel: "language_model", Transformer: "transformer"}
 
 
-def of_today(name: str) -> Example:
-    """A model in the manner of those that people use today, and the mask of its padding.
+def whole(kind: str, order: str) -> Example:
+    """A model of two blocks."""
+    configuration = CONFIGURATIONS[order]
+    parameters = widen_parameters(fitted(MODELS[kind](maker()), configuration))
+    return Example(kind, parameters, inputs_of(parameters), configuration, {})
 
-    `test_todays_models` holds all of its gradients to their bounds.
-    """
+
+def of_today(name: str) -> Example:
+    """A model in the manner of those that people use today, and the mask of its padding."""
     found = TODAY[name]()
     options = {} if found.key_padding is None else {"mask": KeyPadding(found.key_padding)}
     parameters, inputs = found.parameters("float64"), in_dtype(found.inputs, "float64")
@@ -312,6 +318,7 @@ PARTS: dict[str, Callable[[], Example]] = {
     "dropout, pre-norm": lambda: dropped("transformer", PRE),
     "dropout, language model": lambda: dropped("language_model", PRE),
     "dropout, classifier": lambda: dropped("classifier", BASE),
+    "dropout, encoder": lambda: dropped("encoder", BASE),
     "dropout, norms around": lambda: dropped("language_model", replace(PRE, norm_order="around")),
     "dropout, norms after": lambda: dropped("language_model", replace(PRE, norm_order="after")),
     "dropout, parallel sublayers": lambda: dropped("language_model", replace(PRE, norm_order="parallel")),
@@ -320,14 +327,10 @@ PARTS: dict[str, Callable[[], Example]] = {
     "nothing to pool": lambda: equal_maxima(0),
 } | {f"today, {name}": partial(of_today, name) for name in TODAY}
 EXAMPLES = dict(option_examples()) | PARTS
+WHOLE = {f"whole, {kind}, {order}": partial(whole, kind, order) for kind in MODELS for order in CONFIGURATIONS}
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
-
-
-def in_dtype(value: Any, dtype: str) -> Any:
-    """Floating arrays of a structure in that dtype."""
-    return mapped(lambda array: array.astype(dtype) if array.dtype.kind == "f" else array, value)
 
 
 def joined(value: Any) -> Any:
@@ -381,7 +384,10 @@ def definition(example: Example, dtype: str) -> dict[str, np.ndarray]:
     return flatten(by_hand(functions, example, untied(example, parameters), inputs, cotangent))
 
 
-def autograd(implementation: Implementation, example: Example, dtype: str) -> dict[str, np.ndarray]:
+def autograd(
+    implementation: Implementation, example: Example, dtype: str, *, jit: bool = False
+) -> dict[str, np.ndarray]:
+    """jit: whether JAX compiles, which takes minutes for all examples."""
     framework, given = implementation.subject.framework, arguments_of(example, dtype)
     cotangent, names = cotangent_of(example).astype(dtype), list(flatten(given))
     called = getattr(implementation, example.function)
@@ -393,8 +399,7 @@ def autograd(implementation: Implementation, example: Example, dtype: str) -> di
         result = called(untied(example, parameters), *inputs, configuration=example.configuration, **options)
         return {"output": result}
 
-    # Compiled, JAX gives these gradients too (test_models); to compile each of the examples takes minutes.
-    with framework.context(), jax.disable_jit():
+    with framework.context(), jax.disable_jit(not jit):
         arrays = implementation.convert(flatten(given))
         sought = [name for name, array in flatten(given).items() if array.dtype.kind == "f"]
         _, found = framework.differentiate(function, arrays, sought, {"output": framework.array(cotangent)})
@@ -406,7 +411,7 @@ def autograd(implementation: Implementation, example: Example, dtype: str) -> di
 @cache
 def expected(name: str, dtype: str) -> tuple[Example, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The example, its gradients exactly, and their bounds."""
-    example = EXAMPLES[name]()
+    example = (EXAMPLES | WHOLE)[name]()
     given, cotangent = arguments_of(example, "float64"), cotangent_of(example)
     parameters = untied(example, given.parameters)
 
@@ -434,14 +439,15 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.rule("TRF-1", "BLK-1", "BLK-2", "BLK-3")
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if not name.startswith("today")], indirect=True)
+@pytest.mark.rule("TRF-1", "BLK-1", "BLK-2", "BLK-3", "NORM-8")
+@pytest.mark.parametrize("name", EXAMPLES | WHOLE, indirect=True)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_gradient(name: str, dtype: str) -> None:
     example, exact, bounds = expected(name, dtype)
-    assert any(np.any(gradient) for gradient in exact.values()) or name == "nothing to pool"
+    enough = all if name.startswith("today") else any
+    assert enough(np.any(gradient) for gradient in exact.values()) or name == "nothing to pool"
     answers = {"reference_numpy": definition(example, dtype)}
-    answers |= {implementation.package: autograd(implementation, example, dtype) for implementation in PORTS}
+    answers |= {port.package: autograd(port, example, dtype, jit=name in WHOLE) for port in PORTS}
     wrong = {package: found for package, got in answers.items() if (found := beyond(got, exact, bounds))}
     assert wrong == {}
     for got in answers.values():

@@ -14,15 +14,22 @@ import numpy as np
 import pytest
 import torch
 
-import reference_numpy
-from conformance.models.error_propagation import carried_bound
-from conformance.models.structures import widen_parameters
 from specification import Configuration, Embedding
 from specification.dialects import read
-from specification.parameters import mapped
-from tests.models.test_dialects import assert_within, filled, state
+from tests.models.test_dialects import filled, state
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
-from tests.support.small_models import VOCABULARY, E, H, Maker, module_name, plant
+from tests.support.small_models import (
+    VOCABULARY,
+    E,
+    H,
+    Maker,
+    assert_within,
+    exact_and_bound,
+    model_of,
+    module_name,
+    plant,
+    result_of,
+)
 
 KNOWING = Configuration(
     H, positions="learned", source_padding=0, target_padding=0, target_mask="causal and real keys", norm_eps=1e-3
@@ -150,31 +157,26 @@ CASES: dict[str, Callable[[], Beside]] = {
 
 def exactly(case: Beside, masks: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """The definition in float64 under these masks alone, and the bound for float32."""
-    wide = widen_parameters(case.parameters)
-    inputs = tuple(a.astype(float) if a.dtype.kind == "f" else a for a in case.inputs[: case.plain])
     configuration = replace(case.configuration, **UNKNOWING)
-
-    def run(functions: Any) -> Any:
-        return functions.MODELS[type(wide)](wide, *inputs, configuration=configuration, **masks)
-
-    return carried_bound(run, wide, "float32")
+    return exact_and_bound(case.parameters, configuration, case.inputs[: case.plain], **masks)
 
 
 def answer(implementation: Implementation, case: Beside) -> np.ndarray:
-    framework = implementation.subject.framework
-    with framework.context():
-        model = implementation.Model(mapped(framework.array, case.parameters), case.configuration)
-        given = implementation.convert(case.given)
-        return framework.numpy(model(*implementation.convert(case.inputs), **given))
+    model = model_of(implementation, case.parameters, case.configuration)
+    return result_of(implementation, model, case.inputs, **case.given)
+
+
+def assert_right(case: Beside, *others: torch.Tensor) -> None:
+    """The results of all packages, and others, are those under the whole masks."""
+    exact, bound = exactly(case, case.whole)
+    for got in (*(other.detach().numpy() for other in others), *(answer(one, case) for one in IMPLEMENTATIONS)):
+        assert_within(got, exact, bound)
 
 
 @pytest.mark.rule("TRF-1", "MASK-6")
 @pytest.mark.parametrize("name", CASES)
 def test_a_mask_holds_beside_what_is_known(name: str) -> None:
-    case = CASES[name]()
-    exact, bound = exactly(case, case.whole)
-    for implementation in IMPLEMENTATIONS:
-        assert_within(answer(implementation, case), exact, bound, "float32")
+    assert_right(CASES[name]())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -240,10 +242,7 @@ def test_masks_beside_padding_as_in_torch(norm_first: bool) -> None:
         parameters._replace(encoder=encoder, decoder=decoder), (source, target), replace(configuration, **known),
         masks, whole, 2,
     )  # fmt: skip
-    exact, bound = exactly(case, whole)
-    assert_within(got.detach().numpy(), exact, bound, "float32")
-    for implementation in IMPLEMENTATIONS:
-        assert_within(answer(implementation, case), exact, bound, "float32")
+    assert_right(case, got)
 
 
 def test_an_encoder_of_torch_with_a_mask_beside_padding() -> None:
@@ -253,10 +252,7 @@ def test_an_encoder_of_torch_with_a_mask_beside_padding() -> None:
     parameters, configuration = read("pytorch", state(module), num_heads=H)
     whole = {"mask": SHARED["up"] & real[:, None, None, :]}
     case = Beside(parameters, (x, real), configuration, {"mask": SHARED["up"]}, whole, 1)
-    exact, bound = exactly(case, whole)
-    assert_within(got.detach().numpy(), exact, bound, "float32")
-    for implementation in IMPLEMENTATIONS:
-        assert_within(answer(implementation, case), exact, bound, "float32")
+    assert_right(case, got)
 
 
 def test_a_decoder_of_torch_with_a_mask_beside_causal() -> None:
@@ -270,10 +266,7 @@ def test_a_decoder_of_torch_with_a_mask_beside_causal() -> None:
     given = {"mask": SHARED["down"], "memory_mask": SHARED["across"]}
     whole = given | {"mask": SHARED["down"] & EARLIER}
     case = Beside(parameters, (x, memory), replace(configuration, target_mask="causal"), given, whole, 2)
-    exact, bound = exactly(case, whole)
-    assert_within(got.detach().numpy(), exact, bound, "float32")
-    for implementation in IMPLEMENTATIONS:
-        assert_within(answer(implementation, case), exact, bound, "float32")
+    assert_right(case, got)
 
 
 # --- planted faults ---------------------------------------------------------------------------------------------------
@@ -333,17 +326,4 @@ def test_a_mask_that_is_lost_is_found(
     with monkeypatch.context() as patch:
         plant(module_name(implementation.package, file), together, alone[lost], patch)
         assert (np.abs(answer(implementation, case) - exact) > bound).any()
-    assert_within(answer(implementation, case), exact, bound, "float32")
-
-
-def test_masks_of_a_transformer_reach_their_places() -> None:
-    """All three differ, so that one in another's place would show."""
-    case = transformer()
-    results = [reference_numpy.transformer(case.parameters, *case.inputs, configuration=KNOWING, **case.given)]
-    for site in case.given:
-        results.append(
-            reference_numpy.transformer(
-                case.parameters, *case.inputs, configuration=KNOWING, **(case.given | {site: None})
-            )
-        )
-    assert len({result.tobytes() for result in results}) == 4
+    assert_within(answer(implementation, case), exact, bound)

@@ -1,10 +1,8 @@
-"""Whole models: every step of all three packages, every gradient, where a fault is found, and what goes in and out."""
+"""Whole models: every step of all three packages, where a fault is found, and what goes in and out."""
 
 from __future__ import annotations
 
 import importlib
-import inspect
-import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +15,9 @@ import torch
 
 import jax_impl
 import reference_numpy
-import torch_impl
 from conformance.checks.findings import OtherSource
-from conformance.models.error_propagation import carried_bound
 from conformance.models.stepwise import Oracle, StepFinding, framework_of, judge_steps
 from conformance.models.structures import widen_parameters
-from reference_numpy import (
-    classifier_vjp,
-    encoder_vjp,
-    language_model_vjp,
-    transformer_vjp,
-)
 from specification import (
     Configuration,
     Embedding,
@@ -35,10 +25,11 @@ from specification import (
     Norm,
     Transformer,
 )
-from specification.checkpoints import KINDS, flatten, read_model, read_safetensors, unflatten
+from specification.checkpoints import KINDS, flatten, read_model, read_safetensors, unflatten, write_safetensors
 from specification.parameters import mapped
-from tests.support.helpers import Implementation, TorchArrays, by_reference
-from tests.support.small_models import VOCABULARY, E, H, Maker, fitted, module_name
+from tests.support.helpers import IMPLEMENTATIONS, Implementation, TorchArrays
+from tests.support.small_models import VOCABULARY, E, H, Maker, fitted, in_dtype, model_of, module_name, plant
+from tests.support.todays_models import TODAY, Example
 
 
 def maker(dtype: str = "float32") -> Maker:
@@ -63,10 +54,15 @@ def own_parameters(package: str, parameters: Any) -> Any:
         return mapped(framework.array, parameters)
 
 
-def steps(package: str, parameters: Any, configuration: Configuration, dtype: str = "float32") -> list[StepFinding]:
-    definition = reference_numpy.Model(widen_parameters(parameters), configuration)
-    oracle = Oracle(definition, inputs_of(parameters), {}, dtype)
+def judged(package: str, example: Example, dtype: str = "float32") -> list[StepFinding]:
+    parameters = example.parameters(dtype)
+    definition = reference_numpy.Model(widen_parameters(parameters), example.configuration)
+    oracle = Oracle(definition, in_dtype(example.inputs, "float64"), example.options(), dtype)
     return judge_steps(package, framework_of(package), own_parameters(package, parameters), oracle)
+
+
+def steps(package: str, parameters: Any, configuration: Configuration, dtype: str = "float32") -> list[StepFinding]:
+    return judged(package, Example(parameters, configuration, inputs_of(parameters)), dtype)
 
 
 MODELS: dict[str, Callable[[Maker], Any]] = {
@@ -83,17 +79,9 @@ MODELS: dict[str, Callable[[Maker], Any]] = {
 @pytest.mark.slow_where("jax_impl", unless="float32")
 def test_every_step_keeps_its_bound(implementation: Implementation, kind: str, order: str, dtype: str) -> None:
     configuration = CONFIGURATIONS[order]
-    made = fitted(MODELS[kind](maker()), configuration)
-    parameters = mapped(lambda array: array.astype(dtype), made) if dtype != "bfloat16" else in_bfloat16(made)
-    found = steps(implementation.package, parameters, configuration, dtype)
+    found = steps(implementation.package, fitted(MODELS[kind](maker()), configuration), configuration, dtype)
     assert len(found) > 15
     assert max(step.finding.ratio for step in found) <= 1
-
-
-def in_bfloat16(parameters: Any) -> Any:
-    import ml_dtypes
-
-    return mapped(lambda array: array.astype(ml_dtypes.bfloat16), parameters)
 
 
 # --- where a fault is found -------------------------------------------------------------------------------------------
@@ -105,10 +93,8 @@ def test_a_fault_in_one_layer_is_found_there(monkeypatch: pytest.MonkeyPatch) ->
     blocks = importlib.import_module("torch_impl.blocks")
     parameters = maker().encoder(6)
     parameters = parameters._replace(embedding=parameters.embedding._replace(tokens=0.1 * parameters.embedding.tokens))
-    own, definition = (
-        own_parameters("torch_impl", parameters),
-        reference_numpy.Model(widen_parameters(parameters), POST),
-    )
+    own = own_parameters("torch_impl", parameters)
+    definition = reference_numpy.Model(widen_parameters(parameters), POST)
     right, spoilt = blocks.normalize, own.blocks[4].attention_norm
 
     def normalize(norm: Norm, x: torch.Tensor, configuration: Configuration) -> torch.Tensor:
@@ -124,29 +110,13 @@ def test_a_mask_that_is_lost_is_found_where_it_is_used(monkeypatch: pytest.Monke
     models = importlib.import_module("torch_impl.transformer")
     monkeypatch.setattr(models, "padding_mask", lambda tokens, padding: None)
     found = steps("torch_impl", maker().transformer(), POST)
+    attentions = (
+        "encoder.blocks.{}.attention",
+        "decoder.blocks.{}.cross_attention",
+        "decoder.blocks.{}.self_attention",
+    )
     wrong = {step.name for step in found if step.finding.ratio > 1}
-    assert wrong == {f"encoder.blocks.{i}.attention" for i in (0, 1)} | {
-        f"decoder.blocks.{i}.{part}_attention" for i in (0, 1) for part in ("cross",)
-    } | {f"decoder.blocks.{i}.self_attention" for i in (0, 1)}
-
-
-def replaced(monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str) -> None:
-    """The port's module with one edit, wherever its functions are known, for as long as the test runs."""
-    module = importlib.import_module(module_name("torch_impl", file))
-    source = Path(str(module.__file__)).read_text()
-    assert source.count(old) == 1
-    edited = dict(vars(module))
-    exec(compile(source.replace(old, new), str(module.__file__), "exec"), edited)
-    others = [importlib.import_module(f"torch_impl.{name}") for name in ("blocks", "transformer", "models")]
-    others.append(importlib.import_module("specification.calls"))
-    for name, right in list(vars(module).items()):
-        if inspect.isfunction(right) and right.__module__ == module.__name__:
-            wrong = types.FunctionType(edited[name].__code__, vars(module), name, right.__defaults__)
-            wrong.__kwdefaults__ = right.__kwdefaults__
-            for other in others:
-                for known, value in list(vars(other).items()):
-                    if value is right:
-                        monkeypatch.setattr(other, known, wrong)
+    assert wrong == {attention.format(i) for attention in attentions for i in (0, 1)}
 
 
 EPS = "parameters.bias, eps=configuration.norm_eps)\n    if"
@@ -184,80 +154,10 @@ def test_faults_in_blocks_and_models_are_found(name: str, monkeypatch: pytest.Mo
     configurations = [replace(POST, norm_eps=1e-2), PRE]
     before = [steps("torch_impl", maker().transformer(), configuration) for configuration in configurations]
     assert max(step.finding.ratio for found in before for step in found) <= 1
-    replaced(monkeypatch, *FAULTS[name])
+    file, old, new = FAULTS[name]
+    plant(module_name("torch_impl", file), old, new, monkeypatch)
     after = [steps("torch_impl", maker().transformer(), configuration) for configuration in configurations]
     assert max(step.finding.ratio for found in after for step in found) > 1
-
-
-# --- gradients of every parameter -------------------------------------------------------------------------------------
-
-PULLBACKS = {"transformer": transformer_vjp, "classifier": classifier_vjp, "language_model": language_model_vjp}
-
-
-def parameters_of(gradients: Any) -> Any:
-    return getattr(gradients, "parameters", gradients)
-
-
-def autograd(package: str, parameters: Any, configuration: Configuration, cotangent: np.ndarray) -> dict[str, Any]:
-    inputs = inputs_of(parameters)
-    if package == "torch_impl":
-        model = torch_impl.Model(mapped(torch.tensor, parameters), configuration)
-        (model(*map(torch.tensor, inputs)) * torch.tensor(cotangent)).sum().backward()
-        return {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
-    with jax.enable_x64(True):
-        model = jax_impl.Model(mapped(jax.numpy.asarray, parameters), configuration)
-        gradients = jax.grad(lambda model: (model(*inputs) * cotangent).sum())(model).parameters
-        return {name: np.asarray(g) for name, g in flatten(gradients).items()}
-
-
-@pytest.mark.rule("BLK-1", "TRF-1")
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("order", CONFIGURATIONS)
-@pytest.mark.parametrize("kind", MODELS)
-def test_gradients_of_every_parameter(kind: str, order: str, dtype: str) -> None:
-    """The definition's in that dtype, and both autograds', against its own in float64."""
-    configuration = CONFIGURATIONS[order]
-    parameters = mapped(lambda array: array.astype(dtype), fitted(MODELS[kind](maker()), configuration))
-    inputs, model = inputs_of(parameters), reference_numpy.Model(parameters, configuration)
-    cotangent = np.random.default_rng(1).normal(size=model(*inputs).shape).astype(dtype)
-    wide = widen_parameters(parameters)
-
-    def run(functions: Any) -> Any:
-        pullback = getattr(functions, PULLBACKS[kind].__name__)
-        return parameters_of(pullback(wide, *inputs, cotangent.astype(float), configuration=configuration))
-
-    exact, bounds = (flatten(part) for part in carried_bound(run, wide, dtype))
-    own = flatten(parameters_of(PULLBACKS[kind](parameters, *inputs, cotangent, configuration=configuration)))
-    answers = {"reference_numpy": own}
-    answers |= {
-        package: autograd(package, parameters, configuration, cotangent) for package in ("torch_impl", "jax_impl")
-    }
-    used = {name for name, gradient in exact.items() if np.any(gradient)}
-    assert len(used) > 25
-    for package, gradients in answers.items():
-        assert used <= gradients.keys() <= exact.keys(), package
-        for name, gradient in gradients.items():
-            error = np.abs(gradient - exact[name])
-            assert (error <= bounds[name]).all(), (package, name, (error / bounds[name]).max())
-
-
-def test_gradients_of_a_transformer_that_takes_embeddings() -> None:
-    parameters = widen_parameters(maker().encoder(1)._replace(embedding=None))
-    generator = np.random.default_rng(0)
-    x, cotangent = generator.normal(size=(2, 2, 5, E))
-    configuration = replace(POST, source_padding=None)
-    gradients = encoder_vjp(parameters, x, cotangent, configuration=configuration)
-    given = torch.tensor(x, requires_grad=True)
-    model = torch_impl.Model(mapped(torch.tensor, parameters), configuration)
-    (model(given) * torch.tensor(cotangent)).sum().backward()
-
-    def run(functions: Any) -> Any:
-        return functions.encoder_vjp(parameters, x, cotangent, configuration=configuration).x
-
-    exact, bound = carried_bound(run, parameters, "float64")
-    assert (np.abs(given.grad.numpy() - exact) <= bound).all()
-    assert (np.abs(gradients.x - exact) <= bound).all()
 
 
 # --- what is refused, and what a model is -----------------------------------------------------------------------------
@@ -287,66 +187,40 @@ def test_a_width_of_one_is_not_stretched(implementation: Implementation, part: s
         )
 
 
-def test_models_are_compared_by_identity_and_jax_compiles_them() -> None:
+def test_models_are_compared_by_identity() -> None:
     parameters = maker().language_model(1)
     model, other = (reference_numpy.Model(parameters, POST) for _ in range(2))
     assert model == model
     assert model != other
-    model = jax_impl.Model(mapped(jax.numpy.asarray, parameters), POST)
-    assert jax.jit(model)(jax.numpy.asarray(SOURCE)).shape == model(jax.numpy.asarray(SOURCE)).shape
 
 
-# --- frameworks' own ways ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-@pytest.mark.slow
-def test_torch_model_is_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its state dict has the structure's paths, it moves to another dtype, and it compiles as one graph."""
-    parameters = maker().language_model(1)
-    model = torch_impl.Model(mapped(torch.tensor, parameters), POST)
-    assert set(model.state_dict()) == set(flatten(parameters))
-    tokens = torch.tensor(SOURCE)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    by_reference("torch_impl", monkeypatch)
-    torch.testing.assert_close(compiled(tokens), model(tokens), rtol=0, atol=0)
-    assert model.to(torch.float64)(tokens).dtype == torch.float64
-
-
-def test_jax_model_is_a_pytree() -> None:
+def test_jax_compiles_a_model_and_takes_it_for_a_pytree() -> None:
     parameters = mapped(jax.numpy.asarray, maker().language_model(1))
     model = jax_impl.Model(parameters, POST)
     assert len(jax.tree.leaves(model)) == len(flatten(parameters))
-    steps_taken = jax.jit(lambda model, tokens: model(tokens))(model, SOURCE)
-    assert steps_taken.shape == (*SOURCE.shape, VOCABULARY)
+    for result in (jax.jit(model)(SOURCE), jax.jit(lambda model, tokens: model(tokens))(model, SOURCE)):
+        assert result.shape == (*SOURCE.shape, VOCABULARY)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_saved_by_one_and_restored_by_all_bit_for_bit(kind: str, tmp_path: Path) -> None:
-    parameters = MODELS[kind](maker())
-    packages = {
-        "reference_numpy": reference_numpy.Model(parameters, POST),
-        "torch_impl": torch_impl.Model(mapped(torch.tensor, parameters), POST),
-        "jax_impl": jax_impl.Model(mapped(jax.numpy.asarray, parameters), POST),
-    }
-    for name, model in packages.items():
-        path = tmp_path / f"{name}.safetensors"
-        {"reference_numpy": reference_numpy, "torch_impl": torch_impl, "jax_impl": jax_impl}[name].save(model, path)
-        restored, configuration = read_model(path)
-        assert configuration == POST
-        assert flatten(restored).keys() == flatten(parameters).keys()
-        for own, array in flatten(parameters).items():
-            np.testing.assert_array_equal(flatten(restored)[own], array)
-        for package in (reference_numpy, torch_impl, jax_impl):
-            again = package.restore(path)
-            structure = again.structure() if package is torch_impl else again.parameters
-            for own, array in flatten(structure).items():
-                np.testing.assert_array_equal(
-                    np.asarray(array.detach() if package is torch_impl else array), flatten(parameters)[own]
-                )
+SAVED = {kind: lambda make=make: Example(make(maker()), POST) for kind, make in MODELS.items()} | TODAY
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.slow_where(unless=(*MODELS, "gpt_oss-bfloat16", "t5-float32", "vit-float32"))
+def test_saved_by_one_and_restored_by_all_bit_for_bit(name: str, dtype: str, tmp_path: Path) -> None:
+    example, path = SAVED[name](), tmp_path / "model.safetensors"
+    parameters, configuration = example.parameters(dtype), example.configuration
+    expected = {name: array.tobytes() for name, array in flatten(parameters).items()}
+    for writer in IMPLEMENTATIONS:
+        writer.save(model_of(writer, parameters, configuration), path)
+        for reader in IMPLEMENTATIONS:
+            model, numpy = reader.restore(path), reader.subject.framework.numpy
+            assert model.configuration == configuration
+            assert {name: numpy(array).tobytes() for name, array in flatten(model.structure()).items()} == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -364,8 +238,6 @@ def test_structures_are_found_again_by_names(kind: str) -> None:
 
 
 def test_a_file_that_lacks_something_is_refused(tmp_path: Path) -> None:
-    from specification.checkpoints import write_safetensors
-
     path = tmp_path / "model.safetensors"
     reference_numpy.save(reference_numpy.Model(maker().language_model(), POST), path)
     arrays, metadata = read_safetensors(path)
@@ -401,8 +273,6 @@ def test_a_file_that_does_not_fit_is_refused(
     name: str, wrong: Callable[[Any], Any], message: str, tmp_path: Path, implementation: Implementation
 ) -> None:
     """Also what would be broadcast where the model is called."""
-    from specification.checkpoints import write_safetensors
-
     path = tmp_path / "model.safetensors"
     reference_numpy.save(reference_numpy.Model(maker().language_model(), POST), path)
     arrays, metadata = read_safetensors(path)
@@ -414,15 +284,6 @@ def test_a_file_that_does_not_fit_is_refused(
     write_safetensors(path, {name: array for name, array in arrays.items() if array is not None}, metadata)
     with pytest.raises(ValueError, match=f"is no whole model.*{message}"):
         implementation.restore(path)
-
-
-def test_bfloat16_is_saved_and_restored_bit_for_bit(tmp_path: Path) -> None:
-    parameters, path = in_bfloat16(maker().language_model(1)), tmp_path / "model.safetensors"
-    reference_numpy.save(reference_numpy.Model(parameters, POST), path)
-    for package in (torch_impl, jax_impl, reference_numpy):
-        package.save(package.restore(path), path)
-    for name, array in flatten(read_model(path)[0]).items():
-        assert array.tobytes() == flatten(parameters)[name].tobytes()
 
 
 def test_pooling_takes_nothing_that_is_not_kept(implementation: Implementation) -> None:
@@ -447,7 +308,7 @@ LAST = "    return output_layer(parameters.output, x, configuration)\n"
     ],
 )
 def test_what_a_model_returns_is_its_last_step(spoilt: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    replaced(monkeypatch, "transformer", LAST, f"    return {spoilt}\n")
+    plant("torch_impl.transformer", LAST, f"    return {spoilt}\n", monkeypatch)
     found = steps("torch_impl", maker().language_model(), POST)
     assert [step.name for step in found if step.finding.ratio > 1] == ["result"]
 
@@ -458,13 +319,13 @@ def test_inputs_that_are_mixed_up_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     options = "multi_head_attention(parameters, query, key, value, num_heads=configuration.num_heads, **options)"
     definition = reference_numpy.Model(widen_parameters(parameters), replace(POST, source_padding=None))
     oracle = Oracle(definition, tuple(x.astype(float)), {}, "float32")
-    replaced(monkeypatch, "specification.calls", options, options.replace("key, value", "value, key"))
+    plant("specification.calls", options, options.replace("key, value", "value, key"), monkeypatch)
     (found,) = judge_steps("torch_impl", TorchArrays(), own_parameters("torch_impl", parameters), oracle)
     assert found.finding.detail == OtherSource(2, 1)
 
 
 def test_a_step_that_is_changed_afterwards_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    replaced(monkeypatch, "blocks", "x = add(x, drop(function(x), dropout.output))", CHANGES)
+    plant("torch_impl.blocks", "x = add(x, drop(function(x), dropout.output))", CHANGES, monkeypatch)
     found = steps("torch_impl", maker().language_model(), POST)
     assert any(step.finding.kind == "changed_later" for step in found)
 

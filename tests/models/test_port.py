@@ -18,7 +18,8 @@ from specification.checkpoints import read_safetensors
 from specification.dialects import read
 from specification.masks import And, Dense
 from tests.models.test_dialects import filled, state
-from tests.support.helpers import command
+from tests.support.helpers import command, output_of
+from tests.support.pretrained import bert_entries
 from tests.support.tutorials import SIZES, SOURCES
 
 SIZE = SIZES[1]
@@ -44,18 +45,7 @@ def write(entries: dict[str, np.ndarray]) -> None:
 
 
 def saved_bert(**more: np.ndarray) -> tuple[str, ...]:
-    """A small BERT of one layer."""
-    generator, layer = np.random.default_rng(0), "encoder.layer.0"
-    square = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense")
-    shapes: dict[str, tuple[int, ...]] = {f"{layer}.{name}": (16, 16) for name in square}
-    shapes |= {f"{layer}.intermediate.dense": (24, 16), f"{layer}.output.dense": (16, 24)}
-    norms = (f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm", "embeddings.LayerNorm")
-    shapes |= dict.fromkeys(norms, (16,))
-    tables = {"word": 11, "position": 20, "token_type": 2}
-    entries = {f"{name}.weight": generator.normal(size=shape) for name, shape in shapes.items()}
-    entries |= {f"{name}.bias": generator.normal(size=shape[0]) for name, shape in shapes.items()}
-    entries |= {f"embeddings.{n}_embeddings.weight": generator.normal(size=(rows, 16)) for n, rows in tables.items()}
-    write({name: array.astype("float32") for name, array in (entries | more).items()})
+    write({name: array.astype("float32") for name, array in (bert_entries() | more).items()})
     return ("model.safetensors", "--dialect", "bert", "--set", "num_heads=4")
 
 
@@ -72,11 +62,14 @@ def ratios(output: str, dtype: str) -> dict[str, float]:
 # --- what it is tried with --------------------------------------------------------------------------------------------
 
 
+def of_tutorial(name: str) -> tuple[Any, Any]:
+    source = SOURCES[name]
+    return read(source.dialect, state(filled(source.module(SIZE))), **source.hyperparameters(SIZE))
+
+
 @pytest.mark.parametrize("name", ["notebook-scratch", "prenorm-blog", "dawn"])
 def test_tokens_are_padded_to_differing_lengths(name: str) -> None:
-    source = SOURCES[name]
-    parameters, configuration = read(source.dialect, state(filled(source.module(SIZE))), **source.hyperparameters(SIZE))
-    inputs, options = probe(parameters, configuration)
+    inputs, options = probe(*of_tutorial(name))
     assert {name: type(mask) for name, mask in options.items()} == dict.fromkeys(options, Dense)
     assert options.keys() == {"source_mask", "target_mask", "memory_mask"}
     assert options["memory_mask"].array.shape == (inputs[1].shape[1], inputs[0].shape[1])
@@ -119,9 +112,7 @@ def test_embeddings_are_masked() -> None:
 
 
 def test_a_model_that_knows_of_no_padding_is_given_masks_too() -> None:
-    source = SOURCES["imdb-classifier, max"]
-    parameters, configuration = read(source.dialect, state(filled(source.module(SIZE))), **source.hyperparameters(SIZE))
-    (tokens,), options = probe(parameters, configuration)
+    (tokens,), options = probe(*of_tutorial("imdb-classifier, max"))
     assert isinstance(options["mask"], Dense)
     lengths = options["keep"].sum(axis=1)
     assert lengths[0] == tokens.shape[1]
@@ -142,8 +133,7 @@ def test_holes_leave_something_to_every_query() -> None:
 @pytest.mark.parametrize("name", ["dawn", "transformer101"])
 @pytest.mark.slow_where("dawn")
 def test_the_whole_is_told_too(name: str) -> None:
-    code, output = command("port", *saved(name))
-    assert code == 0, output
+    output = output_of("port", *saved(name))
     assert "every step keeps its bound in reference_numpy, torch_impl, jax_impl" in output
     for dtype, packages in (("float32", PACKAGES), ("float64", PACKAGES[1:])):
         found = ratios(output, dtype)
@@ -160,9 +150,7 @@ TOLD = (
 @pytest.mark.slow
 def test_the_masks_are_told() -> None:
     write(state(filled(torch.nn.Transformer(16, 4, 1, 1, 24, batch_first=True))))
-    code, output = command("port", "model.safetensors", "--dialect", "pytorch", "--set", "num_heads=4")
-    assert code == 0, output
-    assert TOLD in output
+    assert TOLD in output_of("port", "model.safetensors", "--dialect", "pytorch", "--set", "num_heads=4")
 
 
 @pytest.mark.parametrize("package", ["torch_impl", "jax_impl"])
@@ -172,8 +160,7 @@ def test_a_fault_in_a_step_shows_in_both(package: str, monkeypatch: pytest.Monke
     words = saved("dawn")
     models = importlib.import_module(f"{package}.transformer")
     monkeypatch.setattr(models, "padding_mask", lambda tokens, padding: None)
-    code, output = command("port", *words)
-    assert code == 1
+    output = output_of("port", *words, code=1)
     assert f"the first error beyond its bound: {package} in encoder.blocks.0.attention" in output
     assert output.count(f"beyond it: {package}") == 2
     assert ratios(output, "float32")[package] > 1
@@ -185,8 +172,7 @@ def test_a_fault_in_loading_shows_in_the_whole(monkeypatch: pytest.MonkeyPatch) 
     models = importlib.import_module("torch_impl.models")
     right = models.as_tensor
     monkeypatch.setattr(models, "as_tensor", lambda array: 1.001 * right(array))
-    code, output = command("port", *words)
-    assert code == 1
+    output = output_of("port", *words, code=1)
     assert "every step keeps its bound" in output
     assert output.count("beyond it: torch_impl") == 2
 
@@ -195,8 +181,7 @@ def test_a_step_that_float32_excuses_is_named_in_float64(monkeypatch: pytest.Mon
     words = saved("dawn")
     activations = importlib.import_module("torch_impl.feed_forward").ACTIVATIONS
     monkeypatch.setitem(activations, "relu", lambda x: (1 + 1e-9) * x.relu())
-    code, output = command("port", *words)
-    assert code == 1
+    output = output_of("port", *words, code=1)
     assert "steps in float64" in output
     assert "the first error beyond its bound: torch_impl in encoder.blocks.0.feed_forward" in output
     assert output.count("beyond it: torch_impl") == 1
@@ -242,8 +227,7 @@ def test_a_mask_that_is_dropped_is_found(fault: str, package: str, monkeypatch: 
     module = importlib.import_module(f"{package}.{file}")
     monkeypatch.setattr(module, function, dropping(fault, getattr(module, function)))
     importlib.import_module("jax").clear_caches()  # what was compiled of the right one
-    code, output = command("port", *words)
-    assert code == 1, output
+    output = output_of("port", *words, code=1)
     assert re.findall(r"the first error beyond its bound: (.*)", output) == [f"{package} in {step}"]
     assert output.count(f"beyond it: {package}") == 2
 
@@ -253,8 +237,7 @@ def test_what_is_not_read_is_named() -> None:
     _, output = command("port", *saved_bert())
     assert "no part of what dialect" not in output
     heads = {"pooler.dense.weight": np.ones((16, 16)), "embeddings.position_ids": np.ones(4)}
-    code, output = command("port", *saved_bert(**heads))
-    assert code == 0, output
+    output = output_of("port", *saved_bert(**heads))
     line = "entries that dialect bert does not use: embeddings.position_ids, pooler.dense.weight"
     assert line in output
 
@@ -266,8 +249,7 @@ def test_nan_is_not_green(spoilt: str) -> None:
     words = saved_bert()
     entries = read_safetensors("model.safetensors")[0]
     write({name: np.full_like(array, np.nan) if spoilt in name else array for name, array in entries.items()})
-    code, output = command("port", *words)
-    assert code == 2, output
+    output = output_of("port", *words, code=2)
     assert "every step that can be judged keeps its bound in reference_numpy, torch_impl, jax_impl" in output
     assert "NaN or infinities and could not be judged in full: " in output
     first, more = ("embedding.tokens", 13) if spoilt == "" else ("blocks.0.attention_norm", 5)
@@ -282,8 +264,7 @@ def test_finite_numbers_without_a_bound_are_not_green() -> None:
     entries = dict(read_safetensors("model.safetensors")[0])
     entries["embeddings.word_embeddings.weight"][7] = np.nan
     write(entries)
-    code, output = command("port", *words)
-    assert code == 2, output
+    output = output_of("port", *words, code=2)
     assert "beyond" not in output
     assert "NaN or infinities and could not be judged in full: " in output
 
@@ -293,8 +274,7 @@ def test_finite_numbers_without_a_bound_are_not_green() -> None:
 def test_few_positions_after_padding(padding: int, rows: int) -> None:
     table = {"embeddings.position_embeddings.weight": np.random.default_rng(0).normal(size=(rows, 16))}
     options = ("--set", "positions=after_padding", "--set", f"padding={padding}")
-    code, output = command("port", *saved_bert(**table), *options)
-    assert code == 0, output
+    output_of("port", *saved_bert(**table), *options)
 
 
 def test_a_number_where_nan_belongs_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,17 +284,14 @@ def test_a_number_where_nan_belongs_is_a_violation(monkeypatch: pytest.MonkeyPat
     blocks = importlib.import_module("torch_impl.blocks")
     right = blocks.normalize
     monkeypatch.setattr(blocks, "normalize", lambda *arguments: torch.nan_to_num(right(*arguments)))
-    code, output = command("port", *words)
-    assert code == 1, output
-    assert "the first error beyond its bound: torch_impl in embedding.norm" in output
+    assert "the first error beyond its bound: torch_impl in embedding.norm" in output_of("port", *words, code=1)
 
 
 def test_the_definition_is_not_compared_with_itself() -> None:
     words = saved("transformer101")
     entries = read_safetensors("model.safetensors")[0]
     write({name: array.astype("float64") for name, array in entries.items()})
-    code, output = command("port", *words)
-    assert code == 0, output
+    output = output_of("port", *words)
     assert "every step keeps its bound in torch_impl, jax_impl" in output
     assert list(ratios(output, "float64")) == PACKAGES[1:]
 
@@ -335,7 +312,6 @@ def test_what_cannot_be_judged_is_told_in_one_line() -> None:
         (("nowhere",), "nowhere is not there"),
         (("nowhere.safetensors", "--dialect", "transformer101"), "nowhere.safetensors is not there"),
     ):
-        code, output = command("port", *words)
-        assert code == 2
+        output = output_of("port", *words, code=2)
         assert message in output
         assert len(output.splitlines()) == 1

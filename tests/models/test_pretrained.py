@@ -35,10 +35,11 @@ from tests.support.pretrained import (
     arithmetic,
     call_of,
     module_of,
+    module_result,
     randomized,
-    result_of,
     saved,
 )
+from tests.support.small_models import exact_and_bound, in_dtype, result_of
 
 pytest.importorskip("transformers")
 FIRST = {made.dialect: name for name, made in reversed(MODELS.items())}
@@ -62,14 +63,8 @@ def quiet() -> Any:
 
 def bound_of(model: Model, call: Call, dtype: str, samples: int = 64) -> tuple[np.ndarray, np.ndarray]:
     """What the definition gives in float64, and the carried bound for an implementation in that dtype."""
-    wide = replace(model, parameters=widen_parameters(model.parameters))
-    inputs = tuple(array.astype(np.float64) if array.dtype.kind == "f" else array for array in call.inputs)
-
-    def run(functions: Any) -> Any:
-        called = functions.MODELS[type(wide.parameters)]
-        return called(wide.parameters, *inputs, configuration=wide.configuration, **call.options)
-
-    return carried_bound(run, wide.parameters, dtype, samples=samples)
+    parameters, configuration = model.parameters, model.configuration
+    return exact_and_bound(parameters, configuration, call.inputs, dtype, samples=samples, **call.options)
 
 
 def ratio(got: Any, exact: np.ndarray, bound: np.ndarray, call: Call, dtype: str) -> float:
@@ -80,10 +75,7 @@ def ratio(got: Any, exact: np.ndarray, bound: np.ndarray, call: Call, dtype: str
 
 
 def own(implementation: Implementation, folder: Path, call: Call) -> np.ndarray:
-    framework = implementation.subject.framework
-    with framework.context():
-        model = implementation.load_pretrained(folder)
-        return framework.numpy(model(*implementation.convert(call.inputs), **implementation.convert(call.options)))
+    return result_of(implementation, implementation.load_pretrained(folder), call.inputs, **call.options)
 
 
 def test_every_dialect_has_at_least_four_models() -> None:
@@ -101,7 +93,7 @@ def test_a_model_of_each_dialect(dialect: str, tmp_path: Path) -> None:
     module, folder = saved(made, "float64", tmp_path)
     model, call = reference_numpy.load_pretrained(folder), call_of(made, "float64")
     exact, bound = bound_of(model, call, "float64", samples=12)
-    assert ratio(result_of(module, made, call, "float64"), exact, bound, call, "float64") <= 1
+    assert ratio(module_result(module, made, call, "float64"), exact, bound, call, "float64") <= 1
 
 
 HEADS = {LanguageModel: "AutoModelForCausalLM", Transformer: "AutoModelForSeq2SeqLM"}
@@ -154,10 +146,10 @@ def test_transformers(name: str, dtype: str, tmp_path: Path) -> None:
     module, folder = saved(made, dtype, tmp_path)
     call = call_of(made, dtype)
     exact, bound = bound_of(reference_numpy.load_pretrained(folder), call, dtype)
-    assert ratio(result_of(module, made, call, dtype), exact, bound, call, dtype) <= 1
+    assert ratio(module_result(module, made, call, dtype), exact, bound, call, dtype) <= 1
     if made.dialect not in ALONE:
         other = module_of(made, dtype, "sdpa")
-        assert ratio(result_of(other, made, call, dtype), exact, bound, call, dtype) <= 1
+        assert ratio(module_result(other, made, call, dtype), exact, bound, call, dtype) <= 1
     for implementation in IMPLEMENTATIONS:
         if implementation.package != "jax_impl" or name == FIRST[made.dialect]:
             assert ratio(own(implementation, folder, call), exact, bound, call, dtype) <= 1
@@ -221,7 +213,7 @@ def theirs(
 ) -> Any:
     """Gradients by autograd in our structure, read from the module's files with gradients in place of weights."""
     with torch.enable_grad(), arithmetic(dtype):
-        result_of(module, made, call, dtype).backward(torch.from_numpy(cotangent))
+        module_result(module, made, call, dtype).backward(torch.from_numpy(cotangent))
     for parameter in module.parameters():
         parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     module.save_pretrained(folder)
@@ -268,12 +260,12 @@ def test_gradients_of_all_parameters(name: str, dtype: str, tmp_path: Path) -> N
     made = MODELS[name]
     module, folder = saved(made, dtype, tmp_path / "weights")
     model, call = reference_numpy.load_pretrained(folder), call_of(made, dtype)
-    shape = result_of(module, made, call, dtype).shape
+    shape = module_result(module, made, call, dtype).shape
     cotangent = np.random.default_rng(3).normal(size=shape) * call.real[..., None]
     got = theirs(module, made, call, cotangent.astype(dtype), dtype, tmp_path / "gradients")
     tied = isinstance(model.parameters, LanguageModel | Transformer) and module.config.tie_word_embeddings
     wide = replace(model, parameters=widen_parameters(model.parameters))
-    call = call._replace(inputs=tuple(a.astype(np.float64) if a.dtype.kind == "f" else a for a in call.inputs))
+    call = call._replace(inputs=in_dtype(call.inputs, "float64"))
     cotangent = cotangent.astype(dtype).astype(np.float64)
 
     def worst(model: Model, samples: int = 32) -> float:
@@ -345,7 +337,7 @@ def test_what_a_file_says_shows(name: str, tmp_path: Path) -> None:
     made = MODELS[name]
     module, folder = saved(made, "float64", tmp_path)
     call = call_of(made, "float64")
-    got = result_of(module, made, call, "float64")
+    got = module_result(module, made, call, "float64")
     for change in FAULTS[name]:
         wrong = otherwise(reference_numpy.load_pretrained(folder), change)
         exact, bound = bound_of(wrong, call, "float64", samples=8)
@@ -370,7 +362,7 @@ def test_a_fault_in_a_table_shows(dialect: str, tmp_path: Path, monkeypatch: pyt
     call = call_of(made, "float64")
     monkeypatch.setitem(DIALECTS, dialect, replace(record, variants=tuple(map(with_values_for_keys, record.variants))))
     exact, bound = bound_of(reference_numpy.load_pretrained(folder), call, "float64", samples=8)
-    assert ratio(result_of(module, made, call, "float64"), exact, bound, call, "float64") > 1
+    assert ratio(module_result(module, made, call, "float64"), exact, bound, call, "float64") > 1
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -448,10 +440,9 @@ def test_attention_of_gpt_oss(number: int, dtype: str) -> None:
     exact, bound = bound_of(model, call, dtype)
     assert ratio(got.numpy(), exact, bound, call, dtype) <= 1
     for implementation in IMPLEMENTATIONS:
-        framework = implementation.subject.framework
-        with framework.context():
-            ours = implementation.load("gpt_oss", entries, **hyperparameters)
-            result = framework.numpy(ours(implementation.convert(x), mask=implementation.convert(causal)))
+        result = result_of(
+            implementation, implementation.load("gpt_oss", entries, **hyperparameters), (x,), mask=causal
+        )
         assert ratio(result, exact, bound, call, dtype) <= 1
     without = replace(model, parameters=model.parameters._replace(sinks=None))
     exact, bound = bound_of(without, call, dtype)
@@ -485,4 +476,4 @@ def test_dialects_from_before(kind: str, head: str, tmp_path: Path) -> None:
         module = getattr(module, module.base_model_prefix)
     assert isinstance(model.parameters, LanguageModel) == (kind == "GPT2" and head == "")
     exact, bound = bound_of(model, call, "float64")
-    assert ratio(result_of(module, made, call, "float64"), exact, bound, call, "float64") <= 1
+    assert ratio(module_result(module, made, call, "float64"), exact, bound, call, "float64") <= 1

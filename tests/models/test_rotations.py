@@ -90,18 +90,12 @@ def test_keys_may_be_more_than_queries(implementation: Implementation) -> None:
 
 MISFITS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "swapped, without names": (lambda s, c: (c, s), TypeError, "rotation must be a Rotation, got tuple"),
-    "one position": (
-        lambda s, c: Rotation(s[:, :1], c[:, :1]),
-        ValueError,
-        r"sine must have shape \[1, 5, 3\], got \[1, 1, 3\]",
-    ),
+    "one position": (lambda s, c: Rotation(s[:, :1], c[:, :1]), ValueError,
+          r"sine must have shape \[1, 5, 3\], got \[1, 1, 3\]"),
     "fewer pairs": (lambda s, c: Rotation(s, c[..., :1]), ValueError, r"cosine must have .*got \[1, 5, 1\]"),
-    "another dtype": (
-        lambda s, c: Rotation(s, c > 0),
-        TypeError,
-        "cosine must be float32 beside x of float32, got bool",
-    ),
-}
+    "another dtype": (lambda s, c: Rotation(s, c > 0), TypeError,
+          "cosine must be float32 beside x of float32, got bool"),
+}  # fmt: skip
 
 
 def attended(implementation: Implementation, rotary: Rotary | None, changed: Callable[[Any, Any], Any]) -> Any:

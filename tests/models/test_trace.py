@@ -22,7 +22,7 @@ from specification.dialects import read
 from specification.parameters import mapped
 from tests.models.test_dialects import filled, state
 from tests.models.test_port import saved, write
-from tests.support.helpers import PACKAGES, command
+from tests.support.helpers import PACKAGES, command, output_of
 from tests.support.small_models import GPT2, Maker, fitted
 
 
@@ -39,8 +39,7 @@ def dawn() -> tuple[str, ...]:
 @pytest.mark.slow
 @pytest.mark.skipif(bool(minilm.missing_packages()), reason=f"not installed: {', '.join(minilm.missing_packages())}")
 def test_a_trained_model_on_a_sentence() -> None:
-    code, output = command("trace", "It is a picture.", "--json", "trace.json")
-    assert code == 0, output
+    output = output_of("trace", "It is a picture.", "--json", "trace.json")
     assert output.splitlines()[0] == "[CLS] it is a picture . [SEP]"
     assert json.loads(Path("trace.json").read_text())["dialect"] == "bert"
 
@@ -54,8 +53,7 @@ def test_a_trained_model_that_is_not_there(name: str, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_the_attention_is_chosen_by_its_name(folder: Path) -> None:
     step = "decoder.blocks.0.cross_attention"
-    code, output = command("trace", "5,7,2/3,1", *dawn(), "--layer", step, "--picture", "weights.svg")
-    assert code == 0, output
+    output = output_of("trace", "5,7,2/3,1", *dawn(), "--layer", step, "--picture", "weights.svg")
     assert f"{step} drawn in weights.svg" in output
     assert output.splitlines()[:2] == ["5 7 2", "3 1"]
     assert "every step keeps its bound in reference_numpy, torch_impl, jax_impl" in output
@@ -142,8 +140,7 @@ def test_the_piece_that_disagrees_is_named(piece: str, monkeypatch: pytest.Monke
 
 
 def test_an_unknown_attention_is_answered_with_all_names() -> None:
-    code, output = command("trace", "5,7,2", *dawn(), "--layer", "blocks.9.attention")
-    assert code == 2
+    output = output_of("trace", "5,7,2", *dawn(), "--layer", "blocks.9.attention", code=2)
     names = "encoder.blocks.0.attention, decoder.blocks.0.self_attention, decoder.blocks.0.cross_attention"
     assert f"no attention is called blocks.9.attention; there are {names}" in output
 
@@ -151,11 +148,9 @@ def test_an_unknown_attention_is_answered_with_all_names() -> None:
 def test_the_step_that_disagrees_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     activations = importlib.import_module("torch_impl.feed_forward").ACTIVATIONS
     monkeypatch.setitem(activations, "relu", lambda x: 1.001 * x.relu())
-    code, output = command("trace", "5,7,2", *dawn())
-    assert code == 1
+    output = output_of("trace", "5,7,2", *dawn(), code=1)
     assert "the first error beyond its bound: torch_impl in encoder.blocks.0.feed_forward: activation" in output
-    code, output = command("trace", "5,7,2", *dawn(), "--layer", "decoder.blocks.0")
-    assert code == 1
+    output = output_of("trace", "5,7,2", *dawn(), "--layer", "decoder.blocks.0", code=1)
     lines = output.splitlines()
     assert "the first error beyond its bound: torch_impl in encoder.blocks.0.feed_forward" in lines
 
@@ -174,29 +169,24 @@ def test_the_step_that_disagrees_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_what_cannot_be_used_is_told_in_one_line(words: tuple[str, ...], message: str) -> None:
-    code, output = command("trace", *words, *dawn())
-    assert code == 2
+    output = output_of("trace", *words, *dawn(), code=2)
     assert message in output
     assert len(output.splitlines()) == 1
 
 
 def test_a_sequence_of_nothing_but_padding() -> None:
     """All scores are -inf behind the mask there, as they should be."""
-    code, output = command("trace", "0,0/0,0", *dawn(), "--all")
-    assert code == 0, output
+    output_of("trace", "0,0/0,0", *dawn(), "--all")
 
 
 def test_models_that_take_embeddings() -> None:
     write(state(filled(torch.nn.TransformerEncoderLayer(16, 4, 24))))
     words = ("--checkpoint", "model.safetensors", "--dialect", "pytorch", "--set", "num_heads=4")
-    code, output = command("trace", "5,7", *words)
-    assert code == 2
-    assert "this model takes embeddings" in output
+    assert "this model takes embeddings" in output_of("trace", "5,7", *words, code=2)
 
 
 def test_a_model_of_one_sequence_takes_no_two() -> None:
-    code, output = command("trace", "5/7", "--checkpoint", *saved("imdb-classifier, max"))
-    assert code == 2
+    output = output_of("trace", "5/7", "--checkpoint", *saved("imdb-classifier, max"), code=2)
     assert "this model takes one sequence" in output
 
 
@@ -249,29 +239,32 @@ def steps_in(dtype: str) -> dict[str, Taken]:
     return record_steps(Model(parameters, configuration), inputs, {})[0]
 
 
+def compared(arrays: dict[str, np.ndarray], *, code: int = 0) -> str:
+    """What is said of these values."""
+    np.savez("own.npz", **arrays)
+    return output_of("trace", INPUT, *dawn(), "--against", "own.npz", code=code)
+
+
 def computed(dtype: str) -> dict[str, np.ndarray]:
     """Every step of the definition's own model in that dtype."""
     return {name: np.asarray(step.result) for name, step in steps_in(dtype).items()}
 
 
 def test_what_is_saved_is_compared(folder: Path) -> None:
-    code, output = command("trace", INPUT, *dawn(), "--save", "steps.npz", "--json", "trace.json")
-    assert code == 0, output
+    output = output_of("trace", INPUT, *dawn(), "--save", "steps.npz", "--json", "trace.json")
     arrays = dict(np.load("steps.npz"))
     report = json.loads(Path("trace.json").read_text())
     assert f"{len(arrays)} steps saved in steps.npz" in output
     assert (report["conforms"], report["judged"], report["first_beyond"], report["against"]) == (True, True, None, None)
     assert {*arrays} <= {step["name"] for step in report["steps"]}
     assert set(report["steps"][0]["ratios"]) == set(PACKAGES)
-    code, output = command("trace", INPUT, *dawn(), "--against", "steps.npz")
-    assert code == 0, output
+    output = output_of("trace", INPUT, *dawn(), "--against", "steps.npz")
     assert f"{len(arrays)} of {len(arrays)} steps are in steps.npz, in float64" in output
     assert "none departs; the largest error ratio is 0" in output
     step = "decoder.blocks.0.self_attention"
     arrays[step][0, 0, 1] += 1e-6
     np.savez("steps.npz", **arrays)
-    code, output = command("trace", INPUT, *dawn(), "--against", "steps.npz", "--json", "trace.json")
-    assert code == 1
+    output = output_of("trace", INPUT, *dawn(), "--against", "steps.npz", "--json", "trace.json", code=1)
     assert f"the first that departs is {step}[0, 0, 1]: got " in output
     report = json.loads(Path("trace.json").read_text())
     assert (report["against"]["first"]["step"], report["conforms"], report["first_beyond"]) == (step, False, None)
@@ -280,35 +273,25 @@ def test_what_is_saved_is_compared(folder: Path) -> None:
 def test_a_port_in_sixteen_bits_has_rounded_weights(folder: Path) -> None:
     """The steps of a model in float16, whose embedding looks up numbers that the checkpoint does not hold."""
     arrays = computed("float16")
-    np.savez("own.npz", **arrays)
-    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
-    assert code == 0, output
+    output = compared(arrays)
     assert "the checkpoint's weights were rounded to float16 first" in output
     step = next(iter(arrays))
     arrays[step] = np.nextafter(arrays[step], np.float16(9))
-    np.savez("own.npz", **arrays)
-    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
-    assert code == 1
-    assert f"the first that departs is {step}[" in output
+    assert f"the first that departs is {step}[" in compared(arrays, code=1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_honest_values_keep_their_carried_bounds(folder: Path, dtype: str) -> None:
     arrays = computed(dtype)
-    np.savez("own.npz", **arrays)
-    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
-    assert code == 0, output
+    output = compared(arrays)
     assert f"steps are in own.npz, in {dtype}; their bounds are carried from the input" in output
     step = "encoder.blocks.0.attention"
-    np.savez("own.npz", **{step: 1.01 * arrays[step], "another": arrays[step]})
-    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
-    assert code == 1
+    output = compared({step: 1.01 * arrays[step], "another": arrays[step]}, code=1)
     assert f"the first that departs is {step}" in output
     assert "names of no step or piece: another" in output
     before = list(arrays)[: list(arrays).index(step)]
     assert f"to narrow it down, save these too: {before[0]} {before[1]} " in " ".join(output.split())
-    np.savez("own.npz", **arrays | {step: 1.01 * arrays[step]})
-    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
+    output = compared(arrays | {step: 1.01 * arrays[step]}, code=1)
     assert f"to narrow it down, save these too: {step}: queries {step}: keys {step}: values" in " ".join(output.split())
 
 
@@ -327,8 +310,7 @@ def computed_inside(dtype: str) -> dict[str, np.ndarray]:
 
 
 def test_pieces_are_saved_and_compared(folder: Path) -> None:
-    code, output = command("trace", INPUT, *dawn(), "--all", "--save", "steps.npz")
-    assert code == 0, output
+    output = output_of("trace", INPUT, *dawn(), "--all", "--save", "steps.npz")
     arrays = dict(np.load("steps.npz"))
     pieces = {*arrays} - {*steps_in("float64")}
     assert f"{len(arrays) - len(pieces)} steps and {len(pieces)} pieces inside saved in steps.npz" in output
@@ -338,8 +320,7 @@ def test_pieces_are_saved_and_compared(folder: Path) -> None:
     assert masked[0, 0, 0, 1] == -np.inf
     masked[0, 0, 0, 1] = 0.0
     np.savez("mine.npz", **{f"{step}: scores, masked": masked, f"{step}: scores": arrays[f"{step}: scores"]})
-    code, output = command("trace", INPUT, *dawn(), "--against", "mine.npz")
-    assert code == 1
+    output = output_of("trace", INPUT, *dawn(), "--against", "mine.npz", code=1)
     assert f"mine.npz: the first that departs is {step}: scores, masked[0, 0, 0, 1]: got 0.0, expected -inf" in output
     assert f"0 of {len(arrays) - len(pieces)} steps and 2 pieces inside are in mine.npz, in float64" in output
     assert "names of no" not in output
@@ -357,39 +338,28 @@ def test_the_lowest_number_forbids_a_pair(folder: Path, dtype: str) -> None:
     masked = arrays[f"{step}: scores, masked"]
     lowest = np.finfo(dtype).min
     filled = np.where(masked == -np.inf, masked.dtype.type(lowest), masked)
-    np.savez("own.npz", **arrays | {f"{step}: scores, masked": filled})  # type: ignore[arg-type]
-    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
-    assert code == 0, output
-    assert "own.npz: none departs" in output
+    assert "own.npz: none departs" in compared(arrays | {f"{step}: scores, masked": filled})
     filled[0, 0, 1, 0] = lowest
     several = {name: 1.01 * arrays[f"{step}: {name}"] for name in ("weights", "weighted values", "heads merged")}
     several = {f"{step}: {name}": array for name, array in several.items()} | {step: 1.01 * arrays[step]}
-    np.savez("own.npz", **arrays | several | {f"{step}: scores, masked": filled})  # type: ignore[arg-type]
-    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
-    assert code == 1
+    output = compared(arrays | several | {f"{step}: scores, masked": filled}, code=1)
     lines = output.splitlines()
     first = next(i for i, line in enumerate(lines) if "own.npz: the first that departs is" in line)
     assert f"{step}: scores, masked[0, 0, 1, 0]: got -inf" in lines[first]
     for line, name in zip(lines[first + 1 : first + 4], ("weights", "weighted values", "heads merged"), strict=True):
         assert line.startswith(f"then {step}: {name}[")
     assert lines[first + 4] == "and 1 more"
-    np.savez("own.npz", **{f"{step}: scores": np.where(masked == -np.inf, lowest, arrays[f"{step}: scores"])})
-    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
-    assert code == 1, output
+    compared({f"{step}: scores": np.where(masked == -np.inf, lowest, arrays[f"{step}: scores"])}, code=1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_honest_pieces_keep_their_carried_bounds(folder: Path, dtype: str) -> None:
     arrays = computed_inside(dtype)
-    np.savez("own.npz", **arrays)
-    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
-    assert code == 0, output
+    output = compared(arrays)
     assert "own.npz: none departs; the largest error ratio is " in output
     assert ("saved in float64 show smaller departures" in output) == (dtype == "float32")
     name = "decoder.blocks.0.cross_attention: weights"
-    np.savez("own.npz", **arrays | {name: 1.01 * arrays[name]})  # type: ignore[arg-type]
-    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
-    assert code == 1
+    output = compared(arrays | {name: 1.01 * arrays[name]}, code=1)
     assert f"own.npz: the first that departs is {name}[" in output
 
 
@@ -417,7 +387,6 @@ def test_values_that_cannot_be_compared(folder: Path, arrays: Any, message: str)
         arrays(Path("own.npz"))
     else:
         np.savez("own.npz", **arrays)
-    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
-    assert code == 2
+    output = output_of("trace", INPUT, *dawn(), "--against", "own.npz", code=2)
     assert message in output
     assert len([line for line in output.splitlines() if "own.npz" in line]) == 1

@@ -150,7 +150,6 @@ def test_a_mistake_in_the_path_of_one_description_is_caught(
 ) -> None:
     for call in run(kernel(change), family, padded=padded):
         assert not call.conforms(CORE)
-        assert call.violation is not None
         assert call.violation.rule in rules
 
 
@@ -163,7 +162,6 @@ def test_nan_is_a_special_value_and_no_shape() -> None:
         return torch.where(torch.arange(output.shape[2])[:, None] == 0, torch.nan, output)
 
     first, second = run(attention)
-    assert first.violation is not None
     assert first.violation.rule == "ATT-10"
     assert str(call_cells(second, STRICT)[-1]) == "not judged in full; its inputs hold NaN or infinities"
 

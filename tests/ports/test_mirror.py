@@ -92,14 +92,10 @@ def test_same_public_names(implementation: Implementation) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_same_signature(implementation: Implementation, operation: str) -> None:
-    extra = PORT_KEYWORDS.get(implementation.package, set())
-    assert parameters(getattr(implementation, operation), extra) == parameters(getattr(REFERENCE, operation))
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_same_result_annotation(implementation: Implementation, operation: str) -> None:
-    assert result(getattr(implementation, operation)) == result(getattr(REFERENCE, operation))
+def test_same_signature_in_the_same_file(implementation: Implementation, operation: str) -> None:
+    own, defined = getattr(implementation, operation), getattr(REFERENCE, operation)
+    assert parameters(own, PORT_KEYWORDS.get(implementation.package, set())) == parameters(defined)
+    assert (result(own), file_of(own)) == (result(defined), file_of(defined))
 
 
 @pytest.mark.parametrize(("file", "name"), CORES.items())
@@ -110,11 +106,6 @@ def test_same_core(implementation: Implementation, file: str, name: str) -> None
         for package in (implementation.package, REFERENCE.package)
     )
     assert (parameters(own), result(own)) == (parameters(defined), result(defined))
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_same_file(implementation: Implementation, operation: str) -> None:
-    assert file_of(getattr(implementation, operation)) == file_of(getattr(REFERENCE, operation))
 
 
 @pytest.mark.parametrize("package", PACKAGES)

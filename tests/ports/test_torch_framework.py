@@ -285,7 +285,6 @@ def test_many_occurrences_are_added_up_in_float32() -> None:
     """In bfloat16 256 + 1 is 256."""
     table = torch.ones(2, 1, dtype=torch.bfloat16, requires_grad=True)
     torch_impl.embedding(table, torch.zeros(512, dtype=torch.int64)).sum().backward()
-    assert table.grad is not None
     assert table.grad.tolist() == [[512], [0]]
 
 

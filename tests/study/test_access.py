@@ -11,16 +11,9 @@ import pytest
 from study import playing
 from tests.support import browser
 
-chromium, whole_site = browser.chromium, browser.whole_site
+chromium, whole_site, playground = browser.chromium, browser.whole_site, browser.playground
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("playground") / "playground.html"
-    playing.main(["--out", str(path)])
-    return path
 
 
 # --- every page -------------------------------------------------------------------------------------------------------
@@ -70,10 +63,9 @@ def test_faults_are_seen(chromium: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", browser.VIEWPORTS)
-def test_the_playground_fits_and_is_accessible(size: str, scheme: Any, chromium: Any, file: Path) -> None:
+def test_the_playground_fits_and_is_accessible(size: str, scheme: Any, chromium: Any, playground: Path) -> None:
     """In all its states: nothing scrolls sideways but a table in its frame; axe-core finds nothing serious."""
-    with browser.opened(chromium, file, size=size, color_scheme=scheme) as watched:
-        page = watched.page
+    with browser.opened(chromium, playground, size=size, color_scheme=scheme) as (page, errors, requests):
         for preset in ("causal", "hidden", "grouped", "empty"):
             page.click(f'[data-preset="{preset}"]')
             assert browser.sideways(page) == []
@@ -81,12 +73,11 @@ def test_the_playground_fits_and_is_accessible(size: str, scheme: Any, chromium:
             assert browser.accessibility_faults(page) == []
         page.fill('[data-path="mask.lengths.length"]', "77")
         assert browser.accessibility_faults(page) == []
-        assert (watched.errors, watched.requests) == ([], [])
+        assert (errors, requests) == ([], [])
 
 
-def test_the_playground_is_light_or_dark_by_choice(chromium: Any, file: Path) -> None:
-    with browser.opened(chromium, file, color_scheme="light") as watched:
-        page = watched.page
+def test_the_playground_is_light_or_dark_by_choice(chromium: Any, playground: Path) -> None:
+    with browser.opened(chromium, playground, color_scheme="light") as (page, *_):
         paper = "getComputedStyle(document.body).backgroundColor"
         light = page.evaluate(paper)
         page.select_option("#theme", "dark")
@@ -97,9 +88,8 @@ def test_the_playground_is_light_or_dark_by_choice(chromium: Any, file: Path) ->
         assert page.evaluate(paper) == light
 
 
-def test_the_playground_without_javascript(chromium: Any, file: Path) -> None:
-    with browser.opened(chromium, file, java_script_enabled=False) as watched:
-        page = watched.page
+def test_the_playground_without_javascript(chromium: Any, playground: Path) -> None:
+    with browser.opened(chromium, playground, java_script_enabled=False) as (page, *_):
         assert "JavaScript is off" in page.inner_text("body")
         assert "softmax over the allowed keys" in page.inner_text("body")
         assert not page.is_visible("#playground")

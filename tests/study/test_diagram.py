@@ -158,8 +158,7 @@ def test_text_that_sticks_out_is_found(chromium: Any, file: Path) -> None:
 
 def test_boxes_are_reached_by_keyboard(chromium: Any, file: Path) -> None:
     """In the order of the flow, with a mark on the box and a name that says where it stands."""
-    with browser.opened(chromium, file) as watched:
-        page = watched.page
+    with browser.opened(chromium, file) as (page, *_):
         page.focus(".drawing a")
         names, widths = [], []
         for _ in range(4):

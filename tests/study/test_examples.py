@@ -119,7 +119,6 @@ OTHERS = [pytest.param(page, marks=pytest.mark.slow) for page in examples() if p
 def test_arrays_of_one_name_are_the_same_in_all_three(page: str) -> None:
     """No row of the table of differences looks like a broken port where the results agree."""
     found = worked(page)
-    assert found is not None
     for name, distances in found.apart.items():
         largest = np.abs(found.steps[name].astype(float)).max()
         assert max(distances.values()) <= HALF_THE_DIGITS * largest, name
@@ -131,14 +130,12 @@ def test_rows_that_do_not_count_are_not_compared(monkeypatch: pytest.MonkeyPatch
     everywhere = examples()["losses"]._replace(counted=None)
     monkeypatch.setattr(working, "examples", lambda: {"losses": everywhere})
     found = worked.__wrapped__("losses")
-    assert found is not None
     assert min(found.apart["shifted"].values()) > 1
 
 
 def test_a_fault_in_a_row_that_counts_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, "torch_impl.losses", "at_targets", lambda array: array - 0.01)
     found = worked.__wrapped__("losses")
-    assert found is not None
     assert found.apart["losses in row_losses"]["torch_impl"] > HALF_THE_DIGITS
 
 
@@ -234,7 +231,6 @@ def test_what_is_outlined_is_what_is_taken() -> None:
     tokens = reference_numpy.greedy(generation.parameters(), generation.PROMPT, generation.STEPS, **model)
     logits = greedy.steps[0]
     assert logits.array.argmax(axis=-1).tolist() == tokens[:, 1:].tolist()
-    assert logits.marked is not None
     assert np.argwhere(logits.marked[0])[:, 1].tolist() == tokens[0, 1:].tolist()
     for number, one in enumerate(generation.sample().steps):
         place = int(np.argmax(one.marked[0]))

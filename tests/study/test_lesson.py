@@ -120,8 +120,7 @@ def test_a_chapter_begins_with_the_idea(built: Path) -> None:
 
 
 def test_the_choice_of_an_engine_is_folded(chromium: Any, built: Path) -> None:
-    with browser.opened(chromium, built / "attention.html") as watched:
-        page = watched.page
+    with browser.opened(chromium, built / "attention.html") as (page, *_):
         reasons = page.locator(".reason", has_text=ENGINE)
         assert reasons.count() > 0
         assert not any(one.is_visible() for one in reasons.all())
@@ -197,16 +196,14 @@ def test_the_start_has_three_ways_in(built: Path) -> None:
 
 @pytest.mark.parametrize("name", ["attention", "playground"])
 def test_the_contents_stand_beside_or_fold(name: str, chromium: Any, built: Path) -> None:
-    with browser.opened(chromium, built / f"{name}.html", size=browser.SMALL_LAPTOP) as watched:
-        page = watched.page
+    with browser.opened(chromium, built / f"{name}.html", size=browser.SMALL_LAPTOP) as (page, errors, _):
         assert page.locator(".side summary").is_hidden()
         assert page.locator('.side [aria-current="page"]').is_visible()
         main = page.locator("main").bounding_box()
         assert main["x"] >= page.locator(".side").bounding_box()["x"] + 150
         assert browser.sideways(page) == []
-        assert watched.errors == []
-    with browser.opened(chromium, built / f"{name}.html", size="phone") as watched:
-        page = watched.page
+        assert errors == []
+    with browser.opened(chromium, built / f"{name}.html", size="phone") as (page, *_):
         assert page.locator('.side a[href="rules.html"]').is_hidden()
         page.click(".side summary")
         assert page.locator('.side a[href="rules.html"]').is_visible()

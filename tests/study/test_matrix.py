@@ -42,7 +42,6 @@ def test_every_mark_leads_to_what_was_found() -> None:
 
 def test_versions_of_paths() -> None:
     found = divergences.matrix()
-    assert found is not None
     without = [path for group in found.groups for path in group.paths if not found.version(path)]
     assert without == []
     assert found.version("ONNX Runtime, LayerNormalization-17").startswith("onnxruntime ")
@@ -51,7 +50,6 @@ def test_versions_of_paths() -> None:
 
 def test_every_marked_cell_is_a_link(folder: Path) -> None:
     found = divergences.matrix()
-    assert found is not None
     page = (folder / "divergences.html").read_text()
     cells = re.findall(r'<td data-rule="[^"]+" class="(breaks|strict|takes|keeps|unasked)">(<a href="#[^"]+")?', page)
     assert len(cells) == sum(len(group.rules) * len(group.paths) for group in found.groups)
@@ -66,7 +64,6 @@ def test_every_marked_cell_is_a_link(folder: Path) -> None:
 def test_the_runs_are_folded_to_one_line(folder: Path) -> None:
     page = (folder / "divergences.html").read_text()
     found = divergences.matrix()
-    assert found is not None
     shown, _, rest = page.partition('<details class="how">')
     folded, _, after = rest.partition("</details>")
     assert f"<summary>{len(found.runs)} runs of the judge: versions, seeds and dates</summary>" in folded
@@ -78,7 +75,6 @@ def test_columns_have_names_in_words(folder: Path) -> None:
     """Each table names its rules above, and no heading is turned or cut off on any screen or on paper."""
     page = (folder / "divergences.html").read_text()
     found = divergences.matrix()
-    assert found is not None
     lists = [re.sub(r"<[^>]+>", "", one) for one in re.findall(r'<p class="how names-of-rules">(.*?)</p>', page)]
     known = rule_texts()
     assert lists == [" · ".join(f"{r} {known[r].title}" for r in g.rules if r in known) for g in found.groups]
@@ -94,8 +90,7 @@ TURNED_OR_CUT = """[...document.querySelectorAll('.matrix thead th')].filter((ce
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(1280, 900), (390, 844), (717, 1046)])
 def test_headings_can_be_read(size: tuple[int, int], chromium: Any, folder: Path) -> None:
-    with browser.opened(chromium, folder / "divergences.html", size=size) as watched:
-        page = watched.page
+    with browser.opened(chromium, folder / "divergences.html", size=size) as (page, *_):
         if size[0] == 717:
             page.emulate_media(media="print")
         assert page.evaluate(TURNED_OR_CUT) == []
@@ -138,8 +133,7 @@ def test_pages_of_results_are_sound(name: str, size: str, scheme: Any, chromium:
 
 def test_the_matrix_is_filtered_without_javascript(chromium: Any, folder: Path) -> None:
     seen = "(rows) => rows.filter(row => row.checkVisibility()).map(row => row.querySelector('th').innerText)"
-    with browser.opened(chromium, folder / "divergences.html", java_script_enabled=False) as watched:
-        page = watched.page
+    with browser.opened(chromium, folder / "divergences.html", java_script_enabled=False) as (page, *_):
         every = page.eval_on_selector_all(".matrix tbody tr", seen)
         page.select_option("#library", label="jax")
         chosen = page.eval_on_selector_all(".matrix tbody tr", seen)
@@ -156,8 +150,7 @@ def test_the_matrix_is_filtered_without_javascript(chromium: Any, folder: Path) 
 
 @pytest.mark.parametrize("size", browser.VIEWPORTS)
 def test_headings_of_the_matrix_stay(size: str, chromium: Any, folder: Path) -> None:
-    with browser.opened(chromium, folder / "divergences.html", size=size) as watched:
-        page = watched.page
+    with browser.opened(chromium, folder / "divergences.html", size=size) as (page, *_):
         page.evaluate("document.querySelector('.matrix tbody tr:nth-child(20)').scrollIntoView({block: 'center'})")
         page.evaluate("document.querySelector('.frame').scrollLeft = 300")
         boxes = page.evaluate(
@@ -173,8 +166,7 @@ def test_headings_of_the_matrix_stay(size: str, chromium: Any, folder: Path) -> 
 
 
 def test_a_mark_leads_to_its_case(chromium: Any, folder: Path) -> None:
-    with browser.opened(chromium, folder / "divergences.html", java_script_enabled=False) as watched:
-        page = watched.page
+    with browser.opened(chromium, folder / "divergences.html", java_script_enabled=False) as (page, *_):
         link = page.locator(".matrix .breaks a").first
         place = link.get_attribute("href")
         link.click()

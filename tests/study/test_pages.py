@@ -87,8 +87,7 @@ def test_no_link_is_broken(chromium: Any, whole_site: Path) -> None:
 def test_every_page_can_be_read_without_javascript(chromium: Any, whole_site: Path) -> None:
     """Text, and nothing to press that would do nothing; what is chosen from a list filters by CSS alone."""
     for path in browser.pages_of(whole_site):
-        with browser.opened(chromium, path, java_script_enabled=False) as watched:
-            page = watched.page
+        with browser.opened(chromium, path, java_script_enabled=False) as (page, *_):
             assert len(page.inner_text("body")) > 500, path.name
             assert page.locator("button:visible, input[type=search]:visible").count() == 0, path.name
 

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from study import playing
 from tests.support import browser
 from tests.support.helpers import Case
 from tests.support.playground_settings import RESULTS, allowance, by_definition, described, setting, spoiled
 
-chromium = browser.chromium
+chromium, playground = browser.chromium, browser.playground
 
 COMPUTE = """settings => settings.map(({query, key, value, ...options}) => ({
     output: attention(query, key, value, options),
@@ -58,23 +57,16 @@ def distances(chromium: Any, file: Path, settings: int = SETTINGS) -> tuple[floa
     return float(largest_ratio), float(largest)
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("playground") / "playground.html"
-    playing.main(["--out", str(path)])
-    return path
-
-
-def test_agrees_with_the_definition(chromium: Any, file: Path) -> None:
-    ratio, apart = distances(chromium, file)
+def test_agrees_with_the_definition(chromium: Any, playground: Path) -> None:
+    ratio, apart = distances(chromium, playground)
     assert ratio <= 1
     assert apart <= 1e-6
 
 
-def test_nan_and_infinity_stand_where_the_definition_has_them(chromium: Any, file: Path) -> None:
+def test_nan_and_infinity_stand_where_the_definition_has_them(chromium: Any, playground: Path) -> None:
     cases = [spoiled(seed) for seed in range(60)]
     met = set()
-    for one, answer in zip(cases, answers(chromium, file, cases), strict=True):
+    for one, answer in zip(cases, answers(chromium, playground, cases), strict=True):
         for name, got in answer.items():
             exact = by_definition(one, name)
             np.testing.assert_array_equal(np.isnan(got), np.isnan(exact))
@@ -111,6 +103,11 @@ def kinds(mask: Any) -> set[str]:
     return set() if mask is None else {type(mask).__name__}.union(*map(kinds, sides))
 
 
+CAP = "  if (softcap !== null) scores = mapped(scores, (score) => softcap * Math.tanh(score / softcap));\n"
+BIAS = (
+    "  if (bias !== null)\n"
+    "    scores = mapped(scores, (score, b, h, i, j) => score + (allowed[b][h][i][j] ? at(bias, b, h, i, j) : 0));\n"
+)
 FAULTS = {
     "mask inverted": ("masks.js", "return at(mask.array, b, h, i, j);", "return !at(mask.array, b, h, i, j);"),
     "top-left causal": ("masks.js", "return j <= i + per_batch(mask.offset, b);", "return j <= i;"),
@@ -119,12 +116,7 @@ FAULTS = {
     "lengths inclusive": ("masks.js", "return j < per_batch", "return j <= per_batch"),
     "segments of batch element 0": ("masks.js", "rows[rows.length === 1 ? 0 : b]", "rows[0]"),
     "scale left out": ("attention.js", "(score) => score * factor)", "(score) => score)"),
-    "softcap after the bias": (
-        "attention.js",
-        "(allowed[b][h][i][j] ? at(bias, b, h, i, j) : 0));",
-        "(allowed[b][h][i][j] ? at(bias, b, h, i, j) : 0)).map((x) => mapped(x, (s) => softcap === null ? s : "
-        "softcap * Math.tanh(s / softcap)));",
-    ),
+    "softcap after the bias": ("attention.js", CAP + BIAS, BIAS + CAP),
     "empty row not zero": ("attention.js", "allowed[j] ? number / (total === 0 ? 1 : total) : 0", "number / total"),
     "empty row as the mean": ("attention.js", 'if (empty_rows === "zero")', 'if (empty_rows === "none")'),
     "sink left out of the denominator": ("attention.js", "if (sink !== null) total =", "if (false) total ="),
@@ -137,14 +129,5 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_caught(fault: str, chromium: Any, tmp_path: Path) -> None:
-    name, right, wrong = FAULTS[fault]
-    text = (playing.FOLDER / name).read_text()
-    assert text.count(right) >= 1
-    if fault == "softcap after the bias":
-        cap = "if (softcap !== null) scores ="
-        assert cap in text
-        text = text.replace(cap, "if (false) scores =")
-    faulty = tmp_path / "playground.html"
-    faulty.write_text(playing.page(definition="", rules="", sources={name: text.replace(right, wrong)}))
-    ratio, _ = distances(chromium, faulty, 80)
+    ratio, _ = distances(chromium, browser.faulty_playground(tmp_path, *FAULTS[fault]), 80)
     assert ratio > 1

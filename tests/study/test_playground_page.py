@@ -12,22 +12,14 @@ import pytest
 
 import reference_numpy
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
-from study import playing
 from tests.support import browser
 from tests.support.helpers import Case
 from tests.support.playground_settings import by_definition, ratio
 
-chromium = browser.chromium
+chromium, playground = browser.chromium, browser.playground
 
 SHOWN = """id => [...document.querySelectorAll(`#${id} tbody tr`)].map(
     row => [...row.querySelectorAll("td")].map(cell => Number(cell.dataset.value ?? "NaN")))"""
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("playground") / "playground.html"
-    playing.main(["--out", str(path)])
-    return path
 
 
 def shown(page: Any, figure: str) -> np.ndarray:
@@ -54,9 +46,8 @@ def check_shown(page: Any, **options: Any) -> None:
 # --- what the controls do ---------------------------------------------------------------------------------------------
 
 
-def test_a_click_on_the_mask(chromium: Any, file: Path) -> None:
-    with browser.opened(chromium, file, fragment="#causal") as watched:
-        page = watched.page
+def test_a_click_on_the_mask(chromium: Any, playground: Path) -> None:
+    with browser.opened(chromium, playground, fragment="#causal") as (page, *_):
         check_shown(page, mask=Causal())
         page.click('[data-pair="3,1"]')
         page.click('[data-pair="0,4"]')
@@ -76,9 +67,8 @@ def test_a_click_on_the_mask(chromium: Any, file: Path) -> None:
         assert "query 2, empty" in page.inner_text("#weights")
 
 
-def test_every_control(chromium: Any, file: Path) -> None:
-    with browser.opened(chromium, file, fragment="#causal") as watched:
-        page = watched.page
+def test_every_control(chromium: Any, playground: Path) -> None:
+    with browser.opened(chromium, playground, fragment="#causal") as (page, errors, _):
         page.fill('[aria-label="query, query 4, d 1"]', "2.5")
         page.fill('[aria-label="value, key 2, v 0"]', "-inf")
         page.fill('[aria-label="value, key 2, v 0"]', "7")
@@ -117,12 +107,11 @@ def test_every_control(chromium: Any, file: Path) -> None:
             check_shown(
                 page, mask=mask, **{name: part for name, part in given.items() if name != "sinks"}, empty_rows=reading
             )
-        assert watched.errors == []
+        assert errors == []
 
 
-def test_sizes_and_heads(chromium: Any, file: Path) -> None:
-    with browser.opened(chromium, file, fragment="#causal") as watched:
-        page = watched.page
+def test_sizes_and_heads(chromium: Any, playground: Path) -> None:
+    with browser.opened(chromium, playground, fragment="#causal") as (page, *_):
         before = set_on(page)
         for name, size in (("H", "4"), ("K", "7"), ("D", "3"), ("V", "1")):
             page.fill(f'[data-size="{name}"]', size)
@@ -140,9 +129,8 @@ def test_sizes_and_heads(chromium: Any, file: Path) -> None:
         check_shown(page, mask=Causal(0))
 
 
-def test_the_keyboard_alone(chromium: Any, file: Path) -> None:
-    with browser.opened(chromium, file, fragment="#causal") as watched:
-        page = watched.page
+def test_the_keyboard_alone(chromium: Any, playground: Path) -> None:
+    with browser.opened(chromium, playground, fragment="#causal") as (page, *_):
         page.focus('[data-path="mask.dense.on"]')
         for _ in range(60):
             page.keyboard.press("Tab")
@@ -173,40 +161,33 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("preset", OPTIONS)
-def test_ready_made_settings_and_their_addresses(preset: str, chromium: Any, file: Path) -> None:
-    with browser.opened(chromium, file) as watched:
-        page = watched.page
+def test_ready_made_settings_and_their_addresses(preset: str, chromium: Any, playground: Path) -> None:
+    with browser.opened(chromium, playground) as (page, errors, requests):
         page.click(f'[data-preset="{preset}"]')
         check_shown(page, **OPTIONS[preset])
         page.wait_for_timeout(300)  # the address follows after a moment
         kept, fragment = set_on(page), page.evaluate("location.hash")
-        assert (watched.errors, watched.requests) == ([], [])
-    with browser.opened(chromium, file, fragment=fragment) as watched:
+        assert (errors, requests) == ([], [])
+    with browser.opened(chromium, playground, fragment=fragment) as watched:
         check_shown(watched.page, **OPTIONS[preset])
         again = set_on(watched.page)
         assert all(np.array_equal(kept[name], again[name], equal_nan=True) for name in kept)
 
 
 REFUSED = {
-    "offset": (
-        "cache",
-        "mask.causal.offset",
-        "",
-        "Causal must have an offset with 3 queries and 6 keys",
-    ),
+    "offset": ("cache", "mask.causal.offset", "", "Causal must have an offset with 3 queries and 6 keys"),
     "length": ("causal", "mask.lengths.length", "9", "lengths must lie between 0 and 5 keys, got [9]"),
     "window": ("causal", "mask.window.left", "-1", "left must not be negative, got -1"),
     "softcap": ("causal", "softcap", "0", "softcap must be positive and finite, got 0"),
     "scale": ("causal", "scale", "inf", "scale must be finite, got Infinity"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", REFUSED)
-def test_what_the_definition_refuses(mistake: str, chromium: Any, file: Path) -> None:
+def test_what_the_definition_refuses(mistake: str, chromium: Any, playground: Path) -> None:
     """It is said, and no numbers stand there as if they followed."""
     preset, field, text, message = REFUSED[mistake]
-    with browser.opened(chromium, file, fragment=f"#{preset}") as watched:
-        page = watched.page
+    with browser.opened(chromium, playground, fragment=f"#{preset}") as (page, errors, _):
         before = page.input_value(f'[data-path="{field}"]')
         page.fill(f'[data-path="{field}"]', text)
         assert message in page.inner_text("#refusal")
@@ -218,10 +199,10 @@ def test_what_the_definition_refuses(mistake: str, chromium: Any, file: Path) ->
         page.fill(f'[data-path="{field}"]', before)
         assert not page.is_visible("#refusal")
         assert page.query_selector("#weights") is not None
-        assert watched.errors == []
+        assert errors == []
 
 
-def test_the_same_words_as_the_definition(chromium: Any, file: Path) -> None:
+def test_the_same_words_as_the_definition(chromium: Any, playground: Path) -> None:
     query, key, mask = np.ones((1, 1, 2, 1)), np.ones((1, 1, 3, 1)), "mask"
     mistakes: tuple[tuple[dict[str, Any], str], ...] = (
         ({mask: Causal()}, "{mask: Causal()}"),
@@ -231,7 +212,7 @@ def test_the_same_words_as_the_definition(chromium: Any, file: Path) -> None:
         ({"sinks": np.ones(1), "empty_rows": "mean"}, "{sinks: [1], empty_rows: 'mean'}"),
         ({"empty_rows": "none"}, "{empty_rows: 'none'}"),
     )
-    with browser.opened(chromium, file) as watched:
+    with browser.opened(chromium, playground) as watched:
         for options, written in mistakes:
             with pytest.raises(ValueError, match=r"\w") as refused:
                 reference_numpy.attention_weights(query, key, **options)
@@ -241,9 +222,8 @@ def test_the_same_words_as_the_definition(chromium: Any, file: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["abc", "-", "1e999"])
-def test_what_is_no_number(text: str, chromium: Any, file: Path) -> None:
-    with browser.opened(chromium, file, fragment="#causal") as watched:
-        page = watched.page
+def test_what_is_no_number(text: str, chromium: Any, playground: Path) -> None:
+    with browser.opened(chromium, playground, fragment="#causal") as (page, errors, _):
         for selector in (
             '[aria-label="query, query 0, d 0"]',
             '[data-path="scale"]',
@@ -253,7 +233,7 @@ def test_what_is_no_number(text: str, chromium: Any, file: Path) -> None:
             assert page.get_attribute(selector, "aria-invalid") == "true"
         assert "expected 5 signs of 1 (keep) or 0" in page.inner_text("#refusal")
         check_shown(page, mask=Causal())
-        assert watched.errors == []
+        assert errors == []
 
 
 @pytest.mark.parametrize(
@@ -262,8 +242,8 @@ def test_what_is_no_number(text: str, chromium: Any, file: Path) -> None:
      "sizes=2,2,1,1,1,1&lengths=none", "sizes=2,2,1,1,1,1&softcap=0", "sizes=2,2,1,1,1,1&empty_rows=<b>",
      "sizes=2,2,1,1,1,1&padding=12", "sizes=%", "nothing"],
 )  # fmt: skip
-def test_an_address_that_holds_no_setting(fragment: str, chromium: Any, file: Path) -> None:
-    with browser.opened(chromium, file, fragment=f"#{fragment}") as watched:
+def test_an_address_that_holds_no_setting(fragment: str, chromium: Any, playground: Path) -> None:
+    with browser.opened(chromium, playground, fragment=f"#{fragment}") as watched:
         assert watched.page.is_visible("#refusal") == (fragment != "nothing")
         check_shown(watched.page, mask=Causal())
         assert watched.errors == []
@@ -273,41 +253,22 @@ Check = Callable[[Any, Path], None]
 FAULTS: dict[str, tuple[str, str, str, Check]] = {
     "another head shown": ("playground.js", "array[0][head]", "array[0][0]", test_sizes_and_heads),
     "a click that flips nothing": ("playground.js", "= !array[i][j]", "= array[i][j]", test_a_click_on_the_mask),
-    "a click beside what holds already": (
-        "playground.js",
-        '.on = name === "dense"',
-        ".on = true",
-        test_a_click_on_the_mask,
-    ),
+    "a click beside what holds already": ("playground.js", '.on = name === "dense"', ".on = true",
+          test_a_click_on_the_mask),
     "arrows the other way": ("playground.js", "ArrowDown: [1, 0]", "ArrowDown: [-1, 0]", test_the_keyboard_alone),
-    "a field without effect": (
-        "fields.js",
-        "  changed();\n}\n\nfunction read_size",
-        "}\nfunction read_size",
-        test_every_control,
-    ),
+    "a field without effect": ("fields.js", "  changed();\n}\n\nfunction read_size", "}\nfunction read_size",
+          test_every_control),
     "numbers of the last setting": ("tables.js", "rows[i][j] = number;", "", test_every_control),
-    "an address without its mask": (
-        "address.js",
-        "if (on) told.push",
-        "if (false) told.push",
-        partial(test_ready_made_settings_and_their_addresses, "causal"),
-    ),
-    "old numbers beside a refusal": (
-        "playground.js",
-        'found("computed").replaceChildren();',
-        "",
-        partial(test_what_the_definition_refuses, "softcap"),
-    ),
-}
+    "an address without its mask": ("address.js", "if (on) told.push", "if (false) told.push",
+          partial(test_ready_made_settings_and_their_addresses, "causal")),
+    "old numbers beside a refusal": ("playground.js", 'found("computed").replaceChildren();', "",
+          partial(test_what_the_definition_refuses, "softcap")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_caught(fault: str, chromium: Any, tmp_path: Path) -> None:
     name, right, wrong, check = FAULTS[fault]
-    text = (playing.FOLDER / name).read_text()
-    assert text.count(right) == 1
-    faulty = tmp_path / "playground.html"
-    faulty.write_text(playing.page(definition="", rules="", sources={name: text.replace(right, wrong)}))
+    faulty = browser.faulty_playground(tmp_path, name, right, wrong)
     with pytest.raises(AssertionError):
         check(chromium, faulty)

@@ -96,8 +96,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_pictures_can_be_read(size: str, scheme: Any, chromium: Any, places: dict[str, Path]) -> None:
     """No text covers another, is cut off or small. Contrast is that of WCAG 2.2, 1.4.3; lines have markers too."""
     for name, path in places.items():
-        with browser.opened(chromium, path, size=SIZES[size], color_scheme=scheme) as watched:
-            page = watched.page
+        with browser.opened(chromium, path, size=SIZES[size], color_scheme=scheme) as (page, errors, requests):
             assert page.evaluate(TEXTS) == [], name
             found = page.evaluate(CONTRAST)
             assert found["text"] > 4.5, name
@@ -105,7 +104,7 @@ def test_pictures_can_be_read(size: str, scheme: Any, chromium: Any, places: dic
             assert (seen(page) & LIGHT != set()) == (scheme == "light"), name
             assert browser.sideways(page) == [] or name != "page"
             assert browser.accessibility_faults(page) == [] or name != "page"
-            assert (watched.errors, watched.requests) == ([], [])
+            assert (errors, requests) == ([], [])
 
 
 def test_the_button_turns_pictures_too(chromium: Any, places: dict[str, Path]) -> None:
@@ -128,8 +127,7 @@ WITHOUT_DARK = """() => [...document.querySelectorAll("style")].filter(
 
 
 def test_faults_of_pictures_are_seen(chromium: Any, places: dict[str, Path]) -> None:
-    with browser.opened(chromium, places["page"], size=SIZES["phone"], color_scheme="dark") as watched:
-        page = watched.page
+    with browser.opened(chromium, places["page"], size=SIZES["phone"], color_scheme="dark") as (page, *_):
 
         def faults(kind: str) -> bool:
             return any(fault.startswith(kind) for fault in page.evaluate(TEXTS))

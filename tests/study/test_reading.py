@@ -53,8 +53,7 @@ CUT_OFF = """() => [...document.querySelectorAll("#code .cell, #code .cell *")].
 @pytest.mark.parametrize("size", [(1440, 900), (1280, 800)])
 def test_three_columns_fit_a_laptop(size: tuple[int, int], chromium: Any, whole_site: Path) -> None:
     """Three side by side, or two by choice, in the width of the screen, and no code is cut off."""
-    with browser.opened(chromium, whole_site / "attention.html", size=size) as watched:
-        page = watched.page
+    with browser.opened(chromium, whole_site / "attention.html", size=size) as (page, *_):
         for shown in (3, 2, 1):
             rows = page.evaluate(COLUMNS)
             assert max(map(len, rows)) == shown
@@ -69,8 +68,7 @@ def test_three_columns_fit_a_laptop(size: tuple[int, int], chromium: Any, whole_
 
 
 def test_what_does_not_fit_is_seen(chromium: Any, whole_site: Path) -> None:
-    with browser.opened(chromium, whole_site / "attention.html", size=browser.SMALL_LAPTOP) as watched:
-        page = watched.page
+    with browser.opened(chromium, whole_site / "attention.html", size=browser.SMALL_LAPTOP) as (page, *_):
         page.add_style_tag(content="#code .code code { white-space: pre; }")
         assert page.evaluate(CUT_OFF) != []
         page.add_style_tag(content="#code .row { grid-template-columns: repeat(3, 30rem); }")
@@ -79,8 +77,7 @@ def test_what_does_not_fit_is_seen(chromium: Any, whole_site: Path) -> None:
 
 
 def test_columns_are_stacked_on_a_phone(chromium: Any, whole_site: Path) -> None:
-    with browser.opened(chromium, whole_site / "attention.html", size="phone") as watched:
-        page = watched.page
+    with browser.opened(chromium, whole_site / "attention.html", size="phone") as (page, *_):
         browser.unfold(page, ".signature")
         rows = page.evaluate(COLUMNS)
         assert max(map(len, rows)) == 3
@@ -92,8 +89,7 @@ def test_columns_are_stacked_on_a_phone(chromium: Any, whole_site: Path) -> None
 
 
 def test_the_contents_give_way_to_the_code(chromium: Any, whole_site: Path) -> None:
-    with browser.opened(chromium, whole_site / "attention.html", size=browser.SMALL_LAPTOP) as watched:
-        page = watched.page
+    with browser.opened(chromium, whole_site / "attention.html", size=browser.SMALL_LAPTOP) as (page, *_):
         widths = []
         for _ in range(2):
             widths.append(page.locator("#code .grid").nth(1).bounding_box()["width"])
@@ -105,8 +101,7 @@ def test_the_contents_give_way_to_the_code(chromium: Any, whole_site: Path) -> N
 
 
 def test_the_choice_of_columns_is_kept(chromium: Any, whole_site: Path) -> None:
-    with browser.opened(chromium, whole_site / "attention.html") as watched:
-        page = watched.page
+    with browser.opened(chromium, whole_site / "attention.html") as (page, *_):
         page.uncheck("#show-0")
         page.goto((whole_site / "softmax.html").as_uri())
         page.wait_for_function("!document.getElementById('show-0').checked")  # the store of another process may lag
@@ -134,8 +129,7 @@ FOCUSED = """() => { const part = document.activeElement; const style = getCompu
 
 def test_the_keyboard_reaches_everything(chromium: Any, whole_site: Path) -> None:
     """Tab goes through all that can be pressed, in the order of the page, and it shows where it is."""
-    with browser.opened(chromium, whole_site / "softmax.html") as watched:
-        page = watched.page
+    with browser.opened(chromium, whole_site / "softmax.html") as (page, errors, _):
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip"
         page.keyboard.press("Enter")
@@ -151,7 +145,7 @@ def test_the_keyboard_reaches_everything(chromium: Any, whole_site: Path) -> Non
         page.locator("summary").last.focus()
         page.keyboard.press("Enter")
         assert page.evaluate("document.activeElement.parentElement.open")
-        assert watched.errors == []
+        assert errors == []
 
 
 def test_only_what_scrolls_is_a_stop(chromium: Any, whole_site: Path) -> None:
@@ -166,8 +160,7 @@ def test_only_what_scrolls_is_a_stop(chromium: Any, whole_site: Path) -> None:
 
 def test_arrows_turn_pages(chromium: Any, whole_site: Path) -> None:
     names = [one.name for one in OPERATIONS]
-    with browser.opened(chromium, whole_site / f"{names[0]}.html") as watched:
-        page = watched.page
+    with browser.opened(chromium, whole_site / f"{names[0]}.html") as (page, *_):
         for name in names[1:]:
             page.keyboard.press("ArrowRight")
             page.wait_for_url(f"**/{name}.html")
@@ -177,8 +170,7 @@ def test_arrows_turn_pages(chromium: Any, whole_site: Path) -> None:
 
 
 def test_search(chromium: Any, whole_site: Path) -> None:
-    with browser.opened(chromium, whole_site / "blocks.html") as watched:
-        page = watched.page
+    with browser.opened(chromium, whole_site / "blocks.html") as (page, *_):
         page.keyboard.press("/")
         page.wait_for_url("**/lookup.html*")
         page.wait_for_function("document.activeElement.id === 'find'")
@@ -208,8 +200,7 @@ def test_search(chromium: Any, whole_site: Path) -> None:
 
 def test_light_and_dark_by_choice(chromium: Any, whole_site: Path) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
-    with browser.opened(chromium, whole_site / "index.html", color_scheme="dark") as watched:
-        page = watched.page
+    with browser.opened(chromium, whole_site / "index.html", color_scheme="dark") as (page, *_):
         dark = page.evaluate(paper)
         page.click("#theme")
         light = page.evaluate(paper)

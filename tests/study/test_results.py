@@ -242,7 +242,6 @@ def test_a_run_of_a_rule_joins_the_stored_one(tmp_path: Path) -> None:
     assert [one["rule"] for one in torch["violations"]] == ["ATT-7"]
     assert torch["levels"][torch["violations"][0]["level"]] == ["ATT-7"]
     shown = results.gather(conformance=kept).agreement.content
-    assert shown is not None
     assert shown.when.endswith("; POS-3: 2027-01-02, 03:04 UTC; ATT-7: 2027-01-03, 03:04 UTC")
 
     before = kept.read_text()
@@ -285,7 +284,6 @@ def test_the_stored_results_can_be_shown() -> None:
     if stored["schema"] == SCHEMA:  # an older one can be shown, too
         fastjsonschema.compile(schema)(stored)
     agreement = found.agreement.content
-    assert agreement is not None
     assert {package for package, _ in agreement.rules} == set(LABELS)
     probed = {rule for rule in rule_texts() if rule.split("-")[0] not in ("BLK", "TRF", "GEN")}
     # A rule that is newer than the stored run is told on its page: "not in the stored run".

@@ -224,7 +224,6 @@ def test_text_can_be_read_in_light_and_dark() -> None:
 
 def test_the_matrix_is_read_whole() -> None:
     found = matrix()
-    assert found is not None
     differing = {place for place, mark in found.marks.items() if mark.startswith("differs")}
     assert differing == {(one.path, one.rule) for one in found.divergences}
     assert all(one.example for one in found.divergences)
@@ -259,7 +258,6 @@ def test_a_missing_matrix_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", list(examples()))
 def test_an_example_is_within_its_bounds(page: str) -> None:
     found = worked(page)
-    assert found is not None
     assert found.disagreement <= 1
     assert all(one.ratio <= 1 for one in found.results)
     names = {name for _, name in found.example.inside}
@@ -269,7 +267,6 @@ def test_an_example_is_within_its_bounds(page: str) -> None:
 
 def test_steps_are_the_ones_of_the_call() -> None:
     found = worked("attention")
-    assert found is not None
     assert np.allclose(found.steps["weights"] @ found.inputs["value"], found.steps["output"])
     assert np.allclose(
         found.steps["exponentials"] / found.steps["exponentials"].sum(-1, keepdims=True), found.steps["weights"]
@@ -283,7 +280,6 @@ def test_a_fault_in_a_port_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     worked.cache_clear()
     found = worked("attention")
     worked.cache_clear()
-    assert found is not None
     assert found.disagreement > 1
     assert {one.package for one in found.results if one.ratio > 1} == {"torch_impl"}
     assert found.apart["scores"]["torch_impl"] > 100 * found.apart["scores"]["jax_impl"]
@@ -320,7 +316,6 @@ def test_gradients_are_found_by_name_and_under_their_rule() -> None:
 def test_as_many_columns_as_fit(width: int, count: int) -> None:
     console = Console(width=width, record=True, file=io.StringIO())
     found = find("softmax")
-    assert found is not None
     assert fitting(width) == count
     for piece in shown(found, width):
         console.print(piece)

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -92,31 +91,23 @@ VERDICTS = {
 }
 
 
-class Fault(NamedTuple):
-    """In a walk-through `old`, which occurs once, becomes `new`; then it ends with an assertion that says `message`."""
-
-    walk: str
-    old: str
-    new: str
-    message: str
-
-
 FAULTS = {
-    "score over D": Fault("one_query", "query @ key / np.float32(np.sqrt(D))", "query @ key / np.float32(D)", "bounds"),
-    "no residual": Fault("one_query", "layer_norm(x + found,", "layer_norm(found,", "encoder block"),
-    "NaN hidden": Fault("in_torch_and_jax", "weights.masked_fill(~mask, 0) @", "weights @", "torch_mended violates"),
-    "output not rescaled": Fault(
+    "score over D": ("one_query", "query @ key / np.float32(np.sqrt(D))", "query @ key / np.float32(D)", "bounds"),
+    "no residual": ("one_query", "layer_norm(x + found,", "layer_norm(found,", "encoder block"),
+    "NaN hidden": ("in_torch_and_jax", "weights.masked_fill(~mask, 0) @", "weights @", "torch_mended violates"),
+    "output not rescaled": (
         "bring_your_own_kernel", "output * factor + multiply", "output + multiply", "the kernel violates"
     ),
-    "bias correction left out": Fault(
+    "bias correction left out": (
         "one_training_step", "mean / (1 - beta_1**step) / size", "mean / size", "adam violates"
     ),
-    "heads halved": Fault("look_inside", "H = f\"blocks.{layer}.attention\", configuration.num_heads",
+    "heads halved": ("look_inside", "H = f\"blocks.{layer}.attention\", configuration.num_heads",
                           "H = f\"blocks.{layer}.attention\", 6", "blocks.0.attention"),
-    "nothing is changed": Fault(
+    "nothing is changed": (
         "look_inside", "changed if isinstance(a, Configuration) else a for", "a for", "assert beyond"
     ),
 }  # fmt: skip
+"""By name: in which walk-through what becomes what, and what the assertion that then ends it says."""
 
 
 def run(file: Path, folder: Path) -> subprocess.CompletedProcess[str]:

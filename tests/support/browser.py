@@ -11,26 +11,24 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from study import site
+from study import playing, site
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VIEWPORTS = {"laptop": (1440, 900), "phone": (390, 844)}
 SMALL_LAPTOP = (1280, 800)
 
 
-@dataclass
-class Watched:
+class Watched(NamedTuple):
     """A page, and what a page should have none of: errors of its scripts or console, and requests beyond its file."""
 
     page: Any
-    errors: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
+    errors: list[str]
+    requests: list[str]
 
 
 def executable(playwright: Any) -> str | None:
@@ -60,8 +58,8 @@ def opened(
     width, height = VIEWPORTS[size] if isinstance(size, str) else size
     context = browser.new_context(viewport={"width": width, "height": height}, **options)
     try:
-        watched = Watched(context.new_page())
-        page, address = watched.page, file.resolve().as_uri()
+        watched, address = Watched(context.new_page(), [], []), file.resolve().as_uri()
+        page = watched.page
         page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: watched.errors.append(str(error)))
         page.on("console", lambda line: watched.errors.append(line.text) if line.type == "error" else None)
@@ -110,6 +108,26 @@ def wait_for(file: Path, seconds: float = 600) -> None:
 
 def pages_of(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.html"))
+
+
+# --- the playground ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def playground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of the playground. A module takes it by `playground = browser.playground`."""
+    path = tmp_path_factory.mktemp("playground") / "playground.html"
+    playing.main(["--out", str(path)])
+    return path
+
+
+def faulty_playground(folder: Path, name: str, right: str, wrong: str) -> Path:
+    """A playground of which the source `name` has `wrong` in the place of `right`."""
+    text = (playing.FOLDER / name).read_text()
+    assert text.count(right) == 1, f"{text.count(right)} places for {right!r}"
+    path = folder / "playground.html"
+    path.write_text(playing.page(definition="", rules="", sources={name: text.replace(right, wrong)}))
+    return path
 
 
 # --- what can be wrong with a page ------------------------------------------------------------------------------------

@@ -186,5 +186,14 @@ def worst(findings: list[Finding]) -> Finding:
     return max(findings, key=lambda finding: finding.ratio)
 
 
+def error(engine: Engine, case: Case, expected: Any = None) -> Finding:
+    """The worst error of an engine in a case. expected: values and bounds that are not those of the case itself."""
+    return worst(judged(case, subject(engine)(case), *(expected or truth_and_bounds(case))))
+
+
 def agreement(engine: Engine, name: str) -> Finding:
-    return worst(judged(CASES[name], subject(engine)(CASES[name]), *truth(name)))
+    return error(engine, CASES[name], truth(name))
+
+
+def conforms(finding: Finding) -> None:
+    assert finding.ratio <= 1, str(finding)

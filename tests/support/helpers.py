@@ -98,6 +98,13 @@ IMPLEMENTATIONS = tuple(map(Implementation, PACKAGES))
 REFERENCE = IMPLEMENTATIONS[0]
 
 
+def error_of(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[type, str]:
+    """The kind and the message of the error that a call raises."""
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call(*arguments, **options)
+    return caught.type, str(caught.value)
+
+
 def command(*words: object, width: int = 200) -> tuple[int, str]:
     """The exit code and all that the command line prints.
 
@@ -108,6 +115,13 @@ def command(*words: object, width: int = 200) -> tuple[int, str]:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output
+
+
+def output_of(*words: object, code: int = 0, width: int = 200) -> str:
+    """All that the command line prints, where it ends with this exit code."""
+    found, output = command(*words, width=width)
+    assert found == code, output
+    return output
 
 
 def documented_examples(title: str) -> list[str]:

@@ -69,22 +69,47 @@ def inputs(*, padded: str = "") -> dict[str, torch.Tensor]:
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
-def wrong_scale(module: Any, *tensors: Any, scaling: float, **more: Any) -> Any:
-    return attention_forward(module, *tensors, scaling=scaling**2, **more)
+def scaled(change: Callable[[float], float]) -> Callable[..., Any]:
+    """Attention with another scale."""
+
+    def function(module: Any, *tensors: Any, scaling: float, **more: Any) -> Any:
+        return attention_forward(module, *tensors, scaling=change(scaling), **more)
+
+    return function
+
+
+def without(name: str) -> Callable[..., Any]:
+    """Attention that takes no notice of a keyword."""
+
+    def function(module: Any, *tensors: Any, **more: Any) -> Any:
+        return attention_forward(module, *tensors, **more | {name: None})
+
+    return function
+
+
+def returning(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Attention with another output."""
+
+    def function(module: Any, *tensors: Any, **more: Any) -> Any:
+        output, weights = attention_forward(module, *tensors, **more)
+        return change(output), weights
+
+    return function
+
+
+wrong_scale, scale_left_out = scaled(lambda scale: scale**2), scaled(lambda scale: 1.0)
+softcap_left_out, sinks_left_out, bias_left_out = map(without, ("softcap", "s_aux", "position_bias"))
+output_without_gradient, in_half_precision = returning(torch.Tensor.detach), returning(torch.Tensor.half)
+heads_and_queries_swapped = returning(lambda output: output.transpose(1, 2))
+without_the_last_query = returning(lambda output: output[:, :-1])
+dropped_at_random = returning(lambda output: torch.nn.functional.dropout(output, 0.1))
+sixth_query_not_a_number = returning(lambda output: output.index_fill(1, torch.tensor([5]), torch.nan))
 
 
 def wrong_scale_and_mean_in_empty_rows(module: Any, query: Any, key: Any, value: Any, *mask: Any, **more: Any) -> Any:
     output, weights = wrong_scale(module, query, key, value, *mask, **more)
     mean = value.mean(2).repeat_interleave(query.shape[1] // value.shape[1], 1)[:, None]
     return torch.where((output == 0).all(-1, keepdim=True), mean, output), weights
-
-
-def scale_left_out(module: Any, *tensors: Any, scaling: float, **more: Any) -> Any:
-    return attention_forward(module, *tensors, scaling=1.0, **more)
-
-
-def softcap_left_out(module: Any, *tensors: Any, softcap: float | None = None, **more: Any) -> Any:
-    return attention_forward(module, *tensors, **more)
 
 
 def mask_one_off(module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
@@ -95,14 +120,6 @@ def mask_one_off(module: Any, query: Any, key: Any, value: Any, mask: Any, **mor
 def heads_in_another_order(module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
     share = query.shape[1] // key.shape[1]
     return attention_forward(module, query, key.repeat(1, share, 1, 1), value.repeat(1, share, 1, 1), mask, **more)
-
-
-def sinks_left_out(module: Any, *tensors: Any, s_aux: Any = None, **more: Any) -> Any:
-    return attention_forward(module, *tensors, **more)
-
-
-def bias_left_out(module: Any, *tensors: Any, position_bias: Any = None, **more: Any) -> Any:
-    return attention_forward(module, *tensors, **more)
 
 
 def key_without_gradient(module: Any, query: Any, key: Any, *others: Any, **more: Any) -> Any:
@@ -129,11 +146,6 @@ def wrong_scale_for_these_sizes_alone(module: Any, query: Any, *others: Any, sca
     if query.shape[1:] != (4, 12, 8):
         raise ValueError("4 heads, 12 queries and width 8")
     return attention_forward(module, query, *others, scaling=scaling**2, **more)
-
-
-def output_without_gradient(module: Any, *tensors: Any, **more: Any) -> Any:
-    output, weights = attention_forward(module, *tensors, **more)
-    return output.detach(), weights
 
 
 def inputs_without_gradients(module: Any, *tensors: Any, **more: Any) -> Any:
@@ -163,16 +175,6 @@ def key_spoiled_afterwards(module: Any, query: Any, key: Any, *others: Any, **mo
     return returned
 
 
-def not_a_number(module: Any, *tensors: Any, **more: Any) -> Any:
-    output, weights = attention_forward(module, *tensors, **more)
-    return torch.where(torch.arange(output.shape[1])[:, None, None] == 5, torch.nan, output), weights
-
-
-def heads_and_queries_swapped(module: Any, *tensors: Any, **more: Any) -> Any:
-    output, weights = attention_forward(module, *tensors, **more)
-    return output.transpose(1, 2), weights
-
-
 def mask_changed(module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
     returned = attention_forward(module, query, key, value, mask, **more)
     mask.logical_not_()
@@ -182,21 +184,6 @@ def mask_changed(module: Any, query: Any, key: Any, value: Any, mask: Any, **mor
 def strides_ignored(module: Any, query: Any, *others: Any, **more: Any) -> Any:
     contiguous = torch.empty(query.shape).stride()
     return attention_forward(module, query.as_strided(query.shape, contiguous), *others, **more)
-
-
-def dropped_at_random(module: Any, *tensors: Any, **more: Any) -> Any:
-    output, weights = attention_forward(module, *tensors, **more)
-    return torch.nn.functional.dropout(output, 0.1), weights
-
-
-def in_half_precision(module: Any, *tensors: Any, **more: Any) -> Any:
-    output, weights = attention_forward(module, *tensors, **more)
-    return output.half(), weights
-
-
-def without_the_last_query(module: Any, *tensors: Any, **more: Any) -> Any:
-    output, weights = attention_forward(module, *tensors, **more)
-    return output[:, :-1], weights
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -231,10 +231,7 @@ def arithmetic(dtype: str) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))
     try:
-        if dtype == "float64":
-            with Wide():
-                yield
-        else:
+        with Wide() if dtype == "float64" else nullcontext():
             yield
     finally:
         torch.set_default_dtype(before)
@@ -311,10 +308,26 @@ def call_of(made: Pretrained, dtype: str) -> Call:
     return Call({"input_ids": ids} | mask, (ids,), {"key_padding": keep}, keep)
 
 
-def result_of(module: torch.nn.Module, made: Pretrained, call: Call, dtype: str) -> torch.Tensor:
+def module_result(module: torch.nn.Module, made: Pretrained, call: Call, dtype: str) -> torch.Tensor:
     """Logits, or hidden states where the model has no language model's head; of heads of other kinds what is below."""
     below = {"ModernBertForMaskedLM": "model", "ViTForImageClassification": "vit"}.get(made.architecture)
     called = getattr(module, below) if below else module
     with arithmetic(dtype):
         found = called(**{name: torch.from_numpy(array) for name, array in call.theirs.items()})
         return found.logits if hasattr(found, "logits") else found.last_hidden_state
+
+
+def bert_entries(positions: int = 20) -> dict[str, np.ndarray]:
+    """Of a small BERT of one layer and four heads, with so many rows of positions."""
+    generator, layer = np.random.default_rng(0), "encoder.layer.0"
+    square = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense")
+    shapes: dict[str, tuple[int, ...]] = {f"{layer}.{name}": (16, 16) for name in square}
+    shapes |= {f"{layer}.intermediate.dense": (24, 16), f"{layer}.output.dense": (16, 24)}
+    norms = (f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm", "embeddings.LayerNorm")
+    shapes |= dict.fromkeys(norms, (16,))
+    tables = {"word": (11, 16), "position": (positions, 16), "token_type": (2, 16)}
+    shapes = {f"{name}.weight": shape for name, shape in shapes.items()} | {
+        f"{name}.bias": shape[:1] for name, shape in shapes.items()
+    }
+    shapes |= {f"embeddings.{name}_embeddings.weight": shape for name, shape in tables.items()}
+    return {name: generator.normal(size=shape).astype("float32") for name, shape in shapes.items()}

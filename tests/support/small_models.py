@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from conformance.models.error_propagation import SAMPLES, carried_bound
+from conformance.models.structures import widen_parameters
 from reference_numpy import tape
 from specification import (
     Classifier,
@@ -216,10 +218,43 @@ def generation(implementation: Implementation) -> ModuleType:
     return importlib.import_module(f"{implementation.package}.generation")
 
 
-def error_of(call: Callable[[], Any]) -> tuple[type, str]:
-    with pytest.raises((TypeError, ValueError)) as caught:
-        call()
-    return caught.type, str(caught.value)
+# --- exact results ----------------------------------------------------------------------------------------------------
+
+
+def in_dtype(value: Any, dtype: Any) -> Any:
+    """The structure with its floating arrays in that dtype."""
+    return mapped(lambda array: array.astype(dtype) if array.dtype.kind == "f" else array, value)
+
+
+def exact_and_bound(
+    parameters: Any, configuration: Configuration, inputs: tuple[Any, ...], dtype: str = "float32", *,
+    narrow: frozenset[str] = frozenset(), samples: int = SAMPLES, **options: Any,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """What the definition's model gives in float64, and the bound for an implementation in that dtype."""
+    wide, inputs = widen_parameters(parameters), in_dtype(inputs, "float64")
+
+    def run(functions: Any) -> Any:
+        return functions.MODELS[type(wide)](wide, *inputs, configuration=configuration, **options)
+
+    return carried_bound(run, wide, dtype, narrow=narrow, samples=samples)
+
+
+def model_of(implementation: Implementation, parameters: Any, configuration: Configuration) -> Any:
+    """A package's model with these parameters, of NumPy arrays."""
+    return implementation.Model(implementation.convert(parameters), configuration)
+
+
+def result_of(implementation: Implementation, model: Any, inputs: tuple[Any, ...], **options: Any) -> np.ndarray:
+    """What a package's model gives, from NumPy arrays and as one."""
+    framework, convert = implementation.subject.framework, implementation.convert
+    with framework.context():
+        return framework.numpy(model(*convert(inputs), **convert(options)))
+
+
+def assert_within(got: np.ndarray, exact: np.ndarray, bound: np.ndarray, dtype: str = "float32") -> None:
+    assert str(got.dtype) == dtype
+    assert got.shape == exact.shape
+    assert (np.abs(got - exact) <= bound).all()
 
 
 # --- generating -------------------------------------------------------------------------------------------------------
@@ -247,14 +282,6 @@ def generated(
 
 
 # --- planted faults ---------------------------------------------------------------------------------------------------
-
-
-class Fault(NamedTuple):
-    """In a module of the definition `old`, which occurs once, becomes `new`."""
-
-    name: str
-    old: str
-    new: str
 
 
 def edited(module: str, old: str, new: str) -> ModuleType:

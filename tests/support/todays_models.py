@@ -22,7 +22,6 @@ from specification.parameters import (
     MultiHeadAttention,
     Norm,
     Transformer,
-    mapped,
 )
 from specification.rotary import (
     DynamicScaling,
@@ -32,6 +31,7 @@ from specification.rotary import (
     Rotary,
     YarnScaling,
 )
+from tests.support.small_models import in_dtype
 
 E, H, G, D, F, VOCABULARY, LENGTH = 16, 4, 2, 6, 24, 11, 7
 TOKENS = np.random.default_rng(3).integers(1, VOCABULARY, (2, LENGTH))
@@ -63,11 +63,6 @@ class Example(NamedTuple):
         return {} if self.key_padding is None else {"key_padding": self.key_padding}
 
 
-def in_dtype(value: Any, dtype: str) -> Any:
-    """The structure with its floating arrays in that dtype."""
-    return mapped(lambda array: array.astype(dtype) if array.dtype.kind == "f" else array, value)
-
-
 class Parts:
     """Parameters of random numbers. biases: of projections. centre: around which the weights of norms lie."""
 
@@ -84,12 +79,12 @@ class Parts:
     def norm(self, width: int = E) -> Norm:
         return Norm(self.array(width, mean=self.centre), self.array(width) if self.norm_biases else None)
 
-    def attention(self, *, norms: tuple[int, int] | None = None, sinks: bool = False) -> MultiHeadAttention:
-        """norms: the widths of those of queries and keys."""
+    def attention(self, *, between: tuple[int, int] | None = None, sinks: bool = False) -> MultiHeadAttention:
+        """between: the widths of the norms of queries and keys."""
         projections = [self.linear(E, columns) for columns in (H * D, G * D, G * D)]
-        between = (None, None) if norms is None else tuple(map(self.norm, norms))
+        norms = (None, None) if between is None else tuple(map(self.norm, between))
         return MultiHeadAttention(
-            *projections, self.linear(H * D, E), *between, self.array(H, spread=1.0) if sinks else None
+            *projections, self.linear(H * D, E), *norms, self.array(H, spread=1.0) if sinks else None
         )
 
     def feed_forward(self) -> FeedForward:
@@ -101,16 +96,17 @@ class Parts:
     def tokens(self) -> Embedding:
         return Embedding(self.array(VOCABULARY, E, spread=1.0))
 
-    def language_model(self, block: Callable[[int], DecoderBlock], depth: int = 2) -> LanguageModel:
-        decoder = Decoder(self.tokens(), [block(i) for i in range(depth)], self.norm())
+    def decoder_block(self, forward: Callable[[], Any], norms: int, **attention: Any) -> DecoderBlock:
+        made = self.attention(**attention), self.norm(), None, None, forward()
+        return DecoderBlock(*made, *([self.norm() for _ in range(norms)] or [None]))
+
+    def language_model(
+        self, forward: Callable[[], Any] | None = None, *, norms: int = 1, **attention: Any
+    ) -> LanguageModel:
+        """forward: what makes a feed-forward network, with a gate where not given. norms: how many follow it."""
+        decoder_blocks = (self.decoder_block(forward or self.gated, norms, **attention) for _ in range(2))
+        decoder = Decoder(self.tokens(), [*decoder_blocks], self.norm())
         return LanguageModel(decoder, self.linear(E, VOCABULARY))
-
-
-def decoder_only(parts: Parts, **attention: Any) -> LanguageModel:
-    """A norm before both sublayers, or behind them, and a gate."""
-    return parts.language_model(
-        lambda _: DecoderBlock(parts.attention(**attention), parts.norm(), None, None, parts.gated(), parts.norm())
-    )
 
 
 def layers(*of_blocks: AttentionLayer) -> dict[str, Any]:
@@ -126,47 +122,42 @@ def llama() -> Example:
     """Grouped heads, wider than E / H, and slowed down frequencies."""
     scaling = Llama3Scaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=16)
     layer = AttentionLayer(rotary=Rotary(base=100.0, scaling=scaling))
-    return Example(decoder_only(Parts()), Configuration(H, **LLAMA, **layers(layer)), key_padding=KEEP)
+    return Example(Parts().language_model(), Configuration(H, **LLAMA, **layers(layer)), key_padding=KEEP)
 
 
 def mistral() -> Example:
     """A window of three keys."""
     layer = AttentionLayer(window=(2, 0), rotary=Rotary(scaling=LinearScaling(factor=2.0)))
-    return Example(decoder_only(Parts()), Configuration(H, **LLAMA, **layers(layer)))
+    return Example(Parts().language_model(), Configuration(H, **LLAMA, **layers(layer)))
 
 
 def phi3() -> Example:
     """Four of six columns turned, by two lists of divisors."""
     scaling = LongRopeScaling(short_factors=(1.0, 1.5), long_factors=(2.0, 4.0), original_length=4, factor=2.0)
     layer = AttentionLayer(rotary=Rotary(width=4, scaling=scaling))
-    return Example(decoder_only(Parts()), Configuration(H, **LLAMA, **layers(layer)))
+    return Example(Parts().language_model(), Configuration(H, **LLAMA, **layers(layer)))
 
 
 def qwen2() -> Example:
     """Biases, and a base that grows with the sequence."""
     layer = AttentionLayer(rotary=Rotary(scaling=DynamicScaling(factor=2.0, original_length=4)))
-    return Example(decoder_only(Parts(biases=True)), Configuration(H, **LLAMA, **layers(layer)))
+    return Example(Parts(biases=True).language_model(), Configuration(H, **LLAMA, **layers(layer)))
 
 
 def qwen3() -> Example:
     """Norms of queries and keys, of every head by itself."""
-    return Example(decoder_only(Parts(), norms=(D, D)), Configuration(H, **LLAMA, **layers(PLAIN)), key_padding=KEEP)
+    return Example(Parts().language_model(between=(D, D)), Configuration(H, **LLAMA, **layers(PLAIN)), key_padding=KEEP)
 
 
 def olmo2() -> Example:
     """Norms behind the sublayers, and norms of queries and keys of all heads together."""
     options = LLAMA | {"norm_order": "after"}
-    return Example(decoder_only(Parts(), norms=(H * D, G * D)), Configuration(H, **options, **layers(PLAIN)))
+    return Example(Parts().language_model(between=(H * D, G * D)), Configuration(H, **options, **layers(PLAIN)))
 
 
 def gemma2() -> Example:
     """Four norms, two soft caps, a scale of its own, and a window in every other block."""
-    parts = Parts(centre=0.0)
-    made = parts.language_model(
-        lambda _: DecoderBlock(
-            parts.attention(), parts.norm(), None, None, parts.gated(), parts.norm(), parts.norm(), parts.norm()
-        )
-    )
+    made = Parts(centre=0.0).language_model(norms=3)
     options = GEMMA | {"norm_order": "around", "scale": 0.3, "softcap": 2.0, "output_softcap": 3.0}
     window = AttentionLayer(window=(2, 0), rotary=Rotary())
     return Example(made, Configuration(H, **options, **layers(window, PLAIN)), key_padding=KEEP)
@@ -174,13 +165,7 @@ def gemma2() -> Example:
 
 def gemma3() -> Example:
     """As Gemma 2, but with norms of queries and keys for the caps, and two bases."""
-    parts = Parts(centre=0.0)
-    made = parts.language_model(
-        lambda _: DecoderBlock(
-            parts.attention(norms=(D, D)), parts.norm(), None, None, parts.gated(), parts.norm(), parts.norm(),
-            parts.norm(),
-        )
-    )  # fmt: skip
+    made = Parts(centre=0.0).language_model(norms=3, between=(D, D))
     local = AttentionLayer(window=(1, 0), rotary=Rotary(base=10.0))
     far = AttentionLayer(rotary=Rotary(base=1e6, scaling=LinearScaling(factor=8.0)))
     return Example(made, Configuration(H, **GEMMA | {"norm_order": "around"}, **layers(local, far)))
@@ -189,9 +174,7 @@ def gemma3() -> Example:
 def gpt_neox() -> Example:
     """Parallel sublayers with two norms, and columns that are not turned."""
     parts = Parts(biases=True, norm_biases=True)
-    made = parts.language_model(
-        lambda _: DecoderBlock(parts.attention(), parts.norm(), None, None, parts.feed_forward(), parts.norm())
-    )
+    made = parts.language_model(parts.feed_forward)
     layer = AttentionLayer(rotary=Rotary(width=2))
     return Example(made, Configuration(H, norm_order="parallel", activation="gelu", **layers(layer)), key_padding=KEEP)
 
@@ -199,9 +182,7 @@ def gpt_neox() -> Example:
 def gpt_j() -> Example:
     """Parallel sublayers with one norm, and neighbours in pairs."""
     parts = Parts(biases=True, norm_biases=True)
-    made = parts.language_model(
-        lambda _: DecoderBlock(parts.attention(), parts.norm(), None, None, parts.feed_forward(), None)
-    )
+    made = parts.language_model(parts.feed_forward, norms=0)
     layer = AttentionLayer(rotary=Rotary(width=4, pairing="interleaved"))
     return Example(made, Configuration(H, norm_order="parallel", activation="gelu_tanh", **layers(layer)))
 
@@ -210,7 +191,7 @@ def gpt_oss() -> Example:
     """Sinks, windows, biases, and a ramp of frequencies."""
     rotary = Rotary(base=150.0, scaling=YarnScaling(factor=4.0, original_length=8, truncate=False))
     window = AttentionLayer(window=(1, 0), rotary=rotary)
-    made = decoder_only(Parts(biases=True), sinks=True)
+    made = Parts(biases=True).language_model(sinks=True)
     return Example(made, Configuration(H, **LLAMA, **layers(window, AttentionLayer(rotary=rotary))), key_padding=KEEP)
 
 
@@ -262,20 +243,6 @@ def vit() -> Example:
     return Example(Encoder(embedding, blocks, parts.norm()), configuration, (IMAGES,))
 
 
-TODAY: dict[str, Callable[[], Example]] = {
-    "llama": llama,
-    "mistral": mistral,
-    "phi3": phi3,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
-    "olmo2": olmo2,
-    "gemma2": gemma2,
-    "gemma3": gemma3,
-    "gpt_neox": gpt_neox,
-    "gpt_j": gpt_j,
-    "gpt_oss": gpt_oss,
-    "modernbert": modernbert,
-    "t5": lambda: t5(gated=False),
-    "t5, gated": lambda: t5(gated=True),
-    "vit": vit,
-}
+DECODERS = (llama, mistral, phi3, qwen2, qwen3, olmo2, gemma2, gemma3, gpt_neox, gpt_j, gpt_oss)
+TODAY: dict[str, Callable[[], Example]] = {one.__name__: one for one in (*DECODERS, modernbert)}
+TODAY |= {"t5": lambda: t5(gated=False), "t5, gated": lambda: t5(gated=True), "vit": vit}

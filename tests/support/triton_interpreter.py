@@ -19,10 +19,9 @@ from conformance.cases.declaration import Sizes
 from conformance.cases.expectations import Exact
 from conformance.checks.catalogue import truth_and_bounds
 from conformance.checks.comparison import Finding
-from conformance.checks.comparison import judge as judged
 from conformance.peers.engines import GPU_KERNEL_DTYPES, Engine
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
-from tests.support.engine_cases import RNG, drawn, module_of, subject, worst
+from tests.support.engine_cases import RNG, drawn, error, module_of
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ("layout", "tiles", "forward", "backward")
@@ -143,4 +142,4 @@ def large_truth(name: str) -> tuple[dict[str, Exact], dict[str, np.ndarray]]:
 def large(name: str) -> Finding:
     """The worst error of the kernels, which must be interpreted at the time, in a large case."""
     case: Case = LARGE_CASES[name]
-    return worst(judged(case, subject(TRITON)(case), *large_truth(name)))
+    return error(TRITON, case, large_truth(name))

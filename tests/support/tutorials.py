@@ -6,6 +6,7 @@ They are written anew, after the published texts, to be compared with; nothing o
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,6 +30,15 @@ def filled_softmax(scores: Tensor, mask: Tensor | None, fill: float, divisor: fl
     """Softmax with forbidden scores set to a large negative number, before what is divided by afterwards."""
     scores = scores if mask is None else scores.masked_fill(mask == 0, fill)
     return torch.softmax(scores / divisor, dim=-1)
+
+
+def named(**modules: nn.Module) -> nn.Module:
+    """Modules one after the other, with their parameters under these names."""
+    return nn.Sequential(OrderedDict(modules))
+
+
+def feed_forward(width: int, inner: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width))
 
 
 class FourProjections(nn.Module):
@@ -61,8 +71,7 @@ class ScratchBlock(nn.Module):
         super().__init__()
         self.attention = scratch_attention(width, count)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        inner = nn.Linear(width, expansion * width)
-        self.feed_forward = nn.Sequential(inner, nn.ReLU(), nn.Linear(expansion * width, width))
+        self.feed_forward = feed_forward(width, expansion * width)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
         x = self.norm1(self.attention(x, memory, mask) + x)
@@ -163,20 +172,15 @@ def blog_attention(width: int, count: int) -> FourProjections:
     return FourProjections(width, count, ("q_linear", "k_linear", "v_linear", "out"), weigh)
 
 
-class BlogForward(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.linear_1, self.linear_2 = nn.Linear(width, inner), nn.Linear(inner, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear_2(torch.relu(self.linear_1(x)))
+def blog_forward(width: int, inner: int) -> nn.Module:
+    return named(linear_1=nn.Linear(width, inner), relu=nn.ReLU(), linear_2=nn.Linear(inner, width))
 
 
 class BlogEncoderLayer(nn.Module):
     def __init__(self, width: int, count: int, inner: int) -> None:
         super().__init__()
         self.norm_1, self.norm_2 = DeviationNorm(width), DeviationNorm(width)
-        self.attn, self.ff = blog_attention(width, count), BlogForward(width, inner)
+        self.attn, self.ff = blog_attention(width, count), blog_forward(width, inner)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         y = self.norm_1(x)
@@ -189,7 +193,7 @@ class BlogDecoderLayer(nn.Module):
         super().__init__()
         self.norm_1, self.norm_2, self.norm_3 = (DeviationNorm(width) for _ in range(3))
         self.attn_1, self.attn_2 = blog_attention(width, count), blog_attention(width, count)
-        self.ff = BlogForward(width, inner)
+        self.ff = blog_forward(width, inner)
 
     def forward(self, x: Tensor, memory: Tensor, source_mask: Tensor, target_mask: Tensor) -> Tensor:
         y = self.norm_1(x)
@@ -253,49 +257,36 @@ def dawn_attention(width: int, count: int) -> FourProjections:
     return FourProjections(width, count, ("W_q", "W_k", "W_v", "W_o"), weigh)
 
 
-class AddAndNorm(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.norm(x + y)
+def normed(width: int) -> nn.Module:
+    return named(norm=nn.LayerNorm(width))
 
 
-class DawnForward(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.sq = nn.Sequential(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.sq(x)
+def dawn_forward(width: int, inner: int) -> nn.Module:
+    return named(sq=feed_forward(width, inner))
 
 
 class DawnEncoderBlock(nn.Module):
     def __init__(self, width: int, count: int, inner: int) -> None:
         super().__init__()
-        self.mha, self.ff = dawn_attention(width, count), DawnForward(width, inner)
-        self.add_norm1, self.add_norm2 = AddAndNorm(width), AddAndNorm(width)
+        self.mha, self.ff = dawn_attention(width, count), dawn_forward(width, inner)
+        self.add_norm1, self.add_norm2 = normed(width), normed(width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        x = self.add_norm1(x, self.mha(x, x, mask))
-        return self.add_norm2(x, self.ff(x))
+        x = self.add_norm1(x + self.mha(x, x, mask))
+        return self.add_norm2(x + self.ff(x))
 
 
 class DawnDecoderBlock(nn.Module):
     def __init__(self, width: int, count: int, inner: int) -> None:
         super().__init__()
-        self.mha, self.cross_mha, self.ff = (
-            dawn_attention(width, count),
-            dawn_attention(width, count),
-            DawnForward(width, inner),
-        )
-        self.add_and_norm1, self.add_and_norm2, self.add_and_norm3 = (AddAndNorm(width) for _ in range(3))
+        self.mha, self.cross_mha = dawn_attention(width, count), dawn_attention(width, count)
+        self.ff = dawn_forward(width, inner)
+        self.add_and_norm1, self.add_and_norm2, self.add_and_norm3 = (normed(width) for _ in range(3))
 
     def forward(self, x: Tensor, memory: Tensor, source_mask: Tensor, target_mask: Tensor) -> Tensor:
-        x = self.add_and_norm1(x, self.mha(x, x, target_mask))
-        x = self.add_and_norm2(x, self.cross_mha(x, memory, source_mask))
-        return self.add_and_norm3(x, self.ff(x))
+        x = self.add_and_norm1(x + self.mha(x, x, target_mask))
+        x = self.add_and_norm2(x + self.cross_mha(x, memory, source_mask))
+        return self.add_and_norm3(x + self.ff(x))
 
 
 class DawnInput(nn.Module):

@@ -94,7 +94,6 @@ def test_weights_are_those_of_the_seed_and_look_like_pytorchs() -> None:
         np.testing.assert_array_equal(leaves(again)[name], array)
     assert drawing.initial_weights(replace(settings, seed=1), 500).output.weight[0, 0] != weights.output.weight[0, 0]
     block, embedding = weights.encoder.blocks[0], weights.encoder.embedding
-    assert embedding is not None
     assert abs(embedding.tokens.std() - 1) < 0.02
     for linear, rows in ((block.feed_forward.inner, 64), (block.feed_forward.outer, 256)):
         for array in linear:
@@ -107,7 +106,6 @@ def test_weights_are_those_of_the_seed_and_look_like_pytorchs() -> None:
 def test_keep_masks_are_those_of_the_step() -> None:
     tokens, settings = np.zeros((4, 8), int), replace(SMALL, width=64, dropout=0.25)
     first, again, next_one = (drawing.dropout(settings, tokens, step) for step in (3, 3, 4))
-    assert first is not None
     sites = [first.embedding, *(part.norm for part in first.blocks[0])]
     assert {site.keep.shape for site in sites} == {(4, 8, 64)}
     assert all(abs(site.keep.mean() - 0.75) < 0.04 for site in sites)

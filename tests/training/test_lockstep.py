@@ -70,6 +70,11 @@ def course_of(trainer: Trainer, task: str = "translation", dtype: str = "float64
     return course
 
 
+def course_with(package: Any, planned: Callable[[Plan], Plan] = lambda plan: plan) -> Course:
+    """Two steps of the translation, by a package that may be wrong."""
+    return course_of(trainer_of(package, planned(prepared("translation", "float64").plan)))
+
+
 def trainer_of(package: Any, plan: Plan) -> PackageTrainer:
     return PackageTrainer(package, plan.settings)
 
@@ -103,15 +108,14 @@ class Blended(Reference):
         first, second = 1 - o.beta_1**t, np.sqrt(1 - o.beta_2**t)
 
         def moved(p: Any, m: Any, v: Any) -> Any:
-            return p * (1 - o.learning_rate * o.weight_decay) - o.learning_rate / first * m / (
-                np.sqrt(v) / second + o.eps
-            )
+            step = o.learning_rate / first * m / (np.sqrt(v) / second + o.eps)
+            return p * (1 - o.learning_rate * o.weight_decay) - step
 
         return mapped(moved, parameters, mean, square), AdamState(t, mean, square)
 
 
 def test_another_order_of_operations_conforms() -> None:
-    course = course_of(trainer_of(Blended(), prepared("translation", "float64").plan))
+    course = course_with(Blended())
     assert course.departures == []
     assert max(course.worst["parameters"]) > 0
 
@@ -205,9 +209,8 @@ class SmoothedOverTheOthers(Reference):
     def loss(self, task: Task, output: Any, batch: Batch) -> Any:
         options, V = dict(task.loss_options), output.shape[-1]
         share = options["label_smoothing"] * V / (V - 1)
-        return super().loss(
-            replace(task, loss_options=tuple((options | {"label_smoothing": share}).items())), output, batch
-        )
+        wrong = replace(task, loss_options=tuple((options | {"label_smoothing": share}).items()))
+        return super().loss(wrong, output, batch)
 
 
 class NotZeroed(Reference):
@@ -269,9 +272,8 @@ class DroppingInEvaluation(Reference):
 
 class LooksAhead(Reference):
     def output(self, task: Task, *arguments: Any, **options: Any) -> Any:
-        return super().output(
-            replace(task, configuration=replace(task.configuration, target_mask="none")), *arguments, **options
-        )
+        wrong = replace(task, configuration=replace(task.configuration, target_mask="none"))
+        return super().output(wrong, *arguments, **options)
 
 
 class Raising(Reference):
@@ -312,7 +314,7 @@ FAULTS = {
     "gradients not set to 0": Fault(NotZeroed, "gradients", step=1),
     "a gradient transposed": Fault(partial(WrongGradients, np.transpose), "gradients", tensor=FAULTY_TENSOR),
     "a gradient off by a billionth": Fault(
-        partial(WrongGradients, lambda g: g * (1 + 1e-9)), "gradients", tensor=FAULTY_TENSOR
+        partial(WrongGradients, lambda g: 1.000000001 * g), "gradients", tensor=FAULTY_TENSOR
     ),
     "a gradient that is not finite": Fault(
         partial(WrongGradients, lambda g: g * np.nan), "gradients", tensor=FAULTY_TENSOR
@@ -333,8 +335,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named(name: str) -> None:
     fault = FAULTS[name]
-    plan = prepared("translation", "float64").plan
-    course = course_of(trainer_of(fault.package(), fault.planned(plan)))
+    course = course_with(fault.package(), fault.planned)
     first = course.departures[0]
     assert (first.step, first.quantity) == (fault.step, fault.quantity)
     assert fault.tensor in (None, first.finding.name)
@@ -346,8 +347,7 @@ def test_a_fault_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["clipped tensor by tensor", "a gradient transposed", "averaged over padding"])
 def test_a_mistake_is_named_where_it_is_made_and_not_behind(name: str) -> None:
-    plan = prepared("translation", "float64").plan
-    course = course_of(trainer_of(FAULTS[name].package(), plan))
+    course = course_with(FAULTS[name].package())
     assert {departure.quantity for departure in course.departures} == {FAULTS[name].quantity}
 
 
@@ -382,10 +382,9 @@ def test_parameters_alone_tell_of_a_fault(name: str) -> None:
 def test_results_without_a_known_name_are_refused(answer: Answer) -> None:
     plan = prepared("translation", "float64").plan
     course = course_of(FunctionTrainer("mine", lambda *_: answer, plan.settings))
-    assert course.departures[0].quantity == "call"
-    assert "the results of a step are among arguments, loss, gradients" in describe_finding(
-        course.departures[0].finding
-    )
+    first = course.departures[0]
+    assert first.quantity == "call"
+    assert "the results of a step are among arguments, loss, gradients" in describe_finding(first.finding)
 
 
 def test_a_missing_and_a_surplus_tensor_depart() -> None:
@@ -428,12 +427,8 @@ def test_gradients_within_their_errors_lead_to_results_within_the_bounds(scale: 
         small, norm_found = reference_numpy.clip_by_global_norm(gradients, limit)
         new, state = reference_numpy.adam_step(parameters, small, AdamState(3, mean, square), **options._asdict())
         assert abs(norm_found - norm_bound.value) <= norm_bound.error
-        for got, bound in (
-            (small, clipped),
-            (state.mean, moved.mean),
-            (state.square, moved.square),
-            (new, moved.parameters),
-        ):
+        pairs = (small, clipped), (state.mean, moved.mean), (state.square, moved.square), (new, moved.parameters)
+        for got, bound in pairs:
             for name in exact:
                 error = np.abs(got[name] - bound[name].value)
                 assert np.all(error <= bound[name].error)
@@ -459,14 +454,8 @@ def test_a_unit_at_its_kink_accuses_nobody() -> None:
     inner = given.state.parameters.encoder.blocks[0].feed_forward.inner
     inner.bias[:8] = -np.max(inputs[0] @ weight, axis=(0, 1))
     course = Course("torch_impl")
-    judge(
-        course,
-        trainer_of(PACKAGES["torch_impl"], plan),
-        plan,
-        given,
-        Model(plan.settings.task(), given, "float32"),
-        "float32",
-    )
+    model = Model(plan.settings.task(), given, "float32")
+    judge(course, trainer_of(PACKAGES["torch_impl"], plan), plan, given, model, "float32")
     assert course.departures == []
     # Some have the other slope indeed: their gradients are further off than rounding alone explains.
     assert max(course.worst["gradients"]) > 0.05
@@ -478,12 +467,8 @@ def test_a_unit_at_its_kink_accuses_nobody() -> None:
 def test_a_free_run_drifts_and_the_report_says_when(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, steps = prepared("translation", "float64")
     monkeypatch.setattr(running, "Model", lambda task, given, dtype: steps[given.state.step][1])
-    trainers = [
-        trainer_of(PACKAGES["torch_impl"], plan),
-        trainer_of(WrongAdam(decoupled=False), plan),
-        quiet(Reference(), {"loss"}),
-    ]
-    *_, result = lockstep(plan, trainers, 2, dtype="float64", seed=0)
+    port, wrong = trainer_of(PACKAGES["torch_impl"], plan), trainer_of(WrongAdam(decoupled=False), plan)
+    *_, result = lockstep(plan, [port, wrong, quiet(Reference(), {"loss"})], 2, dtype="float64", seed=0)
     found = json.loads(json.dumps(report.content(result), allow_nan=False))
     ours, theirs, silent = found["implementations"]
     assert (silent["conforms"], silent["drift"], silent["furthest"]) == (True, [], None)
@@ -523,7 +508,7 @@ def test_the_command_names_where_a_step_of_ones_own_departs(tmp_path: Path, monk
 
 @pytest.mark.parametrize("name", ["an error raised", "a gradient that is not finite", "a tensor frozen"])
 def test_every_departure_can_be_written_and_shown(name: str) -> None:
-    course = course_of(trainer_of(FAULTS[name].package(), prepared("translation", "float64").plan))
+    course = course_with(FAULTS[name].package())
     course.name = "<script>"
     found = report.content(Lockstep("translation", "float64", 0, 2, [course], [3.4, 3.3]))
     assert json.loads(json.dumps(found, allow_nan=False)) == found

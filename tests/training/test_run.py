@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import Result
 
 from tests.support.helpers import PACKAGES
 from tests.support.small_runs import OPTIONS, command, contents, logged, write_reviews
@@ -111,12 +112,8 @@ def test_the_ports_train_as_the_definition_does(data: Path, whole: Path, tmp_pat
     assert logged(tmp_path / "run", "loss") == pytest.approx(logged(whole, "loss"), rel=1e-5)
 
 
-TEXTS = [
-    "warm and witty",
-    "Stale a plot",
-    "unknown words",
-    "fine dull moving cold the film plot and and and and and and",
-]
+ENDLESS = "fine dull moving cold the film plot and and and and and and"
+TEXTS = ["warm and witty", "Stale a plot", "unknown words", ENDLESS]
 
 
 def test_the_three_packages_classify_alike(whole: Path) -> None:
@@ -133,9 +130,8 @@ def test_classify_on_the_command_line(whole: Path) -> None:
     first, second = (command("classify", whole / LAST, TEXTS[0], "--package", name) for name in PACKAGES[:2])
     assert first.output == second.output
     assert first.output.startswith("positive 0.")
-    lines = command(
-        "classify", whole, "--package", "reference_numpy", input="\n".join(TEXTS) + "\n"
-    ).output.splitlines()
+    several = command("classify", whole, "--package", "reference_numpy", input="\n".join(TEXTS) + "\n")
+    lines = several.output.splitlines()
     assert lines[0] == f"{first.output.strip()}  {TEXTS[0]}"
     assert len(lines) == len(TEXTS)
 
@@ -143,8 +139,8 @@ def test_classify_on_the_command_line(whole: Path) -> None:
 # --- broken off and resumed -------------------------------------------------------------------------------------------
 
 
-def same_run(out: Path, whole: Path) -> None:
-    assert contents(out / LAST) == contents(whole / LAST)
+def same_run(out: Path, whole: Path, last: str = LAST) -> None:
+    assert contents(out / last) == contents(whole / last)
     assert (out / "log.jsonl").read_text() == (whole / "log.jsonl").read_text()
     assert not list(out.glob(".*"))
 
@@ -170,9 +166,8 @@ def test_a_run_may_end_with_an_epoch_and_takes_no_step_that_was_taken(data: Path
     assert "curves, log and events are in" in said
     assert "training loss" not in said  # the line of the epoch says more
     assert (tmp_path / "run" / "curves.png").exists()
-    assert "has no steps left to take" in " ".join(
-        trained(data, tmp_path / "run", "--resume", "--steps", 4).output.split()
-    )
+    said = " ".join(trained(data, tmp_path / "run", "--resume", "--steps", 4).output.split())
+    assert "has no steps left to take" in said
     assert [one.name for one in (tmp_path / "run").glob("step-*")] == ["step-0000005"]
 
 
@@ -237,12 +232,6 @@ def wait_for(out: Path, steps: int, running: subprocess.Popen[str]) -> None:
         time.sleep(0.001)
 
 
-def same_long_run(out: Path, long: Path) -> None:
-    assert contents(out / LAST_OF_LONG) == contents(long / LAST_OF_LONG)
-    assert (out / "log.jsonl").read_text() == (long / "log.jsonl").read_text()
-    assert not list(out.glob(".*"))
-
-
 @pytest.mark.parametrize("steps", [70, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (1, 6, 35, 99, 130))])
 def test_a_killed_run_resumes_to_the_same_bits(data: Path, long: Path, tmp_path: Path, steps: int) -> None:
     """Killed while it writes as often as it can: an epoch has five steps, and a checkpoint."""
@@ -252,7 +241,7 @@ def test_a_killed_run_resumes_to_the_same_bits(data: Path, long: Path, tmp_path:
     running.communicate()
     assert running.returncode == -signal.SIGKILL
     assert trained(data, tmp_path / "run", *LONG, "--resume").exit_code == 0
-    same_long_run(tmp_path / "run", long)
+    same_run(tmp_path / "run", long, LAST_OF_LONG)
 
 
 DYING = """
@@ -309,7 +298,7 @@ def test_an_interrupted_run_writes_where_it_is(data: Path, long: Path, tmp_path:
     assert "Traceback" not in printed
     assert checkpoints.read(tmp_path / "run").place.step == len(logged(tmp_path / "run", "loss"))
     trained(data, tmp_path / "run", *LONG, "--resume")
-    same_long_run(tmp_path / "run", long)
+    same_run(tmp_path / "run", long, LAST_OF_LONG)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -345,6 +334,13 @@ def test_a_full_disk_is_one_line_and_leaves_the_earlier_checkpoint(data: Path, t
     checkpoints.read(tmp_path / "run")
 
 
+def refused(result: Result, message: str) -> None:
+    """In one line."""
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert len(result.output.splitlines()) == 1
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -366,11 +362,7 @@ def test_the_first_tensor_that_is_not_finite_is_named(whole: Path, data: Path, t
 
 
 DAMAGES = [
-    (
-        "vocabulary.json",
-        lambda now, _: now.replace(b'"<pad>":1', b'"<pad>":1,"surplus":12'),
-        "has 13 entries, and the model 12",
-    ),
+    ("vocabulary.json", lambda now, _: now.replace(b'":1', b'":1,"surplus":12'), "has 13 entries, and the model 12"),
     ("vocabulary.json", lambda *_: b"{", "cannot be read as a vocabulary"),
     ("model.safetensors", lambda now, _: now[:-10], "cannot be read as a safetensors file"),
     ("run.json", lambda *_: b'{"model": "bert"}', "was not written by a training run"),
@@ -388,10 +380,7 @@ def test_checkpoints_that_do_not_fit_are_refused(
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     (run / LAST / name).write_bytes(damage(*((run / folder / name).read_bytes() for folder in (LAST, "step-0000005"))))
-    result = command("classify", run, "a film", "--package", "reference_numpy")
-    assert result.exit_code == 2, result.output
-    assert message in result.output
-    assert len(result.output.splitlines()) == 1
+    refused(command("classify", run, "a film", "--package", "reference_numpy"), message)
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -414,10 +403,7 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_words_are_refused(data: Path, tmp_path: Path, words: tuple[Any, ...], message: str) -> None:
-    result = trained(data, tmp_path / "run", *words)
-    assert result.exit_code == 2, result.output
-    assert message in result.output
-    assert len(result.output.splitlines()) == 1
+    refused(trained(data, tmp_path / "run", *words), message)
     assert not (tmp_path / "run").exists()
 
 
