@@ -26,7 +26,8 @@ from conformance.mistakes.attention_steps import AttentionSteps, Gradients, row_
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import round_to
 from conformance.mistakes.condition import ALWAYS, Condition, past
-from conformance.mistakes.mistake import ATTENTION, Change, Mistake
+from conformance.mistakes.mistake import ATTENTION, Mistake
+from conformance.mistakes.topic import Topic, name_entries
 from specification.dtypes import HALF, compute_dtype_name
 
 INPUTS = ("query", "key", "value", "bias", "sinks")
@@ -35,15 +36,20 @@ BLOCKS = (64, 2, 4, 8, 16, 32, 48, 80, 96, 128, 160, 192, 256, 512)
 LN2 = float(np.log(2))
 
 
-def predict_gradients(ways: Callable[..., Iterable[Gradients | Results]]) -> Change:
+TOPIC = Topic("backward", "ATT-12", ("attention",), of_gradients=True)
+NEEDS = ("gradients", "finite")
+
+
+Ways = Callable[..., Iterable[Gradients | Results]]
+
+
+def entry(name: str, says: str, ways: Ways, /, needs: tuple[str, ...] = (), **fields: Any) -> Mistake:
     """Sum up each way's gradients, or put its sums, by names of inputs, in place of the right ones.
 
     Nothing is predicted where no gradient is asked for, or NaN may stand behind a mask.
     """
 
     def change(call: Call, **values: Any) -> list[Results]:
-        if not call.case.cotangents or call.case.special:
-            return []
         right = {name: array for name, array in call.right.items() if name.startswith("gradient of ")}
         found = []
         for way in ways(call, **values):
@@ -54,7 +60,7 @@ def predict_gradients(ways: Callable[..., Iterable[Gradients | Results]]) -> Cha
                 found += [right | wrong] if wrong else []
         return found
 
-    return change
+    return TOPIC.entry(name, says, change, needs=(*NEEDS, *needs), **fields)
 
 
 # --- the mean that is subtracted --------------------------------------------------------------------------------------
@@ -103,7 +109,6 @@ MEANS: dict[str, Callable[[Call], np.ndarray]] = {
 """What is subtracted from P_bar in place of rowsum(P * P_bar)."""
 
 
-@predict_gradients
 def take_mean_of_blocks(call: Call, keys: str, block: int) -> Iterator[Gradients]:
     K = call.steps.sizes[3]
     if block < K:
@@ -118,10 +123,17 @@ def take_mean_of_blocks(call: Call, keys: str, block: int) -> Iterator[Gradients
 # --- the weights that are computed anew -------------------------------------------------------------------------------
 
 
-def pull_back_weights(call: Call, weights: np.ndarray, share: np.ndarray | None = None) -> Iterator[Gradients]:
-    """With the mean from the output or from these weights. share: of the sinks, instead of the right one."""
+def pull_back_weights(
+    call: Call, weights: np.ndarray, share: np.ndarray | None = None, steps: AttentionSteps | None = None
+) -> Iterator[Gradients]:
+    """With the mean from the output or from these weights.
+
+    Args:
+        share: of the sinks, instead of the right one.
+        steps: through which gradients flow, instead of the right ones.
+    """
     for mean in (sum_row(call.cotangent() * call.forward.output), None):
-        found = call.steps.pull_back(call.case.cotangents, weights, mean=mean)
+        found = (steps or call.steps).pull_back(call.case.cotangents, weights, mean=mean)
         yield found
         if found.sinks is not None and share is not None:
             yield found._replace(sinks=found.sinks * share / np.exp(call.steps.sinks - call.forward.logsumexp))
@@ -143,7 +155,6 @@ def weigh_by_logsumexp(call: Call, logsumexp: np.ndarray) -> Iterator[Gradients]
     yield from pull_back_weights(call, weights, share)
 
 
-@predict_gradients
 def lose_digits(call: Call) -> Iterator[Gradients]:
     """Scores and log-sum-exp, natural or in base 2, have the digits of the compute dtype and no more."""
     form = compute_dtype_name(call.case.dtype)
@@ -155,7 +166,6 @@ def lose_digits(call: Call) -> Iterator[Gradients]:
         yield from pull_back_weights(call, np.where(call.steps.allowed_pairs, weights, 0), share)
 
 
-@predict_gradients
 def share_row(call: Call, statistic: str, block: int) -> Iterator[Gradients]:
     first = np.arange(call.steps.sizes[2]) // block * block
     if statistic == "log-sum-exp":
@@ -164,7 +174,6 @@ def share_row(call: Call, statistic: str, block: int) -> Iterator[Gradients]:
         yield call.steps.pull_back(call.case.cotangents, call.forward.weights, mean=row_mean(call)[:, :, first])
 
 
-@predict_gradients
 def forget(call: Call, feature: str) -> Iterator[Gradients]:
     """Forget sinks or bias, which have no gradient then; the mean is from the output or from the wrong weights."""
     if feature not in call.case.inputs:
@@ -172,9 +181,8 @@ def forget(call: Call, feature: str) -> Iterator[Gradients]:
     steps = call.steps.change(sinks=None) if feature == "sinks" else call.steps.change(bias=np.zeros((1, 1, 1, 1)))
     scores = steps.masked_scores()
     for weights in (steps.forward().weights, np.where(steps.allowed_pairs, np.exp(scores - call.forward.logsumexp), 0)):
-        for mean in (sum_row(call.cotangent() * call.forward.output), None):
-            found = steps.pull_back(call.case.cotangents, weights, mean=mean)
-            nothing = np.zeros_like(weights[..., :1] if feature == "sinks" else weights)
+        nothing = np.zeros_like(weights[..., :1] if feature == "sinks" else weights)
+        for found in pull_back_weights(call, weights, steps=steps):
             yield found._replace(**{"sinks" if feature == "sinks" else "scores": nothing})
 
 
@@ -197,7 +205,6 @@ SCORES: dict[str, Callable[[Call], np.ndarray]] = {
 }
 
 
-@predict_gradients
 def take_scores(call: Call, scores: str) -> Iterator[Gradients]:
     """Of the allowed pairs or of all of them."""
     wrong = SCORES[scores](call)
@@ -206,7 +213,6 @@ def take_scores(call: Call, scores: str) -> Iterator[Gradients]:
     yield pull_back_from(call, np.where(call.steps.allowed_pairs, wrong, 0))._replace(scores=call.gradients.scores)
 
 
-@predict_gradients
 def reach_empty_rows(call: Call) -> Iterator[Gradients]:
     steps = call.steps
     if steps.empty_rows in ("zero", "any") and not steps.allowed_pairs.any(axis=-1).all():
@@ -214,7 +220,6 @@ def reach_empty_rows(call: Call) -> Iterator[Gradients]:
         yield call.gradients._replace(value=filled.value)
 
 
-@predict_gradients
 def spread_nan(call: Call) -> Iterator[Gradients]:
     """NaN as automatic differentiation of a guarded softmax has it: in the row's query alone, or in what it meets."""
     empty, right = sum_row(call.steps.allowed_pairs) == 0, call.gradients
@@ -237,15 +242,12 @@ SLOPES: dict[str, Callable[[Call], Any]] = {
 }
 
 
-@predict_gradients
 def take_slope(call: Call, slope: str) -> Iterator[Gradients]:
-    if call.steps.softcap is not None:
-        scores, uncapped = call.gradients.scores * SLOPES[slope](call), call.steps.change(softcap=None)
-        found = uncapped.pull_back_scores(scores, None, call.forward.logsumexp)
-        yield call.gradients._replace(query=found.query, key=found.key)
+    scores, uncapped = call.gradients.scores * SLOPES[slope](call), call.steps.change(softcap=None)
+    found = uncapped.pull_back_scores(scores, None, call.forward.logsumexp)
+    yield call.gradients._replace(query=found.query, key=found.key)
 
 
-@predict_gradients
 def forget_transpose(call: Call) -> Iterator[Gradients]:
     steps, right, (_, _, Q, K) = call.steps, call.gradients, call.steps.sizes
     if Q == K:
@@ -254,7 +256,6 @@ def forget_transpose(call: Call) -> Iterator[Gradients]:
         yield from (right._replace(key=key), right._replace(value=value), right._replace(key=key, value=value))
 
 
-@predict_gradients
 def use_weights(call: Call, of: str) -> Iterator[Gradients]:
     steps, weights = call.steps, call.forward.weights
     found = weights @ steps.keys if of == "query" else weights.swapaxes(-1, -2) @ steps.query
@@ -262,10 +263,7 @@ def use_weights(call: Call, of: str) -> Iterator[Gradients]:
         yield call.gradients._replace(**{of: factor * found})
 
 
-@predict_gradients
 def forget_dropout(call: Call, of: str) -> Iterator[Gradients]:
-    if call.case.options.get("dropout_keep") is None:
-        return
     steps = call.steps if of == "values" else call.steps.change(factor=1.0)
     value_factor = call.steps.factor if of == "weights" else 1.0
     for mean in (None, row_mean(call)):
@@ -285,7 +283,6 @@ COTANGENTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 LOGSUMEXP_FACTORS = {"left out": 0.0, "of the other sign": -1.0, "multiplied by ln 2": LN2, "divided by ln 2": 1 / LN2}
 
 
-@predict_gradients
 def take_logsumexp_cotangent(call: Call, how: str) -> Iterator[Gradients]:
     bar = call.case.cotangents.get("logsumexp")
     if bar is None:
@@ -300,11 +297,9 @@ def take_logsumexp_cotangent(call: Call, how: str) -> Iterator[Gradients]:
     yield found._replace(sinks=call.gradients.sinks)
 
 
-def count_padded_queries(call: Call) -> Results | None:
+def count_padded_queries(call: Call) -> Results:
     """Pull back what follows the queries of a sequence, too, whose own gradients are nothing that is compared."""
     case = call.case
-    if "query_lengths" not in case.inputs or not case.cotangents or case.special:
-        return None
     whole = {name: array for name, array in case.inputs.items() if name != "query_lengths"}
     steps = AttentionSteps.read_case(replace(case, inputs=whole))
     gradients = steps.pull_back(case.cotangents, steps.forward().weights)
@@ -343,14 +338,12 @@ FACTORS: dict[str, Callable[[Call], float]] = {
 }
 
 
-@predict_gradients
 def multiply_gradient(call: Call, of: str, factor: str) -> Iterator[Results]:
     number = FACTORS[factor](call)
     if np.isfinite(number) and number != 1:
         yield {name: number * array for name, array in take_gradients(call, of).items()}
 
 
-@predict_gradients
 def exchange_gradients(call: Call, pair: str) -> Iterator[Results]:
     right = take_gradients(call, pair)
     if len({array.shape for array in right.values()}) == 1:
@@ -366,7 +359,6 @@ AXES = {
 }
 
 
-@predict_gradients
 def clear_from(call: Call, of: str, axis: str, first: int = 0, block: int = 0) -> Iterator[Results]:
     """Leave 0 from an index on, or from the last whole block on."""
     right = call.right.get(gradient_name(of))
@@ -395,7 +387,6 @@ COUNTED: dict[str, Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]] = {
 """How often query heads count for the gradients of key heads, [G, H]. S is the number of query heads in a group."""
 
 
-@predict_gradients
 def count_heads(call: Call, of: str, heads: str) -> Iterator[Results]:
     (_, H, _, _), G = call.steps.sizes, call.steps.key.shape[1]
     if 0 < G < H:
@@ -444,7 +435,6 @@ TERMS: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {
 }
 
 
-@predict_gradients
 def take_terms(call: Call, sum: str, terms: str, block: int) -> Iterator[Results]:
     of, along = sum.split(" over ")
     count = count_terms(call, of, along)
@@ -457,7 +447,6 @@ MOST = 2**22
 """Numbers that are rounded for one sum in 16 bits, at most."""
 
 
-@predict_gradients
 def sum_in_16_bits(call: Call, sum: str, dtype: str, block: int) -> Iterator[Results]:
     """Each block is rounded before it is added, or their sum alone."""
     of, along = sum.split(" over ")
@@ -473,7 +462,6 @@ def sum_in_16_bits(call: Call, sum: str, dtype: str, block: int) -> Iterator[Res
 ROUNDED = {f"the gradient of {name}": name for name in INPUTS}
 
 
-@predict_gradients
 def round_part(call: Call, of: str, dtype: str) -> Iterator[Gradients | Results]:
     """Round the weights P, or a gradient: its sum, or each query head's part before these are added up."""
     steps, parts, name = call.steps, call.gradients, ROUNDED.get(of, "")
@@ -511,65 +499,53 @@ SHARES: dict[str, Callable[[Call, np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
-@predict_gradients
 def take_share(call: Call, share: str) -> Iterator[Gradients]:
-    if call.steps.sinks is not None:
-        mean = 1 if "without the mean" in share else centre(call)
-        yield call.gradients._replace(sinks=-mean * SHARES[share](call, call.steps.sinks, call.forward.logsumexp))
+    mean = 1 if "without the mean" in share else centre(call)
+    yield call.gradients._replace(sinks=-mean * SHARES[share](call, call.steps.sinks, call.forward.logsumexp))
 
 
 # --- the entries ------------------------------------------------------------------------------------------------------
-
-
-def entry(
-    name: str,
-    says: str,
-    change: Change,
-    rule: str = "ATT-12",
-    operations: tuple[str, ...] = ("attention",),
-    **parameters: Sequence[Any],
-) -> Mistake:
-    return Mistake(f"backward.{name}", rule, says, change, operations, parameters, of_gradients=True)
 
 
 SIZES = (64, 256, 1024, 4096, 16384, 65535)
 SOME_BLOCKS = (1, 16, 64, 128)
 MISTAKES = (
     entry("mean", "the backward pass subtracts {mean}, not rowsum(P * P_bar)",
-          predict_gradients(lambda call, mean: [
-              call.steps.pull_back(call.case.cotangents, call.forward.weights, mean=MEANS[mean](call))]),
+          lambda call, mean: [call.steps.pull_back(call.case.cotangents, call.forward.weights, mean=MEANS[mean](call))],
           mean=tuple(MEANS)),
     entry("mean-of-blocks", "rowsum(P * P_bar) is taken over {keys}, not over the row (blocks of {block} keys)",
           take_mean_of_blocks, keys=("each block of keys", "the blocks of keys so far"), block=(8, *BLOCKS)),
     entry("logsumexp-misread", "the log-sum-exp of the backward pass {reading}",
-          predict_gradients(lambda call, reading: weigh_by_logsumexp(call, READINGS[reading](
-              call.forward.logsumexp, row_maximum(call.forward.scores, call.steps.sinks)))),
+          lambda call, reading: weigh_by_logsumexp(call, READINGS[reading](
+              call.forward.logsumexp, row_maximum(call.forward.scores, call.steps.sinks))),
           reading=tuple(READINGS)),
     entry("logsumexp-beside-large-scores", "the backward pass takes the weights from one log-sum-exp for each row, "
-          "which loses digits beside large scores", lose_digits, "ATT-4"),
+          "which loses digits beside large scores", lose_digits, rule="ATT-4"),
     entry("row-shared", "the {statistic} of the first row of every block of {block} stands for all of its rows in the "
           "backward pass", share_row, statistic=("log-sum-exp", "mean rowsum(P * P_bar)"), block=BLOCKS),
     entry("feature-forgotten", "the backward pass knows nothing of the {feature}", forget, feature=("sinks", "bias")),
     entry("scores", "the gradient of the scores is {scores}", take_scores, scores=tuple(SCORES)),
     entry("empty-rows-reach-values", "a row that allows no key passes its gradient on to the values, as if it were "
-          "filled with their mean", reach_empty_rows, "ATT-6"),
-    entry("empty-rows-nan", "rows that allow no key give NaN in gradients", spread_nan, "ATT-6", ATTENTION),
-    entry("slope", "the slope of the softcap is {slope} in the backward pass", take_slope, "ATT-2", ATTENTION,
-          slope=tuple(SLOPES)),
+          "filled with their mean", reach_empty_rows, rule="ATT-6"),
+    entry("empty-rows-nan", "rows that allow no key give NaN in gradients", spread_nan, rule="ATT-6",
+          operations=ATTENTION),
+    entry("slope", "the slope of the softcap is {slope} in the backward pass", take_slope, rule="ATT-2",
+          operations=ATTENTION, needs=("softcap",), slope=tuple(SLOPES)),
     entry("transpose-forgotten", "the gradient of key or value is computed without a transpose", forget_transpose),
     entry("weights-for-scores", "the gradient of {of} is computed from the weights, not from the gradient of the "
           "scores", use_weights, of=("query", "key")),
-    entry("dropout-forgotten", "dropout is missing in the gradient of {of}", forget_dropout, "ATT-11",
-          of=("values", "weights", "values and weights")),
+    entry("dropout-forgotten", "dropout is missing in the gradient of {of}", forget_dropout, rule="ATT-11",
+          needs=("dropout_keep",), of=("values", "weights", "values and weights")),
     entry("cotangent", "the cotangent in the backward pass is {cotangent}",
-          predict_gradients(lambda call, cotangent: [call.steps.pull_back(
+          lambda call, cotangent: [call.steps.pull_back(
               call.case.cotangents | {"output": COTANGENTS[cotangent](call.case.cotangents["output"])},
-              call.forward.weights)]),
+              call.forward.weights)],
           cotangent=tuple(COTANGENTS)),
     entry("logsumexp-cotangent", "the cotangent of the log-sum-exp beside the output is {how}",
-          take_logsumexp_cotangent, "ATT-14", how=(*LOGSUMEXP_FACTORS, "added outside the bracket")),
-    entry("padded-queries", "query_lengths are ignored: what follows the queries of a sequence counts in the gradients",
-          count_padded_queries, "MASK-2"),
+          take_logsumexp_cotangent, rule="ATT-14", how=(*LOGSUMEXP_FACTORS, "added outside the bracket")),
+    TOPIC.entry(
+        "padded-queries", "query_lengths are ignored: what follows the queries of a sequence counts in the gradients",
+        count_padded_queries, rule="MASK-2", needs=("query_lengths", *NEEDS)),
     entry("missing", "the gradient of {of} is missing: it is 0", partial(multiply_gradient, factor="0"),
           operations=ATTENTION, of=(*INPUTS, "query and key", "bias and sinks", "every input")),
     entry("factor", "the gradient of {of} is multiplied by {factor}", multiply_gradient, operations=ATTENTION,
@@ -581,8 +557,8 @@ MISTAKES = (
     entry("tail-zero", "the gradient of {of} is 0 in a last tile of less than {block} along the {axis} axis",
           clear_from, of=("key", "query", "value", "bias"), axis=("key", "query", "column"),
           block=(32, 4, 8, 16, 64, 128)),
-    entry("heads", "the gradient of {of} counts {heads}", count_heads, "ATT-7", of=("key and value", "key", "value"),
-          heads=tuple(COUNTED)),
+    entry("heads", "the gradient of {of} counts {heads}", count_heads, rule="ATT-7",
+          of=("key and value", "key", "value"), heads=tuple(COUNTED)),
     entry("terms", "the gradient of {sum} comes from {terms} only (blocks of {block})", take_terms, sum=SUMS,
           terms=tuple(TERMS), block=SOME_BLOCKS[:3]),
     entry("sum-in-16-bits", "the gradient of {sum} is added up in {dtype} (blocks of {block})", sum_in_16_bits,
@@ -590,14 +566,12 @@ MISTAKES = (
     entry("rounded", "{of} is rounded to {dtype} in the backward pass", round_part, dtype=HALF,
           of=("P", *ROUNDED)),
     entry("bias", "the gradient of bias is {how}",
-          predict_gradients(lambda call, how: [
-              call.gradients._replace(scores=scores) for scores in BIASES[how](call) if "bias" in call.case.inputs]),
-          how=tuple(BIASES)),
+          lambda call, how: [call.gradients._replace(scores=scores) for scores in BIASES[how](call)],
+          needs=("bias",), how=tuple(BIASES)),
     entry("sink-share", "the gradient of a sink takes {share} for its share of the weights", take_share,
-          operations=ATTENTION, share=tuple(SHARES)),
+          operations=ATTENTION, needs=("sinks",), share=tuple(SHARES)),
 )  # fmt: skip
-BY_NAME = {mistake.id.removeprefix("backward."): mistake for mistake in MISTAKES}
-BY_NAME["masks.ignored"] = next(mistake for mistake in masks.MISTAKES if mistake.id == "masks.ignored")
+BY_NAME = name_entries(MISTAKES) | {"masks.ignored": masks.KNOWN["ignored"]}
 
 
 def plant(name: str, *conditions: Condition, **values: Sequence[Any]) -> list[Mistake]:
@@ -608,7 +582,8 @@ def plant(name: str, *conditions: Condition, **values: Sequence[Any]) -> list[Mi
 
 PLANTED = (
     # A subject that is planted returns no log-sum-exp beside the output and has no lengths of queries.
-    *(one.choose() for one in MISTAKES if one.change not in (take_logsumexp_cotangent, count_padded_queries)),
+    *(one.choose() for name, one in BY_NAME.items()
+      if name not in ("masks.ignored", "logsumexp-cotangent", "padded-queries")),
     *plant("feature-forgotten", feature=("bias",)), *plant("missing", of=("value", "bias", "sinks")),
     *plant("terms", sum=SUMS[1:5], terms=("all but the last block",)), *plant("terms", past("K", 32), past("K", 2048)),
     *plant("heads", Condition("S", 2, up_to=3), past("S", 7), of=("value",)),
@@ -624,4 +599,3 @@ PLANTED = (
     *plant("tail-zero", past("K", 32, partial=True)), *plant("row-shared", statistic=("mean rowsum(P * P_bar)",)),
     *plant("masks.ignored", *(Condition("K", n, passes="backward") for n in (0, 64, 1024))),
 )  # fmt: skip
-"""Every entry with the first values, and some others, some of them past a size."""

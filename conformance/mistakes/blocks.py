@@ -11,8 +11,9 @@ import numpy as np
 from conformance.mistakes.attention_steps import AttentionSteps, row_maximum
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition, past
-from conformance.mistakes.mistake import ATTENTION, Changed, Mistake
+from conformance.mistakes.mistake import Changed, Mistake
 from conformance.mistakes.softmax import PullBack, Weights, divide, results_of_weights
+from conformance.mistakes.topic import Topic, name_entries
 
 BLOCKS = (64, 8, 16, 32, 128, 256, 512)
 MOST_BLOCKS = 512
@@ -20,13 +21,15 @@ MOST_BLOCKS = 512
 LOG2 = float(np.log(2))
 
 
+TOPIC = Topic("blocks", "ATT-5")
+
+
 def weigh_by(call: Call, weights: np.ndarray, pull: PullBack | None) -> list[Changed]:
     """Results by these weights, with gradients by `pull` and without.
 
     An implementation may take its gradients through the maxima too, or by a kernel from what it saved.
     """
-    ways = (None,) if pull is None else (pull, None)
-    return [results_of_weights(call, Weights(weights, way)) for way in ways]
+    return [results_of_weights(call, Weights(weights, way)) for way in dict.fromkeys((pull, None))]
 
 
 # --- online softmax ---------------------------------------------------------------------------------------------------
@@ -98,11 +101,6 @@ def run_online(
     return change
 
 
-def rescale_late(old: np.ndarray, new: np.ndarray, factor: np.ndarray) -> Rescaling:
-    """Nothing is lost where nothing was seen before."""
-    return Rescaling(factor, 1.0, new, late=np.where(np.isfinite(old), factor, 1))
-
-
 def rescale_lazily(old: np.ndarray, new: np.ndarray, factor: np.ndarray, limit: float) -> Rescaling:
     skipped = new - old <= limit  # not while the old one is -inf
     factor = np.where(skipped, 1, factor)
@@ -118,18 +116,9 @@ def lag_behind(old: np.ndarray, new: np.ndarray, factor: np.ndarray) -> Rescalin
 def entry(name: str, says: str, rescale: Rescale, numerators: Any = None, graded: bool = True, **more: Any) -> Mistake:
     change = run_online(rescale, numerators, graded)
     says = f"{says} (blocks of {{block}} keys)"
-    return Mistake(f"blocks.{name}", "ATT-8", says, change, parameters={"block": BLOCKS, **more})
+    return TOPIC.entry(name, says, change, rule="ATT-8", operations=("attention",), block=BLOCKS, **more)
 
 
-LAZY = entry(
-    "rescaled-lazily",
-    "a maximum that grows by {limit} at most rescales nothing, though the block's weights are taken with it",
-    rescale_lazily, limit=(8 * LOG2, 8.0),
-)  # fmt: skip
-SATURATED = entry(
-    "saturated", "weights of 2^8 exp(score - maximum) saturate at 448, but not in their sum", lag_behind,
-    lambda exponentials: np.minimum(exponentials, 448 / 2**8),
-)  # fmt: skip
 ONLINE = (
     entry("output-not-rescaled", "the running output is not rescaled when the maximum grows",
           lambda old, new, factor: Rescaling(1.0, factor, new)),
@@ -137,13 +126,18 @@ ONLINE = (
           lambda old, new, factor: Rescaling(factor, 1.0, new)),
     entry("nothing-rescaled", "nothing is rescaled when the maximum grows",
           lambda old, new, factor: Rescaling(1.0, 1.0, new)),
-    entry("sum-rescaled-late", "the running sum is rescaled with the new block in it", rescale_late),
+    # Nothing is lost where nothing was seen before.
+    entry("sum-rescaled-late", "the running sum is rescaled with the new block in it",
+          lambda old, new, factor: Rescaling(factor, 1.0, new, late=np.where(np.isfinite(old), factor, 1))),
     entry("rescaled-by-inverse", "sum and output are rescaled by exp(new - old)",
           lambda old, new, factor: Rescaling(f := np.where(np.isfinite(old), np.exp(new - old), 0), f, new)),
     entry("rescaled-in-base-2", "sum and output are rescaled by 2^(old - new)",
           lambda old, new, factor: Rescaling(factor**LOG2, factor**LOG2, new)),
-    LAZY,
-    SATURATED,
+    entry("rescaled-lazily",
+          "a maximum that grows by {limit} at most rescales nothing, though the block's weights are taken with it",
+          rescale_lazily, limit=(8 * LOG2, 8.0)),
+    entry("saturated", "weights of 2^8 exp(score - maximum) saturate at 448, but not in their sum", lag_behind,
+          lambda exponentials: np.minimum(exponentials, 448 / 2**8)),
     entry("normalised-in-each-block", "every block is divided by its own sum, and all by the whole sum",
           lambda old, new, factor: Rescaling(factor, factor, new),
           lambda e: divide(e, e.sum(axis=-1, keepdims=True)), graded=False),
@@ -223,9 +217,9 @@ def merge_by(share: Share, slope: float) -> Callable[..., list[Changed]]:
     return change
 
 
-AVERAGED, BASE_2, NATURAL, SUMS = (
-    Mistake(f"blocks.merged-{name}", "ATT-5", f"the keys are split, and their parts merged {words} ({{division}})",
-            merge_by(share, slope), parameters={"division": DIVISIONS})
+MERGED = tuple(
+    TOPIC.entry(f"merged-{name}", f"the keys are split, and their parts merged {words} ({{division}})",
+                merge_by(share, slope), operations=("attention",), division=DIVISIONS)
     for name, words, share, slope in (
         ("with-equal-weights", "with equal weights", lambda totals, logs: (totals > 0) * 1.0, 0.0),
         ("in-base-2", "by natural log-sum-exps as if they were in base 2", lambda t, logs: np.exp2(logs), LOG2),
@@ -256,26 +250,16 @@ SINK_COUNTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def count_sink(call: Call, how: str, block: int) -> AttentionSteps | None:
-    steps = call.steps
-    if steps.sinks is None or steps.sizes[-1] == 0:
+    if call.steps.sizes[-1] == 0:
         return None
-    times = SINK_COUNTS[how](find_seen_blocks(steps.allowed_pairs, block))
-    return steps.change(sinks=steps.sinks + np.log(times.astype(float))[..., None])
+    times = SINK_COUNTS[how](find_seen_blocks(call.steps.allowed_pairs, block))
+    return call.steps.change(sinks=call.steps.sinks + np.log(times.astype(float))[..., None])
 
 
 def subtract_infinities(call: Call) -> Results | None:
     """-inf - -inf where a row sees nothing and its sink is -inf."""
-    steps = call.steps
-    if steps.sinks is None:
-        return None
-    rows = ~steps.allowed_pairs.any(axis=-1, keepdims=True) & (steps.sinks == -np.inf)
+    rows = ~call.steps.allowed_pairs.any(axis=-1, keepdims=True) & (call.steps.sinks == -np.inf)
     return {"output": np.where(rows, np.nan, call.forward.output)} if rows.any() else None
-
-
-SINK_COUNT = Mistake("blocks.sink-counted", "ATT-5", "the sink counts {how} (blocks of {block} keys)", count_sink,
-                     ATTENTION, {"how": tuple(SINK_COUNTS), "block": BLOCKS})  # fmt: skip
-INFINITE_SINK = Mistake("blocks.infinite-sink-nan", "ATT-5", "rows that see nothing are NaN beside a sink of -inf",
-                        subtract_infinities)  # fmt: skip
 
 
 # --- blocks that a row does not see -----------------------------------------------------------------------------------
@@ -301,27 +285,31 @@ SKIPS: dict[str, tuple[slice, ...]] = {
 }
 
 
-SKIPPED = Mistake(
-    "blocks.skipped", "MASK-2", "a block of {block} keys is skipped for all where {by} sees nothing of it",
-    skip_blocks, ATTENTION, {"by": tuple(SKIPS), "block": (16, *BLOCKS)},
+MISTAKES = (
+    *ONLINE,
+    *MERGED,
+    TOPIC.entry("sink-counted", "the sink counts {how} (blocks of {block} keys)", count_sink, needs=("sinks",),
+                how=tuple(SINK_COUNTS), block=BLOCKS),
+    TOPIC.entry("infinite-sink-nan", "rows that see nothing are NaN beside a sink of -inf", subtract_infinities,
+                operations=("attention",), needs=("sinks",)),
+    TOPIC.entry("skipped", "a block of {block} keys is skipped for all where {by} sees nothing of it", skip_blocks,
+                rule="MASK-2", by=tuple(SKIPS), block=(16, *BLOCKS)),
+    TOPIC.entry("rows-empty-by-first-batch-element", "rows are empty where those of batch element 0 are",
+                lambda call: call.steps.change(
+                    visible=call.steps.visible & call.steps.allowed_pairs[:1].any(axis=-1, keepdims=True)),
+                rule="ATT-6", operations=("attention",)),
 )  # fmt: skip
-EMPTY_ROWS = Mistake(
-    "blocks.rows-empty-by-first-batch-element", "ATT-6", "rows are empty where those of batch element 0 are",
-    lambda call: call.steps.change(
-        visible=call.steps.visible & call.steps.allowed_pairs[:1].any(axis=-1, keepdims=True)),
-)  # fmt: skip
-
-MISTAKES = (*ONLINE, AVERAGED, BASE_2, NATURAL, SUMS, SINK_COUNT, INFINITE_SINK, SKIPPED, EMPTY_ROWS)
+NAMED = name_entries(MISTAKES)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
-    ONLINE[0].choose(block=16),
-    LAZY.choose(limit=8.0, block=16),
-    *(NATURAL.choose().limit(past("K", n)) for n in (64, 16384)),
-    *(AVERAGED.choose().limit(past("K", n)) for n in (128, 32768)),
-    SUMS.choose(division=Division(SHORTER, 32)).limit(Condition("K", past=1023, features=("gqa",))),
-    *(SINK_COUNT.choose(how=how, block=32) for how in SINK_COUNTS),
-    SINK_COUNT.choose(block=512),
-    SKIPPED.choose(by="its first key"),
-    *(replace(SKIPPED.choose(by=by), rule=rule) for by, rule in
+    NAMED["output-not-rescaled"].choose(block=16),
+    NAMED["rescaled-lazily"].choose(limit=8.0, block=16),
+    *(NAMED["merged-as-natural"].choose().limit(past("K", n)) for n in (64, 16384)),
+    *(NAMED["merged-with-equal-weights"].choose().limit(past("K", n)) for n in (128, 32768)),
+    NAMED["merged-by-sums"].choose(division=Division(SHORTER, 32)).limit(Condition("K", past=1023, features=("gqa",))),
+    *(NAMED["sink-counted"].choose(how=how, block=32) for how in SINK_COUNTS),
+    NAMED["sink-counted"].choose(block=512),
+    NAMED["skipped"].choose(by="its first key"),
+    *(replace(NAMED["skipped"].choose(by=by), rule=rule) for by, rule in
       (("the last query", "MASK-4"), ("the first query", "MASK-3"))),
 )  # fmt: skip

@@ -56,6 +56,14 @@ class Call:
         return frozenset(features_of(self.case) | ({"hidden_rows"} if hidden else set()))
 
     @cached_property
+    def given(self) -> frozenset[str]:
+        """Names of arguments that the call has; "gradients"; and "special" for NaN or infinity, else "finite"."""
+        case = self.case
+        options = {name for name, value in case.options.items() if value is not None and value is not False}
+        kinds = {"special" if case.special else "finite", *(["gradients"] if case.cotangents else ())}
+        return frozenset(case.inputs.keys() | options | kinds)
+
+    @cached_property
     def steps(self) -> AttentionSteps:
         """The steps of attention, of its weights or of its log-sum-exp."""
         return AttentionSteps.read_case(self.case)

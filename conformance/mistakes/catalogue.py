@@ -32,7 +32,9 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "losses": ("cross_entropy", "nll_loss"),
     "optimizers": ("adam_step", "sgd_step", "clip_by_global_norm"),
 }
-"""The files of this folder, each with `MISTAKES` and `PLANTED`, and the operations that they are about."""
+"""The files of this folder, and the operations that they are about. Each has `MISTAKES` and what is planted of them in
+`PLANTED`: every mistake with the first values of its parameters, some with others, past a size, or in other operations.
+"""
 
 
 def load_topic(topic: str) -> ModuleType:

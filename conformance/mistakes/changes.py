@@ -69,6 +69,25 @@ def answer_in_float64(case: Case) -> Results:
     return {name: one.high for name, one in exact.items()}
 
 
+def count_rows(call: Call, kept: np.ndarray) -> Results | None:
+    """The right results, with the gradients of an output of which only the kept elements have a cotangent."""
+    if kept.all():
+        return None
+    case = call.case
+    if not case.cotangents:
+        return call.right
+    bar = case.cotangents["output"]
+    return answer_in_float64(
+        replace(case, cotangents=case.cotangents | {"output": np.where(kept, bar, 0).astype(bar.dtype)})
+    )
+
+
+def lose_results(call: Call, kept: np.ndarray) -> Results | None:
+    """Elements of the output that are not kept are 0, and pass no gradients on."""
+    found = count_rows(call, kept)
+    return None if found is None else found | {"output": np.where(kept, found["output"], 0)}
+
+
 def gather_gradients(
     case: Case, moved: dict[str, np.ndarray], places: dict[str, np.ndarray], found: Results, count: int
 ) -> Results:

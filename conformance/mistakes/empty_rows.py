@@ -8,7 +8,8 @@ import numpy as np
 
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import Mistake, Prediction, add_bounds
+from conformance.mistakes.mistake import ATTENTION, Prediction, add_bounds
+from conformance.mistakes.topic import Topic
 
 FILLINGS: dict[str, Callable[[int, int], float]] = {
     "the mean of all values": lambda Q, K: 1 / K,
@@ -66,22 +67,18 @@ def replace_logsumexp(call: Call, holds: str) -> Prediction | None:
     )
 
 
-FILLED = Mistake(
-    "empty_rows.filled", "ATT-6", "rows {rows} hold {holds}", fill_empty_rows, ("attention", "attention_weights"),
-    {"rows": ("that allow nothing", "that the bias alone leaves nothing"), "holds": (*FILLINGS,)},
+TOPIC = Topic("empty_rows", "ATT-6", ATTENTION[:2])
+MISTAKES = (
+    TOPIC.entry("filled", "rows {rows} hold {holds}", fill_empty_rows,
+                rows=("that allow nothing", "that the bias alone leaves nothing"), holds=(*FILLINGS,)),
+    TOPIC.entry("logsumexp", "the log-sum-exp of rows that allow nothing is {holds}, even with a sink",
+                replace_logsumexp, operations=("attention_logsumexp", "attention"),
+                holds=("-3.4028235e38", "-inf", "inf", "0", "nan")),
+    TOPIC.entry("hidden-block", "rows whose {end} {block} keys are hidden, and others are not, hold {holds}",
+                fill_after_hidden_block, rule="ATT-3", block=(16, 32, 64, 128, 256, 1), end=("first", "last"),
+                holds=("NaN", "0")),
 )  # fmt: skip
-LOGSUMEXP = Mistake(
-    "empty_rows.logsumexp", "ATT-6", "the log-sum-exp of rows that allow nothing is {holds}, even with a sink",
-    replace_logsumexp, ("attention_logsumexp", "attention"),
-    {"holds": ("-3.4028235e38", "-inf", "inf", "0", "nan")},
-)  # fmt: skip
-HIDDEN_BLOCK = Mistake(
-    "empty_rows.hidden-block", "ATT-3", "rows whose {end} {block} keys are hidden, and others are not, hold {holds}",
-    fill_after_hidden_block, ("attention", "attention_weights"),
-    {"block": (16, 32, 64, 128, 256, 1), "end": ("first", "last"), "holds": ("NaN", "0")},
-)  # fmt: skip
-
-MISTAKES = (FILLED, LOGSUMEXP, HIDDEN_BLOCK)
+FILLED, LOGSUMEXP, HIDDEN_BLOCK = MISTAKES
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     FILLED.choose(holds="NaN"),
@@ -94,4 +91,3 @@ PLANTED = (
     LOGSUMEXP.choose(holds="-inf"),
     *(HIDDEN_BLOCK.choose(block=block).limit(Condition("K", block)) for block in (64, 256)),
 )
-"""What is planted: every mistake with the first values of its parameters, other values, and some under a condition."""

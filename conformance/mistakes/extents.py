@@ -12,9 +12,11 @@ from conformance.mistakes.call import Call
 from conformance.mistakes.condition import Condition, past
 from conformance.mistakes.heads import move_results
 from conformance.mistakes.mistake import ATTENTION, Mistake
+from conformance.mistakes.topic import Topic, name_entries
 
 SIZES = (64, 16, 32, 96, 128, 160, 192, 256, 320, 512, 1000, 1024, 2048, 4096, 8192, 16384, 32768, 65535)
 WIDTHS = (64, 8, 16, 32, 80, 96, 128, 160, 192, 256, 320, 512)
+FILLINGS = ("zeros", "the next head's", "the first keys")
 BLOCKS = (32, 8, 16, 64, 128, 256, 512, 1024)
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -47,7 +49,7 @@ def count_tail_twice(call: Call, block: int) -> AttentionSteps | None:
     A key that counts twice is one whose score is larger by log 2.
     """
     steps, K = call.steps, call.steps.sizes[-1]
-    if block >= K or steps.operation == "attention_weights":
+    if block >= K:
         return None
     keys = np.arange(K)
     twice = (keys >= K - block) & ((K % block == 0) | (keys < K // block * block))
@@ -67,7 +69,7 @@ def read_past_end(call: Call, block: int, what: str) -> AttentionSteps | None:
     steps = call.steps
     B, H, Q, K = steps.sizes
     extra = -K % block
-    if not extra or not K or call.case.options.get("dropout_keep") is not None or steps.operation != "attention":
+    if not extra or not K or call.case.options.get("dropout_keep") is not None:
         return None
     keys = np.arange(K + extra)
     if what == "the next head's":
@@ -83,42 +85,28 @@ def read_past_end(call: Call, block: int, what: str) -> AttentionSteps | None:
     return steps.read_elsewhere(**places, bias=bias).change(visible=np.concatenate([steps.visible, behind], axis=3))
 
 
-def key_entry(name: str, says: str, seen: Seen, **parameters: Any) -> Mistake:
-    return Mistake(f"extents.{name}", "ATT-8", says, leave_out_keys(seen), ATTENTION, parameters)
-
-
-KEYS_PAST = key_entry("keys-past", "keys past the first {n} are left out", lambda keys, K, n: keys < n, n=SIZES)
-ONE_KEY = key_entry(
-    "key-passed-over", "key {n}, where two parts meet, is left out", lambda keys, K, n: (keys != n) | (n + 1 == K),
-    n=(127, *SIZES, *(n - 1 for n in SIZES)),
-)  # fmt: skip
-TAIL = key_entry(
-    "key-tail", "keys past the last whole tile are left out (tiles of {block} keys)",
-    lambda keys, K, block: (keys < K // block * block) | (block > K), block=BLOCKS,
-)  # fmt: skip
-LAST_TILE = key_entry(
-    "last-key-tile", "where all tiles are whole, the last is left out (tiles of {block} keys)",
-    lambda keys, K, block: (keys < K - block) | (K % block != 0) | (block == K), block=BLOCKS,
-)  # fmt: skip
-AGAIN = Mistake(
-    "extents.keys-again", "ATT-8", "keys past the first {n} are the first ones again",
-    lambda call, n: None if n >= (K := call.steps.sizes[-1]) else call.steps.read_elsewhere(
-        **key_places(call.steps, np.arange(K) % n)), ATTENTION, {"n": SIZES},
-)  # fmt: skip
-READ_ON = Mistake(
-    "extents.key-tail-filled", "ATT-8", "the last tile is filled up with {what}, which count (tiles of {block} keys)",
-    read_past_end, parameters={"block": BLOCKS, "what": ("zeros", "the next head's", "the first keys")},
-)  # fmt: skip
-TWICE = Mistake(
-    "extents.key-tail-twice", "ATT-8",
-    "the last tile is moved back to be whole, and counts again (tiles of {block} keys)", count_tail_twice,
-    ("attention", "attention_logsumexp"), {"block": BLOCKS},
-)  # fmt: skip
+TOPIC, OUTPUT = Topic("extents", "ATT-8"), ATTENTION[:1]
 KEYS = (
-    KEYS_PAST, ONE_KEY, TAIL, LAST_TILE, AGAIN, READ_ON, TWICE,
-    key_entry("keys-before", "only the last {n} keys are read", lambda keys, K, n: keys >= K - n, n=(32, 1, *SIZES)),
-    key_entry("first-key", "the first key is left out", lambda keys, K: (keys > 0) | (K == 1)),
-    key_entry("last-key", "the last key is left out", lambda keys, K: (keys < K - 1) | (K == 1)),
+    *TOPIC.entries(leave_out_keys,
+                   ("keys-past", "keys past the first {n} are left out", lambda keys, K, n: keys < n, {"n": SIZES}),
+                   ("key-passed-over", "key {n}, where two parts meet, is left out",
+                    lambda keys, K, n: (keys != n) | (n + 1 == K), {"n": (127, *SIZES, *(n - 1 for n in SIZES))}),
+                   ("key-tail", "keys past the last whole tile are left out (tiles of {block} keys)",
+                    lambda keys, K, block: (keys < K // block * block) | (block > K), {"block": BLOCKS}),
+                   ("last-key-tile", "where all tiles are whole, the last is left out (tiles of {block} keys)",
+                    lambda keys, K, block: (keys < K - block) | (K % block != 0) | (block == K), {"block": BLOCKS})),
+    TOPIC.entry("keys-again", "keys past the first {n} are the first ones again",
+                lambda call, n: None if n >= (K := call.steps.sizes[-1]) else call.steps.read_elsewhere(
+                    **key_places(call.steps, np.arange(K) % n)), n=SIZES),
+    TOPIC.entry("key-tail-filled", "the last tile is filled up with {what}, which count (tiles of {block} keys)",
+                read_past_end, operations=OUTPUT, block=BLOCKS, what=FILLINGS),
+    TOPIC.entry("key-tail-twice", "the last tile is moved back to be whole, and counts again (tiles of {block} keys)",
+                count_tail_twice, operations=("attention", "attention_logsumexp"), block=BLOCKS),
+    *TOPIC.entries(leave_out_keys,
+                   ("keys-before", "only the last {n} keys are read", lambda keys, K, n: keys >= K - n,
+                    {"n": (32, 1, *SIZES)}),
+                   ("first-key", "the first key is left out", lambda keys, K: (keys > 0) | (K == 1)),
+                   ("last-key", "the last key is left out", lambda keys, K: (keys < K - 1) | (K == 1))),
 )  # fmt: skip
 
 # --- elements of results ----------------------------------------------------------------------------------------------
@@ -145,34 +133,31 @@ def move_along(axis: int, move: Callable[..., np.ndarray]) -> Callable[..., Atte
 
 
 WHAT = ("0", "the last one before them", "the first ones again")
-RESULTS = {
-    name: Mistake(f"extents.{name}-past", "ATT-8", f"{things} past the first {{n}} are {{what}}",
-                  move_along(axis, fill_rest), ATTENTION if axis < 3 else ATTENTION[:1], {"n": sizes, "what": WHAT})
-    for axis, name, things, sizes in (
-        (0, "batch-elements", "batch elements", (16, 32, 64, 128, 512, 1024, 4096, 32767, 65535)),
-        (1, "heads", "heads", (16, 8, 32, 64, 100, 128)),
-        (2, "queries", "queries", SIZES),
-        (3, "columns", "columns of the output", WIDTHS),
-    )
-}  # fmt: skip
-PRODUCT = Mistake(
-    "extents.batch-times-heads-past", "ATT-8", "of batch elements times heads those past the first {n} are {what}",
-    move_results(lambda places, n, what: fill_rest(places.reshape(-1, *places.shape[2:]), n, what, 0).reshape(
-        places.shape)), ATTENTION, {"n": (64, 32, 128, 1024, 65535), "what": WHAT},
+RESULTS = (
+    *(
+        TOPIC.entry(f"{name}-past", f"{things} past the first {{n}} are {{what}}", move_along(axis, fill_rest),
+                    operations=ATTENTION if axis < 3 else OUTPUT, n=sizes, what=WHAT)
+        for axis, name, things, sizes in (
+            (0, "batch-elements", "batch elements", (16, 32, 64, 128, 512, 1024, 4096, 32767, 65535)),
+            (1, "heads", "heads", (16, 8, 32, 64, 100, 128)),
+            (2, "queries", "queries", SIZES),
+            (3, "columns", "columns of the output", WIDTHS),
+        )
+    ),
+    TOPIC.entry("batch-times-heads-past", "of batch elements times heads those past the first {n} are {what}",
+                move_results(lambda places, n, what: fill_rest(
+                    places.reshape(-1, *places.shape[2:]), n, what, 0).reshape(places.shape)),
+                n=(64, 32, 128, 1024, 65535), what=WHAT),
+    TOPIC.entry("query-tail", "queries past the last whole tile are 0 (tiles of {block})", move_along(2, fill_tail),
+                block=(16, *BLOCKS)),
+    TOPIC.entry("column-tail", "columns of the output past the last whole tile are 0 (tiles of {block})",
+                move_along(3, fill_tail), operations=OUTPUT, block=(8, 4, 16, 32, 64, 128)),
+    TOPIC.entry("columns-past-key-width", "columns of the output past the width of query and key are 0",
+                lambda call: move_along(3, fill_rest)(call, n=call.steps.query.shape[-1], what="0"),
+                operations=OUTPUT),
+    TOPIC.entry("no-keys", "without keys the output is NaN, not 0", lambda call: None if call.steps.sizes[-1]
+                else {"output": np.full_like(call.forward.output, np.nan)}, operations=OUTPUT),
 )  # fmt: skip
-QUERY_TAIL, COLUMN_TAIL = (
-    Mistake(f"extents.{name}-tail", "ATT-8", f"{things} past the last whole tile are 0 (tiles of {{block}})",
-            move_along(axis, fill_tail), ATTENTION if axis < 3 else ATTENTION[:1], {"block": blocks})
-    for axis, name, things, blocks in (
-        (2, "query", "queries", (16, *BLOCKS)),
-        (3, "column", "columns of the output", (8, 4, 16, 32, 64, 128)),
-    )
-)  # fmt: skip
-BEYOND_KEYS = Mistake("extents.columns-past-key-width", "ATT-8",
-                      "columns of the output past the width of query and key are 0",
-                      lambda call: move_along(3, fill_rest)(call, n=call.steps.query.shape[-1], what="0"))  # fmt: skip
-NO_KEYS = Mistake("extents.no-keys", "ATT-8", "without keys the output is NaN, not 0", lambda call: None
-                  if call.steps.sizes[-1] else {"output": np.full_like(call.forward.output, np.nan)})  # fmt: skip
 
 # --- columns of query and key -----------------------------------------------------------------------------------------
 
@@ -196,60 +181,59 @@ def count_columns_twice(call: Call, block: int) -> AttentionSteps | None:
     return steps.read_elsewhere(query=places_of(steps.query)[..., columns], key=places_of(steps.key)[..., columns])
 
 
-COLUMNS_PAST, KEY_COLUMN_TAIL, KEY_COLUMNS_TWICE, DEFAULT_SCALE = (
-    Mistake(f"extents.{name}", "ATT-1", says, change, ATTENTION, parameters)
-    for name, says, change, parameters in (
-        ("key-columns-past", "scores are taken from the first {n} columns of query and key", leave_out_columns,
-         {"n": WIDTHS}),
-        ("key-column-tail", "columns of query and key past the last whole tile are left out (tiles of {block})",
-         leave_out_columns, {"block": (16, 8, 32, 64)}),
-        ("key-column-tail-twice", "the last tile of columns of query and key is moved back to be whole, and some count "
-         "twice (tiles of {block})", count_columns_twice, {"block": (16, 8, 32, 64)}),
-        ("default-scale-of-width", "the default scale is that of a width of {width}",
-         lambda call, width: None if call.case.options.get("scale") is not None
-         or width == call.steps.query.shape[-1] else call.steps.change(scale=width**-0.5),
-         {"width": (64, 32, 80, 96, 128, 256)}),
-    )
+COLUMNS = (
+    TOPIC.entry("key-columns-past", "scores are taken from the first {n} columns of query and key", leave_out_columns,
+                rule="ATT-1", n=WIDTHS),
+    TOPIC.entry("key-column-tail",
+                "columns of query and key past the last whole tile are left out (tiles of {block})", leave_out_columns,
+                rule="ATT-1", block=(16, 8, 32, 64)),
+    TOPIC.entry("key-column-tail-twice", "the last tile of columns of query and key is moved back to be whole, and "
+                "some count twice (tiles of {block})", count_columns_twice, rule="ATT-1", block=(16, 8, 32, 64)),
+    TOPIC.entry("default-scale-of-width", "the default scale is that of a width of {width}",
+                lambda call, width: None if call.case.options.get("scale") is not None
+                or width == call.steps.query.shape[-1] else call.steps.change(scale=width**-0.5), rule="ATT-1",
+                width=(64, 32, 80, 96, 128, 256)),
 )  # fmt: skip
 
-MISTAKES = (*KEYS, *RESULTS.values(), PRODUCT, QUERY_TAIL, COLUMN_TAIL, BEYOND_KEYS, NO_KEYS,
-            COLUMNS_PAST, KEY_COLUMN_TAIL, KEY_COLUMNS_TWICE, DEFAULT_SCALE)  # fmt: skip
+MISTAKES = (*KEYS, *RESULTS, *COLUMNS)
+KNOWN = name_entries(MISTAKES)
 
 
 def plant_rest(*rows: tuple[str, str, tuple[int, ...]]) -> list[Mistake]:
     """Rows of a result's name, what is done to the rest, and sizes."""
-    return [RESULTS[name].choose(n=n, what=what) for name, what, sizes in rows for n in sizes]
+    return [KNOWN[f"{name}-past"].choose(n=n, what=what) for name, what, sizes in rows for n in sizes]
 
 
 ZERO, LAST, FIRST = WHAT
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
-    *(KEYS_PAST.choose(n=n) for n in (32, 1024, 32768)),
-    *(ONE_KEY.choose(n=n) for n in (1024, 32767)),
-    *(AGAIN.choose(n=n) for n in (2048, 32768)),
-    *(TAIL.choose(block=n).limit(past("K", n)) for n in (16, 128, 1024)),
-    *(LAST_TILE.choose(block=n) for n in (64, 256)),
-    *(READ_ON.choose(what=what, block=n).limit(past("K", n)) for what in READ_ON.parameters["what"] for n in (64, 256)),
-    READ_ON.choose(what="the next head's").limit(Condition("Q", up_to=8)),
+    *(KNOWN["keys-past"].choose(n=n) for n in (32, 1024, 32768)),
+    *(KNOWN["key-passed-over"].choose(n=n) for n in (1024, 32767)),
+    *(KNOWN["keys-again"].choose(n=n) for n in (2048, 32768)),
+    *(KNOWN["key-tail"].choose(block=n).limit(past("K", n)) for n in (16, 128, 1024)),
+    *(KNOWN["last-key-tile"].choose(block=n) for n in (64, 256)),
+    *(KNOWN["key-tail-filled"].choose(what=what, block=n).limit(past("K", n))
+      for what in FILLINGS for n in (64, 256)),
+    KNOWN["key-tail-filled"].choose(what="the next head's").limit(Condition("Q", up_to=8)),
     *plant_rest(
         ("queries", ZERO, (32, 2048, 65535)), ("queries", LAST, (64, 32768)), ("queries", FIRST, (32, 4096, 32768)),
         ("heads", LAST, (32, 100)), ("heads", FIRST, (64,)), ("batch-elements", LAST, (16, 1024, 32767)),
         ("batch-elements", ZERO, (512, 65535)), ("columns", ZERO, (8, 512)), ("columns", FIRST, (128, 320)),
     ),
-    *(PRODUCT.choose(n=n) for n in (1024, 65535)),
-    QUERY_TAIL.choose(block=128),
-    COLUMN_TAIL.choose(block=32),
-    *(BEYOND_KEYS.choose().limit(Condition("V", past=n)) for n in (64, 128)),
-    COLUMNS_PAST.choose(n=32).limit(Condition("D", past=63, up_to=64)),
-    *(COLUMNS_PAST.choose(n=n) for n in (96, 192, 512)),
-    *(KEY_COLUMN_TAIL.choose(block=n) for n in (8, 64)),
-    KEY_COLUMNS_TWICE.choose(block=64),
-    *(DEFAULT_SCALE.choose(width=n).limit(past("D", n)) for n in (64, 128, 256)),
+    *(KNOWN["batch-times-heads-past"].choose(n=n) for n in (1024, 65535)),
+    KNOWN["query-tail"].choose(block=128),
+    KNOWN["column-tail"].choose(block=32),
+    *(KNOWN["columns-past-key-width"].choose().limit(Condition("V", past=n)) for n in (64, 128)),
+    KNOWN["key-columns-past"].choose(n=32).limit(Condition("D", past=63, up_to=64)),
+    *(KNOWN["key-columns-past"].choose(n=n) for n in (96, 192, 512)),
+    *(KNOWN["key-column-tail"].choose(block=n) for n in (8, 64)),
+    KNOWN["key-column-tail-twice"].choose(block=64),
+    *(KNOWN["default-scale-of-width"].choose(width=n).limit(past("D", n)) for n in (64, 128, 256)),
     *(one.plant_in("attention_weights", rule="ATT-14") for one in (
-        *(KEYS_PAST.choose(n=n) for n in (64, 1024, 65535)),
+        *(KNOWN["keys-past"].choose(n=n) for n in (64, 1024, 65535)),
         *plant_rest(("queries", ZERO, (64, 32768)), ("heads", LAST, (32, 64))))),
     *(one.plant_in("attention_logsumexp", rule="ATT-14") for one in (
-        *(KEYS_PAST.choose(n=n) for n in (64, 4096, 65535)),
-        *(TAIL.choose(block=n).limit(past("K", n)) for n in (32, 128)),
+        *(KNOWN["keys-past"].choose(n=n) for n in (64, 4096, 65535)),
+        *(KNOWN["key-tail"].choose(block=n).limit(past("K", n)) for n in (32, 128)),
         *plant_rest(("queries", ZERO, (64, 32768)), ("batch-elements", ZERO, (64, 4096))))),
 )  # fmt: skip

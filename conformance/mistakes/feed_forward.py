@@ -18,9 +18,10 @@ from conformance.cases.case import Case
 from conformance.cases.signatures import default
 from conformance.checks.comparison import PRECISION
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import answer_in_float64, rearrange_inputs, round_stage, round_to
+from conformance.mistakes.changes import count_rows, lose_results, rearrange_inputs, round_stage, round_to
 from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Change, Mistake, Prediction
+from conformance.mistakes.topic import Topic, name_entries
 from specification.dtypes import HALF, compute_dtype_name
 
 Array = np.ndarray
@@ -32,9 +33,10 @@ STEP = 1e-200j
 
 
 def entry(
-    name: str, says: str, change: Change, operations: tuple[str, ...] = NETWORKS, **parameters: Sequence[Any]
-) -> Mistake:
-    return Mistake(f"feed_forward.{name}", RULES[operations[0]], says, change, operations, parameters)
+    name: str, says: str, change: Change, operations: tuple[str, ...] = NETWORKS, needs: tuple[str, ...] = (),
+    **parameters: Sequence[Any],
+) -> Mistake:  # fmt: skip
+    return Topic("feed_forward", RULES[operations[0]], operations).entry(name, says, change, needs=needs, **parameters)
 
 
 # --- activations, of complex numbers ----------------------------------------------------------------------------------
@@ -203,9 +205,7 @@ FACTORS: dict[str, Callable[[Array, float], Array]] = {
 }
 
 
-def drop_otherwise(network: Network, dropout: str) -> Network | None:
-    if network.case.options.get("dropout_keep") is None:
-        return None
+def drop_otherwise(network: Network, dropout: str) -> Network:
     keep = (np.asarray(network.factor) > 0).astype(float)
     return network._replace(factor=FACTORS[dropout](keep, network.case.options["dropout_rate"]))
 
@@ -213,15 +213,14 @@ def drop_otherwise(network: Network, dropout: str) -> Network | None:
 def add_bias_after(network: Network) -> Network | None:
     weight, bias = network.sides["inner"]
     hide = network.hide
-    if not np.any(bias):
-        return None
-    return network._replace(sides={"inner": (weight, 0.0)}, hide=lambda inner: hide(inner) + bias)
+    added = network._replace(sides={"inner": (weight, 0.0)}, hide=lambda inner: hide(inner) + bias)
+    return added if np.any(bias) else None
 
 
 def round_activation(call: Call) -> Prediction | None:
     """Round for 16-bit inputs what the definition rounds, and the activation, the product and their gradients."""
     case = call.case
-    if case.dtype not in HALF or case.special:
+    if case.dtype not in HALF:
         return None
     round_here, factor = partial(round_stage, form=case.dtype), dropout_factor(case)
     found = layers.gated_feed_forward(
@@ -241,16 +240,17 @@ def round_activation(call: Call) -> Prediction | None:
 ACTIVATED = (
     entry("activation", "the activation is {used} where {asked} is asked for", change_network(take_activation),
           asked=("gelu", "gelu_tanh", "silu", "relu", "any"), used=tuple(dict.fromkeys(("gelu_tanh", *ACTIVATIONS)))),
-    entry("overflow", "{form} overflows: the activation is NaN past a value", change_network(overflow), NETWORKS[::-1],
-          form=tuple(OVERFLOWING)),
+    entry("overflow", "{form} overflows: the activation is NaN past a value", change_network(overflow),
+          operations=NETWORKS[::-1], form=tuple(OVERFLOWING)),
     entry("product", "{product} stands for activation(gate) * inner",
-          change_network(lambda n, product: n._replace(hide=PRODUCTS[product](ACTIVATIONS[n.activation]))), GATED,
-          product=tuple(PRODUCTS)),
+          change_network(lambda n, product: n._replace(hide=PRODUCTS[product](ACTIVATIONS[n.activation]))),
+          operations=GATED, product=tuple(PRODUCTS)),
     entry("activation-rounded", "the activation is rounded to 16 bits before it is multiplied", round_activation,
-          GATED),
-    entry("dropout", "dropout is {dropout}", change_network(drop_otherwise), dropout=tuple(FACTORS)),
+          operations=GATED, needs=("finite",)),
+    entry("dropout", "dropout is {dropout}", change_network(drop_otherwise), needs=("dropout_keep",),
+          dropout=tuple(FACTORS)),
     entry("bias-after-activation", "the inner bias is added after the activation", change_network(add_bias_after),
-          NETWORKS[:1]),
+          operations=NETWORKS[:1]),
 )  # fmt: skip
 
 # --- projections ------------------------------------------------------------------------------------------------------
@@ -288,11 +288,7 @@ def lose_rows(call: Call, first: int = 0, block: int = 0) -> Results | None:
     shape = call.case.inputs["x"].shape[:-1]
     rows = math.prod(shape)
     kept = (np.arange(rows) < (rows // block * block if block else first)).reshape(*shape, 1)
-    if kept.all() or not kept.any():
-        return None
-    bars = {name: np.where(kept, bar, 0).astype(bar.dtype) for name, bar in call.case.cotangents.items()}
-    found = answer_in_float64(replace(call.case, cotangents=bars))
-    return found | {"output": np.where(kept, found["output"], 0)}
+    return lose_results(call, kept) if kept.any() else None
 
 
 def count_last_block_twice(call: Call, block: int) -> Results | None:
@@ -322,10 +318,8 @@ PROJECTIONS = (
 # --- gradients alone --------------------------------------------------------------------------------------------------
 
 
-def take_slope(call: Call, slope: str) -> Results | None:
+def take_slope(call: Call, slope: str) -> Results:
     """Another slope, beside the hidden numbers of the forward pass."""
-    if not call.case.cotangents or call.case.special:
-        return None
     network = Network.read_call(call)
     activate = ACTIVATIONS[network.activation]
 
@@ -348,10 +342,8 @@ def lose_gradient(call: Call, of: str, first: int) -> Results | None:
     return {gradient_name(of): np.where(np.arange(len(right))[:, None] < first, right, 0)}
 
 
-def take_side(call: Call, which: str) -> Results | None:
+def take_side(call: Call, which: str) -> Results:
     """The gradient of x through one of two projections, or the other one's gradient of a bias."""
-    if not call.case.cotangents:
-        return None
     network = Network.read_call(call)
     gate, _ = network.project_sides()
     inner = network.cotangent @ network.outer[0].T * network.factor * np.real(network.hide(gate))
@@ -368,28 +360,24 @@ ROWS: dict[str, Callable[[Array, int], Array]] = {
 }
 
 
-def count_rows(call: Call, of: str, rows: str, block: int) -> Results | None:
-    """Sums over rows count some of them: the gradients of an answer whose other rows have no cotangent."""
-    if not call.case.cotangents or call.case.special:
-        return None
+def take_rows(call: Call, of: str, rows: str, block: int) -> Results | None:
+    """Sums over rows count some of them."""
     bar = call.case.cotangents["output"]
     kept = ROWS[rows](np.arange(bar[..., 0].size), block).reshape(*bar.shape[:-1], 1)
-    if kept.all() or not kept.any():
-        return None
-    some = replace(call.case, cotangents={"output": np.where(kept, bar, 0).astype(bar.dtype)})
-    found = answer_in_float64(some)
-    names = [n for n in found if n.endswith(("weight", "bias") if of == "weights and biases" else of)]
-    return {name: found[name] for name in names}
+    found = count_rows(call, kept) if kept.any() else None
+    ends = ("weight", "bias") if of == "weights and biases" else of
+    return None if found is None else {name: array for name, array in found.items() if name.endswith(ends)}
 
 
 GRADIENTS = (
     entry("slope", "the slope of the activation is {slope} in the backward pass", take_slope,
-          slope=("of the activation's value", "0", "1/2 at 0", "1 at 0")),
+          needs=("gradients", "finite"), slope=("of the activation's value", "0", "1/2 at 0", "1 at 0")),
     entry("gradient-past-size", "the gradient of {of} is 0 past row {first}", lose_gradient,
           of=("outer.weight", "inner.weight"), first=(128, 2048, 64, 256, 512, 1024)),
-    entry("gradient-of-rows", "the gradient of {of} comes from {rows} only (blocks of {block} rows)", count_rows,
-          of=("weights and biases", "weight", "bias"), rows=tuple(ROWS), block=(1, 2, 4, 8, 16, 32, 64, 128)),
-    entry("gradient-of-side", "{which}", take_side, GATED,
+    entry("gradient-of-rows", "the gradient of {of} comes from {rows} only (blocks of {block} rows)", take_rows,
+          needs=("gradients", "finite"), of=("weights and biases", "weight", "bias"),
+          rows=tuple(ROWS), block=(1, 2, 4, 8, 16, 32, 64, 128)),
+    entry("gradient-of-side", "{which}", take_side, operations=GATED, needs=("gradients",),
           which=("the gradient of x lacks its part through the gate",
                  "the gradient of the gate's bias is that of the inner one")),
 )  # fmt: skip
@@ -442,10 +430,10 @@ def take_unit(call: Call, form: str) -> Prediction:
     return Prediction(found, bounds)
 
 
-SILU = (entry("silu", "SiLU is {form}", take_unit, ("silu",), form=tuple(UNITS)),)
+SILU = (entry("silu", "SiLU is {form}", take_unit, operations=("silu",), form=tuple(UNITS)),)
 
 MISTAKES = (*ACTIVATED, *PROJECTIONS, *GRADIENTS, *SILU)
-OWN = {mistake.id.removeprefix("feed_forward."): mistake for mistake in MISTAKES}
+OWN = name_entries(MISTAKES)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     *(OWN["activation"].choose(asked=asked, used=used) for asked, used in (
@@ -468,4 +456,3 @@ PLANTED = (
     OWN["silu"].choose().limit(Condition(passes="backward")),
     *(OWN["silu"].choose(form=form) for form in tuple(UNITS)[1:]),
 )  # fmt: skip
-"""Each mistake, some of the gated network too, and those past a size."""

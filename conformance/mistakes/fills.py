@@ -12,8 +12,8 @@ from conformance.mistakes.attention_steps import AttentionSteps
 from conformance.mistakes.call import Call
 from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Changed, Prediction, add_bounds
-from conformance.mistakes.scores import entry
 from conformance.mistakes.softmax import WEIGHED, few_roundings, size_of_values
+from conformance.mistakes.topic import Topic
 from specification.dtypes import compute_dtype_name
 from specification.masks import And
 
@@ -92,13 +92,12 @@ def predict_filled(call: Call, steps: AttentionSteps, constant: np.ndarray, lost
     return found._replace(bounds=found.bounds | {"output": np.broadcast_to(bound, results["output"].shape)})
 
 
+TOPIC = Topic("fills", "ATT-4", WEIGHED)
 MISTAKES = (
-    entry("fills.number-put", "ATT-4", "forbidden scores are {number:g}, not -inf", put_number, WEIGHED,
-          number=NUMBERS),
-    entry("fills.number-added", "ATT-4", "{number:g} is added to forbidden scores, once for each mask", add_number,
-          WEIGHED, number=NUMBERS),
-    entry("fills.lowest-bias", "ATT-6", "-inf in the bias is taken for {number:g}", lift_bias, WEIGHED,
-          number=NUMBERS),
+    TOPIC.entry("number-put", "forbidden scores are {number:g}, not -inf", put_number, number=NUMBERS),
+    TOPIC.entry("number-added", "{number:g} is added to forbidden scores, once for each mask", add_number,
+                number=NUMBERS),
+    TOPIC.entry("lowest-bias", "-inf in the bias is taken for {number:g}", lift_bias, rule="ATT-6", number=NUMBERS),
 )  # fmt: skip
 PUT, ADDED, LOWEST_BIAS = MISTAKES
 PLANTED = (
@@ -107,4 +106,3 @@ PLANTED = (
     *(ADDED.choose(number=number) for number in (-1e4, -1e9)),
     LOWEST_BIAS.choose(),
 )
-"""What is planted: every number that is known to be put, and some that are added."""

@@ -12,8 +12,11 @@ from conformance.cases.arguments import gradient_name
 from conformance.mistakes.attention_steps import AttentionSteps, places_of
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import ATTENTION, Mistake, results_of_steps
+from conformance.mistakes.mistake import results_of_steps
+from conformance.mistakes.topic import Topic, name_entries
 from specification import Causal, SlidingWindow
+
+OUTPUT = ("attention",)
 
 # --- key heads --------------------------------------------------------------------------------------------------------
 
@@ -38,33 +41,26 @@ def read_key_heads(order: Order) -> Callable[..., AttentionSteps | None]:
     return change
 
 
-ORDERS: dict[str, tuple[str, Order]] = {
-    "first": ("every query head reads key head 0", lambda h, H, G: 0 * h),
-    "one-too-many": ("query heads to a key head are counted one too many", lambda h, H, G: h // (H // G + (H > G))),
-    "divided-by-key-heads": ("query head h reads key head h // G", lambda h, H, G: h // G),
-    "same-number": ("query head h reads key head h, as far as there are so many", lambda h, H, G: h),
-    "late": ("groups begin one query head late", lambda h, H, G: np.maximum(h - (H > G), 0) // (H // G)),
-    "reversed": ("query heads read key heads in reverse", lambda h, H, G: G - 1 - h // (H // G)),
-}
-
-
-def round_to_power_of_two(share: int, way: str) -> int:
-    return 1 << ((share - 1).bit_length() if way == "up" else share.bit_length() - 1)
-
-
-def entry(name: str, says: str, order: Order, **parameters: Any) -> Mistake:
-    return Mistake(f"heads.{name}", "ATT-7", says, read_key_heads(order), ATTENTION, parameters)
-
-
-MODULO = entry("modulo", "query head h reads the {what} of key head h % G", lambda h, H, G: h % G,
-               what=("keys and values", "keys", "values"))  # fmt: skip
-POWERS = entry("counted-in-powers-of-two", "query heads to a key head are counted in powers of two, rounded {way}",
-               lambda h, H, G, way: h // round_to_power_of_two(H // G, way), way=("up", "down"))  # fmt: skip
-FIRST_PAST = entry("first-past", "query heads past the first {n} read key head 0",
-                   lambda h, H, G, n: np.where(h < n, h // (H // G), 0), n=(8, 16, 32, 64))  # fmt: skip
-FEW = entry("few-to-a-key-head", "of the query heads to a key head those past the first {n} read key head 0",
-            lambda h, H, G, n: np.where(h % (H // G) < n, h // (H // G), 0), n=(8, 2, 4, 16))  # fmt: skip
-KEY_HEADS = (MODULO, POWERS, FIRST_PAST, FEW, *(entry(name, *order) for name, order in ORDERS.items()))
+TOPIC = Topic("heads", "ATT-8")
+KEY_HEADS = TOPIC.entries(
+    read_key_heads,
+    ("modulo", "query head h reads the {what} of key head h % G", lambda h, H, G: h % G,
+     {"what": ("keys and values", "keys", "values")}),
+    ("counted-in-powers-of-two", "query heads to a key head are counted in powers of two, rounded {way}",
+     lambda h, H, G, way: h // (1 << ((H // G - 1 if way == "up" else H // G).bit_length() - (way == "down"))),
+     {"way": ("up", "down")}),
+    ("first-past", "query heads past the first {n} read key head 0",
+     lambda h, H, G, n: np.where(h < n, h // (H // G), 0), {"n": (8, 16, 32, 64)}),
+    ("few-to-a-key-head", "of the query heads to a key head those past the first {n} read key head 0",
+     lambda h, H, G, n: np.where(h % (H // G) < n, h // (H // G), 0), {"n": (8, 2, 4, 16)}),
+    ("first", "every query head reads key head 0", lambda h, H, G: 0 * h),
+    ("one-too-many", "query heads to a key head are counted one too many", lambda h, H, G: h // (H // G + (H > G))),
+    ("divided-by-key-heads", "query head h reads key head h // G", lambda h, H, G: h // G),
+    ("same-number", "query head h reads key head h, as far as there are so many", lambda h, H, G: h),
+    ("late", "groups begin one query head late", lambda h, H, G: np.maximum(h - (H > G), 0) // (H // G)),
+    ("reversed", "query heads read key heads in reverse", lambda h, H, G: G - 1 - h // (H // G)),
+    rule="ATT-7",
+)  # fmt: skip
 
 
 def read_first_batch_element(call: Call) -> AttentionSteps | None:
@@ -84,7 +80,7 @@ def sum_over_heads(values: np.ndarray) -> np.ndarray:
 def sum_values(call: Call) -> list[Results]:
     """As an einsum with two letters for the heads."""
     steps, name = call.steps, gradient_name("value")
-    if steps.key.shape[1] < 2 or steps.value is None:
+    if steps.key.shape[1] < 2:
         return []
     found = results_of_steps(call, steps.change(value=sum_over_heads(steps.value)), "both")
     return [results | ({name: sum_over_heads(results[name])} if name in results else {}) for results in found]
@@ -143,31 +139,30 @@ def reshape_keys(call: Call) -> AttentionSteps | None:
     return None if 1 in (K, D) or not key.size else call.steps.read_elsewhere(key=places)
 
 
-LAYOUTS = (
-    Mistake("heads.one-key-head-of-first-batch-element", "ATT-7",
-            "where one key head serves all, that of the first batch element is read", read_first_batch_element,
-            ATTENTION),
-    Mistake("heads.values-added", "ATT-7", "every head has the sum of all key heads' values", sum_values),
-    Mistake("heads.positions-exchanged", "ATT-8",
-            "heads and positions change places: arrays are read as [B, T, H, D]", exchange_heads_and_positions,
-            lacks="BHTD"),
-    Mistake("heads.output-transposed", "ATT-8",
-            "the output is transposed to [B, Q, H, V], and read as [B, H, Q, V]", move_results(
-                lambda places: places if places.ndim < 4 else places.swapaxes(1, 2).reshape(places.shape))),
-    Mistake("heads.output-read-as-positions-first", "ATT-8", "the output [B, H, Q, V] is read as [B, Q, H, V]",
-            move_results(read_as_positions_first)),
-    Mistake("heads.results-in-another-order", "ATT-8", "heads have each other's results, {order}", reorder_heads,
-            ATTENTION, {"order": ("in reverse", "interleaved by group", "interleaved by key head")}),
-    Mistake("heads.keys-reshaped", "ATT-8", "keys [K, D] are reshaped to [D, K], not transposed", reshape_keys,
-            ATTENTION),
+MISTAKES = (
+    *KEY_HEADS,
+    TOPIC.entry("one-key-head-of-first-batch-element",
+                "where one key head serves all, that of the first batch element is read", read_first_batch_element,
+                rule="ATT-7"),
+    TOPIC.entry("values-added", "every head has the sum of all key heads' values", sum_values, rule="ATT-7",
+                operations=OUTPUT, needs=("value",)),
+    TOPIC.entry("positions-exchanged", "heads and positions change places: arrays are read as [B, T, H, D]",
+                exchange_heads_and_positions, operations=OUTPUT, lacks="BHTD"),
+    *TOPIC.entries(move_results,
+                   ("output-transposed", "the output is transposed to [B, Q, H, V], and read as [B, H, Q, V]",
+                    lambda places: places if places.ndim < 4 else places.swapaxes(1, 2).reshape(places.shape)),
+                   ("output-read-as-positions-first", "the output [B, H, Q, V] is read as [B, Q, H, V]",
+                    read_as_positions_first), operations=OUTPUT),
+    TOPIC.entry("results-in-another-order", "heads have each other's results, {order}", reorder_heads,
+                order=("in reverse", "interleaved by group", "interleaved by key head")),
+    TOPIC.entry("keys-reshaped", "keys [K, D] are reshaped to [D, K], not transposed", reshape_keys),
 )  # fmt: skip
-
-MISTAKES = (*KEY_HEADS, *LAYOUTS)
+KNOWN = name_entries(MISTAKES)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
-    *(MODULO.choose(what=what) for what in ("keys", "values")),
-    POWERS.choose(way="down"),
-    *(POWERS.choose().limit(Condition("S", past=n - 1, up_to=n)) for n in (3, 6, 12)),
-    *(MODULO.choose().limit(Condition("S", past=n - 1, up_to=n)) for n in (3, 12)),
-    FIRST_PAST.choose(n=32),
+    *(KNOWN["modulo"].choose(what=what) for what in ("keys", "values")),
+    KNOWN["counted-in-powers-of-two"].choose(way="down"),
+    *(KNOWN["counted-in-powers-of-two"].choose().limit(Condition("S", past=n - 1, up_to=n)) for n in (3, 6, 12)),
+    *(KNOWN["modulo"].choose().limit(Condition("S", past=n - 1, up_to=n)) for n in (3, 12)),
+    KNOWN["first-past"].choose(n=32),
 )  # fmt: skip

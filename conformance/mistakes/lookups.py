@@ -10,13 +10,13 @@ import numpy as np
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import add_rounding_bounds, answer_with, round_to
+from conformance.mistakes.changes import add_rounding_bounds, answer_with, lose_results, round_to
 from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import Mistake, Prediction
+from conformance.mistakes.topic import Topic, name_entries
 from reference_numpy.positions import buckets_of
 from specification.dtypes import HALF
 
-EMBEDDING = ("embedding",)
 GRADIENT = gradient_name("table")
 BACKWARD = Condition(passes="backward")
 SIZES = (256, 64, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -52,15 +52,14 @@ def add_up(case: Case, rows: np.ndarray, cotangents: np.ndarray) -> np.ndarray:
     return total
 
 
-def look_up(case: Case, rows: np.ndarray, shown: Any = True) -> Results:
-    """The results where these rows are read, and those elements that are not `shown` [n, E] are 0."""
+def look_up(case: Case, rows: np.ndarray) -> Results:
+    """The results where these rows are read; of relative positions [Q, K]."""
     table = case.inputs["table"].astype(float)
     shape = case.inputs["ids"].shape if "ids" in case.inputs else rows.shape
     read = table[rows] * (np.sqrt(table.shape[1]) if case.options.get("scaled") else 1.0)
-    output = np.where(shown, read, 0).reshape(*shape, table.shape[1])
-    if not case.cotangents:
-        return {"output": output}
-    return {"output": output, GRADIENT: add_up(case, rows, np.where(shown, cotangents_of(case), 0))}
+    relative = case.operation == "relative_position_bias"
+    found = {"output": np.moveaxis(read, -1, 0)[None] if relative else read.reshape(*shape, table.shape[1])}
+    return found | ({GRADIENT: add_up(case, rows.reshape(-1), cotangents_of(case))} if case.cotangents else {})
 
 
 def read_rows(change: Callable[..., np.ndarray]) -> Callable[..., Results | None]:
@@ -82,8 +81,8 @@ def show(visible: Callable[..., np.ndarray]) -> Callable[..., Results | None]:
 
     def answer(call: Call, **values: Any) -> Results | None:
         rows, (count, width) = rows_of(call.case), call.case.inputs["table"].shape
-        shown = visible(rows, width, count, **values)
-        return None if shown.all() else look_up(call.case, rows, shown)
+        shown = np.broadcast_to(visible(rows, width, count, **values), (rows.size, width))
+        return lose_results(call, shown.reshape(call.right["output"].shape))
 
     return answer
 
@@ -108,25 +107,24 @@ READINGS: tuple[tuple[str, str, Callable[..., Any], dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
-def reading_mistakes(prefix: str, rule: str, operation: str) -> dict[str, Mistake]:
-    """Mistakes of any operation that reads rows of a table, by the second part of their ids."""
-    return {name: Mistake(prefix + name, rule, says, change, (operation,), values)
-            for name, says, change, values in READINGS}  # fmt: skip
+def reading_mistakes(topic: Topic, prefix: str = "") -> tuple[Mistake, ...]:
+    """Mistakes of any operation that reads rows of a table."""
+    return tuple(topic.entry(prefix + name, says, change, **values) for name, says, change, values in READINGS)
 
 
 # --- scales -----------------------------------------------------------------------------------------------------------
 
 
-def scale_by(call: Call, factor: str) -> Results | None:
+def scale_by(call: Call, factor: str) -> Results:
     width = call.case.inputs["table"].shape[1]
     ratio = {"1": width**-0.5, "E": width**0.5, "1 / sqrt(E)": 1 / width}[factor]
-    return {n: a * ratio for n, a in call.right.items()} if call.case.options.get("scaled") else None
+    return {name: array * ratio for name, array in call.right.items()}
 
 
 def round_root(call: Call) -> list[Prediction]:
     """sqrt(E) in the 16 bits of the table; the gradient in float32, or as PyTorch adds it up."""
     case, root = call.case, np.sqrt(call.case.inputs["table"].shape[1])
-    if case.dtype not in HALF or not case.options.get("scaled"):
+    if case.dtype not in HALF:
         return []
     ratio = round_to(root, case.dtype) / root
     results = {name: array * ratio for name, array in call.right.items()}
@@ -137,19 +135,17 @@ def round_root(call: Call) -> list[Prediction]:
 # --- gradients of rows that are read several times --------------------------------------------------------------------
 
 
-def count_once(call: Call, occurrence: str) -> Results | None:
+def count_once(call: Call, occurrence: str) -> Results:
     rows, order = rows_of(call.case), slice(None, None, 1 if occurrence == "last" else -1)
-    if not call.case.cotangents:
-        return None
     gradient = np.zeros(call.case.inputs["table"].shape)
     gradient[rows[order]] = cotangents_of(call.case)[order]
     return {GRADIENT: gradient}
 
 
-def divide_by_count(call: Call) -> Results | None:
+def divide_by_count(call: Call) -> Results:
     """As scale_grad_by_freq of PyTorch's embedding does."""
-    often = np.bincount(rows_of(call.case), minlength=len(call.case.inputs["table"]))
-    return {n: a / np.maximum(often, 1)[:, None] for n, a in call.right.items() if n == GRADIENT}
+    counts = np.bincount(rows_of(call.case), minlength=len(call.case.inputs["table"]))
+    return {GRADIENT: call.right[GRADIENT] / np.maximum(counts, 1)[:, None]}
 
 
 def add_up_narrowly(case: Case, ratio: Any = 1.0) -> np.ndarray:
@@ -165,49 +161,45 @@ def add_up_narrowly(case: Case, ratio: Any = 1.0) -> np.ndarray:
     return total
 
 
-def gradient_mistakes(prefix: str, rule: str, operation: str) -> tuple[Mistake, ...]:
+def gradient_mistakes(topic: Topic, prefix: str = "") -> tuple[Mistake, ...]:
     """Mistakes of gradients of any table."""
     return (
-        Mistake(f"{prefix}counted-once", rule, "a row that is read several times gets the gradient of the {occurrence}",
-                count_once, (operation,), {"occurrence": ("last", "first")}),
-        Mistake(f"{prefix}divided-by-count", rule, "a row's gradient is divided by how often it is read",
-                divide_by_count, (operation,)),
-        Mistake(f"{prefix}added-up-narrowly", rule, "a row's gradients are added up in the 16 bits of the table",
-                lambda call: add_rounding_bounds(call, {GRADIENT: add_up_narrowly(call.case)})
-                if call.case.dtype in HALF and call.case.cotangents else None, (operation,)),
+        topic.entry(f"{prefix}counted-once", "a row that is read several times gets the gradient of the {occurrence}",
+                    count_once, needs=("gradients",), occurrence=("last", "first")),
+        topic.entry(f"{prefix}divided-by-count", "a row's gradient is divided by how often it is read",
+                    divide_by_count, needs=("gradients",)),
+        topic.entry(f"{prefix}added-up-narrowly", "a row's gradients are added up in the 16 bits of the table",
+                    lambda call: add_rounding_bounds(call, {GRADIENT: add_up_narrowly(call.case)})
+                    if call.case.dtype in HALF else None, needs=("gradients",)),
     )  # fmt: skip
 
 
-READ = reading_mistakes("lookups.", "EMB-1", "embedding")
-ROW = Mistake("lookups.padding-row", "EMB-1", "row {row} of the table is read as 0",
-              show(lambda rows, width, count, row: (rows != row % count)[:, None]), EMBEDDING,
-              {"row": (0, -1, 1)})  # fmt: skip
-SCALE = Mistake("lookups.scale", "EMB-1", "rows are multiplied by {factor}, not by sqrt(E)", scale_by, EMBEDDING,
-                {"factor": ("E", "1", "1 / sqrt(E)")})  # fmt: skip
+TOPIC = Topic("lookups", "EMB-1", ("embedding",))
 MISTAKES = (
-    *READ.values(),
-    ROW,
-    SCALE,
-    Mistake("lookups.rows-shifted", "EMB-1", "every id is off by {by}",
-            read_rows(lambda rows, count, by: np.clip(rows + by, 0, count - 1)), EMBEDDING, {"by": (1, -1)}),
-    Mistake("lookups.halves-of-ids", "EMB-1", "64-bit ids are read as 32-bit ones",
-            read_rows(lambda rows, count: np.stack([rows, 0 * rows], -1).reshape(-1)[: rows.size]), EMBEDDING),
-    Mistake("lookups.scaled-unasked", "EMB-1", "rows are multiplied by sqrt(E) though not asked",
-            answer_with(scaled=True), EMBEDDING),
-    Mistake("lookups.root-rounded", "EMB-1", "sqrt(E) is rounded to the 16 bits of the table", round_root, EMBEDDING),
-    *gradient_mistakes("lookups.", "EMB-1", "embedding"),
+    *reading_mistakes(TOPIC),
+    TOPIC.entry("padding-row", "row {row} of the table is read as 0",
+                show(lambda rows, width, count, row: (rows != row % count)[:, None]), row=(0, -1, 1)),
+    TOPIC.entry("scale", "rows are multiplied by {factor}, not by sqrt(E)", scale_by, needs=("scaled",),
+                factor=("E", "1", "1 / sqrt(E)")),
+    TOPIC.entry("rows-shifted", "every id is off by {by}",
+                read_rows(lambda rows, count, by: np.clip(rows + by, 0, count - 1)), by=(1, -1)),
+    TOPIC.entry("halves-of-ids", "64-bit ids are read as 32-bit ones",
+                read_rows(lambda rows, count: np.stack([rows, 0 * rows], -1).reshape(-1)[: rows.size])),
+    TOPIC.entry("scaled-unasked", "rows are multiplied by sqrt(E) though not asked", answer_with(scaled=True)),
+    TOPIC.entry("root-rounded", "sqrt(E) is rounded to the 16 bits of the table", round_root, needs=("scaled",)),
+    *gradient_mistakes(TOPIC),
 )  # fmt: skip
+NAMED = name_entries(MISTAKES)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
-    *(READ["rows-in-dtype"].choose(dtype=dtype) for dtype in ("int16", "float16")),
-    *(READ["rows-start-anew"].choose(size=size) for size in (1024, 32768, 65536)),
-    *(READ["rows-end"].choose(size=size) for size in (4096, 32767)),
-    *(READ["columns-lost"].choose(first=first) for first in (64, 1024, 8192)),
-    *(READ["places-lost"].choose(first=first) for first in (1024, 32768, 65536)),
-    *(READ["rows-unread"].choose(first=first).limit(BACKWARD) for first in (256, 32768)),
-    READ["last-block-lost"].choose(block=16).limit(BACKWARD),
-    *(ROW.choose(row=row).limit(BACKWARD) for row in (0, -1)),
-    SCALE.choose(factor="1"),
-    SCALE.choose(factor="1").limit(BACKWARD),
+    *(NAMED["rows-in-dtype"].choose(dtype=dtype) for dtype in ("int16", "float16")),
+    *(NAMED["rows-start-anew"].choose(size=size) for size in (1024, 32768, 65536)),
+    *(NAMED["rows-end"].choose(size=size) for size in (4096, 32767)),
+    *(NAMED["columns-lost"].choose(first=first) for first in (64, 1024, 8192)),
+    *(NAMED["places-lost"].choose(first=first) for first in (1024, 32768, 65536)),
+    *(NAMED["rows-unread"].choose(first=first).limit(BACKWARD) for first in (256, 32768)),
+    NAMED["last-block-lost"].choose(block=16).limit(BACKWARD),
+    *(NAMED["padding-row"].choose(row=row).limit(BACKWARD) for row in (0, -1)),
+    NAMED["scale"].choose(factor="1"),
+    NAMED["scale"].choose(factor="1").limit(BACKWARD),
 )
-"""Every mistake with the first values of its parameters, some past other sizes, some in the backward pass alone."""

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.bounds.losses import counted_targets, smooth_targets
-from conformance.cases.arguments import gradient_name
+from conformance.cases.arguments import gradient_name, is_gradient
 from conformance.cases.case import Case
 from conformance.cases.facts import operation_facts
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.mistake import Change, Mistake
+from conformance.mistakes.topic import Topic, name_entries
 from specification.dtypes import compute_dtype_name
 
 Array = np.ndarray
@@ -82,8 +83,8 @@ class Loss(NamedTuple):
         return found
 
 
-def is_mean(case: Case) -> bool:
-    return bool(case.options.get("reduction", "mean") == "mean")
+def reduction_of(case: Case) -> str:
+    return str(case.options.get("reduction", "mean"))
 
 
 def loss_of(case: Case) -> Loss:
@@ -92,37 +93,35 @@ def loss_of(case: Case) -> Loss:
     x = np.asarray(case.inputs[name], float)
     x = x.reshape(counted.size, x.shape[-1])
     smoothing = float(case.options.get("label_smoothing", 0.0))
-    weights = counted.reshape(-1) / (max(int(counted.sum()), 1) if is_mean(case) else 1)
+    weights = counted.reshape(-1) / (max(int(counted.sum()), 1) if reduction_of(case) == "mean" else 1)
     mixed = smooth_targets(classes.reshape(-1), x.shape[1], smoothing)
     targets, normalize = case.inputs["targets"].reshape(-1), case.operation == "cross_entropy"
     return Loss(case, x, targets, mixed, weights, weights, smoothing, normalize, x.shape[1])
 
 
+def change_loss(change: Callable[..., Loss | None], reduction: str, alone: bool) -> Change:
+    """The loss and its gradient, or the gradient alone, by other quantities; in calls of a reduction, or in all."""
+
+    def results(call: Call, **values: Any) -> Results | None:
+        right_call = reduction in ("", reduction_of(call.case))
+        changed = change(loss_of(call.case), **values) if right_call else None
+        found = None if changed is None else changed.results()
+        return found if found is None or not alone else {n: a for n, a in found.items() if is_gradient(n)}
+
+    return results
+
+
 def loss(
-    id: str, says: str, change: Callable[..., Loss | None], operations: tuple[str, ...] = BOTH, **more: Any
-) -> Mistake:
-    """The loss and its gradient by other quantities."""
-
-    def results(call: Call, **values: Any) -> Results | None:
-        changed = change(loss_of(call.case), **values)
-        return None if changed is None else changed.results()
-
-    return Mistake(f"losses.{id}", RULES[operations[0]], says, results, operations, **more)
+    name: str, says: str, change: Callable[..., Loss | None], operations: tuple[str, ...] = BOTH, reduction: str = "",
+    **parameters: Any,
+) -> Mistake:  # fmt: skip
+    wrong = change_loss(change, reduction, alone=False)
+    return Topic("losses", RULES[operations[0]], operations).entry(name, says, wrong, **parameters)
 
 
-def gradient(id: str, says: str, change: Callable[..., Loss | Array | None], **more: Any) -> Mistake:
-    """The gradient alone by other quantities, or by an array for it."""
-
-    def results(call: Call, **values: Any) -> Results | None:
-        if not call.case.cotangents:
-            return None
-        changed, (name,) = change(loss_of(call.case), **values), operation_facts(call.case.operation).differentiated
-        if changed is None:
-            return None
-        found = changed.gradient() if isinstance(changed, Loss) else changed
-        return {gradient_name(name): found.reshape(call.case.inputs[name].shape)}
-
-    return Mistake(f"losses.{id}", "LOSS-1", says, results, BOTH, of_gradients=True, **more)
+def gradient(name: str, says: str, change: Callable[..., Loss | None], reduction: str = "") -> Mistake:
+    wrong = change_loss(change, reduction, alone=True)
+    return Topic("losses", "LOSS-1", BOTH, of_gradients=True).entry(name, says, wrong, needs=("gradients",))
 
 
 def weigh(loss: Loss, weights: Array, **others: Any) -> Loss:
@@ -132,23 +131,17 @@ def weigh(loss: Loss, weights: Array, **others: Any) -> Loss:
 # --- which rows count, and how ----------------------------------------------------------------------------------------
 
 
-def average_all_rows(loss: Loss) -> Loss | None:
-    return weigh(loss, loss.row_mask / len(loss.weights)) if is_mean(loss.case) else None
+def average_all_rows(loss: Loss) -> Loss:
+    return weigh(loss, loss.row_mask / len(loss.weights))
 
 
-def sum_losses(loss: Loss) -> Loss | None:
-    return weigh(loss, loss.row_mask * 1.0) if is_mean(loss.case) else None
-
-
-def average_sum(loss: Loss) -> Loss | None:
-    if loss.case.options.get("reduction") != "sum":
-        return None
-    return weigh(loss, loss.weights / max(np.count_nonzero(loss.weights), 1))
+def sum_losses(loss: Loss) -> Loss:
+    return weigh(loss, loss.row_mask * 1.0)
 
 
 def average_sequences(loss: Loss) -> Loss | None:
     shape = loss.case.inputs["targets"].shape
-    if not is_mean(loss.case) or len(shape) < 2:
+    if len(shape) < 2:
         return None
     counted = loss.row_mask.reshape(shape)
     each = counted / np.maximum(counted.sum(-1, keepdims=True), 1)
@@ -161,7 +154,7 @@ def count_targets(loss: Loss, counted: Array, targets: Array) -> Loss | None:
     classes = np.where(counted, targets, 0)
     if ((classes < 0) | (classes >= V)).any():
         return None
-    weights = counted / (max(int(counted.sum()), 1) if is_mean(loss.case) else 1)
+    weights = counted / (max(int(counted.sum()), 1) if reduction_of(loss.case) == "mean" else 1)
     return weigh(loss, weights, mixed=smooth_targets(classes, V, loss.smoothing))
 
 
@@ -172,33 +165,29 @@ def count_ignored_as_class_0(loss: Loss) -> Loss | None:
 def count_only_other_than(loss: Loss, ignored: int) -> Loss | None:
     """A fixed number marks the targets that do not count, whatever the call says."""
     V, targets = loss.x.shape[1], loss.targets
-    counted = targets != ignored
-    return count_targets(loss, counted, np.where((targets >= 0) & (targets < V), targets, 0))
-
-
-def divide_by_no_target(loss: Loss) -> Loss | None:
-    """0 / 0 where no target counts."""
-    if loss.row_mask.any() or not is_mean(loss.case):
-        return None
-    return weigh(loss, np.full(len(loss.weights), np.nan))
+    return count_targets(loss, targets != ignored, np.where((targets >= 0) & (targets < V), targets, 0))
 
 
 ROWS = (
-    loss("mean-over-all-rows", "the mean is taken over all rows, not over the targets that count", average_all_rows),
-    loss("sum-for-mean", "the losses are added up, and not divided by their number", sum_losses),
-    loss("mean-for-sum", "the losses are averaged, and not added up", average_sum),
-    loss("mean-of-means", "the mean of every sequence is taken first, and then the mean of these", average_sequences),
+    loss("mean-over-all-rows", "the mean is taken over all rows, not over the targets that count", average_all_rows,
+         reduction="mean"),
+    loss("sum-for-mean", "the losses are added up, and not divided by their number", sum_losses, reduction="mean"),
+    loss("mean-for-sum", "the losses are averaged, and not added up",
+         lambda loss: weigh(loss, loss.weights / max(np.count_nonzero(loss.weights), 1)), reduction="sum"),
+    loss("mean-of-means", "the mean of every sequence is taken first, and then the mean of these", average_sequences,
+         reduction="mean"),
     loss("ignored-as-class-0", "targets that do not count are taken for class 0", count_ignored_as_class_0),
     loss("all-targets-count", "every target counts, ignored ones too",
          lambda loss: count_targets(loss, np.ones_like(loss.row_mask), loss.targets)),
     loss("fixed-ignored-target", "the target {ignored} does not count, whatever the call says", count_only_other_than,
-         parameters={"ignored": (-100, 0, -1)}),
+         ignored=(-100, 0, -1)),
     loss("targets-shifted", "every target is taken for the class {shift:+d} from it",
-         lambda loss, shift: count_targets(loss, loss.row_mask, loss.targets + shift), parameters={"shift": (-1, 1)}),
+         lambda loss, shift: count_targets(loss, loss.row_mask, loss.targets + shift), shift=(-1, 1)),
     loss("targets-in-few-bits", "targets are kept in {bits} bits",
-         lambda loss, bits: count_targets(loss, loss.row_mask, loss.targets & (2**bits - 1)),
-         parameters={"bits": (16, 8)}),
-    loss("mean-of-nothing", "where no target counts, the mean is 0 / 0", divide_by_no_target),
+         lambda loss, bits: count_targets(loss, loss.row_mask, loss.targets & (2**bits - 1)), bits=(16, 8)),
+    loss("mean-of-nothing", "where no target counts, the mean is 0 / 0",
+         lambda loss: None if loss.row_mask.any() else weigh(loss, np.full(len(loss.weights), np.nan)),
+         reduction="mean"),
     loss("zero-times-nan", "rows that do not count are multiplied by 0, and 0 * NaN and 0 * inf are NaN",
          lambda loss: loss._replace(zero_times_nan=True)),
 )  # fmt: skip
@@ -255,35 +244,36 @@ TARGETS = (
          ENTROPY),
     loss("least-probability", "probabilities are {least:g} at least",
          take_logs(lambda x, least: np.log(np.maximum(softmax(x), x.dtype.type(least)))), ENTROPY,
-         parameters={"least": LEAST}),
+         least=LEAST),
     loss("number-added-to-probability", "{least:g} is added to the probabilities",
-         take_logs(lambda x, least: np.log(softmax(x) + x.dtype.type(least))), ENTROPY, parameters={"least": LEAST}),
+         take_logs(lambda x, least: np.log(softmax(x) + x.dtype.type(least))), ENTROPY, least=LEAST),
     loss("softmax-twice", "the softmax is taken twice", take_logs(lambda x: np.log(softmax(softmax(x)))), ENTROPY),
     loss("last-block-left-out", "classes past the last whole block of {block} are not in the log-sum-exp",
-         normalize_whole_blocks, ENTROPY, parameters={"block": (256, 128, 512, 1024, 64, 32)}),
+         normalize_whole_blocks, ENTROPY, block=(256, 128, 512, 1024, 64, 32)),
     loss("classes-left-out", "classes past the first {first} are not in the log-sum-exp",
          lambda loss, first: loss._replace(classes=first) if loss.x.shape[1] > first else None, ENTROPY,
-         parameters={"first": (32768, 65536, 1024, 4096, 8192, 16384, 50257, 100277)}),
+         first=(32768, 65536, 1024, 4096, 8192, 16384, 50257, 100277)),
 )  # fmt: skip
 
 # --- gradients alone --------------------------------------------------------------------------------------------------
 
 
-def take_first_cotangent(loss: Loss) -> Loss | None:
-    """Every row takes the cotangent of the first, as of a loss that is always reduced."""
-    if loss.case.options.get("reduction") != "none":
-        return None
-    bars = {"output": np.full_like(loss.case.cotangents["output"], loss.case.cotangents["output"].flat[0])}
-    return loss._replace(case=replace(loss.case, cotangents=bars))
+def change_cotangent(change: Callable[[Array], Array]) -> Callable[[Loss], Loss]:
+    def other(loss: Loss) -> Loss:
+        bars = {name: change(bar) for name, bar in loss.case.cotangents.items()}
+        return loss._replace(case=replace(loss.case, cotangents=bars))
+
+    return other
 
 
 GRADIENTS = (
     gradient("gradient-undivided", "the gradient of a mean is not divided by the number of targets that count",
-             sum_losses),
-    gradient("gradient-over-all-rows", "the gradient is divided by the number of all rows", average_all_rows),
-    gradient("cotangent-ignored", "the gradient does not depend on the cotangent", lambda loss: loss._replace(
-             case=replace(loss.case, cotangents={n: np.ones_like(a) for n, a in loss.case.cotangents.items()}))),
-    gradient("first-cotangent", "every row takes the cotangent of the first one", take_first_cotangent),
+             sum_losses, "mean"),
+    gradient("gradient-over-all-rows", "the gradient is divided by the number of all rows", average_all_rows, "mean"),
+    gradient("cotangent-ignored", "the gradient does not depend on the cotangent", change_cotangent(np.ones_like)),
+    # As of a loss that is always reduced.
+    gradient("first-cotangent", "every row takes the cotangent of the first one",
+             change_cotangent(lambda bar: np.full_like(bar, bar.flat[0])), "none"),
     gradient("ignored-rows-get-gradients", "rows whose target does not count have the gradient of class 0",
              count_ignored_as_class_0),
     gradient("gradient-without-target", "the gradient is that of the log-sum-exp alone, without the target",
@@ -294,7 +284,7 @@ GRADIENTS = (
 )  # fmt: skip
 
 MISTAKES = (*ROWS, *TARGETS, *GRADIENTS)
-NAMED = {mistake.id.removeprefix("losses."): mistake for mistake in MISTAKES}
+NAMED = name_entries(MISTAKES)
 NLL = ("mean-over-all-rows", "mean-of-nothing", "zero-times-nan", "targets-in-few-bits", "gradient-undivided",
        "gradient-of-softmax-too")  # fmt: skip
 """Mistakes that are planted in `nll_loss`, too."""

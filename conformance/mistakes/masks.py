@@ -9,9 +9,9 @@ import numpy as np
 
 from conformance.cases.kernel_arguments import padded_queries
 from conformance.mistakes.attention_steps import AttentionSteps, places_of
-from conformance.mistakes.call import Call, Results
+from conformance.mistakes.call import Call
 from conformance.mistakes.condition import past
-from conformance.mistakes.mistake import ATTENTION, Mistake
+from conformance.mistakes.topic import Topic, name_entries
 from reference_numpy import materialize
 from reference_numpy.masks import per_batch
 from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segments, SlidingWindow, as_mask, map_arrays
@@ -33,14 +33,12 @@ def see_pairs(call: Call, visible: np.ndarray) -> AttentionSteps | None:
 # --- the allowed pairs as an array ------------------------------------------------------------------------------------
 
 
+TOPIC, MASKED = Topic("masks", "MASK-1"), ("mask",)
+
+
 def read_mask(read: Callable[..., np.ndarray]) -> Callable[..., AttentionSteps | None]:
     """Take `read(visible, **values)` for the allowed pairs [B, H, Q, K] of a call that has a mask."""
-
-    def change(call: Call, **values: Any) -> AttentionSteps | None:
-        masked = call.case.options.get("mask") is not None
-        return see_pairs(call, read(call.steps.visible, **values)) if masked else None
-
-    return change
+    return lambda call, **values: see_pairs(call, read(call.steps.visible, **values))
 
 
 def repeat_over_flat_heads(visible: np.ndarray) -> np.ndarray:
@@ -78,42 +76,38 @@ NEIGHBOURS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "i + 1": lambda i: np.roll(i, -1),
 }
 
-ARRAYS = tuple(
-    Mistake(f"masks.{name}", rule, says, read_mask(read), ATTENTION, parameters)
-    for name, rule, says, read, parameters in (
-        ("inverted", "MASK-1", "the mask is inverted: True is taken for forbidden", np.logical_not, {}),
-        ("ignored", "MASK-1", "the mask is ignored", np.ones_like, {}),
-        ("transposed", "MASK-1", "the mask is transposed",
-         lambda v: v.swapaxes(2, 3) if v.shape[2] == v.shape[3] else v, {}),
-        ("by-columns", "MASK-1", "the mask is read column by column",
-         lambda v: v.reshape(*v.shape[:2], v.shape[3], v.shape[2]).swapaxes(2, 3), {}),
-        ("batch-element", "MASK-1", "batch element i has the mask of batch element {taken}",
-         lambda v, taken: v[NEIGHBOURS[taken](np.arange(len(v)))], {"taken": (*NEIGHBOURS,)}),
-        ("head", "MASK-1", "head i has the mask of head {taken}",
-         lambda v, taken: v[:, NEIGHBOURS[taken](np.arange(v.shape[1]))], {"taken": (*NEIGHBOURS,)}),
-        ("batch-repeated-over-flat-heads", "MASK-1", "the mask of batch element (b * H + h) % B is used",
-         repeat_over_flat_heads, {}),
-        ("batch-taken-for-heads", "MASK-1", "a mask [B, 1, Q, K] is read as [1, H, Q, K], where B = H",
-         take_batch_for_heads, {}),
-        ("row-offset-wraps", "MASK-1", "the offset of a mask's row wraps around at {modulus}",
-         wrap_row_offset, {"modulus": (2**16, 2**8, 2**15, 2**31)}),
-        ("one-run", "MASK-1", "every key between the first and the last allowed one is allowed",
-         lambda v: np.logical_or.accumulate(v, -1) & np.logical_or.accumulate(v[..., ::-1], -1)[..., ::-1], {}),
-        ("keys-start-anew", "MASK-1", "every block of {block} keys has the mask of the first one",
-         lambda v, block: v[..., np.arange(v.shape[3]) % block], {"block": (*BLOCKS, 2048, 32768)}),
-        ("queries-start-anew", "MASK-1", "every block of {block} queries has the mask of the first one",
-         lambda v, block: v[:, :, np.arange(v.shape[2]) % block], {"block": (*BLOCKS, 2, 4)}),
-        ("ignored-from-key", "MASK-1", "the mask is ignored from key {first} on",
-         lambda v, first: v | (np.arange(v.shape[3]) >= first), {"first": FIRST}),
-        ("taken-for-length", "MASK-2", "a row is taken for a length: as many of the first keys are seen as it allows",
-         lambda v: np.arange(v.shape[3]) < v.sum(axis=3, keepdims=True), {}),
-        ("taken-for-causal", "MASK-3", "a mask whose first row is causal is taken for causal",
-         lambda v: v if v[..., :1, 1:].any() else np.tri(v.shape[2], v.shape[3], dtype=bool), {}),
-        ("row", "MASK-3", "each row has the mask of the {row} row",
-         lambda v, row: v[:, :, :1] if row == "first" else v[:, :, -1:], {"row": ("first", "last")}),
-        ("queries-taken-for-batch", "MASK-5", "a mask [Q, K] is read as [B, K], where Q = B",
-         take_queries_for_batch, {}),
-    )
+ARRAYS = TOPIC.entries(
+    read_mask,
+    ("inverted", "the mask is inverted: True is taken for forbidden", np.logical_not),
+    ("ignored", "the mask is ignored", np.ones_like),
+    ("transposed", "the mask is transposed", lambda v: v.swapaxes(2, 3) if v.shape[2] == v.shape[3] else v),
+    ("by-columns", "the mask is read column by column",
+     lambda v: v.reshape(*v.shape[:2], v.shape[3], v.shape[2]).swapaxes(2, 3)),
+    ("batch-element", "batch element i has the mask of batch element {taken}",
+     lambda v, taken: v[NEIGHBOURS[taken](np.arange(len(v)))], {"taken": (*NEIGHBOURS,)}),
+    ("head", "head i has the mask of head {taken}",
+     lambda v, taken: v[:, NEIGHBOURS[taken](np.arange(v.shape[1]))], {"taken": (*NEIGHBOURS,)}),
+    ("batch-repeated-over-flat-heads", "the mask of batch element (b * H + h) % B is used", repeat_over_flat_heads),
+    ("batch-taken-for-heads", "a mask [B, 1, Q, K] is read as [1, H, Q, K], where B = H", take_batch_for_heads),
+    ("row-offset-wraps", "the offset of a mask's row wraps around at {modulus}", wrap_row_offset,
+     {"modulus": (2**16, 2**8, 2**15, 2**31)}),
+    ("one-run", "every key between the first and the last allowed one is allowed",
+     lambda v: np.logical_or.accumulate(v, -1) & np.logical_or.accumulate(v[..., ::-1], -1)[..., ::-1]),
+    ("keys-start-anew", "every block of {block} keys has the mask of the first one",
+     lambda v, block: v[..., np.arange(v.shape[3]) % block], {"block": (*BLOCKS, 2048, 32768)}),
+    ("queries-start-anew", "every block of {block} queries has the mask of the first one",
+     lambda v, block: v[:, :, np.arange(v.shape[2]) % block], {"block": (*BLOCKS, 2, 4)}),
+    ("ignored-from-key", "the mask is ignored from key {first} on",
+     lambda v, first: v | (np.arange(v.shape[3]) >= first), {"first": FIRST}),
+    ("taken-for-length", "a row is taken for a length: as many of the first keys are seen as it allows",
+     lambda v: np.arange(v.shape[3]) < v.sum(axis=3, keepdims=True), {"rule": "MASK-2"}),
+    ("taken-for-causal", "a mask whose first row is causal is taken for causal",
+     lambda v: v if v[..., :1, 1:].any() else np.tri(v.shape[2], v.shape[3], dtype=bool), {"rule": "MASK-3"}),
+    ("row", "each row has the mask of the {row} row",
+     lambda v, row: v[:, :, :1] if row == "first" else v[:, :, -1:], {"rule": "MASK-3", "row": ("first", "last")}),
+    ("queries-taken-for-batch", "a mask [Q, K] is read as [B, K], where Q = B", take_queries_for_batch,
+     {"rule": "MASK-5"}),
+    needs=MASKED,
 )  # fmt: skip
 
 # --- mask and scores --------------------------------------------------------------------------------------------------
@@ -133,28 +127,17 @@ def share_mask_of_group(call: Call) -> AttentionSteps | None:
     return see_pairs(call, call.steps.visible[:, np.searchsorted(heads, heads)])
 
 
-def add_to_scores(call: Call) -> AttentionSteps | None:
+def add_to_scores(call: Call) -> AttentionSteps:
     visible = call.steps.visible
-    if call.case.options.get("mask") is None:
-        return None
     return call.steps.change(
         visible=np.ones_like(visible), score=lambda steps, products: steps.cap(products) + steps.bias + visible
     )
 
 
-def multiply_by_infinity(call: Call) -> Results | None:
-    """0 * inf of the allowed pairs is NaN, in the scores and all that comes of them."""
-    if call.case.options.get("mask") is None or not call.steps.visible.size:
-        return None
-    return {name: np.full_like(array, np.nan) for name, array in call.right.items()}
-
-
 def combine_with_bias(call: Call, allowed: str) -> AttentionSteps | None:
     steps = call.steps
-    if call.case.options.get("mask") is None or steps.open.all():
-        return None
     visible = steps.visible | steps.open if allowed == "either allows" else steps.visible
-    return steps.change(visible=visible, open=np.ones_like(steps.open))
+    return None if steps.open.all() else steps.change(visible=visible, open=np.ones_like(steps.open))
 
 
 def see_causally(call: Call, corner: str, how: str) -> AttentionSteps | None:
@@ -165,24 +148,23 @@ def see_causally(call: Call, corner: str, how: str) -> AttentionSteps | None:
     return see_pairs(call, triangle if how == "whatever its mask" else call.steps.visible & triangle)
 
 
-BESIDE = tuple(
-    Mistake(f"masks.{name}", rule, says, change, ATTENTION, parameters)
-    for name, rule, says, change, parameters in (
-        ("first-row-of-block", "MASK-1",
-         "the mask of a block's first row is used for all its rows, or mask and bias (blocks of {block} rows)",
-         share_first_row, {"block": (*BLOCKS, 2, 4, 512, 4096)}),
-        ("one-for-each-group", "MASK-1", "query heads that share a key head have the mask of the first one",
-         share_mask_of_group, {}),
-        ("added-to-scores", "MASK-1", "the mask is added to the scores as 0 and 1", add_to_scores, {}),
-        ("times-infinity", "MASK-1", "the mask is multiplied by infinity: 0 * inf is NaN where it allows a key",
-         multiply_by_infinity, {}),
-        ("ignored-beside-bias", "MASK-6", "the mask is ignored beside a bias",
-         lambda call: see_pairs(call, np.ones((1, 1), bool)) if "bias" in call.case.inputs else None, {}),
-        ("infinite-bias", "MASK-6", "beside -inf in the bias, pairs are allowed that {allowed}", combine_with_bias,
-         {"allowed": ("either allows", "the mask allows")}),
-        ("always-causal", "ATT-5", "every call is causal from the {corner} query and key, {how}", see_causally,
-         {"corner": ("first", "last"), "how": ("where it has no mask", "whatever its mask", "beside its mask")}),
-    )
+BESIDE = (
+    TOPIC.entry("first-row-of-block",
+                "the mask of a block's first row is used for all its rows, or mask and bias (blocks of {block} rows)",
+                share_first_row, block=(*BLOCKS, 2, 4, 512, 4096)),
+    TOPIC.entry("one-for-each-group", "query heads that share a key head have the mask of the first one",
+                share_mask_of_group),
+    TOPIC.entry("added-to-scores", "the mask is added to the scores as 0 and 1", add_to_scores, needs=MASKED),
+    TOPIC.entry("times-infinity", "the mask is multiplied by infinity: 0 * inf is NaN where it allows a key",
+                lambda call: {name: np.full_like(array, np.nan) for name, array in call.right.items()}
+                if call.steps.visible.size else None, needs=MASKED),
+    TOPIC.entry("ignored-beside-bias", "the mask is ignored beside a bias",
+                lambda call: see_pairs(call, np.ones((1, 1), bool)), rule="MASK-6", needs=("bias",)),
+    TOPIC.entry("infinite-bias", "beside -inf in the bias, pairs are allowed that {allowed}", combine_with_bias,
+                rule="MASK-6", needs=MASKED, allowed=("either allows", "the mask allows")),
+    TOPIC.entry("always-causal", "every call is causal from the {corner} query and key, {how}", see_causally,
+                rule="ATT-5", corner=("first", "last"),
+                how=("where it has no mask", "whatever its mask", "beside its mask")),
 )  # fmt: skip
 
 # --- descriptions -----------------------------------------------------------------------------------------------------
@@ -207,8 +189,7 @@ def read_description(kind: type, read: Reading) -> Callable[..., AttentionSteps 
                 return sides[0] & sides[1] if isinstance(mask, And) else sides[0] | sides[1]
             return read(mask, queries, keys, **values) if isinstance(mask, kind) else materialize(mask, Q, K)
 
-        mask = call.case.options.get("mask")
-        return None if mask is None else see_pairs(call, read_all(map_arrays(as_mask(mask), np.asarray)))
+        return see_pairs(call, read_all(map_arrays(as_mask(call.case.options["mask"]), np.asarray)))
 
     return change
 
@@ -268,7 +249,8 @@ OFFSETS: dict[str, Callable[..., Any]] = {
 ONE_KEY = "where a block of queries sees one key of it"
 
 BANDS = tuple(
-    Mistake(f"masks.{word}-{name}", rule, f"{words}'s {says}", read_description(kind, read), ATTENTION, parameters)
+    TOPIC.entry(f"{word}-{name}", f"{words}'s {says}", read_description(kind, read), rule=rule, needs=MASKED,
+                **parameters)
     for kind, word, words, rule in (
         (Causal, "causal", "a causal mask", "MASK-3"),
         (SlidingWindow, "window", "a window", "MASK-4"),
@@ -323,7 +305,7 @@ EITHER: dict[str, Callable[[Any, Any], Any]] = {
 
 
 DESCRIPTIONS = tuple(
-    Mistake(f"masks.{name}", rule, says, read_description(kind, read), ATTENTION, parameters)
+    TOPIC.entry(name, says, read_description(kind, read), rule=rule, needs=MASKED, **parameters)
     for kind, name, rule, says, read, parameters in (
         (SlidingWindow, "window-ends", "MASK-4", "the ends of a window are taken for {taken}",
          lambda m, i, j, taken: see_between(j - i - per_batch(m.offset), *ENDS[taken](m.left, m.right)),
@@ -361,7 +343,7 @@ DESCRIPTIONS = tuple(
 )  # fmt: skip
 
 MISTAKES = (*ARRAYS, *BESIDE, *BANDS, *DESCRIPTIONS)
-KNOWN = {mistake.id.removeprefix("masks."): mistake for mistake in MISTAKES}
+KNOWN = name_entries(MISTAKES)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     *(KNOWN["ignored"].choose().limit(past("K", n)) for n in (256, 4096)),
@@ -389,4 +371,3 @@ PLANTED = (
     *(KNOWN["and"].choose(taken=taken) for taken in ("the first", "the second")),
     *(KNOWN["or"].choose(taken=taken) for taken in ("and", "the second")),
 )
-"""What is planted: every mistake with the first values of its parameters, other values, and some past a size."""

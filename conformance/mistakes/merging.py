@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from conformance.cases.arguments import gradient_name, is_gradient, list_arrays
-from conformance.mistakes.attention_steps import add_at_places, places_of, take_places
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.extents import fill_rest
+from conformance.mistakes.changes import lose_results
 from conformance.mistakes.mistake import Mistake
 from conformance.mistakes.softmax import divide
+from conformance.mistakes.topic import Topic, name_entries
 from specification.dtypes import compute_dtype_name
 
 
@@ -97,7 +96,7 @@ def entry(name: str, says: str, change: Callable[..., Any], **parameters: Sequen
     def answer(call: Call, **values: Any) -> Any:
         return change(call, Parts.read_call(call), **values)
 
-    return Mistake(f"merging.{name}", "ATT-14", says, answer, ("merge_attention",), parameters)
+    return Topic("merging", "ATT-14", ("merge_attention",)).entry(name, says, answer, **parameters)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -163,16 +162,10 @@ ORDERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "the part before": lambda numbers: np.roll(numbers, 1),
     "the part as far from the other end": lambda numbers: numbers[::-1],
 }
-NOT_RESCALED = entry("not-rescaled", "the running {lost} is not rescaled when the maximum grows, from part {first} on",
-                     run_online, lost=("output", "sum", "output and sum"), first=(2, *COUNTS[2:]))  # fmt: skip
-PARTS_PAST = entry("parts-past", "parts past the first {n} are left out", keep_parts(lambda i, back, n: i < n),
-                   n=COUNTS)  # fmt: skip
-BASE = entry("base", "parts are merged by log-sum-exps in {base}", lambda call, parts, base: merge_by(
-             call, parts, np.exp((parts.logs - parts.maximum) * BASES[base]), slope=BASES[base]),
-             base=tuple(BASES))  # fmt: skip
 WEIGHTS = (
-    NOT_RESCALED,
-    PARTS_PAST,
+    entry("not-rescaled", "the running {lost} is not rescaled when the maximum grows, from part {first} on",
+          run_online, lost=("output", "sum", "output and sum"), first=(2, *COUNTS[2:])),
+    entry("parts-past", "parts past the first {n} are left out", keep_parts(lambda i, back, n: i < n), n=COUNTS),
     entry("first-part", "the first part is left out", keep_parts(lambda i, back: i > 0)),
     entry("last-part", "the last part is left out", keep_parts(lambda i, back: back < 0)),
     entry("last-part-alone", "the result is that of the last part", keep_parts(lambda i, back: back == 0)),
@@ -180,7 +173,8 @@ WEIGHTS = (
           slip=("log-sum-exp stays that of the first part", "output is rounded every time")),
     entry("equal-weights", "parts are merged with equal weights",
           lambda call, parts: merge_by(call, parts, parts.visible_parts * 1.0, slope=0)),
-    BASE,
+    entry("base", "parts are merged by log-sum-exps in {base}", lambda call, parts, base: merge_by(
+              call, parts, np.exp((parts.logs - parts.maximum) * BASES[base]), slope=BASES[base]), base=tuple(BASES)),
     entry("inverse-weights", "weights are exp(maximum - log-sum-exp)",
           lambda call, parts: merge_by(call, parts, divide(parts.visible_parts, parts.exponentials), slope=-1)),
     entry("weights-moved", "parts get the weight of {part}",
@@ -272,14 +266,9 @@ GRADIENTS = (
 
 
 def lose_rest(call: Call, parts: Parts, n: int, things: str) -> Results | None:
-    places = fill_rest(own := places_of(parts.outputs[0]), n, "0", AXES[things])
-    if np.array_equal(places, own):
-        return None
-    if call.case.cotangents:
-        bar = add_at_places(call.case.cotangents["output"], places, own.shape)
-        call = Call(replace(call.case, cotangents=call.case.cotangents | {"output": bar}))
-    results = merge_by(call, parts, parts.exponentials)
-    return results | {"output": take_places(results["output"], places)}
+    size = parts.outputs.shape[1:][AXES[things]]
+    kept = np.arange(size) < n
+    return lose_results(call, np.expand_dims(kept, [axis for axis in range(4) if axis != AXES[things]]))
 
 
 AXES = {"queries": 2, "heads": 1, "columns": 3}
@@ -287,13 +276,14 @@ REST = entry("rest", "{things} past the first {n} are 0", lose_rest, things=tupl
              n=(64, 32, 128, 256, 1024, 32768))  # fmt: skip
 
 MISTAKES = (*WEIGHTS, *LOGS, *GRADIENTS, REST)
+NAMED = name_entries(MISTAKES)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
-    *(NOT_RESCALED.choose(lost=lost) for lost in ("sum", "output and sum")),
-    *(PARTS_PAST.choose(n=n) for n in (8, 32)),
-    BASE.choose(base="base e as if they were of base 2"),
-    *(LOGS[0].choose(which=which) for which in ("the first", "some")),
-    WEIGHTS[5].choose(slip="output is rounded every time"),
+    *(NAMED["not-rescaled"].choose(lost=lost) for lost in ("sum", "output and sum")),
+    *(NAMED["parts-past"].choose(n=n) for n in (8, 32)),
+    NAMED["base"].choose(base="base e as if they were of base 2"),
+    *(NAMED["rows-lost"].choose(which=which) for which in ("the first", "some")),
+    NAMED["one-by-one"].choose(slip="output is rounded every time"),
     *(REST.choose(things=things, n=n) for things, n in
       (("queries", 1024), ("queries", 32768), ("columns", 64), ("columns", 256), ("heads", 32), ("heads", 64))),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
@@ -11,7 +12,7 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import LARGEST
-from conformance.cases.arguments import expected_dtype
+from conformance.cases.arguments import expected_dtype, is_gradient
 from conformance.cases.case import Case
 from conformance.cases.kernel_arguments import replace_kernel_arguments
 from conformance.checks.comparison import PRECISION
@@ -58,6 +59,15 @@ class Prediction(NamedTuple):
             apart = np.where(numbers, np.abs(predicted - right) > own + bounds, ~same)
         return bool(np.any(apart & ~np.isposinf(own)))
 
+    def keep_pass(self, passes: str) -> Prediction:
+        """Without what the other pass computes, which is right."""
+        kept = {n: a for n, a in self.results.items() if passes == "both" or is_gradient(n) == (passes == "backward")}
+        return self._replace(results=kept)
+
+    def is_apart(self, results: Results, bounds: Results) -> bool:
+        """Whether one of the results that both have differs."""
+        return any(self.differs(name, results[name], bounds[name]) for name in self.results.keys() & results.keys())
+
 
 Changed: TypeAlias = Case | AttentionSteps | Results | Prediction | None
 """What a change makes of a call: another case that is answered in its place, other steps of attention, the results
@@ -77,8 +87,8 @@ class Mistake:
         change: what it makes of a call, see `Change`.
         operations: those that it is a mistake of; it is planted in the first.
         parameters: the values of each parameter that implementations have; the first is planted.
-        equivalent: ids of mistakes that no case tells apart from this one.
         lacks: the feature that an implementation with the mistake may declare that it does not support.
+        needs: what a call has in which it can show, see `Call.given`.
         values: the chosen value of each parameter.
         condition: when it shows.
         of_gradients: whether it is one of the backward pass, and predicts no results.
@@ -90,8 +100,8 @@ class Mistake:
     change: Change
     operations: tuple[str, ...] = ("attention",)
     parameters: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    equivalent: tuple[str, ...] = ()
     lacks: str = ""
+    needs: tuple[str, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     condition: Condition = ALWAYS
     of_gradients: bool = False
@@ -133,13 +143,15 @@ class Mistake:
             One prediction for each way to make the mistake; none where it makes no difference to the case.
         """
         case = call.case
-        if case.operation not in self.operations or not self.condition.holds(call):
+        possible = case.operation in self.operations and call.given.issuperset(self.needs)
+        if not possible or not self.condition.holds(call):
             return []
         with np.errstate(all="ignore"):
             changed = self.change(call, **self.values)
             ways = changed if isinstance(changed, list) else [changed]
-            found = [one for way in ways for one in predictions_of(call, way, self.condition.passes, solve)]
-        return [one for one in (keep_pass(call, one, self.condition.passes) for one in found) if one.results]
+            passes = self.condition.passes
+            found = [one.keep_pass(passes) for way in ways for one in predictions_of(call, way, passes, solve)]
+        return [one for one in found if one.results]
 
 
 ATTENTION = ("attention", "attention_weights", "attention_logsumexp")
@@ -156,10 +168,11 @@ def predictions_of(
     if isinstance(changed, Prediction):
         yield changed
     elif isinstance(changed, Case):
-        try:
-            yield predict_case(changed, solve)
-        except ValueError:  # the definition refuses the other case
-            return
+        # By the definition in float64, which may be as far off as any float64 code is.
+        own = 2.0 if changed.dtype == "float64" else 1.0
+        with suppress(ValueError):  # the definition refuses the other case
+            results = solve_by_definition(changed) if solve is None else solve(changed)
+            yield Prediction(results, {name: own * limits for name, limits in bound(changed).items()})
     elif isinstance(changed, AttentionSteps):
         for results in results_of_steps(call, changed, passes):
             yield add_bounds(call, results)
@@ -167,23 +180,8 @@ def predictions_of(
         yield add_bounds(call, changed)
 
 
-def predict_case(case: Case, solve: Callable[[Case], Results] | None) -> Prediction:
-    """The results of another case, by the definition in float64, which may be as far off as any float64 code is."""
-    results = solve_by_definition(case) if solve is None else solve(case)
-    own = 2.0 if case.dtype == "float64" else 1.0
-    return Prediction(results, {name: own * limits for name, limits in bound(case).items()})
-
-
 def solve_by_definition(case: Case) -> Results:
     return {name: exact.high for name, exact in evaluate_definition(replace_kernel_arguments(case)).items()}
-
-
-def keep_pass(call: Call, prediction: Prediction, passes: str) -> Prediction:
-    """Drop what the other pass computes: it is right."""
-    if passes == "both":
-        return prediction
-    kept = {n: a for n, a in prediction.results.items() if n.startswith("gradient of ") == (passes == "backward")}
-    return prediction._replace(results=kept)
 
 
 def results_of_steps(call: Call, steps: AttentionSteps, passes: str) -> Iterator[Results]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -17,6 +17,7 @@ from conformance.mistakes.catalogue import TOPICS, load_topic
 from conformance.mistakes.changes import rearrange_inputs
 from conformance.mistakes.condition import ALWAYS
 from conformance.mistakes.mistake import Change, Mistake, results_of_steps, solve_by_definition
+from conformance.mistakes.topic import Topic, name_entries
 from reference_numpy.multi_head_attention import concatenate_heads, split_heads
 
 Array = np.ndarray
@@ -26,8 +27,8 @@ FIELDS = ("query", "key", "value", "output")
 LAYER = ("multi_head_attention",)
 
 
-def entry(name: str, rule: str, says: str, change: Change, **parameters: Sequence[Any]) -> Mistake:
-    return Mistake(f"multi_head.{name}", rule, says, change, LAYER, parameters)
+TOPIC = Topic("multi_head", "MHA-1", LAYER)
+entry = TOPIC.entry
 
 
 # --- projections ------------------------------------------------------------------------------------------------------
@@ -130,23 +131,23 @@ def read_other_input(case: Case, of: str, source: str) -> Case | None:
 
 SIZES = (64, 256, 1024, 4, 8, 16, 32, 128, 512)
 PROJECTIONS = (
-    entry("biases-ignored", "MHA-1", "biases of projections are ignored: {of}", change_projections(
+    entry("biases-ignored", "biases of projections are ignored: {of}", change_projections(
           lambda case, name: {f"{name}.bias": None} if f"{name}.bias" in case.inputs else None), of=SOME),
-    entry("weights-transposed", "MHA-1", "square weights of projections are transposed: {of}",
+    entry("weights-transposed", "square weights of projections are transposed: {of}",
           change_projections(transpose_weight), of=SOME),
-    entry("heads-interleaved", "MHA-1", "column c of a projection belongs to head c % H: {of}",
+    entry("heads-interleaved", "column c of a projection belongs to head c % H: {of}",
           change_projections(interleave_heads), of=SOME),
-    entry("projections-exchanged", "MHA-1", "the projections of {pair} are exchanged", exchange_projections,
+    entry("projections-exchanged", "the projections of {pair} are exchanged", exchange_projections,
           pair=("key and value", "query and key", "query and value")),
-    entry("input-of-another", "MHA-1", "{of} are projected from the {source}'s input", read_other_input,
+    entry("input-of-another", "{of} are projected from the {source}'s input", read_other_input,
           of=("key", "value", "key and value", "query"), source=("value", "key", "query")),
-    entry("heads-joined-otherwise", "MHA-2", "projections of single heads are joined {order}: {of}",
-          change_projections(join_heads_otherwise, separate=True), of=("query, key, value", *FIELDS[:-1]),
+    entry("heads-joined-otherwise", "projections of single heads are joined {order}: {of}",
+          change_projections(join_heads_otherwise, separate=True), rule="MHA-2", of=("query, key, value", *FIELDS[:-1]),
           order=tuple(ORDERS)),
-    entry("past-size", "MHA-1", "{what} of a projection past the first {first} are lost: {of}",
+    entry("past-size", "{what} of a projection past the first {first} are lost: {of}",
           change_projections(lose_end), of=("output", "query", "key", "value", "query, key, value"),
           what=("inputs", "columns", "columns but for their bias", "biases"), first=SIZES),
-    entry("partial-block", "MHA-1", "{what} of a projection past the last whole block of {block} are lost: {of}",
+    entry("partial-block", "{what} of a projection past the last whole block of {block} are lost: {of}",
           change_projections(lose_end), of=("output", "query", "key", "value", "query, key, value"),
           what=("inputs", "columns", "biases"), block=(4, 8, 16, 32, 64, 128)),
 )  # fmt: skip
@@ -169,10 +170,18 @@ def carry_out(call: Call, found: Results, join: Callable[[Array], Array] = conca
         return results
     bars = {name: join_bars(found[gradient_name(name)]) for name in FIELDS[:-1] if gradient_name(name) in found}
     gradients = {name: found[gradient_name(name)] for name in ("bias", "sinks") if gradient_name(name) in found}
-    for name, x, bar in [(n, wide[n], bar) for n, bar in bars.items()] + [("output", heads, call.cotangent())]:
-        gradients |= {f"{name}.weight": np.einsum("bti,bto->io", x, bar), f"{name}.bias": bar.sum(axis=(0, 1))}
-        gradients |= {name: bar @ wide[f"{name}.weight"].T} if name != "output" else {}
+    gradients |= {name: bar @ wide[f"{name}.weight"].T for name, bar in bars.items()}
+    gradients |= pull_back_projections(wide | {"output": heads}, bars | {"output": call.cotangent()})
     return results | separate_gradients(call.case, gradients)
+
+
+def pull_back_projections(inputs: Results, bars: Results) -> Results:
+    """The gradients of weights and biases, from what goes into projections and the gradients of what comes out."""
+    gradients: Results = {}
+    for name, bar in bars.items():
+        gradients[f"{name}.weight"] = np.einsum("bti,bto->io", inputs[name], bar)
+        gradients[f"{name}.bias"] = bar.sum(axis=(0, 1))
+    return gradients
 
 
 def separate_gradients(case: Case, gradients: Results) -> Results:
@@ -196,38 +205,19 @@ def carry(mistake: Mistake) -> Mistake:
         sure = (one for one in found if not any(np.isposinf(array).any() for array in one.bounds.values()))
         return [carry_out(call, one.results) for one in sure]
 
-    return replace(
-        mistake,
-        id=name_inside(mistake.id),
-        rule="MHA-1",
-        says=f"in the layer's attention, {mistake.says}",
-        change=change,
-        operations=LAYER,
-        equivalent=tuple(map(name_inside, mistake.equivalent)),
-    )
+    identity = f"multi_head.{mistake.id.replace('.', '-').replace('_', '-')}"
+    says = f"in the layer's attention, {mistake.says}"
+    return replace(mistake, id=identity, rule="MHA-1", says=says, change=change, operations=LAYER)
 
 
-def name_inside(identity: str) -> str:
-    """The id of a mistake of attention that the layer's attention makes."""
-    return f"multi_head.{identity.replace('.', '-').replace('_', '-')}"
-
-
-def split_without_exchange(x: Array, heads: int) -> Array:
-    B, T, width = x.shape
-    return x.reshape(B, heads, T, width // max(heads, 1))
-
-
-def join_without_exchange(x: Array) -> Array:
-    B, H, T, width = x.shape
-    return x.reshape(B, T, H * width)
+SPLITS = (split_heads, lambda x, heads: x.reshape(len(x), heads, x.shape[1], x.shape[2] // max(heads, 1)))
+JOINS = (concatenate_heads, lambda x: x.reshape(len(x), x.shape[2], x.shape[1] * x.shape[3]))
+"""As it is right, and without exchanging the axes of heads and positions."""
 
 
 def forget_exchange(call: Call, of: str) -> list[Results]:
     """Reshape [B, T, H * W] to [B, H, T, W] or back."""
-    plain: tuple[Any, Any] = (split_heads, concatenate_heads)
-    direct: tuple[Any, Any] = (split_without_exchange, join_without_exchange)
-    split, join_bars = direct if "split" in of else plain
-    split_bars, join = direct if "joined" in of else plain
+    (split, join_bars), (split_bars, join) = ((SPLITS[way in of], JOINS[way in of]) for way in ("split", "joined"))
     inside = Call(attention_inside(call.case, split, split_bars))
     return [carry_out(call, one, join, join_bars) for one in results_of_steps(inside, inside.steps, "both")]
 
@@ -242,29 +232,25 @@ TERMS = {
 
 def count_terms(call: Call, of: str, terms: str, along: str) -> Results | None:
     """The gradients of a projection's weight or bias by some batch elements or positions only."""
-    if not call.case.cotangents or call.case.special:
-        return None
     inside = call.attention_call
-    counted = (TERMS[terms],) if along == "batch elements" else (slice(None), TERMS[terms])
     right = inside.steps.sum_gradients(inside.gradients, inside.case.inputs)
-    bars = {name: concatenate_heads(right[gradient_name(name)]) for name in FIELDS[:-1]}
+    bars = {name: concatenate_heads(right[gradient_name(name)]) for name in FIELDS[:-1]} | {"output": call.cotangent()}
     inputs = {name: call.case.inputs[name].astype(float) for name in FIELDS[:-1]}
-    bars["output"], inputs["output"] = call.cotangent(), concatenate_heads(inside.forward.output)
-    gradients: Results = {}
-    for name in FIELDS:
-        x, bar = inputs[name][counted], bars[name][counted]
-        if bar.size == bars[name].size:
-            return None
-        gradients |= {f"{name}.weight": np.einsum("bti,bto->io", x, bar), f"{name}.bias": bar.sum(axis=(0, 1))}
+    inputs["output"] = concatenate_heads(inside.forward.output)
+    some = (TERMS[terms],) if along == "batch elements" else (slice(None), TERMS[terms])
+    counted = [{name: array[some] for name, array in arrays.items()} for arrays in (inputs, bars)]
+    if any(counted[1][name].size == bar.size for name, bar in bars.items()):
+        return None
+    gradients = pull_back_projections(*counted)
     kept = {name: array for name, array in gradients.items() if name.endswith(of) or of == "weight and bias"}
     return separate_gradients(call.case, kept)
 
 
 HEADS = (
-    entry("exchange-forgotten", "MHA-1", "heads are {of} without exchanging the axes of heads and positions",
+    entry("exchange-forgotten", "heads are {of} without exchanging the axes of heads and positions",
           forget_exchange, of=("joined", "split", "split and joined")),
-    entry("gradient-terms", "MHA-1", "the gradient of a projection's {of} comes from {terms} of the {along} only",
-          count_terms, of=("bias", "weight", "weight and bias"), terms=tuple(TERMS),
+    entry("gradient-terms", "the gradient of a projection's {of} comes from {terms} of the {along} only",
+          count_terms, needs=("gradients", "finite"), of=("bias", "weight", "weight and bias"), terms=tuple(TERMS),
           along=("batch elements", "positions")),
 )  # fmt: skip
 INSIDE = tuple(
@@ -277,7 +263,7 @@ INSIDE = tuple(
 """Every mistake of attention, made by the layer's attention in both passes; most values differ in sizes only."""
 
 MISTAKES = (*PROJECTIONS, *HEADS, *INSIDE)
-OWN = {mistake.id.removeprefix("multi_head."): mistake for mistake in (*PROJECTIONS, *HEADS)}
+OWN = name_entries((*PROJECTIONS, *HEADS))
 PLANTED = (
     *(mistake.choose() for mistake in OWN.values()),
     *(mistake.choose() for mistake in INSIDE if mistake.id.removeprefix("multi_head.") in ("masks-inverted",
@@ -289,4 +275,3 @@ PLANTED = (
     *(OWN["past-size"].choose(what="columns but for their bias", first=first) for first in (64, 512)),
     replace(OWN["past-size"], rule="MHA-2").choose(first=256),
 )  # fmt: skip
-"""Each mistake of the layer, some of attention inside, and those past a size."""

@@ -15,30 +15,24 @@ from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import add_in_order, round_stage, round_to
 from conformance.mistakes.mistake import Changed, Mistake, Prediction
 from conformance.mistakes.norm_steps import NORMS, NormSteps
-from conformance.mistakes.norms import BLOCKS, DEVIATION, LAYER, MOST_ADDED, RMS, ROWS, SIZES, last_block
+from conformance.mistakes.norms import BLOCKS, CENTERED, DEVIATION, LAYER, MOST_ADDED, RMS, ROWS, SIZES, last_block
+from conformance.mistakes.topic import Topic, name_entries
 from specification.dtypes import HALF
 
 OF_X, OF_WEIGHT, OF_BIAS = "gradient of x", "gradient of weight", "gradient of bias"
 Gradients = Callable[..., "Results | list[Results]"]
+TOPIC, NARROW_TOPIC = (Topic("norm_gradients", "NORM-6", NORMS, of_gradients=alone) for alone in (True, False))
 
 
-def change_gradients(change: Gradients) -> Callable[..., Changed | list[Changed]]:
-    """Take `change(steps, **values)` for some of the gradients of a call that asks for these; {} for none."""
+def gradient(name: str, says: str, change: Gradients, /, **fields: Any) -> Mistake:
+    """Take `change(steps, **values)` for some of the gradients of a call; {} for none."""
 
-    def results(call: Call, **values: Any) -> Changed | list[Changed]:
-        if not call.case.cotangents or not call.case.inputs["x"].size:
-            return None
+    def results(call: Call, **values: Any) -> list[Changed]:
         s = NormSteps.read_case(call.case)
-        changed = change(s, **values)
-        ways = changed if isinstance(changed, list) else [changed]
-        return [s.reshape_results(way) for way in ways if way]
+        changed = change(s, **values) if s.x.size else {}
+        return [s.reshape_results(way) for way in (changed if isinstance(changed, list) else [changed]) if way]
 
-    return results
-
-
-def gradient(name: str, says: str, change: Gradients, rule: str = "NORM-6", **fields: Any) -> Mistake:
-    full, fields = f"norm_gradients.{name}", {"operations": NORMS} | fields
-    return Mistake(full, rule, says, change_gradients(change), of_gradients=True, **fields)
+    return TOPIC.entry(name, says, results, needs=("gradients",), **fields)
 
 
 # --- x ----------------------------------------------------------------------------------------------------------------
@@ -57,7 +51,6 @@ def pull_back_layer(s: NormSteps, average: Callable[[np.ndarray], np.ndarray], n
     return np.asarray((g - mean - normal * average(g * normal)) * s.inverse)
 
 
-CENTERED = LAYER + DEVIATION
 TERMS = (
     gradient("mean-left-out", "the mean's part is missing in the gradient of x", change_x(mean=lambda s: 0.0),
              operations=CENTERED),
@@ -79,13 +72,13 @@ TERMS = (
              lambda s: {OF_X: s.pull_back() * s.inverse}),
     gradient("one-left-out", "1 is not added to the weight in the gradient of x",
              lambda s: {OF_X: s.pull_back(s.bar * (s.weight - 1))} if s.case.options.get("plus_one") else {},
-             "NORM-8", operations=RMS),
+             rule="NORM-8", operations=RMS),
     gradient("biased-deviation", "the gradient of x is that of layer norm",
              lambda s: {OF_X: pull_back_layer(s, bounds.average, s.normal)},
-             "NORM-7", operations=DEVIATION),
+             rule="NORM-7", operations=DEVIATION),
     gradient("nan-in-constant-rows", "constant rows have NaN in the gradient of x",
              lambda s: {OF_X: np.where(s.square == 0, np.nan, s.pull_back())} if np.any(s.square == 0) else {},
-             "NORM-7", operations=DEVIATION),
+             rule="NORM-7", operations=DEVIATION),
 )  # fmt: skip
 
 # --- means over a row -------------------------------------------------------------------------------------------------
@@ -128,28 +121,32 @@ def take_row_from_output(s: NormSteps) -> Results:
     return {OF_X: pull_back_layer(s, bounds.average, normal), OF_WEIGHT: np.sum(s.bar * normal, axis=0)}
 
 
-PARTS = {"part": ("both", "square", "mean")}
+PARTS = ("both", "square", "mean")
 """Of the gradient of x: those of the mean's and of the square's part, which is mean(gradient * normalised row)."""
 MEANS = (
     gradient("means-by-n-1", "in the backward pass the sums of {part} over a row are divided by n - 1",
-             lambda s, part: divide_means(s, part, s.n - 1), parameters=PARTS, operations=LAYER + RMS),
+             lambda s, part: divide_means(s, part, s.n - 1), part=PARTS, operations=LAYER + RMS),
     gradient("means-by-padded-width",
              "in the backward pass the sums of {part} over a row are divided by its width in blocks of {block}",
              lambda s, part, block: divide_means(s, part, -(-s.n // block) * block),
-             parameters=PARTS | {"block": BLOCKS}, operations=LAYER + RMS),
+             part=PARTS, block=BLOCKS, operations=LAYER + RMS),
     gradient("means-of-first-columns", "in the backward pass the sums of {part} hear only of the first {first} columns",
-             sum_first_columns, parameters=PARTS | {"first": SIZES}),
+             sum_first_columns, part=PARTS, first=SIZES),
     gradient("means-without-last-block",
              "in the backward pass the sums of {part} lose the last block of {block} columns, which is not whole",
              lambda s, part, block: sum_first_columns(s, part, last_block(s.n, block)),
-             parameters=PARTS | {"block": BLOCKS}),
+             part=PARTS, block=BLOCKS),
     gradient("means-of-blocks", "in the backward pass means run over a block of {block} columns", average_blocks,
-             parameters={"block": (8, 4, *BLOCKS[3:], 2048, 4096)}, operations=LAYER + RMS),
+             block=(8, 4, *BLOCKS[3:], 2048, 4096), operations=LAYER + RMS),
     gradient("row-from-output", "in the backward pass the normalised row is taken from the output",
              take_row_from_output, operations=LAYER + RMS),
 )  # fmt: skip
 
 # --- weight and bias --------------------------------------------------------------------------------------------------
+
+
+def rows_of(s: NormSteps) -> np.ndarray:
+    return np.arange(len(s.x))
 
 
 def count_rows(s: NormSteps, often: np.ndarray) -> list[Results]:
@@ -161,7 +158,7 @@ def count_rows(s: NormSteps, often: np.ndarray) -> list[Results]:
 
 
 def count_first_rows(s: NormSteps, first: int) -> list[Results]:
-    return count_rows(s, np.arange(len(s.x)) < first) if 0 < first < len(s.x) else []
+    return count_rows(s, rows_of(s) < first) if 0 < first < len(s.x) else []
 
 
 def count_rows_of_one_axis(s: NormSteps) -> list[Results]:
@@ -170,53 +167,40 @@ def count_rows_of_one_axis(s: NormSteps) -> list[Results]:
     return [way for first in dict.fromkeys(shape) for way in count_first_rows(s, first)]
 
 
-def count_last_block(s: NormSteps, block: int) -> list[Results]:
-    rows = len(s.x)
-    return count_rows(s, np.arange(rows) >= (rows - 1) // block * block) if rows > block else []
-
-
 COUNTS = {"left out": lambda row: 1 - row, "counted twice": lambda row: 1 + row, "all that counts": lambda row: row}
 
 
 def count_one_row(s: NormSteps, which: str, how: str, block: int) -> list[Results]:
     """One row of every block is lost, counts twice, or counts alone."""
-    rows = np.arange(len(s.x))
+    rows = rows_of(s)
     row = rows % block == (0 if which == "first" else block - 1)
     if how == "counted twice" and which == "first":
         row &= rows > 0
     return count_rows(s, np.asarray(COUNTS[how](row.astype(float)))) if len(rows) > 1 else []
 
 
-def repeat_last_row(s: NormSteps, block: int) -> list[Results]:
-    """The last row fills up its block: it counts once more for every row that is missing."""
-    rows = np.arange(len(s.x))
-    return count_rows(s, np.where(rows == rows[-1], 1.0 + -len(rows) % block, 1.0))
-
-
 def lose_columns(s: NormSteps, name: str, first: int) -> Results:
-    if not 0 < first < s.n:
-        return {}
     array = s.pull_back() if name == OF_X else s.sum_over_rows(s.bar)[name]
-    return {name: array * (np.arange(s.n) < first)}
+    return {name: array * (np.arange(s.n) < first)} if 0 < first < s.n else {}
 
 
-OF_BOTH: dict[str, tuple[str, Gradients, dict[str, tuple[Any, ...]]]] = {
-    "last-block-lost": ("lose the last block of {block} rows, which is not whole",
-                        lambda s, block: count_first_rows(s, last_block(len(s.x), block)),
-                        {"block": (4, 8, 2, *BLOCKS[3:])}),
-    "rows-lost": ("lose rows past the first {first}", count_first_rows, {"first": ROWS}),
-    "rows-of-one-axis": ("count as many rows as one axis of x has", count_rows_of_one_axis, {}),
-    "last-block-only": ("come from the last block of {block} rows only", count_last_block, {"block": BLOCKS}),
-    "one-row-of-blocks": ("have the {which} row of every block of {block} {how}", count_one_row,
-                          {"which": ("first", "last"), "how": tuple(COUNTS), "block": BLOCKS}),
-    "last-row-repeated": ("count the last row again for each row that its block of {block} lacks", repeat_last_row,
-                          {"block": BLOCKS}),
-    "averaged": ("are averaged over rows", lambda s: count_rows(s, np.full(len(s.x), 1 / len(s.x))), {}),
-}  # fmt: skip
-"""What is wrong about the gradients of weight and bias: the words, the change, its parameters."""
+def of_both(name: str, words: str, change: Gradients, **parameters: Any) -> Mistake:
+    return gradient(name, f"the gradients of weight and bias {words}", change, **parameters)
+
+
 SUMS = (
-    *(gradient(name, f"the gradients of weight and bias {words}", change, parameters=parameters)
-      for name, (words, change, parameters) in OF_BOTH.items()),
+    of_both("last-block-lost", "lose the last block of {block} rows, which is not whole",
+            lambda s, block: count_first_rows(s, last_block(len(s.x), block)), block=(4, 8, 2, *BLOCKS[3:])),
+    of_both("rows-lost", "lose rows past the first {first}", count_first_rows, first=ROWS),
+    of_both("rows-of-one-axis", "count as many rows as one axis of x has", count_rows_of_one_axis),
+    of_both("last-block-only", "come from the last block of {block} rows only",
+            lambda s, block: count_rows(s, rows_of(s) >= (len(s.x) - 1) // block * block), block=BLOCKS),
+    of_both("one-row-of-blocks", "have the {which} row of every block of {block} {how}", count_one_row,
+            which=("first", "last"), how=tuple(COUNTS), block=BLOCKS),
+    of_both("last-row-repeated", "count the last row again for each row that its block of {block} lacks",
+            lambda s, block: count_rows(s, np.where(rows_of(s) == len(s.x) - 1, 1.0 + -len(s.x) % block, 1.0)),
+            block=BLOCKS),
+    of_both("averaged", "are averaged over rows", lambda s: count_rows(s, np.full(len(s.x), 1 / len(s.x)))),
     gradient("weight-is-bias", "the gradient of the weight is that of the bias",
              lambda s: {OF_WEIGHT: s.bar.sum(axis=0)}),
     gradient("weight-by-x", "the gradient of the weight is taken with x, which is not normalised",
@@ -224,13 +208,12 @@ SUMS = (
     gradient("weight-by-deviation", "the gradient of the weight is not divided by the deviation",
              lambda s: {OF_WEIGHT: np.sum(s.bar * s.deviation, axis=0)}),
     gradient("sums-by-weight", "the {name} is multiplied by the weight",
-             lambda s, name: {name: s.sum_over_rows(s.bar)[name] * s.weight},
-             parameters={"name": (OF_WEIGHT, OF_BIAS)}),
+             lambda s, name: {name: s.sum_over_rows(s.bar)[name] * s.weight}, name=(OF_WEIGHT, OF_BIAS)),
     gradient("columns-lost", "the {name} is 0 in columns past the first {first}", lose_columns,
-             parameters={"name": (OF_X, OF_WEIGHT, OF_BIAS), "first": SIZES}),
+             name=(OF_X, OF_WEIGHT, OF_BIAS), first=SIZES),
     gradient("rows-of-x-lost", "the gradient of x is 0 in rows past the first {first}",
-             lambda s, first: {OF_X: s.pull_back() * (np.arange(len(s.x)) < first)[:, None]}
-             if first < len(s.x) else {}, parameters={"first": ROWS}),
+             lambda s, first: {OF_X: s.pull_back() * (rows_of(s) < first)[:, None]} if first < len(s.x) else {},
+             first=ROWS),
 )  # fmt: skip
 
 # --- 16 bits ----------------------------------------------------------------------------------------------------------
@@ -266,15 +249,14 @@ def round_gradient(call: Call, name: str, dtype: str) -> Changed:
 
 OWN = "its own 16 bits"
 NARROW = (
-    Mistake("norm_gradients.added-in-16-bits", "NORM-6", "the {name} is added up in {dtype}, {tile} rows at a time",
-            add_in_16_bits, NORMS,
-            {"name": (OF_WEIGHT, OF_BIAS), "dtype": (OWN, *HALF), "tile": (1, 16, 32, 64, 128, 256)}),
-    Mistake("norm_gradients.rounded", "NORM-6", "the {name} is rounded to {dtype}", round_gradient, NORMS,
-            {"name": (OF_BIAS, OF_WEIGHT, OF_X), "dtype": ("bfloat16", "float16")}),
+    NARROW_TOPIC.entry("added-in-16-bits", "the {name} is added up in {dtype}, {tile} rows at a time", add_in_16_bits,
+                       name=(OF_WEIGHT, OF_BIAS), dtype=(OWN, *HALF), tile=(1, 16, 32, 64, 128, 256)),
+    NARROW_TOPIC.entry("rounded", "the {name} is rounded to {dtype}", round_gradient, name=(OF_BIAS, OF_WEIGHT, OF_X),
+                       dtype=("bfloat16", "float16")),
 )  # fmt: skip
 
 MISTAKES = (*TERMS, *MEANS, *SUMS, *NARROW)
-NAMED = {mistake.id.removeprefix("norm_gradients."): mistake for mistake in MISTAKES}
+NAMED = name_entries(MISTAKES)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     *(NAMED["last-block-lost"].choose(block=n) for n in (32, 128)),
@@ -289,4 +271,3 @@ PLANTED = (
     *(NAMED["last-block-lost"].choose(block=n).plant_in(operation, rule=rule) for n in (32, 128)
       for operation, rule in (("rms_norm", "NORM-6"), ("standard_deviation_norm", "NORM-7"))),
 )  # fmt: skip
-"""Every mistake with the first values of its parameters, others at some sizes, and some in its variants."""

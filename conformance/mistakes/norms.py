@@ -18,34 +18,35 @@ from conformance.mistakes.attention_steps import places_of
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import add_in_order, round_stage
 from conformance.mistakes.condition import Condition, past
-from conformance.mistakes.mistake import Changed, Mistake, Prediction
+from conformance.mistakes.mistake import Change, Changed, Mistake, Prediction
 from conformance.mistakes.norm_steps import NORMS, NormSteps, Statistics, add_eps, add_eps_outside, measure_rows
+from conformance.mistakes.topic import Topic, name_entries
 from specification.dtypes import HALF, compute_dtype_name
 
 LAYER, RMS, DEVIATION = ((name,) for name in NORMS)
+CENTERED = LAYER + DEVIATION
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 """Of what a kernel holds of a row at a time."""
 ROWS = (48, 32, *SIZES[:-1], 65535, 65536)
 """Of what a grid holds."""
 BLOCKS = (8, 2, 4, 16, 32, 64, 128, 256, 512, 1024)
 
-Step = Callable[..., "NormSteps | list[NormSteps] | None"]
+Step = Callable[..., Any]
+"""From the right steps and values of parameters to other steps, to results, to several of them, or to None."""
+TOPIC = Topic("norms", "NORM-1", NORMS)
 
 
-def vary(change: Step) -> Callable[..., Changed | list[Changed]]:
-    """Take the results of other steps: `change(steps, **values)`; None where there is nothing to change."""
-
+def vary(change: Step) -> Change:
     def results(call: Call, **values: Any) -> Changed | list[Changed]:
         changed = change(NormSteps.read_case(call.case), **values) if call.case.inputs["x"].size else None
-        if changed is None:
-            return None
-        return [s.results() for s in changed] if isinstance(changed, list) else changed.results()
+        ways = changed if isinstance(changed, list) else [changed]
+        return [way.results() if isinstance(way, NormSteps) else way for way in ways]
 
     return results
 
 
-def norm(name: str, says: str, change: Step, rule: str = "NORM-1", **fields: Any) -> Mistake:
-    return Mistake(f"norms.{name}", rule, says, vary(change), **{"operations": NORMS} | fields)
+def norm(name: str, says: str, change: Step, /, **fields: Any) -> Mistake:
+    return TOPIC.entry(name, says, vary(change), **fields)
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------
@@ -89,43 +90,43 @@ def take_eps(case: Case, eps: float) -> Case | None:
     return None if case.options.get("eps", 1e-5) == eps else replace(case, options=case.options | {"eps": eps})
 
 
-LEAST = {"least": (1e-6, 1e-5, 1e-8, 1e-7, 1e-4, 1e-3, 1e-10, 1e-12)}
-EPSILONS = {"eps": (1e-6, 1e-12, 1e-8, 1e-5, 1e-3)}
+LEAST = (1e-6, 1e-5, 1e-8, 1e-7, 1e-4, 1e-3, 1e-10, 1e-12)
+EPSILONS = (1e-6, 1e-12, 1e-8, 1e-5, 1e-3)
 STATISTICS = (
     norm("unbiased-variance", "the squares are divided by n - 1", divide_squares(lambda n: max(n - 1, 1)),
          operations=LAYER + RMS),
-    norm("biased-deviation", "the squares are divided by n", divide_squares(lambda n: n), "NORM-7",
+    norm("biased-deviation", "the squares are divided by n", divide_squares(lambda n: n), rule="NORM-7",
          operations=DEVIATION),
     norm("eps-outside-the-root", "eps is added outside the root", lambda s: s.change(divisor=add_eps_outside),
          operations=LAYER + RMS),
-    norm("eps-inside-the-root", "eps is added inside the root", lambda s: s.change(divisor=add_eps), "NORM-7",
+    norm("eps-inside-the-root", "eps is added inside the root", lambda s: s.change(divisor=add_eps), rule="NORM-7",
          operations=DEVIATION),
     norm("standard-deviation", "the deviation is unbiased and eps is added outside the root (standard_deviation_norm)",
          lambda s: NormSteps.read_case(replace(s.case, operation=DEVIATION[0])).change(case=s.case), operations=LAYER),
     norm("mean-not-subtracted", "the mean is not subtracted (rms_norm)",
-         lambda s: s.change_statistics(None, square_weights(s)), operations=LAYER + DEVIATION),
+         lambda s: s.change_statistics(None, square_weights(s)), operations=CENTERED),
     norm("mean-in-the-variance-only", "the mean is subtracted in the variance only",
-         lambda s: s.change_statistics(None, square_weights(s), mean_weights(s)), operations=LAYER + DEVIATION),
+         lambda s: s.change_statistics(None, square_weights(s), mean_weights(s)), operations=CENTERED),
     norm("mean-subtracted", "the mean is subtracted",
-         lambda s: s.change(statistics=measure_rows(s.x, u := mean_weights(s), u, u)), "NORM-7", operations=RMS),
+         lambda s: s.change(statistics=measure_rows(s.x, u := mean_weights(s), u, u)), rule="NORM-7", operations=RMS),
     norm("one-variance", "all rows have the mean of their variances", lambda s: s.change(pooled=True)),
     norm("eps-left-out", "eps is left out", lambda s: s.change(eps=0.0)),
     norm("eps-twice", "eps is added twice", lambda s: s.change(eps=2 * s.eps)),
     norm("eps-squared", "eps is squared", lambda s: s.change(eps=s.eps**2)),
-    norm("eps-as-floor", "eps is the least {of}, and not added", take_eps_as_floor,
-         parameters={"of": ("variance", "deviation")}, operations=LAYER + RMS),
+    norm("eps-as-floor", "eps is the least {of}, and not added", take_eps_as_floor, operations=LAYER + RMS,
+         of=("variance", "deviation")),
     norm("root-not-taken", "the root is not taken", lambda s: s.change(divisor=lambda square, eps: square + eps)),
     norm("squares-not-divided", "the sum of squares is not divided by n", divide_squares(lambda n: 1)),
     norm("last-axis-only", "statistics run over the last axis only", lambda s: run_over_axes(s, -1), lacks="axes"),
     norm("all-axes-but-the-first", "statistics run over all axes but the first", lambda s: run_over_axes(s, 1)),
     norm("small-variances-zero", "variances below {least:g} are taken for 0", lambda s, least: s.change(
-             divisor=lambda square, eps: s.divisor(np.where(np.real(square) < least, 0, square), eps)),
-         parameters=LEAST),
-    norm("least-variance", "variances below {least:g} are raised to it", raise_small_variances, parameters=LEAST),
-    Mistake("norms.another-eps", "NORM-1", "eps is {eps:g}, whatever the call says",
-            lambda call, eps: take_eps(call.case, eps), NORMS, EPSILONS),
-    Mistake("norms.another-default-eps", "NORM-1", "eps is {eps:g} where the call leaves it out",
-            lambda call, eps: None if "eps" in call.case.options else take_eps(call.case, eps), LAYER, EPSILONS),
+             divisor=lambda square, eps: s.divisor(np.where(np.real(square) < least, 0, square), eps)), least=LEAST),
+    norm("least-variance", "variances below {least:g} are raised to it", raise_small_variances, least=LEAST),
+    TOPIC.entry("another-eps", "eps is {eps:g}, whatever the call says",
+                lambda call, eps: take_eps(call.case, eps), eps=EPSILONS),
+    TOPIC.entry("another-default-eps", "eps is {eps:g} where the call leaves it out",
+                lambda call, eps: None if "eps" in call.case.options else take_eps(call.case, eps), operations=LAYER,
+                eps=EPSILONS),
 )  # fmt: skip
 
 
@@ -140,10 +141,10 @@ def pad(name: str, says: str, change: Callable[[NormSteps, int], NormSteps], **f
         return change(s, m) if m > s.n else None
 
     says = f"{says} (a row is filled up to"
-    blocks = norm(
-        f"{name}-of-blocks", f"{says} blocks of {{block}} columns)", pad_rows, parameters={"block": BLOCKS}, **fields
+    return (
+        norm(f"{name}-of-blocks", f"{says} blocks of {{block}} columns)", pad_rows, block=BLOCKS, **fields),
+        norm(f"{name}-of-a-power-of-two", f"{says} a power of two)", pad_rows, **fields),
     )
-    return blocks, norm(f"{name}-of-a-power-of-two", f"{says} a power of two)", pad_rows, **fields)
 
 
 def read_on(s: NormSteps, m: int) -> NormSteps:
@@ -161,11 +162,6 @@ def count_last_block_twice(s: NormSteps, block: int) -> NormSteps | None:
         return None
     counts = 1.0 + ((np.arange(s.n) >= s.n - block) & (np.arange(s.n) < s.n // block * block))
     return s.change_statistics(counts / s.n, counts * square_weights(s), counts / s.n)
-
-
-def share_first_row(s: NormSteps, rows: int) -> NormSteps | None:
-    first = np.arange(len(s.x)) // rows * rows
-    return s.change(rows=first) if len(s.x) > 1 else None
 
 
 def merge_parts(s: NormSteps, part_of: np.ndarray, whole: int, how: str) -> list[NormSteps]:
@@ -205,10 +201,10 @@ def merge_parts(s: NormSteps, part_of: np.ndarray, whole: int, how: str) -> list
     return [merge_statistics(alike, whole / s.n), merge_statistics(alike, 1 / parts)]
 
 
-MERGES = {"how": ("without the difference of their means", "as if all were whole", "as averages")}
+MERGES = ("without the difference of their means", "as if all were whole", "as averages")
 
 
-def leave_out(s: NormSteps, first: int, part: str) -> list[NormSteps] | None:
+def leave_out(s: NormSteps, part: str, first: int) -> list[NormSteps] | None:
     """Statistics, or one of them, hear only of the first columns, and are divided by their number or by all."""
     if not 0 < first < s.n or (part != "variance" and not s.has_mean):
         return None
@@ -226,85 +222,67 @@ def leave_out(s: NormSteps, first: int, part: str) -> list[NormSteps] | None:
     ]
 
 
-PARTS = {"part": ("variance", "mean", "mean and variance")}
+PARTS = ("variance", "mean", "mean and variance")
 PARTIAL = (
     *pad("divisor", "the squares are divided by the padded width",
          lambda s, m: s.change_statistics(mean_weights(s), np.full(s.n, 1 / m), mean_weights(s))),
     *pad("padding-in-the-variance", "padding counts in the variance",
          lambda s, m: s.change_statistics(mean_weights(s), square_weights(s), mean_weights(s),
-                                 zeros=(m - s.n) * square_weights(s)[0]), operations=LAYER + DEVIATION),
+                                          zeros=(m - s.n) * square_weights(s)[0]), operations=CENTERED),
     *pad("padding-in-mean-and-variance", "padding counts in mean and variance",
-         lambda s, m: s.change_statistics(u := np.full(s.n, 1 / m), u, u, zeros=(m - s.n) / m),
-         operations=LAYER + DEVIATION),
+         lambda s, m: s.change_statistics(u := np.full(s.n, 1 / m), u, u, zeros=(m - s.n) / m), operations=CENTERED),
     *pad("mean-divisor", "the mean is divided by the padded width",
          lambda s, m: s.change_statistics(np.full(s.n, 1 / m), square_weights(s), np.full(s.n, 1 / m)),
-         operations=LAYER + DEVIATION),
+         operations=CENTERED),
     *pad("next-row-read", "a row is read on into the next one", read_on),
     norm("last-block-twice", "the last block of {block} columns overlaps the one before, which counts twice there",
-         count_last_block_twice, parameters={"block": BLOCKS}),
-    norm("statistics-of-first-row", "rows have the statistics of the first of their block of {rows}", share_first_row,
-         parameters={"rows": (2, 4, 8, 16, 32, 64)}),
+         count_last_block_twice, block=BLOCKS),
+    norm("statistics-of-first-row", "rows have the statistics of the first of their block of {rows}",
+         lambda s, rows: s.change(rows=np.arange(len(s.x)) // rows * rows) if len(s.x) > 1 else None,
+         rows=(2, 4, 8, 16, 32, 64)),
     norm("blocks-merged", "statistics of blocks of {block} columns are merged {how}",
-         lambda s, how, block: merge_parts(s, np.arange(s.n) // block, block, how),
-         parameters=MERGES | {"block": (8, 4, *BLOCKS[3:], 2048, 4096)}, operations=LAYER),
+         lambda s, how, block: merge_parts(s, np.arange(s.n) // block, block, how), operations=LAYER,
+         how=MERGES, block=(8, 4, *BLOCKS[3:], 2048, 4096)),
     norm("lanes-merged", "statistics of {lanes} lanes, each with one column in {lanes}, are merged {how}",
-         lambda s, how, lanes: merge_parts(s, np.arange(s.n) % lanes, -(-s.n // lanes), how),
-         parameters=MERGES | {"lanes": (32, 64, 128, 256, 512, 1024)}, operations=LAYER),
+         lambda s, how, lanes: merge_parts(s, np.arange(s.n) % lanes, -(-s.n // lanes), how), operations=LAYER,
+         how=MERGES, lanes=(32, 64, 128, 256, 512, 1024)),
     norm("columns-left-out", "columns past the first {first} take no part in the {part}", leave_out,
-         parameters=PARTS | {"first": SIZES}),
+         part=PARTS, first=SIZES),
     norm("last-block-left-out", "the last block of {block} columns, which is not whole, takes no part in the {part}",
-         lambda s, part, block: leave_out(s, last_block(s.n, block), part),
-         parameters=PARTS | {"block": BLOCKS}),
+         lambda s, part, block: leave_out(s, part, last_block(s.n, block)), part=PARTS, block=BLOCKS),
 )  # fmt: skip
 
 
 # --- weight and bias --------------------------------------------------------------------------------------------------
 
 
-def ignore(name: str) -> Callable[[Call], Changed | list[Changed]]:
+def ignore(s: NormSteps, name: str) -> list[Results]:
     """The gradient of what is ignored may be right all the same, or 0."""
-
-    def change(call: Call) -> Changed | list[Changed]:
-        if name not in call.case.inputs:
-            return None
-        s, gradient = NormSteps.read_case(call.case), f"gradient of {name}"
-        found = s.change(**{name: np.full(s.n, 1.0 if name == "weight" else 0.0)}).results()
-        return [found, found | {gradient: 0 * found[gradient]}] if gradient in found else found
-
-    return change
+    gradient = f"gradient of {name}"
+    found = s.change(**{name: np.full(s.n, 1.0 if name == "weight" else 0.0)}).results()
+    return [found, found | {gradient: 0 * found[gradient]}] if gradient in found else [found]
 
 
-def add_bias_first(call: Call) -> Changed:
-    s = NormSteps.read_case(call.case)
-    if "bias" not in call.case.inputs:
-        return None
+def add_bias_first(s: NormSteps) -> Results:
     found = s.change(bias=s.bias * s.weight).results()
-    if not call.case.cotangents:
-        return found
     sums = {"weight": s.bar * (s.normal + s.bias), "bias": s.bar * s.weight}
-    return found | s.reshape_results({f"gradient of {name}": array.sum(axis=0) for name, array in sums.items()})
+    return found | s.gradients({f"gradient of {name}": array.sum(axis=0) for name, array in sums.items()})
 
 
-def add_bias_to_first(call: Call, first: int) -> Changed:
-    s = NormSteps.read_case(call.case)
-    if "bias" not in call.case.inputs or not 0 < first < s.n:
-        return None
+def add_bias_to_first(s: NormSteps, first: int) -> Results | None:
     there = np.arange(s.n) < first
     found = s.change(bias=s.bias * there).results()
-    return found | {n: a * there.reshape(a.shape) for n, a in found.items() if n == "gradient of bias"}
+    bars = {n: a * there.reshape(a.shape) for n, a in found.items() if n == "gradient of bias"}
+    return found | bars if 0 < first < s.n else None
 
 
-def multiply_first(call: Call) -> Changed:
+def multiply_first(s: NormSteps) -> Results:
     """x * weight is normalised."""
-    s = NormSteps.read_case(call.case)
-    scaled = NormSteps.read_case(replace(call.case, inputs=call.case.inputs | {"x": s.x * s.weight}))
-    scaled = scaled.change(case=call.case, weight=np.ones(s.n))
-    found = scaled.results()
-    if not call.case.cotangents:
-        return found
+    scaled = NormSteps.read_case(replace(s.case, inputs=s.case.inputs | {"x": s.x * s.weight}))
+    scaled = scaled.change(case=s.case, weight=np.ones(s.n))
     bar = scaled.pull_back()
     sums = {"gradient of x": bar * s.weight, "gradient of weight": np.sum(bar * s.x, axis=0)}
-    return found | s.reshape_results(sums)
+    return scaled.results() | s.gradients(sums)
 
 
 def round_parameters(case: Case) -> Case | None:
@@ -317,7 +295,7 @@ def round_parameters(case: Case) -> Case | None:
 def add_one_narrowly(case: Case) -> Case | None:
     """1 + weight in the dtype of a 16-bit weight."""
     weight = case.inputs["weight"]
-    if not case.options.get("plus_one") or str(weight.dtype) not in HALF:
+    if str(weight.dtype) not in HALF:
         return None
     narrow = (1 + weight.astype(np.float32)).astype(weight.dtype)
     return replace(case, inputs=case.inputs | {"weight": narrow}, options=case.options | {"plus_one": False})
@@ -328,38 +306,33 @@ def round_inputs(change: Callable[[Case], Case | None]) -> Callable[[Call], Chan
 
     def results(call: Call) -> Changed:
         other = change(call.case)
-        if other is None or call.case.special:
-            return None
-        return predict_rounded(call, approximate(other, Precision.make(other.dtype)))
+        return None if other is None else predict_rounded(call, approximate(other, Precision.make(other.dtype)))
 
     return results
 
 
-def add_ones(more: float, plus_one: bool) -> Step:
-    """`more` is added to the weight, in calls with `plus_one` or in those without."""
-    return lambda s: s.change(weight=s.weight + more) if bool(s.case.options.get("plus_one")) == plus_one else None
-
-
 AFFINE = (
-    Mistake("norms.weight-ignored", "NORM-1", "the weight is ignored", ignore("weight"), NORMS),
-    Mistake("norms.bias-ignored", "NORM-1", "the bias is ignored", ignore("bias"), LAYER + DEVIATION),
-    norm("weight-from-one", "1 is added to the weight", add_ones(1, False)),
-    norm("one-left-out", "1 is not added to the weight", add_ones(-1, True), "NORM-8", operations=RMS),
-    norm("one-twice", "1 is added to the weight twice", add_ones(1, True), "NORM-8", operations=RMS),
-    Mistake("norms.one-in-16-bits", "NORM-8", "1 is added to the weight in its own 16 bits",
-            round_inputs(add_one_narrowly), RMS),
-    Mistake("norms.weight-first", "NORM-8", "the weight multiplies x before it is normalised", multiply_first,
-            RMS + LAYER + DEVIATION),
-    Mistake("norms.bias-first", "NORM-1", "the bias is added before the weight is multiplied", add_bias_first,
-            LAYER + DEVIATION),
-    Mistake("norms.bias-of-first-columns", "NORM-1", "the bias is not added to columns past the first {first}",
-            add_bias_to_first, LAYER + DEVIATION, {"first": SIZES}),
-    Mistake("norms.bias-not-in-last-block", "NORM-1",
-            "the bias is not added to the last block of {block} columns, which is not whole",
-            lambda call, block: add_bias_to_first(call, call.case.inputs["weight"].size // block * block),
-            LAYER + DEVIATION, {"block": BLOCKS}),
-    Mistake("norms.parameters-rounded", "NORM-2", "weight and bias are rounded to the dtype of x",
-            round_inputs(round_parameters), NORMS),
+    norm("weight-ignored", "the weight is ignored", lambda s: ignore(s, "weight")),
+    norm("bias-ignored", "the bias is ignored", lambda s: ignore(s, "bias"), operations=CENTERED, needs=("bias",)),
+    norm("weight-from-one", "1 is added to the weight",
+         lambda s: None if s.case.options.get("plus_one") else s.change(weight=s.weight + 1)),
+    norm("one-left-out", "1 is not added to the weight", lambda s: s.change(weight=s.weight - 1), rule="NORM-8",
+         operations=RMS, needs=("plus_one",)),
+    norm("one-twice", "1 is added to the weight twice", lambda s: s.change(weight=s.weight + 1), rule="NORM-8",
+         operations=RMS, needs=("plus_one",)),
+    TOPIC.entry("one-in-16-bits", "1 is added to the weight in its own 16 bits", round_inputs(add_one_narrowly),
+                rule="NORM-8", operations=RMS, needs=("plus_one", "finite")),
+    norm("weight-first", "the weight multiplies x before it is normalised", multiply_first, rule="NORM-8",
+         operations=RMS + CENTERED),
+    norm("bias-first", "the bias is added before the weight is multiplied", add_bias_first, operations=CENTERED,
+         needs=("bias",)),
+    norm("bias-of-first-columns", "the bias is not added to columns past the first {first}", add_bias_to_first,
+         operations=CENTERED, needs=("bias",), first=SIZES),
+    norm("bias-not-in-last-block", "the bias is not added to the last block of {block} columns, which is not whole",
+         lambda s, block: add_bias_to_first(s, s.n // block * block), operations=CENTERED, needs=("bias",),
+         block=BLOCKS),
+    TOPIC.entry("parameters-rounded", "weight and bias are rounded to the dtype of x", round_inputs(round_parameters),
+                rule="NORM-2", needs=("finite",)),
 )  # fmt: skip
 
 
@@ -389,18 +362,15 @@ def write_pairs(s: NormSteps) -> NormSteps | None:
     return s.change(source=source.ravel())
 
 
-def overwrite_next_row(call: Call) -> list[Changed]:
+def overwrite_next_row(s: NormSteps) -> list[Results] | None:
     """The pair's other half is the row's first element. The gradients are those of copies, or without what is lost."""
-    s = NormSteps.read_case(call.case)
     if s.n % 2 == 0 or len(s.x) < 2:
-        return []
+        return None
     source = places_of(s.x)
     source[1:, 0] = source[:-1, 0].copy()
     copied = s.change(source=source.ravel()).results()
-    if not call.case.cotangents:
-        return [copied]
     lost = s.bar * ((np.arange(len(s.x)) == 0)[:, None] | (np.arange(s.n) > 0))
-    return [s.change(bar=lost).results() | {"output": copied["output"]}, copied]
+    return [s.change(bar=lost).results() | {"output": copied["output"]}, copied] if s.case.cotangents else [copied]
 
 
 def last_block(size: int, block: int) -> int:
@@ -409,20 +379,19 @@ def last_block(size: int, block: int) -> int:
 
 
 WRITTEN = (
-    norm("columns-not-written", "only the first {first} columns of a row are written", write_columns,
-         parameters={"first": SIZES}),
+    norm("columns-not-written", "only the first {first} columns of a row are written", write_columns, first=SIZES),
     norm("last-block-not-written", "the last block of {block} columns, which is not whole, is not written",
-         lambda s, block: write_columns(s, last_block(s.n, block)), parameters={"block": BLOCKS}),
-    norm("rows-not-written", "only the first {first} rows are written", write_rows, parameters={"first": ROWS}),
+         lambda s, block: write_columns(s, last_block(s.n, block)), block=BLOCKS),
+    norm("rows-not-written", "only the first {first} rows are written", write_rows, first=ROWS),
     norm("last-rows-not-written", "the last block of {block} rows, which is not whole, is not written",
-         lambda s, block: write_rows(s, last_block(len(s.x), block)), parameters={"block": BLOCKS}),
+         lambda s, block: write_rows(s, last_block(len(s.x), block)), block=BLOCKS),
     norm("rows-repeated", "row i gets the result of row i modulo {first}",
          lambda s, first: s.change(source=places_of(s.x)[np.arange(len(s.x)) % first].ravel())
-         if first < len(s.x) else None, parameters={"first": SIZES}),
+         if first < len(s.x) else None, first=SIZES),
     norm("written-in-pairs", "of an odd number of columns the last gets the result of the one before", write_pairs),
-    Mistake("norms.pair-overwrites-next-row", "NORM-7",
-            "rows of an odd number of columns are written in pairs, past their end into the next row's first",
-            overwrite_next_row, RMS + LAYER + DEVIATION),
+    norm("pair-overwrites-next-row",
+         "rows of an odd number of columns are written in pairs, past their end into the next row's first",
+         overwrite_next_row, rule="NORM-7", operations=RMS + CENTERED),
 )  # fmt: skip
 
 
@@ -445,14 +414,13 @@ def round_part(call: Call, what: str, dtype: str) -> list[Changed]:
     case, s = call.case, NormSteps.read_case(call.case)
     form = case.dtype if dtype == INPUTS else dtype
     nobody_rounds = case.dtype not in HALF if dtype == INPUTS else case.dtype in ("float64", dtype)
-    if nobody_rounds or case.special or not s.x.size or (what in SUMS and s.n > MOST_ADDED):
+    of_mean = what in ("the mean", "mean and variance", "each sum of the mean")
+    if nobody_rounds or not s.x.size or (what in SUMS and s.n > MOST_ADDED) or (of_mean and not s.has_mean):
         return []
     if what == "x" and form == case.dtype:
         return []
     p, spread = Precision.make(case.dtype), case.operation == "standard_deviation_norm"
     rounds = {"mean and variance": ("the mean", "the variance")}.get(what, (what,))
-    if not s.has_mean and what in ("the mean", "mean and variance", "each sum of the mean"):
-        return []
 
     def round_at(place: str, a: Approx) -> Approx:
         return round_stage(a, form) if place in rounds else a
@@ -569,7 +537,7 @@ def square_in_one_pass(call: Call) -> list[Changed]:
     the difference are rounded too. The order of the sums decides which variance comes out.
     """
     s, dtype = NormSteps.read_case(call.case), compute_dtype_name(call.case.dtype)
-    if call.case.special or not s.x.size:
+    if not s.x.size:
         return []
     x = s.x.astype(dtype)
     square = np.maximum(np.mean(x**2, -1, keepdims=True) - np.mean(x, -1, keepdims=True) ** 2, 0).astype(float)
@@ -583,47 +551,44 @@ def square_in_one_pass(call: Call) -> list[Changed]:
 def root_coarsely(call: Call) -> list[Changed]:
     """An estimate of 1 / sqrt without the step of Newton's that belongs to it."""
     s = NormSteps.read_case(call.case)
-    if call.case.special or call.case.dtype != "float32" or not s.x.size:
+    if call.case.dtype != "float32" or not s.x.size:
         return []
     mantissa, exponent = np.frexp(s.inverse)
     coarse = np.ldexp(np.rint(mantissa * 2**12) / 2**12, exponent)
     return scale_rows(call, coarse, s.inverse * (1 - 2.0**-11), s.inverse * (1 + 2.0**-11))
 
 
+FINITE = ("finite",)
 DIGITS = (
-    Mistake("norms.part-rounded", "NORM-2", "{dtype} hold {what}", round_part, NORMS, ROUNDED),
-    norm("squares-overflow", "squares overflow, as they are taken in {dtype}", overflow_squares, "NORM-2",
-         parameters={"dtype": ("float16", "float32")}),
-    Mistake("norms.one-pass-variance", "NORM-4", "the variance is E[x^2] - E[x]^2", square_in_one_pass,
-            LAYER + DEVIATION),
-    Mistake("norms.coarse-root", "NORM-1", "the reciprocal root has 12 bits", root_coarsely, NORMS),
+    TOPIC.entry("part-rounded", "{dtype} hold {what}", round_part, rule="NORM-2", needs=FINITE, **ROUNDED),
+    norm("squares-overflow", "squares overflow, as they are taken in {dtype}", overflow_squares, rule="NORM-2",
+         dtype=("float16", "float32")),
+    TOPIC.entry("one-pass-variance", "the variance is E[x^2] - E[x]^2", square_in_one_pass, rule="NORM-4",
+                operations=CENTERED, needs=FINITE),
+    TOPIC.entry("coarse-root", "the reciprocal root has 12 bits", root_coarsely, needs=FINITE),
 )  # fmt: skip
 
 
 # --- special values ---------------------------------------------------------------------------------------------------
 
 
-def special_output(change: Callable[[NormSteps, np.ndarray], np.ndarray]) -> Callable[[Call], Changed]:
+def spoil_output(change: Callable[[NormSteps, np.ndarray], np.ndarray]) -> Change:
     """`change(steps, output)` for calls with NaN or infinity in x."""
-
-    def results(call: Call) -> Changed:
-        s = NormSteps.read_case(call.case)
-        return s.reshape_results({"output": change(s, s.forward())}) if not np.isfinite(s.x).all() else None
-
-    return results
+    return vary(lambda s: None if np.isfinite(s.x).all() else s.reshape_results({"output": change(s, s.forward())}))
 
 
-SPECIAL = (
-    Mistake("norms.nan-swallowed", "NORM-5", "NaN in a normalised row is taken for 0",
-            special_output(lambda s, output: np.nan_to_num(s.normal) * s.weight + s.bias), NORMS),
-    Mistake("norms.nan-clipped", "NORM-5", "NaN in the output is clipped to a number",
-            special_output(lambda s, output: np.fmin(np.fmax(output, -1e4), 1e4)), NORMS),
-    Mistake("norms.nan-for-all", "NORM-5", "NaN in one row makes all rows NaN",
-            special_output(lambda s, output: output + np.nan * np.isnan(output).any()), NORMS),
+SPECIAL = TOPIC.entries(
+    spoil_output,
+    ("nan-swallowed", "NaN in a normalised row is taken for 0",
+     lambda s, output: np.nan_to_num(s.normal) * s.weight + s.bias),
+    ("nan-clipped", "NaN in the output is clipped to a number",
+     lambda s, output: np.fmin(np.fmax(output, -1e4), 1e4)),
+    ("nan-for-all", "NaN in one row makes all rows NaN", lambda s, output: output + np.nan * np.isnan(output).any()),
+    rule="NORM-5",
 )  # fmt: skip
 
 MISTAKES = (*STATISTICS, *PARTIAL, *AFFINE, *WRITTEN, *DIGITS, *SPECIAL)
-NAMED = {mistake.id.removeprefix("norms."): mistake for mistake in MISTAKES}
+NAMED = name_entries(MISTAKES)
 
 
 def plant(name: str, operation: str = "layer_norm", rule: str = "NORM-7", **values: Any) -> Mistake:
@@ -638,7 +603,7 @@ PLANTED = (
     *(plant("part-rounded", what=what, dtype=dtype)
       for what, dtype in (("x", "bfloat16"), ("the normalised row", "bfloat16"), ("the mean", "bfloat16"),
                           ("the variance", "float16"))),
-    *(plant("columns-left-out", part=part) for part in PARTS["part"][1:]),
+    *(plant("columns-left-out", part=part) for part in PARTS[1:]),
     *(plant("columns-left-out", first=n) for n in (2048, 65536)),
     *(plant("last-block-left-out", block=n) for n in (128, 1024)),
     *(plant("columns-not-written", first=n) for n in (128, 1024, 4096, 32768)),
@@ -661,4 +626,3 @@ PLANTED = (
     plant("nan-swallowed", "rms_norm", "NORM-5"),
     replace(plant("part-rounded", what="the mean", dtype="bfloat16"), rule="NORM-3"),
 )  # fmt: skip
-"""Every mistake with the first values of its parameters, others at some sizes, some in the variants of layer norm."""

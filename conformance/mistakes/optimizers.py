@@ -13,9 +13,12 @@ from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import answer_with, round_to
 from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.topic import Topic
 from specification.dtypes import compute_dtype_name
 
 Array = np.ndarray
+ADAM_STEP, SGD_STEP = Topic("adam", "OPT-1", ("adam_step",)), Topic("sgd", "OPT-2", ("sgd_step",))
+CLIP = Topic("clipping", "OPT-3", ("clip_by_global_norm",))
 
 # --- Adam -------------------------------------------------------------------------------------------------------------
 
@@ -80,10 +83,9 @@ class Adam(NamedTuple):
         }
 
 
-def adam(id: str, says: str, **parts: Any) -> Mistake:
+def adam(name: str, says: str, **parts: Any) -> Mistake:
     """A mistake in parts of a step."""
-    wrong = Adam(**parts)
-    return Mistake(f"adam.{id}", "OPT-1", says, lambda call: wrong.take_step(call.case), ("adam_step",))
+    return ADAM_STEP.entry(name, says, lambda call: Adam(**parts).take_step(call.case))
 
 
 ADAM = (
@@ -124,13 +126,10 @@ ADAM = (
     adam("averages-rounded", "the averages are kept in the dtype of the parameters", stored=round_to),
     adam("nan-taken-for-0", "NaN in a gradient is taken for 0", gradient=lambda g: np.where(np.isnan(g), 0, g)),
     adam("parameters-climb", "the update is added to the parameters, not subtracted", sign=1),
-    Mistake("adam.no-decay", "OPT-1", "weight decay is left out", answer_with(weight_decay=0.0), ("adam_step",)),
-    Mistake("adam.fixed-eps", "OPT-1", "eps is {eps:g}, whatever the call says",
-            answer_with(), ("adam_step",), {"eps": (1e-8, 1e-7, 1e-6)}),
-    Mistake("adam.fixed-beta-1", "OPT-1", "beta_1 is 0.9, whatever the call says", answer_with(beta_1=0.9),
-            ("adam_step",)),
-    Mistake("adam.fixed-beta-2", "OPT-1", "beta_2 is 0.999, whatever the call says", answer_with(beta_2=0.999),
-            ("adam_step",)),
+    ADAM_STEP.entry("no-decay", "weight decay is left out", answer_with(weight_decay=0.0)),
+    ADAM_STEP.entry("fixed-eps", "eps is {eps:g}, whatever the call says", answer_with(), eps=(1e-8, 1e-7, 1e-6)),
+    ADAM_STEP.entry("fixed-beta-1", "beta_1 is 0.9, whatever the call says", answer_with(beta_1=0.9)),
+    ADAM_STEP.entry("fixed-beta-2", "beta_2 is 0.999, whatever the call says", answer_with(beta_2=0.999)),
 )  # fmt: skip
 
 # --- gradient descent -------------------------------------------------------------------------------------------------
@@ -161,9 +160,8 @@ class Sgd(NamedTuple):
         return {"parameters": theta - (1 if self.rate_inside else rate) * update, "velocity": new}
 
 
-def sgd(id: str, says: str, **parts: Any) -> Mistake:
-    wrong = Sgd(**parts)
-    return Mistake(f"sgd.{id}", "OPT-2", says, lambda call: wrong.take_step(call.case), ("sgd_step",))
+def sgd(name: str, says: str, **parts: Any) -> Mistake:
+    return SGD_STEP.entry(name, says, lambda call: Sgd(**parts).take_step(call.case))
 
 
 SGD = (
@@ -183,10 +181,9 @@ SGD = (
         plain=lambda new, old, g, m: g),
     sgd("decay-decoupled", "weight decay is decoupled, not part of the gradient", decoupled=True),
     sgd("decay-subtracted", "weight decay is subtracted from the gradient", decay_sign=-1),
-    Mistake("sgd.no-nesterov", "OPT-2", "nesterov is left out", answer_with(nesterov=False), ("sgd_step",)),
-    Mistake("sgd.no-momentum", "OPT-2", "momentum is left out", answer_with(momentum=0.0, nesterov=False),
-            ("sgd_step",)),
-    Mistake("sgd.no-decay", "OPT-2", "weight decay is left out", answer_with(weight_decay=0.0), ("sgd_step",)),
+    SGD_STEP.entry("no-nesterov", "nesterov is left out", answer_with(nesterov=False)),
+    SGD_STEP.entry("no-momentum", "momentum is left out", answer_with(momentum=0.0, nesterov=False)),
+    SGD_STEP.entry("no-decay", "weight decay is left out", answer_with(weight_decay=0.0)),
 )  # fmt: skip
 
 # --- clipping ---------------------------------------------------------------------------------------------------------
@@ -222,9 +219,8 @@ class Clipping(NamedTuple):
         return [found, found | {f"gradients[{i}]": arrays[i] for i in unclipped}]
 
 
-def clipping(id: str, says: str, **parts: Any) -> Mistake:
-    wrong = Clipping(**parts)
-    return Mistake(f"clipping.{id}", "OPT-3", says, lambda call: wrong.clip(call.case), ("clip_by_global_norm",))
+def clipping(name: str, says: str, **parts: Any) -> Mistake:
+    return CLIP.entry(name, says, lambda call: Clipping(**parts).clip(call.case))
 
 
 def clip_by_value(call: Call) -> Results:
@@ -276,11 +272,9 @@ CLIPPING = (
     clipping("norm-of-last", "the norm is that of the last array",
              norm=lambda arrays: sum_squares(arrays[-1:]) ** 0.5),
     clipping("norm-after-clipping", "the norm that is returned is that after clipping", returned=min),
-    Mistake("clipping.by-value", "OPT-3", "gradients are clipped by value", clip_by_value, ("clip_by_global_norm",)),
-    Mistake("clipping.parts-in-16-bits", "OPT-3", "the norm of each array is rounded to 16 bits",
-            round_norms_of_parts, ("clip_by_global_norm",)),
-    Mistake("clipping.squares-overflow", "OPT-3", "squares are added up unscaled, and overflow or vanish",
-            square_in_compute_dtype, ("clip_by_global_norm",)),
+    CLIP.entry("by-value", "gradients are clipped by value", clip_by_value),
+    CLIP.entry("parts-in-16-bits", "the norm of each array is rounded to 16 bits", round_norms_of_parts),
+    CLIP.entry("squares-overflow", "squares are added up unscaled, and overflow or vanish", square_in_compute_dtype),
 )  # fmt: skip
 
 MISTAKES = (*ADAM, *SGD, *CLIPPING)

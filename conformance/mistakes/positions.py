@@ -12,38 +12,43 @@ import numpy as np
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import answer_with, change_options, round_to
-from conformance.mistakes.lookups import SIZES, add_up, cotangents_of, gradient_mistakes, reading_mistakes, rows_of
+from conformance.mistakes.changes import answer_with, change_options, lose_results, round_to
+from conformance.mistakes.lookups import SIZES, add_up, gradient_mistakes, look_up, reading_mistakes, rows_of
 from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.topic import Topic, name_entries
 from specification.positions import alibi_slopes, angular_frequencies
 
 # --- all four: where positions begin ----------------------------------------------------------------------------------
 
-KINDS = {
-    "sinusoidal": ("sinusoidal_positions", "POS-1"),
-    "learned": ("learned_positions", "POS-2"),
-    "alibi": ("alibi_bias", "POS-5"),
-    "relative": ("relative_position_bias", "POS-6"),
-}
+SINUSOIDAL, LEARNED, ALIBI, RELATIVE = (
+    Topic("positions", rule, (operation,))
+    for operation, rule in (
+        ("sinusoidal_positions", "POS-1"),
+        ("learned_positions", "POS-2"),
+        ("alibi_bias", "POS-5"),
+        ("relative_position_bias", "POS-6"),
+    )
+)
+KINDS = {"sinusoidal": SINUSOIDAL, "learned": LEARNED, "alibi": ALIBI, "relative": RELATIVE}
 
 
 def offset_of(case: Case) -> int:
     return int(case.options.get("offset") or 0)
 
 
-BEGINNINGS = {
-    f"{kind}-{name}": Mistake(f"positions.{kind}-{name}", rule, says, change, (operation,), values)
-    for kind, (operation, rule) in KINDS.items()
-    for name, says, change, values in (
-        ("offset-ignored", "the offset is ignored", answer_with(offset=0), {}),
-        (
-            "shifted",
+BEGINNINGS = tuple(
+    one
+    for kind, topic in KINDS.items()
+    for one in (
+        topic.entry(f"{kind}-offset-ignored", "the offset is ignored", answer_with(offset=0)),
+        topic.entry(
+            f"{kind}-shifted",
             "positions are off by {by}",
             lambda call, by: change_options(call.case, offset=offset_of(call.case) + by),
-            {"by": (1, -1)},
+            by=(1, -1),
         ),
     )
-}
+)
 
 # --- sinusoidal positions ---------------------------------------------------------------------------------------------
 
@@ -72,15 +77,14 @@ def interleave(angles: np.ndarray, width: int) -> Any:
 
 def interleave_up_to(call: Call, first: int, axis: int) -> Results | None:
     """Positions or columns past the first so many are 0."""
-    shown = np.expand_dims(np.arange(call.right["output"].shape[axis]) < first, 1 - axis)
-    return None if shown.all() else {"output": np.where(shown, call.right["output"], 0)}
+    return lose_results(call, np.expand_dims(np.arange(call.right["output"].shape[axis]) < first, 1 - axis))
 
 
 def sinusoidal(name: str, says: str, change: Callable[..., Any], **values: Any) -> Mistake:
-    return Mistake(f"positions.sinusoidal-{name}", "POS-1", says, change, ("sinusoidal_positions",), values)
+    return SINUSOIDAL.entry(f"sinusoidal-{name}", says, change, **values)
 
 
-SINUSOIDAL = (
+OF_SINES = (
     sinusoidal("halves", "all sines come first, then all cosines",
                encode(lambda a, width: np.concatenate([np.sin(a[:, ::2]), np.cos(a[:, 1::2])], axis=1))),
     sinusoidal("sine-for-cosine", "sine and cosine are exchanged",
@@ -112,7 +116,7 @@ def alibi(name: str, says: str, bias: Callable[..., np.ndarray], **values: Any) 
         slopes = alibi_slopes(call.case.options["num_heads"])[:, None, None]
         return {"output": bias(slopes, distances_of(call.case), **values)[None]}
 
-    return Mistake(f"positions.alibi-{name}", "POS-5", says, answer, ("alibi_bias",), values)
+    return ALIBI.entry(f"alibi-{name}", says, answer, **values)
 
 
 def distances_of(case: Case) -> Any:
@@ -126,7 +130,7 @@ def geometric_slopes(heads: int, of: int) -> Any:
     return 2.0 ** (-8 * np.arange(1, heads + 1) / of)[:, None, None]
 
 
-ALIBI = (
+OF_SLOPES = (
     alibi("sign", "the bias grows with the distance", lambda slopes, d: -slopes * d),
     alibi("both-sides", "the bias falls on both sides of the query", lambda slopes, d: -slopes * np.abs(d)),
     alibi("no-bias-ahead", "keys after the query have 0", lambda slopes, d: slopes * np.minimum(d, 0)),
@@ -147,7 +151,7 @@ ALIBI = (
 
 
 def relative(name: str, says: str, change: Callable[..., Any], **values: Any) -> Mistake:
-    return Mistake(f"positions.relative-{name}", "POS-6", says, change, ("relative_position_bias",), values)
+    return RELATIVE.entry(f"relative-{name}", says, change, **values)
 
 
 def use_buckets(change: Callable[..., np.ndarray | None]) -> Callable[..., Results | None]:
@@ -156,12 +160,7 @@ def use_buckets(change: Callable[..., np.ndarray | None]) -> Callable[..., Resul
     def answer(call: Call, **values: Any) -> Results | None:
         case, shape = call.case, (call.case.options["query_length"], call.case.options["key_length"])
         buckets = change(case, rows_of(case).reshape(shape), **values)
-        if buckets is None:
-            return None
-        found = {"output": np.moveaxis(case.inputs["table"].astype(float)[buckets], -1, 0)[None]}
-        if case.cotangents:
-            found[gradient_name("table")] = add_up(case, buckets.reshape(-1), cotangents_of(case))
-        return found
+        return None if buckets is None else look_up(case, buckets)
 
     return answer
 
@@ -207,8 +206,7 @@ def read_heads_by_rows(call: Call) -> Results:
     return found
 
 
-LEARNED = reading_mistakes("positions.learned-", "POS-2", "learned_positions")
-RELATIVE = (
+OF_BUCKETS = (
     relative("furthest", "the furthest distance is {furthest}, whatever is given", answer_with(), furthest=(128,)),
     relative("direction", "bidirectional is {bidirectional}, whatever is given", answer_with(),
              bidirectional=(False, True)),
@@ -220,10 +218,10 @@ RELATIVE = (
              use_buckets(lambda case, buckets: buckets.T if len(buckets) == len(buckets.T) else None)),
     relative("first-head", "every head has the first one's bias", read_first_head),
     relative("heads-by-rows", "[Q, K, H] is read as [H, Q, K]", read_heads_by_rows),
-    *gradient_mistakes("positions.relative-", "POS-6", "relative_position_bias"),
+    *gradient_mistakes(RELATIVE, "relative-"),
 )  # fmt: skip
-MISTAKES = (*BEGINNINGS.values(), *SINUSOIDAL, *LEARNED.values(), *ALIBI, *RELATIVE)
-NAMED = {mistake.id.removeprefix("positions."): mistake for mistake in MISTAKES}
+MISTAKES = (*BEGINNINGS, *OF_SINES, *reading_mistakes(LEARNED, "learned-"), *OF_SLOPES, *OF_BUCKETS)
+NAMED = name_entries(MISTAKES)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     NAMED["learned-shifted"].choose(by=-1),
@@ -231,11 +229,10 @@ PLANTED = (
     *(NAMED["sinusoidal-table-starts-anew"].choose(size=size) for size in (64, 4096, 32768)),
     *(NAMED["sinusoidal-places-lost"].choose(first=first) for first in (128, 2048, 65536)),
     *(NAMED["sinusoidal-columns-lost"].choose(first=first) for first in (128, 1024, 8192)),
-    *(LEARNED["rows-end"].choose(size=size) for size in (64, 2048, 65536)),
-    *(LEARNED["rows-start-anew"].choose(size=size) for size in (1024, 32768)),
-    *(LEARNED["columns-lost"].choose(first=first) for first in (64, 512, 4096)),
-    LEARNED["rows-in-dtype"].choose(dtype="uint16"),
+    *(NAMED["learned-rows-end"].choose(size=size) for size in (64, 2048, 65536)),
+    *(NAMED["learned-rows-start-anew"].choose(size=size) for size in (1024, 32768)),
+    *(NAMED["learned-columns-lost"].choose(first=first) for first in (64, 512, 4096)),
+    NAMED["learned-rows-in-dtype"].choose(dtype="uint16"),
     NAMED["relative-direction"].choose(bidirectional=True),
     NAMED["relative-logarithms"].choose(dtype="float64"),
 )
-"""Every mistake with the first values of its parameters, some past other sizes."""

@@ -24,9 +24,11 @@ from conformance.mistakes.call import Call
 from conformance.mistakes.changes import UNITS, add_in_order, answer_in_float64, round_number, round_stage, round_to
 from conformance.mistakes.condition import Condition
 from conformance.mistakes.mistake import ATTENTION, Mistake, Prediction
+from conformance.mistakes.topic import Topic, name_entries
 
 Array = np.ndarray
 Stage = Callable[[Approx], Approx]
+TOPIC = Topic("precision", "ATT-9")
 MOST = 2**22
 """Numbers that are added up one after the other, at most."""
 
@@ -129,13 +131,13 @@ def entry(
     def change(call: Call, dtype: str, **values: Any) -> list[Prediction]:
         form = call.case.dtype if dtype == "the inputs' dtype" else dtype
         is_narrower = UNITS[form] > Precision.make(call.case.dtype).inner
-        if call.case.special or "alibi_slopes" in call.case.inputs or not is_narrower:
+        if "alibi_slopes" in call.case.inputs or not is_narrower:
             return []
         stages = narrow(partial(round_stage, form=form), form, **values)
         size = call.steps.visible.size * (1 if call.steps.value is None else call.steps.value.shape[-1])
         return [] if stages.add is not None and not 0 < size <= MOST else predict(call, stages, form)
 
-    return Mistake(f"precision.{name}", "ATT-9", says, change, operations, parameters)
+    return TOPIC.entry(name, says, change, operations=operations, needs=("finite",), **parameters)
 
 
 # --- the mistakes -----------------------------------------------------------------------------------------------------
@@ -196,7 +198,7 @@ def compute_in_float32(call: Call) -> Prediction | None:
 def store_otherwise(call: Call, how: str) -> list[Prediction]:
     case = call.case
     cut = how == "cut off to bfloat16, towards zero"
-    if case.special or "alibi_slopes" in case.inputs or case.dtype != ("bfloat16" if cut else "float16"):
+    if "alibi_slopes" in case.inputs or case.dtype != ("bfloat16" if cut else "float16"):
         return []
     store = partial(round_stage, cut=True) if cut else lambda x, dtype: round_stage(round_stage(x, "bfloat16"), dtype)
     return predict(call, Stages(), "bfloat16", store)
@@ -221,12 +223,11 @@ MISTAKES = (
     entry("softmax-in-float32", "the softmax of float64 inputs is taken in {dtype}",
           lambda narrow, form: Stages(scores=narrow, shift=partial(round_number, form=form), inside=form), ATTENTION,
           dtype=("float32",)),
-    Mistake("precision.float64-in-float32", "ATT-9", "float64 inputs are computed with in float32", compute_in_float32,
-            ATTENTION),
-    Mistake("precision.result-rounded", "ATT-9", "the result is {how}", store_otherwise, ATTENTION[:1],
-            {"how": ("cut off to bfloat16, towards zero", "rounded to bfloat16 on its way to float16")}),
+    TOPIC.entry("float64-in-float32", "float64 inputs are computed with in float32", compute_in_float32),
+    TOPIC.entry("result-rounded", "the result is {how}", store_otherwise, operations=ATTENTION[:1], needs=("finite",),
+                how=("cut off to bfloat16, towards zero", "rounded to bfloat16 on its way to float16")),
 )  # fmt: skip
-OWN = {mistake.id.removeprefix("precision."): mistake for mistake in MISTAKES}
+OWN = name_entries(MISTAKES)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     *(OWN["weights-rounded"].choose(dtype=dtype) for dtype in HALVES[1:]),
@@ -236,4 +237,3 @@ PLANTED = (
     OWN["factors-rounded"].choose(dtype="bfloat16"),
     OWN["result-rounded"].choose(how="rounded to bfloat16 on its way to float16"),
 )
-"""Each mistake, the formats that differ, and tensor cores that take heads of whole blocks only."""

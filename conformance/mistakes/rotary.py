@@ -19,7 +19,8 @@ from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import add_rounding_bounds, answer_with, change_options, round_to
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import Mistake, Prediction, add_bounds
+from conformance.mistakes.mistake import Prediction, add_bounds
+from conformance.mistakes.topic import Topic, name_entries
 from reference_numpy.rotary import rotary_table
 from specification.frequencies import attention_factor, exact_frequencies
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
@@ -36,13 +37,8 @@ Tables = tuple[np.ndarray, np.ndarray]
 """Sines and cosines, [.., T, W / 2]."""
 
 
-def turning(name: str, says: str, change: Callable[..., Any], **parameters: Any) -> Mistake:
-    return Mistake(f"rotary.{name}", "POS-3", says, change, BOTH[:1], parameters)
-
-
-def mistake(name: str, rule: str, says: str, change: Callable[..., Any], **parameters: Any) -> Mistake:
-    """A mistake of both operations."""
-    return Mistake(f"rotary.{name}", rule, says, change, BOTH, parameters)
+turning, mistake = Topic("rotary", "POS-3", BOTH[:1]).entry, Topic("rotary", "POS-4", BOTH).entry
+"""A mistake of the embedding alone, and one of its frequencies too."""
 
 
 # --- the rotation, by other sines and cosines -------------------------------------------------------------------------
@@ -141,12 +137,10 @@ def spread_frequencies(call: Call) -> Results:
 def spoil_rest(call: Call, becomes: str) -> Results | None:
     """Columns past the rotary width are 0, or pass through a dtype."""
     width, found = call_of(call.case).width, {name: array.copy() for name, array in call.right.items()}
-    if width == call.case.inputs["x"].shape[-1]:
-        return None
     for array in found.values():
         rest = array[..., width:]
         array[..., width:] = np.zeros_like(rest) if becomes == "0" else round_to(rest, becomes.split()[-1])
-    return found
+    return None if width == call.case.inputs["x"].shape[-1] else found
 
 
 PAIRS = (
@@ -260,12 +254,12 @@ def use_head_width(call: Call) -> list[Any]:
 
 
 FREQUENCIES = (
-    mistake("base", "POS-3", "the base is {base}", answer_with(),
-           base=(500000.0, 10000.0, 1000000.0, 160000.0, 100000.0)),
-    mistake("base-cut-to-integer", "POS-3", "the base is cut to a whole number",
-           lambda call: change_options(call.case, base=float(int(call_of(call.case).base)))),
-    mistake("exponent", "POS-3", "the frequencies are base^(-{exponent})", change_frequencies(shift_exponent),
-           exponent=("2(p + 1) / W", "2p / (W - 2)", "p / W")),
+    mistake("base", "the base is {base}", answer_with(), rule="POS-3",
+            base=(500000.0, 10000.0, 1000000.0, 160000.0, 100000.0)),
+    mistake("base-cut-to-integer", "the base is cut to a whole number",
+            lambda call: change_options(call.case, base=float(int(call_of(call.case).base))), rule="POS-3"),
+    mistake("exponent", "the frequencies are base^(-{exponent})", change_frequencies(shift_exponent), rule="POS-3",
+            exponent=("2(p + 1) / W", "2p / (W - 2)", "p / W")),
     turning("partial-by-head-width", "a partial rotation takes the head's width for its own", use_head_width),
 )  # fmt: skip
 
@@ -344,36 +338,36 @@ def take_axis_for_length(call: Call, axis: str) -> list[Case]:
 
 
 SCALINGS = (
-    mistake("scaling-ignored", "POS-4", "the scaling is ignored", answer_with(scaling=None)),
-    mistake("attention-factor", "POS-4", "the factor of sine and cosine is {factor}",
-           change_scaling((YarnScaling, LongRopeScaling), change_factor),
-           factor=("1", "its square", "the one that is the default")),
-    mistake("frequencies-multiplied", "POS-4", "frequencies are multiplied by the linear factor, not divided",
-           change_frequencies(lambda asked, plain: plain * asked.scaling.factor
+    mistake("scaling-ignored", "the scaling is ignored", answer_with(scaling=None)),
+    mistake("attention-factor", "the factor of sine and cosine is {factor}",
+            change_scaling((YarnScaling, LongRopeScaling), change_factor),
+            factor=("1", "its square", "the one that is the default")),
+    mistake("frequencies-multiplied", "frequencies are multiplied by the linear factor, not divided",
+            change_frequencies(lambda asked, plain: plain * asked.scaling.factor
                               if isinstance(asked.scaling, LinearScaling) else None)),
-    mistake("ramp-inverted", "POS-4", "the ramp of {scaling} is inverted: it keeps slow pairs, not fast ones",
-           mix_frequencies(lambda asked, plain: 1 - kept_share(asked, plain)), scaling=tuple(RAMPS)),
-    mistake("all-frequencies-divided", "POS-4", "{scaling} has no ramp: all frequencies are divided",
-           mix_frequencies(lambda asked, plain: 0 * plain), scaling=tuple(RAMPS)),
-    mistake("ramp-is-a-step", "POS-4", "{scaling} has no ramp: what is below the {edge} factor is divided",
-           mix_frequencies(lambda asked, plain, edge: EDGES[edge](kept_share(asked, plain))),
-           scaling=("Llama 3",), edge=tuple(EDGES)),
-    mistake("wavelength-without-2-pi", "POS-4", "wavelengths of {scaling} are 1 / frequency, without 2 pi",
-           mix_frequencies(lambda asked, plain: kept_share(asked, plain, turn=1.0)), scaling=("Llama 3",)),
-    mistake("ramp-ends-at-last-pair", "POS-4", "the ramp of {scaling} ends at W / 2 - 1 at the latest, not at W - 1",
-           mix_frequencies(lambda asked, plain: kept_share(asked, plain, last=plain.size - 1)), scaling=("YaRN",)),
-    mistake("ramp-ends-rounded", "POS-4", "the ends of YaRN's ramp have truncate={truncate}",
-           change_scaling(YarnScaling, lambda scaling, truncate: {"truncate": truncate}), truncate=(False, True)),
-    mistake("usual-ramp", "POS-4", "YaRN's ramp is that of 32 and 1 turns, whatever is given",
-           change_scaling(YarnScaling, lambda scaling: {"beta_fast": 32.0, "beta_slow": 1.0})),
-    mistake("one-list-of-factors", "POS-4", "LongRoPE's {used} factors are used at any length",
-           change_scaling(LongRopeScaling, lambda scaling, used: dict.fromkeys(
+    mistake("ramp-inverted", "the ramp of {scaling} is inverted: it keeps slow pairs, not fast ones",
+            mix_frequencies(lambda asked, plain: 1 - kept_share(asked, plain)), scaling=tuple(RAMPS)),
+    mistake("all-frequencies-divided", "{scaling} has no ramp: all frequencies are divided",
+            mix_frequencies(lambda asked, plain: 0 * plain), scaling=tuple(RAMPS)),
+    mistake("ramp-is-a-step", "{scaling} has no ramp: what is below the {edge} factor is divided",
+            mix_frequencies(lambda asked, plain, edge: EDGES[edge](kept_share(asked, plain))),
+            scaling=("Llama 3",), edge=tuple(EDGES)),
+    mistake("wavelength-without-2-pi", "wavelengths of {scaling} are 1 / frequency, without 2 pi",
+            mix_frequencies(lambda asked, plain: kept_share(asked, plain, turn=1.0)), scaling=("Llama 3",)),
+    mistake("ramp-ends-at-last-pair", "the ramp of {scaling} ends at W / 2 - 1 at the latest, not at W - 1",
+            mix_frequencies(lambda asked, plain: kept_share(asked, plain, last=plain.size - 1)), scaling=("YaRN",)),
+    mistake("ramp-ends-rounded", "the ends of YaRN's ramp have truncate={truncate}",
+            change_scaling(YarnScaling, lambda scaling, truncate: {"truncate": truncate}), truncate=(False, True)),
+    mistake("usual-ramp", "YaRN's ramp is that of 32 and 1 turns, whatever is given",
+            change_scaling(YarnScaling, lambda scaling: {"beta_fast": 32.0, "beta_slow": 1.0})),
+    mistake("one-list-of-factors", "LongRoPE's {used} factors are used at any length",
+            change_scaling(LongRopeScaling, lambda scaling, used: dict.fromkeys(
                ("short_factors", "long_factors"), getattr(scaling, f"{used}_factors"))), used=("short", "long")),
-    mistake("long-factors-too-early", "POS-4", "LongRoPE's long factors are used at the original length already",
-           use_long_list_at_length),
-    mistake("base-always-grows", "POS-4", "the dynamic base grows by the factor, whatever the length", grow_always),
-    Mistake("rotary.axis-for-length", "POS-4", "the dynamic base takes the number of {axis} for the length",
-            take_axis_for_length, BOTH[:1], {"axis": AXES}),
+    mistake("long-factors-too-early", "LongRoPE's long factors are used at the original length already",
+            use_long_list_at_length),
+    mistake("base-always-grows", "the dynamic base grows by the factor, whatever the length", grow_always),
+    turning("axis-for-length", "the dynamic base takes the number of {axis} for the length", take_axis_for_length,
+            rule="POS-4", axis=AXES),
 )  # fmt: skip
 
 # --- digits -----------------------------------------------------------------------------------------------------------
@@ -438,19 +432,19 @@ def round_sines(call: Call, dtype: str, products: bool) -> list[Prediction]:
 
 
 DIGITS = (
-    mistake("digits", "POS-3", "{quantity} are rounded to {dtype}", round_quantity,
-           quantity=("angles", "frequencies", "positions"), dtype=("bfloat16", "float16", "float32", "int16", INPUTS)),
+    mistake("digits", "{quantity} are rounded to {dtype}", round_quantity, rule="POS-3",
+            quantity=("angles", "frequencies", "positions"), dtype=("bfloat16", "float16", "float32", "int16", INPUTS)),
     turning("digits-of-sines", "sine and cosine are rounded to {dtype} (products, too: {products})", round_sines,
             dtype=("bfloat16", "float16", INPUTS), products=(False, True)),
-    Mistake("rotary.frequency-for-every-column", "POS-4", "there is a frequency for every column, not for every pair",
+    mistake("frequency-for-every-column", "there is a frequency for every column, not for every pair",
             lambda call: [{"frequencies": copies(call.right["frequencies"], 2)} for copies in (np.tile, np.repeat)],
-            BOTH[1:]),
+            operations=BOTH[1:]),
 )  # fmt: skip
 
 MISTAKES = (*PAIRS, *POSITIONS, *FREQUENCIES, *SCALINGS, *DIGITS)
-NAMED = {mistake.id.removeprefix("rotary."): mistake for mistake in MISTAKES}
+NAMED = name_entries(MISTAKES)
 PLANTED = (
-    *(mistake.choose() for mistake in MISTAKES),
+    *(one.choose() for one in MISTAKES),
     NAMED["pairing"].choose(pairing="halves"),
     NAMED["other-direction"].limit(Condition(passes="backward")),
     NAMED["other-columns-spoiled"].choose(becomes="rounded to bfloat16"),
@@ -468,4 +462,3 @@ PLANTED = (
         "ramp-ends-at-last-pair", "long-factors-too-early", "base-always-grows")),
     NAMED["digits"].choose(quantity="frequencies", dtype="float32").plant_in(*BOTH[::-1], rule="POS-4"),
 )  # fmt: skip
-"""Every mistake with the first values of its parameters, some with others, some in the frequencies alone."""

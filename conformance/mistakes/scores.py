@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (names bfloat16 to NumPy)
@@ -14,25 +13,13 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.mistakes.attention_steps import AttentionSteps, places_of
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.changes import change_options
+from conformance.mistakes.changes import answer_with, change_options
 from conformance.mistakes.condition import Condition, past, size_of
-from conformance.mistakes.mistake import ATTENTION, Change, Changed, Mistake
+from conformance.mistakes.mistake import Change, Changed
+from conformance.mistakes.topic import Topic, name_entries
 
-DROPPING = ("attention",)
-
-
-def entry(
-    id: str,
-    rule: str,
-    says: str,
-    change: Change,
-    operations: tuple[str, ...] = ATTENTION,
-    *,
-    lacks: str = "",
-    **parameters: Sequence[Any],
-) -> Mistake:
-    return Mistake(id, rule, says, change, operations, parameters, lacks=lacks)
-
+TOPIC = Topic("scores")
+entry, entries = TOPIC.entry, TOPIC.entries
 
 # --- scale ------------------------------------------------------------------------------------------------------------
 
@@ -64,13 +51,12 @@ def change_default_scale(call: Call, scale: str) -> list[Changed]:
     return [other] if call.case.options.get("scale") is None else [call.case, other]
 
 
-def change_scale(change: Callable[..., float | None]) -> Change:
-    """`change(scale, D, given, **values)`: from the scale, and whether the call gives it; None for the same."""
+def change_scale(change: Callable[..., float]) -> Change:
+    """`change(scale, D, **values)`, from the scale that is used."""
 
     def change_case(call: Call, **values: Any) -> Case | None:
-        own, given = call.steps.scale, call.case.options.get("scale") is not None
-        new = change(own, size_of(call, "D"), given, **values)
-        return None if new is None or new == own else change_options(call.case, scale=float(new))
+        new = change(call.steps.scale, size_of(call, "D"), **values)
+        return None if new == call.steps.scale else change_options(call.case, scale=float(new))
 
     return change_case
 
@@ -81,31 +67,28 @@ def take_root_of_scale(call: Call) -> Results | None:
     return {"output": np.where(rows, np.nan, call.right["output"])} if call.steps.scale < 0 else None
 
 
-def use_default_scale(call: Call, zero: bool) -> Case | None:
-    given = call.case.options.get("scale")
-    return None if given is None or (zero and given != 0) else change_options(call.case, scale=None)
-
-
+USE_DEFAULT = answer_with(scale=None)
+GIVEN = ("scale",)
 SCALE = (
-    entry("scores.default-scale", "ATT-1", "the default scale is {scale}", change_default_scale,
+    entry("default-scale", "the default scale is {scale}", change_default_scale, rule="ATT-1",
           scale=tuple(DEFAULT_SCALES)),
-    entry("scores.scale-ignored", "ATT-1", "the given scale is ignored: 1 / sqrt(D) is used",
-          partial(use_default_scale, zero=False), lacks="scale"),
-    entry("scores.scale-of-zero-taken-for-none", "ATT-1", "a scale of 0 is taken for none: 1 / sqrt(D) is used",
-          partial(use_default_scale, zero=True)),
-    entry("scores.scale-on-top-of-default", "ATT-1", "the given scale is multiplied by 1 / sqrt(D)",
-          change_scale(lambda s, D, given: s * D**-0.5 if given else None)),
-    entry("scores.scale-divides", "ATT-1", "the given scale divides the scores",
-          change_scale(lambda s, D, given: 1 / s if given and s else None)),
-    entry("scores.scale-twice", "ATT-1", "the scale is applied twice", change_scale(lambda s, D, given: s * s)),
-    entry("scores.root-of-scale", "ATT-1", "the root of the scale is used once",
-          change_scale(lambda s, D, given: abs(s) ** 0.5)),
-    entry("scores.scale-sign-lost", "ATT-1", "the scale's sign is lost, as by its root on query and on key",
-          change_scale(lambda s, D, given: abs(s))),
-    entry("scores.root-of-negative-scale", "ATT-1", "the root of a scale below 0 is taken: it is NaN",
-          take_root_of_scale),
-    entry("scores.scale-rounded", "ATT-1", "the scale is rounded to {dtype}",
-          change_scale(lambda s, D, given, dtype: float(np.asarray(s).astype(dtype))),
+    entry("scale-ignored", "the given scale is ignored: 1 / sqrt(D) is used", USE_DEFAULT, rule="ATT-1",
+          lacks="scale", needs=GIVEN),
+    entry("scale-of-zero-taken-for-none", "a scale of 0 is taken for none: 1 / sqrt(D) is used",
+          lambda call: None if call.steps.scale else USE_DEFAULT(call), rule="ATT-1", needs=GIVEN),
+    *entries(change_scale,
+             ("scale-on-top-of-default", "the given scale is multiplied by 1 / sqrt(D)", lambda s, D: s * D**-0.5),
+             ("scale-divides", "the given scale divides the scores", lambda s, D: 1 / s if s else s),
+             rule="ATT-1", needs=GIVEN),
+    *entries(change_scale,
+             ("scale-twice", "the scale is applied twice", lambda s, D: s * s),
+             ("root-of-scale", "the root of the scale is used once", lambda s, D: abs(s) ** 0.5),
+             ("scale-sign-lost", "the scale's sign is lost, as by its root on query and on key", lambda s, D: abs(s)),
+             rule="ATT-1"),
+    entry("root-of-negative-scale", "the root of a scale below 0 is taken: it is NaN", take_root_of_scale,
+          rule="ATT-1"),
+    entry("scale-rounded", "the scale is rounded to {dtype}",
+          change_scale(lambda s, D, dtype: float(np.asarray(s).astype(dtype))), rule="ATT-1",
           dtype=("float16", "bfloat16", "float32")),
 )  # fmt: skip
 
@@ -115,26 +98,16 @@ Score = Callable[..., Any]
 """score(steps, products, **values), with complex numbers too, which tell its slope."""
 
 
-def score_otherwise(uses: str, score: Score) -> Change:
-    """Scores by another formula, where there is an input or option of this name."""
-
-    def change(call: Call, **values: Any) -> AttentionSteps | None:
-        case = call.case
-        if uses and case.inputs.get(uses, case.options.get(uses)) is None:
-            return None
-        return call.steps.change(score=lambda steps, products: score(steps, products, **values))
-
-    return change
+def score_otherwise(score: Score) -> Change:
+    """Scores by another formula."""
+    return lambda call, **values: call.steps.change(score=lambda steps, products: score(steps, products, **values))
 
 
 def cap_after_mask(call: Call) -> list[Changed]:
     """Forbidden scores are -softcap, and count; rows that allow nothing hold zeros or a mean."""
-    s = call.steps
-    if s.softcap is None or call.case.options.get("mask") is None:
-        return []
-    c, allowed = s.softcap, s.visible
+    s, allowed = call.steps, call.steps.visible
     capped = s.change(
-        score=lambda steps, p: np.where(allowed, steps.cap(p) + steps.bias, steps.bias - c),
+        score=lambda steps, p: np.where(allowed, steps.cap(p) + steps.bias, steps.bias - steps.softcap),
         visible=np.broadcast_to(allowed.any(axis=-1, keepdims=True), allowed.shape),
     )
     return [capped, capped.change(visible=np.ones_like(allowed))]
@@ -142,10 +115,7 @@ def cap_after_mask(call: Call) -> list[Changed]:
 
 def cap_after_bias(call: Call) -> list[Changed]:
     """-inf in the bias still forbids, or is -softcap."""
-    s = call.steps
-    if s.softcap is None or s.bias_shape is None:
-        return []
-    c, allowed = s.softcap, s.open
+    s, c, allowed = call.steps, call.steps.softcap, call.steps.open
     return [
         s.change(score=lambda steps, p: steps.cap(p + steps.bias)),
         s.change(open=np.ones_like(allowed), score=lambda steps, p: np.where(allowed, steps.cap(p + steps.bias), -c)),
@@ -157,38 +127,39 @@ def keep_bits(array: Any, bits: int) -> Any:
     return array + (np.round(array.real * 2.0**bits) / 2.0**bits - array.real)
 
 
+CAPPED = {"rule": "ATT-2", "needs": ("softcap",)}
+BIASED = {"rule": "ATT-3", "needs": ("bias",)}
 FORMULAS = (
-    entry("scores.softcap-ignored", "ATT-2", "softcap is ignored",
-          score_otherwise("softcap", lambda s, p: p + s.bias), lacks="softcap"),
-    entry("scores.softcap-before-scale", "ATT-2", "the softcap comes before the scale",
-          score_otherwise("softcap", lambda s, p: (s.scale * s.cap(p / s.scale) if s.scale else p) + s.bias)),
-    entry("scores.clipped-at-softcap", "ATT-2", "scores are clipped at the softcap, without tanh",
-          score_otherwise("softcap", lambda s, p: np.clip(p, -s.softcap, s.softcap) + s.bias)),
-    entry("scores.softcap-not-multiplied-back", "ATT-2", "the softcap is not multiplied back in",
-          score_otherwise("softcap", lambda s, p: np.tanh(p / s.softcap) + s.bias)),
-    entry("scores.not-divided-by-softcap", "ATT-2", "scores are not divided by the softcap",
-          score_otherwise("softcap", lambda s, p: s.softcap * np.tanh(p) + s.bias)),
-    entry("scores.tanh-of-few-bits", "ATT-2", "the softcap's tanh has {bits} bits",
-          score_otherwise("softcap", lambda s, p, bits: s.softcap * keep_bits(np.tanh(p / s.softcap), bits) + s.bias),
-          bits=(11, 10, 8)),
-    entry("scores.softcap-after-mask", "ATT-2", "the softcap comes after the mask: forbidden scores are -softcap",
-          cap_after_mask),
-    entry("scores.softcap-after-bias", "ATT-3", "bias is added before the softcap", cap_after_bias),
-    entry("scores.bias-ignored", "ATT-3", "finite numbers in the bias are ignored",
-          score_otherwise("bias", lambda s, p: s.cap(p)), lacks="bias"),
-    entry("scores.bias-twice", "ATT-3", "bias is added twice",
-          score_otherwise("bias", lambda s, p: s.cap(p) + 2 * s.bias)),
-    entry("scores.bias-subtracted", "ATT-3", "bias is subtracted",
-          score_otherwise("bias", lambda s, p: s.cap(p) - s.bias)),
-    entry("scores.bias-scaled", "ATT-3", "bias is multiplied by the scale",
-          score_otherwise("bias", lambda s, p: s.cap(p) + s.bias * s.scale)),
-    entry("scores.bias-divided-by-scale", "ATT-3", "bias is divided by the scale",
-          score_otherwise("bias", lambda s, p: s.cap(p) + (s.bias / s.scale if s.scale else 0))),
-    entry("scores.bias-cut", "ATT-3", "the bias of keys past {first} is ignored",
-          score_otherwise("bias", lambda s, p, first: s.cap(p) + np.where(np.arange(p.shape[-1]) < first, s.bias, 0)),
-          first=(64, 128, 256, 512, 1024, 2048, 4096, 16384, 65535)),
-    entry("scores.clipped", "ATT-10", "scores are clipped to lie between -{limit} and {limit}",
-          score_otherwise("", lambda s, p, limit: np.clip(s.cap(p) + s.bias, -limit, limit)),
+    *entries(score_otherwise,
+             ("softcap-ignored", "softcap is ignored", lambda s, p: p + s.bias, {"lacks": "softcap"}),
+             ("softcap-before-scale", "the softcap comes before the scale",
+              lambda s, p: (s.scale * s.cap(p / s.scale) if s.scale else p) + s.bias),
+             ("clipped-at-softcap", "scores are clipped at the softcap, without tanh",
+              lambda s, p: np.clip(p, -s.softcap, s.softcap) + s.bias),
+             ("softcap-not-multiplied-back", "the softcap is not multiplied back in",
+              lambda s, p: np.tanh(p / s.softcap) + s.bias),
+             ("not-divided-by-softcap", "scores are not divided by the softcap",
+              lambda s, p: s.softcap * np.tanh(p) + s.bias),
+             ("tanh-of-few-bits", "the softcap's tanh has {bits} bits",
+              lambda s, p, bits: s.softcap * keep_bits(np.tanh(p / s.softcap), bits) + s.bias, {"bits": (11, 10, 8)}),
+             **CAPPED),
+    entry("softcap-after-mask", "the softcap comes after the mask: forbidden scores are -softcap", cap_after_mask,
+          rule="ATT-2", needs=("softcap", "mask")),
+    entry("softcap-after-bias", "bias is added before the softcap", cap_after_bias, rule="ATT-3",
+          needs=("softcap", "bias")),
+    *entries(score_otherwise,
+             ("bias-ignored", "finite numbers in the bias are ignored", lambda s, p: s.cap(p), {"lacks": "bias"}),
+             ("bias-twice", "bias is added twice", lambda s, p: s.cap(p) + 2 * s.bias),
+             ("bias-subtracted", "bias is subtracted", lambda s, p: s.cap(p) - s.bias),
+             ("bias-scaled", "bias is multiplied by the scale", lambda s, p: s.cap(p) + s.bias * s.scale),
+             ("bias-divided-by-scale", "bias is divided by the scale",
+              lambda s, p: s.cap(p) + (s.bias / s.scale if s.scale else 0)),
+             ("bias-cut", "the bias of keys past {first} is ignored",
+              lambda s, p, first: s.cap(p) + np.where(np.arange(p.shape[-1]) < first, s.bias, 0),
+              {"first": (64, 128, 256, 512, 1024, 2048, 4096, 16384, 65535)}),
+             **BIASED),
+    entry("clipped", "scores are clipped to lie between -{limit} and {limit}",
+          score_otherwise(lambda s, p, limit: np.clip(s.cap(p) + s.bias, -limit, limit)), rule="ATT-10",
           limit=(50, 5, 10, 20, 30, 80, 88, 100)),
 )  # fmt: skip
 
@@ -201,9 +172,7 @@ def read_bias(read: Callable[..., np.ndarray]) -> Change:
     def change(call: Call, **values: Any) -> AttentionSteps | None:
         places = places_of(call.steps.bias)
         read_places = np.broadcast_to(read(places, **values), places.shape)
-        if "bias" not in call.case.inputs or np.array_equal(read_places, places):
-            return None
-        return call.steps.read_elsewhere(bias=read_places)
+        return None if np.array_equal(read_places, places) else call.steps.read_elsewhere(bias=read_places)
 
     return change
 
@@ -226,70 +195,64 @@ def order_heads(call: Call, order: str) -> np.ndarray:
 def round_bias(call: Call) -> Case | None:
     """To the inputs' dtype, where the bias is wider."""
     case = call.case
-    if "bias" not in case.inputs or str(case.inputs["bias"].dtype) == case.dtype:
-        return None
-    narrow = case.inputs["bias"].astype(case.dtype).astype(case.inputs["bias"].dtype)
-    return replace(case, inputs=case.inputs | {"bias": narrow})
+    bias = case.inputs["bias"]
+    narrow = bias.astype(case.dtype).astype(bias.dtype)
+    return None if str(bias.dtype) == case.dtype else replace(case, inputs=case.inputs | {"bias": narrow})
 
 
 BIAS = (
-    entry("scores.bias-of-batch-0", "ATT-3", "bias of batch element 0 is used for all",
-          read_bias(lambda bias: bias[:1])),
-    entry("scores.bias-transposed", "ATT-3", "the bias is transposed",
-          read_bias(lambda bias: bias.swapaxes(2, 3) if bias.shape[2] == bias.shape[3] else bias)),
-    entry("scores.bias-by-columns", "ATT-3", "the bias is read column by column",
-          read_bias(lambda bias: bias.reshape(*bias.shape[:2], bias.shape[3], bias.shape[2]).swapaxes(2, 3))),
-    entry("scores.bias-of-first-row", "ATT-3", "each row has the bias of the first row",
-          read_bias(lambda bias: bias[:, :, :1])),
-    entry("scores.bias-of-blocks-first-row", "ATT-3",
-          "the bias of a block's first row is used for all its rows (blocks of {block} rows)",
-          read_bias(lambda bias, block: bias[:, :, np.arange(bias.shape[2]) // block * block]),
-          block=(32, 2, 4, 8, 16, 64, 128, 256)),
-    entry("scores.bias-of-other-heads", "ATT-3", "head h has the bias of head {order}",
+    *entries(read_bias,
+             ("bias-of-batch-0", "bias of batch element 0 is used for all", lambda bias: bias[:1]),
+             ("bias-transposed", "the bias is transposed",
+              lambda bias: bias.swapaxes(2, 3) if bias.shape[2] == bias.shape[3] else bias),
+             ("bias-by-columns", "the bias is read column by column",
+              lambda bias: bias.reshape(*bias.shape[:2], bias.shape[3], bias.shape[2]).swapaxes(2, 3)),
+             ("bias-of-first-row", "each row has the bias of the first row", lambda bias: bias[:, :, :1]),
+             ("bias-of-blocks-first-row",
+              "the bias of a block's first row is used for all its rows (blocks of {block} rows)",
+              lambda bias, block: bias[:, :, np.arange(bias.shape[2]) // block * block],
+              {"block": (32, 2, 4, 8, 16, 64, 128, 256)}),
+             **BIASED),
+    entry("bias-of-other-heads", "head h has the bias of head {order}",
           lambda call, order: None if call.steps.bias.shape[1] < 2 else read_bias(
-              lambda bias: bias[:, order_heads(call, order)])(call), order=tuple(HEAD_ORDERS)),
-    entry("scores.bias-rounded", "ATT-3", "the bias is rounded to the inputs' dtype", round_bias),
+              lambda bias: bias[:, order_heads(call, order)])(call), order=tuple(HEAD_ORDERS), **BIASED),
+    entry("bias-rounded", "the bias is rounded to the inputs' dtype", round_bias, **BIASED),
 )  # fmt: skip
 
 # --- ALiBi ------------------------------------------------------------------------------------------------------------
 
 
-def bias_by_slopes(bias: Callable[..., Any], from_first: bool = False) -> Change:
-    """`bias(slopes, places, call, **values)`, of slopes [B or 1, H, 1, 1] and each key's place behind its query [Q, K].
+def bias_by_slopes(bias: Callable[..., Any]) -> Change:
+    """`bias(slopes, place, call, **values)`, of slopes [B or 1, H, 1, 1], and how far keys lie behind [Q, K]."""
 
-    from_first: the first query stands at the first key.
-    """
-
-    def change(call: Call, **values: Any) -> AttentionSteps | None:
-        slopes, (_, _, Q, K) = call.case.inputs.get("alibi_slopes"), call.steps.sizes
-        if slopes is None:
-            return None
-        places = np.arange(Q)[:, None] + (0 if from_first else K - Q) - np.arange(K)
-        found = bias(np.atleast_2d(slopes.astype(float))[..., None, None], places, call, **values)
+    def change(call: Call, **values: Any) -> AttentionSteps:
+        slopes, (_, _, Q, K) = call.case.inputs["alibi_slopes"].astype(float), call.steps.sizes
+        place = np.arange(Q)[:, None] + K - Q - np.arange(K)
+        found = bias(np.atleast_2d(slopes)[..., None, None], place, call, **values)
         return call.steps.change(bias=found, bias_shape=None)
 
     return change
 
 
-ALIBI = (
-    entry("scores.alibi-ignored", "ATT-3", "ALiBi's slopes are ignored",
-          bias_by_slopes(lambda slopes, places, call: 0 * slopes)),
-    entry("scores.alibi-from-first", "ATT-3", "ALiBi's bias is |i - j|, from the first query and key",
-          bias_by_slopes(lambda slopes, places, call: -slopes * np.abs(places), from_first=True)),
-    entry("scores.alibi-sign", "ATT-3", "ALiBi's bias is added with the wrong sign",
-          bias_by_slopes(lambda slopes, places, call: slopes * np.abs(places))),
-    entry("scores.alibi-raises-later-keys", "ATT-3", "ALiBi's bias raises keys behind the query's place",
-          bias_by_slopes(lambda slopes, places, call: -slopes * places)),
-    entry("scores.alibi-scaled", "ATT-3", "ALiBi's bias is multiplied by the scale",
-          bias_by_slopes(lambda slopes, places, call: -slopes * np.abs(places) * call.steps.scale)),
-    entry("scores.alibi-of-batch-0", "ATT-3", "ALiBi's slopes of the first batch element are used for all",
-          bias_by_slopes(lambda slopes, places, call: -slopes[:1] * np.abs(places))),
-    entry("scores.alibi-of-other-heads", "ATT-3", "head h has ALiBi's slope of head {order}",
-          bias_by_slopes(lambda slopes, places, call, order: -slopes[:, order_heads(call, order)] * np.abs(places)),
-          order=tuple(HEAD_ORDERS)),
-    entry("scores.alibi-rounded", "ATT-3", "ALiBi's slopes are rounded to {dtype}",
-          bias_by_slopes(lambda slopes, places, call, dtype: -slopes.astype(dtype).astype(float) * np.abs(places)),
-          dtype=("bfloat16", "float16")),
+ALIBI = entries(
+    bias_by_slopes,
+    ("alibi-ignored", "ALiBi's slopes are ignored", lambda slopes, place, call: 0 * slopes),
+    ("alibi-from-first", "ALiBi's bias is |i - j|, from the first query and key",
+     lambda slopes, place, call: -slopes * np.abs(place - place[:1, :1])),
+    ("alibi-sign", "ALiBi's bias is added with the wrong sign", lambda slopes, place, call: slopes * np.abs(place)),
+    ("alibi-raises-later-keys", "ALiBi's bias raises keys behind the query's place",
+     lambda slopes, place, call: -slopes * place),
+    ("alibi-scaled", "ALiBi's bias is multiplied by the scale",
+     lambda slopes, place, call: -slopes * np.abs(place) * call.steps.scale),
+    ("alibi-of-batch-0", "ALiBi's slopes of the first batch element are used for all",
+     lambda slopes, place, call: -slopes[:1] * np.abs(place)),
+    ("alibi-of-other-heads", "head h has ALiBi's slope of head {order}",
+     lambda slopes, place, call, order: -slopes[:, order_heads(call, order)] * np.abs(place),
+     {"order": tuple(HEAD_ORDERS)}),
+    ("alibi-rounded", "ALiBi's slopes are rounded to {dtype}",
+     lambda slopes, place, call, dtype: -slopes.astype(dtype).astype(float) * np.abs(place),
+     {"dtype": ("bfloat16", "float16")}),
+    rule="ATT-3", needs=("alibi_slopes",),
 )  # fmt: skip
 
 # --- dropout ----------------------------------------------------------------------------------------------------------
@@ -298,53 +261,46 @@ ALIBI = (
 def drop_otherwise(factor: Callable[[np.ndarray, float], Any]) -> Change:
     """What weights are multiplied with, from the keep mask and the rate."""
 
-    def change(call: Call) -> AttentionSteps | None:
-        keep, rate = call.case.options.get("dropout_keep"), call.case.options.get("dropout_rate", 0.0)
-        return None if keep is None else call.steps.change(factor=factor(np.asarray(keep), np.float64(rate)))
+    def change(call: Call) -> AttentionSteps:
+        keep, rate = call.case.options["dropout_keep"], call.case.options.get("dropout_rate", 0.0)
+        return call.steps.change(factor=factor(np.asarray(keep), np.float64(rate)))
 
     return change
 
 
-def drop_scores(call: Call) -> AttentionSteps | None:
+def drop_scores(call: Call) -> AttentionSteps:
     factor = call.steps.factor
-    if call.case.options.get("dropout_keep") is None:
-        return None
     return call.steps.change(factor=1.0, score=lambda s, p: (s.cap(p) + s.bias) * factor)
 
 
 def drop_pairs_before_softmax(call: Call) -> list[Changed]:
     """The same as normalising again afterwards, but for a sink, which that leaves out."""
-    s, keep = call.steps, call.case.options.get("dropout_keep")
-    if keep is None:
-        return []
-    masked = s.change(factor=1.0, visible=s.visible & keep)
-    return [masked] if s.sinks is None else [masked, masked.change(sinks=None)]
+    masked = call.steps.change(factor=1.0, visible=call.steps.visible & call.case.options["dropout_keep"])
+    return [masked] if masked.sinks is None else [masked, masked.change(sinks=None)]
 
 
+DROPPING: dict[str, Any] = {"rule": "ATT-11", "operations": ("attention",), "needs": ("dropout_keep",)}
 DROPOUT = (
-    entry("scores.dropout-ignored", "ATT-11", "dropout is ignored", drop_otherwise(lambda keep, rate: 1.0), DROPPING,
-          lacks="dropout"),
-    entry("scores.dropout-not-rescaled", "ATT-11", "weights that dropout keeps are not divided by 1 - rate",
-          drop_otherwise(lambda keep, rate: keep * 1.0), DROPPING),
-    entry("scores.dropout-by-rate", "ATT-11", "weights that dropout keeps are divided by the rate",
-          drop_otherwise(lambda keep, rate: keep / rate), DROPPING),
-    entry("scores.dropout-multiplies", "ATT-11", "weights that dropout keeps are multiplied by 1 - rate",
-          drop_otherwise(lambda keep, rate: keep * (1 - rate)), DROPPING),
-    entry("scores.dropout-inverted", "ATT-11", "what is to be kept is dropped",
-          drop_otherwise(lambda keep, rate: ~keep / (1 - rate)), DROPPING),
-    entry("scores.dropout-of-head-0", "ATT-11", "the keep mask of head 0 is used for all",
-          drop_otherwise(lambda keep, rate: keep[:, :1] / (1 - rate)), DROPPING),
-    entry("scores.dropout-moved", "ATT-11", "the keep mask is read one key too far",
-          drop_otherwise(lambda keep, rate: np.roll(keep, 1, axis=-1) / (1 - rate)), DROPPING),
-    entry("scores.dropout-of-scores", "ATT-11", "dropout is applied to the scores, not to the weights", drop_scores,
-          DROPPING),
-    entry("scores.dropout-before-softmax", "ATT-11",
-          "dropout comes before the softmax, or weights are normalised again after it", drop_pairs_before_softmax,
-          DROPPING),
+    *entries(drop_otherwise,
+             ("dropout-ignored", "dropout is ignored", lambda keep, rate: 1.0, {"lacks": "dropout"}),
+             ("dropout-not-rescaled", "weights that dropout keeps are not divided by 1 - rate",
+              lambda keep, rate: keep * 1.0),
+             ("dropout-by-rate", "weights that dropout keeps are divided by the rate", lambda keep, rate: keep / rate),
+             ("dropout-multiplies", "weights that dropout keeps are multiplied by 1 - rate",
+              lambda keep, rate: keep * (1 - rate)),
+             ("dropout-inverted", "what is to be kept is dropped", lambda keep, rate: ~keep / (1 - rate)),
+             ("dropout-of-head-0", "the keep mask of head 0 is used for all",
+              lambda keep, rate: keep[:, :1] / (1 - rate)),
+             ("dropout-moved", "the keep mask is read one key too far",
+              lambda keep, rate: np.roll(keep, 1, axis=-1) / (1 - rate)),
+             **DROPPING),
+    entry("dropout-of-scores", "dropout is applied to the scores, not to the weights", drop_scores, **DROPPING),
+    entry("dropout-before-softmax", "dropout comes before the softmax, or weights are normalised again after it",
+          drop_pairs_before_softmax, **DROPPING),
 )  # fmt: skip
 
 MISTAKES = (*SCALE, *FORMULAS, *BIAS, *ALIBI, *DROPOUT)
-ENTRIES = {mistake.id.removeprefix("scores."): mistake for mistake in MISTAKES}
+ENTRIES = name_entries(MISTAKES)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES if mistake not in ALIBI),
     *(ENTRIES["default-scale"].choose(scale=scale) for scale in tuple(DEFAULT_SCALES)[5:11]),
@@ -357,7 +313,4 @@ PLANTED = (
     *(ENTRIES["dropout-moved"].limit(past(*where)) for where in (("K", 64), ("K", 1024), ("K", 32768), ("Q", 512))),
     ENTRIES["dropout-of-head-0"].limit(past("H", 64)),
 )
-"""What is planted: every mistake with the first values of its parameters, and some with others or past a size.
-
-The definition has no slopes: who makes mistakes of ALiBi cannot be planted.
-"""
+"""The definition has no slopes: who makes mistakes of ALiBi cannot be planted."""

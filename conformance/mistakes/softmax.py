@@ -16,10 +16,13 @@ from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import answer_with
 from conformance.mistakes.condition import Condition, past
 from conformance.mistakes.mistake import ATTENTION, Change, Changed, Prediction, add_bounds, results_of_steps
-from conformance.mistakes.scores import HEAD_ORDERS, entry, keep_bits, order_heads
+from conformance.mistakes.scores import HEAD_ORDERS, keep_bits, order_heads
+from conformance.mistakes.topic import Topic, name_entries
 from specification.dtypes import compute_dtype_name
 
 WEIGHED, LOGSUMEXP = ATTENTION[:2], ATTENTION[2:]
+TOPIC = Topic("softmax", "ATT-5")
+entry, entries = TOPIC.entry, TOPIC.entries
 
 # --- weights by another quotient --------------------------------------------------------------------------------------
 
@@ -110,9 +113,9 @@ def mask_weights(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, nu
 
 
 def add_sink_of_zero(call: Call) -> Case | None:
-    case = call.case
-    if "sinks" in case.inputs:
+    if "sinks" in call.case.inputs:
         return None
+    case = call.case
     sinks = np.zeros(case.inputs["query"].shape[1], compute_dtype_name(case.dtype))
     options = {name: value for name, value in case.options.items() if name != "empty_rows"}  # sinks leave no choice
     constants = (*case.constants, "sinks")
@@ -137,49 +140,49 @@ def sum_first_keys(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, 
 
 
 QUOTIENTS = (
-    entry("softmax.along-other-axes", "ATT-5", "the softmax runs over {axes}, not keys", normalize_along, WEIGHED,
+    entry("along-other-axes", "the softmax runs over {axes}, not keys", normalize_along, operations=WEIGHED,
           axes=tuple(AXES)),
-    entry("softmax.sum-not-set-back", "ATT-5", "the sum of the exponentials is not set back from row to row",
-          weigh(lambda s, e, total, sink: divide(e, np.cumsum(total, axis=-2))), WEIGHED),
-    entry("softmax.forbidden-counted", "ATT-4", "forbidden keys stay in the softmax's denominator with a score of 0",
-          weigh(lambda s, e, total, sink:
-                None if s.visible.all() else divide(e, total + (~s.visible).sum(axis=-1, keepdims=True))), WEIGHED),
-    entry("softmax.mask-after-softmax", "ATT-4", "the mask comes after the softmax: forbidden weights are {number:g}",
-          weigh(mask_weights), WEIGHED, number=(0.0, -1e9, -1e4, -1e5, -65504.0)),
-    entry("softmax.number-in-denominator", "ATT-5", "{number:g} is added to the sum of the exponentials",
-          weigh(lambda s, e, total, sink, number: divide(e, total + number)), WEIGHED,
-          number=(1e-8, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-9, 1e-10, 1e-12, 1.0)),
-    entry("softmax.sink-of-zero", "ATT-5", "every head has a sink of 0: one more in the denominator", add_sink_of_zero),
-    entry("softmax.small-weights-dropped", "ATT-5", "weights below {least:g} are dropped",
-          weigh(lambda s, e, total, sink, least: divide_by_sums(np.where(e < least * total, 0, e), e, total, sink)),
-          WEIGHED, least=(1e-4, 1e-3, 1e-5, 1e-6)),
-    entry("softmax.exponentials-of-few-digits", "ATT-5", "exponentials have {bits} bits",
-          weigh(lambda s, e, total, sink, bits: divide(x := keep_bits(e, bits), x.sum(axis=-1, keepdims=True) + sink)),
-          WEIGHED, bits=(12, 11, 8)),
-    entry("softmax.base-2", "ATT-5", "exponentials are powers of 2, without log2(e)", take_base_2),
-    entry("softmax.sum-of-first-keys", "ATT-5", "the denominator lacks the keys past {first}",
-          weigh(sum_first_keys), WEIGHED, first=(256, 512, 1024, 32, 64, 128, 2048)),
+    *entries(weigh,
+             ("sum-not-set-back", "the sum of the exponentials is not set back from row to row",
+              lambda s, e, total, sink: divide(e, np.cumsum(total, axis=-2))),
+             ("forbidden-counted", "forbidden keys stay in the softmax's denominator with a score of 0",
+              lambda s, e, total, sink: None if s.visible.all() else divide(
+                  e, total + (~s.visible).sum(axis=-1, keepdims=True)), {"rule": "ATT-4"}),
+             ("mask-after-softmax", "the mask comes after the softmax: forbidden weights are {number:g}",
+              mask_weights, {"rule": "ATT-4", "number": (0.0, -1e9, -1e4, -1e5, -65504.0)}),
+             ("number-in-denominator", "{number:g} is added to the sum of the exponentials",
+              lambda s, e, total, sink, number: divide(e, total + number),
+              {"number": (1e-8, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-9, 1e-10, 1e-12, 1.0)}),
+             operations=WEIGHED),
+    entry("sink-of-zero", "every head has a sink of 0: one more in the denominator", add_sink_of_zero),
+    *entries(weigh,
+             ("small-weights-dropped", "weights below {least:g} are dropped",
+              lambda s, e, total, sink, least: divide_by_sums(np.where(e < least * total, 0, e), e, total, sink),
+              {"least": (1e-4, 1e-3, 1e-5, 1e-6)}),
+             ("exponentials-of-few-digits", "exponentials have {bits} bits",
+              lambda s, e, total, sink, bits: divide(x := keep_bits(e, bits), x.sum(axis=-1, keepdims=True) + sink),
+              {"bits": (12, 11, 8)}),
+             operations=WEIGHED),
+    entry("base-2", "exponentials are powers of 2, without log2(e)", take_base_2),
+    entry("sum-of-first-keys", "the denominator lacks the keys past {first}", weigh(sum_first_keys),
+          operations=WEIGHED, first=(256, 512, 1024, 32, 64, 128, 2048)),
 )  # fmt: skip
 
 # --- sinks ------------------------------------------------------------------------------------------------------------
 
 
 def read_other_sinks(call: Call, order: str) -> AttentionSteps | None:
-    if call.steps.sinks is None:
-        return None
     heads = order_heads(call, order)
     same = np.array_equal(heads, np.arange(heads.size))
     return None if same else call.steps.read_elsewhere(sinks=heads[:, None, None])
 
 
-def change_sinks(change: Callable[..., np.ndarray | None]) -> Change:
-    """`change(steps, sinks, **values)` in place of the sinks, with complex numbers too, which tell its slope."""
+def change_sinks(change: Callable[[AttentionSteps, np.ndarray], np.ndarray]) -> Change:
+    """`change(steps, sinks)` in place of the sinks, with complex numbers too, which tell its slope."""
 
-    def change_results(call: Call, **values: Any) -> list[Changed]:
+    def change_results(call: Call) -> list[Changed]:
         s, name = call.steps, gradient_name("sinks")
-        new = None if s.sinks is None else change(s, s.sinks + 1e-200j, **values)
-        if new is None:
-            return []
+        new = change(s, s.sinks + 1e-200j)
         found = results_of_steps(call, s.change(sinks=new.real), "both")
         return [r | ({name: r[name] * new.imag[:, 0, 0] / 1e-200} if name in r else {}) for r in found]
 
@@ -189,34 +192,29 @@ def change_sinks(change: Callable[..., np.ndarray | None]) -> Change:
 def cut_beside_sink(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, end: str) -> Any:
     """The sink's column stands at one end, and that at the other end is cut off."""
     share, kept = sink / total, divide(exponentials, total)
-    if s.sinks is None:
-        return None
     return np.concatenate([share, kept[..., :-1]] if end == "first" else [kept[..., 1:], share], axis=-1)
 
 
 def shift_all_but_sink(call: Call) -> list[Changed]:
     """The maximum that the scores lack is that of the keys, or of the sink too."""
     s, scores = call.steps, call.forward.scores
-    if s.sinks is None:
-        return []
     ways = [np.exp(scores - row_maximum(scores, sinks)) for sinks in (s.sinks, None)]
-    weights = [divide(e, e.sum(axis=-1, keepdims=True) + np.exp(s.sinks)) for e in ways]
-    return [results_of_weights(call, Weights(one)) for one in weights]
+    return [results_of_weights(call, Weights(divide(e, e.sum(axis=-1, keepdims=True) + np.exp(s.sinks)))) for e in ways]
 
 
-SINKS = (
-    entry("softmax.sinks-ignored", "ATT-5", "sinks are ignored",
-          lambda call: None if call.steps.sinks is None else call.steps.change(sinks=None), lacks="sinks"),
-    entry("softmax.sinks-of-other-heads", "ATT-5", "head h has the sink of head {order}",
-          read_other_sinks, order=tuple(HEAD_ORDERS)),
-    entry("softmax.sinks-scaled", "ATT-5", "sinks are multiplied by the scale",
-          change_sinks(lambda s, sinks: sinks * s.scale)),
-    entry("softmax.sinks-capped", "ATT-5", "sinks have the softcap",
-          change_sinks(lambda s, sinks: None if s.softcap is None else s.cap(sinks))),
-    entry("softmax.column-cut-beside-sink", "ATT-5", "the sink's column stands {end}, and that at the other end is cut",
-          weigh(cut_beside_sink), WEIGHED, end=("first", "last")),
-    entry("softmax.sink-not-shifted", "ATT-5", "the sink's exponential is taken without subtracting the maximum",
-          shift_all_but_sink, WEIGHED),
+SINKS = ("sinks",)
+OF_SINKS = (
+    entry("sinks-ignored", "sinks are ignored", lambda call: call.steps.change(sinks=None), lacks="sinks", needs=SINKS),
+    entry("sinks-of-other-heads", "head h has the sink of head {order}", read_other_sinks, needs=SINKS,
+          order=tuple(HEAD_ORDERS)),
+    entry("sinks-scaled", "sinks are multiplied by the scale", change_sinks(lambda s, sinks: sinks * s.scale),
+          needs=SINKS),
+    entry("sinks-capped", "sinks have the softcap", change_sinks(lambda s, sinks: s.cap(sinks)),
+          needs=(*SINKS, "softcap")),
+    entry("column-cut-beside-sink", "the sink's column stands {end}, and that at the other end is cut",
+          weigh(cut_beside_sink), operations=WEIGHED, needs=SINKS, end=("first", "last")),
+    entry("sink-not-shifted", "the sink's exponential is taken without subtracting the maximum", shift_all_but_sink,
+          operations=WEIGHED, needs=SINKS),
 )  # fmt: skip
 
 # --- exponentials out of range ----------------------------------------------------------------------------------------
@@ -302,21 +300,22 @@ def size_of_values(call: Call) -> float:
 
 
 RANGES = (
-    entry("softmax.maximum-not-subtracted", "ATT-10", "the maximum is not subtracted: exponentials overflow or are 0",
-          subtract_from_scores(lambda s, scores: np.zeros((1, 1, 1, 1)))),
-    entry("softmax.maximum-too-high", "ATT-10", "the maximum begins at {floor:g}: scores far below fade to 0",
+    entry("maximum-not-subtracted", "the maximum is not subtracted: exponentials overflow or are 0",
+          subtract_from_scores(lambda s, scores: np.zeros((1, 1, 1, 1))), rule="ATT-10"),
+    entry("maximum-too-high", "the maximum begins at {floor:g}: scores far below fade to 0",
           subtract_from_scores(lambda s, scores, floor: np.maximum(row_maximum(scores, s.sinks), floor),
-                               (1e-30, 0.0, 1e-6)), floor=(0.0, -1e3, -1e4, -1e5)),
-    entry("softmax.maximum-clipped", "ATT-10", "what is subtracted is no larger than {limit:g}",
+                               (1e-30, 0.0, 1e-6)), rule="ATT-10", floor=(0.0, -1e3, -1e4, -1e5)),
+    entry("maximum-clipped", "what is subtracted is no larger than {limit:g}",
           subtract_from_scores(lambda s, scores, limit: np.minimum(row_maximum(scores, s.sinks), limit)),
-          limit=(80.0, 50.0, 60.0, 88.0, 100.0)),
-    entry("softmax.maximum-before-negative-scale", "ATT-10", "the maximum is taken before a scale below 0",
-          subtract_from_scores(lowest_score)),
-    entry("softmax.maximum-without-sink", "ATT-14", "the maximum leaves out the sink: its exponential overflows",
-          subtract_from_scores(lambda s, scores: None if s.sinks is None else row_maximum(scores)), LOGSUMEXP),
-    entry("softmax.maximum-over-forbidden", "ATT-4", "the maximum is taken over forbidden keys, too",
+          rule="ATT-10", limit=(80.0, 50.0, 60.0, 88.0, 100.0)),
+    entry("maximum-before-negative-scale", "the maximum is taken before a scale below 0",
+          subtract_from_scores(lowest_score), rule="ATT-10"),
+    entry("maximum-without-sink", "the maximum leaves out the sink: its exponential overflows",
+          subtract_from_scores(lambda s, scores: row_maximum(scores)), rule="ATT-14", operations=LOGSUMEXP,
+          needs=SINKS),
+    entry("maximum-over-forbidden", "the maximum is taken over forbidden keys, too",
           subtract_from_scores(
-              lambda s, scores: None if s.visible.all() else row_maximum(s.all_scores(), s.sinks))),
+              lambda s, scores: None if s.visible.all() else row_maximum(s.all_scores(), s.sinks)), rule="ATT-4"),
 )  # fmt: skip
 
 # --- log-sum-exps and weights as results ------------------------------------------------------------------------------
@@ -327,21 +326,21 @@ def change_logsumexp(change: Callable[[Call, np.ndarray], np.ndarray]) -> Change
 
 
 COMPANIONS = (
-    entry("softmax.weights-not-divided", "ATT-14", "weights are exponentials before they are divided by their sum",
-          weigh(lambda s, e, total, sink: e), WEIGHED[::-1]),
-    entry("softmax.logsumexp-base-2", "ATT-14", "the log-sum-exp has base 2",
-          change_logsumexp(lambda call, found: found / np.log(2)), LOGSUMEXP),
-    entry("softmax.logsumexp-without-maximum", "ATT-14", "the maximum is not added to the log-sum-exp again",
-          change_logsumexp(lambda call, found: found - row_maximum(call.forward.scores, call.steps.sinks)[..., 0]),
-          LOGSUMEXP),
-    entry("softmax.logsumexp-in-16-bits", "ATT-14", "the log-sum-exp is rounded to float16",
-          change_logsumexp(lambda call, found: found.astype(np.float16).astype(float)), LOGSUMEXP),
-    entry("softmax.logsumexp-of-forbidden", "ATT-14", "the log-sum-exp counts forbidden keys",
-          answer_with(mask=None), LOGSUMEXP),
+    entry("weights-not-divided", "weights are exponentials before they are divided by their sum",
+          weigh(lambda s, e, total, sink: e), rule="ATT-14", operations=WEIGHED[::-1]),
+    *entries(change_logsumexp,
+             ("logsumexp-base-2", "the log-sum-exp has base 2", lambda call, found: found / np.log(2)),
+             ("logsumexp-without-maximum", "the maximum is not added to the log-sum-exp again",
+              lambda call, found: found - row_maximum(call.forward.scores, call.steps.sinks)[..., 0]),
+             ("logsumexp-in-16-bits", "the log-sum-exp is rounded to float16",
+              lambda call, found: found.astype(np.float16).astype(float)),
+             rule="ATT-14", operations=LOGSUMEXP),
+    entry("logsumexp-of-forbidden", "the log-sum-exp counts forbidden keys", answer_with(mask=None), rule="ATT-14",
+          operations=LOGSUMEXP),
 )  # fmt: skip
 
-MISTAKES = (*QUOTIENTS, *SINKS, *RANGES, *COMPANIONS)
-ENTRIES = {mistake.id.removeprefix("softmax."): mistake for mistake in MISTAKES}
+MISTAKES = (*QUOTIENTS, *OF_SINKS, *RANGES, *COMPANIONS)
+ENTRIES = name_entries(MISTAKES)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     ENTRIES["number-in-denominator"].choose(number=1.0),
@@ -354,4 +353,3 @@ PLANTED = (
     *(ENTRIES[name].plant_in(*LOGSUMEXP, rule="ATT-14") for name in ("sinks-ignored", "maximum-not-subtracted")),
     *(ENTRIES["logsumexp-base-2"].limit(past("K", n)) for n in (128, 8192)),
 )
-"""What is planted: every mistake with the first values of its parameters, and some with others or past a size."""

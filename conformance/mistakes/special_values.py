@@ -12,7 +12,8 @@ from conformance.mistakes.attention_steps import AttentionSteps
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition, past
 from conformance.mistakes.merging import Parts
-from conformance.mistakes.mistake import ATTENTION, Mistake
+from conformance.mistakes.mistake import ATTENTION
+from conformance.mistakes.topic import Topic, name_entries
 
 
 def multiply_all(call: Call, steps: AttentionSteps, weights: np.ndarray) -> list[Results]:
@@ -48,7 +49,7 @@ MULTIPLIED = {
 
 def multiply_hidden(call: Call, what: str, numbers: str) -> list[Results]:
     """A row with an attended NaN has NaN for weights of its hidden keys too, unless these are masked once more."""
-    if not call.case.special or not call.steps.key.size:
+    if not call.steps.key.size:
         return []
     steps, weights = clear_hidden(call.steps, MULTIPLIED[what], infinity=numbers == "infinity"), call.forward.weights
     ways = multiply_all(call, steps, weights)
@@ -78,10 +79,8 @@ def merge_unseen(call: Call) -> Results:
     return {"output": (Parts.read_call(call).weights[..., None] * outputs).sum(axis=0)}
 
 
-def swallow(call: Call, where: str, number: float) -> Results | None:
+def swallow(call: Call, where: str, number: float) -> Results:
     steps, output = call.steps, call.right["output"]
-    if call.case.operation != "attention" or not call.case.special:
-        return None
     if where == "values":
         value = call.case.inputs["value"].astype(float)
         output = steps.change(value=np.where(np.isfinite(value), value, 0)).forward().output
@@ -96,30 +95,26 @@ def spread_nan(call: Call, over: str) -> Results | None:
     return {"output": np.where(spoiled, np.nan, output)} if spoiled.any() else None
 
 
-def skip_weights_of_0(call: Call) -> AttentionSteps | None:
-    if not call.case.special:
-        return None
+def skip_weights_of_0(call: Call) -> AttentionSteps:
     steps, weights = call.steps, call.forward.weights
     return steps.change(visible=steps.visible & (weights * steps.factor != 0), weigh=lambda steps, scores: weights)
 
 
-MISTAKES = tuple(
-    Mistake(f"special_values.{name}", rule, says, change, operations, parameters)
-    for name, rule, says, change, operations, parameters in (
-        ("hidden-multiplied", "MASK-7", "{numbers} behind a mask is multiplied by a weight of 0 ({what})",
-         multiply_hidden, ATTENTION, {"what": (*MULTIPLIED,), "numbers": ("NaN and infinity", "infinity")}),
-        ("hidden-read", "MASK-7", "NaN or infinity behind a mask counts in the {what}", read_hidden, ATTENTION,
-         {"what": (*HIDDEN,)}),
-        ("unseen-merged", "MASK-7", "the output of a part that saw no key is multiplied by a weight of 0",
-         merge_unseen, ("merge_attention",), {}),
-        ("swallowed", "ATT-10", "NaN in the {where} becomes {number:g}", swallow, ("attention",),
-         {"where": ("output", "weights", "values"), "number": (0.0, 65504.0)}),
-        ("spread", "ATT-10", "NaN in one element of the output makes the whole {over} NaN", spread_nan, ("attention",),
-         {"over": ("row", "batch element")}),
-        ("weights-of-0-skipped", "ATT-10", "values of weight 0 are skipped", skip_weights_of_0, ("attention",), {}),
-    )
+TOPIC = Topic("special_values", "MASK-7")
+MISTAKES = (
+    TOPIC.entry("hidden-multiplied", "{numbers} behind a mask is multiplied by a weight of 0 ({what})", multiply_hidden,
+                needs=("special",), what=(*MULTIPLIED,), numbers=("NaN and infinity", "infinity")),
+    TOPIC.entry("hidden-read", "NaN or infinity behind a mask counts in the {what}", read_hidden, what=(*HIDDEN,)),
+    TOPIC.entry("unseen-merged", "the output of a part that saw no key is multiplied by a weight of 0", merge_unseen,
+                operations=("merge_attention",)),
+    TOPIC.entry("swallowed", "NaN in the {where} becomes {number:g}", swallow, rule="ATT-10", operations=("attention",),
+                needs=("special",), where=("output", "weights", "values"), number=(0.0, 65504.0)),
+    TOPIC.entry("spread", "NaN in one element of the output makes the whole {over} NaN", spread_nan, rule="ATT-10",
+                operations=("attention",), over=("row", "batch element")),
+    TOPIC.entry("weights-of-0-skipped", "values of weight 0 are skipped", skip_weights_of_0, rule="ATT-10",
+                operations=("attention",), needs=("special",)),
 )  # fmt: skip
-KNOWN = {mistake.id.removeprefix("special_values."): mistake for mistake in MISTAKES}
+KNOWN = name_entries(MISTAKES)
 PLANTED = (
     *(mistake.choose() for mistake in MISTAKES),
     KNOWN["hidden-multiplied"].choose(numbers="infinity"),
@@ -133,4 +128,3 @@ PLANTED = (
     KNOWN["swallowed"].choose(number=65504.0),
     KNOWN["spread"].choose(over="batch element"),
 )
-"""What is planted: every mistake with the first values of its parameters, other values, and some under a condition."""

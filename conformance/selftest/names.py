@@ -1,8 +1,7 @@
 """Is a known mistake that is planted also named? The second direction of the self-test.
 
 A planted mistake is judged by the probes of its own rule, as many cases as a check has, and by a few cases of other
-rules, as only these tell some mistakes apart. What `judge.causes` makes of the answers must name it first, or a mistake
-that is declared equivalent.
+rules, as only these tell some mistakes apart. What `judge.causes` makes of the answers must name it first.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ TOGETHER = 8
 """So many mistakes are asked the same cases in one piece of work: most of the time goes into their diagnosis."""
 
 Verdict = Literal["right", "none", "wrong", "missed"]
-"""Its own name or an equivalent one came first, none, another one; or its rule did not catch it at all."""
+"""Its own name came first, none, another one; or its rule did not catch it at all."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,8 @@ def name_planted(planted: PlantedMistake, results: Results, runner: Runner) -> N
     first = next((cause.diagnosis for cause in causes if cause.diagnosis is not None), None)
     if first is None:
         return Naming(planted.title, "none")
-    own, other = planted.mistake, first.mistake
-    right = own.id == other.id or own.id in other.equivalent or other.id in own.equivalent
-    name = PlantedMistake(other).name
-    return Naming(planted.title, "right" if right else "wrong", name, first.explained, first.failing)
+    verdict: Verdict = "right" if first.id == planted.mistake.id else "wrong"
+    return Naming(planted.title, verdict, PlantedMistake(first.mistake).name, first.explained, first.failing)
 
 
 def name_group(only: Collection[str] | None, group: Sequence[int], effort: str, seed: int) -> list[Naming]:
