@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from conformance.cases.declaration import declare
+from conformance.peers.adapters import adapt_layer_norm, adapt_rms_norm, make_peer
 from conformance.peers.heads import join_heads
-from conformance.peers.peer import Peer
-
-
-def batched_mask(mask: Any) -> tuple[Any, int | None]:
-    """What one example gets of the mask, [Q, K] or [H, Q, K], and the axis along which it differs by example."""
-    if mask is None or mask.ndim == 2:
-        return mask, None
-    return (mask[0], None) if mask.shape[0] == 1 else (mask, 0)
 
 
 @declare(["no-gqa", "no-empty"])
@@ -36,18 +30,19 @@ def heads(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, 
         made = equinox.tree_at(attrgetter(f"{name}_proj.weight"), made, part.weight.T)
         if part.bias is not None:
             made = equinox.tree_at(attrgetter(f"{name}_proj.bias"), made, part.bias)
-    one, axis = batched_mask(mask)
+    # What one example gets of the mask, [Q, K] or [H, Q, K], and the axis along which it differs by example.
+    shared = mask is None or mask.ndim == 2 or mask.shape[0] == 1
+    one, axis = mask[0] if shared and mask is not None and mask.ndim == 4 else mask, None if shared else 0
     if one is not None and one.ndim == 3 + (axis is not None) and one.shape[-3] == 1:
         one = jax.numpy.broadcast_to(one, (*one.shape[:-3], num_heads, *one.shape[-2:]))
     return jax.vmap(lambda q, k, v, m: made(q, k, v, mask=m), in_axes=(0, 0, 0, axis))(query, key, value, one)
 
 
-def norm(kind: str, x: Any, weight: Any, bias: Any, eps: float | None) -> Any:
+def norm(kind: str, x: Any, weight: Any, bias: Any, **eps: Any) -> Any:
     import equinox
     import jax
 
-    given = {} if eps is None else {"eps": eps}
-    made = getattr(equinox.nn, kind)(weight.shape, use_bias=bias is not None, **given)
+    made = getattr(equinox.nn, kind)(weight.shape, use_bias=bias is not None, **eps)
     made = equinox.tree_at(lambda m: m.weight, made, weight)
     made = made if bias is None else equinox.tree_at(lambda m: m.bias, made, bias)
     call = made
@@ -56,20 +51,10 @@ def norm(kind: str, x: Any, weight: Any, bias: Any, eps: float | None) -> Any:
     return call(x)
 
 
-def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float | None = None) -> Any:
-    """`equinox.nn.LayerNorm`."""
-    return norm("LayerNorm", x, weight, bias, eps)
+layer_norm = adapt_layer_norm(partial(norm, "LayerNorm"), "eps")
+rms_norm = adapt_rms_norm(partial(norm, "RMSNorm"), "eps")
 
-
-def rms_norm(x: Any, weight: Any, *, eps: float | None = None) -> Any:
-    """`equinox.nn.RMSNorm`."""
-    return norm("RMSNorm", x, weight, None, eps)
-
-
-def peer(name: str, subject: str, operation: str) -> Peer:
-    return Peer(f"Equinox nn.{name}", f"{__name__}:{subject}", operation, "jax", ("equinox", "jax"))
-
-
+peer = partial(make_peer, "Equinox nn.", __name__, "jax", ("equinox", "jax"))
 PEERS = (
     peer("MultiheadAttention", "heads", "multi_head_attention"),
     peer("LayerNorm", "layer_norm", "layer_norm"),

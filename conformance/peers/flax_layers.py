@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from conformance.cases.declaration import declare
+from conformance.peers.adapters import adapt_layer_norm, adapt_rms_norm, make_peer
 from conformance.peers.heads import join_heads, resize_case
-from conformance.peers.peer import BROADCAST, Peer
+from conformance.peers.peer import BROADCAST
 
 HEADS_LACK = ("no-gqa", "no-value_width", "no-empty")
 
@@ -57,72 +58,44 @@ def linen_heads(parameters: Any, query: Any, key: Any, value: Any, *, num_heads:
     return module.apply(named, query, key, value, mask=mask, deterministic=True)
 
 
-def linen_layer_norm(fast: bool) -> Callable[..., Any]:
-    def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float | None = None) -> Any:
-        """`flax.linen.LayerNorm`, with the dtype of x for its result."""
-        from flax import linen
-
-        axes = tuple(range(-weight.ndim, 0))
-        given: dict[str, Any] = {} if eps is None else {"epsilon": eps}
-        module = linen.LayerNorm(
-            dtype=x.dtype,
-            use_bias=bias is not None,
-            reduction_axes=axes,
-            feature_axes=axes,
-            use_fast_variance=fast,
-            **given,
-        )
-        return module.apply({"params": {"scale": weight} | ({} if bias is None else {"bias": bias})}, x)
-
-    return layer_norm
-
-
-linen_layer_norm_fast, linen_layer_norm_slow = linen_layer_norm(True), linen_layer_norm(False)
-
-
-def linen_rms_norm(x: Any, weight: Any, *, eps: float | None = None) -> Any:
-    """`flax.linen.RMSNorm`, with the dtype of x for its result."""
+def linen_norm(kind: str, x: Any, weight: Any, bias: Any, **options: Any) -> Any:
+    """With the dtype of x for its result."""
     from flax import linen
 
     axes = tuple(range(-weight.ndim, 0))
-    given: dict[str, Any] = {} if eps is None else {"epsilon": eps}
-    module = linen.RMSNorm(dtype=x.dtype, reduction_axes=axes, feature_axes=axes, **given)
-    return module.apply({"params": {"scale": weight}}, x)
+    options |= {"use_bias": bias is not None} if kind == "LayerNorm" else {}
+    module = getattr(linen, kind)(dtype=x.dtype, reduction_axes=axes, feature_axes=axes, **options)
+    return module.apply({"params": {"scale": weight} | ({} if bias is None else {"bias": bias})}, x)
+
+
+linen_layer_norm_fast, linen_layer_norm_slow = (
+    adapt_layer_norm(partial(linen_norm, "LayerNorm", use_fast_variance=fast), "epsilon") for fast in (True, False)
+)
+linen_rms_norm = adapt_rms_norm(partial(linen_norm, "RMSNorm"), "epsilon")
 
 
 @functools.cache
-def nnx_norm(kind: str, size: int, axes: tuple[int, ...], dtype: str, biased: bool, eps: float | None) -> Any:
+def nnx_module(kind: str, size: int, **options: Any) -> Any:
     from flax import nnx
 
-    given: dict[str, Any] = {} if eps is None else {"epsilon": eps}
-    given |= {"use_bias": biased} if kind == "LayerNorm" else {}
-    made = getattr(nnx, kind)(size, reduction_axes=axes, feature_axes=axes, dtype=dtype, rngs=nnx.Rngs(0), **given)
-    return nnx.split(made)[0]
+    return nnx.split(getattr(nnx, kind)(size, rngs=nnx.Rngs(0), **options))[0]
 
 
-def nnx_layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float | None = None) -> Any:
-    """`flax.nnx.LayerNorm`, with the dtype of x for its result."""
-    return nnx_call("LayerNorm", x, weight, bias, eps)
-
-
-def nnx_rms_norm(x: Any, weight: Any, *, eps: float | None = None) -> Any:
-    """`flax.nnx.RMSNorm`, with the dtype of x for its result."""
-    return nnx_call("RMSNorm", x, weight, None, eps)
-
-
-def nnx_call(kind: str, x: Any, weight: Any, bias: Any, eps: float | None) -> Any:
+def nnx_norm(kind: str, x: Any, weight: Any, bias: Any, **options: Any) -> Any:
+    """With the dtype of x for its result."""
     from flax import nnx
 
     axes = tuple(range(-weight.ndim, 0))
-    graph = nnx_norm(kind, weight.size, axes, str(x.dtype), bias is not None, eps)
+    options |= {"use_bias": bias is not None} if kind == "LayerNorm" else {}
+    graph = nnx_module(kind, weight.size, reduction_axes=axes, feature_axes=axes, dtype=str(x.dtype), **options)
     parameters = {"scale": nnx.Param(weight)} | ({} if bias is None else {"bias": nnx.Param(bias)})
     return nnx.merge(graph, nnx.State(parameters))(x)
 
 
-def peer(name: str, subject: str, operation: str, **fields: Any) -> Peer:
-    return Peer(f"Flax {name}", f"{__name__}:{subject}", operation, "jax", ("flax", "jax"), **fields)
+nnx_layer_norm = adapt_layer_norm(partial(nnx_norm, "LayerNorm"), "epsilon")
+nnx_rms_norm = adapt_rms_norm(partial(nnx_norm, "RMSNorm"), "epsilon")
 
-
+peer = partial(make_peer, "Flax ", __name__, "jax", ("flax", "jax"))
 PEERS = (
     peer("linen.dot_product_attention", "linen_attention", "attention", documented=BROADCAST),
     peer("nnx.dot_product_attention, weights sown", "nnx_attention", "attention", documented=BROADCAST),

@@ -6,15 +6,30 @@ Beside them stands attention as many write it, of which `jax.jit` makes one prog
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
-from conformance.peers.peer import BROADCAST, Peer, causal_flag, is_aligned, no_mask, takes_masks, top_left
+from conformance.peers.adapters import Options, adapt_attention, adapt_layer_norm, make_peer, read_causal
+from conformance.peers.peer import BROADCAST, is_aligned, no_mask, takes_masks, top_left
 from specification import KeyLengths, SlidingWindow
 
 DESCRIBED = {"structured", "scale", "cross", "gqa", "gradients"}
+LACKS = ("no-value_width", "no-empty")
+MASK: Options = {name: name for name in ("mask", "bias", "scale")}
+CAUSAL: Options = {"mask": read_causal("is_causal"), "scale": "scale"}
+
+
+def read_lengths(mask: Any) -> dict[str, Any]:
+    counts = mask.lengths.astype("int32") if isinstance(mask, KeyLengths) else no_mask(mask, "sequence lengths")
+    return {"key_value_seq_lengths": counts}
+
+
+def read_window(mask: Any) -> dict[str, Any]:
+    size = (mask.left, mask.right) if isinstance(mask, SlidingWindow) else no_mask(mask, "local_window_size")
+    return {"local_window_size": size}
 
 
 def attend(implementation: Any, query: Any, key: Any, value: Any, **keywords: Any) -> Any:
@@ -23,44 +38,16 @@ def attend(implementation: Any, query: Any, key: Any, value: Any, **keywords: An
     return jax.nn.dot_product_attention(query, key, value, implementation=implementation, **keywords)
 
 
-def make_masked_attention(implementation: str) -> Callable[..., Any]:
-    @declare(["no-value_width", "no-empty"], layout="BTHD")
-    def attention(
-        query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None
-    ) -> Any:
-        """With `mask` and `bias`."""
-        return attend(implementation, query, key, value, mask=mask, bias=bias, scale=scale)
-
-    return attention
+def attend_by(implementation: str, options: Options, supports: Collection[str], **declared: Any) -> Callable[..., Any]:
+    return adapt_attention(partial(attend, implementation), options, supports, layout="BTHD", **declared)
 
 
-def causal(implementation: str) -> Callable[..., Any]:
-    @declare({*DESCRIBED, "causal"}, layout="BTHD", conventions={"causal": "top_left"})
-    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
-        """With `is_causal`."""
-        return attend(implementation, query, key, value, is_causal=causal_flag(mask, "is_causal"), scale=scale)
-
-    return attention
-
-
-def lengths(implementation: str) -> Callable[..., Any]:
-    @declare({*DESCRIBED, "lengths"}, layout="BTHD")
-    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
-        """With `key_value_seq_lengths`."""
-        counts = mask.lengths.astype("int32") if isinstance(mask, KeyLengths) else no_mask(mask, "sequence lengths")
-        return attend(implementation, query, key, value, key_value_seq_lengths=counts, scale=scale)
-
-    return attention
-
-
-def window(implementation: str) -> Callable[..., Any]:
-    @declare({*DESCRIBED, "window"}, layout="BTHD")
-    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
-        """With `local_window_size`."""
-        size = (mask.left, mask.right) if isinstance(mask, SlidingWindow) else no_mask(mask, "local_window_size")
-        return attend(implementation, query, key, value, local_window_size=size, scale=scale)
-
-    return attention
+xla_mask, cudnn_mask = (attend_by(name, MASK, LACKS) for name in ("xla", "cudnn"))
+xla_causal, cudnn_causal = (
+    attend_by(name, CAUSAL, {*DESCRIBED, "causal"}, conventions={"causal": "top_left"}) for name in ("xla", "cudnn")
+)
+xla_lengths = attend_by("xla", {"mask": read_lengths, "scale": "scale"}, {*DESCRIBED, "lengths"})
+xla_window = attend_by("xla", {"mask": read_window, "scale": "scale"}, {*DESCRIBED, "window"})
 
 
 def plain_window(case: Case) -> bool:
@@ -69,15 +56,6 @@ def plain_window(case: Case) -> bool:
     if not isinstance(mask, SlidingWindow):
         return mask is None
     return isinstance(mask.left, int) and isinstance(mask.right, int) and is_aligned(mask)
-
-
-xla_mask, xla_causal, xla_lengths, xla_window = (
-    make_masked_attention("xla"),
-    causal("xla"),
-    lengths("xla"),
-    window("xla"),
-)
-cudnn_mask, cudnn_causal = make_masked_attention("cudnn"), causal("cudnn")
 
 
 @functools.cache
@@ -99,20 +77,18 @@ def einsum(query: Any, key: Any, value: Any, *, scale: float | None = None) -> A
     return compiled_einsum()(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)
 
 
-def make_layer_norm(algorithm: str) -> Callable[..., Any]:
-    def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float | None = None) -> Any:
-        """`jax.nn.standardize`, times weight, plus bias."""
-        import jax
+def standardize(algorithm: str, x: Any, weight: Any, bias: Any, **eps: Any) -> Any:
+    """`jax.nn.standardize`, times weight, plus bias."""
+    import jax
 
-        axes, given = tuple(range(-weight.ndim, 0)), {} if eps is None else {"epsilon": eps}
-        standardize: Any = jax.nn.standardize
-        scaled = standardize(x, axis=axes, algorithm=algorithm, **given) * weight
-        return scaled if bias is None else scaled + bias
-
-    return layer_norm
+    normalize: Any = jax.nn.standardize
+    scaled = normalize(x, axis=tuple(range(-weight.ndim, 0)), algorithm=algorithm, **eps) * weight
+    return scaled if bias is None else scaled + bias
 
 
-standardize_fast, standardize_stable = make_layer_norm("fast"), make_layer_norm("stable")
+standardize_fast, standardize_stable = (
+    adapt_layer_norm(partial(standardize, algorithm), "epsilon") for algorithm in ("fast", "stable")
+)
 
 WIDE = {"dtypes": ("float32", "float64")}
 """Multiplying what `standardize` returned is the adapter's doing, and in 16 bits it would round once more; nor is it
@@ -120,32 +96,19 @@ WIDE = {"dtypes": ("float32", "float64")}
 HALF = {"dtypes": ("bfloat16", "float16"), "width_multiple": 8}
 
 
-def peer(implementation: str, subject: str, path: str, **fields: Any) -> Peer:
-    name = f"jax.nn.dot_product_attention, {implementation}, {path}"
-    return Peer(name, f"{__name__}:{subject}", "attention", "jax", ("jax",), **fields)
-
-
-def norm(algorithm: str) -> Peer:
-    name, subject = f"jax.nn.standardize, {algorithm}", f"{__name__}:standardize_{algorithm}"
-    return Peer(name, subject, "layer_norm", "jax", ("jax",), given=WIDE, documented=("mixed dtypes",))
-
-
+peer = partial(make_peer, "jax.", __name__, "jax", ("jax",))
+FUNCTION = "nn.dot_product_attention"
+CAUSAL_PATH: dict[str, Any] = {"operation": "attention", "takes": top_left}
+CUDNN: dict[str, Any] = {"device": "cuda", "given": HALF}
+NORM: dict[str, Any] = {"operation": "layer_norm", "given": WIDE, "documented": ("mixed dtypes",)}
 PEERS = (
-    peer("xla", "xla_mask", "mask and bias", documented=BROADCAST),
-    peer("xla", "xla_causal", "is_causal", takes=top_left),
-    peer("xla", "xla_lengths", "key_value_seq_lengths", takes=takes_masks(KeyLengths)),
-    peer("xla", "xla_window", "local_window_size", takes=plain_window),
-    peer("cudnn", "cudnn_mask", "mask and bias", device="cuda", given=HALF, documented=BROADCAST),
-    peer("cudnn", "cudnn_causal", "is_causal", takes=top_left, device="cuda", given=HALF),
-    Peer(
-        "jax.numpy.einsum, repeated key heads, under jax.jit",
-        f"{__name__}:einsum",
-        "attention",
-        "jax",
-        ("jax",),
-        given=WIDE,
-        shrinking=120.0,
-    ),
-    norm("fast"),
-    norm("stable"),
+    peer(f"{FUNCTION}, xla, mask and bias", "xla_mask", "attention", documented=BROADCAST),
+    peer(f"{FUNCTION}, xla, is_causal", "xla_causal", **CAUSAL_PATH),
+    peer(f"{FUNCTION}, xla, key_value_seq_lengths", "xla_lengths", "attention", takes=takes_masks(KeyLengths)),
+    peer(f"{FUNCTION}, xla, local_window_size", "xla_window", "attention", takes=plain_window),
+    peer(f"{FUNCTION}, cudnn, mask and bias", "cudnn_mask", "attention", documented=BROADCAST, **CUDNN),
+    peer(f"{FUNCTION}, cudnn, is_causal", "cudnn_causal", **CAUSAL_PATH, **CUDNN),
+    peer("numpy.einsum, repeated key heads, under jax.jit", "einsum", "attention", given=WIDE, shrinking=120.0),
+    peer("nn.standardize, fast", "standardize_fast", **NORM),
+    peer("nn.standardize, stable", "standardize_stable", **NORM),
 )

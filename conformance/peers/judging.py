@@ -90,6 +90,17 @@ def cases_in(check: Check[Any, Any], example: Any) -> tuple[Case, ...]:
     return example if check in OF_SEVERAL else (check.case_of(example),)
 
 
+def change_cases(change: Callable[[Case], Case], example: Any) -> Any:
+    """The example with every case in it changed, alone or one of several."""
+    if isinstance(example, Case):
+        return change(example)
+    return tuple(change_cases(change, part) for part in example) if type(example) is tuple else example
+
+
+def write_eps(case: Case) -> Case:
+    return replace(case, options={"eps": 1e-5} | case.options)
+
+
 class PathRunner(Runner):
     """Runs checks within a peer's path.
 
@@ -268,28 +279,16 @@ class PeerExecutor(Executor):
         return super().answer_claim(replace(claim, cases=self.path(claim.cases)))
 
     def limit_probe(self, probe: Probe) -> Probe:
-        cases = probe.cases.map(self.fit_example)
+        """The probe in the sizes of the path. Eps of layer norms is written out, but where its default is asked."""
+        cases = probe.cases.map(partial(change_cases, self.peer.fitted))
         if self.operation == "layer_norm" and probe.name != own.EPS_LEFT_OUT:
-            cases = cases.map(self.set_eps)
-
+            cases = cases.map(partial(change_cases, write_eps))
         cases = cases.filter(lambda m: all(map(self.asks, cases_in(probe.check, m))))
         return replace(probe, cases=cases, weight=probe.weight * self.share(probe))
 
     def share(self, probe: Probe) -> float:
         slow = self.runner.declaration.compiled or isinstance(self.runner, SubprocessRunner)
         return SHARE_OF_PLAN if slow and isinstance(probe.cases, Rows) else 1.0
-
-    def fit_example(self, example: Any) -> Any:
-        """Every case in it, alone or one of several, in the sizes of the path."""
-        if isinstance(example, Case):
-            return self.peer.fitted(example)
-        return tuple(map(self.fit_example, example)) if type(example) is tuple else example
-
-    def set_eps(self, example: Any) -> Any:
-        """Layer norms with eps written out; what it is when left out is asked by itself."""
-        if isinstance(example, Case):
-            return replace(example, options={"eps": 1e-5} | example.options)
-        return tuple(map(self.set_eps, example)) if type(example) is tuple else example
 
     def path(self, cases: st.SearchStrategy[Case]) -> st.SearchStrategy[Case]:
         return cases.map(self.peer.fitted).filter(self.peer.takes)

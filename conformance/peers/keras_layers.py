@@ -6,60 +6,42 @@ The backend is chosen by KERAS_BACKEND before Keras is imported, so each of thes
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
-from conformance.cases.case import Case
 from conformance.cases.declaration import declare
+from conformance.peers.adapters import Options, adapt_attention, adapt_layer_norm, adapt_rms_norm, read_causal
 from conformance.peers.heads import join_heads, one_mask_for_all_heads, resize_case
-from conformance.peers.peer import BROADCAST, Peer, causal_flag, keras_peer, top_left
-
-CAUSAL = {"structured", "causal", "scale", "cross", "gqa", "gradients"}
+from conformance.peers.peer import BROADCAST, Peer, keras_peer, top_left
 
 
-def attend(query: Any, key: Any, value: Any, *, fused: bool, **keywords: Any) -> Any:
+def attend(query: Any, key: Any, value: Any, **keywords: Any) -> Any:
     import keras
 
-    return keras.ops.dot_product_attention(query, key, value, flash_attention=fused, **keywords)
+    return keras.ops.dot_product_attention(query, key, value, **keywords)
 
 
-def make_masked_attention(fused: bool, *lacks: str) -> Callable[..., Any]:
-    @declare([f"no-{feature}" for feature in lacks], layout="BTHD")
-    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
-        """With `mask`."""
-        return attend(query, key, value, fused=fused, mask=mask, scale=scale)
-
-    return attention
-
-
-def make_biased_attention(fused: bool, *lacks: str) -> Callable[..., Any]:
-    @declare([f"no-{feature}" for feature in lacks], layout="BTHD")
-    def attention(query: Any, key: Any, value: Any, *, bias: Any = None, scale: float | None = None) -> Any:
-        """With `bias`."""
-        return attend(query, key, value, fused=fused, bias=bias, scale=scale)
-
-    return attention
+CAUSAL_FEATURES = {"structured", "causal", "scale", "cross", "gqa", "gradients"}
+LACKS = ("no-value_width", "no-empty")
+PATHS: dict[str, Options] = {
+    "mask": {"mask": "mask", "scale": "scale"},
+    "bias": {"bias": "bias", "scale": "scale"},
+    "causal": {"mask": read_causal("is_causal"), "scale": "scale"},
+}
 
 
-def causal(fused: bool) -> Callable[..., Any]:
-    @declare(CAUSAL, layout="BTHD", conventions={"causal": "top_left"})
-    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
-        """With `is_causal`."""
-        return attend(query, key, value, fused=fused, is_causal=causal_flag(mask, "is_causal"), scale=scale)
-
-    return attention
+def attend_by(path: str, supports: Collection[str], fused: bool = False, **declared: Any) -> Callable[..., Any]:
+    call = partial(attend, flash_attention=fused)
+    return adapt_attention(call, PATHS[path], supports, layout="BTHD", **declared)
 
 
-jax_mask, jax_bias = (
-    make_masked_attention(False, "value_width", "empty"),
-    make_biased_attention(False, "value_width", "empty"),
+jax_mask, jax_bias = (attend_by(path, LACKS) for path in ("mask", "bias"))
+torch_mask, torch_bias = (attend_by(path, LACKS[:1]) for path in ("mask", "bias"))
+fused_mask = attend_by("mask", LACKS, True)
+unfused_causal, fused_causal = (
+    attend_by("causal", CAUSAL_FEATURES, fused, conventions={"causal": "top_left"}) for fused in (False, True)
 )
-torch_mask, torch_bias, unfused_causal = (
-    make_masked_attention(False, "value_width"),
-    make_biased_attention(False, "value_width"),
-    causal(False),
-)
-fused_mask, fused_causal = make_masked_attention(True, "value_width", "empty"), causal(True)
 
 
 @functools.cache
@@ -113,62 +95,54 @@ jax_heads, torch_heads, weighing_heads = multi_head(False, "value_width"), multi
 
 
 @functools.cache
-def norm_layer(kind: str, axes: Any, eps: float | None, biased: bool, policy: str, shape: tuple[int, ...]) -> Any:
+def norm_layer(kind: str, axes: Any, policy: str, shape: tuple[int, ...], **options: Any) -> Any:
     import keras
 
-    given: dict[str, Any] = {} if eps is None else {"epsilon": eps}
-    given |= {"center": biased} if kind == "LayerNormalization" else {}
-    made = getattr(keras.layers, kind)(axis=axes, dtype=policy, **given)
+    made = getattr(keras.layers, kind)(axis=axes, dtype=policy, **options)
     made.build(shape)
     return made
 
 
-def norm(kind: str, x: Any, weight: Any, bias: Any, eps: float | None) -> Any:
+def norm(kind: str, x: Any, weight: Any, bias: Any, **options: Any) -> Any:
+    """Parameters wider than x are those of a mixed dtype policy."""
     import keras
 
     inputs, parameters = (keras.backend.standardize_dtype(array.dtype) for array in (x, weight))
     policy = inputs if inputs == parameters else f"mixed_{inputs}"
     axes: Any = tuple(range(-weight.ndim, 0)) if weight.ndim > 1 else -1
-    layer = norm_layer(kind, axes, eps, bias is not None, policy, tuple(x.shape))
+    options |= {"center": bias is not None} if kind == "LayerNormalization" else {}
+    layer = norm_layer(kind, axes, policy, tuple(x.shape), **options)
     others = [variable.value for variable in layer.non_trainable_variables]
     return layer.stateless_call([weight] if bias is None else [weight, bias], others, x)[0]
 
 
-def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float | None = None) -> Any:
-    """`keras.layers.LayerNormalization`; parameters wider than x are those of a mixed dtype policy."""
-    return norm("LayerNormalization", x, weight, bias, eps)
-
-
-def rms_norm(x: Any, weight: Any, *, eps: float | None = None) -> Any:
-    """`keras.layers.RMSNormalization`; parameters wider than x are those of a mixed dtype policy."""
-    return norm("RMSNormalization", x, weight, None, eps)
-
-
-def one_axis(case: Case) -> bool:
-    return "weight" not in case.inputs or case.inputs["weight"].ndim == 1
-
-
-def peer(backend: str, name: str, subject: str, operation: str, **fields: Any) -> Peer:
-    return keras_peer(backend, name, f"{__name__}:{subject}", operation, **fields)
+layer_norm = adapt_layer_norm(partial(norm, "LayerNormalization"), "epsilon")
+rms_norm = adapt_rms_norm(partial(norm, "RMSNormalization"), "epsilon")
 
 
 def peers(backend: str) -> list[Peer]:
-    attention, heads = "ops.dot_product_attention", "layers.MultiHeadAttention"
-    given: dict[str, Any] = {"operation": "attention", "documented": BROADCAST}
+    def peer(name: str, subject: str, operation: str = "attention", **fields: Any) -> Peer:
+        return keras_peer(backend, name, f"{__name__}:{subject}", operation, **fields)
+
+    attention, heads = "ops.dot_product_attention, flash_attention", "layers.MultiHeadAttention"
+    given: dict[str, Any] = {"documented": BROADCAST}
     many: dict[str, Any] = {"operation": "multi_head_attention", "fitted": resize_case, "takes": one_mask_for_all_heads}
     fused: dict[str, Any] = {"device": "cuda", "given": {"dtypes": ("bfloat16", "float16"), "width_multiple": 8}}
     return [
-        peer(backend, f"{attention}, flash_attention=False, mask", f"{backend}_mask", **given),
-        peer(backend, f"{attention}, flash_attention=False, bias", f"{backend}_bias", **given),
-        peer(backend, f"{attention}, flash_attention=False, is_causal", "unfused_causal", takes=top_left, **given),
-        peer(backend, f"{attention}, flash_attention=True, mask", "fused_mask", **given, **fused),
+        peer(f"{attention}=False, mask", f"{backend}_mask", **given),
+        peer(f"{attention}=False, bias", f"{backend}_bias", **given),
+        peer(f"{attention}=False, is_causal", "unfused_causal", takes=top_left, **given),
+        peer(f"{attention}=True, mask", "fused_mask", **given, **fused),
+        peer(f"{attention}=True, is_causal", "fused_causal", takes=top_left, **given, **fused),
+        peer(heads, f"{backend}_heads", **many),
+        peer(f"{heads}, return_attention_scores", "weighing_heads", **many),
+        peer("layers.LayerNormalization", "layer_norm", "layer_norm"),
         peer(
-            backend, f"{attention}, flash_attention=True, is_causal", "fused_causal", takes=top_left, **given, **fused
+            "layers.RMSNormalization",
+            "rms_norm",
+            "rms_norm",
+            takes=lambda case: "weight" not in case.inputs or case.inputs["weight"].ndim == 1,
         ),
-        peer(backend, heads, f"{backend}_heads", **many),
-        peer(backend, f"{heads}, return_attention_scores", "weighing_heads", **many),
-        peer(backend, "layers.LayerNormalization", "layer_norm", "layer_norm"),
-        peer(backend, "layers.RMSNormalization", "rms_norm", "rms_norm", takes=one_axis),
     ]
 
 

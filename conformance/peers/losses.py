@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.cases.case import Case
 from conformance.cases.declaration import declare
 from conformance.peers.peer import Peer, keras_peer
 
@@ -72,8 +71,7 @@ def keras_class(logits: Any, targets: Any, *, ignore: int | None = None, reducti
     return loss(targets, logits)
 
 
-def is_unreduced(case: Case) -> bool:
-    return case.options.get("reduction") == "none"
+UNREDUCED: dict[str, Any] = {"takes": lambda case: case.options.get("reduction") == "none"}
 
 
 def peer(name: str, subject: str, operation: str, arrays: str, package: str, **fields: Any) -> Peer:
@@ -90,12 +88,12 @@ PEERS = (
     peer("torch F.nll_loss", "torch_nll_loss", "nll_loss", "torch", "torch",
          documented=("-100 as a target that counts",)),
     peer("optax softmax_cross_entropy_with_integer_labels", "optax_cross_entropy", "cross_entropy", "jax", "optax",
-         takes=is_unreduced),
+         **UNREDUCED),
     *(
         one
         for backend in ("jax", "torch")
         for one in (
-            keras(backend, "losses.sparse_categorical_crossentropy", "keras_function", takes=is_unreduced),
+            keras(backend, "losses.sparse_categorical_crossentropy", "keras_function", **UNREDUCED),
             keras(backend, "losses.SparseCategoricalCrossentropy", "keras_class"),
         )
     ),

@@ -8,7 +8,6 @@ from conformance.checks.levels import LEVELS
 from conformance.peers import PEERS
 from conformance.peers.rows import (
     OPERATION_TITLES,
-    Divergence,
     Row,
     Run,
     columns,
@@ -98,18 +97,14 @@ def divergences(rows: Sequence[Row]) -> Iterator[str]:
     for one in rows:
         if one.divergences or one.accepted or one.untried:
             yield from ["", f"### {one.path}", ""]
-            yield from (line for divergence in one.divergences for line in divergence_lines(divergence))
+            for rule, title, level, message, call in one.divergences:
+                of_level = f" ({level})" if level else ""
+                yield f"- **{rule}** {title}{of_level}: {escape_markdown(message)}"
+                yield f"  `{call}`"
             if one.accepted:
                 yield f"- Takes what should be refused: {describe_accepted(one)}."
             if one.untried:
                 yield f"- Not everything was tried: {one.untried}."
-
-
-def divergence_lines(divergence: Divergence) -> Iterator[str]:
-    """Two lines: what came of it, and the call."""
-    level = f" ({divergence.level})" if divergence.level else ""
-    yield f"- **{divergence.rule}** {divergence.title}{level}: {escape_markdown(divergence.message)}"
-    yield f"  `{divergence.call}`"
 
 
 def escape_markdown(text: str) -> str:

@@ -2,84 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
+from conformance.peers.adapters import Options, adapt_attention, adapt_layer_norm, adapt_rms_norm
 from conformance.peers.onnx_nodes import CONTRIBUTED, run
 from conformance.peers.peer import BROADCAST, FLOAT_MASK, Peer, causal_flag, is_aligned, no_mask, takes_masks, top_left
 from specification import KeyLengths, KeyPadding, SlidingWindow
 
 DTYPES = {"runtime": ("float32", "float16", "float64"), "reference": ("float32", "bfloat16", "float16", "float64")}
 DESCRIBED = {"structured", "scale", "softcap", "cross", "gqa", "value_width"}
+LACKS = ("no-empty", "no-gradients")
+NUMBERS: Options = {"scale": "scale", "softcap": "softcap"}
+INPUTS = ("attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
+"""Of Attention, after query, key and value; what else is given is an attribute."""
 
 
-def attend(runner: str, opset: int, query: Any, key: Any, value: Any, extra: dict[str, Any], **attributes: Any) -> Any:
-    return run(runner, "Attention", opset, {"Q": query, "K": key, "V": value} | extra, **attributes)
+def attend(runner: str, opset: int, query: Any, key: Any, value: Any, **given: Any) -> Any:
+    inputs = {"Q": query, "K": key, "V": value} | {name: given.pop(name, None) for name in INPUTS}
+    return run(runner, "Attention", opset, inputs, **given)
 
 
-def make_masked_attention(runner: str) -> Callable[..., Any]:
-    @declare(["no-empty", "no-gradients"], dtypes=DTYPES[runner])
-    def attention(
-        query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None, softcap: float | None = None
-    ) -> Any:
-        """With `attn_mask` boolean."""
-        return attend(runner, 23, query, key, value, {"attn_mask": mask}, scale=scale, softcap=softcap)
-
-    return attention
+def read_flag(mask: Any) -> dict[str, Any]:
+    return {"is_causal": int(causal_flag(mask, "is_causal")) or None}
 
 
-def make_biased_attention(runner: str) -> Callable[..., Any]:
-    @declare(["no-empty", "no-gradients"], dtypes=DTYPES[runner])
-    def attention(
-        query: Any, key: Any, value: Any, *, bias: Any = None, scale: float | None = None, softcap: float | None = None
-    ) -> Any:
-        """With `attn_mask` of numbers."""
-        return attend(runner, 23, query, key, value, {"attn_mask": bias}, scale=scale, softcap=softcap)
-
-    return attention
+def read_lengths(mask: Any) -> dict[str, Any]:
+    counts = mask.lengths.astype(np.int64) if isinstance(mask, KeyLengths) else no_mask(mask, "nonpad_kv_seqlen")
+    return {"nonpad_kv_seqlen": counts}
 
 
-def causal(runner: str) -> Callable[..., Any]:
-    @declare({*DESCRIBED, "causal"}, dtypes=DTYPES[runner], conventions={"causal": "top_left"})
-    def attention(
-        query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None, softcap: float | None = None
-    ) -> Any:
-        """With `is_causal`."""
-        flag = int(causal_flag(mask, "is_causal")) or None
-        return attend(runner, 23, query, key, value, {}, is_causal=flag, scale=scale, softcap=softcap)
-
-    return attention
+def read_window(mask: Any) -> dict[str, Any]:
+    sides = (mask.left, mask.right) if isinstance(mask, SlidingWindow) else (no_mask(mask, "windows"), None)
+    left, right = (None if side is None else int(side) for side in sides)
+    return {"left_window_size": left, "right_window_size": right}
 
 
-def lengths(runner: str) -> Callable[..., Any]:
-    @declare({*DESCRIBED, "lengths"}, dtypes=DTYPES[runner])
-    def attention(
-        query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None, softcap: float | None = None
-    ) -> Any:
-        """With `nonpad_kv_seqlen`."""
-        counts = mask.lengths.astype(np.int64) if isinstance(mask, KeyLengths) else no_mask(mask, "nonpad_kv_seqlen")
-        extra = {"attn_mask": None, "past_key": None, "past_value": None, "nonpad_kv_seqlen": counts}
-        return attend(runner, 24, query, key, value, extra, scale=scale, softcap=softcap)
-
-    return attention
-
-
-def window(runner: str) -> Callable[..., Any]:
-    @declare({*DESCRIBED, "window"}, dtypes=DTYPES[runner])
-    def attention(
-        query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None, softcap: float | None = None
-    ) -> Any:
-        """With `left_window_size` and `right_window_size`."""
-        sides = (mask.left, mask.right) if isinstance(mask, SlidingWindow) else (no_mask(mask, "windows"), None)
-        left, right = (None if side is None else int(side) for side in sides)
-        sizes = {"left_window_size": left, "right_window_size": right}
-        return attend(runner, 25, query, key, value, {}, scale=scale, softcap=softcap, **sizes)
-
-    return attention
+def attend_by(
+    runner: str, options: Options, supports: Collection[str] = LACKS, opset: int = 23, **declared: Any
+) -> Callable[..., Any]:
+    call = partial(attend, runner, opset)
+    return adapt_attention(call, options | NUMBERS, supports, dtypes=DTYPES[runner], **declared)
 
 
 @declare(
@@ -104,32 +72,32 @@ def contrib_attention(
     return output.reshape(*output.shape[:2], heads, -1) if K else output
 
 
-def layer_norm_by(runner: str) -> Callable[..., Any]:
-    @declare(["no-gradients"], dtypes=DTYPES[runner])
-    def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float | None = None) -> Any:
-        """LayerNormalization."""
-        inputs = {"X": x, "Scale": weight, "B": bias}
-        return run(runner, "LayerNormalization", 17, inputs, axis=-weight.ndim, epsilon=eps)
-
-    return layer_norm
+def normalize(runner: str, x: Any, weight: Any, bias: Any, **eps: Any) -> Any:
+    return run(runner, "LayerNormalization", 17, {"X": x, "Scale": weight, "B": bias}, axis=-weight.ndim, **eps)
 
 
-def rms_norm_by(runner: str) -> Callable[..., Any]:
-    @declare(["no-gradients"], dtypes=DTYPES[runner])
-    def rms_norm(x: Any, weight: Any, *, eps: float | None = None) -> Any:
-        """RMSNormalization."""
-        return run(runner, "RMSNormalization", 23, {"X": x, "scale": weight}, axis=-weight.ndim, epsilon=eps)
-
-    return rms_norm
+def normalize_by_root(runner: str, x: Any, weight: Any, bias: None, **eps: Any) -> Any:
+    return run(runner, "RMSNormalization", 23, {"X": x, "scale": weight}, axis=-weight.ndim, **eps)
 
 
-runtime_mask, reference_mask = make_masked_attention("runtime"), make_masked_attention("reference")
-runtime_bias, reference_bias = make_biased_attention("runtime"), make_biased_attention("reference")
-runtime_causal, reference_causal = causal("runtime"), causal("reference")
-runtime_lengths, reference_lengths = lengths("runtime"), lengths("reference")
-reference_window = window("reference")
-runtime_layer_norm, reference_layer_norm = layer_norm_by("runtime"), layer_norm_by("reference")
-runtime_rms_norm, reference_rms_norm = rms_norm_by("runtime"), rms_norm_by("reference")
+runtime_mask, reference_mask = (attend_by(runner, {"mask": "attn_mask"}) for runner in DTYPES)
+runtime_bias, reference_bias = (attend_by(runner, {"bias": "attn_mask"}) for runner in DTYPES)
+runtime_causal, reference_causal = (
+    attend_by(runner, {"mask": read_flag}, {*DESCRIBED, "causal"}, conventions={"causal": "top_left"})
+    for runner in DTYPES
+)
+runtime_lengths, reference_lengths = (
+    attend_by(runner, {"mask": read_lengths}, {*DESCRIBED, "lengths"}, 24) for runner in DTYPES
+)
+reference_window = attend_by("reference", {"mask": read_window}, {*DESCRIBED, "window"}, 25)
+runtime_layer_norm, reference_layer_norm = (
+    adapt_layer_norm(partial(normalize, runner), "epsilon", "no-gradients", dtypes=dtypes)
+    for runner, dtypes in DTYPES.items()
+)
+runtime_rms_norm, reference_rms_norm = (
+    adapt_rms_norm(partial(normalize_by_root, runner), "epsilon", "no-gradients", dtypes=dtypes)
+    for runner, dtypes in DTYPES.items()
+)
 
 
 def exact(case: Case) -> bool:

@@ -62,7 +62,8 @@ def probes(operation: str, declaration: Declaration) -> Iterator[Probe]:
     if operation == HEADS:
         heads = generation.multi_head_cases(declaration=declaration)
         if declaration.convention("empty_rows") == "zero":
-            yield Probe("ATT-6", "empty rows in multi-head attention", (HEADS,), heads.filter(has_empty_rows))
+            with_empty_rows = heads.filter(lambda case: not visible_pairs(case).any(-1).all())
+            yield Probe("ATT-6", "empty rows in multi-head attention", (HEADS,), with_empty_rows)
         if declaration.convention("isolation") == "strict":
             whole = generation.multi_head_cases(declaration=declaration.promising(empty_rows="any"))
             yield Probe("MASK-7", "hidden NaN in multi-head attention", (HEADS,), hidden_tokens(whole), TWIN)
@@ -73,10 +74,6 @@ def visible_pairs(case: Case) -> np.ndarray:
     (B, Q), K, H = case.inputs["query"].shape[:2], case.inputs["key"].shape[1], case.options["num_heads"]
     found = np.broadcast_to(materialize(case.options.get("mask"), Q, K, batch=B, heads=H), (B, H, Q, K))
     return found & (case.inputs["bias"].astype(float) != -np.inf) if "bias" in case.inputs else found
-
-
-def has_empty_rows(case: Case) -> bool:
-    return not visible_pairs(case).any(-1).all()
 
 
 @st.composite

@@ -7,57 +7,30 @@ is given both; they are computed here in float64 and rounded to the dtype of x, 
 from __future__ import annotations
 
 import functools
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
+from conformance.peers.adapters import make_peer
 from conformance.peers.onnx_nodes import run
-from conformance.peers.peer import Peer
-from specification.rotary import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    Scaling,
-    YarnScaling,
-)
+from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Scaling, YarnScaling
 
+RAMP = {"factor": "factor", "original_length": "original_max_position_embeddings"}
 KINDS: dict[type, tuple[str, dict[str, str]]] = {
     LinearScaling: ("linear", {"factor": "factor"}),
     DynamicScaling: ("dynamic", {"factor": "factor"}),
-    YarnScaling: (
-        "yarn",
-        {
-            "factor": "factor",
-            "original_length": "original_max_position_embeddings",
-            "beta_fast": "beta_fast",
-            "beta_slow": "beta_slow",
-            "attention_factor": "attention_factor",
-            "truncate": "truncate",
-        },
-    ),
+    YarnScaling: ("yarn", RAMP | {name: name for name in ("beta_fast", "beta_slow", "attention_factor", "truncate")}),
     Llama3Scaling: (
-        "llama3",
-        {
-            "factor": "factor",
-            "low_frequency_factor": "low_freq_factor",
-            "high_frequency_factor": "high_freq_factor",
-            "original_length": "original_max_position_embeddings",
-        },
+        "llama3", RAMP | {f"{end}_frequency_factor": f"{end}_freq_factor" for end in ("low", "high")},
     ),
     LongRopeScaling: (
-        "longrope",
-        {
-            "short_factors": "short_factor",
-            "long_factors": "long_factor",
-            "original_length": "original_max_position_embeddings",
-            "factor": "factor",
-            "attention_factor": "attention_factor",
-        },
+        "longrope", RAMP | {"attention_factor": "attention_factor", "short_factors": "short_factor",
+                            "long_factors": "long_factor"},
     ),
-}
+}  # fmt: skip
 """By the kind of scaling: its name in transformers, and the names of its fields."""
 
 
@@ -114,21 +87,11 @@ def cohere(x: Any, positions: Any, *, base: float = 10000.0, pairing: str = "hal
     return rotate("cohere", "Cohere", x, positions, base, None)
 
 
-def neighbours(case: Case) -> bool:
-    return case.options.get("pairing") == "interleaved"
-
-
 @declare(["no-gradients"], dtypes=("float32", "float16"))
 def onnx_runtime(
-    x: Any,
-    positions: Any,
-    *,
-    base: float = 10000.0,
-    rotary_width: int | None = None,
-    pairing: str = "halves",
-    scaling: Any = None,
-    length: int | None = None,
-) -> Any:
+    x: Any, positions: Any, *, base: float = 10000.0, rotary_width: int | None = None, pairing: str = "halves",
+    scaling: Any = None, length: int | None = None,
+) -> Any:  # fmt: skip
     """With `cos_cache` and `sin_cache` [B, T, W / 2]."""
     from conformance.bounds.rotary import angles
 
@@ -143,20 +106,13 @@ def onnx_runtime(
     )  # fmt: skip
 
 
-def peer(name: str, function: str, **more: Any) -> Peer:
-    subject = f"{__name__}:{function}"
-    return Peer(f"transformers {name}", subject, "rotary_embedding", "torch", ("transformers", "torch"), **more)
-
-
-PEERS = (
-    peer("LlamaRotaryEmbedding", "llama"),
-    peer("GPTNeoXRotaryEmbedding", "gpt_neox"),
-    peer("CohereRotaryEmbedding", "cohere", takes=neighbours),
-    Peer(
-        "ONNX Runtime, RotaryEmbedding-23",
-        f"{__name__}:onnx_runtime",
-        "rotary_embedding",
-        "numpy",
-        ("onnxruntime", "onnx"),
-    ),
+transformers = partial(
+    make_peer, "transformers ", __name__, "torch", ("transformers", "torch"), operation="rotary_embedding"
 )
+PEERS = (
+    transformers("LlamaRotaryEmbedding", "llama"),
+    transformers("GPTNeoXRotaryEmbedding", "gpt_neox"),
+    transformers("CohereRotaryEmbedding", "cohere", takes=lambda case: case.options.get("pairing") == "interleaved"),
+    make_peer("ONNX Runtime, ", __name__, "numpy", ("onnxruntime", "onnx"), "RotaryEmbedding-23", "onnx_runtime",
+              "rotary_embedding"),
+)  # fmt: skip

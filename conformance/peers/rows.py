@@ -287,13 +287,13 @@ def read(path: Path) -> list[Row]:
         raise ValueError(f"{path} cannot be read as a divergence matrix: {error}") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise ValueError(f"{path} is no divergence matrix of version {SCHEMA['version']}")
-    return sorted((read_row(row, run) for run in content["runs"] for row in run["rows"]), key=place)
-
-
-def read_row(content: dict[str, Any], run: dict[str, Any]) -> Row:
-    made = Run(**{name: run[name] for name in Run._fields})
-    divergences = tuple(Divergence(**one) for one in content["divergences"])
-    return Row(**content | {"divergences": divergences, "run": made})
+    rows = []
+    for run in content["runs"]:
+        made = Run(**{name: run[name] for name in Run._fields})
+        for row in run["rows"]:
+            divergences = tuple(Divergence(**one) for one in row["divergences"])
+            rows.append(Row(**row | {"divergences": divergences, "run": made}))
+    return sorted(rows, key=place)
 
 
 def write(rows: Sequence[Row], path: Path) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from conformance.cases.declaration import declare
-from conformance.peers.peer import BROADCAST, FLOAT_MASK, Peer, causal_flag, top_left
+from conformance.peers.adapters import Options, adapt_attention, read_causal
+from conformance.peers.peer import BROADCAST, FLOAT_MASK, Peer, top_left
 
 LOCK = threading.Lock()
 INSIDE: dict[object, str] = {}
@@ -54,49 +55,29 @@ def attend(kernel: str, query: Any, key: Any, value: Any, **keywords: Any) -> An
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, **keywords)
 
 
-def make_masked_attention(kernel: str, *lacks: str) -> Callable[..., Any]:
-    @declare(lacking(lacks))
-    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
-        """With `attn_mask` boolean: True may attend."""
-        return attend(kernel, query, key, value, attn_mask=mask, scale=scale)
-
-    return attention
-
-
-def make_biased_attention(kernel: str, *lacks: str) -> Callable[..., Any]:
-    @declare(lacking(lacks))
-    def attention(query: Any, key: Any, value: Any, *, bias: Any = None, scale: float | None = None) -> Any:
-        """With `attn_mask` of numbers, which are added to the scores."""
-        return attend(kernel, query, key, value, attn_mask=bias, scale=scale)
-
-    return attention
+MASK = {"mask": "attn_mask", "scale": "scale"}
+"""Booleans: True may attend."""
+BIAS = {"bias": "attn_mask", "scale": "scale"}
+"""Numbers, which are added to the scores."""
+CAUSAL: Options = {"mask": read_causal("is_causal"), "scale": "scale"}
+CAUSAL_FEATURES = {"structured", "causal", "scale", "cross", "gqa", "value_width", "empty", "gradients"}
 
 
-def causal(kernel: str, *lacks: str) -> Callable[..., Any]:
-    features = {"structured", "causal", "scale", "cross", "gqa", "value_width", "empty", "gradients"}
-
-    @declare(features - set(lacks), conventions={"causal": "top_left"})
-    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
-        """With `is_causal`."""
-        return attend(kernel, query, key, value, is_causal=causal_flag(mask, "is_causal"), scale=scale)
-
-    return attention
+def by_mask(kernel: str, *lacks: str, options: Options = MASK) -> Callable[..., Any]:
+    return adapt_attention(partial(attend, kernel), options, [f"no-{feature}" for feature in lacks])
 
 
-def lacking(features: tuple[str, ...]) -> list[str] | None:
-    return [f"no-{feature}" for feature in features] or None
+def by_flag(kernel: str, *lacks: str) -> Callable[..., Any]:
+    features = CAUSAL_FEATURES - {*lacks}
+    return adapt_attention(partial(attend, kernel), CAUSAL, features, conventions={"causal": "top_left"})
 
 
-math_mask, math_bias, math_causal = make_masked_attention("MATH"), make_biased_attention("MATH"), causal("MATH")
-flash_mask = make_masked_attention("FLASH_ATTENTION", "value_width")
-flash_bias = make_biased_attention("FLASH_ATTENTION", "value_width", "gradients")
-flash_causal = causal("FLASH_ATTENTION", "value_width")
-efficient_mask, efficient_causal = (
-    make_masked_attention("EFFICIENT_ATTENTION", "gqa"),
-    causal("EFFICIENT_ATTENTION", "gqa"),
-)
-cudnn_mask, cudnn_causal = make_masked_attention("CUDNN_ATTENTION"), causal("CUDNN_ATTENTION")
-flash_cuda_causal = causal("FLASH_ATTENTION", "value_width")
+math_mask, math_bias, math_causal = by_mask("MATH"), by_mask("MATH", options=BIAS), by_flag("MATH")
+flash_mask = by_mask("FLASH_ATTENTION", "value_width")
+flash_bias = by_mask("FLASH_ATTENTION", "value_width", "gradients", options=BIAS)
+flash_causal = flash_cuda_causal = by_flag("FLASH_ATTENTION", "value_width")
+efficient_mask, efficient_causal = by_mask("EFFICIENT_ATTENTION", "gqa"), by_flag("EFFICIENT_ATTENTION", "gqa")
+cudnn_mask, cudnn_causal = by_mask("CUDNN_ATTENTION"), by_flag("CUDNN_ATTENTION")
 
 HALF: dict[str, Any] = {"dtypes": ("bfloat16", "float16"), "width_multiple": 8}
 NO_DOUBLE: dict[str, Any] = {"dtypes": ("float32", "bfloat16", "float16"), "width_multiple": 8}

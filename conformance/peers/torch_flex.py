@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from conformance.cases.declaration import declare
-from conformance.peers.peer import Peer
+from conformance.peers.adapters import make_peer
 from conformance.subjects.torch_masks import block_mask, lookup
 
 
@@ -25,25 +26,21 @@ def score_mod(bias: Any, softcap: float | None) -> Callable[..., Any] | None:
     return change_score
 
 
+def attend(flex_attention: Callable[..., Any], query: Any, key: Any, value: Any, mask: Any, **given: Any) -> Any:
+    blocks = None if mask is None else block_mask(mask, query, key)
+    grouped = query.shape[1] != key.shape[1]
+    return flex_attention(query, key, value, block_mask=blocks, enable_gqa=grouped, **given)
+
+
 @declare(["no-empty", "no-gradients"])
 def eager(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
+    query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None,
     softcap: float | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Without torch.compile; on a CPU it gives no gradients."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    blocks = None if mask is None else block_mask(mask, query, key)
-    grouped = query.shape[1] != key.shape[1]
-    return flex_attention(
-        query, key, value, score_mod=score_mod(bias, softcap), block_mask=blocks, scale=scale, enable_gqa=grouped
-    )
+    return attend(flex_attention, query, key, value, mask, score_mod=score_mod(bias, softcap), scale=scale)
 
 
 @functools.cache
@@ -58,14 +55,7 @@ def compiled_flex() -> Callable[..., Any]:
 @declare(["no-empty", "no-gradients"], dtypes=("float32", "bfloat16", "float16"))
 def compiled_attention(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
     """Under torch.compile, which compiles anew for every shape."""
-    blocks = None if mask is None else block_mask(mask, query, key)
-    grouped = query.shape[1] != key.shape[1]
-    return compiled_flex()(query, key, value, block_mask=blocks, enable_gqa=grouped)
-
-
-def peer(path: str, subject: str, **fields: Any) -> Peer:
-    name, where = f"torch FlexAttention, {path}", f"{__name__}:{subject}"
-    return Peer(name, where, "attention", "torch", ("torch",), documented=FUNCTIONS, **fields)
+    return attend(compiled_flex(), query, key, value, mask)
 
 
 FUNCTIONS = (
@@ -78,6 +68,9 @@ FUNCTIONS = (
 )
 """`mask_mod` and `score_mod` are their author's functions, of whose arrays the library sees nothing."""
 SLOW = "it compiles C++ for every shape, 3 to 15 seconds each time; name it to have it judged"
+peer = partial(
+    make_peer, "torch FlexAttention, ", __name__, "torch", ("torch",), operation="attention", documented=FUNCTIONS
+)
 PEERS = (
     peer("eager (CPU)", "eager"),
     peer("compiled (CPU), mask_mod", "compiled_attention", slow=SLOW, time_limit=300.0),

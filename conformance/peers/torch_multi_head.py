@@ -7,12 +7,13 @@ all projections or on none. Its boolean masks read True as "leave this key out" 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
+from conformance.peers.adapters import make_peer
 from conformance.peers.heads import join_heads, make_self_attention, square
-from conformance.peers.peer import Peer
 
 LACKS = ("no-gqa", "no-value_width", "no-empty")
 
@@ -93,13 +94,11 @@ def even_heads(case: Case) -> bool:
     return alike and not case.special and case.options["num_heads"] % 2 == 0
 
 
-def peer(subject: str, path: str, **fields: Any) -> Peer:
-    name = f"torch nn.MultiheadAttention, {path}"
-    return Peer(name, f"{__name__}:{subject}", "multi_head_attention", "torch", ("torch",), **fields)
-
-
+peer = partial(
+    make_peer, "torch nn.MultiheadAttention, ", __name__, "torch", ("torch",), operation="multi_head_attention"
+)
 PEERS = (
-    peer("fast", "fast path", fitted=make_self_attention, takes=even_heads),
-    peer("slow", "slow path", fitted=square),
-    peer("weighing", "need_weights=True", fitted=square),
+    peer("fast path", "fast", fitted=make_self_attention, takes=even_heads),
+    peer("slow path", "slow", fitted=square),
+    peer("need_weights=True", "weighing", fitted=square),
 )

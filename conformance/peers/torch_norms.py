@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.cases.declaration import declare
+from conformance.peers.adapters import adapt_layer_norm, adapt_rms_norm
 from conformance.peers.peer import Peer
 
 
-@declare()
-def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float | None = None) -> Any:
-    """`F.layer_norm`."""
+def normalize(x: Any, weight: Any, bias: Any, **eps: Any) -> Any:
     from torch.nn import functional
 
-    given = {} if eps is None else {"eps": eps}
-    return functional.layer_norm(x, weight.shape, weight, bias, **given)
+    return functional.layer_norm(x, weight.shape, weight, bias, **eps)
 
 
-@declare()
-def rms_norm(x: Any, weight: Any, *, eps: float | None = None) -> Any:
-    """`F.rms_norm`."""
+def normalize_by_root(x: Any, weight: Any, bias: None, **eps: Any) -> Any:
     from torch.nn import functional
 
-    return functional.rms_norm(x, weight.shape, weight, eps)
+    return functional.rms_norm(x, weight.shape, weight, **eps)
 
+
+layer_norm, rms_norm = adapt_layer_norm(normalize, "eps"), adapt_rms_norm(normalize_by_root, "eps")
 
 PEERS = (
     Peer("torch F.layer_norm", f"{__name__}:layer_norm", "layer_norm", "torch", ("torch",)),

@@ -9,97 +9,66 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from conformance.cases.declaration import declare
-from conformance.peers.peer import Peer
+from conformance.peers.adapters import Options, adapt_attention, make_peer
 from conformance.subjects.torch_masks import additive, block_mask
 
 
-def layer(query: Any, key: Any, **own: Any) -> Any:
-    """What stands for the model's layer."""
+def attend(
+    function: Callable[..., Any], query: Any, key: Any, value: Any, mask: Any, *, scaling: Any, own: Any = None,
+    **given: Any,
+) -> Any:  # fmt: skip
+    """The output [B, H, Q, V]; the scale as models give it. own: what the layer has beside what all have."""
     groups = query.shape[1] // max(key.shape[1], 1)
-    return SimpleNamespace(**{"num_key_value_groups": groups, "is_causal": False, "training": False, **own})
+    layer = SimpleNamespace(num_key_value_groups=groups, is_causal=False, training=False, **(own or {}))
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return function(layer, query, key, value, mask, scaling=scaling, **given)[0].transpose(1, 2)
 
 
-def model_attention(name: str) -> Callable[..., Any]:
-    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-    return module.eager_attention_forward
+def attend_eagerly(model: str, query: Any, key: Any, value: Any, *, mask: Any, own: Any = None, **given: Any) -> Any:
+    module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+    numbers = None if mask is None else additive(mask, query.dtype)
+    return attend(module.eager_attention_forward, query, key, value, numbers, own=own, **given)
 
 
-def expand_to_rank_4(array: Any) -> Any:
-    """Masks and biases of models have a batch and heads."""
-    return array if array is None or array.ndim == 4 else array[None, None]
-
-
-def call_attention(
-    function: Callable[..., Any], module: Any, query: Any, key: Any, value: Any, mask: Any, **given: Any
-) -> Any:
-    """The output [B, H, Q, V]; the scale as models give it."""
-    given["scaling"] = query.shape[-1] ** -0.5 if given["scaling"] is None else given["scaling"]
-    return function(module, query, key, value, mask, **given)[0].transpose(1, 2)
-
-
-def numbers(mask: Any, query: Any) -> Any:
-    return None if mask is None else additive(mask, query.dtype)
-
-
-def llama(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
-    return call_attention(
-        model_attention("llama"), layer(query, key), query, key, value, numbers(mask, query), scaling=scale
-    )
-
-
-def gemma2(
-    query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None, softcap: float | None = None
-) -> Any:
-    given = {"scaling": scale, "softcap": softcap}
-    return call_attention(
-        model_attention("gemma2"), layer(query, key), query, key, value, numbers(mask, query), **given
-    )
-
-
-def gpt_oss(
-    query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None, sinks: Any = None
-) -> Any:
-    """The layer always has sinks; without any they are -inf."""
+def attend_with_sinks(query: Any, key: Any, value: Any, *, sinks: Any, **given: Any) -> Any:
+    """The layer of GPT-OSS always has sinks; without any they are -inf."""
     sinks = query.new_full((query.shape[1],), -float("inf")) if sinks is None else sinks
-    module = layer(query, key, sinks=sinks)
-    return call_attention(model_attention("gpt_oss"), module, query, key, value, numbers(mask, query), scaling=scale)
+    return attend_eagerly("gpt_oss", query, key, value, own={"sinks": sinks}, **given)
 
 
-@declare(["no-gqa"])
-def t5(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None) -> Any:
-    given = {"scaling": scale, "position_bias": bias}
-    return call_attention(model_attention("t5"), layer(query, key), query, key, value, numbers(mask, query), **given)
-
-
-def sdpa(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None) -> Any:
+def attend_fused(query: Any, key: Any, value: Any, *, mask: Any, position_bias: Any, **given: Any) -> Any:
+    """Masks and biases of models have a batch and heads."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    given = {"scaling": scale, "position_bias": expand_to_rank_4(bias)}
-    return call_attention(sdpa_attention_forward, layer(query, key), query, key, value, expand_to_rank_4(mask), **given)
+    mask, bias = (a if a is None or a.ndim == 4 else a[None, None] for a in (mask, position_bias))
+    return attend(sdpa_attention_forward, query, key, value, mask, position_bias=bias, **given)
 
 
-def make_flex(dtypes: tuple[str, ...] | None = None) -> Callable[..., Any]:
-    @declare(["no-empty", "no-gradients"], dtypes=dtypes)
-    def attention(
-        query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None,
-        softcap: float | None = None,
-    ) -> Any:  # fmt: skip
-        from transformers.integrations.flex_attention import flex_attention_forward
+def attend_in_blocks(query: Any, key: Any, value: Any, *, mask: Any, position_bias: Any, **given: Any) -> Any:
+    from transformers.integrations.flex_attention import flex_attention_forward
 
-        (B, H, Q, _), K = query.shape, key.shape[2]
-        blocks = None if mask is None else block_mask(mask, query, key)
-        bias = None if bias is None else bias.expand(B, H, Q, K)
-        given = {"scaling": scale, "softcap": softcap, "position_bias": bias}
-        return call_attention(flex_attention_forward, layer(query, key), query, key, value, blocks, **given)
-
-    return attention
+    (B, H, Q, _), K = query.shape, key.shape[2]
+    blocks = None if mask is None else block_mask(mask, query, key)
+    bias = None if position_bias is None else position_bias.expand(B, H, Q, K)
+    return attend(flex_attention_forward, query, key, value, blocks, position_bias=bias, **given)
 
 
-flex, flex_eager = make_flex(("float32", "bfloat16", "float16")), make_flex()
+MASK: Options = {"mask": "mask", "scale": "scaling"}
+BIAS: Options = {"mask": "mask", "bias": "position_bias", "scale": "scaling"}
+SOFTCAP: Options = {"softcap": "softcap"}
+llama = adapt_attention(partial(attend_eagerly, "llama"), MASK)
+gemma2 = adapt_attention(partial(attend_eagerly, "gemma2"), MASK | SOFTCAP)
+gpt_oss = adapt_attention(attend_with_sinks, MASK | {"sinks": "sinks"})
+t5 = adapt_attention(partial(attend_eagerly, "t5"), BIAS, ["no-gqa"])
+sdpa = adapt_attention(attend_fused, BIAS)
+flex, flex_eager = (
+    adapt_attention(attend_in_blocks, BIAS | SOFTCAP, ["no-empty", "no-gradients"], dtypes=dtypes)
+    for dtypes in (("float32", "bfloat16", "float16"), None)
+)
 
 MASKS = ("an additive mask", "a mask of 0 and 1", "a mask [4, 1, 3, 5] for batch 2")
 """Models make the masks, by functions that take no such ones."""
@@ -107,17 +76,15 @@ UNCOMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 SLOW = "it compiles C++ for many shapes, 3 to 15 seconds each time; name it to have it judged"
 
 
-def peer(subject: str, path: str, **fields: Any) -> Peer:
-    name, where = f"transformers {path}", f"{__name__}:{subject}"
-    return Peer(name, where, "attention", "torch", ("transformers", "torch"), documented=MASKS, **fields)
-
-
+peer = partial(
+    make_peer, "transformers ", __name__, "torch", ("transformers", "torch"), operation="attention", documented=MASKS
+)
 PEERS = (
-    peer("llama", "eager_attention_forward, Llama"),
-    peer("gemma2", "eager_attention_forward, Gemma 2"),
-    peer("gpt_oss", "eager_attention_forward, GPT-OSS"),
-    peer("t5", "eager_attention_forward, T5"),
-    peer("sdpa", "sdpa_attention_forward"),
-    peer("flex_eager", "flex_attention_forward, not compiled (CPU)", environment=UNCOMPILED),
-    peer("flex", "flex_attention_forward (CPU)", slow=SLOW, time_limit=300.0),
+    peer("eager_attention_forward, Llama", "llama"),
+    peer("eager_attention_forward, Gemma 2", "gemma2"),
+    peer("eager_attention_forward, GPT-OSS", "gpt_oss"),
+    peer("eager_attention_forward, T5", "t5"),
+    peer("sdpa_attention_forward", "sdpa"),
+    peer("flex_attention_forward, not compiled (CPU)", "flex_eager", environment=UNCOMPILED),
+    peer("flex_attention_forward (CPU)", "flex", slow=SLOW, time_limit=300.0),
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from conformance.cases.case import Case
 from conformance.cases.declaration import declare
-from conformance.peers.peer import Peer
+from conformance.peers.adapters import make_peer
 
 ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
 """By the name here, that of transformers where it is another."""
@@ -31,10 +31,6 @@ def gemma_norm(x: Any, weight: Any, *, eps: float, plus_one: bool = False) -> An
     if not plus_one:
         raise NotImplementedError("GemmaRMSNorm always adds 1 to its weight")
     return torch.func.functional_call(module("gemma", "GemmaRMSNorm", 1, eps), {"weight": weight}, (x,))
-
-
-def one_axis_plus_one(case: Case) -> bool:
-    return bool(case.options.get("plus_one")) and case.inputs["weight"].ndim == 1
 
 
 def gated_feed_forward(family: str, kind: str, activation: str, parameters: Any, x: Any) -> Any:
@@ -62,10 +58,6 @@ def gemma_network(parameters: Any, x: Any, *, activation: str = "silu") -> Any:
     return gated_feed_forward("gemma", "GemmaMLP", activation, parameters, x)
 
 
-def lacks_biases(case: Case) -> bool:
-    return "gate.bias" not in case.inputs
-
-
 @declare()
 def t5_bias(
     table: Any, query_length: int, key_length: int, *, bidirectional: bool, furthest: int = 128, offset: int = 0
@@ -84,15 +76,15 @@ def t5_bias(
     return T5Attention.compute_bias(layer, query_length, key_length, table.device, offset)
 
 
-def peer(name: str, subject: str, operation: str, **fields: Any) -> Peer:
-    return Peer(
-        f"transformers {name}", f"{__name__}:{subject}", operation, "torch", ("transformers", "torch"), **fields
-    )
-
-
+peer = partial(make_peer, "transformers ", __name__, "torch", ("transformers", "torch"))
 PEERS = (
-    peer("GemmaRMSNorm", "gemma_norm", "rms_norm", takes=one_axis_plus_one),
+    peer(
+        "GemmaRMSNorm",
+        "gemma_norm",
+        "rms_norm",
+        takes=lambda case: bool(case.options.get("plus_one")) and case.inputs["weight"].ndim == 1,
+    ),
     peer("LlamaMLP", "llama_network", "gated_feed_forward"),
-    peer("GemmaMLP", "gemma_network", "gated_feed_forward", takes=lacks_biases),
+    peer("GemmaMLP", "gemma_network", "gated_feed_forward", takes=lambda case: "gate.bias" not in case.inputs),
     peer("T5Attention.compute_bias", "t5_bias", "relative_position_bias"),
 )
