@@ -201,9 +201,11 @@ def group_numbers(
     passing: Sequence[Evidence],
 ) -> Iterator[Cause]:
     """One cause for violations that are alike: lost digits in one dtype, wrong outputs, or wrong gradients alone."""
-    groups: dict[Any, list[int]] = {}
-    for key, violation in violations.items():
-        groups.setdefault(kind_of_numbers(violation), []).append(key)
+    groups: dict[tuple[CauseKind, str | None, bool | None, bool], list[int]] = {}
+    for key, one in violations.items():
+        wrong_numbers = "numbers", None, is_gradient(one.finding.name), one.is_numeric
+        kind = ("digits", one.case.dtype, None, True) if one.loses_digits else wrong_numbers
+        groups.setdefault(kind, []).append(key)
     for (kind, dtype, gradient, _), keys in groups.items():
         rules = {violations[key].rule for key in keys}
         evidence = [own[key] for key in keys if key in own and own[key].wrong]
@@ -221,13 +223,6 @@ def group_numbers(
         ordered = sort_violations([violations[key] for key in keys])
         excuses = find_excuses(evidence, ordered[0].level)
         yield Cause(kind, ordered, None, condition, pattern, excuses)
-
-
-def kind_of_numbers(violation: Violation) -> tuple[CauseKind, str | None, bool | None, bool]:
-    """The kind, with the dtype of lost digits; of wrong numbers, whether they are a gradient's, and numbers at all."""
-    if violation.loses_digits:
-        return "digits", violation.case.dtype, None, True
-    return "numbers", None, is_gradient(violation.finding.name), violation.is_numeric
 
 
 def find_excuses(evidence: Sequence[Evidence], level: str = STRICT) -> tuple[Mapping[str, str], ...]:

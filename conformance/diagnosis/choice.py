@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, takewhile
+from itertools import combinations, islice, takewhile
 
 from conformance.cases.case import Case
 from conformance.diagnosis.evidence import Evidence
+from conformance.diagnosis.experiments import take_turns
 from conformance.diagnosis.explanation import (
     Explanation,
     find_conditions,
@@ -19,7 +20,7 @@ from conformance.diagnosis.explanation import (
 )
 from conformance.mistakes.call import Call
 from conformance.mistakes.condition import ALWAYS
-from conformance.mistakes.mistake import Mistake, Prediction
+from conformance.mistakes.mistake import Mistake
 
 MOST = 4
 """Mistakes that are chosen; what is left after so many is told by its pattern."""
@@ -248,16 +249,7 @@ class Chooser:
 
     def cases_like(self, explained: Sequence[Evidence]) -> Iterator[Case]:
         """Cases in turn like each of those explained; `TRIED` at most."""
-        sources = [self.draw(one) for one in explained[:SOURCES]]
-        count = 0
-        while sources and count < TRIED:
-            for source in [*sources]:
-                case = next(source, None)
-                if case is None:
-                    sources.remove(source)
-                else:
-                    count += 1
-                    yield case
+        return islice(take_turns(self.draw(one) for one in explained[:SOURCES]), TRIED)
 
 
 def leave_out(some: Sequence[Evidence], known: Sequence[Evidence]) -> list[Evidence]:
@@ -270,22 +262,10 @@ def worth_asking(case: Case, left: Sequence[Explanation], confirmed: set[int]) -
     """Whether two predictions differ on the case, or that of an unconfirmed mistake from what is right."""
     call = Call(case)
     predictions = [one.mistake.predict(call)[:1] for one in left]
-    shown = [bool(some) and is_wrong(some[0], call) for some in predictions]
+    shown = [bool(some) and some[0].is_apart(call.right, call.bounds) for some in predictions]
     if any(wrong and id(one) not in confirmed for one, wrong in zip(left, shown, strict=True)):
         return True
     return any(
-        shown[i] != shown[j] or (shown[i] and are_apart(predictions[i][0], predictions[j][0]))
-        for i in range(len(left))
-        for j in range(i)
+        shown[i] != shown[j] or (shown[i] and predictions[i][0].is_apart(*predictions[j][0][:2]))
+        for i, j in combinations(range(len(left)), 2)
     )
-
-
-def is_wrong(prediction: Prediction, call: Call) -> bool:
-    names = prediction.results.keys() & call.right.keys()
-    return any(prediction.differs(name, call.right[name], call.bounds[name]) for name in names)
-
-
-def are_apart(one: Prediction, other: Prediction) -> bool:
-    """Whether one predicts a result otherwise than the other, beyond both bounds."""
-    names = one.results.keys() & other.results.keys()
-    return any(one.differs(name, other.results[name], other.bounds[name]) for name in names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -33,13 +33,18 @@ def draw_experiments(evidence: Evidence, declaration: Declaration, probes: Mappi
     """Draw cases by turns: like one that fails, and others of its probe, which have other options."""
     drawn = draw_cases(probes[evidence.probe].cases, PROBED, SEED) if evidence.probe in probes else ()
     probed = (example for _, example in drawn if isinstance(example, Case) and not example.special)
-    sources = [draw_like(evidence, declaration), probed]
-    while sources:
-        for source in [*sources]:
+    return filter(affordable, take_turns((draw_like(evidence, declaration), probed)))
+
+
+def take_turns(sources: Iterable[Iterator[Case]]) -> Iterator[Case]:
+    """One case of each in turn, until none has any more."""
+    left = [*sources]
+    while left:
+        for source in [*left]:
             case = next(source, None)
             if case is None:
-                sources.remove(source)
-            elif affordable(case):
+                left.remove(source)
+            else:
                 yield case
 
 

@@ -11,7 +11,7 @@ from conformance.cases.arguments import is_gradient
 from conformance.cases.features import FEATURES
 from conformance.diagnosis.evidence import Evidence
 from conformance.mistakes.condition import ALWAYS, Condition
-from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.mistake import Mistake, Prediction
 
 TILES = (2, 4, 8, 16, 32, 64, 128, 256)
 SCREENED = 6
@@ -77,17 +77,13 @@ def judge_mistake(mistake: Mistake, evidence: Evidence) -> Verdict:
     agrees_unseen = False
     right, bounds = evidence.call.right, evidence.call.bounds
     for prediction in evidence.predict(mistake):
-        names = [name for name in prediction.results if name in evidence.answers and name in right]
+        names, covers = covered_names(prediction, evidence)
         if not any(prediction.differs(name, right[name], bounds[name]) for name in names):
             agrees_unseen = True  # made in this way, it does not show
-            continue
-        if not all(prediction.agrees(name, evidence.answers[name]) for name in names):
+        elif not all(prediction.agrees(name, evidence.answers[name]) for name in names):
             verdict = "against"
-            continue
-        unpredicted = evidence.wrong.difference(names)
-        if evidence.wrong and (not unpredicted or ("output" in names and "output" in evidence.wrong)):
-            return "explains"
-        return "silent"  # too near to what is right, or something else is wrong as well
+        else:  # where it does not explain, it is too near to what is right, or something else is wrong as well
+            return "explains" if evidence.wrong and covers else "silent"
     return "silent" if agrees_unseen else verdict
 
 
@@ -97,12 +93,16 @@ def is_consistent(mistake: Mistake, evidence: Evidence) -> bool:
     Too little to choose a mistake by, where few digits are left; enough to leave the case to one that is chosen.
     """
     for prediction in evidence.predict(mistake):
-        names = [name for name in prediction.results if name in evidence.answers and name in evidence.call.right]
-        unpredicted = evidence.wrong.difference(names)
-        covered = not unpredicted or ("output" in names and "output" in evidence.wrong)
-        if covered and all(prediction.agrees(name, evidence.answers[name]) for name in names):
+        names, covers = covered_names(prediction, evidence)
+        if covers and all(prediction.agrees(name, evidence.answers[name]) for name in names):
             return True
     return False
+
+
+def covered_names(prediction: Prediction, evidence: Evidence) -> tuple[list[str], bool]:
+    """The predicted results that can be compared, and whether all that is wrong is among them or follows from them."""
+    names = [name for name in prediction.results if name in evidence.answers and name in evidence.call.right]
+    return names, evidence.wrong <= {*names} or ("output" in names and "output" in evidence.wrong)
 
 
 def screen(mistakes: Iterable[Mistake], evidence: Evidence) -> list[Mistake]:

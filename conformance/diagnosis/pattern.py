@@ -49,20 +49,14 @@ def find_pattern(evidence: Evidence) -> Pattern | None:
         return None
     call, got = evidence.call, evidence.answers[name]
     wrong = ratio(got.astype(float), call.exact[name], call.bounds[name], str(got.dtype)) > 1
-    axes = axes_of_result(evidence, name, wrong.ndim)
+    if is_gradient(name):
+        axes = layout_of(call.case).arrays.get(name.removeprefix("gradient of "), ())
+    else:
+        axes = operation_facts(call.case.operation).axes(call.case)[1].get(f"-> {name}", ())
+    axes = axes if len(axes) == wrong.ndim else [()] * wrong.ndim  # none where the operation names no axes
     places = (find_places(axis, np.asarray(wrong.any(axis=tuple(j for j in range(wrong.ndim) if j != i))))
               for i, axis in enumerate(axes))  # fmt: skip
     return Pattern(name, tuple(places), float(wrong.mean()) if wrong.size else 0.0)
-
-
-def axes_of_result(evidence: Evidence, name: str, rank: int) -> list[tuple[str, ...]]:
-    """Names of the axes of a result or gradient; empty names where the operation gives none."""
-    case = evidence.case
-    if is_gradient(name):
-        known = layout_of(case).arrays.get(name.removeprefix("gradient of "), ())
-    else:
-        known = operation_facts(case.operation).axes(case)[1].get(f"-> {name}", ())
-    return [*known] if len(known) == rank else [()] * rank
 
 
 def find_places(axis: tuple[str, ...], wrong: np.ndarray) -> Places:
