@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol, TypeVar
+from typing import TypeAlias, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -32,8 +32,7 @@ from conformance.reports.sentences import describe_finding
 from conformance.runner.cores import group_indices, kind, prepare_worker
 from conformance.runner.in_process import TIME_LIMIT, Runner
 from conformance.runner.workers import WorkerPool, encode_call
-from conformance.selftest.behaviours import behaviours, missing_frameworks
-from conformance.subjects.subject import Subject
+from conformance.selftest.behaviours import Behaviour, behaviours, missing_frameworks
 
 WORKERS = 2
 GROUP_LIMIT = 1000
@@ -41,30 +40,7 @@ GROUP_LIMIT = 1000
 Work = TypeVar("Work")
 
 
-class Planted(Protocol):
-    """A `PlantedMistake` or a `Behaviour`."""
-
-    @property
-    def rule(self) -> str:
-        """The rule that must catch it."""
-
-    @property
-    def operation(self) -> str: ...
-
-    @property
-    def arrays(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def title(self) -> str:
-        """Rule and name; no other has the same."""
-
-    def make(self) -> Subject: ...
-
-    def make_right(self) -> Subject | None:
-        """What it is made from; None for the definition, which is judged by other tests."""
+Planted: TypeAlias = PlantedMistake | Behaviour
 
 
 @cache

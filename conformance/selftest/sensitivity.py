@@ -49,21 +49,17 @@ def slightly_wrong() -> list[Planted]:
     return [by_title[title] for title in TITLES]
 
 
-def is_caught(fault: Planted, seed: int) -> bool:
-    """By a default run of its rule."""
-    runner = Runner(fault.make())
-    probes = probes_of(fault.rule, fault.operation, runner.declaration)
-    every_result = (try_probe(probe, [runner], EFFORTS["default"], seed) for probe in probes)
-    return any(results.violations for results in every_result)
-
-
 def sensitivity(fault: Planted, count: int, runs: int, seed: int) -> Sensitivity:
     subject = fault.make()
     cases = attention_cases(dtypes=("float32",), gradients=False, declaration=subject.declaration)
     drawn = [case for _, case in draw_cases(cases, count, seed) if supports_case(case, subject.declaration)]
     findings = [judge(case, subject(case), oracle(case), bound(case)) for case in drawn]
     ratios = [max(finding.ratio for finding in of_case) for of_case in findings]
-    hits = sum(is_caught(fault, seed + run) for run in range(runs))
+    probes = probes_of(fault.rule, fault.operation, subject.declaration)
+    hits = 0
+    for run in range(runs):  # a default run of its rule, by a subject of its own
+        runner = Runner(fault.make())
+        hits += any(try_probe(probe, [runner], EFFORTS["default"], seed + run).violations for probe in probes)
     return Sensitivity(fault.title, float(np.mean(np.array(ratios) > 1)), float(np.median(ratios)), hits, runs)
 
 

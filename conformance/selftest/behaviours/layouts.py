@@ -18,12 +18,6 @@ Condition = Callable[[Arguments], bool]
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_memory(array: Tensor) -> Tensor:
-    """All numbers of the array's storage, one after the other."""
-    count = array.untyped_storage().nbytes() // array.element_size()
-    return torch.as_strided(array.detach(), (count,), (1,), 0)
-
-
 def read_strides(array: Tensor, strides: tuple[int, ...], start: int | None = None) -> Tensor:
     """What lies at these strides; past the end of the memory, its beginning. Gradients are those of the array."""
     if not array.numel():
@@ -31,7 +25,8 @@ def read_strides(array: Tensor, strides: tuple[int, ...], start: int | None = No
     places = torch.tensor(array.storage_offset() if start is None else start)
     for axis, (size, stride) in enumerate(zip(array.shape, strides, strict=True)):
         places = places + (torch.arange(size) * stride).reshape(-1, *[1] * (array.ndim - 1 - axis))
-    numbers = read_memory(array)
+    count = array.untyped_storage().nbytes() // array.element_size()
+    numbers = torch.as_strided(array.detach(), (count,), (1,), 0)
     found = numbers[places % len(numbers)]
     return array + (found - array.detach()) if array.is_floating_point() else found
 

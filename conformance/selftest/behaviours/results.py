@@ -24,10 +24,6 @@ def widen_narrow(array: Any) -> Any:
     return array.astype(np.float32) if array.dtype in (np.float16, ml_dtypes.bfloat16) else array
 
 
-def widen_as_bias(a: Arguments, output: Any) -> Any:
-    return output if a["bias"] is None else output.astype(np.result_type(widen_narrow(a["bias"])))
-
-
 @np.errstate(all="ignore")
 def center_by_rounded_mean(a: Arguments) -> Any:
     """Deviations from a mean that is rounded: those of a constant row are not 0, and which they are is chance."""
@@ -45,7 +41,8 @@ def narrow_bias_gradient(a: Arguments, gradients: Any) -> Any:
 
 BEHAVIOURS = (
     spoil_result("ATT-9", "result wider than the inputs", lambda a, output: widen_narrow(output)),
-    spoil_result("ATT-3", "result as wide as the bias", widen_as_bias),
+    spoil_result("ATT-3", "result as wide as the bias", lambda a, output:
+                 output if a["bias"] is None else output.astype(np.result_type(widen_narrow(a["bias"])))),
     spoil_result("ATT-14", "weights in the compute dtype",
                  lambda a, weights: widen_narrow(weights), "attention_weights"),
     spoil_result("ATT-14", "log-sum-exp in the inputs' dtype",

@@ -31,7 +31,7 @@ Key = Callable[[Arguments], Hashable]
 """By what a kernel, a cache or a workspace is found again."""
 
 
-def key_width(a: Arguments) -> Hashable:
+def key_width(a: Arguments) -> tuple[Hashable, ...]:
     return a["query"].shape[-1], a["value"].shape[-1], a["query"].dtype.name
 
 
@@ -52,44 +52,38 @@ def take_keys(a: Arguments, keys: Any) -> Arguments:
 # --- kernels and caches that are found again by too coarse a key ------------------------------------------------------
 
 
+def keep_first(key: Key, read: Callable[[Arguments], Any], use: Callable[[Arguments, Any], Any]) -> Change:
+    """What `read` finds in the first call of a key is built in, and `use(arguments, that)` puts it into all of them."""
+    kept: dict[Hashable, Any] = {}
+
+    def change(a: Arguments) -> None:
+        use(a, kept.setdefault(key(a), read(a)))
+
+    return change
+
+
 def keep_argument(name: str, key: Key) -> Change:
-    """An argument is built into a kernel, which later calls with the same key find."""
-    kept: dict[Hashable, Any] = {}
-
-    def change(a: Arguments) -> None:
-        a[name] = kept.setdefault(key(a), np.copy(a[name]) if isinstance(a[name], np.ndarray) else a[name])
-
-    return change
+    return keep_first(
+        key,
+        lambda a: np.copy(a[name]) if isinstance(a[name], np.ndarray) else a[name],
+        lambda a, first: a.update({name: first}),
+    )
 
 
-def keep_key_count() -> Change:
-    """The number of keys is built in; a later call with more loses the others."""
-    kept: dict[Hashable, int] = {}
-    return lambda a: a.update(take_keys(a, slice(0, kept.setdefault(key_width(a), a["key"].shape[2]))))
+def round_query(a: Arguments, dtype: Any) -> None:
+    """To a dtype of fewer digits."""
+    if dtype_digits(dtype) < dtype_digits(a["query"].dtype):
+        with np.errstate(all="ignore"):
+            a["query"] = a["query"].astype(dtype).astype(a["query"].dtype)
 
 
-def keep_masked() -> Change:
-    """Whether there is a mask is built in; a later call with one loses it."""
-    kept: dict[Hashable, bool] = {}
-
-    def change(a: Arguments) -> None:
-        if not kept.setdefault(key_width(a), a["mask"] is not None):
-            a["mask"] = None
-
-    return change
-
-
-def keep_precision() -> Change:
-    """The dtype of the first call of a width rounds all later ones."""
-    kept: dict[Hashable, Any] = {}
-
-    def change(a: Arguments) -> None:
-        dtype = kept.setdefault((a["query"].shape[-1], a["value"].shape[-1]), a["query"].dtype)
-        if dtype_digits(dtype) < dtype_digits(a["query"].dtype):
-            with np.errstate(all="ignore"):
-                a["query"] = a["query"].astype(dtype).astype(a["query"].dtype)
-
-    return change
+keep_key_count = keep_first(
+    key_width, lambda a: a["key"].shape[2], lambda a, count: a.update(take_keys(a, slice(0, count)))
+)
+keep_masked = keep_first(
+    key_width, lambda a: a["mask"] is not None, lambda a, masked: None if masked else a.update(mask=None)
+)
+keep_precision = keep_first(lambda a: key_width(a)[:2], lambda a: a["query"].dtype, round_query)
 
 
 # --- workspaces that are not cleared ----------------------------------------------------------------------------------
@@ -228,9 +222,9 @@ BEHAVIOURS = (
     misuse_arguments("ATT-8", "the first keys of a shape kept",
                      keep_argument("key", lambda a: (a["key"].shape, str(a["key"].dtype)))),
     misuse_arguments("ATT-13", "scale of the first call of a width", keep_argument("scale", key_width)),
-    misuse_arguments("ATT-13", "number of keys of the first call of a width", keep_key_count()),
-    misuse_arguments("ATT-13", "mask of the first call of a width, or none", keep_masked()),
-    misuse_arguments("ATT-13", "precision of the first call of a width", keep_precision()),
+    misuse_arguments("ATT-13", "number of keys of the first call of a width", keep_key_count),
+    misuse_arguments("ATT-13", "mask of the first call of a width, or none", keep_masked),
+    misuse_arguments("ATT-13", "precision of the first call of a width", keep_precision),
     misuse_arguments("ATT-13", "eps of the first call of a width", keep_argument("eps", row_width), "layer_norm"),
     spoil_result("ATT-13", "first row not cleared", leave_first_row()),
     *(

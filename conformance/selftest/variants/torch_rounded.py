@@ -112,18 +112,15 @@ def gradients(
         key_bar = sum_values(raw.mT, p.query * p.scale, turned)
     else:
         key_bar = sum_values(raw.mT, p.query, turned) * p.scale
-    bias_bar = None if p.bias is None else unbroadcast(scores_bar, p.bias)
-    sinks_bar = None
+    bias_bar = sinks_bar = None
+    if p.bias is not None:
+        shared = [axis for axis in (0, 1) if p.bias.shape[axis] == 1]
+        bias_bar = scores_bar.sum(dim=shared, keepdim=True) if shared else scores_bar
     if p.sinks is not None:
         sink = torch.where(p.sinks == -torch.inf, 0, p.sinks)[:, None, None]
         weight = torch.where(p.sinks[:, None, None] == -torch.inf, 0, torch.exp(sink - maximum - logarithm))
         sinks_bar = -(weight * mean).sum(dim=(0, 2, 3))
     return query_bar, key_bar, value_bar, bias_bar, sinks_bar
-
-
-def unbroadcast(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    axes = [axis for axis in (0, 1) if like.shape[axis] == 1]
-    return gradient.sum(dim=axes, keepdim=True) if axes else gradient
 
 
 def kernel(name: str, roundings_for: Callable[[torch.dtype], Roundings], **declared: Any) -> Callable[..., Any]:
@@ -134,11 +131,6 @@ def kernel(name: str, roundings_for: Callable[[torch.dtype], Roundings], **decla
         return Kernel.apply(*arrays, p.allowed, p.scale, p.softcap, p.dtype, roundings_for(p.dtype))
 
     return attention_by(compute, name, **declared)
-
-
-def input_roundings(dtype: torch.dtype) -> Roundings:
-    """What tensor cores do for 16-bit inputs: everything that is multiplied is rounded to the inputs' dtype."""
-    return Roundings(round_to(dtype), round_to(dtype), on_query=False, returned=True)
 
 
 UP_TO_FLOAT32 = ("float16", "bfloat16", "float32")
@@ -157,6 +149,9 @@ bfloat16_weights = kernel(
 tf32_products = kernel(
     "tf32_products", lambda dtype: Roundings(sides=round_to_tf32), dtypes=UP_TO_FLOAT32, conventions=TF32_PRODUCTS
 )
-products_of_inputs = kernel(
-    "products_of_inputs", input_roundings, dtypes=("float16", "bfloat16"), conventions=OF_INPUTS
+products_of_inputs = kernel(  # what tensor cores do: everything that is multiplied is rounded to the inputs' dtype
+    "products_of_inputs",
+    lambda dtype: Roundings(round_to(dtype), round_to(dtype), on_query=False, returned=True),
+    dtypes=("float16", "bfloat16"),
+    conventions=OF_INPUTS,
 )
