@@ -266,9 +266,11 @@ GRADIENTS = (
 
 
 def lose_rest(call: Call, parts: Parts, n: int, things: str) -> Results | None:
-    size = parts.outputs.shape[1:][AXES[things]]
-    kept = np.arange(size) < n
-    return lose_results(call, np.expand_dims(kept, [axis for axis in range(4) if axis != AXES[things]]))
+    kept = np.arange(parts.outputs.shape[1 + AXES[things]]) < n
+    found = lose_results(call, np.expand_dims(kept, [axis for axis in range(4) if axis != AXES[things]]))
+    if found is None or not call.case.special:
+        return found
+    return {name: array for name, array in found.items() if not is_gradient(name)}
 
 
 AXES = {"queries": 2, "heads": 1, "columns": 3}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -63,23 +64,15 @@ def transpose_weight(case: Case, name: str) -> Arrays | None:
     return {f"{name}.weight": weight.T} if weight.shape[0] == weight.shape[1] else None
 
 
-def take_columns(case: Case, name: str, columns: Array) -> Arrays:
-    """Columns that come out of a projection, or go into the last one, in another order."""
+def take_columns(case: Case, name: str, order: Callable[[int, int], Array]) -> Arrays:
+    """Columns that come out of a projection, or go into the last one, in another order, from heads and their width."""
+    heads = (heads_of(case) | {"output": case.options["num_heads"]})[name]
+    width = case.inputs[f"{name}.weight"].shape[0 if name == "output" else 1] // max(heads, 1)
+    columns = order(heads, width).ravel()
     weight, bias = case.inputs[f"{name}.weight"], case.inputs.get(f"{name}.bias")
     if name == "output":
         return {f"{name}.weight": weight[columns]}
     return {f"{name}.weight": weight[:, columns], f"{name}.bias": None if bias is None else bias[columns]}
-
-
-def count_columns(case: Case, name: str) -> tuple[int, int]:
-    """Heads of a projection, and the columns of each."""
-    heads = (heads_of(case) | {"output": case.options["num_heads"]})[name]
-    return heads, case.inputs[f"{name}.weight"].shape[0 if name == "output" else 1] // max(heads, 1)
-
-
-def interleave_heads(case: Case, name: str) -> Arrays:
-    heads, width = count_columns(case, name)
-    return take_columns(case, name, np.arange(heads * width).reshape(width, heads).T.ravel())
 
 
 ORDERS: dict[str, Callable[[Array], Array]] = {
@@ -92,8 +85,7 @@ ORDERS: dict[str, Callable[[Array], Array]] = {
 def join_heads_otherwise(case: Case, name: str, order: str) -> Arrays | None:
     if name == "output":
         return None
-    heads, width = count_columns(case, name)
-    return take_columns(case, name, ORDERS[order](np.arange(heads * width).reshape(heads, width)).ravel())
+    return take_columns(case, name, lambda H, W: ORDERS[order](np.arange(H * W).reshape(H, W)))
 
 
 def lose_end(case: Case, name: str, what: str, first: int = 0, block: int = 0) -> Arrays | None:
@@ -136,7 +128,7 @@ PROJECTIONS = (
     entry("weights-transposed", "square weights of projections are transposed: {of}",
           change_projections(transpose_weight), of=SOME),
     entry("heads-interleaved", "column c of a projection belongs to head c % H: {of}",
-          change_projections(interleave_heads), of=SOME),
+          change_projections(partial(take_columns, order=lambda H, W: np.arange(H * W).reshape(W, H).T)), of=SOME),
     entry("projections-exchanged", "the projections of {pair} are exchanged", exchange_projections,
           pair=("key and value", "query and key", "query and value")),
     entry("input-of-another", "{of} are projected from the {source}'s input", read_other_input,

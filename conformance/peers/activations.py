@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import functools
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 from conformance.cases.declaration import declare
 from conformance.peers.peer import Peer, keras_peer
 
 
-@declare()
-def torch_silu(x: Any) -> Any:
-    """`F.silu`."""
-    from torch.nn import functional
+def silu_of(module: str) -> Callable[[Any], Any]:
+    """The function of a library, which is imported when it is called."""
 
-    return functional.silu(x)
+    @declare()
+    def silu(x: Any) -> Any:
+        return importlib.import_module(module).silu(x)
+
+    return silu
+
+
+torch_silu, jax_silu, keras_silu = (
+    silu_of(module) for module in ("torch.nn.functional", "jax.nn", "keras.activations")
+)
 
 
 @declare()
@@ -26,22 +35,6 @@ def torch_network(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
     activations |= {"gelu_tanh": functools.partial(functional.gelu, approximate="tanh")}
     hidden = activations[activation](functional.linear(x, parameters.inner.weight.T, parameters.inner.bias))
     return functional.linear(hidden, parameters.outer.weight.T, parameters.outer.bias)
-
-
-@declare()
-def jax_silu(x: Any) -> Any:
-    """`jax.nn.silu`."""
-    import jax
-
-    return jax.nn.silu(x)
-
-
-@declare()
-def keras_silu(x: Any) -> Any:
-    """`keras.activations.silu`."""
-    import keras
-
-    return keras.activations.silu(x)
 
 
 @functools.cache

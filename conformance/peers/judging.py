@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from hypothesis import strategies as st
 
@@ -124,16 +125,8 @@ class PathSubprocessRunner(PathRunner, SubprocessRunner):
         super().__init__(peer.target, peer.time_limit)
 
     def start(self) -> Declaration:
-        before = {name: os.environ.get(name) for name in self.environment}
-        os.environ.update(self.environment)
-        try:
+        with patch.dict(os.environ, self.environment):
             return super().start()
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
 
 
 def runner_of(peer: Peer) -> Runner:

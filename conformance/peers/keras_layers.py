@@ -75,20 +75,15 @@ def multi_head(weighing: bool, *lacks: str) -> Callable[..., Any]:
             values += [] if part.bias is None else [part.bias.reshape(num_heads, -1)]
         values += [weight.reshape(num_heads, -1, weight.shape[1]), *([] if bias is None else [bias])]
         others = [variable.value for variable in layer.non_trainable_variables]
-        given = {"attention_mask": layer_mask(mask), "return_attention_scores": weighing}
+        if mask is not None and mask.ndim > 2 and mask.shape[1] != 1:
+            raise NotImplementedError("attention_mask has no axis of heads")
+        if mask is not None:  # [B or 1, Q, K], as the layer documents its masks
+            mask = mask[None] if mask.ndim == 2 else mask[:, 0]
+        given = {"attention_mask": mask, "return_attention_scores": weighing}
         returned = layer.stateless_call(values, others, query, value, key, **given)[0]
         return returned[0] if weighing else returned
 
     return attention
-
-
-def layer_mask(mask: Any) -> Any:
-    """[B or 1, Q, K], as the layer documents its masks."""
-    if mask is None or mask.ndim == 2:
-        return None if mask is None else mask[None]
-    if mask.shape[1] != 1:
-        raise NotImplementedError("attention_mask has no axis of heads")
-    return mask[:, 0]
 
 
 jax_heads, torch_heads, weighing_heads = multi_head(False, "value_width"), multi_head(False), multi_head(True)

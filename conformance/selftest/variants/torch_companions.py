@@ -57,23 +57,20 @@ weights_by_logsumexp = companion_by(compute_by_logsumexp, "weights_by_logsumexp"
 
 
 def merge_in_sequence(outputs: Sequence[Any], logsumexps: Sequence[Any]) -> tuple[Any, Any]:
-    """One part after the other is merged into what came before."""
+    """One part after the other is merged into what came before, weighed by exp(own log-sum-exp - common one)."""
     output = torch.zeros_like(widen(outputs[0]))
     logsumexp = torch.full_like(widen(logsumexps[0]), -torch.inf)
     for part, other in zip(outputs, logsumexps, strict=True):
-        output, logsumexp = merge_pair(output, logsumexp, widen(part), widen(other))
+        stacked = torch.stack([logsumexp, widen(other)])
+        seen = stacked != -torch.inf
+        # Without a part that has seen a key, the common log-sum-exp is -inf, and nothing depends on it.
+        nothing = ~seen.any(dim=0)
+        common = torch.logsumexp(torch.where(nothing, 0, stacked), dim=0)
+        # The difference is replaced, not -inf within it: exp(-common) overflows, and its gradient would be 0 * inf.
+        weights = torch.where(seen, torch.exp(torch.where(seen, stacked - common, 0)), 0)
+        left, right = (
+            torch.where(shown[..., None], x, 0) for shown, x in zip(seen, (output, widen(part)), strict=True)
+        )
+        output = weights[0, ..., None] * left + weights[1, ..., None] * right
+        logsumexp = torch.where(nothing, -torch.inf, common)
     return output.to(outputs[0].dtype), logsumexp
-
-
-def merge_pair(left: Any, left_logsumexp: Any, right: Any, right_logsumexp: Any) -> tuple[Any, Any]:
-    """Both outputs weighed by exp(own log-sum-exp - common one)."""
-    stacked = torch.stack([left_logsumexp, right_logsumexp])
-    seen = stacked != -torch.inf
-    # Without a part that has seen a key, the common log-sum-exp is -inf, and nothing depends on it.
-    nothing = ~seen.any(dim=0)
-    common = torch.logsumexp(torch.where(nothing, 0, stacked), dim=0)
-    # The difference is replaced, not -inf within it: exp(-common) overflows, and its gradient would be 0 * inf.
-    weights = torch.where(seen, torch.exp(torch.where(seen, stacked - common, 0)), 0)
-    parts = (torch.where(shown[..., None], part, 0) for shown, part in zip(seen, (left, right), strict=True))
-    output = sum(weight[..., None] * part for weight, part in zip(weights, parts, strict=True))
-    return output, torch.where(nothing, -torch.inf, common)

@@ -23,20 +23,15 @@ def multi_head_by(attention: Callable[..., Any], sides: Rounding, name: str, **d
         parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, mask: Any = None, bias: Any = None,
         scale: float | None = None, softcap: float | None = None, sinks: Any = None,
     ) -> Any:  # fmt: skip
-        heads = project_heads(parameters, (query, key, value), num_heads, sides)
+        joined = [join_heads(part) for part in parameters[:3]]
+        groups = joined[1].weight.shape[1] // (joined[0].weight.shape[1] // num_heads)
+        projected = (project(part, x, sides) for part, x in zip(joined, (query, key, value), strict=True))
+        heads = map(split_heads, projected, (num_heads, groups, groups))
         attended = attention(*heads, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
         return project(parameters.output, concatenate_heads(attended), sides)
 
     multi_head_attention.__qualname__ = multi_head_attention.__name__ = name
     return multi_head_attention
-
-
-def project_heads(parameters: Any, inputs: Any, num_heads: int, sides: Rounding) -> list[Any]:
-    """The heads of query, key and value."""
-    joined = [join_heads(part) for part in parameters[:3]]
-    groups = joined[1].weight.shape[1] // (joined[0].weight.shape[1] // num_heads)
-    counts = (num_heads, groups, groups)
-    return [split_heads(project(part, x, sides), n) for part, x, n in zip(joined, inputs, counts, strict=True)]
 
 
 def project(projection: Any, x: Any, sides: Rounding = skip_rounding) -> Any:

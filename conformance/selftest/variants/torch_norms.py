@@ -15,7 +15,10 @@ from torch_impl.layer_norm_steps import affine
 def layer_norm_one_pass(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
     """Sums of x and x^2 in one pass, after a number near the mean is taken off: that of the first few elements."""
     wide, axes = widen(x), axes_of(weight)
-    shifted = wide - near_mean(wide, axes)
+    # At most eight elements on each axis, by way of the first, so that a constant row gives its constant.
+    few = wide[(..., *(slice(0, 8) for _ in axes))].detach()
+    start = few[(..., *(slice(0, 1) for _ in axes))]
+    shifted = wide - (start + (few - start).mean(dim=axes, keepdim=True))
     first, second = (part.mean(dim=axes, keepdim=True) for part in (shifted, shifted**2))
     variance = torch.clamp(second - first**2, min=0)
     return affine((shifted - first) / torch.sqrt(variance + eps), weight, bias).to(x.dtype)
@@ -72,10 +75,3 @@ def chunked_sum(rows: Any, size: int = 1024) -> Any:
 
 def axes_of(weight: Any) -> tuple[int, ...]:
     return tuple(range(-weight.ndim, 0))
-
-
-def near_mean(wide: Any, axes: tuple[int, ...]) -> Any:
-    """Of at most eight elements on each axis, by way of the first, so that a constant row gives its constant."""
-    few = wide[(..., *(slice(0, 8) for _ in axes))].detach()
-    first = few[(..., *(slice(0, 1) for _ in axes))]
-    return first + (few - first).mean(dim=axes, keepdim=True)
