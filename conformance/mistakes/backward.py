@@ -26,8 +26,7 @@ from conformance.mistakes.attention_steps import AttentionSteps, Gradients, row_
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import round_to
 from conformance.mistakes.condition import ALWAYS, Condition, past
-from conformance.mistakes.mistake import ATTENTION, Mistake
-from conformance.mistakes.topic import Topic, name_entries
+from conformance.mistakes.mistake import ATTENTION, Mistake, Topic, name_entries
 from specification.dtypes import HALF, compute_dtype_name
 
 INPUTS = ("query", "key", "value", "bias", "sinks")

@@ -11,9 +11,8 @@ import numpy as np
 from conformance.mistakes.attention_steps import AttentionSteps, row_maximum
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition, past
-from conformance.mistakes.mistake import Changed, Mistake
+from conformance.mistakes.mistake import Changed, Mistake, Topic, name_entries
 from conformance.mistakes.softmax import PullBack, Weights, divide, results_of_weights
-from conformance.mistakes.topic import Topic, name_entries
 
 BLOCKS = (64, 8, 16, 32, 128, 256, 512)
 MOST_BLOCKS = 512

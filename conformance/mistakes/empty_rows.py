@@ -8,8 +8,7 @@ import numpy as np
 
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import ATTENTION, Prediction, add_bounds
-from conformance.mistakes.topic import Topic
+from conformance.mistakes.mistake import ATTENTION, Prediction, Topic, add_bounds
 
 FILLINGS: dict[str, Callable[[int, int], float]] = {
     "the mean of all values": lambda Q, K: 1 / K,

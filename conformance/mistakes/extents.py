@@ -11,8 +11,7 @@ from conformance.mistakes.attention_steps import AttentionSteps, places_of
 from conformance.mistakes.call import Call
 from conformance.mistakes.condition import Condition, past
 from conformance.mistakes.heads import move_results
-from conformance.mistakes.mistake import ATTENTION, Mistake
-from conformance.mistakes.topic import Topic, name_entries
+from conformance.mistakes.mistake import ATTENTION, Mistake, Topic, name_entries
 
 SIZES = (64, 16, 32, 96, 128, 160, 192, 256, 320, 512, 1000, 1024, 2048, 4096, 8192, 16384, 32768, 65535)
 WIDTHS = (64, 8, 16, 32, 80, 96, 128, 160, 192, 256, 320, 512)

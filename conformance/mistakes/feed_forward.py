@@ -20,8 +20,7 @@ from conformance.checks.comparison import PRECISION
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import count_rows, lose_results, rearrange_inputs, round_stage, round_to
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import Change, Mistake, Prediction
-from conformance.mistakes.topic import Topic, name_entries
+from conformance.mistakes.mistake import Change, Mistake, Prediction, Topic, name_entries
 from specification.dtypes import HALF, compute_dtype_name
 
 Array = np.ndarray

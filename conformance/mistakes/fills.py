@@ -11,9 +11,8 @@ from conformance.bounds.arithmetic import LARGEST
 from conformance.mistakes.attention_steps import AttentionSteps
 from conformance.mistakes.call import Call
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import Changed, Prediction, add_bounds
+from conformance.mistakes.mistake import Changed, Prediction, Topic, add_bounds
 from conformance.mistakes.softmax import WEIGHED, few_roundings, size_of_values
-from conformance.mistakes.topic import Topic
 from specification.dtypes import compute_dtype_name
 from specification.masks import And
 

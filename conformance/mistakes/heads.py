@@ -12,8 +12,7 @@ from conformance.cases.arguments import gradient_name
 from conformance.mistakes.attention_steps import AttentionSteps, places_of
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import results_of_steps
-from conformance.mistakes.topic import Topic, name_entries
+from conformance.mistakes.mistake import Topic, name_entries, results_of_steps
 from specification import Causal, SlidingWindow
 
 OUTPUT = ("attention",)

@@ -12,8 +12,7 @@ from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import add_rounding_bounds, answer_with, lose_results, round_to
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import Mistake, Prediction
-from conformance.mistakes.topic import Topic, name_entries
+from conformance.mistakes.mistake import Mistake, Prediction, Topic, name_entries
 from reference_numpy.positions import buckets_of
 from specification.dtypes import HALF
 

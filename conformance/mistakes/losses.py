@@ -13,8 +13,7 @@ from conformance.cases.arguments import gradient_name, is_gradient
 from conformance.cases.case import Case
 from conformance.cases.facts import operation_facts
 from conformance.mistakes.call import Call, Results
-from conformance.mistakes.mistake import Change, Mistake
-from conformance.mistakes.topic import Topic, name_entries
+from conformance.mistakes.mistake import Change, Mistake, Topic, name_entries
 from specification.dtypes import compute_dtype_name
 
 Array = np.ndarray

@@ -11,7 +11,7 @@ from conformance.cases.kernel_arguments import padded_queries
 from conformance.mistakes.attention_steps import AttentionSteps, places_of
 from conformance.mistakes.call import Call
 from conformance.mistakes.condition import past
-from conformance.mistakes.topic import Topic, name_entries
+from conformance.mistakes.mistake import Topic, name_entries
 from reference_numpy import materialize
 from reference_numpy.masks import per_batch
 from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segments, SlidingWindow, as_mask, map_arrays

@@ -10,9 +10,8 @@ import numpy as np
 from conformance.cases.arguments import gradient_name, is_gradient, list_arrays
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import lose_results
-from conformance.mistakes.mistake import Mistake
+from conformance.mistakes.mistake import Mistake, Topic, name_entries
 from conformance.mistakes.softmax import divide
-from conformance.mistakes.topic import Topic, name_entries
 from specification.dtypes import compute_dtype_name
 
 

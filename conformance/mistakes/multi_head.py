@@ -17,8 +17,7 @@ from conformance.mistakes.call import Call, Results, attention_inside
 from conformance.mistakes.catalogue import TOPICS, load_topic
 from conformance.mistakes.changes import rearrange_inputs
 from conformance.mistakes.condition import ALWAYS
-from conformance.mistakes.mistake import Change, Mistake, results_of_steps, solve_by_definition
-from conformance.mistakes.topic import Topic, name_entries
+from conformance.mistakes.mistake import Change, Mistake, Topic, name_entries, results_of_steps, solve_by_definition
 from reference_numpy.multi_head_attention import concatenate_heads, split_heads
 
 Array = np.ndarray

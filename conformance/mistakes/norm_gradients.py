@@ -13,10 +13,9 @@ from conformance.bounds.operations import result_bound
 from conformance.cases.arguments import expected_dtype
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import add_in_order, round_stage, round_to
-from conformance.mistakes.mistake import Changed, Mistake, Prediction
+from conformance.mistakes.mistake import Changed, Mistake, Prediction, Topic, name_entries
 from conformance.mistakes.norm_steps import NORMS, NormSteps
 from conformance.mistakes.norms import BLOCKS, CENTERED, DEVIATION, LAYER, MOST_ADDED, RMS, ROWS, SIZES, last_block
-from conformance.mistakes.topic import Topic, name_entries
 from specification.dtypes import HALF
 
 OF_X, OF_WEIGHT, OF_BIAS = "gradient of x", "gradient of weight", "gradient of bias"

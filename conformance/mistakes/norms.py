@@ -18,9 +18,8 @@ from conformance.mistakes.attention_steps import places_of
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import add_in_order, round_stage
 from conformance.mistakes.condition import Condition, past
-from conformance.mistakes.mistake import Change, Changed, Mistake, Prediction
+from conformance.mistakes.mistake import Change, Changed, Mistake, Prediction, Topic, name_entries
 from conformance.mistakes.norm_steps import NORMS, NormSteps, Statistics, add_eps, add_eps_outside, measure_rows
-from conformance.mistakes.topic import Topic, name_entries
 from specification.dtypes import HALF, compute_dtype_name
 
 LAYER, RMS, DEVIATION = ((name,) for name in NORMS)

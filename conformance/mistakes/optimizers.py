@@ -12,8 +12,7 @@ from conformance.cases.arguments import list_arrays
 from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import answer_with, round_to
-from conformance.mistakes.mistake import Mistake
-from conformance.mistakes.topic import Topic
+from conformance.mistakes.mistake import Mistake, Topic
 from specification.dtypes import compute_dtype_name
 
 Array = np.ndarray

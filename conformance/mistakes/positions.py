@@ -14,8 +14,7 @@ from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import answer_with, change_options, lose_results, round_to
 from conformance.mistakes.lookups import SIZES, add_up, gradient_mistakes, look_up, reading_mistakes, rows_of
-from conformance.mistakes.mistake import Mistake
-from conformance.mistakes.topic import Topic, name_entries
+from conformance.mistakes.mistake import Mistake, Topic, name_entries
 from specification.positions import alibi_slopes, angular_frequencies
 
 # --- all four: where positions begin ----------------------------------------------------------------------------------

@@ -23,8 +23,7 @@ from conformance.mistakes.attention_steps import row_maximum
 from conformance.mistakes.call import Call
 from conformance.mistakes.changes import UNITS, add_in_order, answer_in_float64, round_number, round_stage, round_to
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import ATTENTION, Mistake, Prediction
-from conformance.mistakes.topic import Topic, name_entries
+from conformance.mistakes.mistake import ATTENTION, Mistake, Prediction, Topic, name_entries
 
 Array = np.ndarray
 Stage = Callable[[Approx], Approx]

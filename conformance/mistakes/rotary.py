@@ -19,8 +19,7 @@ from conformance.cases.case import Case
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import add_rounding_bounds, answer_with, change_options, round_to
 from conformance.mistakes.condition import Condition
-from conformance.mistakes.mistake import Prediction, add_bounds
-from conformance.mistakes.topic import Topic, name_entries
+from conformance.mistakes.mistake import Prediction, Topic, add_bounds, name_entries
 from reference_numpy.rotary import rotary_table
 from specification.frequencies import attention_factor, exact_frequencies
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling

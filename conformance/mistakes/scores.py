@@ -15,8 +15,7 @@ from conformance.mistakes.attention_steps import AttentionSteps, places_of
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import answer_with, change_options
 from conformance.mistakes.condition import Condition, past, size_of
-from conformance.mistakes.mistake import Change, Changed
-from conformance.mistakes.topic import Topic, name_entries
+from conformance.mistakes.mistake import Change, Changed, Topic, name_entries
 
 TOPIC = Topic("scores")
 entry, entries = TOPIC.entry, TOPIC.entries

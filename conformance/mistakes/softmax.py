@@ -15,9 +15,17 @@ from conformance.mistakes.attention_steps import AttentionSteps, row_maximum
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.changes import answer_with
 from conformance.mistakes.condition import Condition, past
-from conformance.mistakes.mistake import ATTENTION, Change, Changed, Prediction, add_bounds, results_of_steps
+from conformance.mistakes.mistake import (
+    ATTENTION,
+    Change,
+    Changed,
+    Prediction,
+    Topic,
+    add_bounds,
+    name_entries,
+    results_of_steps,
+)
 from conformance.mistakes.scores import HEAD_ORDERS, keep_bits, order_heads
-from conformance.mistakes.topic import Topic, name_entries
 from specification.dtypes import compute_dtype_name
 
 WEIGHED, LOGSUMEXP = ATTENTION[:2], ATTENTION[2:]

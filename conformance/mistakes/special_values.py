@@ -12,8 +12,7 @@ from conformance.mistakes.attention_steps import AttentionSteps
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.condition import Condition, past
 from conformance.mistakes.merging import Parts
-from conformance.mistakes.mistake import ATTENTION
-from conformance.mistakes.topic import Topic, name_entries
+from conformance.mistakes.mistake import ATTENTION, Topic, name_entries
 
 
 def multiply_all(call: Call, steps: AttentionSteps, weights: np.ndarray) -> list[Results]:
