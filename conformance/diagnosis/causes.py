@@ -203,9 +203,10 @@ def group_numbers(
     """One cause for violations that are alike: lost digits in one dtype, wrong outputs, or wrong gradients alone."""
     groups: dict[tuple[CauseKind, str | None, bool | None, bool], list[int]] = {}
     for key, one in violations.items():
-        wrong_numbers = "numbers", None, is_gradient(one.finding.name), one.is_numeric
-        kind = ("digits", one.case.dtype, None, True) if one.loses_digits else wrong_numbers
-        groups.setdefault(kind, []).append(key)
+        if one.loses_digits:
+            groups.setdefault(("digits", one.case.dtype, None, True), []).append(key)
+        else:
+            groups.setdefault(("numbers", None, is_gradient(one.finding.name), one.is_numeric), []).append(key)
     for (kind, dtype, gradient, _), keys in groups.items():
         rules = {violations[key].rule for key in keys}
         evidence = [own[key] for key in keys if key in own and own[key].wrong]

@@ -53,7 +53,7 @@ def find_pattern(evidence: Evidence) -> Pattern | None:
         axes = layout_of(call.case).arrays.get(name.removeprefix("gradient of "), ())
     else:
         axes = operation_facts(call.case.operation).axes(call.case)[1].get(f"-> {name}", ())
-    axes = axes if len(axes) == wrong.ndim else [()] * wrong.ndim  # none where the operation names no axes
+    axes = axes if len(axes) == wrong.ndim else ((),) * wrong.ndim  # none where the operation names no axes
     places = (find_places(axis, np.asarray(wrong.any(axis=tuple(j for j in range(wrong.ndim) if j != i))))
               for i, axis in enumerate(axes))  # fmt: skip
     return Pattern(name, tuple(places), float(wrong.mean()) if wrong.size else 0.0)

@@ -500,7 +500,8 @@ SHARES: dict[str, Callable[[Call, np.ndarray, np.ndarray], np.ndarray]] = {
 
 def take_share(call: Call, share: str) -> Iterator[Gradients]:
     mean = 1 if "without the mean" in share else centre(call)
-    yield call.gradients._replace(sinks=-mean * SHARES[share](call, call.steps.sinks, call.forward.logsumexp))
+    sinks = np.asarray(call.steps.sinks)
+    yield call.gradients._replace(sinks=-mean * SHARES[share](call, sinks, call.forward.logsumexp))
 
 
 # --- the entries ------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ STEP = 1e-200j
 
 def entry(
     name: str, says: str, change: Change, operations: tuple[str, ...] = NETWORKS, needs: tuple[str, ...] = (),
-    **parameters: Sequence[Any],
+    **parameters: Any,
 ) -> Mistake:  # fmt: skip
     return Topic("feed_forward", RULES[operations[0]], operations).entry(name, says, change, needs=needs, **parameters)
 

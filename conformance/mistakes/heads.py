@@ -81,7 +81,7 @@ def sum_values(call: Call) -> list[Results]:
     steps, name = call.steps, gradient_name("value")
     if steps.key.shape[1] < 2:
         return []
-    found = results_of_steps(call, steps.change(value=sum_over_heads(steps.value)), "both")
+    found = results_of_steps(call, steps.change(value=sum_over_heads(np.asarray(steps.value))), "both")
     return [results | ({name: sum_over_heads(results[name])} if name in results else {}) for results in found]
 
 

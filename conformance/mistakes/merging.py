@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,7 +89,7 @@ def name_gradients(name: str, gradients: np.ndarray) -> Results:
     return {gradient_name(f"{name}[{i}]"): array for i, array in enumerate(gradients)}
 
 
-def entry(name: str, says: str, change: Callable[..., Any], **parameters: Sequence[Any]) -> Mistake:
+def entry(name: str, says: str, change: Callable[..., Any], **parameters: Any) -> Mistake:
     """`change(call, parts, **values)`."""
 
     def answer(call: Call, **values: Any) -> Any:

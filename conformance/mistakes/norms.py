@@ -401,7 +401,7 @@ MOST_ADDED = 2**14
 """Numbers that are added up one after the other, at most: they take a second."""
 INPUTS = "the inputs' 16 bits"
 SUMS = ("each sum of the mean", "each sum of squares")
-ROUNDED = {
+ROUNDED: dict[str, Any] = {
     "what": ("the normalised row", "x", "the mean", "the variance", "mean and variance", "the squares",
              "the row before the bias", *SUMS),
     "dtype": (INPUTS, "bfloat16", "float16"),

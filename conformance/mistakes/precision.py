@@ -8,7 +8,7 @@ forward pass does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -123,7 +123,7 @@ def entry(
     says: str,
     narrow: Callable[..., Stages],
     operations: tuple[str, ...] = ATTENTION[:2],
-    **parameters: Sequence[Any],
+    **parameters: Any,
 ) -> Mistake:
     """Attention in the stages that `narrow(round, form, **values)` gives; `round` rounds a stage to the format."""
 

@@ -114,7 +114,8 @@ def cap_after_mask(call: Call) -> list[Changed]:
 
 def cap_after_bias(call: Call) -> list[Changed]:
     """-inf in the bias still forbids, or is -softcap."""
-    s, c, allowed = call.steps, call.steps.softcap, call.steps.open
+    s, allowed = call.steps, call.steps.open
+    c = np.asarray(s.softcap)
     return [
         s.change(score=lambda steps, p: steps.cap(p + steps.bias)),
         s.change(open=np.ones_like(allowed), score=lambda steps, p: np.where(allowed, steps.cap(p + steps.bias), -c)),
@@ -126,8 +127,8 @@ def keep_bits(array: Any, bits: int) -> Any:
     return array + (np.round(array.real * 2.0**bits) / 2.0**bits - array.real)
 
 
-CAPPED = {"rule": "ATT-2", "needs": ("softcap",)}
-BIASED = {"rule": "ATT-3", "needs": ("bias",)}
+CAPPED: dict[str, Any] = {"rule": "ATT-2", "needs": ("softcap",)}
+BIASED: dict[str, Any] = {"rule": "ATT-3", "needs": ("bias",)}
 FORMULAS = (
     *entries(score_otherwise,
              ("softcap-ignored", "softcap is ignored", lambda s, p: p + s.bias, {"lacks": "softcap"}),

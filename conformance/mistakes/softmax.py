@@ -190,7 +190,7 @@ def change_sinks(change: Callable[[AttentionSteps, np.ndarray], np.ndarray]) -> 
 
     def change_results(call: Call) -> list[Changed]:
         s, name = call.steps, gradient_name("sinks")
-        new = change(s, s.sinks + 1e-200j)
+        new = change(s, np.asarray(s.sinks) + 1e-200j)
         found = results_of_steps(call, s.change(sinks=new.real), "both")
         return [r | ({name: r[name] * new.imag[:, 0, 0] / 1e-200} if name in r else {}) for r in found]
 
@@ -205,9 +205,9 @@ def cut_beside_sink(s: AttentionSteps, exponentials: Any, total: Any, sink: Any,
 
 def shift_all_but_sink(call: Call) -> list[Changed]:
     """The maximum that the scores lack is that of the keys, or of the sink too."""
-    s, scores = call.steps, call.forward.scores
+    s, scores, sink = call.steps, call.forward.scores, np.asarray(call.steps.sinks)
     ways = [np.exp(scores - row_maximum(scores, sinks)) for sinks in (s.sinks, None)]
-    return [results_of_weights(call, Weights(divide(e, e.sum(axis=-1, keepdims=True) + np.exp(s.sinks)))) for e in ways]
+    return [results_of_weights(call, Weights(divide(e, e.sum(axis=-1, keepdims=True) + np.exp(sink)))) for e in ways]
 
 
 SINKS = ("sinks",)

@@ -30,7 +30,7 @@ def adapt_attention(
             given |= {theirs: value} if isinstance(theirs, str) else theirs(value)
         return attend(*bound.args, **given)
 
-    attention.__signature__ = signature  # type: ignore[attr-defined]
+    attention.__signature__ = signature
     return attention
 
 

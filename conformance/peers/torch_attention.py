@@ -55,9 +55,9 @@ def attend(kernel: str, query: Any, key: Any, value: Any, **keywords: Any) -> An
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, **keywords)
 
 
-MASK = {"mask": "attn_mask", "scale": "scale"}
+MASK: Options = {"mask": "attn_mask", "scale": "scale"}
 """Booleans: True may attend."""
-BIAS = {"bias": "attn_mask", "scale": "scale"}
+BIAS: Options = {"bias": "attn_mask", "scale": "scale"}
 """Numbers, which are added to the scores."""
 CAUSAL: Options = {"mask": read_causal("is_causal"), "scale": "scale"}
 CAUSAL_FEATURES = {"structured", "causal", "scale", "cross", "gqa", "value_width", "empty", "gradients"}
