@@ -64,7 +64,7 @@ def transpose_weight(case: Case, name: str) -> Arrays | None:
 
 
 def take_columns(case: Case, name: str, order: Callable[[int, int], Array]) -> Arrays:
-    """Columns that come out of a projection, or go into the last one, in another order, from heads and their width."""
+    """Columns that come out of a projection, or go into the last one, as `order(heads, width)` has them."""
     heads = (heads_of(case) | {"output": case.options["num_heads"]})[name]
     width = case.inputs[f"{name}.weight"].shape[0 if name == "output" else 1] // max(heads, 1)
     columns = order(heads, width).ravel()

@@ -36,6 +36,8 @@ TOPIC = Topic("norms", "NORM-1", NORMS)
 
 
 def vary(change: Step) -> Change:
+    """Take what comes of `change(steps, **values)`."""
+
     def results(call: Call, **values: Any) -> Changed | list[Changed]:
         changed = change(NormSteps.read_case(call.case), **values) if call.case.inputs["x"].size else None
         ways = changed if isinstance(changed, list) else [changed]

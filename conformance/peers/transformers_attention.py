@@ -75,7 +75,6 @@ MASKS = ("an additive mask", "a mask of 0 and 1", "a mask [4, 1, 3, 5] for batch
 UNCOMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 SLOW = "it compiles C++ for many shapes, 3 to 15 seconds each time; name it to have it judged"
 
-
 peer = partial(
     make_peer, "transformers ", __name__, "torch", ("transformers", "torch"), operation="attention", documented=MASKS
 )
