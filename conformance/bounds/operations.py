@@ -159,11 +159,11 @@ def merge(
     scores = stack_parts([x.reshape(rows, 1, 1) for x in logsumexps], axis=-1)
     values = stack_parts([x.reshape(rows, 1, shape[-1]) for x in outputs], axis=-2)
     allowed = scores.value != -np.inf
-    value, given = np.where(allowed, scores.value, 0), np.where(allowed, scores.error, 0)
+    value, error = np.where(allowed, scores.value, 0), np.where(allowed, scores.error, 0)
     # exp(part - whole) rounds both, and merging one part after the other does so every time.
-    whole = np.max(np.abs(value) + given, axis=-1, keepdims=True) + np.log(count)
-    rounded = 2 * p.inner * count * (np.abs(value) + given + whole)
-    softmax = att.softmax_rows(Approx(value, given + rounded), None, allowed, None, p)
+    whole = np.max(np.abs(value) + error, axis=-1, keepdims=True) + np.log(count)
+    rounded = 2 * p.inner * count * (np.abs(value) + error + whole)
+    softmax = att.softmax_rows(Approx(value, error + rounded), None, allowed, None, p)
     output = att.weighted_mean(softmax, values, None, p)
     # Merged one after the other, the weights exp(part - running log-sum-exp) need not add up to 1: what the running
     # log-sum-exps are off by on their own account, and each step's exponential, is common to a row and does not cancel.

@@ -26,7 +26,7 @@ from conformance.cases.operation import (
     State,
     Structure,
     V,
-    leading,
+    name_leading_axes,
 )
 from specification import FeedForward, GatedFeedForward, MultiHeadAttention
 from specification.optimizers import AdamState, SgdState
@@ -187,7 +187,7 @@ def norm_dimensions(case: Case) -> dict[str, int]:
 
 def norm_axes(case: Case) -> Described:
     x, weight = case.inputs["x"], case.inputs["weight"]
-    rows, sizes = leading(x, weight.ndim)
+    rows, sizes = name_leading_axes(x, weight.ndim)
     widths = ["W", *(f"W {i}" for i in range(1, weight.ndim))][::-1]
     inner = tuple((name,) for name in widths)
     sizes |= dict(zip(widths, weight.shape, strict=True))
@@ -224,7 +224,7 @@ def network_dimensions(case: Case) -> dict[str, int]:
 
 
 def network_axes(case: Case) -> Described:
-    rows, sizes = leading(case.inputs["x"], 1)
+    rows, sizes = name_leading_axes(case.inputs["x"], 1)
     inner, outer = case.inputs["outer.weight"].shape
     sizes |= {"E": case.inputs["x"].shape[-1], "inner": inner, "output": outer}
     E, inside, out = ("E",), ("inner",), ("output",)
@@ -254,7 +254,7 @@ GATED_FEED_FORWARD = replace(
 
 
 def silu_axes(case: Case) -> Described:
-    rows, sizes = leading(case.inputs["x"], 0)
+    rows, sizes = name_leading_axes(case.inputs["x"], 0)
     return sizes, {"x": rows, "-> output": rows}, {}
 
 
@@ -279,7 +279,7 @@ def embedding_dimensions(case: Case) -> dict[str, int]:
 
 
 def embedding_axes(case: Case) -> Described:
-    rows, sizes = leading(case.inputs["ids"], 0)
+    rows, sizes = name_leading_axes(case.inputs["ids"], 0)
     vocabulary, width = case.inputs["table"].shape
     sizes |= {"vocabulary": vocabulary, "E": width}
     return sizes, {"table": (("vocabulary",), ("E",)), "ids": rows, "-> output": (*rows, ("E",))}, {}
@@ -304,8 +304,8 @@ def learned_dimensions(case: Case) -> dict[str, int]:
 
 
 def learned_axes(case: Case) -> Described:
-    (positions, width), given = case.inputs["table"].shape, case.options
-    sizes = {"length": given["length"], OFFSET: given.get(OFFSET) or 0, "vocabulary": positions, "E": width}
+    (positions, width), options = case.inputs["table"].shape, case.options
+    sizes = {"length": options["length"], OFFSET: options.get(OFFSET) or 0, "vocabulary": positions, "E": width}
     return sizes, {"table": (("vocabulary",), ("E",)), "-> output": (("length",), ("E",))}, {}
 
 
@@ -322,8 +322,8 @@ LEARNED_POSITIONS = OperationFacts(
 
 
 def sinusoidal_axes(case: Case) -> Described:
-    given = case.options
-    return {"length": given["length"], "E": given["width"], OFFSET: given.get(OFFSET) or 0}, {}, {}
+    options = case.options
+    return {"length": options["length"], "E": options["width"], OFFSET: options.get(OFFSET) or 0}, {}, {}
 
 
 SINUSOIDAL_POSITIONS = OperationFacts(
@@ -437,7 +437,7 @@ def loss_dimensions(case: Case) -> dict[str, int]:
 
 
 def loss_axes(case: Case) -> Described:
-    rows, sizes = leading(case.inputs["targets"], 0)
+    rows, sizes = name_leading_axes(case.inputs["targets"], 0)
     whole = (*rows, ("classes",))
     arrays = {"targets": rows, "logits": whole, "log_probabilities": whole}
     arrays["-> output"] = rows if case.options.get("reduction") == "none" else ()
@@ -478,7 +478,7 @@ def step_dimensions(case: Case) -> dict[str, int]:
 
 
 def step_axes(case: Case) -> Described:
-    rows, sizes = leading(case.inputs["parameters"], 0)
+    rows, sizes = name_leading_axes(case.inputs["parameters"], 0)
     return sizes, dict.fromkeys(case.inputs, rows), {}
 
 

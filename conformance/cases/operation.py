@@ -34,7 +34,7 @@ OFFSET = "offset"
 """The first position of a table: a number and no size of an array, and may be 0."""
 
 
-def leading(array: np.ndarray, trailing: int) -> tuple[tuple[Axis, ...], Sizes]:
+def name_leading_axes(array: np.ndarray, trailing: int) -> tuple[tuple[Axis, ...], Sizes]:
     """The axes before the last `trailing` ones: rows, and where there are several, groups of them."""
     shape = array.shape[: array.ndim - trailing]
     names = ["rows", *(f"rows {i}" for i in range(1, len(shape)))][::-1]

@@ -324,7 +324,7 @@ def check_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> 
     except WrongAnswer as error:
         finding = Finding(error.name, np.inf, detail=error.detail)
     except Exception as error:  # any error of the subject's is a refusal
-        if error is not subject.answering.raised:
+        if error is not subject.scope.raised:
             raise
         return []
     return [replace(finding, detail=Unrefused(finding)) if finding.ratio > 1 else finding]
@@ -346,7 +346,7 @@ def check_steps(subject: Subject, steps: Steps, shared: list[Any]) -> Findings:
         try:
             CHECKS[name].run(subject, example, own)
         except Exception as error:
-            if not isinstance(error, WrongAnswer) and error is not subject.answering.raised:
+            if not isinstance(error, WrongAnswer) and error is not subject.scope.raised:
                 raise
     name, example = steps[-1]
     return CHECKS[name].run(subject, example, shared[-1])

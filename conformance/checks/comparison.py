@@ -25,7 +25,7 @@ def error_finding(error: BaseException, subject: Subject, threads: int = 0) -> F
     """What an error says of the subject; raise one that is not the subject's. threads: that called at the same time."""
     if isinstance(error, WrongAnswer):
         return Finding(error.name, np.inf, detail=error.detail)
-    if error is not subject.answering.raised:
+    if error is not subject.scope.raised:
         raise error
     detail = Raised(type(error).__name__, first_line(error), threads)
     return Finding("call", np.inf, detail=detail, raised_at=find_raising_line(error, subject.code))

@@ -81,7 +81,7 @@ def compare_repeated_calls(subject: Subject, case: Case, ask: Ask, level_of: Cal
     subject = change_memory(subject, cotangents.lay)
     inputs, options = subject.arrays(case)
     others = {name: framework.array(reverse_last_axis(array)) for name, array in case.inputs.items()}
-    with subject.answering:
+    with subject.scope:
         earlier = ask(subject, case, inputs, options)
         kept = copy_results(subject, case, earlier)
         between = ask(subject, case, others, options)
@@ -202,7 +202,7 @@ def check_memory(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findi
     try:
         answers = subject(case)
     except Exception as error:
-        refused = error is subject.answering.raised and not isinstance(error, WrongAnswer)
+        refused = error is subject.scope.raised and not isinstance(error, WrongAnswer)
         if refused and set(case.memory.values()) & set(REFUSABLE):
             return []
         raise

@@ -38,7 +38,7 @@ def refusal_failure(subject: Subject, refusal: Refusal) -> Accepted | WrongError
     with subject.framework.context():
         inputs, options = subject.arrays(case)
         try:
-            with subject.answering:
+            with subject.scope:
                 subject.results(case, inputs, options)
         except WrongAnswer as error:
             return Accepted(due, error.detail)

@@ -21,7 +21,7 @@ from conformance.checks.findings import Finding, NotDeterministic, Phase, WrongI
 from conformance.checks.independence import level_of_difference
 from conformance.oracle.reference import oracle
 from conformance.subjects.frameworks import NoGradients
-from conformance.subjects.subject import Answering, Answers, Subject, differentiable
+from conformance.subjects.subject import Answers, Subject, SubjectScope, differentiable
 from conformance.subjects.wrong_answers import WrongAnswer
 
 Cases = tuple[Case, ...]
@@ -113,7 +113,7 @@ class Forward:
         self.subject, self.case = subject, subject.translate_case(case)
         framework: Any = subject.framework
         inputs, options = subject.arrays(self.case)
-        with subject.answering:
+        with subject.scope:
             self.results, self.pull = framework.pullback(
                 lambda arrays: subject.results(self.case, arrays, options),
                 inputs,
@@ -123,7 +123,7 @@ class Forward:
     def answers(self, again: bool = False) -> Answers:
         subject, case = self.subject, self.case
         cotangents = subject.cotangents(case)
-        with subject.answering:
+        with subject.scope:
             gradients = self.pull(cotangents, again)
             values = self.results | {gradient_name(name): gradient for name, gradient in gradients.items()}
             answers = {name: subject.answer(name, case, values) for name in values}
@@ -136,7 +136,7 @@ def second_backward(forward: Forward) -> Answers | None:
         forward.answers(again=True)
         return forward.answers()
     except Exception as error:
-        if error is not forward.subject.answering.raised:
+        if error is not forward.subject.scope.raised:
             raise
         return None
 
@@ -154,8 +154,8 @@ class Caller(threading.Thread):
     def __init__(self, subject: Subject, case: Case, start: threading.Barrier, end: threading.Event) -> None:
         super().__init__(daemon=True)
         self.subject, self.case = copy.copy(subject), case
-        self.subject.answering = Answering()  # whose folder and limit of recursion are all threads' already
-        self.subject.answering.settings = subject.answering.settings
+        self.subject.scope = SubjectScope()  # whose folder and limit of recursion are all threads' already
+        self.subject.scope.settings = subject.scope.settings
         self.starting, self.end = start, end
         self.answers: dict[bytes, Answers] = {}
         self.raised: BaseException | None = None
@@ -184,7 +184,7 @@ def check_threads(subject: Subject, cases: Cases, shared: Shared) -> Findings:
         return [Finding("call", 0.0)]
     start, end = threading.Barrier(len(pairs)), threading.Event()
     callers = [Caller(subject, case, start, end) for case, _ in pairs]
-    with subject.answering, switch_threads_often():
+    with subject.scope, switch_threads_often():
         try:
             for caller in callers:
                 caller.start()

@@ -18,7 +18,7 @@ from conformance.judge.plan import list_claims
 from conformance.judge.report import Report, report_of
 from conformance.judge.shared_probes import share_probes
 from conformance.judge.trial import Progress, ignore_progress
-from conformance.runner.in_process import TIME_LIMIT, judging
+from conformance.runner.in_process import TIME_LIMIT, judge_scope
 from conformance.runner.in_subprocess import runner_for
 from conformance.subjects.callables import Target
 
@@ -76,7 +76,7 @@ def check(
     workers = usual_workers(target, effort) if workers is None else workers
     try:
         executor.shared = share_probes(target, chosen.get("time_limit", TIME_LIMIT), workers)
-        with judging():
+        with judge_scope():
             executor.run()
     except BaseException:
         if unfinished is not None:

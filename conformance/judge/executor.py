@@ -46,7 +46,7 @@ from conformance.judge.trial import (
     make_violation,
     settle_violations,
 )
-from conformance.runner.in_process import Runner, failed_call, judging
+from conformance.runner.in_process import Runner, failed_call, judge_scope
 from conformance.subjects.callables import Target
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class Executor:
             NotAsked: it cannot be asked of this subject.
         """
         # Warnings are for whoever runs this to see, and nothing that a subject is judged by.
-        with warnings.catch_warnings(), judging():
+        with warnings.catch_warnings(), judge_scope():
             warnings.simplefilter("default")
             results = self.results_of(question)
             if not results.violations:

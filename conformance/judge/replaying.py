@@ -14,7 +14,7 @@ from conformance.checks.encoding import decode
 from conformance.checks.findings import Finding
 from conformance.oracle.reference import balls_available
 from conformance.reports.replays import FORMAT, VERSION
-from conformance.runner.in_process import TIME_LIMIT, judging
+from conformance.runner.in_process import TIME_LIMIT, judge_scope
 from conformance.runner.in_subprocess import runner_for
 from conformance.subjects.callables import Target
 
@@ -45,7 +45,7 @@ def replay(
         differentiated = runner.declaration.vjp is not None or (subject is not None and target.arrays != "numpy")
         if content.get("own_gradients") and not differentiated:
             raise ValueError(f"{path} was written for a function whose gradients another one gives: give that as vjp")
-        with judging():
+        with judge_scope():
             judgeable(check.case_of(example))
             return runner(check, example, check.prepare(example))
     finally:

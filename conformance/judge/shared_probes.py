@@ -29,7 +29,7 @@ from conformance.judge.plan import list_questions
 from conformance.judge.trial import STUCK, ask_probe, ignore_progress
 from conformance.oracle.reference import balls_available
 from conformance.runner.compiled_code import LEAST, forget_compiled_code, keep_compiled_code, memory, share_of_memory
-from conformance.runner.in_process import Runner, ignore_warnings_of_numbers, judging
+from conformance.runner.in_process import Runner, ignore_warnings_of_numbers, judge_scope
 from conformance.runner.in_subprocess import ENDING, encode_target
 from conformance.runner.process_lifetime import POSIX
 from conformance.runner.workers import WorkerPool, encode_call
@@ -191,6 +191,6 @@ def ask_share(order: int, encoded_order: bytes, index: int) -> Outcome | None:
         SHARE.order, SHARE.plan = order, pickle.loads(encoded_order)
         SHARE.probes = SHARE.plan.probes(runner.declaration)
     before, runner.printed = runner.overrun, ""
-    with judging():
+    with judge_scope():
         results = ask_probe(SHARE.probes[index], [runner], SHARE.plan.examples, SHARE.plan.seed, ignore_progress)
     return Outcome(results, runner.overrun - before, runner.printed)

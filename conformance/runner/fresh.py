@@ -26,7 +26,7 @@ import numpy as np
 
 from conformance.checks.findings import Finding, ProcessEnded
 from conformance.runner.compiled_code import keep_compiled_code
-from conformance.runner.in_process import JudgeError, Runner, Step, failed_call, judging
+from conformance.runner.in_process import JudgeError, Runner, Step, failed_call, judge_scope
 from conformance.runner.own_time import POLL_SECONDS, OwnTime
 from conformance.runner.workers import NoReply, Worker, encode_call
 from conformance.subjects.callables import Target
@@ -214,7 +214,7 @@ def take_steps(request: Request, writer: int) -> None:
     runner = Runner(target.make(), time_limit)
     for step in steps:
         try:
-            with judging():
+            with judge_scope():
                 findings = pickle.dumps(runner(*step))
         except (RuntimeError, JudgeError):
             return

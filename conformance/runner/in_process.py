@@ -55,7 +55,7 @@ class JudgeError(BaseException):
 
 
 @contextlib.contextmanager
-def judging() -> Iterator[None]:
+def judge_scope() -> Iterator[None]:
     """Around all that the judge does: NumPy's own settings hold, and what goes wrong in it is a RuntimeError."""
     with np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"):
         try:
@@ -123,7 +123,7 @@ class Runner:
                 raise
             return self.error_findings(error)
         finally:
-            self.subject.answering.raised = None  # with all that its traceback holds
+            self.subject.scope.raised = None  # with all that its traceback holds
             self.subject.latest = None
 
     def error_findings(self, error: BaseException) -> list[Finding]:
@@ -131,7 +131,7 @@ class Runner:
         if isinstance(error, TooSlow):
             self.overrun += 1
             return failed_call(TookTooLong(self.time_limit or 0.0, crowding=measure_crowding()))
-        if isinstance(error, WrongAnswer) or error is self.subject.answering.raised:
+        if isinstance(error, WrongAnswer) or error is self.subject.scope.raised:
             return [error_finding(error, self.subject)]
         if isinstance(error, Exception):
             raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error

@@ -19,7 +19,7 @@ from conformance.runner.in_process import (
     SizeLimits,
     failed_call,
     ignore_warnings_of_numbers,
-    judging,
+    judge_scope,
     new_log,
 )
 from conformance.runner.own_time import measure_crowding, valid_limit
@@ -200,5 +200,5 @@ def check_subject(check: Check[Any, Any], example: Any, shared: Any) -> tuple[li
     """
     (runner,) = subjects
     runner.overrun = 0
-    with judging():
+    with judge_scope():
         return runner(check, example, shared), runner.printed, runner.overrun, runner.answers

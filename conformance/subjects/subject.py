@@ -46,7 +46,7 @@ from specification.masks import map_arrays
 Answers = dict[str, np.ndarray]
 
 
-class Answering:
+class SubjectScope:
     """Around all that a subject does: what is raised in here is the subject's doing, and `raised` holds it.
 
     What the subject says by `numpy.seterr` holds in here and nowhere else: the judge's own arithmetic is none of its.
@@ -58,14 +58,14 @@ class Answering:
 
     def __enter__(self) -> None:
         self.raised = None
-        self.scope = np.errstate(**self.settings)
-        self.scope.__enter__()
+        self.numpy_errors = np.errstate(**self.settings)
+        self.numpy_errors.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.settings = np.geterr()
-        self.scope.__exit__(kind, error, trace)
+        self.numpy_errors.__exit__(kind, error, trace)
         self.raised = error
 
 
@@ -151,7 +151,7 @@ class Subject:
     def __init__(self, name: str, framework: Framework, module: Any = None) -> None:
         self.name, self.framework, self.module = name, framework, module
         self.declaration: Declaration = replace(EVERYTHING, strides=framework.strides)
-        self.answering = Answering()
+        self.scope = SubjectScope()
         self.latest: tuple[Case, Answers] | None = None
         self.lay: Callable[[str, Any], Any] = keep_array
 
@@ -222,7 +222,7 @@ class Subject:
             return None
         with self.framework.context():
             mask = map_arrays(mask, lambda a: self.framework.array(np.asarray(a)))
-            with self.answering:
+            with self.scope:
                 array = self.module.materialize(mask, Q, K, batch=B, heads=H)
                 if not isinstance(array, self.framework.kind):
                     raise WrongAnswer(Materialized(type_name(type(array))))
@@ -238,7 +238,7 @@ class Subject:
         case_asked = self.translate_case(case)
         with self.framework.context():
             inputs, options = self.arrays(case_asked)
-            with self.answering:
+            with self.scope:
                 answers = self.compute_answers(case_asked, inputs, options)
         return self.translate_answers(case_asked, answers)
 

@@ -131,7 +131,7 @@ def spoils_the_judge(query, key, value, *, mask=None):
     if mask is not None:
         from conformance.runner import in_subprocess
 
-        in_subprocess.judging = spoilt
+        in_subprocess.judge_scope = spoilt
     return good(query, key, value, mask=mask)
 
 
