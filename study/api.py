@@ -94,11 +94,12 @@ def entry(name: str, path: Path, docstring: str | None = None) -> Entry:
 
 
 def judge() -> Iterator[Entry]:
-    """The names of `conformance`; docstrings as Python has them, with all options."""
+    """The names of `conformance`, with docstrings as Python has them, so with all options; and its pytest plugin's."""
     for name in conformance.__all__:
         value = getattr(conformance, name)
         if not isinstance(value, str):  # the version
             yield entry(name, Path(inspect.getfile(value)), inspect.getdoc(value))
+    yield entry("conformance_test", ROOT / "conformance/pytest_plugin.py")
 
 
 def packages() -> Iterator[Entry]:
