@@ -25,9 +25,10 @@ peers: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks $(BENCH) --json build/benchmarks/result.json --plots build/benchmarks/plots
 
-# The three implementations side by side, as a site that needs nothing else; open build/study/index.html.
+# The three implementations side by side, as a site that needs nothing else; open build/study/index.html. To publish it:
+# make study STUDY="--base https://github.com/OWNER/NAME/blob/COMMIT".
 study: $(INSTALLED)
-	$(BIN)/python -m study --out build/study
+	$(BIN)/python -m study --out build/study $(STUDY)
 
 # The tutorial's classifier of film reviews: a few minutes on two cores. Goes on where it was broken off; afterwards
 # .venv/bin/python -m training classify build/training/reviews "I bought that book and I enjoyed the readings"

@@ -267,5 +267,5 @@ assert broken > 1 >= mended
 #
 #     conformance check my_kernels.py:attention --operation attention --arrays torch
 #
-# `examples/online_softmax.py` is one with a mistake left in for you to find; `docs/judging.md` lists what can be
-# claimed and declared.
+# `examples/online_softmax.py` is one with a mistake left in for you to find; `docs/declarations.md` lists what can
+# be claimed and declared.

@@ -14,7 +14,7 @@ from conformance.side_by_side.operations import MASK_RULES, OPERATIONS, Operatio
 from conformance.side_by_side.rules import letters, rule_texts
 from conformance.side_by_side.sources import LABELS, PACKAGES, address, functions_of
 from specification.dialects import DIALECTS
-from study import diagram, dialect_pages, elsewhere, lessons, pages, playing, training, walk
+from study import api, diagram, dialect_pages, elsewhere, lessons, pages, playing, training, walk
 from study.examples.parts import figure
 from study.results import Results, kept
 
@@ -23,6 +23,7 @@ PARTS = (
     ("rules", "Rules"), ("tests", "Tests"), ("others", "Other libraries"), ("measured", "Measured"),
 )  # fmt: skip
 """Of the page of an operation, in order: anchor and title."""
+API_PARTS = (("judge", "The judge"), ("packages", "The definition and its ports"))
 LOOKUP_PARTS = (("reading", "How to read the pages"), ("words", "Words and letters"))
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -95,6 +96,9 @@ def build(out: Path, base: str | None = None, examples: bool = True, results: Re
         page="training", results=results, step=training.step(), gradients=list(training.gradients()),
         figure=figure,
     )  # fmt: skip
+    written["api"] = made.get_template("api.html").render(
+        page="api", judge=list(api.judge()), packages=list(api.packages()), parts=API_PARTS
+    )
     uses = {rule: [one for one in OPERATIONS if rule in one.rules] for rule in rule_texts()}
     written["rules"] = made.get_template("rules.html").render(
         page="rules", rules=list(rule_texts().values()), uses=uses

@@ -431,7 +431,12 @@ def fit_width(size: int, name: str, declaration: Declaration) -> int:
 def declare(supports: Names | None = None, /, **options: Unpack[DeclarationOptions]) -> Callable[[Any], Any]:
     """Say of a function what it supports, where it is defined; `check` reads it there.
 
-    supports: the option of that name, which may stand first and without its name.
+    Args:
+        supports: The option of that name, which may stand first and without its name.
+        **options: What the function supports, and departs from on purpose.
+
+    Returns:
+        A decorator, which returns the function itself.
     """
     if callable(supports):
         raise TypeError("declare takes options and returns a decorator: write @declare(...)")

@@ -27,14 +27,21 @@ def replay(
     time_limit: float | None = None,
     isolate: bool | None = None,
 ) -> list[Finding]:
-    """Ask the same of the file's subject again, or of another one; a ratio above 1 is the violation seen again.
+    """Try the case of a replay file again, on the file's subject or on another one.
 
-    vjp: the function for its gradients, if one was given to `check`; a function, or named like one.
-    time_limit: seconds; those that the subject had then, unless given.
-    isolate: whether the subject runs in a subprocess, as in `check`.
+    Args:
+        path: The replay file.
+        subject: A function, or named like one; unless given, the one that the file names.
+        vjp: The function for its gradients, if one was given to `check`; a function, or named like one.
+        time_limit: Seconds; those that the subject had then, unless given.
+        isolate: Whether the subject runs in a subprocess, as in `check`.
 
-    ValueError where the file is no replay file, where its subject or its vjp has to be given, or where its case cannot
-    be judged here.
+    Returns:
+        What the check finds; an error ratio above 1 is the violation seen again.
+
+    Raises:
+        ValueError: The file is no replay file, its subject or its vjp has to be given, or its case cannot be judged
+            here.
     """
     content = read(path)
     target = target_of(content, path, subject, vjp)

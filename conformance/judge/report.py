@@ -24,13 +24,23 @@ NO_ORACLE = "float64 is skipped: its oracle needs python-flint, which is not ins
 class Report:
     """One subject's result.
 
-    rules: for every rule that was tried, its cases and worst ratio. violations: one for each rule that is violated, in
-    the specification's order. causes: what is behind them, those of the lowest level first; the first violation of each
-    shows it by its smallest case. untried: why not everything was tried, or empty. left_out: what the subject declares
-    and nobody can judge here, with the reason, or empty; it counts in no verdict.
-    declaration: what the subject says of itself, without what is left out. never_given: parameters of the function that
-    are none of the operation's, and that no case gave. profile: decides whether it conforms. chosen: the rules that
-    alone were tried; empty for all.
+    Attributes:
+        target: What was judged.
+        effort: How many cases each probe got.
+        seed: What generates the same cases again.
+        rules: For every rule that was tried, its cases and worst ratio.
+        violations: One for each rule that is violated, in the specification's order.
+        untried: Why not everything was tried, or empty.
+        seconds: How long it took.
+        versions: Of the judge, of Python and of the packages that count.
+        left_out: What the subject declares and nobody can judge here, with the reason, or empty; it counts in no
+            verdict.
+        declaration: What the subject says of itself, without what is left out.
+        never_given: Parameters of the function that are none of the operation's, and that no case gave.
+        profile: Decides whether it conforms.
+        chosen: The rules that alone were tried; empty for all.
+        causes: What is behind the violations, those of the lowest level first; the first violation of each shows it by
+            its smallest case.
     """
 
     target: Target

@@ -29,14 +29,14 @@ far as the path has parameters for them. A violation is a departure from this pr
 the library's own documentation: a library may intend the mean of the values for an empty row. If one cause violates
 several rules, the page shows it once, under the rule of the cause, and the cases of other rules avoid it.
 
-Cases are small, or have [sizes that matter to kernels](judging.md#sizes) in one or two dimensions. Paths that compile
-for every shape, or run in a subprocess, get a third of the large cases. If a divergence depends on a size, the page
-says so: "first wrong at 257 keys (256 are right)". The row of `jax.numpy.einsum` is not a library's function. It is
-attention as many people write it, compiled as a whole and differentiated from outside.
+Cases are small, or have [sizes that matter to kernels](declarations.md#sizes) in one or two dimensions. Paths that
+compile for every shape, or run in a subprocess, get a third of the large cases. If a divergence depends on a size, the
+page says so: "first wrong at 257 keys (256 are right)". The row of `jax.numpy.einsum` is not a library's function. It
+is attention as many people write it, compiled as a whole and differentiated from outside.
 
 Every rule, or part of one, has a level: `core`, `robust` or `strict`. A row says the highest
-[profile](judging.md#profiles) that the path keeps. The columns stand by level: first whether the level is kept, then
-its rules.
+[profile](declarations.md#profiles) that the path keeps. The columns stand by level: first whether the level is kept,
+then its rules.
 
 `make peers` writes this page, and `divergences.json` beside it. A run of some peers renews their rows, and all others
 stay, so every row says by a number which run it is from. Compiled FlexAttention compiles for every shape, also in

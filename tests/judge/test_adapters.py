@@ -1,4 +1,4 @@
-"""The adapters in docs/judging.md, around kernels with signatures of their own."""
+"""The adapters in docs/adapters.md, around kernels with signatures of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from tests.support import kernels
 from tests.support.helpers import SMALL, documented_examples, violated
 
-ABOVE, *ADAPTERS = documented_examples("Adapters")
+ABOVE, *ADAPTERS = documented_examples("Kernels of other kinds")
 NAMES = ("flash_attn_func", "flash_attn_varlen_func", "paged_attention", "padded_attention", "in place", "at the end")
 BY_NAME = dict(zip(NAMES, ADAPTERS, strict=True))
 CACHE = "flash_attn_with_kvcache"

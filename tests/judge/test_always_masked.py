@@ -1,4 +1,4 @@
-"""Attention that always has a mask, or only some windows: declarations, and the examples in docs/judging.md."""
+"""Attention that always has a mask, or only some windows: declarations, and the examples in docs/adapters.md."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from conformance.subjects.wrong_answers import WrongAnswer
 from specification import And, Causal, Dense, KeyLengths, Linear, MultiHeadAttention, Or
 from specification.masks import Mask
 from tests.support.helpers import (
-    JUDGING,
+    DOCUMENTS,
     SMALL,
     Case,
     NumpySubject,
@@ -266,7 +266,7 @@ def test_a_norm_with_an_epsilon_in_the_place_of_the_bias_conforms() -> None:
 
 def test_documented_feed_forward_conforms() -> None:
     """The example in docs/judging.md."""
-    (example,) = re.findall(r"```python\n(def feed_forward.*?)```", JUDGING, re.DOTALL)
+    (example,) = re.findall(r"```python\n(def feed_forward.*?)```", (DOCUMENTS / "judging.md").read_text(), re.DOTALL)
     names = dict(vars(importlib.import_module("reference_numpy.feed_forward")))
     exec(example, names)
     report = judged(names["feed_forward"], "FFN-1", operation="feed_forward", arrays="numpy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from conformance.cases.arguments import arguments
 from conformance.cases.facts import operation_facts
 from conformance.judge import given_results
 from conformance.sampling.operations import operation_cases
-from tests.support.helpers import OPERATIONS, Case, command, draw_cases
+from tests.support.helpers import DOCUMENTS, OPERATIONS, Case, command, draw_cases
 
 generator = np.random.default_rng(0)
 attention = reference_numpy.attention
@@ -98,6 +99,17 @@ def test_what_is_wrong_is_told_with_its_place() -> None:
     told = str(found)
     assert told.startswith("attention is wrong at core (robust); the largest error is ")
     assert "output is wrong in one of 2 batch elements: 1, in one of 4 heads: 2, in queries from 4 on (of 6)" in told
+
+
+def test_the_documented_comparison_prints_what_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (DOCUMENTS / "compare.md").read_text()
+    exec(text.partition("```python\n")[2].partition("```")[0], {})
+    documented = text.split("```")[3].strip()
+
+    def without_numbers(lines: str) -> str:
+        return re.sub(r"-?\d+\.\d+(e[+-]\d+)?", "x", lines)
+
+    assert without_numbers(capsys.readouterr().out.strip()) == without_numbers(documented)
 
 
 def test_arrays_in_a_functions_own_conventions() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +18,8 @@ from conformance.side_by_side import sources
 from tests.support.helpers import command
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETTINGS = PROJECT["tool"]["setuptools"]
 INSTALLED = ("conformance", "jax_impl", "reference_numpy", "specification", "torch_impl")
 OF_THE_CLONE = ("conformance/cli/dev", "conformance/peers", "conformance/selftest")
 
@@ -66,3 +71,32 @@ def test_no_commit_of_another_checkout_is_reported(monkeypatch: pytest.MonkeyPat
     assert environment.commit() == "a commit+"
     monkeypatch.setattr(environment, "ROOT", tmp_path)
     assert environment.commit() is None
+
+
+# --- what a package index shows ---------------------------------------------------------------------------------------
+
+
+def test_the_documents_have_the_version_of_the_package() -> None:
+    version = PROJECT["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"rev: v{version}\n" in (ROOT / "docs/ci.md").read_text()
+
+
+def test_a_release_has_absolute_links(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    (step,) = (step for step in workflow["jobs"]["build"]["steps"] if "HOME_PAGE" in step.get("env", ()))
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    addresses = {"HOME_PAGE": "https://example.org/them/it", "TAG": "v0.1.0"}
+    subprocess.run(["bash", "-ec", step["run"]], cwd=tmp_path, env=os.environ | addresses, check=True)
+
+    before, after = ((folder / "README.md").read_text() for folder in (ROOT, tmp_path))
+    links = re.findall(r"\]\(([^()\s]+)\)", after)
+    assert "https://example.org/them/it/blob/v0.1.0/docs/judging.md" in links
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert after.replace("https://example.org/them/it/blob/v0.1.0/", "") == before
+    released = tomllib.loads((tmp_path / "pyproject.toml").read_text())
+    assert set(released["project"].pop("urls")) == {"Homepage", "Documentation", "Source", "Changelog", "Issues"}
+    assert released == PROJECT

@@ -1,6 +1,6 @@
 """Any two ranges of sizes occur together in some case, but for the pairs that are listed here.
 
-docs/judging.md says why they are left out: their exact results take too long, or too much memory.
+docs/declarations.md says why they are left out: their exact results take too long, or too much memory.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from tests.support.helpers import Case
 from torch_impl import attention as definition
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their own
-DOCUMENT = Path(__file__).parents[2] / "docs" / "judging.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "adapters.md"
 SUPPORTS = "structured,causal,no-offset,window,lengths,scale,gqa,cross,gradients"
 
 

@@ -78,6 +78,7 @@ def test_there_is_a_page_for_each_operation(built: Path) -> None:
         "lookup",
         "playground",
         "rules",
+        "api",
         "diagram",
         "dialects",
         *(f"dialect-{name}" for name in DIALECTS),

@@ -57,7 +57,7 @@ SMALL = {"batch": 4, "heads": 8, "queries": 16, "keys": 16, "key_width": 16, "va
 """Declared limits, for tests of what does not depend on sizes: without the large ones a check takes half the time."""
 FEW_SIZES = ("--limits", ",".join(f"{name}={size}" for name, size in SMALL.items()))
 """On the command line."""
-JUDGING = (Path(__file__).parents[2] / "docs" / "judging.md").read_text()
+DOCUMENTS = Path(__file__).parents[2] / "docs"
 
 
 class Implementation:
@@ -125,8 +125,8 @@ def output_of(*words: object, code: int = 0, width: int = 200) -> str:
 
 
 def documented_examples(title: str) -> list[str]:
-    """The Python below a title, or the beginning of one, in docs/judging.md."""
-    part = JUDGING.partition(f"### {title}")[2].partition("\n###")[0]
+    """The Python below a title in docs/adapters.md."""
+    part = (DOCUMENTS / "adapters.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     return re.findall(r"```python\n(.*?)```", part, re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""Kernels with the signatures of fast ones, for the adapters in docs/judging.md. Inside is plain attention."""
+"""Kernels with the signatures of fast ones, for the adapters in docs/adapters.md. Inside is plain attention."""
 
 from __future__ import annotations
 
