@@ -30,7 +30,7 @@ from conformance.models.agreement import comparable_packages
 from conformance.operations.corpus import entries_for
 from conformance.operations.probes import refusals_of
 from conformance.reports.sentences import describe_detail
-from conformance.sampling.draws import drawing
+from conformance.sampling.draws import draw_settings
 from conformance.sampling.special import planted_cases
 from conformance.selftest.selftest import choose_planted
 from conformance.subjects.callables import load
@@ -441,7 +441,7 @@ def test_attended_nan_is_nowhere_hidden_by_a_bias() -> None:
     biased = 0
 
     @hypothesis.seed(1)
-    @drawing(30, hypothesis.Phase.generate)
+    @draw_settings(30, hypothesis.Phase.generate)
     @hypothesis.given(planted_cases("attended", declaration, focus=("bias",)))
     def each(planted: Any) -> None:
         nonlocal biased

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.checks.catalogue import agreement
+from conformance.checks.catalogue import make_probe
 from conformance.subjects.subject import IMPLEMENTATIONS
 from specification import RULES
 from tests.support.helpers import OPERATIONS, Subject, operation_cases, probes_of_all, run_probes
@@ -38,7 +38,7 @@ def test_all_three_keep_the_rule(rule: str, examples: int, subjects: list[Subjec
 
 def test_substance() -> None:
     """Most attention cases have masked and allowed keys, weights that are spread, and an output unlike zeros."""
-    probe = agreement("ATT-12", "attention", "attention", operation_cases("attention", ("float32", "bfloat16")))
+    probe = make_probe("attention", "ATT-12", "attention", operation_cases("attention", ("float32", "bfloat16")))
     results = run_probes([probe], [IMPLEMENTATIONS["reference_numpy"]()], 100, SEED)
     count = len(results.substance.masked)
     assert count == 100
@@ -51,6 +51,6 @@ def test_substance() -> None:
 def test_definition_within_its_bound_of_ball_arithmetic(operation: str) -> None:
     """float64, every feature; `conformance definition` does the same with more cases."""
     pytest.importorskip("flint")
-    probe = agreement("ATT-9", operation, operation, operation_cases(operation, ("float64",)))
+    probe = make_probe(operation, "ATT-9", operation, operation_cases(operation, ("float64",)))
     results = run_probes([probe], [IMPLEMENTATIONS["reference_numpy"]()], 100, SEED)
     assert results.conforms, results.violations
