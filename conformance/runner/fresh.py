@@ -1,7 +1,8 @@
 """Ask a subject in a process that has called nothing before.
 
 One process has loaded the judge and called nothing, and forks a fresh process for every question: a fork costs
-milliseconds where a start costs seconds. It is safe because nothing has run there, and no framework has threads of its
+milliseconds where a start costs seconds. A subject's own process forks that one before it loads the subject, so that
+both import a framework once. It is safe because nothing has run there, and no framework has threads of its
 own yet. JAX is imported after the fork only, by the target.
 """
 
@@ -13,12 +14,15 @@ import importlib
 import os
 import pickle
 import random
+import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -28,7 +32,8 @@ from conformance.checks.findings import Finding, ProcessEnded
 from conformance.runner.compiled_code import keep_compiled_code
 from conformance.runner.in_process import JudgeError, Runner, Step, failed_call, judge_scope
 from conformance.runner.own_time import POLL_SECONDS, OwnTime
-from conformance.runner.workers import NoReply, Worker, encode_call
+from conformance.runner.process_lifetime import STANDARD_ERROR, STANDARD_INPUT
+from conformance.runner.workers import ForkedWorker, NoReply, Worker, encode_call, serve, serve_calls
 from conformance.subjects.callables import Target
 
 LONGEST, BUDGET = 60.0, 15.0
@@ -73,10 +78,24 @@ class Reply(NamedTuple):
 
 
 class ForkingProcess:
-    """The process that forks, started when it is first needed. One is for all checks of this process."""
+    """The process that forks. One is for all checks of this process.
+
+    The first process of a subject forks it; where there is none, it is started when it is first needed.
+    """
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
+
+    def start_subject(self, target: Target, **options: Any) -> Worker:
+        """Start a process for a subject, which forks this one if there is none yet."""
+        if self.worker is not None or not hasattr(os, "fork"):
+            return Worker(**options)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            serve, descriptor = "conformance.runner.fresh:serve_subject", theirs.fileno()
+            worker = Worker(serve, descriptor, modules_for(target), pass_fds=[descriptor], **options)
+        self.worker = ForkedWorker(ours)
+        return worker
 
     def ask(self, request: Request) -> Reply | None:
         """None where the process does not reply."""
@@ -113,9 +132,8 @@ class FreshProcesses:
             return None
         try:
             payload = pickle.dumps((self.target, self.time_limit, list(steps)))
-            request = Request(
-                PRELOADED.get(self.target.arrays or "", ()), sys.path, os.getcwd(), dict(os.environ), LONGEST, payload
-            )
+            preload = modules_for(self.target)
+            request = Request(preload, sys.path, os.getcwd(), dict(os.environ), LONGEST, payload)
         except Exception:  # what cannot be sent cannot be asked; nor is there a working folder always
             return None
         reply = FORKING_PROCESS.ask(request)
@@ -127,6 +145,16 @@ class FreshProcesses:
         if reply.code == 0:  # the target was not loaded, or the judge failed
             return None
         return reply.findings + [failed_call(ProcessEnded(reply.code))] * (len(steps) - len(reply.findings))
+
+
+def modules_for(target: Target) -> tuple[str, ...]:
+    """Return what to import before a target is loaded: for a framework that it takes, or that its file imports."""
+    arrays = target.arrays
+    if arrays is None and isinstance(target.subject, str):
+        with contextlib.suppress(OSError, ValueError):
+            text = Path(target.subject.rpartition(":")[0]).read_text()
+            arrays = next((name for name in PRELOADED if re.search(rf"(?m)^\s*(import|from) {name}\b", text)), None)
+    return PRELOADED.get(arrays or "", ())
 
 
 def loadable(target: Target) -> Target | None:
@@ -153,11 +181,38 @@ def name_of(subject: Any) -> str | None:
 # --- in the forking process -------------------------------------------------------------------------------------------
 
 
-def fork_process(request: Request) -> Reply:
-    """Fork a process for the request, and collect what it writes until it ends or has had its time."""
-    for module in (*CHECKING, *request.preload):
+def serve_subject(descriptor: int, forking: int, preload: tuple[str, ...]) -> None:
+    """Fork the process that forks, and serve the calls for a subject.
+
+    Args:
+        descriptor: of the socket for the subject. forking: of that for the process that forks.
+        preload: as in `Request`.
+    """
+    keep_compiled_code()
+    import_modules(preload)
+    if os.fork() == 0:
+        os.close(descriptor)
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, STANDARD_INPUT)
+        os.dup2(nothing, STANDARD_ERROR)
+        os.write(forking, pickle.dumps(os.getpid()))
+        serve_calls(forking)
+        os._exit(0)
+    os.close(forking)
+    serve(descriptor)
+
+
+def import_modules(preload: tuple[str, ...]) -> None:
+    """Import what a fresh process needs to check, and what its framework needs."""
+    for module in (*CHECKING, *preload):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
+
+
+def fork_process(request: Request) -> Reply:
+    """Fork a process for the request, and collect what it writes until it ends or has had its time."""
+    import_modules(request.preload)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

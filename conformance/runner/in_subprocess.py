@@ -13,6 +13,7 @@ from conformance.checks.catalogue import Check
 from conformance.checks.findings import Finding, ProcessEnded, TookTooLong
 from conformance.runner.array_guess import make_subject
 from conformance.runner.compiled_code import keep_compiled_code
+from conformance.runner.fresh import FORKING_PROCESS
 from conformance.runner.in_process import (
     JudgeError,
     Runner,
@@ -89,7 +90,7 @@ class SubprocessRunner(Runner):
         if loading:
             raise ValueError(UNGUARDED)
         request = encode_call(load_subject, encode_target(self.target, self.time_limit))
-        self.worker = Worker(env=KEEP_MEMORY | os.environ)
+        self.worker = FORKING_PROCESS.start_subject(self.target, env=KEEP_MEMORY | os.environ)
         try:
             declaration, self.never_given, arrays = self.worker.call(request, STARTING)
         except ValueError:

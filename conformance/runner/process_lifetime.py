@@ -15,10 +15,10 @@ from typing import Any
 
 POSIX = os.name == "posix"
 """Whether this system has sessions, and processes inherit sockets, as `start_process` needs."""
-STANDARD_INPUT = 0
+STANDARD_INPUT, STANDARD_ERROR = 0, 2
 
 
-def start_process(serve: str, **options: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_process(serve: str, *arguments: Any, **options: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a process that calls a function with the descriptor of its end of a socket.
 
     `multiprocessing` would load the script again that calls the judge. The process has a session of its own: an
@@ -26,6 +26,7 @@ def start_process(serve: str, **options: Any) -> tuple[subprocess.Popen[bytes], 
 
     Args:
         serve: the function, "package.module:function". It calls `end_with_input` first, or ends with the socket.
+        arguments: what the function gets beside the descriptor: plain values.
         options: for `subprocess.Popen`.
 
     Returns:
@@ -34,14 +35,17 @@ def start_process(serve: str, **options: Any) -> tuple[subprocess.Popen[bytes], 
     module, _, function = serve.partition(":")
     path, warned = [str(folder) for folder in sys.path], [f"-W{option}" for option in sys.warnoptions]
     ours, theirs = socket.socketpair()
-    code = f"import sys; sys.path[:] = {path}; from {module} import {function}; {function}({theirs.fileno()})"
+    code = (
+        f"import sys; sys.path[:] = {path}; from {module} import {function}; {function}{(theirs.fileno(), *arguments)}"
+    )
     given: dict[str, Any] = {
         "stdin": subprocess.PIPE,
         "stdout": subprocess.DEVNULL,
         "start_new_session": True,
     } | options
+    given["pass_fds"] = [theirs.fileno(), *given.get("pass_fds", ())]
     with theirs:
-        process = subprocess.Popen([sys.executable, *warned, "-c", code], pass_fds=[theirs.fileno()], **given)
+        process = subprocess.Popen([sys.executable, *warned, "-c", code], **given)
     return process, ours
 
 

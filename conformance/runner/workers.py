@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import wait
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 from conformance.cases.declaration import Declaration
 from conformance.runner.in_process import JudgeError
@@ -54,11 +54,13 @@ class Worker:
 
     Args:
         serve: what the process runs: `serve_calls`, with or without a thread that ends it beside its parent.
-        options: for `subprocess.Popen`.
+        arguments, options: see `start_process`.
     """
 
-    def __init__(self, serve: str = "conformance.runner.workers:serve", **options: Any) -> None:
-        self.process, self.socket = start_process(serve, **options)
+    process: subprocess.Popen[bytes] | ForkedProcess
+
+    def __init__(self, serve: str = "conformance.runner.workers:serve", *arguments: Any, **options: Any) -> None:
+        self.process, self.socket = start_process(serve, *arguments, **options)
         self.replies = self.socket.makefile("rb")
         self.owner = os.getpid()
         self.kill = weakref.finalize(self, end_own_process, self.process, self.owner)
@@ -122,6 +124,35 @@ class Worker:
         self.kill()
         self.replies.close()
         self.socket.close()
+
+
+class ForkedProcess(NamedTuple):
+    """A process that another worker forks: nobody here can wait for its end."""
+
+    pid: int
+
+    def poll(self) -> None:
+        """Not known: its socket tells."""
+
+
+class ForkedWorker(Worker):
+    """A worker that another worker forks: it sends the number of its process first, and ends with its socket.
+
+    Args:
+        ours: this process's end of the socket.
+    """
+
+    def __init__(self, ours: socket.socket) -> None:
+        self.socket, self.replies, self.owner = ours, ours.makefile("rb"), os.getpid()
+        self.process = ForkedProcess(0)
+        self.kill = weakref.finalize(self, ours.close)
+
+    @property
+    def is_alive(self) -> bool:
+        if self.process.pid == 0 and self.kill.alive and self.owner == os.getpid():
+            with contextlib.suppress(Exception):  # its end, where the other worker ended before it could fork
+                self.process = ForkedProcess(pickle.load(self.replies))
+        return self.process.pid != 0 and self.kill.alive and self.owner == os.getpid()
 
 
 def end_own_process(process: subprocess.Popen[bytes], owner: int) -> None:
