@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from conformance.runner import workers
+from conformance.runner.fresh import ForkingProcess
+from conformance.runner.in_subprocess import SubprocessRunner
 from conformance.runner.workers import NoReply, Worker, WorkerPool, encode_call
+from conformance.subjects.callables import Target
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,6 +32,14 @@ SUBJECT = """
         runner = SubprocessRunner(Target("reference_numpy:layer_norm", "layer_norm"), 60.0)
         print(runner.worker.process.pid, flush=True)
         """
+FORKED = """
+        from conformance.runner.fresh import FORKING_PROCESS
+        from conformance.runner.in_subprocess import SubprocessRunner
+        from conformance.subjects.callables import Target
+        runner = SubprocessRunner(Target("reference_numpy:layer_norm", "layer_norm"), 60.0)
+        assert FORKING_PROCESS.worker.is_alive
+        print(FORKING_PROCESS.worker.process.pid, flush=True)
+        """
 BENCHMARK = """
         import multiprocessing
         from benchmarks.measure.workers import serve
@@ -39,7 +50,7 @@ BENCHMARK = """
         pipe.recv()
         print(process.pid, flush=True)
         """
-SCRIPTS = {"pool of workers": POOL, "subject": SUBJECT, "benchmark": BENCHMARK}
+SCRIPTS = {"pool of workers": POOL, "subject": SUBJECT, "forked by it": FORKED, "benchmark": BENCHMARK}
 
 
 def there(pid: int) -> bool:
@@ -92,3 +103,16 @@ def test_an_interrupted_call_ends_its_process(monkeypatch: pytest.MonkeyPatch) -
     assert not worker.is_alive
     with pytest.raises(NoReply):
         worker.call(encode_call(os.getpid))
+
+
+def test_the_process_that_forks_has_the_framework_and_not_the_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it outlives the process that has forked it."""
+    forking = ForkingProcess()
+    monkeypatch.setattr("conformance.runner.in_subprocess.FORKING_PROCESS", forking)
+    runner = SubprocessRunner(Target("tests.support.kernels:causal_kernel", "attention", arrays="torch"), 60.0)
+    runner.close()
+    assert forking.worker is not None
+    assert forking.worker.is_alive
+    names = "[name in __import__('sys').modules for name in ('torch', 'tests.support.kernels')]"
+    assert forking.worker.call(encode_call(eval, names), 60.0) == [True, False]
+    forking.close()
