@@ -545,7 +545,7 @@ POST_SUM, POST_NORM = (
 AFTER_SUM = "add(x, drop(normalize(norm, output, configuration), dropout.norm))"
 PRE_SUM = "add(x, normalize_if(output_norm, output, configuration))"
 PARALLEL = "sublayer.function(drop(given, sublayer.dropout.norm))"
-WEIGHTS = "keep, rate = (None, 0.0) if weights_dropout is None else weights_dropout"
+WEIGHTS = "attention_options(width, mask, weights_dropout, configuration)"
 INNER = "keep, rate = (None, 0.0) if inner_dropout is None else inner_dropout"
 FILLED = "fill_empty_rows(weights, allowed, empty_rows)"
 FIRST = "where = first_largest(widen(x), keep)"
@@ -663,7 +663,7 @@ WRONG = (
     Wrong("dropout", "dropout, pre-norm", "transformer", DROPPED + INTO_ENCODER, INTO_ENCODER),
     Wrong("dropout", "dropout, language model", "transformer", DROPPED + INTO_DECODER, INTO_DECODER),
     Wrong("dropout", "dropout, pre-norm", "blocks_vjp", "return drop(cotangent, dropout)", "return cotangent"),
-    Wrong("dropout", "dropout, classifier", "blocks", WEIGHTS, "keep, rate = None, 0.0"),
+    Wrong("dropout", "dropout, classifier", "blocks", WEIGHTS, WEIGHTS.replace("weights_dropout", "None")),
     Wrong("dropout", "dropout, classifier", "blocks", INNER, "keep, rate = None, 0.0"),
     Wrong("dropout", "dropout, post-norm", "blocks", POST_SUM, "add(x, function(x))"),
     Wrong("dropout", "dropout, post-norm", "blocks", POST_NORM, "normalize(norm, x, configuration)"),

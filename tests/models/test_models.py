@@ -124,6 +124,7 @@ LAST_NORM = (
     "x = encoder_block(block, x, layer=layer, rotation=rotation, dropout=dropped, **options)\n"
     "    return normalize_if(parameters.norm"
 )
+OPTIONS = "attention_options(width, mask, weights_dropout, configuration)"
 FAULTS = {
     "the residual connection left out": ("blocks", "x = add(x, drop(function(x), dropout.output))", "x = function(x)"),
     "the sublayer reads what is not normalised": ("blocks", "drop(function(normalized)", "drop(function(x)"),
@@ -132,7 +133,7 @@ FAULTS = {
     ),
     "cross-attention reads the target": ("blocks", "attend(cross, x, memory,", "attend(cross, x, x,"),
     "cross-attention without its mask": ("blocks", "cross, x, memory, memory_mask", "cross, x, memory, None"),
-    "scale by the head width everywhere": ("specification.blocks", 'None if scale == "head_width"', "None if True"),
+    "scale by the head width everywhere": ("blocks", OPTIONS, f'{OPTIONS} | {{"scale": None}}'),
     "ReLU everywhere": ("blocks", '"activation": configuration.activation', '"activation": "relu"'),
     "eps left as it is by default": ("blocks", EPS, EPS.replace(", eps=configuration.norm_eps", "")),
     "no norm after the last encoder block": ("transformer", LAST_NORM, LAST_NORM.replace("parameters.norm", "None")),

@@ -49,6 +49,7 @@ def test_every_step_keeps_its_bound(implementation: Implementation, name: str, d
     assert worst(found) <= 1, [step for step in found if step.finding.ratio > 1]
 
 
+OPTIONS = "attention_options(width, mask, weights_dropout, configuration)"
 FAULTS = {
     "keys are not turned": ("llama", "blocks", "rotated(heads, layer, rotation), split", "heads, split"),
     "the base is left as it is": ("llama", "blocks", "columns, rotary.base,", "columns, 10000.0,"),
@@ -56,11 +57,11 @@ FAULTS = {
     "pairs are halves": ("gpt_j", "blocks", "cosine, layer.rotary.pairing)", 'cosine, "halves")'),
     "the first layer's rotation for all": ("gemma3", "blocks",
           "first = next(i for i, other in enumerate(kinds) if other == kind)", "first = 0"),
-    "no window": ("mistral", "blocks", "mask if layer.window is None else", "mask if True else"),
+    "no window": ("mistral", "blocks", "windowed(mask, layer)", "mask"),
     "queries without their norm": ("qwen3", "blocks", "heads(parameters.query_norm,", "heads(None,"),
     "keys without their norm": ("olmo2", "blocks", "heads(parameters.key_norm,", "heads(None,"),
     "sinks left out": ("gpt_oss", "blocks", "sinks=parameters.sinks, ", ""),
-    "no soft cap": ("gemma2", "blocks", '"softcap": configuration.softcap,', '"softcap": None,'),
+    "no soft cap": ("gemma2", "blocks", OPTIONS, f'{OPTIONS} | {{"softcap": None}}'),
     "the bias is left out": ("t5", "blocks", "weights_dropout, configuration, bias)",
           "weights_dropout, configuration)"),
     "both sides share the buckets": ("t5", "transformer", "isinstance(parameters, Encoder), ", "False, "),
