@@ -6,9 +6,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from tests.support import kernels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,30 +11,27 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 import reference_numpy
 import specification
-from conformance.cases.features import has_declared_masks
-from conformance.cases.signatures import declaration_of
-from conformance.reports.blocks import notes
-from conformance.reports.tables import describe_ratio_dtypes, subject_table
-from conformance.sampling.strategies import window_sizes
+from conformance import replay
+from conformance.cases import features
+from conformance.sampling import strategies
 from specification import Causal, SlidingWindow
-from specification.dtypes import HALF
 from tests.support import kernels
 from tests.support.helpers import (
     SMALL,
     catalogue,
     checked_content,
+    declaration_of,
     documented_examples,
     draw_cases,
     judged,
     options_of,
+    printed,
     violated,
+    write_replay,
 )
 
 FLAG, ALWAYS_CAUSAL, FIXED_WINDOW = documented_examples("A kernel with a causal flag")
@@ -123,7 +121,7 @@ def test_the_report_says_that_a_mask_is_always_there() -> None:
     for function, supports, said in ((always, "structured,causal", True), (by_default, "no-unmasked", False)):
         report = judged(function, "CALL", supports=supports)
         assert report.conforms
-        assert ("masked" in [note.kind for note in notes(checked_content(report, None))]) == said
+        assert ("so every call has a mask" in printed(checked_content(report, None))) == said
 
 
 @pytest.mark.parametrize(("works", "declare"), [(True, "--supports no-unmasked"), (False, "")])
@@ -145,7 +143,7 @@ def test_no_case_is_without_a_mask(supports: str) -> None:
     for probe in catalogue(said):
         if probe.operations in {("attention",), ("attention_weights",)}:
             for _, found in draw_cases(probe.cases, 2, 1):
-                assert has_declared_masks(probe.check.case_of(found), said), probe.title
+                assert features.has_declared_masks(probe.check.case_of(found), said), probe.title
 
 
 @pytest.mark.slow
@@ -187,7 +185,7 @@ def test_no_call_is_without_a_mask(wrong: str) -> None:
 def test_sizes_go_past_each_edge_of_a_window(window: Any, supports: str, convention: str) -> None:
     """A window that is one key wider, on either side that has an end, allows other pairs at one of the sizes."""
     said = declaration_of(by_default, False, supports=f"structured,{supports},no-offset", windows=[window])
-    assert window_sizes(said)
+    assert strategies.window_sizes(said)
 
     def allowed(edges: Any, s: Any) -> Any:
         offset = s.K - s.Q if convention == "bottom_right" else 0
@@ -195,31 +193,17 @@ def test_sizes_go_past_each_edge_of_a_window(window: Any, supports: str, convent
 
     for side in (side for side in (0, 1) if window[side] is not None):
         wider = tuple(n + 1 if i == side else n for i, n in enumerate(window))
-        assert any((allowed(window, s) != allowed(wider, s)).any() for s in window_sizes(said))
-
-
-def test_declarations_that_contradict_each_other() -> None:
-    with pytest.raises(ValueError, match="does not support window"):
-        declaration_of(by_default, False, supports="no-window", windows=[(31, 0)])
-    with pytest.raises(ValueError, match="must be a kind of mask"):
-        declaration_of(by_default, False, supports="scale,no-unmasked")
+        assert any((allowed(window, s) != allowed(wider, s)).any() for s in strategies.window_sizes(said))
 
 
 @pytest.mark.slow
 def test_a_replay_remembers_the_windows(tmp_path: Path) -> None:
-    from conformance import replay
-    from conformance.judge.replaying import target_of
-    from conformance.reports.replays import save_replay
-
     wrong = example(FIXED_WINDOW, windowed_kernel=partial(kernels.windowed_kernel, before=30))
     wrong.conformance.pop("windows")
-    (found,) = judged(wrong, "MASK-4", windows=[(31, 0)], **TORCH).violations
-    save_replay(found, tmp_path / "replay.json")
-    again = replay(tmp_path / "replay.json", wrong)
-    assert max(finding.ratio for finding in again) > 1
-    content = json.loads((tmp_path / "replay.json").read_text())
-    told = target_of(content, "", wrong, None).given["windows"]
-    assert declaration_of(wrong, True, windows=told).windows == ((31, 0),)
+    file = write_replay(judged(wrong, "MASK-4", windows=[(31, 0)], **TORCH), tmp_path)
+    assert max(finding.ratio for finding in replay(file, wrong)) > 1
+    told = json.loads(file.read_text())["target"]["given"]["dict"]["windows"]
+    assert told == {"tuple": [{"tuple": [31, 0]}]}
 
 
 # --- the table of a report --------------------------------------------------------------------------------------------
@@ -235,11 +219,13 @@ def test_a_replay_remembers_the_windows(tmp_path: Path) -> None:
     ],
 )
 def test_the_table_names_the_judged_dtypes(dtypes: list[str], told: str) -> None:
-    assert describe_ratio_dtypes(dtypes, [dtype for dtype in dtypes if dtype not in HALF]) == told
+    subject = checked_content(judged(always, supports="unmasked"), None)
+    subject["declaration"]["dtypes"] = dtypes
+    title, _, _ = printed(subject).partition("┏")
+    assert " ".join(title.split()) == f"Largest error ratio (at most 1 conforms): {told}"
 
 
 def test_what_a_failed_plain_call_leaves_untried_is_one_row() -> None:
-    report = judged(always, supports="structured,causal,unmasked", limits=None)
-    table = subject_table(checked_content(report, None))
-    assert [*table.columns[0].cells] == ["CALL", "others"]
-    assert [*table.columns[1].cells][1] == f"{len(checked_content(report, None)['rules']) - 1} rules"
+    subject = checked_content(judged(always, supports="unmasked"), None)
+    rows = re.findall(r"^│ (\S+) +│ (.*?) +│", printed(subject), re.MULTILINE)
+    assert rows == [("CALL", "contract"), ("others", f"{len(subject['rules']) - 1} rules")]

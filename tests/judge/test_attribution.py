@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 import torch_impl
-from conformance.checks.catalogue import PLANTED, TWIN
 from conformance.judge.attribution import Failure, attribute
 from specification import Causal, SlidingWindow
-from tests.support.helpers import AGREEMENT, Case, attention_case, examine, normal, planted_case, runner_of
-
-torch = pytest.importorskip("torch")
+from tests.support.helpers import CHECKS, Case, Runner, attention_case, find_errors, normal, planted_case, runner_of
 
 
 def case(**options: Any) -> Case:
@@ -22,11 +19,16 @@ def case(**options: Any) -> Case:
     return replace(made, inputs=made.inputs | {"bias": normal(1, 5, 7), "sinks": normal(2, 4)})
 
 
-def rule_of_planted(function: Any, clean: Case, rule: str = "MASK-7") -> str:
-    runner, example = runner_of(function, arrays="torch", supports=["structured"]), planted_case(clean)
-    findings = examine(runner, example, PLANTED)
-    assert any(finding.ratio > 1 for finding in findings)
-    return attribute(runner, Failure(rule, PLANTED, example, findings)).rule
+def attributed_rule(runner: Runner, example: Any, check: str, rule: str = "MASK-7") -> str:
+    """The rule that a failure of this check, by a probe of `rule`, is filed under."""
+    findings = find_errors(runner, example, check)
+    assert findings
+    return attribute(runner, Failure(rule, CHECKS[check], example, findings)).rule
+
+
+def rule_of_planted(function: Any, clean: Case) -> str:
+    runner = runner_of(function, arrays="torch", supports=["structured"])
+    return attributed_rule(runner, planted_case(clean), "planted")
 
 
 def wrong_by(**changed: Any) -> Any:
@@ -82,10 +84,10 @@ def test_a_wrong_number_beside_what_a_hidden_part_holds() -> None:
     hidden = np.full((1, 1, 2, 3), np.nan, np.float32)
     twins = (replace(clean, inputs=inputs | {"outputs[1]": hidden}, special=True), clean)
     runner = runner_of(first_two, "merge_attention", "torch")
-    assert attribute(runner, Failure("MASK-7", TWIN, twins, examine(runner, twins, TWIN))).rule == "ATT-14"
+    assert attributed_rule(runner, twins, "twin") == "ATT-14"
 
 
 @pytest.mark.rule("ATT-13")
 def test_what_is_wrong_in_contiguous_arrays_too_is_no_matter_of_memory() -> None:
     runner, given = runner_of(wrong_by(scale=None), arrays="torch"), replace(case(), memory={"query": "transposed"})
-    assert attribute(runner, Failure("ATT-13", AGREEMENT, given, examine(runner, given))).rule == "ATT-1"
+    assert attributed_rule(runner, given, "agreement", "ATT-13") == "ATT-1"

@@ -9,38 +9,29 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
 
 import conformance
+import jax_impl
 import reference_numpy
 import torch_impl
-from conformance.cases import expectations
-from conformance.checks import catalogue as checks
-from conformance.checks.catalogue import DESCRIPTION, DETERMINISM
-from conformance.checks.comparison import breaks, worst
 from conformance.judge.report import NO_ORACLE
-from conformance.judge.smallest_case import cut_down
-from conformance.judge.trial import make_violation as violation
-from conformance.operations.probes import probes_of
 from conformance.reports.content import document
 from conformance.reports.writing import format_json
 from conformance.runner import in_subprocess
-from conformance.runner.in_subprocess import SubprocessRunner
-from conformance.runner.own_time import limit_time
-from conformance.subjects.callables import module_name
 from specification import KeyLengths
 from tests.support.drawn_once import draw_anew
 from tests.support.helpers import (
-    AGREEMENT,
+    CHECKS,
     Case,
-    Finding,
     NumpySubject,
     Runner,
     Target,
@@ -49,25 +40,20 @@ from tests.support.helpers import (
     checked_content,
     command,
     describe_finding,
-    draw_cases,
     examine,
+    find_errors,
+    judge,
     judged,
     messages,
     runner_of,
+    write_replay,
 )
 from tests.support.targets import good
 
 ROOT = Path(__file__).parents[2]
 
 
-def check_command(name: str, *words: object) -> tuple[int, str, dict[str, Any]]:
-    """In this process, unless the words say --isolate."""
-    words = words if "--isolate" in words else ("--in-process", *words)
-    quick = ("--operation", "attention", "--effort", "quick", "--seed", 1, "--no-shrink", "--dtypes", "float32")
-    code, output = command("check", f"targets.py:{name}", *quick, "--json", "report.json", *words)
-    return code, output, json.loads(Path("report.json").read_text())
-
-
+Command = Callable[..., Any]
 ATTENTION, WITH_GRADIENTS = (attention_case(2, 3, 1, 4, 4, 5, 5, gradients=gradients) for gradients in (False, True))
 
 
@@ -129,8 +115,7 @@ def failing_judge(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyError("lost")
         return judge(case, *arguments)
 
-    judge = checks.judge
-    monkeypatch.setattr(checks, "judge", fails)
+    monkeypatch.setattr("conformance.checks.catalogue.judge", fails)
 
 
 @pytest.mark.usefixtures("failing_judge")
@@ -143,7 +128,7 @@ def test_error_of_the_judge_is_no_violation() -> None:
 
 
 @pytest.mark.usefixtures("failing_judge")
-def test_report_is_written_when_the_judge_fails(folder: Path) -> None:
+def test_report_is_written_when_the_judge_fails(check_command: Command) -> None:
     code, output, report = check_command("unscaled")
     assert code == 2
     assert "not judged to the end: the judge failed: KeyError: 'lost'" in output
@@ -153,7 +138,7 @@ def test_report_is_written_when_the_judge_fails(folder: Path) -> None:
     assert {rule["rule"] for rule in subject["rules"] if rule["cases"]} >= {"CALL", "ATT-6"}
 
 
-def test_report_is_written_after_an_interrupt(folder: Path) -> None:
+def test_report_is_written_after_an_interrupt(check_command: Command) -> None:
     code, output, report = check_command("interrupted", "--rules", "ATT-1")
     assert code == 130
     assert "not judged to the end: interrupted" in output
@@ -162,7 +147,7 @@ def test_report_is_written_after_an_interrupt(folder: Path) -> None:
     assert [violation["rule"] for violation in subject["violations"]] == ["ATT-1"]
 
 
-def test_report_is_written_when_replay_files_are_not(folder: Path) -> None:
+def test_report_is_written_when_replay_files_are_not(check_command: Command, folder: Path) -> None:
     (folder / "file").write_text("")
     code, _, report = check_command("unscaled", "--rules", "ATT-1", "--replays", "file/replays")
     assert code == 2
@@ -200,7 +185,7 @@ def test_by_default_what_belongs_to_a_process_is_not_the_judges(folder: Path) ->
     before = sys.getrecursionlimit(), signal.getsignal(signal.SIGALRM)
     report = check("targets.py:unruly", "MASK-1")
     assert messages(report) == {}
-    assert module_name(Path("targets.py")) not in sys.modules
+    assert str(folder / "targets.py") not in {getattr(one, "__file__", "") for one in [*sys.modules.values()]}
     assert Path.cwd() == folder
     assert (sys.getrecursionlimit(), signal.getsignal(signal.SIGALRM)) == before
     first, *lines = Path("log").read_text().splitlines()
@@ -233,7 +218,7 @@ def test_time_is_over_also_where_the_alarm_is_caught(function: Callable[..., Any
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge waits less long for a process that is to end by itself."""
-    monkeypatch.setattr(in_subprocess, "ENDING", 0.3)
+    monkeypatch.setattr("conformance.runner.in_subprocess.ENDING", 0.3)
 
 
 @pytest.mark.parametrize("name", ["swallows", "holds_the_interpreter"])
@@ -242,25 +227,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_heeds_no_alarm_is_killed(folder: Path, name: str) -> None:
     report = check(f"targets.py:{name}", time_limit=0.2)
     assert messages(report) == {"CALL": "call: took longer than 0.2 s, and its process was ended"}
-
-
-@pytest.fixture
-def outer_alarm() -> Iterator[list[float]]:
-    """Somebody else's alarms; the times at which they rang."""
-    rung: list[float] = []
-    before = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(time.monotonic()))
-    yield rung
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-
-
-def test_alarms_of_others_are_kept(outer_alarm: list[float]) -> None:
-    signal.setitimer(signal.ITIMER_REAL, 0.4)
-    with limit_time(10):
-        time.sleep(0.01)
-    assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 0.4
-    time.sleep(0.6)
-    assert len(outer_alarm) == 1
 
 
 # --- standard output --------------------------------------------------------------------------------------------------
@@ -390,23 +356,6 @@ def test_lost_digits_are_told_before_calls_that_should_be_refused() -> None:
         assert messages(report)["ATT-9"].startswith(told)
 
 
-def test_what_is_no_number_is_not_lost_by_shrinking() -> None:
-    """Where smaller cases have wrong numbers."""
-
-    def nan_or_wrong(query: Any, key: Any, value: Any) -> Any:
-        output, queries = good(query, key, value), query.shape[2]
-        return output * np.float32(np.nan) if queries >= 16 else output + np.float32(queries in (2, 3, 4, 8, 9))
-
-    runner = runner_of(nan_or_wrong, dtypes=["float32"])
-    probes = probes_of("ATT-1", "attention", runner.declaration)
-    probe = next(probe for probe in probes if probe.title == "default scale")
-    (_, case), *_ = ((n, one) for n, one in draw_cases(probe.cases, 20, 1) if one.inputs["query"].shape[2] >= 16)
-    findings = examine(runner, case)
-    found = cut_down(violation("ATT-1", "scale", AGREEMENT, runner, case, findings), runner, 4.0)
-    assert np.isnan(found.finding.got)
-    assert found.case.inputs["query"].shape[2] == 16
-
-
 @pytest.mark.slow
 @pytest.mark.rule("ATT-13")
 def test_answers_kept_without_their_graph() -> None:
@@ -437,15 +386,13 @@ def test_gradient_that_is_not_there_again() -> None:
         return found
 
     runner = runner_of(lambda query, key, value: good(query, key, value), vjp=leaves_out)
-    found = runner(DETERMINISM, WITH_GRADIENTS, None)
+    found = examine(runner, WITH_GRADIENTS, "determinism")
     assert [*map(describe_finding, found)] == ["gradient of key: no such result"]
 
 
 @pytest.mark.rule("ATT-13")
 def test_cotangent_that_is_given_away() -> None:
     """With memory that JAX is told to reuse."""
-    jax = pytest.importorskip("jax")
-    import jax_impl
 
     def backward(*arguments: Any) -> Any:
         *inputs, cotangent = arguments
@@ -453,8 +400,7 @@ def test_cotangent_that_is_given_away() -> None:
 
     for given, found in ({}, set()), ({"donate_argnums": 3}, {"unreadable"}):
         runner = runner_of(jax_impl.attention, arrays="jax", vjp=jax.jit(backward, **given))
-        findings = runner(DETERMINISM, WITH_GRADIENTS, None)
-        assert {finding.kind for finding in findings if finding.ratio > 1} == found
+        assert {finding.kind for finding in find_errors(runner, WITH_GRADIENTS, "determinism")} == found
 
 
 @pytest.mark.rule("ATT-13")
@@ -466,8 +412,7 @@ def test_gradients_of_ids_are_of_no_account() -> None:
     inputs = {"table": np.ones((3, 2), np.float32), "ids": np.array([0, 2, 2])}
     case = Case("embedding", "float32", inputs, {"scaled": False}, {"output": np.ones((3, 2), np.float32)})
     runner = runner_of(reference_numpy.embedding, "embedding", vjp=gradients)
-    for check in (AGREEMENT, DETERMINISM):
-        assert not breaks(examine(runner, case, check))
+    assert not find_errors(runner, case) + find_errors(runner, case, "determinism")
 
 
 @pytest.mark.rule("ATT-13")
@@ -476,11 +421,11 @@ def test_gradients_by_hand_are_no_cotangents(monkeypatch: pytest.MonkeyPatch) ->
     table = np.arange(6, dtype=np.float32).reshape(3, 2)
     options = {"length": 3, "offset": 0}
     case = Case("learned_positions", "float32", {"table": table}, options, {"output": np.ones((3, 2), np.float32)})
-    assert all(found.ratio <= 1 for found in Runner(NumpySubject())(DETERMINISM, case, None))
+    runner = Runner(NumpySubject())
+    assert not find_errors(runner, case, "determinism")
     monkeypatch.setattr(reference_numpy, "learned_positions_vjp", lambda table, length, cotangent, **_: cotangent)
-    findings = Runner(NumpySubject())(DETERMINISM, case, None)
-    found = [describe_finding(finding) for finding in findings if finding.ratio > 1]
-    assert found == ["gradient of table: shares memory with the cotangent of output, call 3"]
+    (found,) = find_errors(runner, case, "determinism")
+    assert describe_finding(found) == "gradient of table: shares memory with the cotangent of output, call 3"
 
 
 @pytest.mark.rule("MASK-2")
@@ -499,10 +444,11 @@ def test_a_wrong_array_of_a_mask_is_a_verdict(answer: Callable[..., Any], monkey
     """Of whatever shape: the judge does not stumble over it."""
     right = reference_numpy.materialize
     case = replace(ATTENTION, options={"mask": KeyLengths(np.array([1, 4]))})
-    shared = DESCRIPTION.prepare(case)
-    assert all(found.ratio <= 1 for found in Runner(NumpySubject())(DESCRIPTION, case, shared))
+    runner, check = Runner(NumpySubject()), CHECKS["description"]
+    shared = check.prepare(case)
+    assert all(found.ratio <= 1 for found in runner(check, case, shared))
     monkeypatch.setattr(reference_numpy, "materialize", lambda *a, **k: answer(right(*a, **k)))
-    (found,) = Runner(NumpySubject())(DESCRIPTION, case, shared)
+    (found,) = runner(check, case, shared)
     assert describe_finding(found) == "materialize: differs from the predicate"
 
 
@@ -519,13 +465,13 @@ def test_one_buffer_for_all_results_is_seen_by_its_address(monkeypatch: pytest.M
         output = torch_impl.attention(query, key, value)
         return buffers.setdefault(output.shape, torch.empty_like(output)).copy_(output)
 
-    def find_worst(function: Callable[..., Any]) -> Finding:
-        return worst(Runner(Target(function, "attention", "torch").make(), 10)(DETERMINISM, ATTENTION, None))
-
-    assert describe_finding(find_worst(buffered)) == "output: shares memory with earlier output"
+    runner = runner_of(buffered, arrays="torch")
+    found, *_ = find_errors(runner, ATTENTION, "determinism")
+    assert describe_finding(found) == "output: shares memory with earlier output"
     monkeypatch.setattr(TorchArrays, "memory", lambda self, array: None)
-    assert describe_finding(find_worst(buffered)) == "output: was changed by a later call"
-    assert find_worst(torch_impl.attention).ratio == 0
+    found, *_ = find_errors(runner, ATTENTION, "determinism")
+    assert describe_finding(found) == "output: was changed by a later call"
+    assert not find_errors(runner_of(torch_impl.attention, arrays="torch"), ATTENTION, "determinism")
 
 
 def test_memory_is_compared_exactly() -> None:
@@ -564,13 +510,13 @@ def test_float64_is_not_left_out_silently() -> None:
 # --- empty rows and sizes ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("empty", ["batch", "heads", "queries"])
-def test_nan_rows_of_nothing(empty: str) -> None:
-    shape = {"batch": (0, 4, 3), "heads": (2, 0, 3), "queries": (2, 4, 0)}[empty]
-    query, key = np.zeros((*shape, 5)), np.zeros((shape[0], shape[1] // 2, 6, 5))
-    case = Case("attention", "float64", {"query": query, "key": key, "value": key})
-    exact = expectations.Exact(np.zeros(key.shape), np.zeros(key.shape))
-    assert expectations.nan_rows(case, {"gradient of value": exact})["gradient of value"].high.shape == key.shape
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 0, 3), (2, 4, 0)], ids=["batch", "heads", "queries"])
+def test_nan_rows_of_nothing(shape: tuple[int, int, int]) -> None:
+    inputs = {"query": np.zeros((*shape, 5), np.float32), "key": np.zeros((shape[0], shape[1] // 2, 6, 5), np.float32)}
+    inputs |= {"value": inputs["key"]}
+    given: dict[str, Any] = {"conventions": "empty_rows=nan", "cotangent": inputs["query"], "gradients": inputs}
+    found = conformance.compare("attention", inputs["query"], **inputs, **given)
+    assert found.error_ratio == 0
 
 
 def test_rows_of_nan_by_convention() -> None:
@@ -609,7 +555,7 @@ def test_script_without_a_guard(folder: Path, subject: str, last: str) -> None:
     assert (done.stderr.splitlines() or [""])[-1].startswith(last)
 
 
-def test_process_that_cannot_be_started_again(folder: Path) -> None:
+def test_process_that_cannot_be_started_again(check_command: Command) -> None:
     code, output, report = check_command("only_once", "--isolate", "--rules", "MASK-1", "--rules", "MASK-3")
     assert code == 2
     assert "the function could not be loaded again: targets.py cannot be imported: RuntimeError" in output
@@ -618,7 +564,7 @@ def test_process_that_cannot_be_started_again(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_process_that_is_spoilt_is_started_again(folder: Path) -> None:
+def test_process_that_is_spoilt_is_started_again(check_command: Command) -> None:
     options = ("--supports", "causal", "--rules", "MASK-3", "--rules", "ATT-5")
     code, _, _ = check_command("spoils_the_judge", *options, "--isolate")
     assert code == 0
@@ -635,7 +581,7 @@ def test_process_that_is_spoilt_is_started_again(folder: Path) -> None:
 )
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
-def test_process_that_answers_no_more(folder: Path, name: str, limit: int, message: str) -> None:
+def test_process_that_answers_no_more(check_command: Command, name: str, limit: int, message: str) -> None:
     """It holds no pipe any more, has written into it, or has left a process that holds it."""
     code, _, report = check_command(name, "--isolate", "--rules", "ATT-1", "--time-limit", limit)
     assert code == 1
@@ -646,8 +592,8 @@ def test_process_that_answers_no_more(folder: Path, name: str, limit: int, messa
 
 def test_warnings_of_odd_numbers_are_not_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The judge gives such numbers, and says what becomes of them."""
-    runner = SubprocessRunner(Target("targets.py:divides_by_zero", "attention"), 20.0)
-    assert worst(runner(DETERMINISM, ATTENTION, None)).ratio == 0
+    runner = in_subprocess.SubprocessRunner(Target("targets.py:divides_by_zero", "attention"), 20.0)
+    assert not find_errors(runner, ATTENTION, "determinism")
     runner.close()
     assert "RuntimeWarning" not in capfd.readouterr().err
 
@@ -655,16 +601,16 @@ def test_warnings_of_odd_numbers_are_not_shown(folder: Path, capfd: pytest.Captu
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_process_that_does_not_read_the_question(folder: Path) -> None:
-    runner = SubprocessRunner(Target("targets.py:good", "attention"), 1.0)
+    runner = in_subprocess.SubprocessRunner(Target("targets.py:good", "attention"), 1.0)
     assert runner.worker is not None
     os.kill(runner.worker.process.pid, signal.SIGSTOP)
-    (finding,) = runner(DETERMINISM, attention_case(Q=1, K=1, D=1_000_000, V=1_000_000), None)
+    (finding,) = find_errors(runner, attention_case(Q=1, K=1, D=1_000_000, V=1_000_000), "determinism")
     said = "call: took longer than 1 s, and its process was ended at 1,000,000 columns of keys"
     assert describe_finding(finding) == said
     assert runner.overrun == 1
 
 
-def test_process_forked_by_the_function_does_not_answer(folder: Path) -> None:
+def test_process_forked_by_the_function_does_not_answer(check_command: Command) -> None:
     code, _, report = check_command("forks", "--isolate", "--rules", "ATT-1")
     assert (code, report["error"]) == (0, None)
 
@@ -682,12 +628,12 @@ def test_process_that_is_lost_while_loading(folder: Path, lines: str, message: s
     Path("lost.py").write_text(f"import os, time\n{lines}\n\ndef function(query, key, value):\n    return query\n")
     start = time.monotonic()
     with pytest.raises(ValueError, match=f"while it was loaded .*{message}"):
-        SubprocessRunner(Target("lost.py:function", "attention"), 1.0)
+        in_subprocess.SubprocessRunner(Target("lost.py:function", "attention"), 1.0)
     assert time.monotonic() - start < 40
 
 
 @pytest.mark.slow
-def test_declaration_comes_from_the_process(folder: Path) -> None:
+def test_declaration_comes_from_the_process(check_command: Command) -> None:
     _, _, report = check_command("differentiated", "--isolate", "--rules", "ATT-12")
     (subject,) = report["subjects"]
     assert subject["declaration"]["own_gradients"]
@@ -698,7 +644,7 @@ def test_declaration_comes_from_the_process(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_replay_keeps_the_time_limit(folder: Path) -> None:
+def test_replay_keeps_the_time_limit(check_command: Command) -> None:
     words = ("--rules", "MASK-3", "--supports", "causal", "--time-limit", 0.3)
     _, _, report = check_command("slow_with_masks", *words)
     file = report["subjects"][0]["violations"][0]["replay_file"]
@@ -736,7 +682,7 @@ def test_replay_needs_the_gradients_that_were_given(folder: Path) -> None:
 @pytest.mark.usefixtures("no_oracle")
 def test_replay_of_float64_without_its_oracle(folder: Path) -> None:
     report = check("targets.py:unscaled", "ATT-1", isolate=False)
-    file = Path(checked_content(report, folder)["violations"][0]["replay_file"])
+    file = write_replay(report, folder)
     content = json.loads(file.read_text())
     content["material"]["fields"]["dtype"] = "float64"
     file.write_text(json.dumps(content))

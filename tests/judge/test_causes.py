@@ -7,34 +7,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import reference_numpy
-from conformance import check
-from conformance.cases.declaration import Declaration
-from conformance.checks.findings import Threshold
-from conformance.checks.results import KeptCase
+import torch_impl
+from conformance import check, compare
+from conformance.diagnosis import explanation
 from conformance.diagnosis.cause import Cause, Diagnosis
 from conformance.diagnosis.choice import Chooser
-from conformance.diagnosis.evidence import Evidence, ask_kept, weigh
-from conformance.diagnosis.explanation import is_consistent, judge_mistake, learn_condition
-from conformance.diagnosis.pattern import Places, find_pattern, find_places
+from conformance.diagnosis.evidence import Evidence, weigh
 from conformance.judge.causes import choose_by_thresholds
 from conformance.mistakes.call import Call
-from conformance.mistakes.catalogue import mistakes_of
 from conformance.mistakes.condition import ALWAYS, Condition
-from conformance.mistakes.mistake import Mistake
 from conformance.mistakes.planting import PlantedSubject
-from conformance.reports.causes import cause_content, describe_condition, describe_pattern
 from specification import Causal
 from tests.support.helpers import (
     SMALL,
     Case,
-    NumpySubject,
+    Mistake,
     Report,
-    Runner,
+    Threshold,
     attention_case,
-    catalogue,
-    draw_cases,
+    find_mistake,
     judged,
     name_of_cause,
 )
@@ -107,13 +101,12 @@ def test_two_mistakes_are_two_causes() -> None:
             return inverted(query, key, value, mask=mask)
         return attend(query, key, value, mask=mask, bias=2 * bias)
 
-    rules = {
-        name_of_cause(cause): cause.rules for cause in judge_strictly(make_both_mistakes, "MASK-1", "ATT-3").causes
-    }
+    causes = judge_strictly(make_both_mistakes, "MASK-1", "ATT-3").causes
+    rules = {name_of_cause(cause): cause.rules for cause in causes}
     assert rules == {"masks.inverted": ("MASK-1",), "scores.bias-twice": ("ATT-3",)}
 
 
-def attend_in_own_dtype(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+def attend_in_own_dtype(query: Any, key: Any, value: Any, *, mask: Any = None, sinks: Any = None) -> Any:
     """Every product and every sum is rounded to the inputs' dtype, and forbidden scores are its lowest number."""
     scale = query.dtype.type(query.shape[-1] ** -0.5)
     key, value = (np.repeat(array, query.shape[1] // array.shape[1], axis=1) for array in (key, value))
@@ -121,9 +114,11 @@ def attend_in_own_dtype(query: Any, key: Any, value: Any, *, mask: Any = None) -
     scores = sum(products, np.zeros((), query.dtype))
     if mask is not None:
         scores = np.where(mask, scores, np.finfo(query.dtype).min)
+    maximum = scores.max(-1, keepdims=True)
     with np.errstate(over="ignore"):
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= sum((weights[..., k, None] for k in range(key.shape[2])), np.zeros((), query.dtype))
+        weights = np.exp(scores - maximum)
+        total = np.zeros((), query.dtype) if sinks is None else np.exp(sinks[:, None, None] - maximum)
+    weights /= sum((weights[..., k, None] for k in range(key.shape[2])), total)
     return sum((weights[..., k, None] * value[..., None, k, :] for k in range(key.shape[2])), np.zeros((), query.dtype))
 
 
@@ -140,13 +135,9 @@ def test_arithmetic_in_16_bits_is_one_cause_beside_mistakes() -> None:
 
 def test_arithmetic_is_allowed_of_what_a_check_compares() -> None:
     """Sinks of -inf are compared with no sinks, which have no gradient."""
-    (probe,) = (one for one in catalogue(Declaration(dtypes=("float16",))) if one.id == "ATT-5 sinks of -inf")
-    for _, example in draw_cases(probe.cases, 2, 0):
-        kept = KeptCase(probe.rule, probe.id, probe.title, probe.check, example, failed=False)
-        evidence = ask_kept(Runner(NumpySubject()), kept)
-        assert evidence is not None
-        assert "gradient of sinks" in evidence.answers.keys() - evidence.call.right.keys()
-        assert evidence.allow_arithmetic().wrong == frozenset()
+    given: dict[str, Any] = {"supports": ["sinks", "gqa", "gradients"], "vjp": reference_numpy.attention_vjp}
+    cause = only(judge_strictly(attend_in_own_dtype, "ATT-5", "ATT-9", dtypes=["float16"], **given))
+    assert cause.kind == "arithmetic"
 
 
 @pytest.mark.parametrize(
@@ -173,18 +164,17 @@ def test_the_size_past_which_a_mistake_shows_is_learned() -> None:
         return attend(query, key, value, mask=None if key.shape[2] > 20 else mask)
 
     limits = SMALL | {"keys": 40, "queries": 40}
-    cause = only(judge_strictly(unmasked_past_20, "MASK-1", "MASK-3", limits=limits, effort="default"))
+    report = judge_strictly(unmasked_past_20, "MASK-1", "MASK-3", limits=limits, effort="default")
+    cause = only(report)
     assert cause.condition is not None
     assert (name_of_cause(cause), cause.condition.axis) == ("masks.ignored", "K")
     assert 4 < cause.condition.past <= 20  # the largest size that was tried and is right
-    told = describe_condition(cause_content(cause)["condition"])
-    assert told == f"only past {cause.condition.past} keys"
+    assert f"only past {cause.condition.past} keys" in str(report)
 
 
 def test_the_size_of_a_mistake_is_that_of_the_thresholds() -> None:
     """Few cases tell blocks of 16 rows from those of 128; the sizes that are tried at the end do."""
-    lost = next(one for one in mistakes_of("layer_norm") if one.id == "norm_gradients.last-block-lost")
-    blocks = [lost.choose(block=block) for block in (16, 128)]
+    blocks = [find_mistake("norm_gradients.last-block-lost").choose(block=block) for block in (16, 128)]
     cause = Cause("mistake", (), Diagnosis(blocks[0], 5, 5, 40, (blocks[1],)))
     threshold = Threshold(("rows",), "no multiple", (129, 130), (64, 128), above=128, multiple=128)
     diagnosis = choose_by_thresholds(cause, [threshold]).diagnosis
@@ -214,8 +204,6 @@ def test_the_dtype_of_a_mistake_is_learned() -> None:
 
 
 def test_a_slip_in_the_backward_pass_is_named() -> None:
-    torch_impl = pytest.importorskip("torch_impl")
-
     def counted_twice(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
         return torch_impl.attention(query, key, 2 * value - value.detach(), mask=mask)
 
@@ -261,19 +249,13 @@ def test_what_no_mistake_explains_has_a_pattern() -> None:
         output[..., 2:] += np.float32(0.25) * query[..., :1]
         return output
 
-    cause = only(judge_strictly(wrong_columns, "ATT-1", "ATT-8", "MASK-1"))
-    assert name_of_cause(cause) == "numbers"
-    assert {"ATT-8", "MASK-1"} <= {*cause.rules}
-    assert cause.pattern is not None
-    columns = cause.pattern.places[-1]
-    assert (columns.axis, columns.kind, columns.start) == (("V",), "from", 2)
-    assert "columns of value from 2 on" in str(describe_pattern(cause_content(cause)["pattern"]))
+    report = judge_strictly(wrong_columns, "ATT-1", "ATT-8", "MASK-1")
+    assert name_of_cause(only(report)) == "numbers"
+    assert {"ATT-8", "MASK-1"} <= {*only(report).rules}
+    assert "columns of value from 2 on (of " in str(report)
 
 
 def test_what_depends_on_memory_is_a_cause_of_its_own() -> None:
-    torch = pytest.importorskip("torch")
-    import torch_impl
-
     def reading_on(query: Any, key: Any, value: Any) -> Any:
         count = value.untyped_storage().nbytes() // value.element_size() - value.storage_offset()
         if value.numel() <= count:
@@ -312,13 +294,12 @@ def evidence_of(mistake: Mistake, case: Case) -> Evidence:
 def test_a_mistake_explains_is_spoken_against_or_silent() -> None:
     wrong, alike = evidence_of(QUARTER, small_case(9)), evidence_of(QUARTER, small_case(4))
     right = evidence_of(QUARTER.limit(Condition("K", past=5)), small_case(9))
+    silent = scaled_by("scale.right", lambda width: width**-0.5)
+    judge_mistake, is_consistent = explanation.judge_mistake, explanation.is_consistent
     assert [judge_mistake(QUARTER, one) for one in (wrong, alike, right)] == ["explains", "explains", "against"]
     assert [judge_mistake(INVERSE, one) for one in (wrong, alike, right)] == ["against", "explains", "against"]
-    silent = scaled_by("scale.right", lambda width: width**-0.5)
     assert [judge_mistake(silent, one) for one in (wrong, right)] == ["silent", "silent"]
-    assert is_consistent(QUARTER, wrong)
-    assert not is_consistent(INVERSE, wrong)
-    assert not is_consistent(silent, wrong)
+    assert [is_consistent(mistake, wrong) for mistake in (QUARTER, INVERSE, silent)] == [True, False, False]
 
 
 SQUARED = Mistake("scale.squared", "ATT-1", "", lambda call: call.steps.change(scale=call.steps.scale**2))
@@ -392,35 +373,43 @@ def test_the_simplest_condition_is_learned(wrong: Any, right: Any, condition: Co
     explained, others = (
         [Evidence(Call(small_case(**given)), {}, frozenset()) for given in several] for several in (wrong, right)
     )
-    assert learn_condition(explained, others) == condition
+    assert explanation.learn_condition(explained, others) == condition
 
 
 @pytest.mark.parametrize(
-    ("wrong", "kind", "start", "stride"),
+    ("wrong", "places"),
     [
-        ("1111", "all", 0, 1),
-        ("0100", "one", 1, 1),
-        ("0011", "from", 2, 1),
-        ("1100", "up to", 1, 1),
-        ("010101", "every", 1, 2),
-        ("1001001", "every", 0, 3),
-        ("110100", "some", 0, 1),
+        ("1111", "throughout"),
+        ("0100", "in one of 4 queries: 1"),
+        ("0011", "in queries from 2 on (of 4)"),
+        ("1100", "in queries up to 1 (of 4)"),
+        ("010101", "in queries 1, 3, ... (one in 2)"),
+        ("1001001", "in queries 0, 3, ... (one in 3)"),
+        ("110100", "in 3 of 6 queries"),
     ],
 )
-def test_places_are_described(wrong: str, kind: Any, start: int, stride: int) -> None:
-    places = np.array([digit == "1" for digit in wrong])
-    assert find_places(("K",), places) == Places(("K",), kind, len(wrong), wrong.count("1"), start, stride)
+def test_places_are_described(wrong: str, places: str) -> None:
+    """Of the first wrong result, with the share of its numbers that are wrong."""
+    case = attention_case(Q=len(wrong))
+    output = attend(**case.inputs)
+    output[:, :, [digit == "1" for digit in wrong]] += 1
+    found = str(compare("attention", output, **case.inputs))
+    share = wrong.count("1") / len(wrong)
+    assert f"output is wrong {places}" + (f"; {share:.1%} of its numbers are wrong" if share < 1 else "") in found
 
 
 def test_the_pattern_is_of_the_first_wrong_result() -> None:
-    case = small_case()
-    answers = PlantedSubject(QUARTER.limit(Condition("K", past=100)))(case)
-    assert find_pattern(Evidence(Call(case), answers, frozenset())) is None
-    answers["output"][:, 1] += 1
-    answers["gradient of key"][:] = 0
-    found = weigh(Call(case), answers)
-    assert found is not None
-    pattern = find_pattern(found)
+    def spoiled_twice(query: Any, key: Any, value: Any) -> Any:
+        output = attend(query, key, value)
+        output[:, 1:2] += 1
+        return output
+
+    def vjp(*arguments: Any) -> Any:
+        return reference_numpy.attention_vjp(*arguments)._replace(key=0 * arguments[1])
+
+    patterns = {cause.kind: cause.pattern for cause in judge_strictly(spoiled_twice, "ATT-1", "ATT-12", vjp=vjp).causes}
+    pattern = patterns["numbers"]
     assert pattern is not None
-    assert (pattern.result, pattern.share) == ("output", 0.5)
-    assert [place.kind for place in pattern.places] == ["all", "one", "all", "all"]
+    heads = pattern.places[1]
+    assert (pattern.result, pattern.share) == ("output", 1 / heads.size)
+    assert (heads.kind, heads.start) == ("one", 1)

@@ -29,7 +29,7 @@ from conformance.runner.in_process import JudgeError
 from specification import MODEL_RULES
 from tests.support import targets
 from tests.support.helpers import (
-    AGREEMENT,
+    CHECKS,
     FEW_SIZES,
     OPERATIONS,
     Finding,
@@ -42,46 +42,14 @@ from tests.support.helpers import (
 ROOT = Path(__file__).parents[2]
 
 
-class Outcome(NamedTuple):
-    code: int
-    output: str
-    report: dict[str, Any]
-
-    @property
-    def violations(self) -> dict[str, dict[str, Any]]:
-        return {v["rule"]: v for subject in self.report["subjects"] for v in subject["violations"]}
-
-
-Command = Callable[..., Outcome]
-
-
-@pytest.fixture
-def check(folder: Path) -> Command:
-    """`conformance check` of a function in targets.py, or of any target with a colon, and its three reports."""
-
-    def run(name: str, *words: object) -> Outcome:
-        target = name if ":" in name else f"targets.py:{name}"
-        words = words if "--isolate" in words else ("--in-process", *words)
-        files = ("--json", "report.json", "--junit", "report.xml", "--html", "report.html")
-        quick = ("--effort", "quick", "--seed", 1, "--time-limit", 1, "--no-shrink", "--profile", "strict")
-        code, output = command("check", target, "--operation", "attention", *quick, *FEW_SIZES, *files, *words)
-        assert "Traceback" not in output
-        report = json.loads((folder / "report.json").read_text(), parse_constant=pytest.fail)
-        suites = ElementTree.parse(folder / "report.xml").getroot()
-        assert (code == 0) == (suites.get("failures") == suites.get("errors") == "0")
-        assert "</html>" in (folder / "report.html").read_text()
-        assert report["conforms"] == (code == 0)
-        assert (report["error"] is not None) == (code == 2)
-        return Outcome(code, output, report)
-
-    return run
+Command = Callable[..., Any]
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def test_conforming_target(check: Command) -> None:
-    found = check("good", "--rules", "ATT-1", "--rules", "ATT-2", "--dtypes", "float32,bfloat16")
+def test_conforming_target(check_command: Command) -> None:
+    found = check_command("good", "--rules", "ATT-1", "--rules", "ATT-2", "--dtypes", "float32,bfloat16")
     assert (found.code, found.violations) == (0, {})
     assert "targets.py:good conforms" in found.output
     (subject,) = found.report["subjects"]
@@ -90,8 +58,8 @@ def test_conforming_target(check: Command) -> None:
     assert status == {"CALL": "conforms", "ATT-1": "conforms", "ATT-2": "untried"}  # without softcap in its signature
 
 
-def test_violation_is_shown_with_its_evidence(check: Command, folder: Path) -> None:
-    found = check("inverted", "--rules", "MASK-1", "--dtypes", "float32")
+def test_violation_is_shown_with_its_evidence(check_command: Command, folder: Path) -> None:
+    found = check_command("inverted", "--rules", "MASK-1")
     assert found.code == 1
     violation = found.violations["MASK-1"]
     assert violation["dtype"] == "float32"
@@ -136,10 +104,10 @@ def test_violation_is_shown_with_its_evidence(check: Command, folder: Path) -> N
         (["good", "--time-limit", "inf"], "time_limit must be above 0"),
     ],
 )
-def test_wrong_usage_is_one_line(check: Command, folder: Path, words: list[str], message: str) -> None:
+def test_wrong_usage_is_one_line(check_command: Command, folder: Path, words: list[str], message: str) -> None:
     (folder / "broken.py").write_text("def attention(:\n")
     (folder / "leaves.py").write_text("raise SystemExit(0)\n")
-    found = check(*words)
+    found = check_command(*words)
     assert found.code == 2
     assert message in found.report["error"]
     assert message in " ".join(found.output.split())
@@ -171,8 +139,8 @@ def test_report_that_cannot_be_written(folder: Path) -> None:
         ("hangs", "took longer than 1 s"),
     ],
 )
-def test_function_that_answers_nothing(check: Command, name: str, message: str) -> None:
-    found = check(name, "--rules", "ATT-1")
+def test_function_that_answers_nothing(check_command: Command, name: str, message: str) -> None:
+    found = check_command(name, "--rules", "ATT-1")
     assert found.code == 1
     assert list(found.violations) == ["CALL"]
     assert message in found.violations["CALL"]["message"]
@@ -184,9 +152,9 @@ def test_function_that_answers_nothing(check: Command, name: str, message: str) 
 @pytest.mark.parametrize(
     ("name", "message"), [("takes_no_masks", "raised NotImplementedError: masks"), ("hangs_on_masks", "took longer")]
 )
-def test_function_that_takes_no_masks_is_judged_on_the_rest(check: Command, name: str, message: str) -> None:
+def test_function_that_takes_no_masks_is_judged_on_the_rest(check_command: Command, name: str, message: str) -> None:
     """It claims them by its signature."""
-    found = check(name, "--rules", "MASK-1", "--rules", "ATT-1", "--supports", "dense", "--dtypes", "float32")
+    found = check_command(name, "--rules", "MASK-1", "--rules", "ATT-1", "--supports", "dense")
     assert list(found.violations) == ["MASK-1"]
     assert message in found.violations["MASK-1"]["message"]
     status = {rule["rule"]: rule["status"] for rule in found.report["subjects"][0]["rules"]}
@@ -194,8 +162,8 @@ def test_function_that_takes_no_masks_is_judged_on_the_rest(check: Command, name
 
 
 @pytest.mark.parametrize("how", ["--isolate", "--in-process"])
-def test_replay_names_the_line_of_an_error(check: Command, how: str) -> None:
-    found = check("raises", "--rules", "ATT-1", how).violations["CALL"]
+def test_replay_names_the_line_of_an_error(check_command: Command, how: str) -> None:
+    found = check_command("raises", "--rules", "ATT-1", how).violations["CALL"]
     assert re.fullmatch(r"targets\.py:\d+ in raises", found["raised_at"])
     _, output = command("replay", found["replay_file"], how)
     assert f"(raised at {found['raised_at']})" in output
@@ -209,15 +177,17 @@ def test_replay_names_the_line_of_an_error(check: Command, how: str) -> None:
         ("same_buffer", "ATT-13", "ATT-13", "shares memory with earlier output"),
     ],
 )
-def test_function_that_prints_or_changes_memory(check: Command, name: str, asked: str, rule: str, message: str) -> None:
-    found = check(name, "--rules", asked)
+def test_function_that_prints_or_changes_memory(
+    check_command: Command, name: str, asked: str, rule: str, message: str
+) -> None:
+    found = check_command(name, "--rules", asked)
     assert list(found.violations) == [rule]
     assert message in found.violations[rule]["message"]
     assert (found.violations[rule]["replay"] is None) == (name == "prints")
 
 
-def test_function_that_dies(check: Command) -> None:
-    found = check("dies_on_masks", "--rules", "MASK-1", "--supports", "dense", "--isolate")
+def test_function_that_dies(check_command: Command) -> None:
+    found = check_command("dies_on_masks", "--rules", "MASK-1", "--supports", "dense", "--isolate")
     assert list(found.violations) == ["MASK-1"]
     assert found.violations["MASK-1"]["message"] == "call: its process died of SIGABRT"
     code, output = command("replay", found.violations["MASK-1"]["replay_file"])  # isolated by default
@@ -227,10 +197,10 @@ def test_function_that_dies(check: Command) -> None:
 
 @pytest.mark.parametrize("how", ["--isolate", "--in-process"])
 @pytest.mark.slow_where("--in-process")
-def test_gradients_by_a_function_of_the_command_line(check: Command, how: str) -> None:
+def test_gradients_by_a_function_of_the_command_line(check_command: Command, how: str) -> None:
     words = ("--rules", "ATT-12", "--dtypes", "float32", "--limits", "keys=16,queries=16", how, "--vjp")
-    assert check("good", *words, "targets.py:gradients").report["subjects"][0]["rules"][1]["cases"] > 3
-    found = check("good", *words, "targets.py:doubled")
+    assert check_command("good", *words, "targets.py:gradients").report["subjects"][0]["rules"][1]["cases"] > 3
+    found = check_command("good", *words, "targets.py:doubled")
     assert list(found.violations) == ["ATT-12"]
     (_, _, file) = found.violations["ATT-12"]["replay_command"].split()
     assert command("replay", file)[0] == 1
@@ -270,9 +240,9 @@ def test_replay(replay_file: Path) -> None:
     assert "not seen again" in output
 
 
-def test_replay_of_a_report(replay_file: Path, check: Command) -> None:
+def test_replay_of_a_report(replay_file: Path, check_command: Command) -> None:
     assert command("replay", "report.json")[0] == 1
-    check("good", "--rules", "ATT-1")
+    check_command("good", "--rules", "ATT-1")
     code, output = command("replay", "report.json")
     assert (code, output) == (2, "report.json cannot be replayed: the report contains no violation\n")
 
@@ -341,9 +311,9 @@ print("torch" in sys.modules, "jax" in sys.modules)
 # --- compare, and the rest --------------------------------------------------------------------------------------------
 
 
-def test_compare(check: Command, folder: Path) -> None:
+def test_compare(check_command: Command, folder: Path) -> None:
     for name in ("good", "unscaled"):
-        check(name, "--rules", "ATT-1")
+        check_command(name, "--rules", "ATT-1")
         (folder / "report.json").rename(f"{name}.json")
     code, output = command("compare", "good.json", "unscaled.json")
     assert code == 1
@@ -357,8 +327,8 @@ def test_compare(check: Command, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": {"name": "transformer-conformance report"}}'])
-def test_compare_wants_two_reports(check: Command, folder: Path, content: str) -> None:
-    check("good", "--rules", "ATT-1")
+def test_compare_wants_two_reports(check_command: Command, folder: Path, content: str) -> None:
+    check_command("good", "--rules", "ATT-1")
     (folder / "other.json").write_text(content)
     assert command("compare", "report.json", "other.json")[0] == 2
     assert command("compare", "other.json", "report.json")[0] == 2
@@ -409,7 +379,9 @@ class Pool:
             results.rules["MASK-1", name].add(found, "float32")
             if found > 1:
                 finding = Finding("output", found, (0, 0, 0, 0), 1.0, 0.5, 0.5 / found)
-                results.add_violation(Violation("MASK-1", name, finding, "polarity", AGREEMENT, attention_case()))
+                results.add_violation(
+                    Violation("MASK-1", name, finding, "polarity", CHECKS["agreement"], attention_case())
+                )
         results.generated["attention"] = 10
         return results
 

@@ -6,9 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from conformance import Report
@@ -22,8 +19,13 @@ def judge_torch(function: Function, operation: str, rules: list[str], dtype: str
     return judged(function, *rules, operation=operation, arrays="torch", dtypes=[dtype], **given)
 
 
-def violated(function: Function, operation: str, rules: list[str], dtype: str, **conventions: str) -> list[str]:
-    limits = {name: size for name, size in SMALL.items() if name != "heads"} | {"group_ratio": 16}
+LIMITS = {name: size for name, size in SMALL.items() if name != "heads"} | {"group_ratio": 16}
+PARTS = SMALL | {"keys": 40, "queries": 40}
+
+
+def violated(
+    function: Function, operation: str, rules: list[str], dtype: str, limits: Any = LIMITS, **conventions: str
+) -> list[str]:
     report = judge_torch(function, operation, rules, dtype, limits=limits, conventions=conventions)
     return [violation.rule for violation in report.violations]
 
@@ -192,14 +194,9 @@ def in_parts(log_of: Function = lambda log: log) -> Function:
     return split
 
 
-PARTS = SMALL | {"keys": 40, "queries": 40}
-
-
 def merged(function: Function, rules: list[str], dtype: str = "float32", **conventions: str) -> list[str]:
     """The rules that are violated."""
-    told = {"isolation": "finite"} | conventions
-    report = judge_torch(function, "attention", rules, dtype, limits=PARTS, conventions=told)
-    return [violation.rule for violation in report.violations]
+    return violated(function, "attention", rules, dtype, PARTS, isolation="finite", **conventions)
 
 
 def test_parts_by_one_logsumexp_break_one_rule() -> None:

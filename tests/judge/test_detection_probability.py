@@ -11,11 +11,10 @@ import pytest
 from hypothesis import strategies as st
 
 import reference_numpy
-from conformance.checks.catalogue import Probe
 from conformance.judge.options import EFFORTS
 from conformance.operations.probes import probes_of
 from conformance.sampling.draws import Rows
-from conformance.sampling.layers import norm_cases
+from conformance.selftest import selftest
 from conformance.selftest.behaviours import Behaviour
 from conformance.selftest.detection_probability import (
     Detection,
@@ -26,11 +25,10 @@ from conformance.selftest.detection_probability import (
     detections_of,
     starts_the_same,
 )
-from conformance.selftest.selftest import choose_planted, judge_together
-from tests.support.helpers import Runner, probes_of_all, rendered
+from tests.support.helpers import Probe, Runner, operation_cases, probes_of_all, rendered
 
 SEED = 20260101
-[TILED, *_] = choose_planted(["heads.modulo"])
+[TILED, *_] = selftest.choose_planted(["heads.modulo"])
 
 
 def now_and_then(every: int, rule: str = "MASK-1") -> Behaviour:
@@ -68,9 +66,11 @@ def test_chances_of_a_plan() -> None:
 
 def shown_by_one_row_of(size: int) -> tuple[Probe, Detection]:
     """A plan of three rows, and a fault that shows past 128 columns only."""
-    [fault, *_] = choose_planted(["norms.columns-not-written (first=128)"])
+    [fault, *_] = selftest.choose_planted(["norms.columns-not-written (first=128)"])
     shapes = (((2, 7), 1), ((2, size), 1), ((3, 5), 1))
-    plan = Rows(lambda: tuple(norm_cases(plans=(shape,), gradients=False, dtypes=("float32",)) for shape in shapes))
+    plan = Rows(
+        lambda: tuple(operation_cases("layer_norm", ("float32",), plans=(shape,), gradients=False) for shape in shapes)
+    )
     probe = Probe("NORM-1", "three rows", ("layer_norm",), plan)
     [detection] = detect_by_probe(probe, [(Detection(fault.title), Runner(fault.make()))], 12, SEED)
     return probe, detection
@@ -96,7 +96,7 @@ def test_a_rejected_simplest_case_is_no_first_of_every_run() -> None:
     numbers = st.integers(0, 10**6)
     assert starts_the_same(numbers, SEED)
     assert not starts_the_same(numbers.filter(bool), SEED)
-    [fault, *_] = choose_planted(["masks.window-ends (taken=0 where there is none)"])
+    [fault, *_] = selftest.choose_planted(["masks.window-ends (taken=0 where there is none)"])
     runner = Runner(fault.make())
     probe = next(probe for probe in probes_of_all() if (probe.rule, probe.title) == ("MASK-4", "window"))
     for seed in range(20):
@@ -133,7 +133,7 @@ def test_the_chance_is_what_runs_show() -> None:
     fault, runs = now_and_then(6, "MASK-5"), 60  # whose probes follow no plan
     [detection] = detections_of([fault], 200, SEED)
     chance = detection.missed["quick"]
-    missed = sum(bool(judge_together([fault], "quick", SEED + run).missed) for run in range(runs))
+    missed = sum(bool(selftest.judge_together([fault], "quick", SEED + run).missed) for run in range(runs))
     spread = np.sqrt(runs * chance * (1 - chance))
     assert 3 * spread < runs / 3, "a chance twice as large or half as large would show"
     assert missed == pytest.approx(chance * runs, abs=3 * spread)

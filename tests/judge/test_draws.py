@@ -9,14 +9,11 @@ import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from conformance.checks.catalogue import Probe
-from conformance.judge.plan import seed_of
+import reference_numpy
+from conformance.judge import plan, trial
 from conformance.judge.smallest_case import shrink_violations
-from conformance.judge.trial import ask_probe
-from conformance.sampling.draws import HOPELESS
-from conformance.sampling.layers import norm_cases
 from tests.support.drawn_once import drawn_once
-from tests.support.helpers import Case, Runner, Target, catalogue, draw_cases
+from tests.support.helpers import Case, Probe, catalogue, draw_cases, operation_cases, runner_of
 
 NUMBERS = st.integers(0, 2**60)
 
@@ -59,7 +56,6 @@ def test_where_nothing_can_be_drawn() -> None:
     few = asked
     assert listed(impossible(), 500) == []
     assert asked == 2 * few
-    assert HOPELESS > 1
 
 
 def test_what_is_hard_to_draw_is_drawn_as_often() -> None:
@@ -67,16 +63,14 @@ def test_what_is_hard_to_draw_is_drawn_as_often() -> None:
 
 
 def wrong_when_long(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
-    from reference_numpy import attention
-
-    return attention(query, key, value, mask=mask) * (2 if key.shape[2] > 9 else 1)
+    return reference_numpy.attention(query, key, value, mask=mask) * (2 if key.shape[2] > 9 else 1)
 
 
 def test_the_smallest_case_comes_from_the_one_that_failed() -> None:
     """And not from the first, which passes."""
-    runner = Runner(Target(wrong_when_long, "attention").make())
+    runner = runner_of(wrong_when_long)
     probe = next(probe for probe in catalogue(runner.declaration) if probe.title == "causal, many keys")
-    results = ask_probe(probe, [runner], 10, 1)
+    results = trial.ask_probe(probe, [runner], 10, 1)
     shrink_violations(results, [runner], 30)
     (violation,) = results.violations.values()
     case: Case = violation.case
@@ -90,10 +84,10 @@ def test_cases_that_tests_keep_are_those_that_are_drawn() -> None:
         x[...] = 0
         return x
 
-    probe = Probe("NORM-1", "kept", ("layer_norm",), norm_cases("layer_norm", dtypes=("float32",)))
-    seed = seed_of(probe, 1)
+    probe = Probe("NORM-1", "kept", ("layer_norm",), operation_cases("layer_norm", ("float32",)))
+    seed = plan.seed_of(probe, 1)
     before = list(drawn_once(probe.cases, 3, seed))
-    results = ask_probe(probe, [Runner(Target(overwrites, "layer_norm").make())], 3, 1)
+    results = trial.ask_probe(probe, [runner_of(overwrites, "layer_norm")], 3, 1)
     assert results.violations
     for number, kept in drawn_once(probe.cases, 3, seed):
         assert kept is before[number][1]

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 import conformance
 from tests.support.helpers import names_of_causes
 
@@ -32,14 +30,6 @@ def test_the_mistake_is_found_and_named(tmp_path: Path) -> None:
     assert [one.diagnosis.id for one in report.causes if one.diagnosis] == ["blocks.output-not-rescaled"]
 
 
-@pytest.mark.slow
-def test_mended_it_conforms(tmp_path: Path) -> None:
-    text = FILE.read_text()
-    assert text.count(FORGOTTEN) == 1
-    report = judged(tmp_path, text.replace(FORGOTTEN, MENDED))
-    assert report.conforms, report.violations
-
-
 OF_SCORES = "of_scores = weights * (of_output @ v[..., block, :].mT - mean)"
 OF_BLOCK = f"""mean = (weights * (of_output @ v[..., block, :].mT)).sum(-1, keepdim=True)
             {OF_SCORES}"""
@@ -61,14 +51,18 @@ def test_a_mistake_in_its_backward_pass_is_named(tmp_path: Path, right: str, wro
     assert ("ATT-12", name) in names_of_causes(report)
 
 
-def test_its_gradients_conform(tmp_path: Path) -> None:
-    report = judged(tmp_path, BLOCKED.read_text(), rules=["ATT-12"])
+RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
+    "mended": (FILE.read_text().replace(FORGOTTEN, MENDED), {}),
+    "gradients": (BLOCKED.read_text(), {"rules": ["ATT-12"]}),
+    "whole": (BLOCKED.read_text(), {"effort": "default"}),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.slow_where(unless="gradients")
+def test_a_right_kernel_conforms(tmp_path: Path, name: str) -> None:
+    text, given = RIGHT[name]
+    report = judged(tmp_path, text, **given)
     assert report.conforms, report.violations
     assert report.cases > 10
-
-
-@pytest.mark.slow
-def test_the_blocked_kernel_conforms(tmp_path: Path) -> None:
-    report = judged(tmp_path, BLOCKED.read_text(), effort="default")
-    assert report.conforms, report.violations
-    assert report.kept == "strict"
+    assert report.kept == (None if given.get("rules") else "strict")

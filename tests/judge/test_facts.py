@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import conformance
-from conformance.judge.plan import seed_of
+from conformance.judge import plan
 from tests.support.helpers import probes_of_all
 
 ROOT = Path(conformance.__file__).parent
@@ -60,5 +60,5 @@ SEEDS = 600, 1573131665
 
 def test_the_seeds_of_probes_have_not_changed() -> None:
     """A report of an older version is drawn again by its seed, whatever the probes are called today."""
-    seeds = sorted(seed_of(probe, 0) for probe in probes_of_all())
+    seeds = sorted(plan.seed_of(probe, 0) for probe in probes_of_all())
     assert (len(seeds), zlib.crc32(" ".join(map(str, seeds)).encode())) == SEEDS

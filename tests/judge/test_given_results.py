@@ -10,15 +10,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import conformance
 import reference_numpy
 from conformance import Causal, KeyLengths
 from conformance.cases.arguments import arguments
-from conformance.cases.facts import operation_facts
 from conformance.judge import given_results
-from conformance.sampling.operations import operation_cases
-from tests.support.helpers import DOCUMENTS, OPERATIONS, Case, command, draw_cases
+from tests.support.helpers import DOCUMENTS, OPERATIONS, Case, command, draw_cases, operation_cases
 
 generator = np.random.default_rng(0)
 attention = reference_numpy.attention
@@ -43,7 +42,7 @@ def call_of(case: Case) -> tuple[Any, dict[str, Any]]:
     """What the definition returns for a case, and what `compare` is given beside it."""
     positional, keywords = arguments(case.operation, case.inputs, case.options)
     function = getattr(reference_numpy, case.operation)
-    given = dict(zip(operation_facts(case.operation).arguments, positional, strict=True))
+    given = dict(zip(OPERATIONS[case.operation].facts.arguments, positional, strict=True))
     beside = {name: value for name, value in (given | keywords).items() if value is not None or name in given}
     returned = function(*positional, **keywords)
     if case.cotangents:
@@ -139,7 +138,6 @@ def test_the_log_sum_exp_beside_the_output() -> None:
 
 
 def test_frameworks_arrays() -> None:
-    torch = pytest.importorskip("torch")
     given = {name: torch.from_numpy(array).bfloat16() for name, array in GIVEN.items()}
     got = torch.nn.functional.scaled_dot_product_attention(*given.values(), enable_gqa=True)
     assert conformance.compare("attention", got, **given)

@@ -14,26 +14,25 @@ import pytest
 
 from conformance.cases.arguments import replace_kernel_arguments
 from conformance.cases.declaration import FEATURES
-from conformance.cases.expectations import Planted
-from conformance.cases.facts import operations
-from conformance.checks.catalogue import EMPTY_ROWS, PLANTED, TWIN, Check
 from conformance.checks.levels import JUDGED
-from conformance.judge.plan import feature_claims
+from conformance.judge import plan
+from conformance.mistakes import catalogue, condition
 from conformance.mistakes.call import Call
-from conformance.mistakes.catalogue import TOPICS, known_mistakes, load_topic, mistakes_of, planted_mistakes
-from conformance.mistakes.condition import ALWAYS, Condition, past
-from conformance.mistakes.mistake import ATTENTION, Mistake
+from conformance.mistakes.mistake import ATTENTION
 from conformance.mistakes.planting import PlantedMistake, PlantedSubject
-from conformance.operations.corpus import entries_for
-from conformance.oracle.reference import evaluate_definition, widen_case
+from conformance.operations import corpus
+from conformance.oracle import reference
 from conformance.reports.causes import mistake_content
 from conformance.sampling.draws import draw_from_seed
 from specification.dtypes import FLOATING
 from tests.support.helpers import (
-    AGREEMENT,
+    CHECKS,
     EVERYTHING,
+    OPERATIONS,
     Case,
+    Mistake,
     NumpySubject,
+    Planted,
     attention_case,
     bound,
     draw_cases,
@@ -43,7 +42,7 @@ from tests.support.helpers import (
 DRAWN, FROZEN = 8, 3
 """Cases of each operation that are drawn, and frozen ones of each check, of which some have special values."""
 LARGEST = 2**14
-CHECKS = (AGREEMENT, EMPTY_ROWS, PLANTED, TWIN)
+ASKED = [CHECKS[name] for name in ("agreement", "empty rows", "planted", "twin")]
 
 
 @cache
@@ -53,11 +52,11 @@ def calls_of(operation: str) -> list[Call]:
     cases = [case for _, case in draw_cases(operation_cases(operation, dtypes), 2 * DRAWN, 1)]
     calls = [Call(case) for case in cases if number_count(case) < LARGEST][:DRAWN]
     calls += [Call(case) for case in empty_cases(operation)]
-    with_one_feature = [draw_from_seed(claim.cases, 1, False) for claim in feature_claims(operation, EVERYTHING)]
+    with_one_feature = [draw_from_seed(claim.cases, 1, False) for claim in plan.feature_claims(operation, EVERYTHING)]
     calls += [Call(case) for cases in with_one_feature for case in cases]
     calls += [call_in_float64(case) for cases in with_one_feature for case in cases]
-    entries = [entry for entry in entries_for({operation}, EVERYTHING) if number_count(entry.case) < LARGEST]
-    for check in CHECKS:
+    entries = [entry for entry in corpus.entries_for({operation}, EVERYTHING) if number_count(entry.case) < LARGEST]
+    for check in ASKED:
         frozen = [entry.example for entry in entries if entry.check == check]
         calls += [call_of(check, example) for example in frozen[:: max(1, len(frozen) // FROZEN)]]
     return calls
@@ -76,11 +75,11 @@ def empty_cases(operation: str) -> list[Case]:
 
 def call_in_float64(case: Case) -> Call:
     """The call in float64, compared with the definition: exact results are slow there."""
-    wide = widen_case(case)
-    return Call.make(wide, evaluate_definition(replace_kernel_arguments(wide)), bound(wide))
+    wide = reference.widen_case(case)
+    return Call.make(wide, reference.evaluate_definition(replace_kernel_arguments(wide)), bound(wide))
 
 
-def call_of(check: Check[Any, Any], example: Any) -> Call:
+def call_of(check: Any, example: Any) -> Call:
     """The call of an example that its check asks, with what the check compares it with."""
     *_, exact, bounds = check.prepare(example)
     case = example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
@@ -101,26 +100,26 @@ def some_variants(mistake: Mistake) -> list[Mistake]:
 
 
 def test_identities_are_unique_and_made_of_words() -> None:
-    ids = [mistake.id for mistake in known_mistakes()]
+    ids = [mistake.id for mistake in catalogue.known_mistakes()]
     assert [name for name, count in Counter(ids).items() if count > 1] == []
     assert [name for name in ids if not re.fullmatch(r"[a-z][a-z_]*\.[a-z0-9]+(-[a-z0-9]+)*", name)] == []
 
 
-@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize("topic", catalogue.TOPICS)
 def test_entries_speak_of_what_exists(topic: str) -> None:
-    for mistake in load_topic(topic).MISTAKES:
+    for mistake in catalogue.load_topic(topic).MISTAKES:
         assert mistake.rule in JUDGED, mistake
         assert mistake.operations, mistake
-        assert {*mistake.operations} <= operations().keys() & {*TOPICS[topic]}, mistake
-        assert all(mistake in mistakes_of(operation) for operation in mistake.operations)
+        assert {*mistake.operations} <= OPERATIONS.keys() & {*catalogue.TOPICS[topic]}, mistake
+        assert all(mistake in catalogue.mistakes_of(operation) for operation in mistake.operations)
         assert not mistake.values, mistake
-        assert mistake.condition == ALWAYS, mistake
+        assert mistake.condition == condition.ALWAYS, mistake
         assert mistake.lacks in ("", "BHTD", *FEATURES), mistake
 
 
-@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize("topic", catalogue.TOPICS)
 def test_every_variant_is_told_in_one_line(topic: str) -> None:
-    for mistake in load_topic(topic).MISTAKES:
+    for mistake in catalogue.load_topic(topic).MISTAKES:
         told = [mistake_content(variant)["says"] for variant in mistake.variants()]
         for says in told:
             assert says, mistake
@@ -131,24 +130,24 @@ def test_every_variant_is_told_in_one_line(topic: str) -> None:
 
 
 def test_what_is_planted_stands_in_the_catalogue() -> None:
-    entries = {mistake.id: mistake for mistake in known_mistakes()}
-    for planted in planted_mistakes():
+    entries = {mistake.id: mistake for mistake in catalogue.known_mistakes()}
+    for planted in catalogue.planted_mistakes():
         entry = entries[planted.id]
-        assert planted.limit(ALWAYS).change is entry.change
+        assert planted.limit(condition.ALWAYS).change is entry.change
         assert planted.values.keys() == entry.parameters.keys(), planted
-    told = [(one.operation, one.title) for one in map(PlantedMistake, planted_mistakes())]
+    told = [(one.operation, one.title) for one in map(PlantedMistake, catalogue.planted_mistakes())]
     assert [one for one, count in Counter(told).items() if count > 1] == []
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize("topic", catalogue.TOPICS)
 def test_predictions_are_results_of_the_case(topic: str) -> None:
     """Every mistake can be asked about any case of its operations, and every topic shows in some."""
     shown: set[str] = set()
-    for operation in TOPICS[topic]:
-        for mistake in (one for one in load_topic(topic).MISTAKES if operation in one.operations):
+    for operation in catalogue.TOPICS[topic]:
+        for mistake in (one for one in catalogue.load_topic(topic).MISTAKES if operation in one.operations):
             for variant in some_variants(mistake):
                 for call in calls_of(operation):
                     for prediction in variant.predict(call):
@@ -237,26 +236,26 @@ def test_values_are_chosen() -> None:
 @pytest.mark.parametrize(
     ("condition", "clauses", "holds"),
     [
-        (ALWAYS, 0, True),
-        (Condition("K", past=4), 1, True),
-        (Condition("K", past=5), 1, False),
-        (Condition("K", up_to=5), 1, True),
-        (Condition("K", up_to=4), 1, False),
-        (past("K", 2, partial=True), 2, True),
-        (Condition("K", whole=2), 1, False),
-        (Condition("H", past=3), 1, True),
-        (Condition("BH", past=4), 1, False),
-        (Condition("rows", past=1), 1, False),
-        (Condition(dtypes=("float32", "float64")), 1, True),
-        (Condition(dtypes=("float16",)), 1, False),
-        (Condition(features=("gqa", "scale")), 2, True),
-        (Condition(features=("causal",)), 1, False),
-        (Condition(lacks=("causal", "bias")), 2, True),
-        (Condition(lacks=("gqa",)), 1, False),
-        (Condition(passes="backward"), 1, True),
+        (condition.ALWAYS, 0, True),
+        (condition.Condition("K", past=4), 1, True),
+        (condition.Condition("K", past=5), 1, False),
+        (condition.Condition("K", up_to=5), 1, True),
+        (condition.Condition("K", up_to=4), 1, False),
+        (condition.past("K", 2, partial=True), 2, True),
+        (condition.Condition("K", whole=2), 1, False),
+        (condition.Condition("H", past=3), 1, True),
+        (condition.Condition("BH", past=4), 1, False),
+        (condition.Condition("rows", past=1), 1, False),
+        (condition.Condition(dtypes=("float32", "float64")), 1, True),
+        (condition.Condition(dtypes=("float16",)), 1, False),
+        (condition.Condition(features=("gqa", "scale")), 2, True),
+        (condition.Condition(features=("causal",)), 1, False),
+        (condition.Condition(lacks=("causal", "bias")), 2, True),
+        (condition.Condition(lacks=("gqa",)), 1, False),
+        (condition.Condition(passes="backward"), 1, True),
     ],
 )
-def test_a_condition_holds_for_cases(condition: Condition, clauses: int, holds: bool) -> None:
+def test_a_condition_holds_for_cases(condition: condition.Condition, clauses: int, holds: bool) -> None:
     call = attention_call(scale=0.3)
     assert (condition.clauses, condition.holds(call)) == (clauses, holds)
     assert bool(UNSCALED.choose().limit(condition).predict(call)) is holds
@@ -264,7 +263,7 @@ def test_a_condition_holds_for_cases(condition: Condition, clauses: int, holds: 
 
 def test_a_condition_keeps_one_pass() -> None:
     names = {
-        passes: {*UNSCALED.choose().limit(Condition(passes=passes)).predict(attention_call())[0].results}
+        passes: {*UNSCALED.choose().limit(condition.Condition(passes=passes)).predict(attention_call())[0].results}
         for passes in ("both", "forward", "backward")
     }
     assert names["forward"] == {"output"}

@@ -7,14 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from conformance import Report, check
-from conformance.reports.causes import cause_content, describe_declaration
 from specification.optimizers import AdamState
+from tests.support.helpers import options_of
 
 Mean = Callable[[Any, Any, float], Any]
 
@@ -61,8 +58,7 @@ def test_interpolation_conforms_if_it_is_declared(mean_of: Mean) -> None:
     report = judged(adam(mean_of))
     assert not report.conforms
     assert [cause.conventions for cause in report.causes] == [{"moments": "lerp"}]
-    told = describe_declaration(cause_content(report.causes[0]), None)
-    assert told == ("conventions", "--conventions moments=lerp")
+    assert options_of(report) == ["--conventions moments=lerp"]
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import conformance
-from conformance.cases.declaration import EVERYTHING, DeclarationOptions
-from conformance.cases.options import options_of, read_options
-from conformance.cases.signatures import declaration_of
-from conformance.cli import app, check
+from conformance import pytest_plugin
+from conformance.cases.declaration import DeclarationOptions
+from conformance.cases.options import options_of
+from conformance.cli import check
 from conformance.judge.options import CheckOptions
-from conformance.pytest_plugin import conformance_test, make_judge, pytest_addoption
 from conformance.reports.content import declaration_content
-from conformance.reports.subjects import checked_content
-from tests.support import targets
+from tests.support.helpers import EVERYTHING, checked_content, command, declaration_of
 
 NAMES = [*options_of(CheckOptions)]
 SAID: dict[str, tuple[str, Any]] = {
@@ -46,12 +43,12 @@ def attention(query: Any, key: Any, value: Any, *, mask: Any = None, sinks: Any 
 
 
 def test_every_interface_has_every_option() -> None:
-    for function in (conformance.check, conformance_test):
+    for function in (conformance.check, pytest_plugin.conformance_test):
         assert set(inspect.signature(function).parameters) >= {*NAMES}
     assert set(inspect.signature(conformance.declare).parameters) == {*options_of(DeclarationOptions)}
     assert set(inspect.signature(check.check).parameters) >= {*NAMES}
     parser = pytest.Parser(_ispytest=True)
-    pytest_addoption(parser)
+    pytest_plugin.pytest_addoption(parser)
     assert set(vars(parser.parse([]))) >= {f"conformance_{name}" for name in NAMES}
 
 
@@ -96,11 +93,31 @@ def test_a_repeated_option_adds_to_itself() -> None:
         ({"limits": "keys=many"}, "limit of keys must be a positive integer, got 'many'"),
         ({"convention": "heads=tiled"}, "unknown option: got 'convention', expected one of supports, dtypes"),
         ({"vjp": 3}, "vjp must be a function, got 3"),
+        ({"supports": {"causal": False}}, "supports must be names"),
+        ({"windows": 31}, "windows must be"),
+        ({"dtypes": {"float32": 1}}, "dtypes must be names"),
+        ({"supports": "no-window", "windows": [(31, 0)]}, "does not support window"),
+        ({"supports": "sinks,no-unmasked"}, "must be a kind of mask"),
+        ({"head_widths": "192/256", "limits": "key_width=192,value_width=128"}, "beyond the limit of value_width, 128"),
     ],
 )
 def test_wrong_values(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         conformance.check(attention, "attention", **given)
+
+
+NO_VALUES: dict[str, tuple[str, list[Any]]] = {
+    "head_widths": ("must be positive integers or pairs of them, such", [[0], [(8, 8, 8)], [(8, -1)], "6/", "6,x", ""]),
+    "windows": ("must be pairs", [[3], [(1,)], [(None, None)], [(-1, 0)], "31", "31/", "a/0", "-1/0", ""]),
+    "time_limit": ("must be above 0", [0, -1, float("inf"), float("nan"), 1e12]),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in NO_VALUES for value in NO_VALUES[name][1]])
+def test_values_that_an_option_does_not_take(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} {NO_VALUES[name][0]}") as error:
+        conformance.check(attention, "attention", **{name: value})
+    assert not isinstance(value, str) or repr(value) in str(error.value)
 
 
 def test_unknown_declaration() -> None:
@@ -111,15 +128,13 @@ def test_unknown_declaration() -> None:
         conformance.declare(dtypes=["float8"])
 
 
-def test_commands_and_python_give_the_same_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_and_python_give_the_same_report(folder: Path) -> None:
     """A real check, by words of the command line, by values, and by words as pytest has them."""
-    (tmp_path / "targets.py").write_text(Path(targets.__file__).read_text())
-    monkeypatch.chdir(tmp_path)
     said = {name: pair for name, pair in SAID.items() if name not in ("windows", "layout", "head_widths")}
     said |= {"dtypes": ("float32", ["float32"]), "effort": ("quick", "quick"), "arrays": ("numpy", "numpy")}
     words = [word for name, (text, _) in said.items() for word in (f"--{name.replace('_', '-')}", text)]
     words += ["--operation", "attention", "--in-process", "--no-shrink", "--json", "report.json"]
-    CliRunner().invoke(app, ["check", "targets.py:unscaled", *words])
+    command("check", "targets.py:unscaled", *words)
     (told,) = json.loads(Path("report.json").read_text())["subjects"]
     values: dict[str, Any] = {name: value for name, (_, value) in said.items()}
     report = conformance.check("targets.py:unscaled", "attention", isolate=False, shrink=False, **values)
@@ -130,26 +145,15 @@ def test_commands_and_python_give_the_same_report(tmp_path: Path, monkeypatch: p
     assert [one["message"] for one in told["violations"]] == [one["message"] for one in content["violations"]]
     assert told["violations"]
     words = {name: [text] if options_of(CheckOptions)[name].many else text for name, (text, _) in said.items()}
-    judge = make_judge("targets.py:unscaled", "attention", None, words | {"isolate": False, "shrink": False})
+    judge = pytest_plugin.make_judge(
+        "targets.py:unscaled", "attention", None, words | {"isolate": False, "shrink": False}
+    )
     assert declaration_content(judge.executor.runner.declaration) == content["declaration"]
     assert {question.rule for question in judge.executor.list_all()} == {"ATT-1"}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"supports": {"causal": False}}, "supports must be names"),
-        ({"windows": 31}, "windows must be"),
-        ({"dtypes": {"float32": 1}}, "dtypes must be names"),
-    ],
-)
-def test_values_of_another_kind_are_refused_by_their_name(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        conformance.check("reference_numpy:attention", "attention", **options)
-
-
 def test_one_head_width_needs_no_list() -> None:
-    assert read_options(DeclarationOptions, {"head_widths": 64})["head_widths"] == ((64, 64),)
+    assert declaration_of(attention, False, head_widths=64).head_widths == ((64, 64),)
 
 
 def test_a_declaration_without_parentheses_is_refused() -> None:

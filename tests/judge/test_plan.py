@@ -8,57 +8,53 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
-import torch_impl
-from conformance import check
-from conformance.cases.declaration import Declaration
-from conformance.cases.features import dimensions, supports_case
+from conformance.cases import features
 from conformance.judge.plan import count_cases
-from conformance.operations.corpus import entries_for
+from conformance.operations import corpus
+from conformance.sampling import strategies
 from conformance.sampling.draws import Rows, draw_from_seed
-from conformance.sampling.plan import attention as plan
-from conformance.sampling.plan import layers
-from conformance.sampling.plan.covering import LENGTHS, WIDTHS, covering, smallest_with
-from conformance.sampling.strategies import FEATURED, LONG, SHORT, attention_cases
+from conformance.sampling.plan import attention, covering, layers
 from reference_numpy import attention_weights
-from tests.support.helpers import EVERYTHING, Sizes, catalogue, draw_cases
+from tests.support.helpers import EVERYTHING, Declaration, Sizes, catalogue, draw_cases
 
 KERNEL = Declaration(limits={"keys": 100, "key_width": 64, "heads": 8, "batch": 3}, width_multiple=8)
 
 
-@pytest.mark.parametrize("name", plan.RANGES)
+@pytest.mark.parametrize("name", attention.RANGES)
 def test_every_affordable_pair_of_ranges_meets(name: str) -> None:
-    levels, affords = plan.levels_of(name, False, None), plan.budget_of(name).affords
-    rows = covering(levels, affords)
+    levels, affords = attention.levels_of(name, False, None), attention.budget_of(name).affords
+    rows = covering.covering(levels, affords)
     for one, other in combinations(levels, 2):
         for pair in product(range(len(levels[one])), range(len(levels[other]))):
             picked = dict(zip((one, other), pair, strict=True))
-            if affords(smallest_with(picked, levels)):
+            if affords(covering.smallest_with(picked, levels)):
                 assert any(picked.items() <= row.items() for row in rows)
 
 
 def test_triples_meet_too() -> None:
     levels = {"a": ((1,), (2,)), "b": ((1,), (2,)), "c": ((1,), (2,))}
-    assert len({tuple(row.values()) for row in covering(levels, lambda row: True, 3)}) == 8
+    assert len({tuple(row.values()) for row in covering.covering(levels, lambda row: True, 3)}) == 8
 
 
 def test_every_size_occurs_and_rows_are_affordable() -> None:
-    rows = plan.rows("everything", False, None)
-    assert set(LENGTHS) <= {row["keys"] for row in rows}
-    assert set(WIDTHS) <= {row["key_width"] for row in rows} & {row["value_width"] for row in rows}
-    assert {row["group_ratio"] for row in plan.rows("heads", False, None) if row["key_heads"] > 1} >= {3, 5, 6, 7}
+    rows = attention.rows("everything", False, None)
+    for dimension in ("keys", "key_width", "value_width"):
+        assert set(attention.VALUES[dimension]) <= {row[dimension] for row in rows}
+    assert {row["group_ratio"] for row in attention.rows("heads", False, None) if row["key_heads"] > 1} >= {3, 5, 6, 7}
     assert max(row["queries"] * row["keys"] for row in rows) > 2**16
     for row in rows:
-        assert plan.Budget(2**22, 2**18, 2**20).affords(row)
+        assert attention.Budget(2**22, 2**18, 2**20).affords(row)
 
 
 def test_the_largest_sizes_have_a_row_each() -> None:
     norms = layers.plan_of(layers.NORMS, EVERYTHING)
     assert 65537 in {row["norm_width"] for row in norms} & {row["rows"] for row in norms}
-    for name, varied in plan.RANGES.items():
-        rows = plan.rows(name, False, None)
+    for name, varied in attention.RANGES.items():
+        rows = attention.rows(name, False, None)
         for dimension in varied:
-            largest = sorted(set(plan.VALUES[dimension]))[-3:]
+            largest = sorted(set(attention.VALUES[dimension]))[-3:]
             assert set(largest) <= {row[dimension] for row in rows}, (name, dimension)
 
 
@@ -67,7 +63,8 @@ def test_a_query_seeks_the_last_keys(keys: int) -> None:
     """Its weight on them is seen beside all others, whatever the spread, as far as the numbers have any."""
     sizes, found = Sizes(1, 2, 1, 3, keys, 2, 2), []
     for number in range(20):
-        cases = attention_cases(mask="none", others=False, dtypes=("float32",), plans=(sizes,), gradients=False)
+        plain = {"mask": "none", "others": False, "gradients": False}
+        cases = strategies.attention_cases(dtypes=("float32",), plans=(sizes,), **plain)
         [case] = draw_from_seed(cases, number, False)
         found.append(attention_weights(case.inputs["query"][:, :1], case.inputs["key"])[0, 0, -1, -2:].max())
     assert np.median(found) > 0.1
@@ -75,8 +72,6 @@ def test_a_query_seeks_the_last_keys(keys: int) -> None:
 
 
 def test_each_row_gives_one_case_before_any_gives_another() -> None:
-    from hypothesis import strategies as st
-
     rows = Rows(lambda: tuple(map(st.just, range(7))), later=lambda: (st.just(7),))
     first = [case for _, case in draw_cases(rows, 7, 3)]
     assert sorted(first) == list(range(7))
@@ -96,17 +91,17 @@ def test_nothing_beyond_a_limit_is_drawn(operation: str) -> None:
     for number, (_, row) in enumerate(at_sizes(operation, declaration)):
         if number % 7 == 0:
             for case in draw_from_seed(row, number, False):
-                assert supports_case(case, declaration), dimensions(case)
+                assert features.supports_case(case, declaration), features.dimensions(case)
 
 
 def test_tiles_add_their_neighbours() -> None:
-    keys = {row["keys"] for row in plan.rows("everything", False, (48, 144))}
+    keys = {row["keys"] for row in attention.rows("everything", False, (48, 144))}
     assert {143, 144, 145, 287, 288, 289} <= keys
 
 
 def test_where_shapes_are_compiled_there_are_few() -> None:
     compiled = replace(EVERYTHING, compiled=True)
-    shapes = {sizes for name in plan.RANGES for sizes in plan.plan_of(name, compiled)}
+    shapes = {sizes for name in attention.RANGES for sizes in attention.plan_of(name, compiled)}
     assert len(shapes) <= 16
     assert {65537} <= {sizes.K for sizes in shapes}
 
@@ -116,23 +111,6 @@ def test_quick_takes_a_share_of_the_rows() -> None:
     whole = len(probe.cases.strategies)
     assert count_cases(probe, 10) == whole
     assert whole / 13 < count_cases(probe, 3) < whole / 10
-
-
-def dropped_past(limit: int) -> Any:
-    def attention(query, key, value, *, scale=None):
-        return torch_impl.attention(query, key[:, :, :limit], value[:, :, :limit], scale=scale)
-
-    return attention
-
-
-@pytest.mark.slow
-@pytest.mark.rule("ATT-8")
-def test_keys_lost_past_a_size() -> None:
-    given: dict[str, Any] = {"rules": ["ATT-8"], "seed": 1, "effort": "quick", "arrays": "torch", "dtypes": ["float32"]}
-    given |= {"supports": ["gqa", "cross", "value_width", "scale"], "profile": "strict"}
-    report = check(dropped_past(1024), "attention", shrink=False, **given)
-    assert [violation.rule for violation in report.violations] == ["ATT-8"]
-    assert check(dropped_past(1024), "attention", limits={"keys": 1024}, **given).conforms
 
 
 # --- where shapes are compiled ----------------------------------------------------------------------------------------
@@ -145,15 +123,18 @@ def sizes_of(case: Any) -> Sizes:
     return Sizes(B, H, G, Q, K, D, V)
 
 
-@pytest.mark.parametrize(("declaration", "sizes"), [(COMPILED, {*FEATURED}), (EVERYTHING, {*SHORT, *LONG})])
+FEW, MANY = strategies.FEATURED, (*strategies.SHORT, *strategies.LONG)
+
+
+@pytest.mark.parametrize(("declaration", "sizes"), [(COMPILED, {*FEW}), (EVERYTHING, {*MANY})])
 def test_features_are_compiled_for_few_shapes(declaration: Declaration, sizes: set[Sizes]) -> None:
-    cases = attention_cases(mask="none", focus=("bias",), dtypes=("float32",), declaration=declaration)
+    cases = strategies.attention_cases(mask="none", focus=("bias",), dtypes=("float32",), declaration=declaration)
     assert {sizes_of(draw_from_seed(cases, seed, False)[0]) for seed in range(60)} == sizes
 
 
 @pytest.mark.parametrize("part", ["scale", "softcap", "bias", "sinks", "mask", "dropout_keep"])
 def test_some_frozen_cases_ask_for_no_gradients(part: str) -> None:
     """With them, the forward function of a `jax.custom_vjp` is all that is called of what it computes."""
-    entries = [entry for entry in entries_for({"attention"}, COMPILED) if entry.check.name == "agreement"]
+    entries = [entry for entry in corpus.entries_for({"attention"}, COMPILED) if entry.check.name == "agreement"]
     alone = [entry.case for entry in entries if not entry.case.cotangents]
     assert sum(part in case.inputs or case.options.get(part) is not None for case in alone) >= 2

@@ -18,16 +18,11 @@ import torch
 
 import torch_impl
 from conformance import check
-from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING
-from conformance.cases.features import dimensions
-from conformance.operations.probes import catalogue
+from conformance.cases import features
 from conformance.sampling.draws import Rows, draw_from_seed
-from conformance.sampling.plan import attention as attention_plan
-from conformance.sampling.plan import layers
-from conformance.sampling.plan.attention import has_any_sizes, has_few_columns
+from conformance.sampling.plan import attention, layers
 from conformance.sampling.plan.covering import Levels, Row
-from conformance.sampling.plan.layers import PLANS
+from tests.support.helpers import EVERYTHING, Case, catalogue
 
 COMPILED = replace(EVERYTHING, compiled=True)
 Pair = tuple[str, int, str, int]
@@ -87,22 +82,22 @@ def drawn_cases(operation: str, thorough: bool) -> list[Case]:
     return found
 
 
-@pytest.mark.parametrize("operation", [name for name in PLANS if len(PLANS[name].values) > 1])
+@pytest.mark.parametrize("operation", [name for name in layers.PLANS if len(layers.PLANS[name].values) > 1])
 def test_ranges_meet_in_drawn_cases(operation: str) -> None:
-    levels, never = dict(layers.levels_of(PLANS[operation], False)), NEVER.get(operation, set())
+    levels, never = dict(layers.levels_of(layers.PLANS[operation], False)), NEVER.get(operation, set())
     levels.pop("outer_width", None)
-    rows = [dimensions(case) for case in drawn_cases(operation, False)]
+    rows = [features.dimensions(case) for case in drawn_cases(operation, False)]
     assert pairs_apart(levels, rows) == never | THOROUGH_ONLY.get(operation, set())
-    rows += [dimensions(case) for case in drawn_cases(operation, True)]
+    rows += [features.dimensions(case) for case in drawn_cases(operation, True)]
     assert pairs_apart(levels, rows) == never
 
 
 @pytest.mark.parametrize("operation", ["layer_norm", "rms_norm"])
 def test_ranges_meet_in_gradients_of_norms(operation: str) -> None:
-    levels = dict(layers.levels_of(PLANS[operation], False))
-    rows = [dimensions(case) for case in drawn_cases(operation, False) if case.cotangents]
+    levels = dict(layers.levels_of(layers.PLANS[operation], False))
+    rows = [features.dimensions(case) for case in drawn_cases(operation, False) if case.cotangents]
     assert pairs_apart(levels, rows) == HUGE_NORMS | LARGE_NORMS | WIDE_NORMS
-    rows += [dimensions(case) for case in drawn_cases(operation, True) if case.cotangents]
+    rows += [features.dimensions(case) for case in drawn_cases(operation, True) if case.cotangents]
     assert pairs_apart(levels, rows) == HUGE_NORMS | LARGE_NORMS
 
 
@@ -125,13 +120,13 @@ OF_ATTENTION: dict[str, tuple[set[Pair], set[Pair]]] = {
 @pytest.mark.parametrize("plan", OF_ATTENTION)
 def test_ranges_meet_in_plans_of_attention(plan: str) -> None:
     """The plan of heads is multi-head attention's, which has up to 128; 4,097 queries meet 4,097 keys in a square."""
-    (thorough_only, never), levels = OF_ATTENTION[plan], attention_plan.levels_of(plan, False, None)
-    wanted = has_few_columns if plan == "heads" else has_any_sizes
-    large, largest = attention_plan.large_plans_of(plan, EVERYTHING, 0, wanted)
-    rows = [attention_plan.row_of(s) for s in (*attention_plan.plan_of(plan, EVERYTHING), *large) if wanted(s)]
+    (thorough_only, never), levels = OF_ATTENTION[plan], attention.levels_of(plan, False, None)
+    wanted = attention.has_few_columns if plan == "heads" else attention.has_any_sizes
+    large, largest = attention.large_plans_of(plan, EVERYTHING, 0, wanted)
+    rows = [attention.row_of(s) for s in (*attention.plan_of(plan, EVERYTHING), *large) if wanted(s)]
     assert pairs_apart(levels, rows) == thorough_only | never
-    assert pairs_apart(levels, rows + [attention_plan.row_of(s) for s in largest]) == never
-    assert attention_plan.thorough_plan(COMPILED) == (attention_plan.SQUARE,)
+    assert pairs_apart(levels, rows + [attention.row_of(s) for s in largest]) == never
+    assert attention.thorough_plan(COMPILED) == (attention.SQUARE,)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +143,7 @@ def test_ranges_meet_in_plans_of_attention(plan: str) -> None:
 )
 def test_probes_have_the_large_rows(operation: str, title: str, plan: str) -> None:
     [probe] = [probe for probe in catalogue(EVERYTHING) if (probe.operations, probe.title) == ((operation,), title)]
-    large, _ = attention_plan.large_plans_of(plan, EVERYTHING, zlib.crc32(probe.name.encode()), has_any_sizes)
+    large, _ = attention.large_plans_of(plan, EVERYTHING, zlib.crc32(probe.name.encode()), attention.has_any_sizes)
     assert isinstance(probe.cases, Rows)
     assert len(probe.cases.turns[1]) == len(large) > 0
 

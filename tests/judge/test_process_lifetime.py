@@ -14,7 +14,6 @@ import pytest
 from conformance.runner import workers
 from conformance.runner.fresh import ForkingProcess
 from conformance.runner.in_subprocess import SubprocessRunner
-from conformance.runner.workers import NoReply, Worker, WorkerPool, encode_call
 from conformance.subjects.callables import Target
 
 ROOT = Path(__file__).parents[2]
@@ -80,29 +79,29 @@ def test_ends_with_its_parent(name: str, tmp_path: Path) -> None:
 
 def test_calls_fail_once_no_worker_is_left() -> None:
     """Those that are waiting too, and those that come later."""
-    pool = WorkerPool(2, encode_call(os.getpid))
+    pool = workers.WorkerPool(2, workers.encode_call(os.getpid))
     try:
         futures = [pool.submit(os._exit, 3) for _ in range(5)]
-        assert [type(future.exception(60)) for future in futures] == [NoReply] * 5
-        assert type(pool.submit(os.getpid).exception(60)) is NoReply
+        assert [type(future.exception(60)) for future in futures] == [workers.NoReply] * 5
+        assert type(pool.submit(os.getpid).exception(60)) is workers.NoReply
     finally:
         pool.close()
 
 
 def test_an_interrupted_call_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or its reply would be that to the next call."""
-    worker = Worker()
+    worker = workers.Worker()
 
     def interrupt(*arguments: object) -> bool:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(workers, "ready_in_time", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        worker.call(encode_call(os.getpid))
+        worker.call(workers.encode_call(os.getpid))
     monkeypatch.undo()
     assert not worker.is_alive
-    with pytest.raises(NoReply):
-        worker.call(encode_call(os.getpid))
+    with pytest.raises(workers.NoReply):
+        worker.call(workers.encode_call(os.getpid))
 
 
 def test_the_process_that_forks_has_the_framework_and_not_the_subject(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,5 +113,5 @@ def test_the_process_that_forks_has_the_framework_and_not_the_subject(monkeypatc
     assert forking.worker is not None
     assert forking.worker.is_alive
     names = "[name in __import__('sys').modules for name in ('torch', 'tests.support.kernels')]"
-    assert forking.worker.call(encode_call(eval, names), 60.0) == [True, False]
+    assert forking.worker.call(workers.encode_call(eval, names), 60.0) == [True, False]
     forking.close()

@@ -100,6 +100,22 @@ def test_what_is_claimed_and_not_taken(run: Any) -> None:
     result.stdout.fnmatch_lines(["SKIPPED * within what the function takes there is no such case"])
 
 
+def test_a_skip_says_what_is_missing(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    result = run(
+        "good", "-v", "-k", "ATT-2 or ATT-5 or ATT-8 or ATT-9 or ATT-12", "--conformance-supports", "dense,gqa"
+    )
+    skipped = [
+        "ATT-2 softcap SKIPPED (it does not take softcap: within what the function takes there is no such case)*",
+        "ATT-5 sinks SKIPPED (it does not take sinks: *",
+        "ATT-8 lengths of 0 SKIPPED (it does not take empty: *",
+        "ATT-9 16-bit inputs SKIPPED (it does not take bfloat16 or float16: *",
+        "ATT-9 float64 inputs SKIPPED (it does not take float64: *",
+        "ATT-12 gradients of bias and sinks SKIPPED (it does not take * and gradients: *",
+    ]
+    result.stdout.fnmatch_lines([f"*::{line}" for line in skipped])
+
+
 def test_function_that_answers_nothing(run: Any) -> None:
     outcomes = run("takes_one").parseoutcomes()
     assert (outcomes["failed"], "passed" in outcomes) == (1, False)

@@ -18,21 +18,19 @@ import pytest
 import conformance
 import reference_numpy
 from conformance.cases.case import shortest
-from conformance.checks.findings import Raised
+from conformance.checks import findings
 from conformance.checks.results import Cell
 from conformance.diagnosis.cause import Cause, Diagnosis, cause_kind
 from conformance.diagnosis.pattern import Pattern, Places
-from conformance.mistakes.catalogue import known_mistakes
 from conformance.mistakes.condition import Condition
+from conformance.reports import replays, tables
 from conformance.reports.blocks import block, format_expected, got
 from conformance.reports.causes import cause_content
 from conformance.reports.comparison import changes, circumstances, read_report
-from conformance.reports.content import clean_text, document, number, real, subject_content, violation_content
+from conformance.reports.content import clean_text, document, real, subject_content, violation_content
 from conformance.reports.junit import junit
 from conformance.reports.page import page
 from conformance.reports.pictures import LARGEST, case_pictures
-from conformance.reports.replays import replay_command, slug, write_replay
-from conformance.reports.tables import both
 from conformance.reports.writing import format_json, write
 from specification import RULES, Causal
 from tests.support.helpers import (
@@ -43,6 +41,7 @@ from tests.support.helpers import (
     Target,
     Violation,
     checked_content,
+    find_mistake,
     judged,
     printed,
     violation,
@@ -61,7 +60,7 @@ def case(queries: int = 2) -> Case:
 SIZES = "first wrong at 17 keys (16 are right)"
 
 
-(SCALE,) = (one for one in known_mistakes() if one.id == "scores.scale-ignored")
+SCALE = find_mistake("scores.scale-ignored")
 
 
 def cause(violation: Violation) -> Cause:
@@ -75,7 +74,7 @@ def cause(violation: Violation) -> Cause:
 
 
 NAN = Finding("output", np.inf, (0, 0, 0, 0), np.nan, -np.inf, 0.02)
-BROKEN = Finding("call", np.inf, detail=Raised("ValueError", NASTY))
+BROKEN = Finding("call", np.inf, detail=findings.Raised("ValueError", NASTY))
 
 
 def report(*findings: Finding, name: str = "kernels.py:attention", worst: float = 0.5, **told: Any) -> dict[str, Any]:
@@ -85,10 +84,10 @@ def report(*findings: Finding, name: str = "kernels.py:attention", worst: float 
     found = [violation(finding, name, rule) for finding, rule in zip(findings, rules, strict=False)]
     cells = {"MASK-1": Cell(3, worst, worst / 2), "ATT-9": Cell(4, 0.9, -1.0)}
     cells |= {one.rule: Cell(2, one.ratio, one.ratio) for one in found}
-    contents = [violation_content(one, "replays/one.json") for one in found]
-    causes = [cause_content(cause(one)) | {"violation": content} for one, content in zip(found, contents, strict=True)]
+    told_of = [violation_content(one, "replays/one.json") for one in found]
+    causes = [cause_content(cause(one)) | {"violation": own} for one, own in zip(found, told_of, strict=True)]
     listed = ["MASK-1", "ATT-9", "ATT-11"]
-    subject = subject_content(target, EVERYTHING, ["attention"], listed, cells, contents, causes=causes)
+    subject = subject_content(target, EVERYTHING, ["attention"], listed, cells, told_of, causes=causes)
     return document("check", [subject], **({"seed": 1, "effort": "quick", "cases": 3, "seconds": 1.25} | told))
 
 
@@ -140,12 +139,6 @@ def test_report_of_a_check(tmp_path: Path) -> None:
     assert [f.ratio for f in conformance.replay(found["replay_file"], unscaled)] == [real(found["ratio"])]
 
 
-@pytest.mark.parametrize("value", [0.0, -1.5, 1e300, np.inf, -np.inf, np.nan])
-def test_numbers(value: float) -> None:
-    written = json.dumps(number(value), allow_nan=False)
-    np.testing.assert_equal(real(json.loads(written)), value)
-
-
 def test_statuses() -> None:
     (subject,) = report(OFF)["subjects"]
     found = {rule["rule"]: (rule["status"], rule["worst_wide"]) for rule in subject["rules"]}
@@ -154,10 +147,11 @@ def test_statuses() -> None:
 
 
 def test_a_violation_in_bfloat16_stands_beside_what_float32_has() -> None:
-    assert both(Cell(9, 376.0, 0.0576)).plain == "0.06  376 violated"
-    assert both(Cell(9, 376.0, -1.0)).plain == "-  376 violated"
-    assert both(Cell(9, np.inf, 12.5)).plain == "12.5 violated  violated"
-    assert [both(Cell(9, worst, worst)).plain for worst in (0.0, 0.5, np.inf)] == ["exact", "0.50  0.50", "violated"]
+    assert tables.both(Cell(9, 376.0, 0.0576)).plain == "0.06  376 violated"
+    assert tables.both(Cell(9, 376.0, -1.0)).plain == "-  376 violated"
+    assert tables.both(Cell(9, np.inf, 12.5)).plain == "12.5 violated  violated"
+    alike = [tables.both(Cell(9, worst, worst)).plain for worst in (0.0, 0.5, np.inf)]
+    assert alike == ["exact", "0.50  0.50", "violated"]
 
 
 def test_numbers_of_violations() -> None:
@@ -165,18 +159,19 @@ def test_numbers_of_violations() -> None:
     assert (off["result"], off["index"], off["dtype"]) == ("output", [0, 2, 1, 1], "float32")
     assert (off["got"], off["expected"], off["bound"], off["ratio"]) == (0.75, 0.5, 0.02, 12.5)
     assert off["ulp"] == 0.25 / np.spacing(np.float32(0.5))
-    assert (nan["got"], nan["expected"], nan["ratio"], nan["ulp"]) == ("NaN", "-Infinity", "Infinity", "Infinity")
+    infinite = [nan[name] for name in ("got", "expected", "ratio", "ulp")]
+    assert infinite == ["NaN", "-Infinity", "Infinity", "Infinity"]
+    np.testing.assert_equal([*map(real, infinite)], [np.nan, -np.inf, np.inf, np.inf])
     assert [broken[name] for name in ("index", "got", "expected", "bound", "dtype", "ulp")] == [None] * 6
 
 
 def test_peer_counts_in_no_verdict() -> None:
-    content = report(OFF)
-    peer = content["subjects"][0] | {"peer": True}
-    found = document("run", [report()["subjects"][0], peer])
+    bad = report(OFF)["subjects"][0]
+    found = document("run", [report()["subjects"][0], bad | {"peer": True}])
     assert found["conforms"]
     assert ElementTree.fromstring(junit(found).encode()).get("failures") == "0"
     assert "Conforms" in page(found)
-    assert not document("run", [report()["subjects"][0], content["subjects"][0]])["conforms"]
+    assert not document("run", [report()["subjects"][0], bad])["conforms"]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +219,7 @@ def test_block() -> None:
 
 def test_replay_command_names_what_can_be_found(tmp_path: Path) -> None:
     def command(subject: Any, finding: Finding = OFF) -> str:
-        return replay_command(violation(finding, subject), "a file.json")
+        return replays.replay_command(violation(finding, subject), "a file.json")
 
     assert command("kernels.py:attention") == "conformance replay 'a file.json'"
     assert command(reference_numpy.attention).startswith("conformance replay 'a file.json' --target ")
@@ -234,10 +229,10 @@ def test_replay_command_names_what_can_be_found(tmp_path: Path) -> None:
 
 def test_files_have_names_of_their_own(tmp_path: Path) -> None:
     one = violation(subject="path/to/kernels.py:attention")
-    paths = [write_replay(one, tmp_path / "new"), write_replay(one, tmp_path / "new", titled=True)]
+    paths = [replays.write_replay(one, tmp_path / "new"), replays.write_replay(one, tmp_path / "new", titled=True)]
     names = ["path-to-kernels.py-attention-ATT-1.json", "path-to-kernels.py-attention-ATT-1-a-probe.json"]
     assert [Path(str(path)).name for path in paths] == names
-    assert all(slug(name) and "/" not in slug(name) for name in (NASTY, "", "..", "/", "x" * 500))
+    assert all(replays.slug(name) and "/" not in replays.slug(name) for name in (NASTY, "", "..", "/", "x" * 500))
 
 
 def test_report_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -330,12 +325,12 @@ def test_page_holds_the_evidence() -> None:
 
 def test_page_is_in_the_order_of_the_terminal() -> None:
     """The table, the causes as they are listed, and what is said of the subject."""
-    content = report(OFF, NAN, BROKEN)
-    subject = content["subjects"][0] | {"left_out": "float64 is skipped"}
+    whole = report(OFF, NAN, BROKEN)
+    subject = whole["subjects"][0] | {"left_out": "float64 is skipped"}
     first, _, third = subject["causes"]
     subject["causes"] = [third, first | {"rules": ["ATT-1", "ATT-2"]}]
     subject["violations"][1]["cause"] = 1
-    text = page(content | {"subjects": [subject]})
+    text = page(whole | {"subjects": [subject]})
     order = (
         r'<details id="ATT-1">.*<h3>ATT-3 bias: .*<h3>ATT-1: the given scale is ignored.*output\[0, 2, 1, 1\]'
         rf".*Smallest case found.*explains 3 of 4.*>{re.escape(SIZES)}<.*conformance replay.*float64 is skipped"
@@ -359,19 +354,19 @@ def test_rules_by_subjects() -> None:
 
 
 def test_small_arrays_are_shown_whole() -> None:
-    pictures = {picture.title: picture for picture in case_pictures(case(), "output", [0, 2, 1, 1])}
-    assert list(pictures) == ["query", "key", "value", "mask"]
-    assert len(pictures["query"].tables) == 4
-    mask = pictures["mask"].tables[0]
+    shown = {picture.title: picture for picture in case_pictures(case(), "output", [0, 2, 1, 1])}
+    assert list(shown) == ["query", "key", "value", "mask"]
+    assert len(shown["query"].tables) == 4
+    mask = shown["mask"].tables[0]
     assert [[cell.kind for cell in row] for row in mask] == [["true", "false", "false"], ["true", "true", "false"]]
     assert [cell.marked for cell in mask[1]] == [True] * 3
     assert not any(cell.marked for cell in mask[0])
 
 
 def test_of_large_arrays_the_part_that_matters_is_shown() -> None:
-    pictures = {picture.title: picture for picture in case_pictures(case(queries=20), "output", [0, 3, 7, 1])}
-    assert list(pictures) == ["query[0, 3]", "key", "value", "mask"]
-    query = pictures["query[0, 3]"]
+    shown = {picture.title: picture for picture in case_pictures(case(queries=20), "output", [0, 3, 7, 1])}
+    assert list(shown) == ["query[0, 3]", "key", "value", "mask"]
+    query = shown["query[0, 3]"]
     assert query.shape == (1, 4, 20, 2)
     assert [[cell.text for cell in row if cell.marked] for row in query.tables[0]][7] == ["134", "135"]
 
@@ -442,9 +437,9 @@ def test_ratios_of_other_cases_are_no_verdict() -> None:
 
 def test_subjects_come_and_go() -> None:
     one, two = report()["subjects"][0], report(name="other")["subjects"][0]
-    both = document("run", [one, two])
-    assert [(c.kind, c.subject) for c in changes(both, document("run", [one]))] == [("worse", "other")]
-    assert [(c.kind, c.subject) for c in changes(document("run", [one]), both)] == [("other", "other")]
+    pair = document("run", [one, two])
+    assert [(c.kind, c.subject) for c in changes(pair, document("run", [one]))] == [("worse", "other")]
+    assert [(c.kind, c.subject) for c in changes(document("run", [one]), pair)] == [("other", "other")]
     assert changes(report(), report(name="other")) == []  # the only subjects of both
 
 

@@ -7,15 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from conformance import Report
 from conformance.bounds.arithmetic import Precision
-from conformance.checks.catalogue import TWIN, twin_bound
-from tests.support.helpers import SMALL, Case, Finding, Runner, bound, examine, judged, name_of_cause, runner_of
+from conformance.checks.catalogue import twin_bound
+from tests.support.helpers import SMALL, Case, Finding, Runner, bound, find_errors, judged, name_of_cause, runner_of
 
 Function = Callable[..., Any]
 BLOCK = 16
@@ -173,7 +170,7 @@ def beside_a_low_bias(function: Function, **rounding: str) -> tuple[Runner, tupl
         for bias in (np.zeros((3, 20), np.float32), np.full((3, 20), -1e5, np.float32))
     )
     runner, twins = runner_of(function, arrays="torch"), (asked, harmless)
-    return runner, twins, [found for found in examine(runner, twins, TWIN) if found.ratio > 1]
+    return runner, twins, find_errors(runner, twins, "twin")
 
 
 @pytest.mark.parametrize("low", [-1e7, -1e21, -3e38])

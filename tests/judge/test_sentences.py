@@ -9,26 +9,25 @@ import numpy as np
 import pytest
 
 from conformance.checks import findings as kinds
-from conformance.checks.findings import Detail, OtherSource, Phase, Size, details, has_swapped_heads, wrong_dtype
-from conformance.judge.plan import seed_of
+from conformance.judge import plan
 from conformance.reports.sentences import describe_detail
 from conformance.subjects import wrong_answers
-from conformance.subjects.wrong_answers import DtypeOrShape, Missing, ReturnedGradients, WrongAnswer, WrongPart
 from tests.support.helpers import Case, Finding, describe_finding, probes_of_all
 
 OFF = Finding("output", 2.5, (0, 1), 1.5, 1.0, 0.2)
 BEFORE = Case("sgd_step", "float32", {}, {})
-SWAPPED = DtypeOrShape("float32", (1, 3, 2, 4), ("float32",), (1, 2, 3, 4), swapped=True)
-WIDE = DtypeOrShape("float64", (2,), ("float16", "float32"), (2,))
-THREADS = Phase("threads", count=2)
+SWAPPED = wrong_answers.DtypeOrShape("float32", (1, 3, 2, 4), ("float32",), (1, 2, 3, 4), swapped=True)
+WIDE = wrong_answers.DtypeOrShape("float64", (2,), ("float16", "float32"), (2,))
+MISSING = wrong_answers.Missing()
+THREADS = kinds.Phase("threads", count=2)
 TOLD = "output[0, 1]: got 1.5, expected 1.0, 2.5 bounds of 0.2"
-SENTENCES: list[tuple[Detail, str]] = [
-    (Missing(), "no such result"),
+SENTENCES: list[tuple[kinds.Detail, str]] = [
+    (MISSING, "no such result"),
     (wrong_answers.Returned("a list of 1", names=("state", "step")), "returned a list of 1, expected state and step"),
     (wrong_answers.Returned("builtins.int", array="numpy.ndarray"), "returned builtins.int, expected numpy.ndarray"),
     (wrong_answers.OtherType("builtins.int", array="numpy.ndarray"), "is builtins.int, expected numpy.ndarray"),
     (wrong_answers.OtherType("a list of 1", count=2), "is a list of 1, expected 2 arrays"),
-    (ReturnedGradients("3.0", of="logits", count=2), "vjp returned 3.0 for logits, expected 2 gradients"),
+    (wrong_answers.ReturnedGradients("3.0", of="logits", count=2), "vjp returned 3.0 for logits, expected 2 gradients"),
     (wrong_answers.Materialized("builtins.int"), "materialize gave builtins.int"),
     (wrong_answers.OtherDevice("cuda:0"), "lies on cuda:0, and the inputs do not"),
     (WIDE, "has dtype and shape float64 [2], expected float16 or float32 [2]"),
@@ -44,7 +43,7 @@ SENTENCES: list[tuple[Detail, str]] = [
     ),
     (kinds.Raised("ValueError", "no"), "raised ValueError: no"),
     (
-        kinds.Raised("ValueError", "no", threads=3, size=Size("keys", 4096)),
+        kinds.Raised("ValueError", "no", threads=3, size=kinds.Size("keys", 4096)),
         "raised ValueError while 3 threads call at the same time: no at 4,096 keys",
     ),
     (kinds.TookTooLong(1.5), "took longer than 1.5 s"),
@@ -60,14 +59,14 @@ SENTENCES: list[tuple[Detail, str]] = [
     (kinds.NotSpoiled((float(np.float32(0.1)),), "float32"), "holds [0.1]"),
     (kinds.NotSpoiled((), "bfloat16"), "holds []"),
     (kinds.Accepted("TypeError"), "accepted, expected TypeError"),
-    (kinds.Accepted("", Missing()), "accepted, expected an error: no such result"),
+    (kinds.Accepted("", MISSING), "accepted, expected an error: no such result"),
     (kinds.WrongError("KeyError", "TypeError", "mask"), "raised KeyError, expected TypeError: mask"),
     (kinds.ErrorWithoutText("TypeError"), "raised TypeError without a message"),
     (kinds.Unrefused(OFF), f"neither supported nor refused, and wrong: {TOLD}"),
-    (kinds.WrongInPhase(Phase("in_a_row", 2, 3), OFF), f"wrong in call 2 of 3: {TOLD}"),
-    (kinds.WrongInPhase(Phase("after_forward_passes"), OFF), f"wrong after other forward passes: {TOLD}"),
-    (kinds.WrongInPhase(Phase("second_backward_pass"), OFF), f"wrong in the second backward pass: {TOLD}"),
-    (kinds.WrongInPhase(THREADS, Missing()), "wrong while 2 threads call at the same time: no such result"),
+    (kinds.WrongInPhase(kinds.Phase("in_a_row", 2, 3), OFF), f"wrong in call 2 of 3: {TOLD}"),
+    (kinds.WrongInPhase(kinds.Phase("after_forward_passes"), OFF), f"wrong after other forward passes: {TOLD}"),
+    (kinds.WrongInPhase(kinds.Phase("second_backward_pass"), OFF), f"wrong in the second backward pass: {TOLD}"),
+    (kinds.WrongInPhase(THREADS, MISSING), "wrong while 2 threads call at the same time: no such result"),
     (kinds.NotDeterministic(), "differs between two equal calls"),
     (kinds.NotDeterministic(7), "differs in call 7 of equal calls"),
     (kinds.NoGradientsAgain(), "has no gradients when the same is asked again"),
@@ -87,8 +86,8 @@ SENTENCES: list[tuple[Detail, str]] = [
         f"depends on earlier calls: right in a fresh process, wrong after {BEFORE} and 2 calls before that: {TOLD}",
     ),
     (kinds.SurplusStep(), "is a step that the definition does not take"),
-    (OtherSource("add", 1), "is given the result of add, where the definition has input 1"),
-    (OtherSource(None, "x", returned=True), "is what is no step's result, where the definition has the result of x"),
+    (kinds.OtherSource("add", 1), "is given the result of add, where the definition has input 1"),
+    (kinds.OtherSource(None, "x", True), "is what is no step's result, where the definition has the result of x"),
     (kinds.ChangedLater(), "is changed after it was given"),
     (kinds.TimesTaken(2), "is taken 2 times"),
     (kinds.SurplusTensor(), "the definition has no such tensor"),
@@ -97,29 +96,30 @@ SENTENCES: list[tuple[Detail, str]] = [
 
 
 @pytest.mark.parametrize(("detail", "sentence"), SENTENCES, ids=[sentence for _, sentence in SENTENCES])
-def test_sentences(detail: Detail, sentence: str) -> None:
+def test_sentences(detail: kinds.Detail, sentence: str) -> None:
     finding = Finding("output", np.inf, detail=detail)
     assert describe_finding(finding) == f"output: {sentence}"
     assert pickle.loads(pickle.dumps(finding)) == finding
 
 
 def test_every_kind_has_one_class() -> None:
-    kinds_of_answers = {*Detail.__subclasses__()} - {WrongPart} | {*WrongPart.__subclasses__()}
-    assert {type(detail) for detail, _ in SENTENCES} == kinds_of_answers
-    assert len({"value", *(kind.kind for kind in kinds_of_answers)}) == len(kinds_of_answers) + 1
+    known = {*kinds.Detail.__subclasses__()} - {wrong_answers.WrongPart} | {*wrong_answers.WrongPart.__subclasses__()}
+    assert {type(detail) for detail, _ in SENTENCES} == known
+    assert len({"value", *(kind.kind for kind in known)}) == len(known) + 1
 
 
 def test_facts_of_findings_within_a_finding() -> None:
     inner = Finding("output", np.inf, detail=WIDE)
     outer = Finding("output", np.inf, detail=kinds.NotReproducible(True, inner))
-    assert [*details(outer)] == [outer.detail, WIDE]
-    assert (wrong_dtype(outer), wrong_dtype(OFF)) == ("float64", None)
+    assert [*kinds.details(outer)] == [outer.detail, WIDE]
+    assert (kinds.wrong_dtype(outer), kinds.wrong_dtype(OFF)) == ("float64", None)
     swapped = Finding("a title", np.inf, detail=kinds.Accepted("TypeError", SWAPPED))
-    assert (has_swapped_heads(swapped), has_swapped_heads(outer), wrong_dtype(swapped)) == (True, False, None)
+    assert (kinds.has_swapped_heads(swapped), kinds.wrong_dtype(swapped)) == (True, None)
+    assert not kinds.has_swapped_heads(outer)
 
 
 def test_a_wrong_answer_keeps_its_facts_between_processes() -> None:
-    error = pickle.loads(pickle.dumps(WrongAnswer(SWAPPED, "output")))
+    error = pickle.loads(pickle.dumps(wrong_answers.WrongAnswer(SWAPPED, "output")))
     assert (error.name, error.detail) == ("output", SWAPPED)
     assert describe_detail(error.detail).startswith("has dtype and shape")
 
@@ -127,5 +127,5 @@ def test_a_wrong_answer_keeps_its_facts_between_processes() -> None:
 def test_a_title_changes_no_seed() -> None:
     for probe in probes_of_all()[:5]:
         called = replace(probe, title="another title")
-        assert (called.id, seed_of(called, 3)) == (probe.id, seed_of(probe, 3))
+        assert (called.id, plan.seed_of(called, 3)) == (probe.id, plan.seed_of(probe, 3))
         assert (called.title, probe.title) == ("another title", probe.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -12,83 +13,19 @@ from typing import Any
 
 import pytest
 
-from conformance import check
+from conformance import Report, check
 from conformance.judge import shared_probes
-from conformance.judge.report import Report
-from conformance.judge.shared_probes import SharedProbes, share_probes
-from conformance.reports.sentences import describe_finding
-from conformance.subjects.callables import Target
-from tests.support.helpers import SMALL, messages, names_of_causes
+from tests.support import in_workers
+from tests.support.helpers import SMALL, Target, describe_finding, messages, names_of_causes
 
-SUBJECT = """
-import ctypes, os, signal, time
-from pathlib import Path
-import reference_numpy
-
-HERE = Path(__file__).parent
-PARENT = int((HERE / "parent").read_text())
-WORKER = os.getpid() != PARENT
-
-
-def attention(query, key, value, *, mask=None, scale=None):
-    with (HERE / "asked").open("a") as file:
-        file.write(f"{os.getpid()}\\n")
-    return reference_numpy.attention(query, key, value, mask=mask, scale=scale)
-
-
-def mean_of_empty_rows(query, key, value, *, mask=None, scale=None):
-    mask = None if mask is None else mask | ~mask.any(-1, keepdims=True)
-    return attention(query, key, value, mask=mask, scale=scale)
-
-
-def wrong(query, key, value, *, mask=None, scale=None):
-    return attention(query, key, value, mask=mask, scale=None if scale is None else scale * 1.5)
-
-
-def dies(query, key, value, *, mask=None, scale=None):
-    if WORKER:
-        os._exit(3)
-    return attention(query, key, value, mask=mask, scale=scale)
-
-
-def wrong_in_a_worker(query, key, value, *, mask=None, scale=None):
-    return attention(query, key, value, mask=mask, scale=scale) * (1 + WORKER)
-
-
-def slow_in_a_worker(query, key, value, *, mask=None, scale=None):
-    if WORKER:
-        time.sleep(60)
-    return attention(query, key, value, mask=mask, scale=scale)
-
-
-def hangs_in_a_worker(query, key, value, *, mask=None, scale=None):
-    if WORKER:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-        ctypes.PyDLL(None).sleep(600)  # nothing else runs meanwhile in this process
-    return attention(query, key, value, mask=mask, scale=scale)
-
-
-def dies_on_masks(query, key, value, *, mask=None, scale=None):
-    if mask is not None:
-        os.abort()
-    return attention(query, key, value, scale=scale)
-
-
-def prints_in_a_worker(query, key, value, *, mask=None, scale=None):
-    if WORKER:
-        print("a worker")
-    return attention(query, key, value, mask=mask, scale=scale)
-
-"""
 RULES = ("MASK-3", "ATT-1")
 
 
 @pytest.fixture
 def subject(tmp_path: Path) -> Path:
     (tmp_path / "parent").write_text(str(os.getpid()))
-    (tmp_path / "subject.py").write_text(SUBJECT)
     (tmp_path / "asked").write_text("")
-    return tmp_path / "subject.py"
+    return Path(shutil.copy(in_workers.__file__, tmp_path))
 
 
 def checked(subject: Path, name: str, workers: int = 2, **given: Any) -> Report:
@@ -104,31 +41,31 @@ def found(report: Report) -> Any:
     return report.rules, violations, names_of_causes(report), report.untried, report.declaration
 
 
-Ready = Callable[[SharedProbes, int], bool]
+Ready = Callable[[shared_probes.SharedProbes, int], bool]
 
 
 def hold_probes(monkeypatch: pytest.MonkeyPatch, ready: Ready) -> None:
     """The checking process waits with each probe until its workers are as far."""
-    outcome = SharedProbes.outcome
+    outcome = shared_probes.SharedProbes.outcome
 
-    def later(self: SharedProbes, index: int, listen: Any) -> Any:
+    def later(self: shared_probes.SharedProbes, index: int, listen: Any) -> Any:
         while not ready(self, index):
             time.sleep(0.01)
         return outcome(self, index, listen)
 
-    monkeypatch.setattr(SharedProbes, "outcome", later)
+    monkeypatch.setattr(shared_probes.SharedProbes, "outcome", later)
 
 
-def has_finished_or_died(shared: SharedProbes, index: int) -> bool:
+def has_finished_or_died(shared: shared_probes.SharedProbes, index: int) -> bool:
     """Every probe is left to the worker, as far as one lives."""
     return shared.futures[index].done() or not any(worker.is_alive for worker in shared.pool.workers)
 
 
-def has_begun_any(shared: SharedProbes, index: int) -> bool:
+def has_begun_any(shared: shared_probes.SharedProbes, index: int) -> bool:
     return any(future.running() or future.done() for future in shared.futures)
 
 
-def has_finished_any(shared: SharedProbes, index: int) -> bool:
+def has_finished_any(shared: shared_probes.SharedProbes, index: int) -> bool:
     return any(future.done() for future in shared.futures)
 
 
@@ -190,13 +127,13 @@ def test_what_takes_too_long_in_a_worker_counts(subject: Path, monkeypatch: pyte
 def test_an_early_end_tells_what_workers_have_found(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processes: list[Any] = []
 
-    def outcome(self: SharedProbes, index: int, listen: Any) -> Any:
+    def outcome(self: shared_probes.SharedProbes, index: int, listen: Any) -> Any:
         processes.extend(worker.process for worker in self.pool.workers)
         while not self.futures[index].done():
             time.sleep(0.01)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SharedProbes, "outcome", outcome)
+    monkeypatch.setattr(shared_probes.SharedProbes, "outcome", outcome)
     reports: list[Report] = []
     with pytest.raises(KeyboardInterrupt):
         checked(subject, "wrong_in_a_worker", unfinished=reports.append)
@@ -206,8 +143,8 @@ def test_an_early_end_tells_what_workers_have_found(subject: Path, monkeypatch: 
 
 def test_a_second_process_needs_a_target_and_memory(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = Target(f"{subject}:attention", "attention")
-    assert share_probes(Target(lambda query, key, value: value, "attention"), 30.0, 2) is None
-    assert share_probes(replace(named, given={"vjp": lambda *given: None}), 30.0, 2) is None
-    assert share_probes(named, 30.0, 1) is None
+    assert shared_probes.share_probes(Target(lambda query, key, value: value, "attention"), 30.0, 2) is None
+    assert shared_probes.share_probes(replace(named, given={"vjp": lambda *given: None}), 30.0, 2) is None
+    assert shared_probes.share_probes(named, 30.0, 1) is None
     monkeypatch.setattr(shared_probes, "memory", lambda: 4e9)
-    assert share_probes(named, 30.0, 2) is None
+    assert shared_probes.share_probes(named, 30.0, 2) is None

@@ -12,28 +12,24 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.cases.declaration import declare
-from conformance.cases.facts import operation_facts
-from conformance.cases.features import features_of
-from conformance.checks.catalogue import PLANTED, TWIN
-from conformance.checks.comparison import breaks
-from conformance.checks.findings import AxisName, Threshold
-from conformance.judge.smallest_case import cut_down, error_finder
-from conformance.judge.thresholds import find_thresholds, may_be_chance, multiples, rule
-from conformance.judge.trial import make_violation as violation
-from conformance.reports.threshold_sentences import WORDS, describe_threshold, describe_thresholds
+from conformance import declare
+from conformance.checks.findings import AxisName
+from conformance.judge import thresholds
+from conformance.judge.smallest_case import cut_down
+from conformance.reports import threshold_sentences
 from conformance.runner.dimensions import Part, sizes_of, take_parts
-from conformance.runner.shrinking import Example
 from specification import Causal, Dense
 from tests.support.helpers import (
-    AGREEMENT,
     EVERYTHING,
     OPERATIONS,
     Case,
     Runner,
+    Threshold,
     Violation,
     attention_case,
-    examine,
+    draw_cases,
+    find_errors,
+    find_violation,
     operation_cases,
     oracle,
     planted_case,
@@ -53,13 +49,15 @@ def norm_case(*shape: int, gradients: bool = False) -> Case:
     return Case("layer_norm", "float32", inputs, {}, {"output": numbers(*shape)} if gradients else {})
 
 
-def smallest(function: Function, example: Example, by: Any = AGREEMENT, **given: Any) -> tuple[Violation, Runner]:
+def smallest(function: Function, example: Any, check: str = "agreement", **given: Any) -> tuple[Violation, Runner]:
     """The violation on its smallest case."""
-    case = by.case_of(example)
-    runner = runner_of(function, case.operation, **given)
-    findings = examine(runner, example, by)
-    assert breaks(findings)
-    return cut_down(violation("ATT-1", "a probe", by, runner, example, findings), runner, 60), runner
+    runner = runner_of(function, example.operation if isinstance(example, Case) else "attention", **given)
+    return cut_down(find_violation(runner, example, check), runner, 60), runner
+
+
+def describe(violation: Violation, runner: Runner) -> str | None:
+    """At which sizes it is seen."""
+    return threshold_sentences.describe_thresholds(thresholds.find_thresholds(violation, runner, 60))
 
 
 def double_if(wrong: Callable[..., bool]) -> Function:
@@ -138,7 +136,7 @@ def test_the_smallest_sizes_and_their_sentence(
 ) -> None:
     found, runner = smallest(function, case)
     assert sizes_of(found.case) == dict.fromkeys(sizes_of(case), 1) | sizes
-    assert sentence in describe_thresholds(find_thresholds(found, runner, 60))
+    assert sentence in describe(found, runner)
 
 
 @pytest.mark.rule("POS-3")
@@ -146,7 +144,7 @@ def test_a_single_pair_that_hides_the_mistake_is_no_right_size() -> None:
     case = Case("rotary_embedding", "float32", {"x": numbers(2, 1, 3, 8), "positions": np.arange(1, 4)}, {})
     found, runner = smallest(neighbours, case, supports=[])
     assert found.case.inputs["x"].shape == (1, 1, 1, 4)
-    assert find_thresholds(found, runner, 60) == ()
+    assert thresholds.find_thresholds(found, runner, 60) == ()
 
 
 def leave_unwritten(part_of: Callable[[Any], Any]) -> Function:
@@ -187,7 +185,7 @@ def tails_of_4(x: Any, weight: Any, bias: Any = None) -> Any:
 def test_norms(function: Function, case: Case, sizes: dict[str, int], sentence: str) -> None:
     found, runner = smallest(function, case, supports=["no-gradients"])
     assert sizes_of(found.case).items() >= sizes.items()
-    assert sentence in describe_thresholds(find_thresholds(found, runner, 60))
+    assert sentence in describe(found, runner)
 
 
 def make_other_cases() -> dict[str, Case]:
@@ -260,7 +258,7 @@ def test_operations_are_cut(operation: str, wrong: Callable[..., bool], sizes: d
     least = dict.fromkeys(sizes_of(case), 1) | ({"offset": 0} if "offset" in sizes_of(case) else {})
     least = {name: size for name, size in least.items() if not name.startswith("rows ")}
     assert sizes_of(found.case) == least | sizes
-    assert f"first wrong {sentence} (" in describe_thresholds(find_thresholds(found, runner, 60))
+    assert f"first wrong {sentence} (" in describe(found, runner)
 
 
 # --- what is cut, and how ---------------------------------------------------------------------------------------------
@@ -269,12 +267,10 @@ def test_operations_are_cut(operation: str, wrong: Callable[..., bool], sizes: d
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_cases_of_other_sizes_are_cases(operation: str) -> None:
     """The definition takes them, and gives results of their sizes."""
-    from conformance.sampling.draws import draw_cases
-
     for _, case in draw_cases(operation_cases(operation, dtypes=("float32", "bfloat16"), declaration=EVERYTHING), 5, 3):
         sizes = sizes_of(case) if case.dtype != "float64" else {}
         for name, size in sizes.items():
-            unit = operation_facts(operation).width_unit if name == "E" else 1
+            unit = OPERATIONS[operation].facts.width_unit if name == "E" else 1
             for part in (Part(0, unit), Part(size - unit, unit), Part(0, size + 3 * unit)):
                 other = take_parts(case, {name: part}, np.random.default_rng(0)) if size else None
                 if other is not None and not (operation == "standard_deviation_norm" and sizes_of(other)["W"] == 1):
@@ -303,8 +299,10 @@ def test_features_that_do_not_matter_go() -> None:
         return output * np.float32(1 + (mask is not None and key.shape[2] > 9))
 
     found, _ = smallest(function, case)
-    assert features_of(found.case) - {"cross", "offset"} in ({"causal"}, {"dense"})
-    assert sizes_of(found.case)["K"] == 10
+    assert found.case.inputs.keys() == {"query", "key", "value"}
+    assert {name for name, value in found.case.options.items() if value is not None} == {"mask"}
+    assert isinstance(found.case.options["mask"], Causal | Dense)
+    assert sizes_of(found.case) == dict.fromkeys("BGSQKDV", 1) | {"K": 10}
 
 
 def nan_behind_64(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
@@ -338,12 +336,12 @@ def test_twins_stay_twins() -> None:
         output = reference_numpy.attention(query, key, value, mask=mask)
         return output * np.float32(np.nan) if np.isnan(key).any() and query.shape[2] > 1 else output
 
-    found, _ = smallest(leaks, (dirty, clean), TWIN, conventions={"isolation": "strict"})
+    found, _ = smallest(leaks, (dirty, clean), "twin", conventions={"isolation": "strict"})
     dirty, clean = found.example
     assert np.isnan(dirty.inputs["key"]).any()
     assert sizes_of(dirty) == sizes_of(clean)
     assert sizes_of(dirty)["Q"] == 2
-    assert error_finder(found, runner_of(reference_numpy.attention))(found.example) is None
+    assert not find_errors(runner_of(reference_numpy.attention), found.example, "twin")
 
 
 def test_planted_cases_keep_what_is_planted() -> None:
@@ -352,7 +350,7 @@ def test_planted_cases_keep_what_is_planted() -> None:
     def swallows(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
         return reference_numpy.attention(query, key, np.nan_to_num(value), mask=mask)
 
-    found, _ = smallest(swallows, planted_case(clean, "value", (1, 1, 7, 1)), PLANTED)
+    found, _ = smallest(swallows, planted_case(clean, "value", (1, 1, 7, 1)), "planted")
     assert sum(mark.sum() for mark in found.example.marks.values()) == 1
     assert max(sizes_of(found.case).values()) <= 2
 
@@ -369,8 +367,20 @@ def test_queries_and_keys_are_cut_together_where_an_array_hides_a_key() -> None:
         weights = reference_numpy.attention_weights(query, key, mask=mask)
         return weights @ value
 
-    found, _ = smallest(reads_all, planted_case(clean, "value", np.s_[:, :, 0]), PLANTED)
+    found, _ = smallest(reads_all, planted_case(clean, "value", np.s_[:, :, 0]), "planted")
     assert (sizes_of(found.case)["Q"], sizes_of(found.case)["K"]) == (2, 2)
+
+
+def test_what_is_no_number_is_not_lost() -> None:
+    """Where smaller cases have wrong numbers."""
+
+    def nan_or_wrong(query: Any, key: Any, value: Any) -> Any:
+        output, queries = reference_numpy.attention(query, key, value), query.shape[2]
+        return output * np.float32(np.nan) if queries >= 16 else output + np.float32(queries in (2, 3, 4, 8, 9))
+
+    found, _ = smallest(nan_or_wrong, attention_case(Q=35))
+    assert np.isnan(found.finding.got)
+    assert sizes_of(found.case)["Q"] == 16
 
 
 # --- subjects that answer differently each time -----------------------------------------------------------------------
@@ -389,7 +399,7 @@ def test_what_passes_when_asked_again_is_not_the_smallest_case() -> None:
     found, runner = smallest(now_and_then, attention_case(K=40))
     assert sizes_of(found.case)["K"] > 9
     assert not found.steady
-    assert find_thresholds(found, runner) == ()
+    assert thresholds.find_thresholds(found, runner) == ()
 
 
 def test_what_never_fails_again_stays_as_it_was() -> None:
@@ -418,7 +428,7 @@ def test_few_calls_are_enough() -> None:
     _, runner = found = smallest(counted, case)
     assert calls <= 40
     calls = 0
-    assert find_thresholds(*found, 60)
+    assert thresholds.find_thresholds(*found, 60)
     assert calls <= 80
     assert runner.overrun == 0
 
@@ -428,16 +438,17 @@ def test_few_calls_are_enough() -> None:
 
 def test_many_sizes_tell_multiples() -> None:
     few, many = [17, 20, 21, 24], [17, 18, 19, 20, 21, 24, 28, 32]
-    assert multiples({n: n % 4 > 0 for n in few}) is None
-    assert multiples({n: n > 18 for n in many}) is None
-    found = multiples({n: n % 4 > 0 for n in many})
+    assert thresholds.multiples({n: n % 4 > 0 for n in few}) is None
+    assert thresholds.multiples({n: n > 18 for n in many}) is None
+    found = thresholds.multiples({n: n % 4 > 0 for n in many})
     assert found is not None
     assert (found.kind, found.multiple) == ("no multiple", 4)
 
 
 @pytest.mark.parametrize(("above", "chance"), [(3849, True), (1024, False), (255, False)])
 def test_a_rule_past_no_round_size_may_be_chance(above: int, chance: bool) -> None:
-    assert may_be_chance(Threshold(("K",), "no power of two", (above + 1,), (above,), above)) is chance
+    found = Threshold(("K",), "no power of two", (above + 1,), (above,), above)
+    assert thresholds.may_be_chance(found) is chance
 
 
 @pytest.mark.parametrize(
@@ -454,11 +465,11 @@ def test_a_rule_past_no_round_size_may_be_chance(above: int, chance: bool) -> No
     ],
 )
 def test_every_kind_of_threshold_has_a_sentence(wrong: set[int], sentence: str) -> None:
-    found = rule({size: size in wrong for size in range(2, 10)}, ("K",))
+    found = thresholds.rule({size: size in wrong for size in range(2, 10)}, ("K",))
     assert found is not None
-    assert describe_threshold(found) == sentence
-    assert rule(dict.fromkeys(wrong, True)) is None  # where no size is right
+    assert threshold_sentences.describe_threshold(found) == sentence
+    assert thresholds.rule(dict.fromkeys(wrong, True)) is None  # where no size is right
 
 
 def test_every_axis_has_words() -> None:
-    assert WORDS.keys() == {*get_args(AxisName)}
+    assert threshold_sentences.WORDS.keys() == {*get_args(AxisName), "BH", ""}  # of patterns, too

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.selftest.sensitivity import TITLES, sensitivity, slightly_wrong
-from conformance.selftest.tightness import WANTED, Tightness, climb, groups, read_page, renew_page, tightness_table
+from conformance.selftest import sensitivity, tightness
 
-LOW, HIGH = WANTED
+LOW, HIGH = tightness.WANTED
 SEED = 20260105
 
 
@@ -19,31 +18,31 @@ SEED = 20260105
 @pytest.mark.slow_where("attention-60")
 def test_honest_errors_come_near_the_bound_but_not_over(operation: str, cases: int) -> None:
     """A short climb in float32 finds a ratio between 0.02 and 1 for every result."""
-    tightness = Tightness()
-    for group in groups("float32", [operation]):
-        ratios = climb(group, seconds=1200, cases=cases, seed=SEED)
-        tightness.add(group, "float32", ratios)
+    found = tightness.Tightness()
+    for group in tightness.groups("float32", [operation]):
+        ratios = tightness.climb(group, seconds=1200, cases=cases, seed=SEED)
+        found.add(group, "float32", ratios)
         assert "output" in ratios
         assert max(ratios.values()) <= HIGH, group.title
         assert min(ratios.values()) >= LOW, (group.title, ratios)
-    assert not tightness.unwanted
-    assert tightness_table(tightness).row_count == len(tightness.rows)
+    assert not found.unwanted
+    assert tightness.tightness_table(found).row_count == len(found.rows)
 
 
 def test_a_row_outside_is_reported() -> None:
-    tightness = Tightness()
-    [group] = groups("float32", ["rms_norm"])
-    tightness.add(group, "float32", {"output": 0.5, "gradient of x": 0.001, "gradient of weight": 1.5, "exact": 0.0})
-    assert [row[1] for row in tightness.unwanted] == ["gradient of x", "gradient of weight"]
+    found = tightness.Tightness()
+    [group] = tightness.groups("float32", ["rms_norm"])
+    found.add(group, "float32", {"output": 0.5, "gradient of x": 0.001, "gradient of weight": 1.5, "exact": 0.0})
+    assert [row[1] for row in found.unwanted] == ["gradient of x", "gradient of weight"]
 
 
 def test_some_figures_of_the_page_are_renewed() -> None:
     text = Path("docs/tightness.md").read_text()
-    assert renew_page(text, Tightness()) == text
-    found = Tightness()
+    assert tightness.renew_page(text, tightness.Tightness()) == text
+    found = tightness.Tightness()
     found.rows["attention", "output"]["float64"] = 0.5
     found.rows["something new", "output"]["float32"] = 0.0
-    before, after = read_page(text).rows, read_page(renew_page(text, found)).rows
+    before, after = tightness.read_page(text).rows, tightness.read_page(tightness.renew_page(text, found)).rows
     output = before["attention", "output"]
     new = {("something new", "output"): {"float32": 0.0}}
     assert after == before | new | {("attention", "output"): output | {"float64": 0.5}}
@@ -53,8 +52,8 @@ def test_some_figures_of_the_page_are_renewed() -> None:
 @pytest.mark.slow
 def test_slightly_wrong_attention_is_caught() -> None:
     """By most float32 cases, and by every default run of the rule that it breaks."""
-    found = [sensitivity(planted, count=60, runs=2, seed=SEED) for planted in slightly_wrong()]
-    assert [row.title for row in found] == list(TITLES)
+    found = [sensitivity.sensitivity(planted, count=60, runs=2, seed=SEED) for planted in sensitivity.slightly_wrong()]
+    assert [row.title for row in found] == list(sensitivity.TITLES)
     for row in found:
         assert row.share > 0.5, row
         assert row.median > 1, row

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from conformance import check
-from conformance.checks.findings import TookTooLong
+from conformance.checks import findings
 from conformance.reports.sentences import describe_finding
 from conformance.runner import own_time
 from conformance.runner.in_process import failed_call
-from conformance.runner.own_time import CORES, OwnTime, TooSlow, limit_time, measure_crowding, own_part, ready_in_time
 
 LIMIT = 0.1
 SPIN = [sys.executable, "-c", "while True: pass"]
@@ -60,8 +60,27 @@ HANGS = {
 
 @pytest.mark.parametrize("name", HANGS)
 def test_what_hangs_is_ended(name: str) -> None:
-    with pytest.raises(TooSlow), limit_time(LIMIT):
+    with pytest.raises(own_time.TooSlow), own_time.limit_time(LIMIT):
         HANGS[name]()
+
+
+@pytest.fixture
+def outer_alarm() -> Iterator[list[float]]:
+    """Somebody else's alarms; the times at which they rang."""
+    rung: list[float] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(time.monotonic()))
+    yield rung
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_alarms_of_others_are_kept(outer_alarm: list[float]) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.4)
+    with own_time.limit_time(10):
+        time.sleep(0.01)
+    assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 0.4
+    time.sleep(0.6)
+    assert len(outer_alarm) == 1
 
 
 class Clock:
@@ -86,9 +105,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_time_that_others_have_does_not_count(clock: Clock) -> None:
-    own = OwnTime(0)
+    own = own_time.OwnTime(0)
     clock.passes(60, _1=(5, 55))
-    assert own.elapsed_seconds() == pytest.approx(max(5, 5 / CORES))
+    assert own.elapsed_seconds() == pytest.approx(max(5, 5 / own_time.CORES))
     clock.passes(10)  # it sleeps
     assert own.elapsed_seconds() == pytest.approx(15)
     clock.passes(10, _2=(4, 6))  # what it has started, while it waits
@@ -102,13 +121,13 @@ def test_time_that_others_have_does_not_count(clock: Clock) -> None:
         (30, 30, 0, 30),  # it spins
         (30, 0, 0, 30),  # it sleeps, or the system does not count
         (30, 5, 25, 5),  # one thread, starved
-        (30, 10 * CORES, 20 * CORES, 10),  # a thread for each core, starved
-        (30, 30 * CORES, 300 * CORES, 30),  # many threads, which starve one another
+        (30, 10 * own_time.CORES, 20 * own_time.CORES, 10),  # a thread for each core, starved
+        (30, 30 * own_time.CORES, 300 * own_time.CORES, 30),  # many threads, which starve one another
         (30, 1, 9, 21),  # it sleeps for 20 seconds and is starved
     ],
 )
 def test_own_part(wall: float, ran: float, waited: float, own: float) -> None:
-    assert own_part(wall, ran, waited) == pytest.approx(own)
+    assert own_time.own_part(wall, ran, waited) == pytest.approx(own)
 
 
 def test_where_threads_are_not_counted_the_limit_grows_with_the_load(
@@ -116,18 +135,18 @@ def test_where_threads_are_not_counted_the_limit_grows_with_the_load(
 ) -> None:
     clock.threads = {}
     monkeypatch.setattr(own_time, "times", lambda pid: {})
-    monkeypatch.setattr(own_time.os, "getloadavg", lambda: (4.0 * CORES, 0.0, 0.0))
-    own = OwnTime(0)
+    monkeypatch.setattr(own_time.os, "getloadavg", lambda: (4.0 * own_time.CORES, 0.0, 0.0))
+    own = own_time.OwnTime(0)
     clock.passes(60)
     assert own.elapsed_seconds() == pytest.approx(15)
-    late = failed_call(TookTooLong(15.0, crowding=measure_crowding()))[0]
+    late = failed_call(findings.TookTooLong(15.0, crowding=own_time.measure_crowding()))[0]
     assert describe_finding(late) == "call: took longer than 15 s (60 s by the clock of a busy machine)"
 
 
 @pytest.mark.slow
 def test_no_honest_subject_is_accused_on_a_busy_machine() -> None:
     """Each core has four processes that never rest; a call that sleeps too long is still found."""
-    others = [subprocess.Popen(SPIN) for _ in range(4 * CORES)]
+    others = [subprocess.Popen(SPIN) for _ in range(4 * own_time.CORES)]
     try:
         given: dict[str, Any] = {"effort": "quick", "seed": 1, "time_limit": 1.0, "dtypes": ["float32"]}
         assert check("reference_numpy:layer_norm", "layer_norm", arrays="numpy", **given).conforms
@@ -151,7 +170,7 @@ def test_a_starved_process_is_waited_for(clock: Clock, starved: bool) -> None:
         clock.passes(1, _1=(0.1, 0.9) if starved else (1, 0))
         return clock.time >= 50
 
-    assert ready_in_time(ready, 0, 30.0) is starved
+    assert own_time.ready_in_time(ready, 0, 30.0) is starved
     assert clock.time == pytest.approx(50 if starved else 32, abs=1)
 
 
@@ -159,16 +178,16 @@ def test_a_starved_process_is_waited_for(clock: Clock, starved: bool) -> None:
 def test_a_starved_call_is_not_ended(monkeypatch: pytest.MonkeyPatch, starved: bool) -> None:
     """It sleeps here, and the stub says that it waited for a processor."""
 
-    class Starved(OwnTime):
+    class Starved(own_time.OwnTime):
         def elapsed_seconds(self) -> float:
             return super().elapsed_seconds() / 20
 
     if starved:
         monkeypatch.setattr(own_time, "OwnTime", Starved)
     try:
-        with limit_time(LIMIT):
+        with own_time.limit_time(LIMIT):
             time.sleep(4 * LIMIT)
-    except TooSlow:
+    except own_time.TooSlow:
         assert not starved
     else:
         assert starved

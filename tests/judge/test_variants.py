@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from conformance.cases.declaration import CONVENTIONS
-from conformance.selftest.variants import VARIANTS, Variant
+from conformance.selftest import variants
 
 SEED = 20260104
-ROUNDED = [variant for variant in VARIANTS if variant.subject().declaration.conventions]
+ROUNDED = [variant for variant in variants.VARIANTS if variant.subject().declaration.conventions]
 
 
-def identifier(variant: Variant) -> str:
+def identifier(variant: variants.Variant) -> str:
     return f"{variant.operation}, {variant.name}"
 
 
@@ -20,8 +20,8 @@ SOME = ("MASK-3", "ATT-1", "ATT-6")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS, ids=identifier)
-def test_variant_conforms(variant: Variant) -> None:
+@pytest.mark.parametrize("variant", variants.VARIANTS, ids=identifier)
+def test_variant_conforms(variant: variants.Variant) -> None:
     rules = SOME if (variant.arrays, variant.operation) == ("jax", "attention") else None
     report = variant.check(effort="quick", seed=SEED, shrink=False, rules=rules)
     assert report.conforms, (report.untried, report.violations)
@@ -29,7 +29,7 @@ def test_variant_conforms(variant: Variant) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ROUNDED, ids=identifier)
-def test_rounding_has_to_be_declared(variant: Variant) -> None:
+def test_rounding_has_to_be_declared(variant: variants.Variant) -> None:
     """The same function conforms as it declares (above), and breaks rules of precision when judged as if it did not."""
     by_definition = {name: values[0] for name, values in CONVENTIONS.items()}
     report = variant.check(effort="quick", seed=SEED, shrink=False, conventions=by_definition)

@@ -21,13 +21,10 @@ from onnx.reference import ReferenceEvaluator  # noqa: E402
 import jax_impl  # noqa: E402
 import reference_numpy  # noqa: E402
 import torch_impl  # noqa: E402
-from conformance.bounds import bound  # noqa: E402
-from conformance.cases.case import Case  # noqa: E402
 from conformance.cases.expectations import Exact  # noqa: E402
 from conformance.checks.comparison import ratio  # noqa: E402
-from conformance.oracle.reference import oracle  # noqa: E402
-from conformance.subjects.subject import IMPLEMENTATIONS, NumpySubject, Subject  # noqa: E402
 from tests.peers.onnx_cases import Arrays, Node, Output, Translation, all_nodes, is_translated, translate  # noqa: E402
+from tests.support.helpers import SUBJECTS, Case, NumpySubject, Subject, bound, oracle  # noqa: E402
 
 NODES = {node.name: node for node in all_nodes() if is_translated(node)}
 known_version = pytest.mark.skipif(
@@ -90,10 +87,10 @@ def test_all_cases_are_there() -> None:
 
 
 @pytest.mark.slow_where("jax_impl")
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", SUBJECTS)
 def test_every_case(name: str) -> None:
     """Accepted by ONNX's tolerances, and within our bounds."""
-    subject = IMPLEMENTATIONS[name]()
+    subject = SUBJECTS[name]()
     for node in NODES.values():
         translation = translate(node)
         outputs = run_translation(subject, translation)

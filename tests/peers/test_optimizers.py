@@ -5,21 +5,17 @@ The steps that agree are held to the bounds of the definition. Every departure i
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import reference_numpy
 from conformance.peers import PEERS
-from tests.peers.test_divergences import VERSIONS, installed, require
+from tests.peers.test_divergences import installed, require, run
 from tests.support.helpers import OPERATIONS, Case, bound, draw_cases, operation_cases, oracle
 
-VERSIONS["optax"] = "0.2.8"
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 AGREE = ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.AdamW, fused", "torch.optim.SGD", "optax.sgd")
@@ -28,6 +24,20 @@ IN_FLOAT32 = (*AGREE, "optax.adamw", "torch.nn.utils.clip_grad_norm_", "optax.cl
 
 def float32(*numbers: float) -> np.ndarray:
     return np.array(numbers, np.float32)
+
+
+def first_step(parameter: float, gradient: float, **options: Any) -> float:
+    """The definition's Adam: where its first step leads."""
+    start = reference_numpy.adam_start(float32(parameter))
+    ours, _ = reference_numpy.adam_step(float32(parameter), float32(gradient), start, **options)
+    return float(ours[0])
+
+
+def answer(program: str, **environment: str) -> list[float]:
+    """The numbers that a program prints."""
+    done = run(program, **environment)
+    assert done.returncode == 0, done.stderr
+    return [*map(float, done.stdout.split())]
 
 
 # --- agreement --------------------------------------------------------------------------------------------------------
@@ -79,10 +89,9 @@ def test_torch_couples_the_decay_of_adam() -> None:
         parameter.grad = torch.zeros(1)
         kind([parameter], lr=0.1, weight_decay=0.01).step()
         moved[kind.__name__] = float(parameter)
-    start, given = reference_numpy.adam_start(float32(1)), {"learning_rate": 0.1, "weight_decay": 0.01}
     for name, decoupled in (("Adam", False), ("AdamW", True)):
-        ours, _ = reference_numpy.adam_step(float32(1), float32(0), start, decoupled=decoupled, **given)
-        assert moved[name] == pytest.approx(float(ours[0]), rel=1e-6)
+        ours = first_step(1, 0, decoupled=decoupled, learning_rate=0.1, weight_decay=0.01)
+        assert moved[name] == pytest.approx(ours, rel=1e-6)
     assert moved == {"Adam": pytest.approx(0.9, rel=1e-6), "AdamW": pytest.approx(0.999, rel=1e-6)}
 
 
@@ -96,22 +105,9 @@ def test_optax_corrects_in_float32() -> None:
         updates, _ = optimizer.update(jnp.ones(1), optimizer.init(parameter), parameter)
         print(float(updates[0]))
     """
-    off = abs(float(run(program, JAX_ENABLE_X64="0")) + 1)
-    assert 5e-6 < off < 5e-5
-    ours, _ = reference_numpy.adam_step(
-        float32(0), float32(1), reference_numpy.adam_start(float32(0)), learning_rate=1.0
-    )
-    assert abs(float(ours[0]) + 1) < 2e-7
-
-
-def run(program: str, **environment: str) -> str:
-    """What a program prints in a process of its own."""
-    given = os.environ | environment
-    answer = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
-        capture_output=True, text=True, env=given, check=True,
-    )  # fmt: skip
-    return answer.stdout
+    (moved,) = answer(program, JAX_ENABLE_X64="0")
+    assert 5e-6 < abs(moved + 1) < 5e-5
+    assert abs(first_step(0, 1, learning_rate=1.0) + 1) < 2e-7
 
 
 def test_keras_adds_eps_before_the_correction() -> None:
@@ -125,13 +121,10 @@ def test_keras_adds_eps_before_the_correction() -> None:
         optimizer.apply([keras.ops.ones(1)])
         print(float(parameter.value[0]), keras.optimizers.Adam().epsilon)
     """
-    moved, eps = map(float, run(program, KERAS_BACKEND="jax").split())
+    moved, eps = answer(program, KERAS_BACKEND="jax")
     assert eps == 1e-7
     assert moved == pytest.approx(-1 / (1 + 0.1 / np.sqrt(0.001)), rel=1e-4)
-    ours, _ = reference_numpy.adam_step(
-        float32(0), float32(1), reference_numpy.adam_start(float32(0)), learning_rate=1.0, eps=0.1
-    )
-    assert float(ours[0]) == pytest.approx(-1 / 1.1, rel=1e-6)
+    assert first_step(0, 1, learning_rate=1.0, eps=0.1) == pytest.approx(-1 / 1.1, rel=1e-6)
 
 
 def test_keras_has_the_learning_rate_inside_the_velocity() -> None:
@@ -147,12 +140,11 @@ def test_keras_has_the_learning_rate_inside_the_velocity() -> None:
         optimizer.apply([keras.ops.zeros(1)])
         print(float(parameter.value[0]))
     """
-    assert float(run(program, KERAS_BACKEND="jax")) == -1.5
+    assert answer(program, KERAS_BACKEND="jax") == [-1.5]
     parameters, state = float32(0), reference_numpy.sgd_start(float32(0))
     for gradient, rate in ((1.0, 1.0), (0.0, 0.0)):
-        parameters, state = reference_numpy.sgd_step(
-            parameters, float32(gradient), state, learning_rate=rate, momentum=0.5
-        )
+        given = {"learning_rate": rate, "momentum": 0.5}
+        parameters, state = reference_numpy.sgd_step(parameters, float32(gradient), state, **given)
     assert parameters[0] == -1
 
 
@@ -180,7 +172,6 @@ def test_torch_adds_1e_6_to_the_norm() -> None:
 def test_torch_and_optax_spread_what_is_not_finite() -> None:
     """Beside an infinite gradient the others become 0, and beside NaN all become NaN; ours stay, and the norm tells."""
     optax = installed("optax")
-    jnp = pytest.importorskip("jax.numpy")
     for special, others in ((np.inf, 0.0), (np.nan, np.nan)):
         (got, _), norm = clip_of_torch([1.0], [special], limit=1.0)
         np.testing.assert_array_equal([got[0], norm], [others, special])
@@ -193,7 +184,6 @@ def test_torch_and_optax_spread_what_is_not_finite() -> None:
 def test_torch_and_optax_overflow() -> None:
     """Squares beyond 1e38: the norm is infinite, and all gradients are 0."""
     optax = installed("optax")
-    jnp = pytest.importorskip("jax.numpy")
     (got,), norm = clip_of_torch([3e20, 4e20], limit=1.0)
     assert np.isinf(norm)
     assert (got == 0).all()

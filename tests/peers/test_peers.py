@@ -5,7 +5,6 @@ Where a library departs from the definition is no test's matter; the cases here 
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Iterator
@@ -19,29 +18,44 @@ import pytest
 import torch
 from hypothesis import find
 from hypothesis import strategies as st
-from rich.console import Console
-from typer.testing import CliRunner
 
+from conformance.cases import features
 from conformance.cases.arguments import arguments
-from conformance.cases.features import supports_case
-from conformance.checks.findings import Raised, Threshold
 from conformance.checks.results import Cell
-from conformance.cli import app
-from conformance.judge.plan import count_cases
-from conformance.judge.trial import settle_violations
-from conformance.peers import PEERS, heads, rows, torch_attention, torch_multi_head
-from conformance.peers.judging import DtypeRemark, PeerExecutor, WrongDtype, runner_of
-from conformance.peers.markdown import escape_markdown, format_markdown, format_page
-from conformance.peers.matrix import choose_peers, matrix
+from conformance.judge import plan, trial
+from conformance.peers import (
+    PEERS,
+    heads,
+    judging,
+    markdown,
+    matrix,
+    probes,
+    rows,
+    terminal,
+    torch_attention,
+    torch_multi_head,
+)
 from conformance.peers.peer import Peer
-from conformance.peers.probes import hidden_tokens, level
-from conformance.peers.rows import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, describe_dtypes, describe_sizes, state_of
-from conformance.peers.terminal import render_rows
 from conformance.sampling.draws import Rows
 from conformance.subjects.callables import load
 from specification import Causal, Dense, KeyLengths, KeyPadding, SlidingWindow
 from specification.parameters import Linear, MultiHeadAttention
-from tests.support.helpers import AGREEMENT, Case, Finding, NumpySubject, Runner, Violation, bound, oracle
+from tests.support import helpers
+from tests.support.helpers import (
+    CHECKS,
+    Case,
+    Finding,
+    NumpySubject,
+    Runner,
+    Threshold,
+    Violation,
+    command,
+    describe_finding,
+    examine,
+    normal,
+    rendered,
+)
+from tests.support.targets import plain_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their own
 
@@ -51,10 +65,6 @@ ISOLATED = (
     "Keras on torch, ops.dot_product_attention, flash_attention=False, mask",
     "transformers flex_attention_forward, not compiled (CPU)",
 )
-
-
-def normal(seed: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def attention(
@@ -167,7 +177,7 @@ def cases_of(peer: Peer, runner: Runner) -> Iterator[Case]:
     """Those that its path has parameters for, with gradients if it gives any."""
     for case in CASES:
         case = case if "gradients" in runner.declaration else replace(case, cotangents={})
-        if case.operation == peer.operation and supports_case(case, runner.declaration):
+        if case.operation == peer.operation and features.supports_case(case, runner.declaration):
             fitted = peer.fitted(case)
             if peer.takes(fitted) and mask_fits(fitted):
                 yield fitted
@@ -183,12 +193,9 @@ def judged(peer: Peer) -> dict[str, float]:
     """The worst ratio of every case; an exception that the adapter raises is infinitely far off."""
     if peer.absent or peer.slow:
         pytest.skip(peer.absent or peer.slow)
-    runner = runner_of(peer)
+    runner = judging.runner_of(peer)
     try:
-        return {
-            repr(case): max(f.ratio for f in runner(AGREEMENT, case, (oracle(case), bound(case))))
-            for case in cases_of(peer, runner)
-        }
+        return {repr(case): max(finding.ratio for finding in examine(runner, case)) for case in cases_of(peer, runner)}
     finally:
         runner.close()
 
@@ -242,7 +249,6 @@ def test_threads_leave_each_other_the_kernel_of_the_path() -> None:
 
 
 def test_a_module_of_one_width_refuses_another() -> None:
-    torch = pytest.importorskip("torch")
     adapter = load("conformance.peers.torch_multi_head:slow")
     subject = NumpySubject()
     case = multi_head()
@@ -264,7 +270,7 @@ def test_what_cannot_be_judged_is_told_in_one_line() -> None:
     lines: list[str] = []
     absent = replace(PEERS[0], name="a name that no other has", packages=("no_such_package",))
     assert absent.absent == "no_such_package is not installed"
-    list(choose_peers((), lines.append))
+    list(matrix.choose_peers((), lines.append))
     assert all(" is skipped: " in line for line in lines)
     assert sum("FlexAttention, compiled" in line for line in lines) == 1
 
@@ -288,15 +294,15 @@ def test_one_mask_for_all_heads() -> None:
 def test_level_rows() -> None:
     """A constant row is level, one with a mean far from its deviation is not."""
     case = norm("layer_norm", bias=True)
-    assert level(case)
-    assert level(replace(case, inputs=case.inputs | {"x": np.full((4, 3, 6), 300, np.float32)}))
-    assert not level(replace(case, inputs=case.inputs | {"x": case.inputs["x"] + 300}))
-    assert level(replace(case, inputs=case.inputs | {"x": case.inputs["x"] + np.float32("nan")}))
+    assert probes.level(case)
+    assert probes.level(replace(case, inputs=case.inputs | {"x": np.full((4, 3, 6), 300, np.float32)}))
+    assert not probes.level(replace(case, inputs=case.inputs | {"x": case.inputs["x"] + 300}))
+    assert probes.level(replace(case, inputs=case.inputs | {"x": case.inputs["x"] + np.float32("nan")}))
 
 
 def test_hidden_tokens_are_hidden_from_every_query() -> None:
     case = multi_head(KeyLengths(np.array([3, 7])))
-    dirty, clean = find(hidden_tokens(st.just(case)), lambda twins: True)
+    dirty, clean = find(probes.hidden_tokens(st.just(case)), lambda twins: True)
     assert not np.isfinite(dirty.inputs["key"][0, 3:]).any()
     assert np.isfinite(dirty.inputs["key"][0, :3]).all()
     assert np.isfinite(dirty.inputs["key"][1]).all()
@@ -328,34 +334,34 @@ def last_axis(case: Case) -> bool:
     return "weight" not in case.inputs or case.inputs["weight"].ndim == 1
 
 
-def in_dtypes(*names: str, gradients: bool = False) -> DtypeRemark:
-    return DtypeRemark(tuple(WrongDtype(name, {}) for name in names), gradients)
+def in_dtypes(*names: str, gradients: bool = False) -> judging.DtypeRemark:
+    return judging.DtypeRemark(tuple(judging.WrongDtype(name, {}) for name in names), gradients)
 
 
 @pytest.mark.parametrize(("wide", "rule"), [(0.5, "ATT-9"), (7.0, "MHA-2"), (-1.0, "MHA-2")])
 def test_roundings_of_16_bits_are_told_by_the_rule_of_dtypes(wide: float, rule: str) -> None:
     """Where float32 and float64 conform."""
     executor, found = judged_heads("MHA-2", wide)
-    settle_violations(executor.results, executor.charge_to_dtype)
+    trial.settle_violations(executor.results, executor.charge_to_dtype)
     assert [one.rule for one in executor.results.violations.values()] == [rule]
     assert executor.results.rules[found.rule, found.subject].worst == (0.9 if rule == "ATT-9" else 47.3)
     assert executor.remarks == ({"ATT-9": [in_dtypes("bfloat16")]} if rule == "ATT-9" else {})
 
 
-def judged_heads(rule: str, wide: float = 0.5, name: str = "output") -> tuple[PeerExecutor, Violation]:
+def judged_heads(rule: str, wide: float = 0.5, name: str = "output") -> tuple[judging.PeerExecutor, Violation]:
     """A executor of a peer with a violation in bfloat16. wide: the largest ratio in float32 and float64."""
     peer = next(one for one in HERE if one.operation == "multi_head_attention")
-    runner = runner_of(peer)
-    executor = PeerExecutor(runner, peer, 1, 0)
+    runner = judging.runner_of(peer)
+    executor = judging.PeerExecutor(runner, peer, 1, 0)
     case = replace(attention(), operation=peer.operation, dtype="bfloat16")
     finding = Finding(name, 47.3, (0, 0, 0, 0), 9.5e-05, 9.6e-05, 7.2e-07)
-    found = Violation(rule, runner.name, finding, "separate heads", AGREEMENT, case)
+    found = Violation(rule, runner.name, finding, "separate heads", CHECKS["agreement"], case)
     executor.results.rules[rule, runner.name] = Cell(9, 47.3, wide, kept=(0.9, 0.5))
     executor.results.violations[rule, runner.name] = found
     return executor, found
 
 
-WEIGHTS = WrongDtype("bfloat16", {"weights": "inputs", "products": "float64"})
+WEIGHTS = judging.WrongDtype("bfloat16", {"weights": "inputs", "products": "float64"})
 
 
 @pytest.mark.parametrize(
@@ -372,10 +378,10 @@ WEIGHTS = WrongDtype("bfloat16", {"weights": "inputs", "products": "float64"})
 def test_dtypes_that_a_remark_lacks_are_wrong_too(remarks: str, said: str, dtype: str, name: str, told: bool) -> None:
     """The call beside it is in such a dtype: the remark must not say that it is right there."""
     kinds = {"several": [in_dtypes("bfloat16", "float64"), in_dtypes("float32", gradients=True)], "none": []}
-    kinds |= {"excused": [DtypeRemark((WEIGHTS,))], "halves": [in_dtypes("bfloat16", "float16")]}
+    kinds |= {"excused": [judging.DtypeRemark((WEIGHTS,))], "halves": [in_dtypes("bfloat16", "float16")]}
     case = replace(attention(), dtype=dtype)
-    found = Violation("ACT-1", "a path", Finding(name, 9.0, (0,), 1.5, 1.0), "a probe", AGREEMENT, case)
-    assert describe_dtypes(kinds[remarks], found) == (f"also {said}" if told else said)
+    found = Violation("ACT-1", "a path", Finding(name, 9.0, (0,), 1.5, 1.0), "a probe", CHECKS["agreement"], case)
+    assert rows.describe_dtypes(kinds[remarks], found) == (f"also {said}" if told else said)
 
 
 @pytest.mark.parametrize(("name", "rule"), [("output", "ATT-9"), ("gradient of key", "ATT-12")])
@@ -393,24 +399,36 @@ def test_a_divergence_stands_under_its_own_rule(monkeypatch: pytest.MonkeyPatch)
     peer = Peer("one pass", f"{__name__}:one_pass", "layer_norm", "numpy", ("numpy",), takes=last_axis)
     lines: list[str] = []
     monkeypatch.setattr("conformance.peers.matrix.PEERS", (peer, replace(peer, name="slow", slow="it is slow")))
-    (report,) = matrix("default", 1, say=lines.append)
+    (report,) = matrix.matrix("default", 1, say=lines.append)
     judged_line = f"one pass: {len(report.violations)} divergences in {report.seconds:.0f} s"
     assert lines == ["slow is skipped: it is slow", judged_line]
-    states = {rule: state_of(report, rule) for rule in ("NORM-1", "NORM-2", "NORM-4", "NORM-5", "NORM-6", "NORM-7")}
-    expected = {"NORM-1": VIOLATED, "NORM-2": ACCEPTS, "NORM-4": VIOLATED}
-    expected |= {"NORM-5": CONFORMS, "NORM-6": NOT_ASKED, "NORM-7": NOT_ASKED}
-    assert states == expected
+    expected = {"NORM-1": rows.VIOLATED, "NORM-2": rows.ACCEPTS, "NORM-4": rows.VIOLATED}
+    expected |= {"NORM-5": rows.CONFORMS, "NORM-6": rows.NOT_ASKED, "NORM-7": rows.NOT_ASKED}
+    assert {rule: rows.state_of(report, rule) for rule in expected} == expected
     assert next(v for v in report.violations if v.rule == "NORM-1").title == "eps left out"
     assert report.accepted == {"NORM-1": ["eps 0"], "NORM-2": ["mixed dtypes"]}
     found = rows.rows_of([report])
-    text = format_markdown(found)
+    text = markdown.format_markdown(found)
     assert "| one pass | " in text
     assert f"numpy {np.__version__}" in text
     assert "- **NORM-4** conditioning (core): output[" in text
     assert "- Takes what should be refused: NORM-1 eps 0; NORM-2 mixed dtypes." in text
-    console = Console(file=io.StringIO(), width=200)
-    console.print(render_rows(found))
-    assert "one pass breaks NORM-4 (conditioning, core)" in console.file.getvalue()
+    shown = rendered(lambda console: console.print(terminal.render_rows(found)))
+    assert "one pass breaks NORM-4 (conditioning, core)" in shown
+
+
+def test_matrix_of_libraries_stands_by_level() -> None:
+    plain = helpers.judged(plain_norm, "NORM-1", "NORM-3", "NORM-5", operation="layer_norm")
+    given = {name: getattr(plain, name) for name in plain.__dataclass_fields__}
+    report = matrix.PeerReport(**given, peer=Peer("plain", "here:plain_norm", "layer_norm", "numpy", ("numpy",)))
+    row = rows.row_of(report, rows.Run("2026-01-02", 0, "quick", {}))
+    assert rows.columns([row]) == ["core", "NORM-1", "NORM-3", "robust", "NORM-5", "strict"]
+    for one, keeps in ((row, "robust ✓ ✓ △ ✓ ✓ ✗"), (row._replace(broken=None), "? ? ✓ △ ? ✓ ?")):
+        text = markdown.format_markdown([one])
+        header, line = (found for found in text.splitlines() if found.startswith("|") and "---" not in found)
+        assert header == "|  | run | keeps | **core** | NORM-1 | NORM-3 | **robust** | NORM-5 | **strict** |"
+        assert line == f"| plain\\_norm | 1 | {' | '.join(keeps.split())} |"
+        assert ("? the run told no levels" in text) == (one.broken is None)
 
 
 def made_row(name: str, run: rows.Run, *marks: str) -> rows.Row:
@@ -422,39 +440,38 @@ def test_a_run_renews_its_rows_and_keeps_the_others(tmp_path: Path, monkeypatch:
     first, second, third = (peer.name for peer in PEERS[:3])
     old = rows.Run("2026-01-02", 3, "quick", {"numpy": "1"})
     stored, page = tmp_path / "page.json", tmp_path / "page.md"
-    before = [made_row(name, old, CONFORMS, CONFORMS) for name in (third, "gone", first)]
+    before = [made_row(name, old, rows.CONFORMS, rows.CONFORMS) for name in (third, "gone", first)]
     rows.write(before, stored)
     assert rows.read(stored) == [before[2], before[0], before[1]]
 
-    def judged_now(reports: Any) -> list[rows.Row]:
-        return [made_row(name, old._replace(date="2027-01-02", seed=5), VIOLATED, CONFORMS) for name in (second, third)]
-
+    new = old._replace(date="2027-01-02", seed=5)
+    judged_now = [made_row(name, new, rows.VIOLATED, rows.CONFORMS) for name in (second, third)]
     monkeypatch.setattr("conformance.peers.matrix.matrix", lambda *given, **others: [])
-    monkeypatch.setattr("conformance.peers.rows.rows_of", judged_now)
-    result = CliRunner().invoke(app, ["dev", "peers", "--markdown", str(page)])
-    assert result.exit_code == 0, result.output
+    monkeypatch.setattr("conformance.peers.rows.rows_of", lambda reports: judged_now)
+    code, output = command("dev", "peers", "--markdown", page)
+    assert code == 0, output
     found = {row.path: (row.run.seed, row.marks["NORM-1"]) for row in rows.read(stored)}
-    assert found == {first: (3, CONFORMS), second: (5, VIOLATED), third: (5, VIOLATED)}
+    assert found == {first: (3, rows.CONFORMS), second: (5, rows.VIOLATED), third: (5, rows.VIOLATED)}
     text = page.read_text()
     assert f"1. {old.summary}\n2. 2027-01-02: numpy 1; seed 5, effort quick.\n" in text
     assert [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| torch")] == ["1", "2", "2"]
 
     stored.write_text("{}")
-    result = CliRunner().invoke(app, ["dev", "peers", "--markdown", str(page)])
-    assert (result.exit_code, stored.read_text(), page.read_text()) == (2, "{}", text)
+    code, _ = command("dev", "peers", "--markdown", page)
+    assert (code, stored.read_text(), page.read_text()) == (2, "{}", text)
 
 
 def test_the_page_says_what_is_stored() -> None:
     page = Path("docs/divergences.md")
-    assert page.read_text() == format_page(rows.read(page.with_suffix(".json")))
+    assert page.read_text() == markdown.format_page(rows.read(page.with_suffix(".json")))
 
 
 def test_the_page_names_peers_without_a_row() -> None:
     """So a peer that is new changes the page, and the test above tells."""
     stored = rows.read(Path("docs/divergences.json"))
     name = stored[0].path
-    assert name not in format_page(stored).partition("\n1. ")[0]
-    assert f"Not judged yet: {escape_markdown(name)}" in format_page(stored[1:]).partition("\n1. ")[0]
+    assert name not in markdown.format_page(stored).partition("\n1. ")[0]
+    assert f"Not judged yet: {markdown.escape_markdown(name)}" in markdown.format_page(stored[1:]).partition("\n1. ")[0]
 
 
 @pytest.mark.slow
@@ -462,49 +479,47 @@ def test_what_is_wrong_past_a_size_is_told_as_that(monkeypatch: pytest.MonkeyPat
     peer = Peer("a block", f"{__name__}:columns_up_to_256", "rms_norm", "numpy", ("numpy",), takes=last_axis)
     peer = replace(peer, given={"supports": [], "dtypes": ("float32",)})
     monkeypatch.setattr("conformance.peers.matrix.PEERS", (peer,))
-    (report,) = matrix("quick", 1, say=lambda line: None)
+    (report,) = matrix.matrix("quick", 1, say=lambda line: None)
     assert [violation.rule for violation in report.violations] == ["NORM-7"]
-    assert "(first wrong at 257 columns of a row (256 are right)" in format_markdown(rows.rows_of([report]))
-    assert describe_sizes(replace(report.violations[0], threshold=())) == ""
+    assert "(first wrong at 257 columns of a row (256 are right)" in markdown.format_markdown(rows.rows_of([report]))
+    assert rows.describe_sizes(replace(report.violations[0], threshold=())) == ""
     odd = Threshold(("K",), "no multiple", (3, 5), (4,), multiple=2)
     small = Threshold(("Q",), "first", (3, 4), (2,), 2)
     found = replace(report.violations[0], threshold=(odd, small))
-    assert describe_sizes(found) == "wrong where the number of keys is odd"
+    assert rows.describe_sizes(found) == "wrong where the number of keys is odd"
 
 
 def test_what_is_slow_gets_a_share_of_the_planned_sizes() -> None:
     """At least one case of each probe; small ones as many as ever."""
     peer = next(peer for peer in PEERS if peer.name == "torch F.rms_norm")
     runner = Runner(peer.target.make())
-    executor = PeerExecutor(runner, peer, 10, 0)
+    executor = judging.PeerExecutor(runner, peer, 10, 0)
     declaration = runner.declaration
     probes = list(executor.probes(declaration))
     assert all(executor.limit_probe(probe).weight == probe.weight for probe in probes)
     runner.declaration = replace(declaration, compiled=True)
     fewer = [probe for probe in probes if executor.limit_probe(probe).weight < probe.weight]
     assert fewer == [probe for probe in probes if isinstance(probe.cases, Rows)] != []
-    assert all(0 < count_cases(executor.limit_probe(probe), 10) < count_cases(probe, 10) for probe in fewer)
+    assert all(0 < plan.count_cases(executor.limit_probe(probe), 10) < plan.count_cases(probe, 10) for probe in fewer)
 
 
 def test_a_case_that_is_made_smaller_stays_within_the_path() -> None:
     """What an adapter would have to refuse is nobody's mistake."""
     peer = next(peer for peer in PEERS if peer.name == "torch SDPA, math, is_causal")
-    runner = runner_of(peer)
-    executor = PeerExecutor(runner, peer, 10, 0)
+    runner = judging.runner_of(peer)
+    executor = judging.PeerExecutor(runner, peer, 10, 0)
     within_path, beyond = attention(Causal(0), Q=7), attention(Causal(-6), Q=7)
     assert executor.asks(within_path)
     assert not executor.asks(beyond)
-    asked = AGREEMENT
-    assert runner(AGREEMENT, within_path, asked.prepare(within_path)) != []
-    assert runner(AGREEMENT, beyond, asked.prepare(beyond)) == []
-    refused = runner_of(peer)(AGREEMENT, beyond, asked.prepare(beyond))
-    assert isinstance(refused[0].detail, Raised)
-    assert refused[0].detail.error == "NotImplementedError"
+    assert examine(runner, within_path) != []
+    assert examine(runner, beyond) == []
+    (refused,) = examine(judging.runner_of(peer), beyond)
+    assert describe_finding(refused).startswith("call: raised NotImplementedError: ")
 
 
 def test_a_case_that_is_made_smaller_stays_in_sizes_of_the_path() -> None:
     peer = next(peer for peer in PEERS if peer.name == "torch nn.MultiheadAttention, slow path")
-    executor = PeerExecutor(runner_of(peer), peer, 10, 0)
+    executor = judging.PeerExecutor(judging.runner_of(peer), peer, 10, 0)
     assert not executor.asks(multi_head())
     assert executor.asks(peer.fitted(multi_head()))
 

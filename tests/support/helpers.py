@@ -21,9 +21,10 @@ from typer.testing import CliRunner
 from conformance import check
 from conformance.bounds import bound
 from conformance.cases.case import Case
-from conformance.cases.declaration import EVERYTHING, Sizes
+from conformance.cases.declaration import EVERYTHING, Declaration, Sizes
 from conformance.cases.expectations import Planted, allowed_pairs
-from conformance.checks.catalogue import AGREEMENT, Probe, truth_and_bounds
+from conformance.cases.signatures import declaration_of
+from conformance.checks.catalogue import AGREEMENT, CHECKS, Probe, truth_and_bounds
 from conformance.checks.comparison import Finding, judge
 from conformance.checks.findings import Threshold
 from conformance.checks.results import Results, Violation
@@ -32,7 +33,9 @@ from conformance.cli.console import console
 from conformance.diagnosis.cause import Cause
 from conformance.judge.plan import list_questions
 from conformance.judge.report import Report
-from conformance.judge.trial import ask_questions
+from conformance.judge.trial import ask_questions, make_violation
+from conformance.mistakes.catalogue import known_mistakes
+from conformance.mistakes.mistake import Mistake
 from conformance.operations import OPERATIONS
 from conformance.operations.probes import catalogue, probes_of_all
 from conformance.oracle.reference import oracle
@@ -172,9 +175,21 @@ def runner_of(function: Any, operation: str = "attention", arrays: str = "numpy"
     return Runner(Target(function, operation, arrays, given=given).make())
 
 
-def examine(runner: Runner, example: Any, check: Any = AGREEMENT) -> list[Finding]:
-    """What one check of one example finds."""
-    return runner(check, example, check.prepare(example))
+def examine(runner: Runner, example: Any, check: str = "agreement") -> list[Finding]:
+    """What one check of one example finds. check: by its name in replay files."""
+    return runner(CHECKS[check], example, CHECKS[check].prepare(example))
+
+
+def find_errors(runner: Runner, example: Any, check: str = "agreement") -> list[Finding]:
+    """Of what `examine` finds, that which breaks a rule at some level."""
+    return [finding for finding in examine(runner, example, check) if finding.ratio > 1]
+
+
+def find_violation(runner: Runner, example: Any, check: str = "agreement", rule: str = "ATT-1") -> Violation:
+    """What one check of one example breaks."""
+    findings = examine(runner, example, check)
+    assert any(finding.ratio > 1 for finding in findings)
+    return make_violation(rule, "a probe", CHECKS[check], runner, example, findings)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -199,6 +214,12 @@ def run_probes(probes: Sequence[Probe], subjects: Iterable[Subject], examples: i
     return ask_questions(generated, [Runner(subject) for subject in subjects], examples, seed)
 
 
+def find_mistake(id: str) -> Mistake:
+    """Of the catalogue."""
+    (mistake,) = (one for one in known_mistakes() if one.id == id)
+    return mistake
+
+
 def messages(report: Report) -> dict[str, str]:
     """What is said of each rule that is violated."""
     return {violation.rule: describe_finding(violation.finding) for violation in report.violations}
@@ -220,6 +241,12 @@ def options_of(report: Report) -> list[str]:
     subject = checked_content(report, None)
     declared = (describe_declaration(cause, subject) for cause in subject["causes"])
     return ["" if one is None else one[1] for one in declared]
+
+
+def write_replay(report: Report, folder: Path) -> Path:
+    """The replay file of its only violation."""
+    (violation,) = checked_content(report, folder)["violations"]
+    return Path(violation["replay_file"])
 
 
 def rendered(show: Callable[[Console], Any], width: int = 200) -> str:
