@@ -16,6 +16,7 @@ from rich.text import Text
 from conformance.cli import port
 from conformance.cli.console import console, refuse, save_steps
 from conformance.cli.options import Json
+from conformance.cli.port import packages_here
 
 if TYPE_CHECKING:
     from conformance.models.agreement import Agreement
@@ -103,7 +104,7 @@ def trace(
         refuse("trace takes tokens, and this model takes embeddings or images; conformance port judges it")
     ids = folder is None or set(sentence) <= set("0123456789,/ ")
     sequences = token_ids(sentence, parameters) if folder is None or ids else read_text(sentence, parameters, folder)
-    packages = port.packages_here()
+    packages = packages_here()
     try:
         found = agreement(parameters, configuration, sequences.ids, {}, packages)
     except (TypeError, ValueError) as error:
