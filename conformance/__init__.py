@@ -66,6 +66,10 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(home), name)
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def version() -> str:
     """Return the installed distribution's version, or "0+source" where only the source tree is there."""
     from importlib import metadata

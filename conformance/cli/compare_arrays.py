@@ -6,6 +6,7 @@ import ast
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
+from zipfile import BadZipFile
 
 import numpy as np
 import typer
@@ -40,13 +41,15 @@ def compare_arrays(
 
     try:
         if file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as members:
+            with file.open("rb") as stream, np.load(stream, allow_pickle=False) as members:
                 arrays = dict(members)
         else:
             arrays = read_safetensors(file)[0]
         inputs, results, gradients, cotangents = sort_entries(operation, arrays, read_values(given or []))
-        judged: dict[str, Any] = {"cotangent": cotangents, "gradients": gradients} if gradients else {}
+        judged: dict[str, Any] = {"cotangent": cotangents or None, "gradients": gradients or None}
         found = compare(operation, results, profile=profile, layout=layout, conventions=conventions, **judged, **inputs)
+    except BadZipFile as error:
+        refuse(f"{file}: {explain_error(error)}")
     except (OSError, ValueError, TypeError, KeyError) as error:
         refuse(explain_error(error))
     console.print(Text(str(found)), soft_wrap=True)

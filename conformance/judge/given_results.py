@@ -13,13 +13,21 @@ import numpy as np
 
 import reference_numpy
 from conformance.bounds import bound
-from conformance.cases.arguments import gradient_input, gradient_name, name_arguments, result_names, results_of
+from conformance.cases.arguments import (
+    expected_dtype,
+    gradient_input,
+    gradient_name,
+    name_arguments,
+    result_names,
+    results_of,
+)
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, read_conventions
 from conformance.cases.facts import operation_facts, operations
 from conformance.cases.options import refuse_unknown
 from conformance.checks.catalogue import has_special_values
-from conformance.checks.comparison import breaks, judge, ratio, worst
+from conformance.checks.comparison import breaks, fill_unpromised, judge, ratio, worst
+from conformance.checks.encoding import dtype_of
 from conformance.checks.findings import Finding
 from conformance.checks.levels import DEFAULT, LEVELS
 from conformance.diagnosis.cause import Diagnosis
@@ -170,10 +178,12 @@ def compare(
     refuse_misfits(case if layout == "BHTD" else swap_layout(case))
     pair = isinstance(got, tuple) and len(got) == 2 and operation == "attention"
     case = replace(case, with_logsumexp=pair or (isinstance(got, dict) and "logsumexp" in got and "output" in got))
-    case = add_cotangents(case, convert_arrays(cotangent), gradients is not None)
+    case = add_cotangents(case, convert_arrays(cotangent), gradients)
+    refuse_other_gradients(case, gradients)
     try:
         answers = name_answers(case, convert_arrays(got), convert_arrays(gradients))
         case, answers = translate(case, answers, layout, chosen)
+        case = complete_cotangents(case)
         require_shapes(case, answers)
     except WrongAnswer as error:
         return Comparison(operation, profile, (Finding(error.name, math.inf, detail=error.detail),))
@@ -206,6 +216,9 @@ def make_case(operation: str, given: Mapping[str, Any], conventions: Mapping[str
     if options.get("mask") is not None:
         options["mask"] = as_mask(options["mask"])
     floating = [str(array.dtype) for array in inputs.values() if str(array.dtype) in FLOATING]
+    parameters = inspect.signature(getattr(reference_numpy, operation)).parameters
+    if "dtype" in parameters:
+        options.setdefault("dtype", parameters["dtype"].default)
     dtype = floating[0] if floating else str(options.get("dtype", "float64"))
     if conventions.get("empty_rows", "zero") != "zero":
         options["empty_rows"] = conventions["empty_rows"]
@@ -225,13 +238,41 @@ def refuse_misfits(case: Case) -> None:
         raise
 
 
-def add_cotangents(case: Case, cotangent: Any, has_gradients: bool) -> Case:
-    if not has_gradients:
+def add_cotangents(case: Case, cotangent: Any, gradients: Any) -> Case:
+    if cotangent is None or (isinstance(cotangent, dict) and not cotangent):
+        if gradients is not None:
+            raise ValueError("gradients need cotangent, the gradient of a loss by the output")
         return case
-    if cotangent is None:
-        raise ValueError("gradients need cotangent, the gradient of a loss by the output")
+    if gradients is None:
+        raise ValueError("cotangent is for gradients, and there are none")
     names = results_of(case)
-    return replace(case, cotangents=cotangent if isinstance(cotangent, dict) else {names[0]: cotangent})
+    cotangents = cotangent if isinstance(cotangent, dict) else {names[0]: cotangent}
+    refuse_unknown("cotangent", cotangents, names)
+    return replace(case, cotangents=cotangents)
+
+
+def complete_cotangents(case: Case) -> Case:
+    """The case with a cotangent of 0 for every result that has none; ValueError for one that does not fit."""
+    if not case.cotangents:
+        return case
+    cotangents = {}
+    for name in results_of(case):
+        shape, dtype = expected_shape(name, case), expected_dtype(name, case)
+        given = cotangents[name] = case.cotangents.get(name, np.zeros(shape, dtype_of(dtype)))
+        if given.shape != shape or str(given.dtype) != dtype:
+            expected = f"expected {list(shape)} of {dtype}"
+            raise ValueError(f"cotangent of {name}: got {list(given.shape)} of {given.dtype}, {expected}")
+    return replace(case, cotangents=cotangents)
+
+
+def refuse_other_gradients(case: Case, gradients: Any) -> None:
+    """Raise ValueError for gradients by names that are no inputs of the call, and where none is left."""
+    if isinstance(gradients, dict):
+        record = operation_facts(case.operation)
+        structured = [name for name in record.differentiated if name in ("parameters", *record.lists)]
+        refuse_unknown("gradients", gradients, [*structured, *differentiable(case)])
+        if all(gradient is None for gradient in gradients.values()):
+            raise ValueError("gradients: there are none")
 
 
 def name_answers(case: Case, got: Any, gradients: Any) -> Answers:
@@ -355,6 +396,7 @@ def judge_answers(case: Case, answers: Answers, profile: str) -> Comparison:
     for box in boxes:
         part, own = cut_box(case, answers, box)
         exact, bounds = oracle(part), bound(part)
+        own = fill_unpromised(part, own, exact)
         for finding in judge(part, own, exact, bounds):
             if box and finding.index:
                 starts = starts_in(case, finding.name, box)

@@ -108,7 +108,7 @@ def scores(functions: Any, settings: Any, query: Any, key: Any) -> Any:
     repeated = functions.repeat_heads(functions.widen(key), settings.heads)
     bias = settings.options.get("bias")
     given = {"bias": bias if bias is None else functions.widen(bias)}
-    given |= {"scale": settings.scale, "softcap": settings.options.get("softcap")}
+    given |= {"scale": resolve_scale(settings.scale, query.shape[-1]), "softcap": settings.options.get("softcap")}
     return functions.attention_scores(functions.widen(query), repeated, every, **given)
 
 

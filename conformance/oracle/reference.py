@@ -1,7 +1,7 @@
 """What a case's results are, exactly enough to judge by.
 
 float16, bfloat16 and float32: the definition in float64, on the exactly widened inputs; its own rounding, 2^-29 of
-float32's, is part of the bound. float64: `ball.py`, which shares no code with the definition and so judges it too.
+float32's, is part of the bound. float64: `oracle/ball/`, which shares no code with the definition and so judges it too.
 Cases with NaN or infinity are special: ball arithmetic has no use for them, and the definition says what they are.
 """
 

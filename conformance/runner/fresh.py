@@ -2,19 +2,20 @@
 
 One process has loaded the judge and called nothing, and forks a fresh process for every question: a fork costs
 milliseconds where a start costs seconds. A subject's own process forks that one before it loads the subject, so that
-both import a framework once. It is safe because nothing has run there, and no framework has threads of its
-own yet. JAX is imported after the fork only, by the target.
+both import a framework once, and have the same settings of the C library and the same order of sets. It is safe: as
+nothing has run there, there are at most the threads of NumPy's and PyTorch's libraries, which wait, and expect a
+fork. JAX is imported after the fork only, by the target.
 """
 
 from __future__ import annotations
 
+import ast
 import atexit
 import contextlib
 import importlib
 import os
 import pickle
 import random
-import re
 import select
 import signal
 import socket
@@ -88,12 +89,12 @@ class ForkingProcess:
 
     def start_subject(self, target: Target, **options: Any) -> Worker:
         """Start a process for a subject, which forks this one if there is none yet."""
+        function, preload = "conformance.runner.fresh:serve_subject", modules_to_preload(target)
         if self.worker is not None or not hasattr(os, "fork"):
-            return Worker(**options)
+            return Worker(function, None, preload, **options)
         ours, theirs = socket.socketpair()
         with theirs:
-            serve, descriptor = "conformance.runner.fresh:serve_subject", theirs.fileno()
-            worker = Worker(serve, descriptor, modules_for(target), pass_fds=[descriptor], **options)
+            worker = Worker(function, theirs.fileno(), preload, pass_fds=[theirs.fileno()], **options)
         self.worker = ForkedWorker(ours)
         return worker
 
@@ -132,7 +133,7 @@ class FreshProcesses:
             return None
         try:
             payload = pickle.dumps((self.target, self.time_limit, list(steps)))
-            preload = modules_for(self.target)
+            preload = PRELOADED.get(self.target.arrays or "", ())
             request = Request(preload, sys.path, os.getcwd(), dict(os.environ), LONGEST, payload)
         except Exception:  # what cannot be sent cannot be asked; nor is there a working folder always
             return None
@@ -147,14 +148,22 @@ class FreshProcesses:
         return reply.findings + [failed_call(ProcessEnded(reply.code))] * (len(steps) - len(reply.findings))
 
 
-def modules_for(target: Target) -> tuple[str, ...]:
-    """Return what to import before a target is loaded: for a framework that it takes, or that its file imports."""
-    arrays = target.arrays
-    if arrays is None and isinstance(target.subject, str):
-        with contextlib.suppress(OSError, ValueError):
-            text = Path(target.subject.rpartition(":")[0]).read_text()
-            arrays = next((name for name in PRELOADED if re.search(rf"(?m)^\s*(import|from) {name}\b", text)), None)
-    return PRELOADED.get(arrays or "", ())
+def modules_to_preload(target: Target) -> tuple[str, ...]:
+    """Return what a subject's process imports before it loads the subject: what the file's framework needs.
+
+    Nothing where a file may set the environment first, which a framework reads when it is imported, and nothing for a
+    module, whose source is not known yet.
+    """
+    path = Path(target.subject.rpartition(":")[0]) if isinstance(target.subject, str) else Path()
+    try:
+        source = path.read_text()
+        tree = ast.parse(source)
+    except (OSError, ValueError, SyntaxError):
+        return ()
+    names = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)]
+    arrays = target.arrays or next((name for name in PRELOADED if name in {n.partition(".")[0] for n in names}), "")
+    return () if "environ" in source or "putenv" in source else PRELOADED.get(arrays, ())
 
 
 def loadable(target: Target) -> Target | None:
@@ -181,32 +190,46 @@ def name_of(subject: Any) -> str | None:
 # --- in the forking process -------------------------------------------------------------------------------------------
 
 
-def serve_subject(descriptor: int, forking: int, preload: tuple[str, ...]) -> None:
-    """Fork the process that forks, and serve the calls for a subject.
+def serve_subject(descriptor: int, forking: int | None, preload: tuple[str, ...]) -> None:
+    """Import what the subject needs, fork the process that forks, and serve the calls for the subject.
 
     Args:
-        descriptor: of the socket for the subject. forking: of that for the process that forks.
-        preload: as in `Request`.
+        descriptor: of the socket for the subject. forking: of that for the process that forks; None for no such one.
+        preload: what `modules_to_preload` returns.
     """
     keep_compiled_code()
     import_modules(preload)
-    if os.fork() == 0:
-        os.close(descriptor)
-        os.setsid()
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, STANDARD_INPUT)
-        os.dup2(nothing, STANDARD_ERROR)
-        os.write(forking, pickle.dumps(os.getpid()))
-        serve_calls(forking)
-        os._exit(0)
-    os.close(forking)
+    if forking is not None:
+        # Where no process is left, `ask` starts one later.
+        with contextlib.suppress(OSError):
+            child = os.fork()
+            if child == 0:
+                try:
+                    # A child of nobody here: the subject may wait for all its children.
+                    if os.fork() == 0:
+                        serve_forks(descriptor, forking)
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
+        os.close(forking)
     serve(descriptor)
+
+
+def serve_forks(descriptor: int, forking: int) -> None:
+    """Serve the calls of `ForkingProcess`, in a session of its own; see `ForkedProcess`."""
+    os.close(descriptor)
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, STANDARD_INPUT)
+    os.dup2(nothing, STANDARD_ERROR)
+    os.write(forking, pickle.dumps(os.getpid()))
+    serve_calls(forking)
 
 
 def import_modules(preload: tuple[str, ...]) -> None:
     """Import what a fresh process needs to check, and what its framework needs."""
     for module in (*CHECKING, *preload):
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(Exception):  # the subject meets it again, and is told
             importlib.import_module(module)
 
 

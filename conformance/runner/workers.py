@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import queue
+import signal
 import socket
 import subprocess
 import traceback
@@ -21,7 +22,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import wait
 from threading import Lock, Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 from conformance.cases.declaration import Declaration
 from conformance.runner.in_process import JudgeError
@@ -53,7 +54,7 @@ class Worker:
     """A process that calls functions for this one.
 
     Args:
-        serve: what the process runs: `serve_calls`, with or without a thread that ends it beside its parent.
+        serve: what the process runs: `serve`, `serve_calls`, or a function that ends in one of them.
         arguments, options: see `start_process`.
     """
 
@@ -126,33 +127,51 @@ class Worker:
         self.socket.close()
 
 
-class ForkedProcess(NamedTuple):
-    """A process that another worker forks: nobody here can wait for its end."""
-
-    pid: int
-
-    def poll(self) -> None:
-        """Not known: its socket tells."""
-
-
-class ForkedWorker(Worker):
-    """A worker that another worker forks: it sends the number of its process first, and ends with its socket.
+class ForkedProcess:
+    """A process that another worker forks: this one is not its parent, so their socket alone tells whether it is there.
 
     Args:
-        ours: this process's end of the socket.
+        ours: this process's end of the socket. The other process writes its number first.
     """
 
     def __init__(self, ours: socket.socket) -> None:
-        self.socket, self.replies, self.owner = ours, ours.makefile("rb"), os.getpid()
-        self.process = ForkedProcess(0)
-        self.kill = weakref.finalize(self, ours.close)
+        self.socket, self.pid = ours, 0
 
-    @property
-    def is_alive(self) -> bool:
-        if self.process.pid == 0 and self.kill.alive and self.owner == os.getpid():
-            with contextlib.suppress(Exception):  # its end, where the other worker ended before it could fork
-                self.process = ForkedProcess(pickle.load(self.replies))
-        return self.process.pid != 0 and self.kill.alive and self.owner == os.getpid()
+    def poll(self) -> int | None:
+        """None while it is there; its exit code cannot be known."""
+        try:
+            gone = bool(wait([self.socket], 0)) and not self.socket.recv(1, socket.MSG_PEEK)
+        except OSError:
+            gone = True
+        return 0 if gone else None
+
+    def end(self, owner: int) -> None:
+        """End it and what it has forked, unless this process is a fork of its owner."""
+        if owner == os.getpid() and self.pid and self.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self.socket.close()
+
+
+class ForkedWorker(Worker):
+    """A worker that another worker forks; see `ForkedProcess`."""
+
+    process: ForkedProcess
+
+    def __init__(self, ours: socket.socket) -> None:
+        self.process, self.socket = ForkedProcess(ours), ours
+        self.replies = self.socket.makefile("rb")
+        self.owner = os.getpid()
+        self.kill = weakref.finalize(self, self.process.end, self.owner)
+
+    def exchange(self, call: bytes, seconds: float | None) -> Any:
+        if not self.process.pid:
+            try:
+                self.socket.settimeout(seconds)
+                self.process.pid = pickle.load(self.replies)
+            except Exception as end:
+                raise NoReply(True) from end
+        return super().exchange(call, seconds)
 
 
 def end_own_process(process: subprocess.Popen[bytes], owner: int) -> None:

@@ -286,8 +286,11 @@ def functions_of_pages(rule: str) -> tuple[Place, ...]:
 
 def find(name: str) -> Found | None:
     """Return the meaning of a name; case, spaces, hyphens and underscores do not matter. None if there is none."""
-    plain = {folded(key): value for key, value in known().items()}
-    return plain.get(folded(name))
+    names = known()
+    plain: dict[str, Found] = {}
+    for key, value in names.items():
+        plain.setdefault(folded(key), value)
+    return names.get(name) or plain.get(folded(name))
 
 
 def folded(name: str) -> str:

@@ -40,7 +40,9 @@ class Worked(NamedTuple):
     results: tuple[Result, ...]
 
 
-STANDS_FOR = {"forward": "deviations"}
+STANDS_FOR = {
+    "forward": "deviations", "rms_norm_steps": "rms_norm", "standard_deviation_norm_steps": "standard_deviation_norm",
+}  # fmt: skip
 """Helpers of the ports, by the function of the definition whose steps they take."""
 
 

@@ -187,3 +187,45 @@ def test_projections_in_safetensors(tmp_path: Path) -> None:
     assert command(*words, "--set", "activation=gelu")[0] == 0
     code, told = command(*words)
     assert (code, "FFN-1" in told) == (1, True)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown gradient": ({"gradients": {"qurey": QUERY}, "cotangent": COTANGENT}, "did you mean query"),
+    "a gradient of no input": ({"gradients": {"bias": QUERY}, "cotangent": COTANGENT}, "got 'bias'"),
+    "no gradient": ({"gradients": {}, "cotangent": COTANGENT}, "there are none"),
+    "no cotangent": ({"gradients": {"query": QUERY}, "cotangent": {}}, "gradients need cotangent"),
+    "a cotangent alone": ({"cotangent": COTANGENT}, "cotangent is for gradients"),
+    "an unknown cotangent": ({"gradients": {"query": QUERY}, "cotangent": {"outptu": QUERY}}, "did you mean output"),
+    "a wide cotangent": ({"gradients": {"query": QUERY}, "cotangent": COTANGENT.astype(float)}, "of float64, expected"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_gradients_that_would_not_be_judged_are_refused(name: str) -> None:
+    given, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        conformance.compare("attention", attention(**GIVEN), **GIVEN, **given)
+
+
+def test_results_of_no_floating_input_have_the_dtype_of_the_definition() -> None:
+    positions = reference_numpy.sinusoidal_positions(4, 6)
+    assert conformance.compare("sinusoidal_positions", positions, length=4, width=6)
+
+
+def test_what_a_convention_leaves_open_is_not_wrong() -> None:
+    mask = np.ones((6, 9), bool)
+    mask[1] = False
+    output = attention(**GIVEN, mask=mask)
+    output[:, :, 1] = 7
+    found = conformance.compare("attention", output, **GIVEN, mask=mask, conventions="empty_rows=any")
+    assert found.conforms
+    assert found.pattern is None
+
+
+def test_a_broken_file_is_no_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "broken.npz"
+    np.savez(path, output=QUERY, **GIVEN)
+    path.write_bytes(path.read_bytes()[:-40])
+    code, text = command("compare-arrays", str(path), "--operation", "attention")
+    assert code == 2
+    assert "broken.npz" in text

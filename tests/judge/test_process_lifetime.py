@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from conformance.runner import workers
-from conformance.runner.fresh import ForkingProcess
+from conformance.runner.fresh import ForkingProcess, serve_subject
+from conformance.runner.in_process import Runner
 from conformance.runner.in_subprocess import SubprocessRunner
 from conformance.subjects.callables import Target
 
@@ -32,12 +35,13 @@ SUBJECT = """
         print(runner.worker.process.pid, flush=True)
         """
 FORKED = """
+        import os
         from conformance.runner.fresh import FORKING_PROCESS
         from conformance.runner.in_subprocess import SubprocessRunner
+        from conformance.runner.workers import encode_call
         from conformance.subjects.callables import Target
         runner = SubprocessRunner(Target("reference_numpy:layer_norm", "layer_norm"), 60.0)
-        assert FORKING_PROCESS.worker.is_alive
-        print(FORKING_PROCESS.worker.process.pid, flush=True)
+        print(FORKING_PROCESS.worker.call(encode_call(os.getpid)), flush=True)
         """
 BENCHMARK = """
         import multiprocessing
@@ -108,10 +112,54 @@ def test_the_process_that_forks_has_the_framework_and_not_the_subject(monkeypatc
     """And it outlives the process that has forked it."""
     forking = ForkingProcess()
     monkeypatch.setattr("conformance.runner.in_subprocess.FORKING_PROCESS", forking)
-    runner = SubprocessRunner(Target("tests.support.kernels:causal_kernel", "attention", arrays="torch"), 60.0)
+    kernels = ROOT / "tests/support/kernels.py"
+    runner = SubprocessRunner(Target(f"{kernels}:causal_kernel", "attention", arrays="torch"), 60.0)
     runner.close()
     assert forking.worker is not None
     assert forking.worker.is_alive
-    names = "[name in __import__('sys').modules for name in ('torch', 'tests.support.kernels')]"
+    names = "[name in __import__('sys').modules for name in ('torch', 'kernels')]"
     assert forking.worker.call(workers.encode_call(eval, names), 60.0) == [True, False]
     forking.close()
+
+
+def start_subject(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> tuple[ForkingProcess, Runner]:
+    """A subject of a file, and what its process forks."""
+    (tmp_path / "kernel.py").write_text(source + "\n\ndef silu(x):\n    return x\n")
+    forking = ForkingProcess()
+    monkeypatch.setattr("conformance.runner.in_subprocess.FORKING_PROCESS", forking)
+    return forking, SubprocessRunner(Target(f"{tmp_path}/kernel.py:silu", "silu", arrays="numpy"), 60.0)
+
+
+def test_a_subject_has_no_child_that_it_did_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = "import os\ntry:\n    os.wait()\nexcept ChildProcessError:\n    none = True"
+    forking, runner = start_subject(tmp_path, wait, monkeypatch)
+    runner.close()
+    forking.close()
+
+
+def test_the_process_that_forks_is_ended_and_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forking, runner = start_subject(tmp_path, "", monkeypatch)
+    worker = forking.worker
+    assert worker is not None
+    pid = worker.call(workers.encode_call(os.getpid), 60.0)
+    assert there(pid)
+    with pytest.raises(workers.NoReply):
+        worker.call(workers.encode_call(time.sleep, 600), 1.0)
+    worker.close()
+    until = time.monotonic() + 30
+    while there(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not there(pid)
+    assert not worker.is_alive
+    runner.close()
+
+
+def test_a_subject_starts_where_no_process_is_left_to_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own limit stands for one of the system's."""
+    ours, theirs = socket.socketpair()
+    fork = Mock(side_effect=BlockingIOError)
+    monkeypatch.setattr("conformance.runner.fresh.os.fork", fork)
+    monkeypatch.setattr("conformance.runner.fresh.serve", lambda descriptor: None)
+    serve_subject(-1, theirs.detach(), ())
+    fork.assert_called_once()
+    assert not workers.ForkedWorker(ours).is_alive
