@@ -58,7 +58,8 @@ class Worker:
         arguments, options: see `start_process`.
     """
 
-    process: subprocess.Popen[bytes] | ForkedProcess
+    process: subprocess.Popen[bytes]
+    kill: weakref.finalize[..., Any]
 
     def __init__(self, serve: str = "conformance.runner.workers:serve", *arguments: Any, **options: Any) -> None:
         self.process, self.socket = start_process(serve, *arguments, **options)
@@ -156,7 +157,7 @@ class ForkedProcess:
 class ForkedWorker(Worker):
     """A worker that another worker forks; see `ForkedProcess`."""
 
-    process: ForkedProcess
+    process: Any  # a `ForkedProcess`
 
     def __init__(self, ours: socket.socket) -> None:
         self.process, self.socket = ForkedProcess(ours), ours
