@@ -14,9 +14,7 @@ from conformance.judge import plan
 from tests.support.helpers import probes_of_all
 
 ROOT = Path(conformance.__file__).parent
-SOURCES = sorted(
-    path for path in ROOT.rglob("*.py") if path.parent.name != "side_by_side"
-)  # reads code
+SOURCES = sorted(path for path in ROOT.rglob("*.py") if path.parent.name != "side_by_side")  # reads code
 EXPRESSIONS = {
     "runner/array_guess.py": "annotations of a user's function",
     "reports/content.py": "characters that no terminal shows, and the text of a user's errors",
