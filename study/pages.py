@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from conformance.side_by_side.columns import Columns, Row, side_by_side
 from conformance.side_by_side.drift import reason
-from conformance.side_by_side.marking import Piece, marked
+from conformance.side_by_side.marking import Piece, mark_differences
 from conformance.side_by_side.rules import RuleText, rule_texts
 from conformance.side_by_side.sources import LABELS, PACKAGES, Function, Step
 from study.divergences import Matrix
@@ -104,7 +104,7 @@ def line_of(columns: Columns, row: Row, told: str | None, helpers: tuple[tuple[s
     cells = tuple(
         None if step is None else cell(package, columns, step, html(pieces), shared)
         for package, step, pieces in zip(
-            PACKAGES, steps, marked([None if step is None else step.text for step in steps]), strict=True
+            PACKAGES, steps, mark_differences([None if step is None else step.text for step in steps]), strict=True
         )
     )
     return Line(cells, present[0].kind, (" ".join(shared),) if shared else (), told, helpers)

@@ -147,7 +147,7 @@ class Torch(Package):
 
 
 @cache
-def jitted(function: Callable[..., Any], **static: Any) -> Any:
+def jit_function(function: Callable[..., Any], **static: Any) -> Any:
     """The function under `jax.jit`, made once: to make it takes as long as a small step."""
     import jax
 
@@ -191,7 +191,7 @@ class Jax(Package):
         return jax.jit(step, static_argnums=(0, 1))
 
     def compiled(self, name: str, **static: Any) -> Any:
-        return jitted(super().compiled(name), **static)
+        return jit_function(super().compiled(name), **static)
 
     def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Step:
         arrays, spread = apart((batch, dropout))
@@ -200,7 +200,7 @@ class Jax(Package):
 
     def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
         with self.context():
-            return jitted(self.output, static_argnums=0)(task, parameters, batch)
+            return jit_function(self.output, static_argnums=0)(task, parameters, batch)
 
 
 class Spread(NamedTuple):

@@ -78,10 +78,10 @@ def engine(case: Case, device: str, name: str) -> Prepared:
     fixed = None if holds_arrays else mask(case, 0)
     choices: list[Any] = []
 
-    def described(mask: Any) -> Any:
+    def convert_mask(mask: Any) -> Any:
         return map_arrays(mask, lambda array: framework.array(np.asarray(array, np.int32)))
 
-    given = described if holds_arrays else None
+    given = convert_mask if holds_arrays else None
 
     def explained(*inputs: Any) -> None:
         choices.append(jax_impl.explain_engine(*inputs[:3], mask=fixed or inputs[3], engine=name))

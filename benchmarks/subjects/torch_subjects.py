@@ -73,11 +73,11 @@ def engine(case: Case, device: str, name: str) -> Prepared:
     framework, dtype = TorchArrays(device), getattr(torch, case.dtype)
     empty = [torch.empty(case.shapes[part], dtype=dtype, device=device) for part in case.inputs]
 
-    def given(mask: Any) -> Any:
+    def convert_mask(mask: Any) -> Any:
         return map_arrays(mask, framework.array)
 
     try:
-        choice = torch_impl.explain_engine(*empty, mask=given(mask(case, 0)), engine=name)
+        choice = torch_impl.explain_engine(*empty, mask=convert_mask(mask(case, 0)), engine=name)
     except ValueError as error:
         raise Unfit(str(error)) from error
 
@@ -85,7 +85,7 @@ def engine(case: Case, device: str, name: str) -> Prepared:
         return torch_impl.attention(query, key, value, mask=mask, engine=name)
 
     chosen = f"{choice.engine}: {choice.why}" if name == "auto" else ""
-    return replace(prepared(case, device, apply, given), form="description", chosen=chosen)
+    return replace(prepared(case, device, apply, convert_mask), form="description", chosen=chosen)
 
 
 # --- scaled_dot_product_attention -------------------------------------------------------------------------------------

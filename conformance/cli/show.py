@@ -15,7 +15,7 @@ def show(
 ) -> None:
     """Show the three implementations side by side, step by step, below their rules."""
     from conformance.side_by_side.operations import find, nearest
-    from conformance.side_by_side.terminal import shown
+    from conformance.side_by_side.terminal import render_meaning
 
     try:
         found = find(name)
@@ -24,5 +24,5 @@ def show(
     if found is None:
         near = nearest(name)
         refuse(f"nothing is called {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
-    for piece in shown(found, console.width, head):
+    for piece in render_meaning(found, console.width, head):
         console.print(piece)

@@ -55,7 +55,7 @@ class Call:
         return frozenset(features_of(self.case) | ({"hidden_rows"} if hidden else set()))
 
     @cached_property
-    def given(self) -> frozenset[str]:
+    def argument_names(self) -> frozenset[str]:
         """Names of arguments that the call has; "gradients"; and "special" for NaN or infinity, else "finite"."""
         case = self.case
         options = {name for name, value in case.options.items() if value is not None and value is not False}

@@ -258,11 +258,11 @@ TARGETS = (
 
 
 def change_cotangent(change: Callable[[Array], Array]) -> Callable[[Loss], Loss]:
-    def other(loss: Loss) -> Loss:
+    def change_cotangents(loss: Loss) -> Loss:
         bars = {name: change(bar) for name, bar in loss.case.cotangents.items()}
         return loss._replace(case=replace(loss.case, cotangents=bars))
 
-    return other
+    return change_cotangents
 
 
 GRADIENTS = (

@@ -87,7 +87,7 @@ class Mistake:
         operations: those that it is a mistake of; it is planted in the first.
         parameters: the values of each parameter that implementations have; the first is planted.
         lacks: the feature that an implementation with the mistake may declare that it does not support.
-        needs: what a call has in which it can show, see `Call.given`.
+        needs: what a call has in which it can show, see `Call.argument_names`.
         values: the chosen value of each parameter.
         condition: when it shows.
         of_gradients: whether it is one of the backward pass, and predicts no results.
@@ -142,7 +142,7 @@ class Mistake:
             One prediction for each way to make the mistake; none where it makes no difference to the case.
         """
         case = call.case
-        possible = case.operation in self.operations and call.given.issuperset(self.needs)
+        possible = case.operation in self.operations and call.argument_names.issuperset(self.needs)
         if not possible or not self.condition.holds(call):
             return []
         with np.errstate(all="ignore"):

@@ -183,23 +183,23 @@ def lose_columns(s: NormSteps, name: str, first: int) -> Results:
     return {name: array * (np.arange(s.n) < first)} if 0 < first < s.n else {}
 
 
-def of_both(name: str, words: str, change: Gradients, **parameters: Any) -> Mistake:
+def parameter_gradients(name: str, words: str, change: Gradients, **parameters: Any) -> Mistake:
     return gradient(name, f"the gradients of weight and bias {words}", change, **parameters)
 
 
 SUMS = (
-    of_both("last-block-lost", "lose the last block of {block} rows, which is not whole",
+    parameter_gradients("last-block-lost", "lose the last block of {block} rows, which is not whole",
             lambda s, block: count_first_rows(s, last_block(len(s.x), block)), block=(4, 8, 2, *BLOCKS[3:])),
-    of_both("rows-lost", "lose rows past the first {first}", count_first_rows, first=ROWS),
-    of_both("rows-of-one-axis", "count as many rows as one axis of x has", count_rows_of_one_axis),
-    of_both("last-block-only", "come from the last block of {block} rows only",
+    parameter_gradients("rows-lost", "lose rows past the first {first}", count_first_rows, first=ROWS),
+    parameter_gradients("rows-of-one-axis", "count as many rows as one axis of x has", count_rows_of_one_axis),
+    parameter_gradients("last-block-only", "come from the last block of {block} rows only",
             lambda s, block: count_rows(s, rows_of(s) >= (len(s.x) - 1) // block * block), block=BLOCKS),
-    of_both("one-row-of-blocks", "have the {which} row of every block of {block} {how}", count_one_row,
+    parameter_gradients("one-row-of-blocks", "have the {which} row of every block of {block} {how}", count_one_row,
             which=("first", "last"), how=tuple(COUNTS), block=BLOCKS),
-    of_both("last-row-repeated", "count the last row again for each row that its block of {block} lacks",
+    parameter_gradients("last-row-repeated", "count the last row again for each row that its block of {block} lacks",
             lambda s, block: count_rows(s, np.where(rows_of(s) == len(s.x) - 1, 1.0 + -len(s.x) % block, 1.0)),
             block=BLOCKS),
-    of_both("averaged", "are averaged over rows", lambda s: count_rows(s, np.full(len(s.x), 1 / len(s.x)))),
+    parameter_gradients("averaged", "are averaged over rows", lambda s: count_rows(s, np.full(len(s.x), 1 / len(s.x)))),
     gradient("weight-is-bias", "the gradient of the weight is that of the bias",
              lambda s: {OF_WEIGHT: s.bar.sum(axis=0)}),
     gradient("weight-by-x", "the gradient of the weight is taken with x, which is not normalised",

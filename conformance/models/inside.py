@@ -68,7 +68,7 @@ def projection(name: str, source: str, part: str, heads: str) -> Piece:
     return Piece(name, (source,), compute, error)
 
 
-def normalised(name: str, part: str, heads: str) -> Piece:
+def normalization_piece(name: str, part: str, heads: str) -> Piece:
     """The norm of queries or keys, of each head or of all together."""
 
     def compute(functions: Any, settings: Any, x: Any) -> Any:
@@ -150,7 +150,7 @@ def attention_pieces(taken: Any) -> list[Piece]:
     for name, part, heads, source in (("queries", "query", "heads", "x"), ("keys", "key", "key_heads", "memory")):
         found.append(projection(name, source, part, heads))
         if getattr(parameters, f"{part}_norm") is not None:
-            found.append(normalised(name, part, heads))
+            found.append(normalization_piece(name, part, heads))
         if rotary is not None:
             found.append(rotated(name, found[-1].name, rotary))
         last[part] = found[-1].name

@@ -131,7 +131,7 @@ def logsumexp_probes(declaration: Declaration) -> list[Probe]:
     def both(rule: str, title: str, cases: CaseStrategy, weight: float = 1.0, check: Check = AGREEMENT) -> Probe:
         return probe(rule, f"{title} with the log-sum-exp", cases, weight, check=check)
 
-    def planned(title: str, plan: str, **given: Any) -> Probe:
+    def plan_saved(title: str, plan: str, **given: Any) -> Probe:
         return plan_probe("attention", declaration, "ATT-14", f"{title} with the log-sum-exp", plan, **given)
 
     far, far_sinks = (special.far_cases("attention", focus, declaration) for focus in ((), ("sinks",)))
@@ -146,11 +146,11 @@ def logsumexp_probes(declaration: Declaration) -> list[Probe]:
         both("ATT-14", "scores far from 0", far, weight=0.4),
         both("ATT-14", "sinks far from 0", far_sinks, weight=0.4),
         both("ATT-14", "gradients", cases(focus=("gradients",)), weight=2.0),
-        planned("attention", "features", mask="none"),
-        planned("attention", "lengths", others=True, rate=OFTEN),
-        planned("gradients", "lengths", focus=("gradients",), others=True),
-        planned("gradients", "widths", focus=("gradients",)),
-        planned("gradients", "heads", mask="none", focus=("gradients",)),
+        plan_saved("attention", "features", mask="none"),
+        plan_saved("attention", "lengths", others=True, rate=OFTEN),
+        plan_saved("gradients", "lengths", focus=("gradients",), others=True),
+        plan_saved("gradients", "widths", focus=("gradients",)),
+        plan_saved("gradients", "heads", mask="none", focus=("gradients",)),
     ]
 
 

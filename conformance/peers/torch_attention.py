@@ -63,21 +63,24 @@ CAUSAL: Options = {"mask": read_causal("is_causal"), "scale": "scale"}
 CAUSAL_FEATURES = {"structured", "causal", "scale", "cross", "gqa", "value_width", "empty", "gradients"}
 
 
-def by_mask(kernel: str, *lacks: str, options: Options = MASK) -> Callable[..., Any]:
+def adapt_masked(kernel: str, *lacks: str, options: Options = MASK) -> Callable[..., Any]:
     return adapt_attention(partial(attend, kernel), options, [f"no-{feature}" for feature in lacks])
 
 
-def by_flag(kernel: str, *lacks: str) -> Callable[..., Any]:
+def adapt_causal(kernel: str, *lacks: str) -> Callable[..., Any]:
     features = CAUSAL_FEATURES - {*lacks}
     return adapt_attention(partial(attend, kernel), CAUSAL, features, conventions={"causal": "top_left"})
 
 
-math_mask, math_bias, math_causal = by_mask("MATH"), by_mask("MATH", options=BIAS), by_flag("MATH")
-flash_mask = by_mask("FLASH_ATTENTION", "value_width")
-flash_bias = by_mask("FLASH_ATTENTION", "value_width", "gradients", options=BIAS)
-flash_causal = flash_cuda_causal = by_flag("FLASH_ATTENTION", "value_width")
-efficient_mask, efficient_causal = by_mask("EFFICIENT_ATTENTION", "gqa"), by_flag("EFFICIENT_ATTENTION", "gqa")
-cudnn_mask, cudnn_causal = by_mask("CUDNN_ATTENTION"), by_flag("CUDNN_ATTENTION")
+math_mask, math_bias, math_causal = adapt_masked("MATH"), adapt_masked("MATH", options=BIAS), adapt_causal("MATH")
+flash_mask = adapt_masked("FLASH_ATTENTION", "value_width")
+flash_bias = adapt_masked("FLASH_ATTENTION", "value_width", "gradients", options=BIAS)
+flash_causal = flash_cuda_causal = adapt_causal("FLASH_ATTENTION", "value_width")
+efficient_mask, efficient_causal = (
+    adapt_masked("EFFICIENT_ATTENTION", "gqa"),
+    adapt_causal("EFFICIENT_ATTENTION", "gqa"),
+)
+cudnn_mask, cudnn_causal = adapt_masked("CUDNN_ATTENTION"), adapt_causal("CUDNN_ATTENTION")
 
 HALF: dict[str, Any] = {"dtypes": ("bfloat16", "float16"), "width_multiple": 8}
 NO_DOUBLE: dict[str, Any] = {"dtypes": ("float32", "bfloat16", "float16"), "width_multiple": 8}

@@ -35,11 +35,11 @@ def rows(columns: Sequence[Sequence[Item]], score: Callable[[Item, Item], float]
     """
     table: list[list[Item | None]] = [[item] for item in columns[0]]
     for number, column in enumerate(columns[1:], start=1):
-        table = with_column(table, column, number, score)
+        table = insert_column(table, column, number, score)
     return table
 
 
-def with_column(
+def insert_column(
     table: list[list[Item | None]], column: Sequence[Item], number: int, score: Callable[[Item, Item], float]
 ) -> list[list[Item | None]]:
     """The rows with one more column, which is the one of that number."""

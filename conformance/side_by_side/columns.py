@@ -71,7 +71,7 @@ def likeness(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, neutral(one), neutral(other), autojunk=False).ratio()
 
 
-def beside(one: Step, other: Step) -> float:
+def rate_pair(one: Step, other: Step) -> float:
     """How well two steps stand beside each other; 0 for not at all. Names decide, and then how alike the code is."""
     if one.kind != other.kind or one.kind == "decorator":
         return 0.0
@@ -87,7 +87,7 @@ def beside(one: Step, other: Step) -> float:
     return 0.0
 
 
-def inlined(function: Function, functions: Mapping[str, Function]) -> list[Step]:
+def inline_helper(function: Function, functions: Mapping[str, Function]) -> list[Step]:
     """The steps of a function, and behind them those of the helper that it hands its work to."""
     helper = functions.get(INLINED.get((function.package, function.name), ""))
     within = [] if helper is None else [step._replace(inside=helper.name) for step in helper.steps]
@@ -98,13 +98,13 @@ def side_by_side(file: str, name: str, functions: Functions | None = None) -> Co
     """The columns of one function."""
     given = live(file) if functions is None else functions
     found = [given[package].get(name) for package in PACKAGES]
-    bodies = [[] if one is None else inlined(one, given[one.package]) for one in found]
+    bodies = [[] if one is None else inline_helper(one, given[one.package]) for one in found]
     heads = [[] if one is None else list(one.head) for one in found]
     return Columns(file, name, tuple(found), rows_of(heads), rows_of(bodies))
 
 
 def rows_of(columns: Sequence[Sequence[Step]]) -> tuple[Row, ...]:
-    return tuple(Row(tuple(row)) for row in alignment.rows(columns, beside))
+    return tuple(Row(tuple(row)) for row in alignment.rows(columns, rate_pair))
 
 
 def names_beside(file: str, functions: Functions | None = None) -> list[str]:

@@ -81,11 +81,11 @@ def drifts_of(columns: Columns) -> Iterator[Drift]:
     alone = [row for row in columns.body if key_of(columns, row) is not None]
     for row in alone:
         lacking = [one.package for one, step in zip(columns.functions, row.steps, strict=True) if one and not step]
-        told = lonely(columns, row, lacking, alone) if lacking else renamed(columns, row)
+        told = lonely(columns, row, lacking, alone) if lacking else describe_rename(columns, row)
         yield Drift(key_of(columns, row) or "", told)
 
 
-def renamed(columns: Columns, row: Row) -> str:
+def describe_rename(columns: Columns, row: Row) -> str:
     told = ", ".join(f"`{label(step)}` in {place(columns, package, step)}" for package, step in present(row))
     return f"{columns.name}: one step has several names, {told}"
 

@@ -58,7 +58,7 @@ def counts(piece: Piece) -> bool:
     return bool(piece.text.strip())
 
 
-def marked(texts: Sequence[str | None]) -> list[list[Piece]]:
+def mark_differences(texts: Sequence[str | None]) -> list[list[Piece]]:
     """The pieces of every column, marked where another column has nothing the same in its place."""
     columns = [[] if text is None else list(tokens(text)) for text in texts]
     compared = [[piece.text for piece in column if counts(piece)] for column in columns]
@@ -68,7 +68,7 @@ def marked(texts: Sequence[str | None]) -> list[list[Piece]]:
             if compared[one] != compared[other] and compared[one] and compared[other]:
                 same = {i for i, _ in alignment.pairs(compared[one], compared[other], alike_tokens)}
                 differs[one] = [was if i in same else (*was, other) for i, was in enumerate(differs[one])]
-    return [with_marks(column, marks) for column, marks in zip(columns, differs, strict=True)]
+    return [mark_column(column, marks) for column, marks in zip(columns, differs, strict=True)]
 
 
 def alike_tokens(one: str, other: str) -> float:
@@ -76,7 +76,7 @@ def alike_tokens(one: str, other: str) -> float:
     return (0.05 if one in PUNCTUATION else 1.0) if one == other else 0.0
 
 
-def with_marks(column: list[Piece], differs: list[tuple[int, ...]]) -> list[Piece]:
+def mark_column(column: list[Piece], differs: list[tuple[int, ...]]) -> list[Piece]:
     left = iter(differs)
     marks = [next(left) if counts(piece) else () for piece in column]
     pairs = zip(column, marks, strict=True)

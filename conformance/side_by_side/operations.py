@@ -32,7 +32,7 @@ def places(file: str, *names: str) -> tuple[Place, ...]:
     return tuple((f"{file}.py", name) for name in names)
 
 
-def numbered(chapter: str, *numbers: int) -> tuple[str, ...]:
+def rule_names(chapter: str, *numbers: int) -> tuple[str, ...]:
     return tuple(f"{chapter}-{number}" for number in numbers)
 
 
@@ -42,7 +42,7 @@ OPERATIONS = (
         "Which query may attend to which key: a boolean array, or a description, a small object like Causal(offset).",
         (r"\text{causal}:\quad j \le i + \text{offset}",
          r"\text{window}:\quad -\text{left} \le j - (i + \text{offset}) \le \text{right}"),
-        numbered("MASK", 1, 2, 3, 4, 5, 6),
+        rule_names("MASK", 1, 2, 3, 4, 5, 6),
         places("masks", "materialize", "checked_mask", "allowed_pairs", "per_batch"),
         also=("padding", "packed sequences", "local attention"),
     ),
@@ -50,7 +50,7 @@ OPERATIONS = (
         "scores", "Scores", "How well a query matches a key, for the pairs that the mask allows.",
         (r"s_{ij} = c \tanh\left(\frac{\text{scale}}{c}\, q_i \cdot k_j\right) + b_{ij}",
          r"\text{scale} = \frac{1}{\sqrt{D}}"),
-        ("MASK-7", *numbered("ATT", 1, 2, 3, 4)),
+        ("MASK-7", *rule_names("ATT", 1, 2, 3, 4)),
         (*places("dtypes", "widen"),
          *places("attention_steps", "resolve_scale", "pair_products", "visible_pairs", "attention_scores")),
         places("attention_steps_vjp", "attention_scores_vjp", "sum_broadcast"),
@@ -60,14 +60,14 @@ OPERATIONS = (
         (r"w_{ij} = \frac{e^{s_{ij} - m_i}}{\sum_{k \text{ allowed}} e^{s_{ik} - m_i} + e^{\text{sink} - m_i}}",
          r"\text{logsumexp}_i = m_i + \log\left(\sum_{k \text{ allowed}} e^{s_{ik} - m_i}"
          r" + e^{\text{sink} - m_i}\right)"),
-        numbered("ATT", 5, 6), places("attention_steps", "softmax", "fill_empty_rows"),
+        rule_names("ATT", 5, 6), places("attention_steps", "softmax", "fill_empty_rows"),
         places("attention_steps_vjp", "softmax_vjp", "sinks_vjp"),
     ),
     Operation(
         "attention", "Attention", "The mean of the values for each query, weighted by how well their keys match.",
         (r"\text{output}_i = \sum_{j \text{ allowed}} w_{ij}\, v_j",
          r"w = \text{softmax}\left(\text{softcap}\left(\frac{q k^{\mathsf T}}{\sqrt{D}}\right) + b\right)"),
-        numbered("ATT", 7, 8, 9, 10, 11, 12, 13),
+        rule_names("ATT", 7, 8, 9, 10, 11, 12, 13),
         (*places("attention", "attention"),
          *places("attention_steps", "reference_attention", "allowed_sum", "repeat_heads", "dropout_factor")),
         (*places("attention_vjp", "attention_vjp", "pullback"), *places("attention_steps_vjp", "sum_groups")),
@@ -85,7 +85,7 @@ OPERATIONS = (
         "Projections, attention in every head, and one more projection.",
         (r"\text{head}_h = \text{attention}(x W^Q_h, y W^K_h, z W^V_h)",
          r"\text{output} = [\text{head}_1, \dots, \text{head}_H]\, W^O + b^O"),
-        numbered("MHA", 1, 2),
+        rule_names("MHA", 1, 2),
         places("multi_head_attention", "linear", "join_heads", "fused", "split_heads", "concatenate_heads",
                "multi_head_attention"),
         places("multi_head_attention_vjp", "linear_vjp", "multi_head_attention_vjp", "join_heads_vjp",
@@ -96,7 +96,7 @@ OPERATIONS = (
         "layer_norm", "Layer norm", "Every row gets mean 0 and variance 1, then a weight and a bias.",
         (r"y = \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}} \odot g + b",
          r"\mu = \frac{1}{n} \sum_i x_i, \qquad \sigma^2 = \frac{1}{n} \sum_i (x_i - \mu)^2"),
-        numbered("NORM", 1, 2, 3, 4, 5, 6),
+        rule_names("NORM", 1, 2, 3, 4, 5, 6),
         (*places("layer_norm", "layer_norm"),
          *places("layer_norm_steps", "reference_layer_norm", "deviations", "affine")),
         places("layer_norm_vjp", "layer_norm_vjp", "rounded"),
@@ -106,7 +106,7 @@ OPERATIONS = (
         (r"\text{rms}: \quad y = \frac{x}{\sqrt{\frac{1}{n} \sum_i x_i^2 + \varepsilon}} \odot g",
          r"\text{standard deviation}: \quad y = \frac{x - \mu}{\sqrt{\frac{1}{n - 1} \sum_i (x_i - \mu)^2}"
          r" + \varepsilon} \odot g + b"),
-        numbered("NORM", 7, 8),
+        rule_names("NORM", 7, 8),
         (*places("layer_norm", "rms_norm", "standard_deviation_norm"), *places("layer_norm_steps", "multiplier")),
         places("layer_norm_vjp", "rms_norm_vjp", "standard_deviation_norm_vjp"),
         optional=True,
@@ -121,7 +121,7 @@ OPERATIONS = (
         (r"P_{p,2i} = \sin\left(p / 10000^{2i/E}\right), \qquad P_{p,2i+1} = \cos\left(p / 10000^{2i/E}\right)",
          r"\text{ALiBi}: \quad b_{hij} = m_h (j - i), \qquad m_h = 2^{-8h/H}",
          r"\text{relative}: \quad b_{hij} = \text{table}[\text{bucket}(j - i), h]"),
-        numbered("POS", 1, 2, 5, 6),
+        rule_names("POS", 1, 2, 5, 6),
         places("positions", "sinusoidal_positions", "learned_positions", "alibi_bias", "relative_position_bias",
                "buckets_of"),
         places("positions_vjp", "learned_positions_vjp", "relative_position_bias_vjp"),
@@ -131,7 +131,7 @@ OPERATIONS = (
         "rotary", "Rotary embeddings", "Queries and keys turned by angles that grow with their position.",
         (r"y_1 = m\, (x_1 \cos(t f_p) - x_2 \sin(t f_p))", r"y_2 = m\, (x_2 \cos(t f_p) + x_1 \sin(t f_p))",
          r"f_p = \theta^{-2p / W}"),
-        numbered("POS", 3, 4),
+        rule_names("POS", 3, 4),
         places("rotary", "rotary_embedding", "rotary_table", "constants", "sine_and_cosine", "turned", "rotate",
                "rotary_frequencies", "rounded_frequencies"),
         places("rotary_vjp", "rotary_embedding_vjp", "rotate_vjp"),
@@ -158,7 +158,7 @@ OPERATIONS = (
          r"\text{after}: \quad x \leftarrow x + \text{norm}(\text{sublayer}(x))",
          r"\text{parallel}: \quad x \leftarrow x + \text{attention}(\text{norm}(x))"
          r" + \text{feed-forward}(\text{norm}(x))"),
-        numbered("BLK", 1, 2, 3),
+        rule_names("BLK", 1, 2, 3),
         places("blocks", "residual", "parallel", "through", "encoder_block", "decoder_block", "attend", "attend_to",
                "project_queries", "project_keys", "normalized_heads", "rotations_of", "rotation_of", "rotated",
                "key_heads", "check_attention", "transform", "normalize", "normalize_if",
@@ -202,7 +202,7 @@ OPERATIONS = (
          r"\text{smoothed}: \quad (1 - s)\, \ell_r + \frac{s}{V} \sum_{k} \left(\log \sum_{j} e^{x_{rj} - m_r}"
          r" - (x_{rk} - m_r)\right)",
          r"\text{loss} = \frac{1}{n} \sum_{r \text{ counts}} \ell_r"),
-        numbered("LOSS", 1, 2),
+        rule_names("LOSS", 1, 2),
         places("losses", "cross_entropy", "nll_loss", "counted_targets", "row_losses", "at_targets", "reduced"),
         places("losses_vjp", "cross_entropy_vjp", "nll_loss_vjp", "row_cotangents", "add_at_targets"),
         also=("cross-entropy", "NLL", "negative log-likelihood", "label smoothing"),
@@ -214,7 +214,7 @@ OPERATIONS = (
          r"{\sqrt{v / (1 - \beta_2^t)} + \varepsilon}",
          r"\text{descent}: \quad u = \mu u + g, \qquad \theta = \theta - \eta u",
          r"\text{clipping}: \quad g = g\, \frac{c}{n}\ \text{where}\ n = \sqrt{\sum g^2} > c"),
-        numbered("OPT", 1, 2, 3),
+        rule_names("OPT", 1, 2, 3),
         places("optimizers", "adam_step", "adam_start", "bias_correction", "decayed", "sgd_step", "sgd_start",
                "clip_by_global_norm", "in_one_dtype", "each", "zeros", "rounded"),
         also=("Adam", "AdamW", "SGD", "momentum", "gradient clipping", "weight decay"),
@@ -289,15 +289,15 @@ def find(name: str) -> Found | None:
     names = known()
     plain: dict[str, Found] = {}
     for key, value in names.items():
-        plain.setdefault(folded(key), value)
-    return names.get(name) or plain.get(folded(name))
+        plain.setdefault(fold_name(key), value)
+    return names.get(name) or plain.get(fold_name(name))
 
 
-def folded(name: str) -> str:
+def fold_name(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "").replace(" ", "")
 
 
 def nearest(name: str, count: int = 3) -> list[str]:
     """Return the names that are most like this one."""
-    names = {folded(key): key for key in known()}
-    return [names[key] for key in difflib.get_close_matches(folded(name), names, count, 0.4)]
+    names = {fold_name(key): key for key in known()}
+    return [names[key] for key in difflib.get_close_matches(fold_name(name), names, count, 0.4)]

@@ -198,7 +198,7 @@ def otherwise(body: list[ast.stmt], source: Source) -> list[tuple[str, int, list
     return [("else", line, body)]
 
 
-def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+def drop_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
     first = body[0]
     told = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
     return body[1:] if told else body
@@ -206,7 +206,7 @@ def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
 
 def steps_of(body: list[ast.stmt], source: Source, depth: int = 0) -> Iterator[Step]:
     """Every statement in order, those inside others too."""
-    for node in without_docstring(body) if body else []:
+    for node in drop_docstring(body) if body else []:
         if not isinstance(node, BLOCKS):
             last = node.end_lineno or node.lineno
             text = code_between(source, node.lineno, last)
@@ -218,10 +218,10 @@ def steps_of(body: list[ast.stmt], source: Source, depth: int = 0) -> Iterator[S
                 for step in steps_of(inner, source, depth):
                     yield step._replace(name=f"el{step.name}") if step.line == line else step
                 continue
-            end = max(line, without_docstring(inner)[0].lineno - 1)
+            end = max(line, drop_docstring(inner)[0].lineno - 1)
             while end > line and (end in source.own or not source.lines[end - 1].strip()):
                 end -= 1
-            end = line if without_docstring(inner) is not inner else end
+            end = line if drop_docstring(inner) is not inner else end
             text = code_between(source, line, end)
             yield Step(word or name_of(node), targets_of(node), text, line, depth, notes_of(source, line, end))
             yield from steps_of(inner, source, depth + 1)

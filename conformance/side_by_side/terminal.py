@@ -12,7 +12,7 @@ from rich.text import Text
 
 from conformance.side_by_side.columns import Columns, Row, side_by_side
 from conformance.side_by_side.drift import reason
-from conformance.side_by_side.marking import Piece, marked
+from conformance.side_by_side.marking import Piece, mark_differences
 from conformance.side_by_side.operations import Found
 from conformance.side_by_side.rules import rule_texts
 from conformance.side_by_side.sources import LABELS, PACKAGES, Step
@@ -26,12 +26,12 @@ NARROWEST = 44
 """Characters of a column at least."""
 
 
-def fitting(width: int) -> int:
+def count_columns(width: int) -> int:
     """How many columns stand beside each other."""
     return max(1, min(len(PACKAGES), width // NARROWEST))
 
 
-def shown(found: Found, width: int, head: bool = False) -> Iterator[RenderableType]:
+def render_meaning(found: Found, width: int, head: bool = False) -> Iterator[RenderableType]:
     """The rules in short, and then every function; a single rule at length."""
     yield Rule(found.title, align="left")
     if len(found.rules) == 1:
@@ -43,10 +43,10 @@ def shown(found: Found, width: int, head: bool = False) -> Iterator[RenderableTy
     else:
         for rule in found.rules:
             yield Text.assemble((rule, "bold"), " ", rule_texts()[rule].statement)
-    if fitting(width) < len(PACKAGES) and found.functions:
+    if count_columns(width) < len(PACKAGES) and found.functions:
         yield Text(f"A terminal of {NARROWEST * len(PACKAGES)} columns or more shows all three side by side.")
     for file, name in found.functions:
-        yield from function(side_by_side(file, name), fitting(width), head)
+        yield from function(side_by_side(file, name), count_columns(width), head)
 
 
 def function(columns: Columns, count: int, head: bool) -> Iterator[RenderableType]:
@@ -67,7 +67,7 @@ def table(columns: Columns, rows: Sequence[Row], chosen: Sequence[int]) -> Table
     told = None
     for row in rows:
         if any(row.steps[i] is not None for i in chosen):
-            pieces = marked([None if step is None else step.text for step in row.steps])
+            pieces = mark_differences([None if step is None else step.text for step in row.steps])
             because = reason(columns, row)
             cells = [cell(row.steps[i], pieces[i], because if because != told else None) for i in chosen]
             made.add_row(*cells)

@@ -409,7 +409,7 @@ def edited(module: str, old: str, new: str) -> Plant:
     return lambda monkeypatch: plant(f"reference_numpy.{module}", old, new, monkeypatch)
 
 
-def with_options(operation: str, **changed: Any) -> Plant:
+def replace_options(operation: str, **changed: Any) -> Plant:
     """The gradient of the operation with other options than it was called with."""
     right = getattr(reference_numpy, f"{operation}_vjp")
     return lambda patch: patch.setattr(
@@ -437,25 +437,25 @@ FAULTS: tuple[tuple[tuple[str, ...], Plant], ...] = (
     (("attention-bias-pairs", "attention-bias-shared", "attention-bias-batch", "attention-bias-heads"),
      edited(STEPS, "gradient.sum(axis=axes)", "gradient[: shape[0], : shape[1]]")),
     (("attention-sinks", "attention_weights-sinks"), edited(STEPS, "np.sum(weight * (", "-np.sum(weight * (")),
-    (("attention-dropout",), with_options("attention", dropout_rate=0.0)),
-    (("attention-dropout",), with_options("attention", dropout_keep=None, dropout_rate=0.0)),
-    (("attention-causal",), with_options("attention", mask=Causal(1))),
-    (("attention-mean",), with_options("attention", empty_rows="zero")),
-    (("attention-sinks",), with_options("attention", sinks=np.zeros(H))),
-    (("layer_norm-default-eps",), with_options("layer_norm", eps=1.1e-5)),
-    (("rms_norm-rows",), with_options("rms_norm", eps=0.31)),
-    (("rms_norm-rows-plus-one",), with_options("rms_norm", plus_one=False)),
-    (("standard_deviation_norm-rows",), with_options("standard_deviation_norm", eps=0.31)),
-    (("embedding-scaled",), with_options("embedding", scaled=False)),
-    (("learned_positions-offset",), with_options("learned_positions", offset=2)),
-    (("relative_position_bias-offset",), with_options("relative_position_bias", offset=0)),
-    (("relative_position_bias-both",), with_options("relative_position_bias", bidirectional=False)),
-    (("relative_position_bias-before",), with_options("relative_position_bias", furthest=128)),
-    (("gated_feed_forward-silu",), with_options("gated_feed_forward", activation="gelu")),
-    (("gated_feed_forward-relu-dropout",), with_options("gated_feed_forward", dropout_rate=0.0)),
-    (("feed_forward-gelu",), with_options("feed_forward", activation="gelu_tanh")),
-    (("feed_forward-gelu_tanh",), with_options("feed_forward", activation="gelu")),
-    (("feed_forward-relu-dropout",), with_options("feed_forward", dropout_rate=0.0)),
+    (("attention-dropout",), replace_options("attention", dropout_rate=0.0)),
+    (("attention-dropout",), replace_options("attention", dropout_keep=None, dropout_rate=0.0)),
+    (("attention-causal",), replace_options("attention", mask=Causal(1))),
+    (("attention-mean",), replace_options("attention", empty_rows="zero")),
+    (("attention-sinks",), replace_options("attention", sinks=np.zeros(H))),
+    (("layer_norm-default-eps",), replace_options("layer_norm", eps=1.1e-5)),
+    (("rms_norm-rows",), replace_options("rms_norm", eps=0.31)),
+    (("rms_norm-rows-plus-one",), replace_options("rms_norm", plus_one=False)),
+    (("standard_deviation_norm-rows",), replace_options("standard_deviation_norm", eps=0.31)),
+    (("embedding-scaled",), replace_options("embedding", scaled=False)),
+    (("learned_positions-offset",), replace_options("learned_positions", offset=2)),
+    (("relative_position_bias-offset",), replace_options("relative_position_bias", offset=0)),
+    (("relative_position_bias-both",), replace_options("relative_position_bias", bidirectional=False)),
+    (("relative_position_bias-before",), replace_options("relative_position_bias", furthest=128)),
+    (("gated_feed_forward-silu",), replace_options("gated_feed_forward", activation="gelu")),
+    (("gated_feed_forward-relu-dropout",), replace_options("gated_feed_forward", dropout_rate=0.0)),
+    (("feed_forward-gelu",), replace_options("feed_forward", activation="gelu_tanh")),
+    (("feed_forward-gelu_tanh",), replace_options("feed_forward", activation="gelu")),
+    (("feed_forward-relu-dropout",), replace_options("feed_forward", dropout_rate=0.0)),
     (("layer_norm-rows",), edited("layer_norm_vjp", "centered = deviations(inner, axes)", "centered = inner")),
     (("standard_deviation_norm-rows", "standard_deviation_norm-constant-row"),
      edited("layer_norm_vjp", "(deviations(inner, axes) - ", "(inner - ")),

@@ -66,7 +66,7 @@ def copied_blocks(
     return copy
 
 
-def in_copy(old: str, new: str) -> Callable[[pytest.MonkeyPatch], Any]:
+def edit_copy(old: str, new: str) -> Callable[[pytest.MonkeyPatch], Any]:
     return lambda patch: copied_blocks(patch, old, new)
 
 
@@ -149,10 +149,10 @@ WRONG: dict[str, Wrong] = {
         agrees(PIECES, "all"), with_ranges(PIECES, lambda r: r._replace(stop=r.stop - 1))
     ),
     "JAX: rows counted twice where blocks reach back": Wrong(
-        agrees(PIECES, "all"), in_copy(">= place.fresh, sizes.R", ">= place.query, sizes.R")
+        agrees(PIECES, "all"), edit_copy(">= place.fresh, sizes.R", ">= place.query, sizes.R")
     ),
     **{
-        f"JAX: {name} too far from 0 to sum exp(score)": Wrong(partial(far_conforms, name), in_copy(*edit))
+        f"JAX: {name} too far from 0 to sum exp(score)": Wrong(partial(far_conforms, name), edit_copy(*edit))
         for name, edit in {
             "scores": ("return usual & (score <= SCORE)", "return usual"),
             "small queries, a large scale": ("largest_of(square) + lost", "largest_of(square)"),
@@ -164,26 +164,27 @@ WRONG: dict[str, Wrong] = {
     },
     "JAX: what the log-sum-exp lost is forgotten": Wrong(
         lambda _: conforms(error(PIECES, lowered(4096), truth_and_bounds(lowered(0)))),
-        in_copy("piece.scores - lse - lost", "piece.scores - lse"),
+        edit_copy("piece.scores - lse - lost", "piece.scores - lse"),
     ),
     "JAX: few queries without their scale": Wrong(
-        agrees(PIECES, "few queries"), in_copy("flat(query).astype(dtype) * inputs.scale", "flat(query).astype(dtype)")
+        agrees(PIECES, "few queries"),
+        edit_copy("flat(query).astype(dtype) * inputs.scale", "flat(query).astype(dtype)"),
     ),
     "JAX: few queries without sinks": Wrong(
-        agrees(PIECES, "few queries"), in_copy("None, PLAIN), sinks, sizes)", "None, PLAIN), None, sizes)")
+        agrees(PIECES, "few queries"), edit_copy("None, PLAIN), sinks, sizes)", "None, PLAIN), None, sizes)")
     ),
     "JAX: few queries, and infinity taken for a number": Wrong(
-        hides(PIECES, "few queries", "value"), in_copy("jnp.isinf(output), jnp.nan", "False, jnp.nan")
+        hides(PIECES, "few queries", "value"), edit_copy("jnp.isinf(output), jnp.nan", "False, jnp.nan")
     ),
     "JAX: cotangents of rows without keys get to the sinks": Wrong(
-        hides(PIECES, "sinks", "cotangent"), in_copy("jnp.where(seen, mean, -d_lse.reshape(sizes.rows))", "mean")
+        hides(PIECES, "sinks", "cotangent"), edit_copy("jnp.where(seen, mean, -d_lse.reshape(sizes.rows))", "mean")
     ),
     "JAX: NaN left out of a maximum": Wrong(
         lambda _: long_sequences_hide("jax_impl"),
-        in_copy("jnp.all(sizes < jnp.inf), jnp.max(sizes)", "True, jnp.nanmax(sizes)"),
+        edit_copy("jnp.all(sizes < jnp.inf), jnp.max(sizes)", "True, jnp.nanmax(sizes)"),
     ),
     "JAX: gradients of keys from all queries of a block, old ones too": Wrong(
-        agrees(PIECES, "none"), in_copy("jnp.where(fresh, rows, 0).T", "rows.T")
+        agrees(PIECES, "none"), edit_copy("jnp.where(fresh, rows, 0).T", "rows.T")
     ),
     "gradients of the last block only": Wrong(
         agrees(BLOCKED, "causal"), in_blocks("blocked_gradients", "total += gradient", "total.copy_(gradient)")
@@ -209,7 +210,7 @@ WRONG: dict[str, Wrong] = {
     ),
     "JAX: second derivatives of the inputs left out": Wrong(
         lambda _: test_transformations.test_second_derivatives(PIECES, False),
-        in_copy("return of_inputs, ", "return jax.tree.map(jnp.zeros_like, of_inputs), "),
+        edit_copy("return of_inputs, ", "return jax.tree.map(jnp.zeros_like, of_inputs), "),
     ),
     "numbers looked at under a transformation": Wrong(
         lambda _: transform_without_error("vmap"),

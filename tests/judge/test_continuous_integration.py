@@ -20,19 +20,19 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in lines if line.startswith("conformance ")]
 
 
-def refused(text: str) -> list[str]:
+def list_refused(text: str) -> list[str]:
     """Those commands that have an option or a subcommand that is not there; help takes any argument."""
     return [shlex.join(words) for words in commands(text) if command(*words, "--help")[0] != 0]
 
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCUMENTS.glob("*.md"))], ids=lambda path: path.name)
 def test_documented_commands_exist(path: Path) -> None:
-    assert refused(path.read_text()) == []
+    assert list_refused(path.read_text()) == []
 
 
 def test_commands_that_do_not_exist_are_noticed() -> None:
     text = "```\nconformance judge x\nconformance check f.py:g --effort quick \\\n  --swiftly\n```\nconformance nothing"
-    assert refused(text) == ["judge x", "check f.py:g --effort quick --swiftly"]
+    assert list_refused(text) == ["judge x", "check f.py:g --effort quick --swiftly"]
 
 
 # --- what others copy -------------------------------------------------------------------------------------------------

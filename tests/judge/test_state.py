@@ -58,22 +58,22 @@ def test_state_stands_alone(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "operation", "arrays", "told"),
     [
-        ("racing", "attention", "numpy", "not reproducible|equal calls"),
-        ("unlocked", "attention", "numpy", "threads call at the same time"),
+        ("race_calls", "attention", "numpy", "not reproducible|equal calls"),
+        ("share_query", "attention", "numpy", "threads call at the same time"),
         ("saved_for_all", "rms_norm", "torch", "after other forward passes|Mismatch in shape"),
         ("added_up", "rms_norm", "torch", "second backward pass"),
     ],
 )
 def test_what_depends_on_other_calls_is_told(tmp_path: Path, name: str, operation: str, arrays: str, told: str) -> None:
     """A race is found, and does not blame a case."""
-    rules = ["ATT-13", *(("MASK-1", "ATT-1") if name == "racing" else ())]
+    rules = ["ATT-13", *(("MASK-1", "ATT-1") if name == "race_calls" else ())]
     found = messages(judged(tmp_path, name, operation, arrays=arrays, rules=rules))
     assert found.keys() == {"ATT-13"}
     assert re.search(told, found["ATT-13"])
 
 
 @pytest.mark.rule("ATT-13")
-@pytest.mark.parametrize(("name", "operation"), [("eps_kept_rightly", "rms_norm"), ("locked", "attention")])
+@pytest.mark.parametrize(("name", "operation"), [("eps_kept_rightly", "rms_norm"), ("share_query_locked", "attention")])
 def test_what_is_kept_rightly_conforms(tmp_path: Path, name: str, operation: str) -> None:
     assert messages(judged(tmp_path, name, operation, rules=["ATT-13"])) == {}
 

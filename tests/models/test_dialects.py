@@ -288,7 +288,7 @@ class Origin(NamedTuple):
     heads: tuple[str, ...] = ()
 
 
-def of_hugging_face(module: torch.nn.Module, ids: np.ndarray, keep: np.ndarray, *others: np.ndarray) -> Any:
+def call_hugging_face(module: torch.nn.Module, ids: np.ndarray, keep: np.ndarray, *others: np.ndarray) -> Any:
     """What a module gives where it attends to the tokens that are kept."""
     with torch.no_grad():
         return module(*map(torch.from_numpy, (ids, keep.astype(int), *others)))
@@ -306,7 +306,7 @@ def bert_options(made: Pretrained) -> dict[str, Any]:
 def bert_call(module: torch.nn.Module, ids: np.ndarray) -> tuple[np.ndarray, Arrays, dict[str, Any]]:
     """Token types, and padding of differing lengths, in the last sequence everything."""
     types = np.random.default_rng(0).integers(0, TYPE_COUNT, ids.shape)
-    got = of_hugging_face(module, ids, ids != 0, types).last_hidden_state.numpy()
+    got = call_hugging_face(module, ids, ids != 0, types).last_hidden_state.numpy()
     return got, (ids,), {"key_padding": ids != 0, "token_types": types}
 
 
@@ -321,7 +321,7 @@ def distilbert_options(made: Pretrained) -> dict[str, Any]:
 
 def distilbert_call(module: torch.nn.Module, ids: np.ndarray) -> tuple[np.ndarray, Arrays, dict[str, Any]]:
     """Padding of differing lengths, in the last sequence everything."""
-    return of_hugging_face(module, ids, ids != 0).last_hidden_state.numpy(), (ids,), {"key_padding": ids != 0}
+    return call_hugging_face(module, ids, ids != 0).last_hidden_state.numpy(), (ids,), {"key_padding": ids != 0}
 
 
 def gpt2_options(made: Pretrained) -> dict[str, Any]:
@@ -521,7 +521,7 @@ def test_roberta(kind: str, dtype: str) -> None:
     module, ids = roberta_of(kind, dtype), padded_anywhere()
     checkpoint = state(module)
     for keep in (ids != PAD, np.ones_like(ids, bool)):
-        got = of_hugging_face(module, ids, keep).last_hidden_state.numpy()
+        got = call_hugging_face(module, ids, keep).last_hidden_state.numpy()
         given = ROBERTA | {"options": {"key_padding": keep}}
         exact, bound = expected("bert", checkpoint, (ids,), dtype, **given)
         assert_within(got, exact, bound, dtype)
@@ -532,7 +532,7 @@ def test_roberta(kind: str, dtype: str) -> None:
 @pytest.mark.parametrize("other", [{"positions": "learned", "padding": None}, {"padding": 0}, {"padding": 2}])
 def test_positions_of_roberta_show(other: dict[str, Any]) -> None:
     module, ids = roberta_of("Roberta", "float64"), padded_anywhere()
-    got = of_hugging_face(module, ids, ids != PAD).last_hidden_state.numpy()
+    got = call_hugging_face(module, ids, ids != PAD).last_hidden_state.numpy()
     given = ROBERTA | other | {"options": {"key_padding": ids != PAD}}
     exact, bound = expected("bert", state(module), (ids,), "float64", **given)
     assert np.max(np.abs(got - exact) / bound) > 1

@@ -497,7 +497,7 @@ def pickled(folder: Path, where: dict[str, str]) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"")
 
 
-def of_type(content: dict[str, str]) -> Callable[[Path, dict[str, str]], Any]:
+def write_config(content: dict[str, str]) -> Callable[[Path, dict[str, str]], Any]:
     return lambda folder, _: (folder / "config.json").write_text(json.dumps(content))
 
 
@@ -531,10 +531,10 @@ BROKEN: tuple[tuple[Callable[[Path, dict[str, str]], Any], type[Exception], str]
         pickled, FileNotFoundError,
         "model.safetensors is not there, and pytorch_model.bin, which is pickled, is not read",
     ),
-    (of_type({}), ValueError, "config.json names no model_type"),
-    (of_type({"model_type": "rwkv"}), ValueError, "model_type is 'rwkv', and the dialects read 'bert', .*, 'vit'"),
+    (write_config({}), ValueError, "config.json names no model_type"),
+    (write_config({"model_type": "rwkv"}), ValueError, "model_type is 'rwkv', and the dialects read 'bert', .*, 'vit'"),
     (
-        of_type({"model_type": "mixtral"}),
+        write_config({"model_type": "mixtral"}),
         ValueError, "model_type is 'mixtral', of Mixtral, GPT-OSS or another mixture of experts, which no",
     ),
 )  # fmt: skip

@@ -62,14 +62,14 @@ def ratios(output: str, dtype: str) -> dict[str, float]:
 # --- what it is tried with --------------------------------------------------------------------------------------------
 
 
-def of_tutorial(name: str) -> tuple[Any, Any]:
+def read_tutorial(name: str) -> tuple[Any, Any]:
     source = SOURCES[name]
     return read(source.dialect, state(filled(source.module(SIZE))), **source.hyperparameters(SIZE))
 
 
 @pytest.mark.parametrize("name", ["notebook-scratch", "prenorm-blog", "dawn"])
 def test_tokens_are_padded_to_differing_lengths(name: str) -> None:
-    inputs, options = probe(*of_tutorial(name))
+    inputs, options = probe(*read_tutorial(name))
     assert {name: type(mask) for name, mask in options.items()} == dict.fromkeys(options, Dense)
     assert options.keys() == {"source_mask", "target_mask", "memory_mask"}
     assert options["memory_mask"].array.shape == (inputs[1].shape[1], inputs[0].shape[1])
@@ -112,7 +112,7 @@ def test_embeddings_are_masked() -> None:
 
 
 def test_a_model_that_knows_of_no_padding_is_given_masks_too() -> None:
-    (tokens,), options = probe(*of_tutorial("imdb-classifier, max"))
+    (tokens,), options = probe(*read_tutorial("imdb-classifier, max"))
     assert isinstance(options["mask"], Dense)
     lengths = options["keep"].sum(axis=1)
     assert lengths[0] == tokens.shape[1]

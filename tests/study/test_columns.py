@@ -174,7 +174,7 @@ def test_comments_are_notes_and_not_code() -> None:
 
 
 def marked(*texts: str) -> list[list[str]]:
-    return [[piece.text for piece in pieces if piece.differs] for pieces in marking.marked(texts)]
+    return [[piece.text for piece in pieces if piece.differs] for pieces in marking.mark_differences(texts)]
 
 
 def test_what_differs_is_marked_and_nothing_else() -> None:
@@ -192,7 +192,7 @@ def test_marking_loses_no_text() -> None:
     for columns in all_columns():
         for one in columns.body:
             texts = [None if step is None else step.text for step in one.steps]
-            for text, pieces in zip(texts, marking.marked(texts), strict=True):
+            for text, pieces in zip(texts, marking.mark_differences(texts), strict=True):
                 assert "".join(piece.text for piece in pieces) == (text or "")
 
 

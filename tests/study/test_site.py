@@ -25,7 +25,7 @@ from conformance.side_by_side.drift import all_columns
 from conformance.side_by_side.operations import OPERATIONS, find, known, nearest
 from conformance.side_by_side.rules import RuleText, rule_texts
 from conformance.side_by_side.sources import ROOT
-from conformance.side_by_side.terminal import fitting, shown
+from conformance.side_by_side.terminal import count_columns, render_meaning
 from specification import MODEL_RULES, RULES
 from specification.dialects import DIALECTS
 from study import __main__ as study_command
@@ -317,8 +317,8 @@ def test_gradients_are_found_by_name_and_under_their_rule() -> None:
 def test_as_many_columns_as_fit(width: int, count: int) -> None:
     console = Console(width=width, record=True, file=io.StringIO())
     found = find("softmax")
-    assert fitting(width) == count
-    for piece in shown(found, width):
+    assert count_columns(width) == count
+    for piece in render_meaning(found, width):
         console.print(piece)
     lines = console.export_text().splitlines()
     heads = [line for line in lines if "/attention_steps.py:" in line]

@@ -46,23 +46,23 @@ def first_table(length, width, *, offset=0, exponent="shared", dtype="float32"):
     return reference_numpy.sinusoidal_positions(length, width, offset=offset, exponent=exponent, dtype=dtype)
 
 
-def racing(query, key, value, *, mask=None):
+def race_calls(query, key, value, *, mask=None):
     if key.shape[2] and DICE.random() < 1 / 50:
         key = key.copy()
         key[:, :, -1] = key[:, :, 0]
     return reference_numpy.attention(query, key, value, mask=mask)
 
 
-def unlocked(query, key, value, *, mask=None):
+def share_query(query, key, value, *, mask=None):
     WORKSPACE["query"] = query.copy()
     for _ in range(200):
         np.ones(8).sum()
     return reference_numpy.attention(WORKSPACE["query"], key, value, mask=mask)
 
 
-def locked(query, key, value, *, mask=None):
+def share_query_locked(query, key, value, *, mask=None):
     with LOCK:
-        return unlocked(query, key, value, mask=mask)
+        return share_query(query, key, value, mask=mask)
 
 
 def narrow(x, weight, *, eps):

@@ -257,7 +257,7 @@ def dawn_attention(width: int, count: int) -> FourProjections:
     return FourProjections(width, count, ("W_q", "W_k", "W_v", "W_o"), weigh)
 
 
-def normed(width: int) -> nn.Module:
+def norm_sublayer(width: int) -> nn.Module:
     return named(norm=nn.LayerNorm(width))
 
 
@@ -269,7 +269,7 @@ class DawnEncoderBlock(nn.Module):
     def __init__(self, width: int, count: int, inner: int) -> None:
         super().__init__()
         self.mha, self.ff = dawn_attention(width, count), dawn_forward(width, inner)
-        self.add_norm1, self.add_norm2 = normed(width), normed(width)
+        self.add_norm1, self.add_norm2 = norm_sublayer(width), norm_sublayer(width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = self.add_norm1(x + self.mha(x, x, mask))
@@ -281,7 +281,7 @@ class DawnDecoderBlock(nn.Module):
         super().__init__()
         self.mha, self.cross_mha = dawn_attention(width, count), dawn_attention(width, count)
         self.ff = dawn_forward(width, inner)
-        self.add_and_norm1, self.add_and_norm2, self.add_and_norm3 = (normed(width) for _ in range(3))
+        self.add_and_norm1, self.add_and_norm2, self.add_and_norm3 = (norm_sublayer(width) for _ in range(3))
 
     def forward(self, x: Tensor, memory: Tensor, source_mask: Tensor, target_mask: Tensor) -> Tensor:
         x = self.add_and_norm1(x + self.mha(x, x, target_mask))
