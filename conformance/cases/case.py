@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 ORDER = ("x", "query", "key", "value", "weight")
@@ -185,3 +186,8 @@ def logsumexp_alone(case: Case) -> Case:
     constants = tuple(name for name in case.constants if name != "value")
     alone = replace(case, operation="attention_logsumexp", inputs=inputs, options=options, cotangents=cotangents)
     return replace(alone, constants=constants, with_logsumexp=False)
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return NumPy's dtype, or that of `ml_dtypes` for bfloat16."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

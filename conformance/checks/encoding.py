@@ -14,10 +14,9 @@ import zlib
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from conformance.cases.case import Case
+from conformance.cases.case import Case, numpy_dtype
 from conformance.cases.expectations import Planted
 from conformance.checks.comparison import Finding
 from conformance.checks.refusals import Refusal
@@ -79,10 +78,6 @@ def decode(value: Any) -> Any:
 
 
 def decode_array(value: dict[str, Any]) -> np.ndarray:
-    dtype = dtype_of(value["array"])
+    dtype = numpy_dtype(value["array"])
     raw = np.frombuffer(zlib.decompress(base64.b64decode(value["data"])), dtype.newbyteorder("<"))
     return raw.astype(dtype).reshape(value["shape"]).copy()
-
-
-def dtype_of(name: str) -> np.dtype:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

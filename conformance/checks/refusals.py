@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
-from conformance.cases.case import Case
+from conformance.cases.case import Case, numpy_dtype
 from conformance.cases.declaration import Declaration
 from conformance.cases.features import features_of, has_declared_masks
 from conformance.cases.signatures import required_arguments
@@ -71,7 +70,7 @@ class Numbers:
     def __call__(self, *shape: int, dtype: str = "") -> np.ndarray:
         name = dtype or self.dtype
         numbers = np.arange(np.prod(shape)).reshape(shape) % 5 - 2
-        return numbers.astype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+        return numbers.astype(numpy_dtype(name))
 
     @property
     def another(self) -> str:

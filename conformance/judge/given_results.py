@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any
@@ -21,13 +21,12 @@ from conformance.cases.arguments import (
     result_names,
     results_of,
 )
-from conformance.cases.case import Case
+from conformance.cases.case import Case, numpy_dtype
 from conformance.cases.declaration import Declaration, read_conventions
 from conformance.cases.facts import operation_facts, operations
 from conformance.cases.options import refuse_unknown
 from conformance.checks.catalogue import has_special_values
 from conformance.checks.comparison import breaks, fill_unpromised, judge, ratio, worst
-from conformance.checks.encoding import dtype_of
 from conformance.checks.findings import Finding
 from conformance.checks.levels import DEFAULT, LEVELS
 from conformance.diagnosis.cause import Diagnosis
@@ -167,11 +166,13 @@ def compare(
     for name in CONVENTIONS_OF_CALLS:
         if name in chosen:
             raise ValueError(f"conventions: one result says nothing of {name}")
-    definition: Callable[..., Any] = getattr(reference_numpy, operation)
-    if "gradients" in inspect.signature(definition).parameters:  # an optimizer's own argument, and none is judged
+    signature = inspect.signature(getattr(reference_numpy, operation))
+    if "gradients" in signature.parameters:  # an optimizer's own argument, and none is judged
         inputs, gradients = inputs | {"gradients": gradients}, None
+    if "dtype" in signature.parameters:
+        inputs = {"dtype": signature.parameters["dtype"].default} | inputs
     try:
-        inspect.signature(definition).bind(**inputs)
+        signature.bind(**inputs)
     except TypeError as error:
         raise TypeError(f"{operation}: {error}") from None
     case = make_case(operation, convert_arrays(inputs), chosen)
@@ -216,9 +217,6 @@ def make_case(operation: str, given: Mapping[str, Any], conventions: Mapping[str
     if options.get("mask") is not None:
         options["mask"] = as_mask(options["mask"])
     floating = [str(array.dtype) for array in inputs.values() if str(array.dtype) in FLOATING]
-    parameters = inspect.signature(getattr(reference_numpy, operation)).parameters
-    if "dtype" in parameters:
-        options.setdefault("dtype", parameters["dtype"].default)
     dtype = floating[0] if floating else str(options.get("dtype", "float64"))
     if conventions.get("empty_rows", "zero") != "zero":
         options["empty_rows"] = conventions["empty_rows"]
@@ -258,7 +256,7 @@ def complete_cotangents(case: Case) -> Case:
     cotangents = {}
     for name in results_of(case):
         shape, dtype = expected_shape(name, case), expected_dtype(name, case)
-        given = cotangents[name] = case.cotangents.get(name, np.zeros(shape, dtype_of(dtype)))
+        given = cotangents[name] = case.cotangents.get(name, np.zeros(shape, numpy_dtype(dtype)))
         if given.shape != shape or str(given.dtype) != dtype:
             expected = f"expected {list(shape)} of {dtype}"
             raise ValueError(f"cotangent of {name}: got {list(given.shape)} of {given.dtype}, {expected}")

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.arguments import KERNEL_ARGUMENTS, expected_dtype, replace_kernel_arguments
-from conformance.cases.case import Case
+from conformance.cases.case import Case, numpy_dtype
 from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Mistake
 from conformance.oracle.reference import evaluate_definition
-from conformance.sampling.strategies import numpy_dtype
 from conformance.subjects.subject import Answers, NumpySubject
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
+from conformance.cases.case import numpy_dtype
 from conformance.cases.signatures import MASK_REQUIRED, describe_never_given
 from conformance.checks.findings import Finding
 from conformance.checks.levels import CONTRACT, is_required
@@ -209,7 +209,7 @@ def got(violation: Content) -> str:
     if dtype in (None, "float64"):
         return repr(value)
     with np.errstate(all="ignore"):
-        return str(np.asarray(value).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)[()])
+        return str(np.asarray(value).astype(numpy_dtype(dtype))[()])
 
 
 def format_expected(violation: Content) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from conformance.cases.case import numpy_dtype
 from conformance.cases.declaration import DIMENSIONS, OTHER_LAYOUT
 from conformance.checks import findings as kinds
 from conformance.checks.findings import Finding, Phase
@@ -91,8 +90,7 @@ def describe_detail(detail: Detail) -> str:
         case kinds.NotZero(got_number):
             return f"holds {got_number}, expected 0"
         case kinds.NotSpoiled(numbers, dtype):
-            kind: Any = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-            return f"holds {np.array(numbers).astype(kind)}"
+            return f"holds {np.array(numbers).astype(numpy_dtype(dtype))}"
         case kinds.Accepted(due, answer):
             return f"accepted, expected {due or 'an error'}" + (f": {describe_detail(answer)}" if answer else "")
         case kinds.WrongError(error, due, text):

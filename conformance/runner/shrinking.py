@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.arguments import KERNEL_ARGUMENTS, expected_dtype
-from conformance.cases.case import Case, heads_and_keys, join_projections, output_alone
+from conformance.cases.case import Case, heads_and_keys, join_projections, numpy_dtype, output_alone
 from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
 from conformance.cases.expectations import Planted, allowed_pairs, asked_case, change_cases, empty_rows
 from conformance.cases.facts import operation_facts
@@ -29,7 +29,7 @@ from conformance.checks.comparison import breaks
 from conformance.checks.levels import STRICT
 from conformance.runner.dimensions import Dimension, Part, Parts, dimensions, sizes_of, take_parts
 from conformance.runner.in_process import Runner
-from conformance.sampling.strategies import apply_memory, numpy_dtype, roundings, set_offset
+from conformance.sampling.strategies import apply_memory, roundings, set_offset
 from specification.dtypes import FLOATING, compute_dtype_name
 from specification.masks import And, Dense, Or
 
@@ -457,7 +457,6 @@ def depends_on_layout(
 
     Returns:
         whether the example fails again, but not with contiguous arrays; False where its arrays are contiguous.
-
     """
     if not has_layouts(example):
         return False

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from conformance.cases.case import Case
+from conformance.cases.case import Case, numpy_dtype
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.oracle.reference import ball_work
 from conformance.sampling.strategies import (
@@ -27,7 +27,6 @@ from conformance.sampling.strategies import (
     draw_row_cotangents,
     edges,
     judged_dtypes,
-    numpy_dtype,
     require_some,
     reset_lacking,
     roundings,

@@ -10,7 +10,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from conformance.cases.arguments import result_names
-from conformance.cases.case import Case
+from conformance.cases.case import Case, numpy_dtype
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.operation import OFFSET
 from conformance.cases.signatures import default
@@ -28,7 +28,6 @@ from conformance.sampling.strategies import (
     draw_memory,
     draw_option,
     judged_dtypes,
-    numpy_dtype,
     require_some,
     reset_lacking,
     roundings,

@@ -17,12 +17,11 @@ from functools import partial
 from math import prod
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from conformance.cases.case import Case
+from conformance.cases.case import Case, numpy_dtype
 from conformance.cases.declaration import (
     CONVENTIONS,
     EVERYTHING,
@@ -111,10 +110,6 @@ EMPTY = (
     Sizes(2, 4, 2, 5, 0, 3, 6),
     Sizes(2, 4, 2, 5, 7, 3, 0),
 )
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 class Draw:

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from conformance.bounds import optimizers as bounds_of
-from conformance.cases.case import Case
+from conformance.cases.case import Case, numpy_dtype
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.facts import operation_facts
 from conformance.cases.signatures import equals_default
@@ -25,7 +25,6 @@ from conformance.sampling.strategies import (
     draw_memory,
     draw_option,
     edges,
-    numpy_dtype,
     reset_lacking,
     roundings,
     seeds,
@@ -202,6 +201,12 @@ VANISHING = {"float32": 1e-21, "float64": 1e-160}
 """By compute dtype: gradients whose squares are too small for normal numbers."""
 
 
+def draw_options(
+    draw: st.DrawFn, operation: str, choices: dict[str, tuple[Any, ...]], declaration: Declaration
+) -> dict[str, Any]:
+    return {name: draw_option(draw, operation, name, those, declaration) for name, those in choices.items()}
+
+
 @st.composite
 def adam_cases(
     draw: st.DrawFn,
@@ -221,10 +226,7 @@ def adam_cases(
     count = prod(shape)
     dtype = draw_dtype(draw, dtypes, declaration, ball_work("adam_step", gradients=False, rows=count))
     wide, kind = compute_dtype_name(dtype), draw(st.sampled_from(kinds))
-    given = {
-        name: draw_option(draw, "adam_step", name, choices, declaration)
-        for name, choices in (ADAM_OPTIONS | (options or {})).items()
-    }
+    given = draw_options(draw, "adam_step", ADAM_OPTIONS | (options or {}), declaration)
     d = Draw(draw(seeds), dtype)
     size = {"small": SMALL, "large": LARGE[dtype], "vanishing": VANISHING[wide]}.get(kind, 1.0)
     gradients = d.numbers(count) * size
@@ -267,10 +269,7 @@ def sgd_cases(
     count = prod(shape)
     dtype = draw_dtype(draw, dtypes, declaration, ball_work("sgd_step", gradients=False, rows=count))
     wide, kind = compute_dtype_name(dtype), draw(st.sampled_from(kinds))
-    given = {
-        name: draw_option(draw, "sgd_step", name, choices, declaration)
-        for name, choices in (SGD_OPTIONS | (options or {})).items()
-    }
+    given = draw_options(draw, "sgd_step", SGD_OPTIONS | (options or {}), declaration)
     given["nesterov"] = given["nesterov"] and given["momentum"] > 0
     d = Draw(draw(seeds), dtype)
     size = {"tiny": TINY[dtype], "huge": HUGE[dtype]}.get(kind, 1.0)

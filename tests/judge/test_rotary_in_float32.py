@@ -13,12 +13,12 @@ import pytest
 import conformance
 import reference_numpy
 from conformance.bounds.rotary import pair_columns
+from conformance.cases.case import numpy_dtype
 from conformance.diagnosis import causes
 from conformance.diagnosis.evidence import Evidence, ask_fresh
 from conformance.operations.probes import probes_of
 from conformance.sampling import positions
 from conformance.sampling.draws import draw_from_seed
-from conformance.sampling.strategies import numpy_dtype
 from conformance.selftest import selftest
 from specification.frequencies import CONTEXT, attention_factor, yarn_ramp
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases.case import Case
+from conformance.cases.case import Case, numpy_dtype
 from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import allowed_pairs, change_cases
 from conformance.cases.features import supports_case
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, Check, probe_id, takes_described_arrays
-from conformance.checks.encoding import decode, decode_array, dtype_of
+from conformance.checks.encoding import decode, decode_array
 from conformance.checks.levels import CORE
 from conformance.oracle.reference import balls_available
 from conformance.sampling.strategies import roundings
@@ -99,7 +99,7 @@ def split_bytes(value: dict[str, Any]) -> dict[str, Any]:
     if "data" not in value or "array" not in value:
         return value
     array = decode_array(value)
-    planes = array.reshape(-1, 1).view(np.uint8).T.tobytes().hex() if array.size else ""
+    planes = array.reshape(-1, 1).view(np.uint8).T.tobytes().hex()
     return {"array": value["array"], "shape": value["shape"], "planes": planes}
 
 
@@ -107,7 +107,7 @@ def join_bytes(value: dict[str, Any]) -> Any:
     """Return the array that `split_bytes` split; anything else as it is."""
     if "planes" not in value:
         return value
-    dtype = dtype_of(value["array"])
+    dtype = numpy_dtype(value["array"])
     planes = np.frombuffer(bytes.fromhex(value["planes"]), np.uint8).reshape(dtype.itemsize, -1)
     return np.ascontiguousarray(planes.T).view(dtype.newbyteorder("<")).astype(dtype).reshape(value["shape"])
 
