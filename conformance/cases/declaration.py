@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import lcm
 from typing import Annotated, Any, NamedTuple, TypedDict, Unpack
 
 from conformance.cases.options import (
@@ -101,6 +102,8 @@ DIMENSIONS = {
     "inner_width": "inner columns",
 }
 """Names for `limits`: dimensions of which a subject may take no more than so many; with what is counted in each."""
+WIDTH_NAMES = tuple(name for name in DIMENSIONS if name.endswith("_width"))
+"""Those of them that are widths, all multiples of `width_multiple`; of attention only the widths of heads are."""
 
 CONVENTIONS = {
     "polarity": ("allowed", "masked"),
@@ -352,10 +355,11 @@ class Declaration:
         """Raise ValueError where two options leave nothing to be tried."""
         if not self.dtypes:
             raise ValueError("dtypes: got none")
+        for name in WIDTH_NAMES:
+            if self.limits.get(name, self.width_multiple) < self.width_multiple:
+                raise ValueError(f"limit of {name} is below width_multiple {self.width_multiple}")
         for side, name in enumerate(("key_width", "value_width")):
             limit = self.limits.get(name)
-            if limit is not None and limit < self.width_multiple:
-                raise ValueError(f"limit of {name} is below width_multiple {self.width_multiple}")
             if limit is not None and any(pair[side] > limit for pair in self.head_widths):
                 raise ValueError(f"head_widths has a width beyond the limit of {name}, {limit}")
         if self.windows and "window" not in self:
@@ -417,9 +421,9 @@ def nearest_widths(D: int, V: int, declaration: Declaration) -> tuple[int, int]:
     return min(pairs, key=lambda pair: abs(pair[0] - D) + abs(pair[1] - V))
 
 
-def fit_width(size: int, name: str, declaration: Declaration) -> int:
-    """The next multiple that the subject takes, unless that is beyond its limit."""
-    multiple, limit = declaration.width_multiple, declaration.limits.get(name)
+def fit_width(size: int, name: str, declaration: Declaration, unit: int = 1) -> int:
+    """The next multiple that the subject takes, unless that is beyond its limit. unit: of the operation's widths."""
+    multiple, limit = lcm(declaration.width_multiple, unit), declaration.limits.get(name)
     whole = -(-size // multiple) * multiple
     return whole if limit is None else min(whole, limit // multiple * multiple)
 

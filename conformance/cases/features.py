@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.cases.arguments import KERNEL_ARGUMENTS
 from conformance.cases.case import Case, heads_and_keys, widths_of
-from conformance.cases.declaration import FEATURES, Declaration
+from conformance.cases.declaration import FEATURES, WIDTH_NAMES, Declaration
 from conformance.cases.facts import operation_facts
 from conformance.cases.signatures import required_arguments
 from specification import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow
@@ -154,3 +154,6 @@ def unsupported_features(case: Case, declaration: Declaration) -> Iterator[str]:
     yield from (f"{name} {size}" for name, size in sizes.items() if size > declaration.limits.get(name, size))
     if masked and not declaration.takes_widths(*widths_of(case)):
         yield f"head width {'/'.join(map(str, widths_of(case)))}"
+    if not masked:
+        multiple = declaration.width_multiple
+        yield from (f"{name} {size}" for name, size in sizes.items() if name in WIDTH_NAMES and size % multiple)

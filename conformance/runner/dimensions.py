@@ -267,9 +267,11 @@ def dimensions(case: Case, declaration: Declaration) -> list[Dimension]:
     names = [name for name in sizes_of(case) if not (declaration.head_widths and name in ("D", "V"))]
     record = operation_facts(case.operation)
     if record.norm:
-        return [Dimension((name,), least=record.least_width if name == "W" else 1) for name in names]
+        least = {"W": max(record.least_width, declaration.width_multiple)}
+        units = {"W": declaration.width_multiple}
+        return [Dimension((name,), units.get(name, 1), least.get(name, 1)) for name in names]
     if not record.masked:
-        units = {"E": record.width_unit}
+        units = {"E": math.lcm(record.width_unit, declaration.width_multiple), "inner": declaration.width_multiple}
         return [Dimension((n,), units.get(n, 1), 0 if n == OFFSET else units.get(n, 1)) for n in names]
     together = [("Q", "K")] if "cross" not in declaration else []
     together += [("D", "V")] if "value_width" not in declaration and "V" in names else []

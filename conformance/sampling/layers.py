@@ -11,7 +11,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case, numpy_dtype
-from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.declaration import EVERYTHING, Declaration, fit_width
+from conformance.cases.facts import operation_facts
 from conformance.oracle.reference import ball_work
 from conformance.sampling.strategies import (
     DTYPES,
@@ -77,6 +78,9 @@ def norm_cases(
     assume(set(focus) <= declaration.features)
     shapes = [s for s in plans if operation != "standard_deviation_norm" or s[0][-1] > 1]
     shape, axes = draw(st.sampled_from(require_some(s for s in shapes if s[1] == 1 or "axes" in declaration)))
+    row = prod(shape[-axes:-1])
+    shape = (*shape[:-1], fit_width(shape[-1] * row, "norm_width", declaration, unit=row) // row)
+    assume(prod(shape[-axes:]) >= operation_facts(operation).least_width)
     sizes = {"rows": prod(shape[:-axes]), "width": prod(shape[-axes:])}
     cheap = ball_work(operation, gradients=gradients, **sizes) <= EXACTLY * (4 if far else 1)
     able = require_some(d for d in judged_dtypes(dtypes, declaration) if cheap or d != "float64")
@@ -191,6 +195,8 @@ def feed_forward_cases(
 ) -> Case:
     """plans: the shapes of x to draw from, each with the inner and the outer width."""
     shape, inner, outer = draw(st.sampled_from(plans))
+    shape = (*shape[:-1], fit_width(shape[-1], "model_width", declaration))
+    inner, outer = fit_width(inner, "inner_width", declaration), fit_width(outer, "model_width", declaration)
     sizes = {"rows": prod(shape[:-1]), "E": shape[-1], "F": inner, "out": outer}
     dtype = draw_dtype(draw, dtypes, declaration, ball_work(operation, gradients=True, **sizes))
     d, E = Draw(draw(seeds), dtype), shape[-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import lcm, prod
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.arguments import result_names
 from conformance.cases.case import Case, numpy_dtype
-from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.declaration import EVERYTHING, Declaration, fit_width
 from conformance.cases.operation import OFFSET
 from conformance.cases.signatures import default
 from conformance.oracle.reference import AFFORDABLE, ball_work
@@ -57,7 +57,7 @@ def sinusoidal_cases(
     limits = declaration.limits
     options: dict[str, Any] = {
         "length": draw(st.integers(0, min(40, limits.get("length", 40)))) if plan is None else plan[0],
-        "width": draw(st.integers(1, min(70, limits.get("model_width", 70)))) if plan is None else plan[1],
+        "width": fit_width(draw(st.integers(1, 70)), "model_width", declaration) if plan is None else plan[1],
         "offset": draw(st.sampled_from(offsets) if offsets else st.one_of(st.sampled_from((0, 511, 4099)), digits(4))),
         "exponent": draw(st.sampled_from(("shared", "doubled"))),
         "dtype": draw(st.sampled_from(judged_dtypes(dtypes, declaration))),
@@ -84,6 +84,7 @@ def lookup_cases(
 ) -> Case:
     """scaled: the choices for an embedding. plans: rows and width of the table, and shapes of the ids or lengths."""
     rows, width, lengths = draw(st.sampled_from(plans))
+    width = fit_width(width, "model_width", declaration)
     shape = draw(st.sampled_from(((prod(lengths),), lengths))) if operation == "embedding" else lengths[:1]
     dtype = draw_dtype(
         draw, dtypes, declaration, ball_work(operation, gradients=True, N=rows, E=width, rows=prod(shape))
@@ -308,7 +309,7 @@ def rotary_cases(
     """
     names, limits = ("batch", "heads", "length", "model_width"), declaration.limits
     B, H, T, D = (min(n, limits.get(name, n)) for name, n in zip(names, draw(st.sampled_from(plans)), strict=True))
-    D -= D % 2
+    D = fit_width(D, "model_width", declaration, unit=2)
     sizes = {"numbers": B * H * T * D, "angles": B * T * D}
     dtype = draw_dtype(draw, dtypes, declaration, ball_work("rotary_embedding", gradients=True, **sizes))
     d = Draw(draw(seeds), dtype)
@@ -319,8 +320,9 @@ def rotary_cases(
     pairing = draw(st.sampled_from(require_some(p for p in pairings if p == "halves" or "interleaved" in declaration)))
     part = draw(st.integers(0, 3)) == 3 if partial is None else partial
     assume(partial is not True or "rotary_width" in declaration)
-    part = part and "rotary_width" in declaration and D > 2
-    width = draw(st.sampled_from(tuple(range(2, D, 2)))) if part else D
+    unit = lcm(2, declaration.width_multiple)
+    part = part and "rotary_width" in declaration and unit < D
+    width = draw(st.sampled_from(tuple(range(unit, D, unit)))) if part else D
     length = int(positions.max(initial=0)) + 1
     name = draw(st.sampled_from(require_some(s for s in scalings if s == "none" or "rotary_scaling" in declaration)))
     scaling = draw_scaling(draw, d, name, width // 2, length)
@@ -355,8 +357,7 @@ def frequency_cases(
     """scalings, widths: the choices. Results are float64, and so is every case."""
     dtype = draw(st.sampled_from(require_some(d for d in judged_dtypes(dtypes, declaration) if d == "float64")))
     d, width = Draw(draw(seeds), dtype), draw(st.sampled_from(widths))
-    width = min(width, declaration.limits.get("model_width", width))
-    width -= width % 2
+    width = fit_width(width, "model_width", declaration, unit=2)
     length = draw(st.sampled_from((1, 100, 4096, 4097, 131072)))
     name = draw(st.sampled_from(require_some(s for s in scalings if s == "none" or "rotary_scaling" in declaration)))
     if name == "longrope":  # so that some lengths are the original one, which is at least 2
