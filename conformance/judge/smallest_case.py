@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from conformance.checks.catalogue import AGREEMENT, DESCRIPTION, SHAPES
 from conformance.checks.comparison import breaks
-from conformance.checks.findings import Finding
+from conformance.checks.findings import Finding, is_error, same_error
 from conformance.checks.results import Results, Violation
 from conformance.judge.attribution import is_in_empty_row
 from conformance.judge.trial import make_violation
@@ -18,6 +19,7 @@ from conformance.subjects.subject import NumpySubject
 
 SHRINKING = 20.0
 """Seconds spent at most on making one failing case smaller, where nobody looks for causes."""
+NUMBER = re.compile(r"\d+")
 OF_DTYPES = ("ATT-9", "NORM-2")
 """Rules of dtypes: a violation of theirs is not shown in another one."""
 
@@ -37,7 +39,8 @@ Accepts = Callable[[Violation, Example], bool]
 def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts | None = None) -> Violation:
     """The violation on a smaller case, where the example is a case, or several that can be cut alike.
 
-    A wrong result does not shrink to another kind of finding, to lost digits, to what fewer profiles ask for, or to a
+    The smaller case fails as the first one does: the same kind of finding, in a result that is wrong there too, and the
+    same error if one is raised. Nor does a wrong result shrink to lost digits, to what fewer profiles ask for, or to a
     row that allows nothing, which is of another rule; nor NaN or infinity to a number. `steady` is False if the
     smallest case then passed. The case of a rule of dtypes stays in its dtype, and so does one that loses digits in 16
     bits.
@@ -45,16 +48,19 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
     if not cuttable(least.example):
         return least
     wrong = error_finder(least, runner)
+    level = least.finding.level
+    first = [least.finding, *(one for one in wrong(least.example) or () if breaks([one], level))]
     failures = {id(least.example): least}
     empty = least.case is not None and is_in_empty_row(least.case, least.finding)
 
     def fails(example: Example) -> bool:
         findings = wrong(example)
-        if findings is None:
+        findings = [one for one in findings or () if any(is_same_failure(one, other) for other in first)]
+        if not breaks(findings, level):
             return False
         new = make_violation(least.rule, least.title, least.check, runner, example, findings)
         new = replace(new, least=least.least, probe=least.probe)
-        if new.finding.kind != least.finding.kind or least.stands_before(new):
+        if least.stands_before(new):
             return False
         if new.is_numeric and not least.is_numeric:
             return False
@@ -69,6 +75,15 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
     keeps_dtype = least.rule in OF_DTYPES or least.rounds_16_bits
     reduced = shrink_example(least.example, runner.declaration, fails, seconds, masked, keeps_dtype, least.loses_digits)
     return replace(failures[id(reduced.example)], uncut=least.example, steady=reduced.steady)
+
+
+def is_same_failure(finding: Finding, other: Finding) -> bool:
+    """Whether two findings are of one kind and result, and of one error if it was raised. Numbers of parts may differ:
+    the first parts of a smaller case may be others.
+    """
+    if finding.kind != other.kind or NUMBER.sub("", finding.name) != NUMBER.sub("", other.name):
+        return False
+    return not is_error(finding) or same_error(finding, other)
 
 
 def error_finder(violation: Violation, runner: Runner) -> Callable[[Example], list[Finding] | None]:

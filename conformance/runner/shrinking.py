@@ -304,6 +304,8 @@ def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> 
         yield remove_arguments("dropout_keep", "dropout_rate")
     if case.options.get("ignore") is not None:
         yield count_all_targets
+    if "positions" in case.inputs:
+        yield restart_positions
     mask = case.options.get("mask")
     if mask is not None:
         yield remove_arguments("mask")
@@ -357,6 +359,13 @@ def count_all_targets(case: Case) -> Case | None:
     options = {name: value for name, value in case.options.items() if name != "ignore"}
     inputs = case.inputs | {"targets": np.where(targets == ignore, 0, targets).astype(targets.dtype)}
     return replace(case, inputs=inputs, options=options)
+
+
+def restart_positions(case: Case) -> Case | None:
+    """With the smallest position at 0."""
+    positions = case.inputs["positions"]
+    first = int(positions.min()) if positions.size else 0
+    return replace(case, inputs=case.inputs | {"positions": positions - first}) if first else None
 
 
 def half(side: str) -> Change:

@@ -383,6 +383,51 @@ def test_what_is_no_number_is_not_lost() -> None:
     assert sizes_of(found.case)["Q"] == 16
 
 
+def test_another_error_is_not_the_smallest_case() -> None:
+    """A division by 0 for one column is no smaller case of a failure to broadcast the heads."""
+
+    def raises(query: Any, key: Any, value: Any) -> Any:
+        rotations = query.shape[2] // (query.shape[-1] - 1)
+        if query.shape[1] != key.shape[1]:
+            raise ValueError("as many heads of keys as of queries")
+        return reference_numpy.attention(query, key, value) * np.float32(rotations > 0)
+
+    found, _ = smallest(raises, attention_case(1, 4, 2, 3, 6, 5, 5))
+    assert found.finding.detail.error == "ValueError"
+    assert sizes_of(found.case)["D"] == 2
+
+
+def test_another_result_is_not_the_smallest_case() -> None:
+    """An output that is wrong for one row is no smaller case of a wrong gradient."""
+
+    def output_or_gradient(x: Any, weight: Any, bias: Any) -> Any:
+        return reference_numpy.layer_norm(x, weight, bias) * np.float32(1 + (len(x) == 1))
+
+    def vjp(x: Any, weight: Any, bias: Any, cotangent: Any) -> Any:
+        return tuple(2 * gradient for gradient in reference_numpy.layer_norm_vjp(x, weight, bias, cotangent))
+
+    found, _ = smallest(output_or_gradient, norm_case(7, 5, gradients=True), vjp=vjp)
+    assert found.finding.name.startswith("gradient of")
+    assert found.case.cotangents
+
+
+def test_a_width_stays_a_multiple_of_what_is_declared() -> None:
+    def doubled(x: Any, weight: Any, bias: Any) -> Any:
+        return reference_numpy.layer_norm(x, weight, bias) * np.float32(2)
+
+    found, _ = smallest(doubled, norm_case(3, 40), width_multiple=8)
+    assert sizes_of(found.case)["W"] == 8
+
+
+def test_positions_start_at_0_where_that_fails_too() -> None:
+    def shifted(x: Any, positions: Any) -> Any:
+        return reference_numpy.rotary_embedding(x, positions + 1)
+
+    inputs = {"x": numbers(1, 2, 3, 8), "positions": np.arange(2060, 2063)}
+    found, _ = smallest(shifted, Case("rotary_embedding", "float32", inputs, {}))
+    assert found.case.inputs["positions"].tolist() == [0]
+
+
 # --- subjects that answer differently each time -----------------------------------------------------------------------
 
 
