@@ -137,11 +137,12 @@ def norm_history(draw: st.DrawFn, operation: str, declaration: Declaration, size
     """Of one width and dtype, with other eps, bias and dtype of the weight; sizes: every other one of another size."""
     dtype = draw(st.sampled_from(require_some(judged_dtypes(generation.DTYPES, declaration))))
     widths = NORM_WIDTHS[:2] if dtype == "float64" else NORM_WIDTHS
-    rows, width = draw(st.sampled_from(ROWS)), draw(st.sampled_from(widths))
-    other_rows: Sequence[int] = ROWS
+    able = [rows for rows in ROWS if rows <= declaration.limits.get("rows", rows)]
+    rows, width = draw(st.sampled_from(able)), draw(st.sampled_from(widths))
+    other_rows: Sequence[int] = able
     other_widths: Sequence[int] = widths
     if declaration.compiled:  # each shape is one more to compile
-        other_rows = [draw(st.sampled_from([other for other in ROWS if other != rows]))]
+        other_rows = [draw(st.sampled_from([other for other in able if other != rows] or able))]
         other_widths = [draw(st.sampled_from([other for other in widths if other != width]))]
     cases = []
     for number in range(count):

@@ -228,6 +228,7 @@ and the product round up in the first, down in the second: with the activation's
 @st.composite
 def gates_rounded_alike(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> Case:
     """Two columns whose errors add up in their difference, which is about 0 and adds no rounding of its own."""
+    assume(2 % declaration.width_multiple == 0)
     dtype = draw(st.sampled_from(judged_dtypes(("bfloat16",), declaration)))
     name = draw_option(draw, "gated_feed_forward", "activation", ROUNDED_ALIKE, declaration)
     d, (x, gate, inner) = Draw(0, dtype), np.array(ROUNDED_ALIKE[name]).T

@@ -84,7 +84,7 @@ def at_sizes(operation: str, declaration: Declaration) -> list[Any]:
     return [(probe, row) for probe in probes for row in probe.cases.strategies]
 
 
-@pytest.mark.parametrize("operation", ["attention", "layer_norm", "embedding", "feed_forward", "sinusoidal_positions"])
+@pytest.mark.parametrize("operation", ["attention", "layer_norm", "embedding", "feed_forward", "rotary_embedding"])
 def test_nothing_beyond_a_limit_is_drawn(operation: str) -> None:
     limits = {"rows": 50, "norm_width": 200, "model_width": 30, "vocabulary": 1000, "inner_width": 9, "length": 60}
     declaration = replace(KERNEL, limits=KERNEL.limits | limits)
@@ -92,6 +92,11 @@ def test_nothing_beyond_a_limit_is_drawn(operation: str) -> None:
         if number % 7 == 0:
             for case in draw_from_seed(row, number, False):
                 assert features.supports_case(case, declaration), features.dimensions(case)
+    for number, probe in enumerate(p for p in catalogue(declaration) if p.operations == (operation,)):
+        if number % 3 == 0 or operation != "attention":
+            for _, example in draw_cases(probe.cases, 1, 5):
+                case = probe.check.case_of(example)
+                assert not [*features.unsupported_features(case, declaration)], probe.title
 
 
 def test_tiles_add_their_neighbours() -> None:
