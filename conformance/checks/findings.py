@@ -52,12 +52,16 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Raised(Detail):
-    """The subject raised an error. error: its type. text: its first line. threads: that called at the same time."""
+    """The subject raised an error. error: its type. text: its first line. threads: that called at the same time.
+
+    memory: gigabytes that its process might have, where the error tells that these were not enough.
+    """
 
     error: str
     text: str
     threads: int = 0
     size: Size | None = None
+    memory: float = 0.0
 
 
 @dataclass(frozen=True)

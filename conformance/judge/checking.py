@@ -99,7 +99,9 @@ def read_target(
     refuse_unknown("operation", [operation], operations())
     chosen = read_options(CheckOptions, options)
     given = {option: chosen.pop(option) for option in options_of(DeclarationOptions) if option in chosen}
-    return Target(subject, operation, chosen.pop("arrays", None), chosen.pop("device"), name, given), chosen
+    memory_limit = chosen.pop("memory_limit", None)
+    arrays, device = chosen.pop("arrays", None), chosen.pop("device")
+    return Target(subject, operation, arrays, device, name, given, memory_limit=memory_limit), chosen
 
 
 def make_executor(

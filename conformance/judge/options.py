@@ -27,6 +27,16 @@ def read_seconds(given: Any) -> float:
         raise ValueError(f"time_limit must be a number of seconds, got {given!r}") from None
 
 
+def read_gigabytes(given: Any) -> float:
+    try:
+        gigabytes = float(given)
+    except (TypeError, ValueError):
+        gigabytes = 0.0
+    if not gigabytes > 0:
+        raise ValueError(f"memory_limit must be a positive number of gigabytes, got {given!r}")
+    return gigabytes
+
+
 class CheckOptions(DeclarationOptions, total=False):
     """What `conformance check`, `check` and the pytest plugin take. None says nothing."""
 
@@ -54,6 +64,13 @@ class CheckOptions(DeclarationOptions, total=False):
         int | None, Option("generate the same cases again; by default a fresh seed", partial(read_number, "seed", 0))
     ]
     time_limit: Annotated[float | None, Option("seconds for one case; 30 by default", read_seconds)]
+    memory_limit: Annotated[
+        float | None,
+        Option(
+            "gigabytes that a process of its own may allocate, on Linux; by default half of the machine's memory",
+            read_gigabytes,
+        ),
+    ]
     isolate: Annotated[
         bool | None,
         Option(

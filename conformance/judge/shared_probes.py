@@ -31,6 +31,7 @@ from conformance.oracle.reference import balls_available
 from conformance.runner.compiled_code import LEAST, forget_compiled_code, keep_compiled_code, memory, share_of_memory
 from conformance.runner.in_process import Runner, ignore_warnings_of_numbers, judge_scope
 from conformance.runner.in_subprocess import ENDING, encode_target
+from conformance.runner.memory_limit import limit_memory
 from conformance.runner.process_lifetime import POSIX
 from conformance.runner.workers import WorkerPool, encode_call
 from conformance.subjects.callables import Target
@@ -179,6 +180,8 @@ def load_share(encoded_target: bytes, processes: int) -> None:
     balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
     target, time_limit = pickle.loads(encoded_target)
     SHARE.runner, SHARE.room = WatchedRunner(target.make(), time_limit), share_of_memory(processes)
+    if target.device == "cpu":
+        limit_memory(target.memory_limit, processes)
 
 
 def ask_share(order: int, encoded_order: bytes, index: int) -> Outcome | None:

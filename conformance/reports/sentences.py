@@ -73,9 +73,10 @@ def describe_detail(detail: Detail) -> str:
             return f"lies on {device}, and the inputs do not"
         case wrong_answers.DtypeOrShape():
             return describe_array(detail)
-        case kinds.Raised(error, text, threads, size):
+        case kinds.Raised(error, text, threads, size, memory):
             when = f" {describe_phase(Phase('threads', count=threads))}" if threads else ""
-            return f"raised {error}{when}: {text}{describe_size(size)}"
+            room = f" (its process may take {memory:.1f} GB; --memory-limit)" if memory else ""
+            return f"raised {error}{when}: {text}{room}{describe_size(size)}"
         case kinds.TookTooLong(seconds, ended, size, crowding):
             wall = f" ({seconds * crowding:.0f} s by the clock of a busy machine)" if crowding > 1 else ""
             return f"took longer than {seconds:g} s{wall}{', and its process was ended' * ended}{describe_size(size)}"

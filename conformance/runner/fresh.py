@@ -32,6 +32,7 @@ import numpy as np
 from conformance.checks.findings import Finding, ProcessEnded
 from conformance.runner.compiled_code import keep_compiled_code
 from conformance.runner.in_process import JudgeError, Runner, Step, failed_call, judge_scope
+from conformance.runner.memory_limit import limit_memory
 from conformance.runner.own_time import POLL_SECONDS, OwnTime
 from conformance.runner.process_lifetime import STANDARD_ERROR, STANDARD_INPUT
 from conformance.runner.workers import ForkedWorker, NoReply, Worker, encode_call, serve, serve_calls
@@ -290,6 +291,8 @@ def take_steps(request: Request, writer: int) -> None:
     keep_compiled_code()
     target, time_limit, steps = pickle.loads(request.payload)
     runner = Runner(target.make(), time_limit)
+    if target.device == "cpu":
+        limit_memory(target.memory_limit)
     for step in steps:
         try:
             with judge_scope():

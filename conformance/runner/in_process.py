@@ -25,6 +25,7 @@ from conformance.checks.comparison import error_finding
 from conformance.checks.findings import Detail, Finding, NoAnswer, Size, TookTooLong
 from conformance.checks.results import find_answers
 from conformance.runner.compiled_code import forget_compiled_code
+from conformance.runner.memory_limit import name_limit
 from conformance.runner.own_time import TooSlow, limit_time, measure_crowding, valid_limit
 from conformance.subjects.callables import Target
 from conformance.subjects.subject import Answers, Subject, first_line
@@ -115,7 +116,7 @@ class Runner:
             forget_compiled_code()
         try:
             with self.capture_output(), limit_time(self.time_limit):
-                findings = check.run(self.subject, example, shared)
+                findings = name_limit(check.run(self.subject, example, shared))
             self.answers = find_answers(self.subject, check, example)
             return findings
         except BaseException as error:
@@ -132,7 +133,7 @@ class Runner:
             self.overrun += 1
             return failed_call(TookTooLong(self.time_limit or 0.0, crowding=measure_crowding()))
         if isinstance(error, WrongAnswer) or error is self.subject.scope.raised:
-            return [error_finding(error, self.subject)]
+            return name_limit([error_finding(error, self.subject)])
         if isinstance(error, Exception):
             raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error
         raise error

@@ -23,6 +23,7 @@ from conformance.runner.in_process import (
     judge_scope,
     new_log,
 )
+from conformance.runner.memory_limit import limit_memory
 from conformance.runner.own_time import measure_crowding, valid_limit
 from conformance.runner.process_lifetime import POSIX, describe_end
 from conformance.runner.workers import NoReply, Worker, encode_call
@@ -180,6 +181,8 @@ def load_subject(encoded_target: bytes) -> tuple[Declaration, tuple[str, ...], d
     try:
         target, time_limit = pickle.loads(encoded_target)
         runner = runner_here(target, time_limit)
+        if target.device == "cpu":  # a GPU's driver takes address space as it likes
+            limit_memory(target.memory_limit)
     except ValueError:
         raise
     except Exception as error:

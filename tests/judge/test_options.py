@@ -34,6 +34,7 @@ SAID: dict[str, tuple[str, Any]] = {
     "rules": ("ATT-1", ["ATT-1"]),
     "seed": ("7", 7),
     "time_limit": ("5", 5.0),
+    "memory_limit": ("3.5", 3.5),
 }
 """Options as they stand on a command line, and as values of Python."""
 

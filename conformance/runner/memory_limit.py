@@ -1,0 +1,60 @@
+"""A limit of memory for the processes that call a subject: what asks for more is an error, and ends nothing else.
+
+Linux counts the memory that a process can write to and shares with no other one, used or not (RLIMIT_DATA). What asks
+for more gets the error of whoever allocates: MemoryError from NumPy, RuntimeError from PyTorch and JAX.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from conformance.checks.findings import Finding, Raised
+from conformance.runner.compiled_code import LEAST, memory
+
+GIGABYTE = 1e9
+SHARE = 0.5
+"""Of the machine's memory, for all processes that call the subject at the same time."""
+NO_MEMORY = ("MemoryError", "alloc", "out of memory", "RESOURCE_EXHAUSTED")
+"""In the text of errors that tell of too little memory: of NumPy, PyTorch, C++, JAX."""
+
+limit = 0.0
+"""Gigabytes that this process may allocate beyond what it held when it was limited; 0 for no limit."""
+
+
+def limit_memory(gigabytes: float | None, processes: int = 1) -> None:
+    """Limit what this process may allocate from now on.
+
+    Args:
+        gigabytes: For one process; None for its share of half the machine's memory.
+        processes: How many share that half.
+    """
+    global limit
+    held = writable()
+    if not held:
+        return
+    import resource
+
+    allowed = max(LEAST, SHARE * memory() / processes) if gigabytes is None else gigabytes * GIGABYTE
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (int(held + allowed), hard))
+    limit = allowed / GIGABYTE
+
+
+def writable() -> float:
+    """Bytes that this process can write to and shares with no other one; 0 where the system is not Linux."""
+    if sys.platform != "linux":
+        return 0.0
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmData")), 0.0)
+
+
+def name_limit(findings: list[Finding]) -> list[Finding]:
+    """The findings; an error that tells of too little memory names the limit."""
+    return [replace(one, detail=add_limit(one.detail)) if isinstance(one.detail, Raised) else one for one in findings]
+
+
+def add_limit(detail: Raised) -> Raised:
+    words = f"{detail.error}: {detail.text}".casefold()
+    return replace(detail, memory=limit if any(word.casefold() in words for word in NO_MEMORY) else 0.0)
