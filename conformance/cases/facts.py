@@ -209,6 +209,7 @@ RMS_NORM = replace(
     LAYER_NORM,
     name="rms_norm",
     rules={"": "NORM-7", "gradients": "NORM-6"},
+    option_rules={"plus_one": "NORM-8"},
     arguments=("x", "weight"),
     differentiated=("x", "weight"),
 )
@@ -403,6 +404,7 @@ def unturned_columns(case: Case, name: str) -> np.ndarray:
 ROTARY_EMBEDDING = OperationFacts(
     name="rotary_embedding",
     rules=dict.fromkeys(("", "interleaved", "rotary_width", "batch_positions"), "POS-3") | {"rotary_scaling": "POS-4"},
+    option_rules={"scaling": "POS-4"},
     arguments=("x", "positions"),
     differentiated=("x",),
     copied=unturned_columns,

@@ -12,7 +12,7 @@ empty product.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,7 @@ class OperationFacts:
     name: of the function in `reference_numpy`, `torch_impl` and `jax_impl`; with `_vjp`, of its gradients. The function
         of the same name in `oracle/ball` evaluates it exactly.
     rules: the rule that speaks of each feature of `declaration.FEATURES`, and of "dtype"; "" stands for any other.
+    option_rules: the rule that speaks of an option's values but the default.
     arguments: the positional ones; all others are keywords.
     differentiated: arguments that have gradients.
     results: their names; those of a list of arrays and of the state as one name.
@@ -110,6 +111,7 @@ class OperationFacts:
     shape: Callable[[Case, str, str], Shape]
     dimensions: Callable[[Case], dict[str, int]]
     axes: Callable[[Case], Described]
+    option_rules: Mapping[str, str] = field(default_factory=dict)
     results: tuple[str, ...] = ("output",)
     structure: Structure | None = None
     state: State | None = None

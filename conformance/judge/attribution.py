@@ -17,7 +17,8 @@ from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case, heads_and_keys, output_alone
 from conformance.cases.expectations import Planted, empty_rows
 from conformance.cases.facts import FEATURE_RULES, operation_facts
-from conformance.cases.features import features_of, has_declared_masks, is_norm, mask_kinds, rule_of
+from conformance.cases.features import features_of, has_declared_masks, mask_kinds, rule_of
+from conformance.cases.signatures import equals_default
 from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN, Check, first, nothing
 from conformance.checks.comparison import OF_QUERIES, OF_ROWS, breaks, worst
 from conformance.checks.findings import Finding
@@ -62,17 +63,26 @@ def attribute(runner: Runner, failure: Failure, shared: Any = None) -> Failure:
             empty = is_in_empty_row(clean, worst(findings))
             rule = OF_EMPTY_ROWS if empty else find_rule(runner, clean, findings)
             return Failure(rule, AGREEMENT, clean, findings)
-    return failure._replace(rule="NORM-6") if breaks_gradients_alone(failure) else failure
+    return failure._replace(rule=choose_rule(runner, failure)) if failure.check == AGREEMENT else failure
 
 
-def breaks_gradients_alone(failure: Failure) -> bool:
-    """Whether the general rule of a norm is not violated, but that of its gradients: its output is right."""
-    if failure.check != AGREEMENT or not is_norm(failure.example.operation):
-        return False
-    wrong, rules = [one for one in failure.findings if one.ratio > 1], operation_facts(failure.example.operation).rules
-    return (
-        all(is_gradient(one.name) for one in wrong) and failure.rule == rules[""] and rules.get("gradients") == "NORM-6"
-    )
+def choose_rule(runner: Runner, failure: Failure) -> str:
+    """Of an operation's general rule and those of its gradients and options, the one that the case shows.
+
+    That is an option's, if the case does not fail without the option; else that of gradients, if the output is right.
+    """
+    case, facts = failure.example, operation_facts(failure.example.operation)
+    general = facts.rules[""]
+    if facts.masked or failure.rule not in (general, facts.rules.get("gradients"), *facts.option_rules.values()):
+        return failure.rule
+    level = worst(failure.findings).level
+    for option, rule in facts.option_rules.items():
+        if not equals_default(case.operation, option, case.options.get(option)):
+            options = {name: value for name, value in case.options.items() if name != option}
+            if not breaks(check_agreement(runner, replace(case, options=options)), level):
+                return rule
+    wrong = [one for one in failure.findings if one.ratio > 1]
+    return facts.rules.get("gradients", general) if all(is_gradient(one.name) for one in wrong) else general
 
 
 def is_as_wrong(runner: Runner, clean: Case, finding: Finding) -> bool:
