@@ -16,7 +16,7 @@ from conformance.cases.declaration import SIMPLEST_FIRST
 from conformance.cases.expectations import Exact, allowed_pairs, asked_case
 from conformance.checks.catalogue import REFUSAL, Check
 from conformance.checks.comparison import units_in_the_last_place
-from conformance.checks.findings import Finding, Threshold, same_error
+from conformance.checks.findings import Finding, NoAnswer, Threshold, same_error
 from conformance.checks.levels import CORE, higher, is_required, rank
 from conformance.subjects.callables import Target
 from conformance.subjects.subject import Answers, Subject
@@ -143,6 +143,10 @@ def wide_ratio(ratio: float, dtype: str) -> float:
     return ratio if dtype in WIDE else -1.0
 
 
+Key = tuple[str, str, bool]
+"""Rule, subject, and whether there is no result."""
+
+
 @dataclass(frozen=True)
 class Violation:
     """A rule that a subject breaks, and the smallest case found that shows it.
@@ -173,6 +177,11 @@ class Violation:
     lacks: tuple[str, ...] = ()
     worst: Mapping[str, Violation] = field(default_factory=dict, compare=False)
     probe: str = ""
+
+    @property
+    def key(self) -> Key:
+        """Under which results keep it: a call that gives no result, or that is not supported, hides no wrong result."""
+        return self.rule, self.subject, bool(self.lacks) or isinstance(self.finding.detail, NoAnswer)
 
     @property
     def level(self) -> str:
@@ -314,9 +323,9 @@ class Results:
         self.rules: dict[tuple[str, str], Cell] = defaultdict(Cell)
         self.by_dtype: dict[tuple[str, str, str], Cell] = defaultdict(Cell)
         self.generated: Counter[str] = Counter()
-        self.violations: dict[tuple[str, str], Violation] = {}
-        self.worst: dict[tuple[str, str], dict[str, Violation]] = defaultdict(dict)
-        """By rule and subject, and then by dtype: the violation with the largest error."""
+        self.violations: dict[Key, Violation] = {}
+        self.worst: dict[Key, dict[str, Violation]] = defaultdict(dict)
+        """As violations, and then by dtype: the violation with the largest error."""
         self.substance = Substance()
         self.kept: dict[str, KeptCases] = defaultdict(KeptCases)
         """By subject: cases that a diagnosis may ask again."""
@@ -335,12 +344,12 @@ class Results:
                 self.by_dtype[f"{case.operation}, {kind}", case.dtype, subject].add(max(ratios), case.dtype)
 
     def add_violation(self, violation: Violation) -> None:
-        """Of each rule by each subject one is kept: the first of the lowest level.
+        """Of each rule by each subject one wrong result is kept, and one call without: the first of the lowest level.
 
         One that is no number stands before one of the same level that lost digits. Features whose plainest calls raise
         the same error are kept together.
         """
-        key = violation.rule, violation.subject
+        key = violation.key
         self.remember(violation)
         known = self.violations.get(key)
         if violation.stands_before(known):
@@ -352,7 +361,7 @@ class Results:
         """Keep it if no other one of its rule and dtype has as large an error."""
         if violation.case is None or violation.depends_on_state:
             return
-        known = self.worst[violation.rule, violation.subject]
+        known = self.worst[violation.key]
         dtype = violation.case.dtype
         if dtype not in known or violation.ratio > known[dtype].ratio:
             known[dtype] = replace(violation, before=())
@@ -362,7 +371,7 @@ class Results:
         for key, violation in self.violations.items():
             self.remember(violation)
             if violation.case is not None:
-                self.rules[key].add_ratio(violation.ratio, violation.case.dtype)
+                self.rules[key[:2]].add_ratio(violation.ratio, violation.case.dtype)
             worst = self.worst[key]
             self.violations[key] = replace(violation, worst={d: worst[d] for d in SIMPLEST_FIRST if d in worst})
 
@@ -389,5 +398,9 @@ class Results:
 
     def keeps(self, rule: str, subject: str, profile: str) -> bool:
         """Whether nothing of a rule is violated that the profile asks for."""
-        violation = self.violations.get((rule, subject))
-        return violation is None or not is_required(violation.level, profile)
+        return not any(is_required(violation.level, profile) for violation in self.violations_of(rule, subject))
+
+    def violations_of(self, rule: str, subject: str) -> list[Violation]:
+        """List those of a rule by a subject, wrong results first."""
+        both = (self.violations.get((rule, subject, without_result)) for without_result in (False, True))
+        return [violation for violation in both if violation is not None]

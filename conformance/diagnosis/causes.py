@@ -35,7 +35,7 @@ from conformance.sampling.strategies import roundings
 
 def find_causes(results: Results, runner: Runner) -> list[Cause]:
     """Return the causes of all violations, those of the lowest level first."""
-    violations = [violation for (_, subject), violation in results.violations.items() if subject == runner.name]
+    violations = [violation for violation in results.violations.values() if violation.subject == runner.name]
     if not violations:
         return []
     numeric = {id(one): one for one in violations if has_wrong_numbers(one)}

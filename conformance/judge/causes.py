@@ -57,10 +57,9 @@ def explain_results(results: Results, runner: Runner, seconds: float, settle: Se
         smaller.append(make_small(cause, runner, room, settle, sized=number < MANY))
     left = []
     for before, cause in zip(causes, smaller, strict=True):
-        key = cause.lead.rule, cause.lead.subject
-        own = results.violations.get(key) is before.lead
+        own = results.violations.get(before.lead.key) is before.lead
         if own:
-            results.violations[key] = cause.lead
+            results.violations[before.lead.key] = cause.lead
         # Without its name, what stood behind violations of other causes is a part of these.
         if own or before.diagnosis is None or cause.diagnosis is not None or len(causes) == 1:
             left.append(cause)

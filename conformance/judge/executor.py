@@ -19,7 +19,7 @@ from conformance.cases.signatures import describe_never_given
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, CALLS_IN_ORDER, NOTHING, Probe
 from conformance.checks.findings import Printed, Raised, wrong_dtype
 from conformance.checks.levels import JUDGED, ROBUST, is_required
-from conformance.checks.results import Results, Violation
+from conformance.checks.results import Key, Results, Violation
 from conformance.judge.plan import (
     EMPTY_ROWS,
     PLAIN_CALL,
@@ -179,7 +179,7 @@ class Executor:
 
     # --- one question ---
 
-    def ask(self, question: Question, known: Mapping[tuple[str, str], Violation] | None = None) -> Results:
+    def ask(self, question: Question, known: Mapping[Key, Violation] | None = None) -> Results:
         """What a question of the plan finds. known: violations; what does not stand before them is not settled."""
         results = Results()
         if self.runner.overrun < STUCK:
@@ -187,9 +187,9 @@ class Executor:
         self.settle_results(results, self.results.violations if known is None else known)
         return results
 
-    def settle_results(self, results: Results, known: Mapping[tuple[str, str], Violation]) -> None:
+    def settle_results(self, results: Results, known: Mapping[Key, Violation]) -> None:
         def settle(violation: Violation) -> Violation | None:
-            new = violation.stands_before(known.get((violation.rule, violation.subject)))
+            new = violation.stands_before(known.get(violation.key))
             return self.settle(violation) if new else violation
 
         settle_violations(results, settle)
@@ -360,7 +360,8 @@ class Executor:
         chosen = self.rules is None or claim.rule in self.rules or claim.rule == "CALL"
         if (claim.unsure and says_no) or not chosen:
             return ClaimAnswer(claim, Results(), refused)
-        results.violations = {key: add_lacking(one, claim) for key, one in results.violations.items()}
+        lacking = [add_lacking(one, claim) for one in results.violations.values()]
+        results.violations = {one.key: one for one in lacking}
         return ClaimAnswer(claim, results, refused)
 
     def ask_claim_cases(self, claim: Claim) -> Results:

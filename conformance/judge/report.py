@@ -29,7 +29,8 @@ class Report:
         effort: How many cases each probe got.
         seed: What generates the same cases again.
         rules: For every rule that was tried, its cases and worst ratio.
-        violations: One for each rule that is violated, in the specification's order.
+        violations: For each rule that is violated a wrong result, a call without a result, or both, in the
+            specification's order.
         untried: Why not everything was tried, or empty.
         seconds: How long it took.
         versions: Of the judge, of Python and of the packages that count.
@@ -98,8 +99,11 @@ class Report:
     def levels(self) -> dict[str, list[str]]:
         """By level the rules that are violated there, in the specification's order."""
         order = [*JUDGED]
-        broken = {level: [v.rule for v in self.violations if v.level == level] for level in LEVELS}
-        return {level: sorted(rules, key=order.index) for level, rules in broken.items()}
+        lowest: dict[str, str] = {}
+        for violation in self.violations:
+            known = lowest.get(violation.rule, violation.level)
+            lowest[violation.rule] = min(known, violation.level, key=LEVELS.index)
+        return {level: sorted((r for r in lowest if lowest[r] == level), key=order.index) for level in LEVELS}
 
     @property
     def kept(self) -> str | None:
@@ -125,7 +129,7 @@ def report_of(target: Target, executor: Executor, effort: str, seconds: float, p
     for cause in executor.causes:  # with the report's own violations, which name the target
         own = (by_identity.get(id(one)) or replace(one, target=target, time_limit=limit) for one in cause.violations)
         causes.append(replace(cause, violations=tuple(own)))
-    violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))
+    violations.sort(key=lambda violation: (list(JUDGED).index(violation.rule), violation.key[2]))
     declaration, left_out = executor.runner.declaration, [describe_unreached(results, rules)]
     if "float64" in declaration.dtypes and not balls_available():
         others = tuple(dtype for dtype in declaration.dtypes if dtype != "float64")

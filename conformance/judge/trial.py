@@ -196,7 +196,7 @@ def settle_violations(results: Results, settle: Settle) -> None:
     for violation, settled in pairs:
         if settled is None or settled.rule != violation.rule:
             results.rules[violation.rule, violation.subject].drop_broken()
-            results.worst.pop((violation.rule, violation.subject), None)
+            results.worst.pop(violation.key, None)
         if settled is not None:
             results.add_violation(replace(settled, before=()))
             dtype = "" if settled.case is None else settled.case.dtype

@@ -278,7 +278,7 @@ def explain(violation: Violation, runner: Runner, explanations: Explanations) ->
     if kind not in explanations:
         smaller = cut_down(violation, runner, SECONDS)
         results = Results()
-        results.violations[smaller.rule, smaller.subject] = smaller
+        results.violations[smaller.key] = smaller
         results.kept[runner.name].add(keep_violation(violation))
         (explanations[kind], *_) = explain_results(results, runner, 0)
     return explanations[kind]

@@ -201,7 +201,7 @@ class PeerExecutor(Executor):
     def breaks(self, rule: str, declared: list[Declaration]) -> bool:
         for one in declared:
             self.ask_probes(probe for probe in self.probes(one) if probe.rule == rule)
-        return (rule, self.runner.name) in self.results.violations
+        return bool(self.results.violations_of(rule, self.runner.name))
 
     def precise(self, declaration: Declaration) -> Declaration:
         """The declaration with the dtypes in which plain results are right; the first is taken to be."""
@@ -325,7 +325,7 @@ class PeerExecutor(Executor):
                 self.results.add(refusal.rule, self.runner.name, findings, refusal.case)
                 if any(finding.ratio > 1 for finding in findings):
                     found = make_violation(refusal.rule, refusal.title, REFUSAL, self.runner, asked, findings)
-                    if (refusal.rule, self.runner.name) not in self.results.violations:  # wrong results say more
+                    if not self.results.violations_of(refusal.rule, self.runner.name):  # wrong results say more
                         self.results.add_violation(found)
                     self.accepted.setdefault(refusal.rule, []).append(refusal.title)
 

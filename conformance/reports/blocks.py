@@ -96,7 +96,7 @@ def block(cause: Content, subject: Content | None = None) -> str:
 
 
 def describe_verdict(report: Report) -> str:
-    count = sum(is_required(violation.level, report.profile) for violation in report.violations)
+    count = len({violation.rule for violation in report.violations if is_required(violation.level, report.profile)})
     verdict = "conforms" if report.conforms else f"violates {count} rule{'s' * (count != 1)}"
     return f"{report.subject} {verdict} ({report.profile}); {report.cases} cases, seed {report.seed}"
 
@@ -112,9 +112,10 @@ def describe_report(report: Report) -> str:
 
 def summary(subject: Content) -> str:
     """Say how many causes explain how many violations; empty where each violation is a cause of its own."""
-    found, count = subject.get("causes") or [], len(subject["violations"])
-    if not found or len(found) == count:
+    found = subject.get("causes") or []
+    if not found or len(found) == len(subject["violations"]):
         return ""
+    count = len({violation["rule"] for violation in subject["violations"]})
     known, one = sum(cause["mistake"] is not None for cause in found), len(found) == 1
     named = f", {known} of them known," if known and not one else ""
     return f"{len(found)} cause{'s' * (not one)}{named} explain{'s' * one} {count} violated rule{'s' * (count != 1)}"
@@ -154,6 +155,11 @@ def levels(subject: Content) -> str:
 def requires_rule(violation: Content, subject: Content) -> bool:
     """Return whether the subject's profile asks for what is violated; older reports ask for everything."""
     return "profile" not in subject or is_required(violation["level"], subject["profile"])
+
+
+def count_violated_rules(subject: Content) -> int:
+    """Return how many rules are violated that the subject's profile asks for."""
+    return len({violation["rule"] for violation in subject["violations"] if requires_rule(violation, subject)})
 
 
 def exceeds_profile(rule: Content, subject: Content) -> bool:

@@ -71,7 +71,7 @@ def verdict(report: Content) -> str:
     if report["conforms"]:
         return "Conforms"
     ours = [subject for subject in report["subjects"] if not subject["peer"]]
-    count = sum(blocks.requires_rule(violation, subject) for subject in ours for violation in subject["violations"])
+    count = sum(blocks.count_violated_rules(subject) for subject in ours)
     return f"{count} rule{'s' * (count > 1)} violated" if count else "Not judged in full"
 
 

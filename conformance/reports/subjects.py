@@ -67,8 +67,8 @@ def run_subject(
     target = Target(name, "attention", arrays, device)
     broken = [
         replace(violation, target=replace(target, operation=violation.case.operation))
-        for (_, subject), violation in results.violations.items()
-        if subject == name
+        for violation in results.violations.values()
+        if violation.subject == name
     ]
     causes = [cause_with_violation(Cause(cause_kind(one), (one,)), None) for one in broken]
     violations = [cause["violation"] for cause in causes]

@@ -177,7 +177,7 @@ def subject_report(subject: Content, seed: int | None) -> RenderableType:
     parts += [cause_block(cause, subject) for cause in subject["causes"]]
     parts += [Text(note.text, style=STYLES.get(note.kind, "")) for note in blocks.notes(subject)]
     cases = sum(rule["cases"] for rule in subject["rules"])
-    count = sum(blocks.requires_rule(violation, subject) for violation in subject["violations"])
+    count = blocks.count_violated_rules(subject)
     violates = f"violates {count} rule{'s' * (count != 1)}" if count else "is not judged in full"
     what = "conforms" if subject["conforms"] else violates
     style = "bold green" if subject["conforms"] else "bold red"

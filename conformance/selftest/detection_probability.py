@@ -120,10 +120,10 @@ def detections_of(faults: Sequence[Planted], cases: int, seed: int) -> list[Dete
     runners = {fault.title: Runner(fault.make(), TIME_LIMIT) for fault in faults}
     questions = questions_of_rule(first.rule, first.operation, runners[first.title].declaration)
     refusals = [question for question in questions if question.kind == "refusal"]
-    refused = ask_questions(refusals, [*runners.values()], 1, seed).violations
+    refused = ask_questions(refusals, [*runners.values()], 1, seed)
     detections = {title: Detection(title) for title in runners}
     for title, found in detections.items():
-        if (first.rule, title) in refused:  # the same in every run
+        if refused.violations_of(first.rule, title):  # the same in every run
             found.missed = dict.fromkeys(EFFORTS, 0.0)
     for probe in probes_of(first.rule, first.operation, runners[first.title].declaration):
         asked = [(found, runners[title]) for title, found in detections.items() if not found.sure]

@@ -49,7 +49,7 @@ class Naming:
 
 def name_planted(planted: PlantedMistake, results: Results, runner: Runner) -> Naming:
     """Find the causes of the violations of one planted mistake, and compare the first name with its own."""
-    if not any(subject == runner.name for _, subject in results.violations):
+    if not any(violation.subject == runner.name for violation in results.violations.values()):
         return Naming(planted.title, "missed")
     causes = explain_results(results, runner, 0)
     first = next((cause.diagnosis for cause in causes if cause.diagnosis is not None), None)

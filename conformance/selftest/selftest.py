@@ -133,9 +133,9 @@ def judge_together(planted: Sequence[Planted], effort: str, seed: int) -> Outcom
         warnings.simplefilter("ignore")  # what wrong functions make of their numbers
         questions = questions_of_rule(first.rule, first.operation, suspects[first.title].declaration)
         results = ask_questions(questions, [*suspects.values(), *right], EFFORTS[effort], seed)
-    caught = tuple(title for title in suspects if (first.rule, title) in results.violations)
+    caught = tuple(title for title in suspects if results.violations_of(first.rule, title))
     missed = tuple(title for title in suspects if title not in caught)
-    violations = [results.violations[first.rule, e.name] for e in right if (first.rule, e.name) in results.violations]
+    violations = [violation for one in right for violation in results.violations_of(first.rule, one.name)]
     return Outcome(
         caught, missed, tuple(f"{v.subject}: {v.rule} {v.title}: {describe_finding(v.finding)}" for v in violations)
     )

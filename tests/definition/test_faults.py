@@ -29,7 +29,7 @@ def test_fault_is_caught(fault: Fault, tmp_path: Path) -> None:
     subject = NumpySubject(planted(fault, tmp_path).__name__)
     probes = [probe for probe in probes_of_all() if probe.rule == fault.rule]
     every_result = (run_probes([probe], [subject], CASES, SEED) for probe in probes)
-    assert any((fault.rule, subject.name) in results.violations for results in every_result)
+    assert any(results.violations_of(fault.rule, subject.name) for results in every_result)
 
 
 @pytest.mark.slow

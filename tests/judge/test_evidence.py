@@ -175,7 +175,10 @@ def test_the_layout_is_declared_before_features() -> None:
     """Other lengths of keys than of queries raise an error in the wrong layout alone."""
     told: dict[str, Any] = STRICT | {"rules": ["ATT-1", "ATT-8"], "supports": ["no-gqa"]}
     report = judged(length_first, **told)
-    assert {cause.rules: cause.lacks for cause in report.causes} == {("ATT-1",): ("BHTD",), ("ATT-8",): ("cross",)}
+    assert {cause.rules: cause.lacks for cause in report.causes} == {
+        ("ATT-1", "ATT-8"): ("BHTD",),
+        ("ATT-8",): ("cross",),
+    }
     assert "--layout BTHD" in options_of(report)
     subject = checked_content(report, None)
     (lines,) = (block(cause, subject) for cause in subject["causes"] if cause["rules"] == ["ATT-8"])
@@ -188,6 +191,34 @@ def test_errors_of_two_lines_are_told_apart() -> None:
     report = judged(of_two_lines, "MASK-1", "ATT-3", **STRICT)
     assert {*options_of(report)} == {"--supports no-dense", "--supports no-bias"}
     assert report.following == []
+
+
+def without_axes(x: Any, weight: Any, *, eps: float, plus_one: bool = False) -> Any:
+    """Wrong by a thousandth, with rows in one axis only."""
+    if weight.ndim > 1:
+        raise NotImplementedError("one axis")
+    return (reference_numpy.rms_norm(x, weight, eps=eps, plus_one=plus_one) * 1.001).astype(x.dtype)
+
+
+def test_what_is_refused_hides_no_wrong_number() -> None:
+    report = judged(without_axes, "NORM-7", operation="rms_norm", dtypes="float32", **STRICT)
+    assert [(found.rule, found.finding.kind) for found in report.violations] == [
+        ("NORM-7", "value"),
+        ("NORM-7", "raised"),
+    ]
+    assert report.levels["core"] == ["NORM-7"]
+    assert "violates 1 rule" in str(report)
+
+
+def off_by_option(x: Any, weight: Any, *, eps: float, plus_one: bool = False) -> Any:
+    """Twice as large where 1 is added to the weight."""
+    return reference_numpy.rms_norm(x, weight, eps=eps, plus_one=plus_one) * x.dtype.type(1 + plus_one)
+
+
+@pytest.mark.parametrize(("function", "rules"), [(off_by_option, ["NORM-8"]), (without_axes, ["NORM-7"])])
+def test_the_rule_of_an_option_is_named_where_the_option_matters(function: Any, rules: list[str]) -> None:
+    report = judged(function, "NORM-7", "NORM-8", operation="rms_norm", dtypes="float32")
+    assert [found.rule for found in report.violations if found.finding.kind == "value"] == rules
 
 
 def test_a_wrong_call_has_no_line() -> None:

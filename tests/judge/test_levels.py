@@ -128,7 +128,7 @@ def test_no_violation_hides_one_of_a_lower_level() -> None:
         results = Results()
         for one in order:
             results.add_violation(one)
-        assert results.violations["ATT-9", "mine"].level == CORE
+        assert results.violations["ATT-9", "mine", False].level == CORE
     assert not results.keeps("ATT-9", "mine", CORE)
     assert violation(CORE, 2.0, least=ROBUST).level == ROBUST
     refused = violation(ROBUST, np.inf, check=CHECKS["refusal"])

@@ -357,7 +357,7 @@ def judged_heads(rule: str, wide: float = 0.5, name: str = "output") -> tuple[ju
     finding = Finding(name, 47.3, (0, 0, 0, 0), 9.5e-05, 9.6e-05, 7.2e-07)
     found = Violation(rule, runner.name, finding, "separate heads", CHECKS["agreement"], case)
     executor.results.rules[rule, runner.name] = Cell(9, 47.3, wide, kept=(0.9, 0.5))
-    executor.results.violations[rule, runner.name] = found
+    executor.results.violations[found.key] = found
     return executor, found
 
 
