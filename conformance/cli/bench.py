@@ -82,7 +82,7 @@ def bench(
         cases = cases or usual_cases(mine.operation, device, quick)
         known = usable_subjects([*others, mine], device, quick and not against, bool(against))
         reasons = {case: mine.hindrance(case, device) for case in cases}
-        if arrays is None:
+        if arrays is None and not mine.target:
             say(f"{target}: arrays of {mine.arrays}; --arrays names others")
         for case, reason in reasons.items():
             if reason:

@@ -123,7 +123,7 @@ def time_cases(
     device, threads, seed, quick, only, targets, sizes = settings
     budget = rounds.QUICK if quick else rounds.Budget()
     plan = Plan(
-        device, threads, seed, budget, memory=choose_memory_cases(quick, cases), say=lambda line: say(line),
+        device, threads, seed, budget, memory=choose_memory_cases(quick, cases), say=say,
         busy=lambda: crowded(load(), len(processors()), own=threads),
     )  # fmt: skip
     told: Result = {"device": device, "threads": threads, "seed": seed, "quick": quick}

@@ -225,6 +225,9 @@ def test_functions_and_subjects_in_processes_of_their_own(files: None) -> None:
         "TAKES = lambda case: 'it gives no gradients' if case.backward else ''\n"
         "MINE = Subject('mine', 'attention', 'numpy', ('numpy',), make, takes=TAKES, scores=(2, 2))\n"
     )
+    assert bench("subject.py:MINE", "--arrays", "torch")[:2] == (
+        2, "subject.py:MINE is for attention and arrays of numpy, as it says itself",
+    )  # fmt: skip
     code, _, found = bench("numpy_kernel.py:tiled_attention", "--against", "subject.py:MINE")
     assert (code, [(name, one["status"]) for name, one in found[""].items()]) == (
         0,

@@ -100,8 +100,8 @@ def load_function(target: str, operation: str, arrays: str, device: str) -> Call
     return subject
 
 
-class Place(NamedTuple):
-    """Stands for one of the arrays of a call."""
+class Slot(NamedTuple):
+    """Stands for an array in the arguments of a call."""
 
     number: int
 
@@ -124,14 +124,14 @@ def prepare_function(case: Case, device: str, target: str, arrays: str) -> Prepa
     count = len(case.inputs)
     keywords: dict[str, Any] = {"eps": EPS} if case.operation == "layer_norm" else {}
     if masked:
-        keywords["mask"] = mask(case, 0) if fixed else Place(count)
-    by_place, by_name = subject.signature.bind_arguments([Place(number) for number in range(count)], keywords)
+        keywords["mask"] = mask(case, 0) if fixed else Slot(count)
+    by_place, by_name = subject.signature.bind_arguments([Slot(number) for number in range(count)], keywords)
     if flag:
         by_name[flag] = case.kind == "causal"
 
     def bind(given: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
         def put(value: Any) -> Any:
-            return given[value.number] if type(value) is Place else value
+            return given[value.number] if type(value) is Slot else value
 
         return [put(value) for value in by_place], {name: put(value) for name, value in by_name.items()}
 
@@ -145,13 +145,15 @@ def prepare_function(case: Case, device: str, target: str, arrays: str) -> Prepa
             raise Wrong(f"returned {describe_value(returned)}, expected {type_name(framework.kind)}")
         return output
 
-    judged = shape_case(case, None)
-    zeros = [framework.array(np.zeros((case.B, case.H, case.Q), np.float32))] if both and case.backward else []
+    judged, vjp = shape_case(case, None), declaration.vjp
+    of_rows = (case.B, case.Q, case.H) if declaration.layout == "BTHD" else (case.B, case.H, case.Q)
+    zeros = [framework.array(np.zeros(of_rows, np.float32))] if both and case.backward else []
 
     def differentiate(*given: Any) -> list[Any]:
         inputs, cotangent, extra = given[:count], given[count], given[count + 1 :]
         positional, named = bind((*inputs, *extra))
-        returned = declaration.vjp(*positional, cotangent, *zeros, **named)  # type: ignore[misc]
+        assert vjp is not None
+        returned = vjp(*positional, cotangent, *zeros, **named)
         try:
             gradients = gradients_by_name(judged, returned, framework.kind, declaration.lacking)
         except WrongAnswer as error:
@@ -164,7 +166,7 @@ def prepare_function(case: Case, device: str, target: str, arrays: str) -> Prepa
         device,
         apply,
         convert_mask if masked and not fixed else None,
-        gradients=differentiate if declaration.vjp is not None else None,
+        gradients=None if vjp is None else differentiate,
         layout=layout,
     )
     form = flag or ("" if not masked else "description" if structured else "boolean array")

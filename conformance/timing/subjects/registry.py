@@ -34,6 +34,8 @@ def subject_at(target: str, operation: str | None = None, arrays: str | None = N
     if isinstance(found, Subject):
         if found.operation not in INPUTS:
             raise ValueError(f"{target}: operation must be one of {', '.join(INPUTS)}, got {found.operation!r}")
+        if (operation or found.operation, arrays or found.arrays) != (found.operation, found.arrays):
+            raise ValueError(f"{target} is for {found.operation} and arrays of {found.arrays}, as it says itself")
         if not callable(found.make):
             raise ValueError(f"{target}: make must be a function, got {found.make!r}")
         return replace(found, yours=True, target=target)
