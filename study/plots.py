@@ -30,7 +30,7 @@ def plots(result: dict[str, Any]) -> Plots:
     try:
         found = tuple((name, within_page(text, slug(name))) for name, text in drawn(result))
     except ImportError as error:
-        return Plots((), f"The pictures need {error.name}, which is not installed: pip install -e .[bench]")
+        return Plots((), f"The pictures need {error.name}, which is not installed: pip install -e .[plots]")
     return Plots(found, "" if found else "There is nothing to draw.")
 
 

@@ -25,9 +25,9 @@ from functools import cache
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from benchmarks.results.result import read as read_benchmarks
 from conformance.reports.comparison import read_report
 from conformance.side_by_side.sources import ROOT
+from conformance.timing.results.result import read as read_benchmarks
 from study import divergences
 from study.agreement import Agreement, agreement
 from study.divergences import Matrix

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.results.result import read as read_benchmark
 from conformance.checks.levels import JUDGED, LEVELS, highest_profile, is_required
 from conformance.reports.comparison import circumstances, compare_declarations, read_report
+from conformance.timing.results.result import read as read_benchmark
 from study.results import BENCHMARKS, CONFORMANCE, TRAINING
 from study.training import SCHEMA
 from training.lockstep.report import SCHEMA as LOCKSTEP

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.results.findings import of_case, of_cases
+from benchmarks.results.findings import describe_cases
 from benchmarks.results.plots import slug
-from benchmarks.results.result import device_memory
 from benchmarks.results.scaling import in_words
-from benchmarks.results.tables import case_table, ceiling_lines, legend, milliseconds, other_lines, times, title_of
 from conformance.side_by_side.sources import LABELS
+from conformance.timing.results.case_table import (
+    case_table,
+    ceiling_lines,
+    legend,
+    milliseconds,
+    other_lines,
+    times,
+    title_of,
+)
+from conformance.timing.results.ranking import describe_case
+from conformance.timing.results.result import device_memory
 from study.grids import Grid, grid, moment
 from study.plots import Plots, plots
 
@@ -76,8 +85,8 @@ def timings(result: Result) -> Timings:
         moment(result["written"]), about(result), notes(result),
         legend(result["settings"]["level"], result["settings"]["rounds"][1]), tuple(ceiling_lines(result["ceilings"])),
         tuple(map(case_of, cases)), speeds, tuple(in_words(cases, device_memory(result))), plots(result),
-        tuple(of_cases(cases)),
-        {one: tuple(of_cases([case for case in cases if case["operation"] == one])) for one in operations},
+        tuple(describe_cases(cases)),
+        {one: tuple(describe_cases([case for case in cases if case["operation"] == one])) for one in operations},
     )  # fmt: skip
 
 
@@ -131,7 +140,7 @@ def case_of(case: Result) -> Case:
     failed = tuple((one["name"], one["reason"]) for one in subjects if one["status"] == FAILED)
     below = (line.plain for line in other_lines(case))
     remarks = tuple(line for line in below if not line.startswith("FAILED"))
-    shown = title_of(case), tuple(of_case(case)), grid(case_table(case))
+    shown = title_of(case), tuple(describe_case(case)), grid(case_table(case))
     return Case(case["name"], place_of(case), case["operation"], *shown, failed, remarks)
 
 

@@ -177,7 +177,7 @@ def pictured(name: str, draw: Callable[[Any], None]) -> Markup:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        lacking = "The picture needs {}, which is not installed: pip install -e .[bench]"
+        lacking = "The picture needs {}, which is not installed: pip install -e .[plots]"
         return Markup('<p class="missing">{}</p>').format(lacking.format(error.name))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 5.0), layout="constrained")

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from conformance.reports.files import write_folder
 from conformance.reports.versions import versions
 from specification.checkpoints import flatten, read_model, read_safetensors, unflatten, write_model, write_safetensors
 from specification.optimizers import AdamState
 from specification.parameters import Classifier, Embedding
-from training.files import write_folder
 from training.settings import Settings
 from training.task import RunSettings
 from training.vocabulary import read as read_vocabulary

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training.files import write_whole
+from conformance.reports.files import write_whole
 
 LOG, CURVES, EVENTS = "log.jsonl", "curves.png", "events"
 TAGS = {

@@ -1,1 +1,1 @@
-"""A result as data, and how it is printed, plotted and compared."""
+"""What a result says as a whole: its growth, its pictures, its findings, and a comparison of two."""

@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.measure.statistics import LEAST_LEVEL
-from benchmarks.results.tables import busy_cases
+from conformance.timing.measure.statistics import LEAST_LEVEL
+from conformance.timing.results.case_table import busy_cases
 
 Result = dict[str, Any]
 Pair = tuple[str, Result, Result]

@@ -13,8 +13,8 @@ from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results.findings import counted
-from benchmarks.results.tables import measured
+from conformance.timing.results.case_table import measured
+from conformance.timing.results.ranking import count_noun
 
 Result = dict[str, Any]
 
@@ -149,7 +149,7 @@ class Looks:
 
 def machine(result: Result) -> str:
     found = result["environment"]
-    return found["gpu"] or f"{found['cpu']}, {counted(found['threads'], 'thread')}"
+    return found["gpu"] or f"{found['cpu']}, {count_noun(found['threads'], 'thread')}"
 
 
 LINE, EDGE = 0.19, 0.4

@@ -46,16 +46,14 @@ def check(
     interrupted.
     """
     from conformance.reports.tables import subject_report
+    from conformance.subjects.callables import name_operation
 
     if workers != 1:  # threads that have nothing to do must not take the cores of other processes
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if operation is None:
-        function = target.rpartition(":")[2]
-        found = [name for name in operation_names() if name in function]
-        if not found:
-            known = ", ".join(operation_names())
-            refuse(f"--operation is needed: the name {function} says none of {known}")
-        operation = max(found, key=len)
+    operation = operation or name_operation(target)
+    if not operation:
+        function, known = target.rpartition(":")[2], ", ".join(operation_names())
+        refuse(f"--operation is needed: the name {function} says none of {known}")
     report = judge_target(target, operation, workers, options, replays)
     for subject in report["subjects"]:
         console.print(subject_report(subject, report["seed"]), crop=False)

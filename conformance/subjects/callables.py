@@ -42,12 +42,21 @@ from conformance.subjects.subject import (
     expected_shape,
     name_results,
 )
+from conformance.subjects.wrong_answers import find_raising_line
 from reference_numpy import materialize
 from specification.masks import Dense, as_mask
 
 
 def load(target: str) -> Callable[..., Any]:
-    """What `package.module:name` or `path/to/file.py:name` names; ValueError says why that is nothing to call.
+    """What a target names, as `load_object`; ValueError says why that is nothing to call."""
+    value = load_object(target)
+    if not callable(value):
+        raise ValueError(f"{target} is no callable but {type(value).__name__}")
+    return value
+
+
+def load_object(target: str) -> Any:
+    """What `package.module:name` or `path/to/file.py:name` names; ValueError says why there is nothing.
 
     The file's folder, or the working directory, is found first while the module is loaded, and stays on the path, last,
     for what its functions import later.
@@ -62,15 +71,21 @@ def load(target: str) -> Callable[..., Any]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # an import may raise anything, and ends nothing but itself
-        raise ValueError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+        line = find_raising_line(error, None)
+        place = f" ({line})" if line else ""
+        raise ValueError(f"{where} cannot be imported: {type(error).__name__}: {error}{place}") from error
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
             raise ValueError(f"{where} has no {name}")
         value = getattr(value, part)
-    if not callable(value):
-        raise ValueError(f"{target} is no callable but {type(value).__name__}")
     return value
+
+
+def name_operation(target: str) -> str:
+    """Return the operation that the target's own name says, the longest of several; empty if it says none."""
+    name = target.rpartition(":")[2]
+    return max((operation for operation in operations() if operation in name), key=len, default="")
 
 
 @contextlib.contextmanager

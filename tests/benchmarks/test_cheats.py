@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.cases import BOTH, Case
-from benchmarks.measure.rounds import Budget
-from benchmarks.measure.running import FAILED, LEFT_OUT, MEASURED, Entry, Plan, Run
-from benchmarks.subjects import numpy_subjects
-from benchmarks.subjects.subject import Prepared, Results, Subject
 from conformance.subjects.wrong_answers import relative_path
+from conformance.timing.measure.rounds import Budget
+from conformance.timing.measure.running import FAILED, LEFT_OUT, MEASURED, Entry, Plan, Run
+from conformance.timing.subjects import numpy_subjects
+from conformance.timing.subjects.timed_subject import Prepared, Results, Subject
+from conformance.timing.timed_case import BOTH, Case
 
 SIZES: dict[str, Any] = {"B": 2, "H": 4, "G": 2, "Q": 64, "K": 64, "D": 8, "V": 8}
 CAUSAL = Case("causal", kind="causal", **SIZES)
@@ -150,7 +150,7 @@ def while_timed(action: Callable[[], Any]) -> Callable[[Call], Call]:
 
 
 def unfit(call: Call) -> Call:
-    from benchmarks.subjects.subject import Unfit
+    from conformance.timing.subjects.timed_subject import Unfit
 
     raise Unfit("it is for Sundays")
 
@@ -229,7 +229,7 @@ def make(case: Case, device: str, way: str) -> Prepared:
 
 
 def subject(way: str, operation: str = "attention", **fields: Any) -> Subject:
-    return Subject(way, operation, "numpy", ("numpy",), f"{__name__}:make", (way,), **fields)
+    return Subject(way, operation, "numpy", ("numpy",), make, (way,), **fields)
 
 
 def run_of(subjects: list[Subject], **budget: Any) -> contextlib.closing[Run]:
@@ -345,7 +345,7 @@ def slow(case: Case, device: str, marks: str) -> Prepared:
 
 def test_one_slow_call_is_enough(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
-    found = Subject("slow", "attention", "numpy", ("numpy",), f"{__name__}:slow", (str(marks),))
+    found = Subject("slow", "attention", "numpy", ("numpy",), slow, (str(marks),))
     with run_of([found], slowest=0.2) as run:
         (entry,) = run.case(CAUSAL)[1]
     assert told(entry).startswith(f"{LEFT_OUT}: one call takes ")

@@ -11,21 +11,22 @@ from typing import Any, ClassVar
 import pytest
 from rich.console import Console
 
-from benchmarks.__main__ import execute
-from benchmarks.cases import Case, inputs, mask
-from benchmarks.measure import memory
-from benchmarks.measure.clocks import CudaClock, WallClock
-from benchmarks.measure.rounds import Budget
-from benchmarks.measure.running import Plan, Run
-from benchmarks.measure.workers import Failed
 from benchmarks.results.compare import compare
-from benchmarks.results.findings import of_case, of_cases
-from benchmarks.results.result import read, save
+from benchmarks.results.findings import describe_cases
 from benchmarks.results.scaling import in_words
-from benchmarks.results.tables import case_table
-from benchmarks.subjects.registry import subjects
-from benchmarks.subjects.subject import Prepared, Subject, Unfit
-from tests.benchmarks.test_results import Inside
+from conformance.timing.measure import memory
+from conformance.timing.measure.clocks import CudaClock, WallClock
+from conformance.timing.measure.processes import Failed
+from conformance.timing.measure.rounds import Budget
+from conformance.timing.measure.running import Plan, Run
+from conformance.timing.results.case_table import case_table
+from conformance.timing.results.ranking import describe_case
+from conformance.timing.results.result import read, save
+from conformance.timing.subjects.registry import subjects
+from conformance.timing.subjects.timed_subject import Prepared, Subject, Unfit
+from conformance.timing.terminal import execute
+from conformance.timing.timed_case import Case, inputs, mask
+from tests.benchmarks.conftest import Inside
 from tests.support import made_results
 
 SMALL = Case("causal, T=32", kind="causal", series="causal", Q=32, K=32)
@@ -48,7 +49,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: happened.append("synchronize"))
-    monkeypatch.setattr("benchmarks.measure.clocks.perf_counter", lambda: happened.append("record") or 0.0)
+    monkeypatch.setattr("conformance.timing.measure.clocks.perf_counter", lambda: happened.append("record") or 0.0)
     return happened
 
 
@@ -63,7 +64,7 @@ def test_caches_are_cold_when_the_clock_starts(clock: Any, first: list[str], mon
 
 def test_torch_waits_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or warm-up calls of a tenth of a second would queue seconds of work before each trial."""
-    from benchmarks.subjects.torch_subjects import prepared
+    from conformance.timing.subjects.torch_subjects import prepared
 
     happened = recorded(monkeypatch)
     ready = prepared(SMALL, "cuda", None)
@@ -73,7 +74,7 @@ def test_torch_waits_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_kernel_that_sdpa_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from benchmarks.subjects.torch_subjects import sdpa
+    from conformance.timing.subjects.torch_subjects import sdpa
 
     def refuses(*given: Any, **options: Any) -> Any:
         raise RuntimeError("No available kernel. Aborting execution.")
@@ -89,7 +90,7 @@ def test_a_kernel_that_sdpa_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch)
 def test_a_case_that_cudnn_refuses_in_jax_is_left_out() -> None:
     """It is traced without a GPU, with the shapes that JAX takes."""
     jax = pytest.importorskip("jax")
-    from benchmarks.subjects.jax_subjects import refuse_what_cudnn_does_not_take
+    from conformance.timing.subjects.jax_subjects import refuse_what_cudnn_does_not_take
 
     def apply(implementation: str, query: Any, key: Any, value: Any) -> Any:
         assert (query.shape, key.shape) == ((1, 32, 8, 64), (1, 32, 8, 64))
@@ -128,7 +129,7 @@ def test_a_run_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(Run, "measure_ceilings", lambda run, dtypes: None)
     asked: list[str] = []
     monkeypatch.setattr(memory, "available", lambda device: asked.append(device))
-    monkeypatch.setattr("benchmarks.measure.running.Worker", lambda make, given, threads, variables: Process(
+    monkeypatch.setattr("conformance.timing.measure.running.Worker", lambda make, given, threads, variables: Process(
         make, given, variables))  # fmt: skip
     Process.ended = []
     one = subjects()["reference_numpy"]
@@ -155,13 +156,13 @@ def test_a_result_of_a_gpu_is_shown(tmp_path: Path) -> None:
     result = read(path)
     console = Console(width=160, record=True, file=io.StringIO())
     for case in result["cases"]:
-        assert 1 <= len(of_case(case)) <= 3
+        assert 1 <= len(describe_case(case)) <= 3
         for width in (80, 120, 160):
             console.print(case_table(case, width))
     text = console.export_text()
     assert "torch SDPA, flash (CUDA)" in text
     assert "nan" not in text
-    assert len(of_cases(result["cases"])) == 3
+    assert len(describe_cases(result["cases"])) == 3
     words = in_words(result["cases"], result["environment"]["gpu_memory"])
     assert any("would fill 85 GB at T=" in line for line in words)
     assert {change.verdict for change in compare(result, json.loads(path.read_text())).changes} == {"noise"}

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases import Case
-from benchmarks.measure import other_programs, running, timing_worker
-from benchmarks.measure.other_programs import Taken
-from benchmarks.measure.rounds import Budget
-from benchmarks.measure.running import Entry, Plan, Run
-from benchmarks.measure.timing_worker import Start, TimingWorker, Trial
-from benchmarks.measure.workers import Failed, Worker
-from benchmarks.results.tables import line_of_the_host
-from benchmarks.subjects.registry import subjects
-from benchmarks.verify.row_sampling import Place
+from conformance.timing.measure import other_programs, running, timing_worker
+from conformance.timing.measure.other_programs import Taken
+from conformance.timing.measure.processes import Failed, Worker
+from conformance.timing.measure.rounds import Budget
+from conformance.timing.measure.running import Entry, Plan, Run
+from conformance.timing.measure.timing_worker import Start, TimingWorker, Trial
+from conformance.timing.results.case_table import line_of_the_host
+from conformance.timing.subjects.registry import subjects
+from conformance.timing.timed_case import Case
+from conformance.timing.verify.row_sampling import Place
 
 CASE = Case("causal", kind="causal", B=1, H=2, G=2, Q=32, K=32, D=8, V=8)
 ACCOUNT = """\

@@ -10,23 +10,23 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from benchmarks.cases import BOTH, Case, dense_mask, inputs, mask
-from benchmarks.measure.environment import crowded, in_use
-from benchmarks.measure.memory import MemoryWorker, extra_peak, hindrance, needed
-from benchmarks.measure.other_programs import Taken
-from benchmarks.measure.rounds import INPUTS, MOST, Budget, calls_in_trial, order, rounds
-from benchmarks.measure.running import Entry, Plan, Run, impossible
-from benchmarks.measure.statistics import interval, paired
-from benchmarks.measure.timing_worker import Start, TimingWorker, Trial, call_to_judge
 from benchmarks.results import scaling
-from benchmarks.results.tables import line_of_others
-from benchmarks.subjects import numpy_subjects
-from benchmarks.subjects.registry import subjects
-from benchmarks.subjects.subject import Prepared, Subject
-from benchmarks.verify import gate
-from benchmarks.verify.gate import Call
-from benchmarks.verify.row_sampling import Place, small_case
-from benchmarks.work import Work, work
+from conformance.timing.measure.environment import crowded, in_use
+from conformance.timing.measure.memory import MemoryWorker, extra_peak, hindrance, needed
+from conformance.timing.measure.other_programs import Taken
+from conformance.timing.measure.rounds import INPUTS, MOST, Budget, calls_in_trial, order, rounds
+from conformance.timing.measure.running import Entry, Plan, Run, impossible
+from conformance.timing.measure.statistics import interval, paired
+from conformance.timing.measure.timing_worker import Start, TimingWorker, Trial, call_to_judge
+from conformance.timing.results.case_table import line_of_others
+from conformance.timing.subjects import numpy_subjects
+from conformance.timing.subjects.registry import subjects
+from conformance.timing.subjects.timed_subject import Prepared, Subject
+from conformance.timing.timed_case import BOTH, Case, dense_mask, inputs, mask
+from conformance.timing.verify import gate
+from conformance.timing.verify.gate import Call
+from conformance.timing.verify.row_sampling import Place, small_case
+from conformance.timing.work import Work, work
 from tests.support.helpers import bound, oracle
 
 SIZES: dict[str, Any] = {"B": 2, "H": 4, "G": 2, "Q": 40, "K": 40, "D": 8, "V": 6}
@@ -145,7 +145,7 @@ def test_the_clock_runs_until_every_result_is_there(monkeypatch: pytest.MonkeyPa
             passed(1.0)
 
     case = KINDS[1]
-    timing_worker = TimingWorker(Subject("late", "attention", "numpy", ("numpy",), f"{__name__}:late"), "cpu")
+    timing_worker = TimingWorker(Subject("late", "attention", "numpy", ("numpy",), late), "cpu")
     timing_worker.prepare(case, 1)
     call = timing_worker.prepared.call
 
@@ -154,8 +154,8 @@ def test_the_clock_runs_until_every_result_is_there(monkeypatch: pytest.MonkeyPa
         return tuple(each.view(Late) for each in call(loaded))
 
     timing_worker.prepared.call, timing_worker.prepared.wait = slow, lambda results: passed(100.0 * len(results))
-    monkeypatch.setattr("benchmarks.measure.clocks.perf_counter", lambda: now)
-    monkeypatch.setattr("benchmarks.measure.timing_worker.array_classes", lambda: {Late})
+    monkeypatch.setattr("conformance.timing.measure.clocks.perf_counter", lambda: now)
+    monkeypatch.setattr("conformance.timing.measure.timing_worker.array_classes", lambda: {Late})
     assert timing_worker.trial(case, 1, (0,), 3, 1.0).seconds == pytest.approx(111.0)  # for each of 3 calls
 
 
@@ -215,7 +215,7 @@ def test_ratios_are_taken_pair_by_pair() -> None:
 
 
 def entry(seconds: list[float], **fields: Any) -> Entry:
-    subject = Subject("mine", "attention", "numpy", ("numpy",), "", **fields)
+    subject = Subject("mine", "attention", "numpy", ("numpy",), numpy_subjects.naive, **fields)
     trials: list[Trial | None] = [Trial(each, (0,), Place(0, 0, (0,), 1), {}) for each in seconds]
     return Entry(subject, start=Start("", "", (), "wall clock", 1.0, 1.0), trials=trials)
 
@@ -282,9 +282,9 @@ def test_what_a_busy_machine_cannot_refute_is_not_credible(
 
 def test_a_loaded_machine_is_told() -> None:
     assert crowded(7.9, 2, own=2) == "load 7.9 on 2 processors"
-    with patch("benchmarks.measure.other_programs.account", side_effect=[(0.0, 0.0), (100.0, 0.0)]):
+    with patch("conformance.timing.measure.other_programs.account", side_effect=[(0.0, 0.0), (100.0, 0.0)]):
         assert in_use(0.01).startswith("they take ")
-    with patch("benchmarks.measure.other_programs.account", return_value=(7.0, 0.0)):
+    with patch("conformance.timing.measure.other_programs.account", return_value=(7.0, 0.0)):
         assert in_use(0.01) == ""  # whatever ran a minute ago
     assert crowded(2.9, 2, own=2) == crowded(None, 2) == crowded(0.9, 2) == ""
     assert line_of_others({"busy": "load 7.9 on 2 processors"}).endswith("ratios may be wrong; repeat the run")
@@ -331,11 +331,11 @@ def test_the_interval_contains_the_exponent_as_often_as_it_says() -> None:
 
 def test_memory_that_does_not_suffice_is_told_before() -> None:
     case = replace(KINDS[1], Q=2**14, K=2**14, H=8, G=8)
-    subject = Subject("mine", "attention", "numpy", ("numpy",), "", scores=(2, 2))
+    subject = Subject("mine", "attention", "numpy", ("numpy",), numpy_subjects.naive, scores=(2, 2))
     assert needed(subject, case) > 2 * 4 * 2 * 8 * 2**28
     assert hindrance(subject, case, 8 * 10**9) == (
         "one call needs about 35.5 GB; 6.4 GB are allowed, 80% of the 8.0 GB that are free "
-        "(SPARE in benchmarks/measure/memory.py)"
+        "(SPARE in conformance/timing/measure/memory.py)"
     )
     assert not hindrance(subject, case, None)
     assert not hindrance(subject, KINDS[1], 8 * 10**9)

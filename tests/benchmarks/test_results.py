@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,49 +19,35 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks.__main__ import app, choose, finish, memory_wanted
-from benchmarks.cases import BOTH, FORWARD, Case, cases
-from benchmarks.measure import running
-from benchmarks.measure.environment import environment, gpu
-from benchmarks.measure.rounds import Budget
-from benchmarks.measure.running import FAILED, LEFT_OUT, Plan, Run
-from benchmarks.measure.workers import Failed
-from benchmarks.own_cases import own_cases
+from benchmarks.__main__ import app, choose, finish
+from benchmarks.cases import cases
 from benchmarks.results import scaling
 from benchmarks.results.compare import FASTER, NO_VERDICT, NOISE, SLOWER, compare
 from benchmarks.results.plots import PAPER
-from benchmarks.results.result import case_result, empty, read, refusal, save
-from benchmarks.subjects.registry import made_elsewhere, subject_at, subjects
-from benchmarks.subjects.subject import Subject, without
-from benchmarks.work import Work
+from benchmarks.subjects import subjects
+from conformance.timing.measure.environment import environment, gpu
+from conformance.timing.measure.rounds import Budget
+from conformance.timing.measure.running import FAILED, LEFT_OUT, Plan, Run
+from conformance.timing.results.result import case_result, empty, read, refusal, save
+from conformance.timing.sizes import read_sizes
+from conformance.timing.subjects import numpy_subjects
+from conformance.timing.subjects.timed_subject import Subject, without
+from conformance.timing.terminal import choose_memory_cases
+from conformance.timing.timed_case import BOTH, FORWARD, Case
+from conformance.timing.work import Work
+from tests.benchmarks.conftest import Inside
 from tests.benchmarks.test_parts import CEILINGS, SIZES, entry
 from tests.support import made_results
 
-TARGET = "package.module:NAME or path/to/file.py:NAME"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 # --- the result -------------------------------------------------------------------------------------------------------
 
 
-class Inside:
-    """A subject's process that is none."""
-
-    def __init__(self, make: Callable[..., Any], given: tuple[Any, ...], variables: Any) -> None:
-        self.made = make(*given)
-
-    def ask(self, method: str, *given: Any, limit: float) -> Any:
-        try:
-            return getattr(self.made, method)(*given)
-        except Exception as error:
-            raise Failed(str(error)) from error
-
-    def end(self) -> None: ...
-
-
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
     """Of two lengths, with one subject that is left out and one that is not installed."""
-    absent = Subject("absent", "attention", "numpy", ("no_such_package",), "nowhere:make")
+    absent = Subject("absent", "attention", "numpy", ("no_such_package",), numpy_subjects.naive)
     unable = replace(absent, name="unable", packages=(), takes=without("causal"))
     known = [subjects()["reference_numpy"], subjects()["NumPy, naive"], absent, unable]
     plan = Plan("cpu", 1, 7, Budget(6, 6), memory=lambda case: case.K == 64)
@@ -299,13 +285,6 @@ def test_what_only_one_has_is_told(result: dict[str, Any]) -> None:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without processes and ceilings."""
-    monkeypatch.setattr(running, "Worker", lambda make, given, threads, variables: Inside(make, given, variables))
-    monkeypatch.setattr(Run, "measure_ceilings", lambda run, dtypes: None)
-
-
 def command(*words: str | Path) -> tuple[int, str]:
     """Exit code, and what was printed, without line breaks."""
     done = CliRunner().invoke(app, [str(word) for word in words])
@@ -327,12 +306,12 @@ def test_a_run(inside: None, tmp_path: Path) -> None:
 
 
 def test_cases_are_listed_with_what_memory_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.measure.memory.available", lambda device: 10**9)
+    monkeypatch.setattr("conformance.timing.measure.memory.available", lambda device: 10**9)
     monkeypatch.setattr(Run, "case", None)  # nothing is timed
     words = ("run", "--list", "--only", "causal, T=128", "--only", "causal, T=16384", "--only", "NumPy, naive")
     assert command(*words) == (0, (
         "causal, T=128 causal, T=16384 left out NumPy, naive: one call needs about 18.5 GB; 0.8 GB are allowed, 80% of "
-        "the 1.0 GB that are free (SPARE in benchmarks/measure/memory.py) "
+        "the 1.0 GB that are free (SPARE in conformance/timing/measure/memory.py) "
         "causal, T=16384, forward + backward subjects: NumPy, naive"
     ))  # fmt: skip
 
@@ -340,11 +319,11 @@ def test_cases_are_listed_with_what_memory_leaves_out(monkeypatch: pytest.Monkey
 def test_quick_measures_memory_in_the_largest_case(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"short": 64, "long": 512, "longest": 600, "as long": 512}
     picked = [Case(name, Q=n, K=n, direction=BOTH if name == "longest" else FORWARD) for name, n in sizes.items()]
-    wanted = memory_wanted(True, picked)
+    wanted = choose_memory_cases(True, picked)
     assert [case.name for case in picked if wanted(case)] == ["long"]
     assert capsys.readouterr().out == "memory is measured in one case, long; without --quick, in all\n"
-    assert all(map(memory_wanted(True, picked[2:3]), picked[2:3]))
-    assert all(map(memory_wanted(False, picked), picked))
+    assert all(map(choose_memory_cases(True, picked[2:3]), picked[2:3]))
+    assert all(map(choose_memory_cases(False, picked), picked))
     assert not capsys.readouterr().out
 
 
@@ -370,14 +349,14 @@ def test_own_sizes_are_instead_of_the_list(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_sizes_that_are_not_named(text: str, fields: dict[str, Any]) -> None:
-    forward, both = own_cases(text, "cpu")
+    forward, both = read_sizes(text, "cpu")
     assert {name: getattr(forward, name) for name in fields} == fields
     assert (forward.backward, both.backward) == (False, True)
-    assert own_cases(text, "cuda")[0].dtype == "bfloat16"
+    assert read_sizes(text, "cuda")[0].dtype == "bfloat16"
 
 
 def test_where_all_fail_there_is_no_table(inside: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.subjects.numpy_subjects.naive_attention", lambda query, *_: query[0])
+    monkeypatch.setattr("conformance.timing.subjects.numpy_subjects.naive_attention", lambda query, *_: query[0])
     code, output = command("run", "--quick", "--only", "short", "--only", "NumPy, naive")
     assert code == 1
     assert "No subject has a time. Failed, and without a time: NumPy, naive. FAILED NumPy, naive: " in output
@@ -432,48 +411,27 @@ def test_results_without_times_are_told_in_a_line(result: dict[str, Any], tmp_pa
 
 @pytest.mark.slow
 def test_a_subject_of_ones_own(inside: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The files of the document: a function, an old one beside it, and a subject in another layout."""
     pytest.importorskip("torch")
-    example = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    (tmp_path / "my_attention.py").write_text(example[1])
+    function, other_layout = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    mine, path = f"{tmp_path / 'my_attention.py'}:MINE", tmp_path / "b.json"
+    paths = [tmp_path / name for name in ("kernel.py", "old_kernel.py", "tokens.py")]
+    for path, text in zip(paths, (function, function, other_layout), strict=True):
+        path.write_text(text)
+    kernel, old = (f"{path}:attention" for path in paths[:2])
+    mine, json = f"{paths[2]}:MINE", tmp_path / "b.json"
     words = ("run", "--quick", "--only", "causal, T=256", "--only", "causal, T=512, forward + backward")
-    code, output = command(*words, "--with", mine, "--only", "my attention", "--json", path)
+    words += ("--only", "lengths", "--json", json)
+    code, output = command(*words, "--with", kernel, "--with", old, "--only", "kernel.py")
     assert (code, output.count("FAILED")) == (0, 0)
-    assert [one["subjects"][0]["status"] for one in read(path)["cases"]] == ["measured"] * 2
-    code, output = command(*words, *("--with", mine, "--with", "my_attention:MINE"))
-    assert (code, output) == (2, "--with: two subjects have the name 'my attention'")
-    second = tmp_path / "old_attention.py"
-    second.write_text(example[1].replace("my attention", "my old attention"))  # and the make of the first
-    code, output = command(*words, "--with", mine, "--with", f"{second}:MINE")
-    assert (code, output) == (2, "--with: two subjects have the make 'my_attention:make'")
-    subject = replace(subject_at(mine), name="my old attention")
-    assert made_elsewhere(subject, mine) == made_elsewhere(subject, "my_attention:MINE") == ""
-    assert (
-        made_elsewhere(subject, f"{second}:MINE")
-        == f"my old attention is made by my_attention:make, and not in {second}"
-    )
-    del sys.modules["my_attention"]
-    _, causal, norm = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    (tmp_path / "my_causal_attention.py").write_text(causal)
-    flagged = f"{tmp_path / 'my_causal_attention.py'}:MINE"
-    words = ("run", "--quick", "--only", "T=256", "--only", "lengths, T=256", "--only", "my causal")
-    code, output = command(*words, "--with", flagged, "--json", path)
+    for case in read(json)["cases"]:
+        assert [(one["name"], one["status"]) for one in case["subjects"]] == [(kernel, "measured"), (old, "measured")]
+    assert command(*words, "--with", kernel, "--with", kernel) == (2, f"two subjects have the name '{kernel}'")
+    code, output = command(*words, "--with", mine, "--only", "my attention")
     assert code == 0
-    by_kind = {case["kind"]: case["subjects"][0] for case in read(path)["cases"]}
-    assert by_kind["causal"]["status"] == "measured"
-    assert by_kind["lengths"]["reason"] == "it has no parameter for a mask of kind 'lengths'"
-    del sys.modules["my_causal_attention"]
-    (tmp_path / "my_layer_norm.py").write_text(norm)
-    mine, sizes = f"{tmp_path / 'my_layer_norm.py'}:MINE", "layer norm, B=2, T=64, D=32"
-    code, output = command("run", "--quick", "--case", sizes, "--only", "my layer", "--with", mine, "--json", path)
-    assert (code, "memory is not estimated" in output) == (0, False)
-    assert "NAME is our default engine; if it has no time, the first subject of --list that has one" in output
-    assert [one["subjects"][0]["status"] for one in read(path)["cases"]] == ["measured"] * 2
-    del sys.modules["my_layer_norm"]
-    (tmp_path / "json.py").write_text("")
-    code, output = command("run", "--with", f"{tmp_path / 'json.py'}:MINE")
-    assert (code, "another module is called json: " in output) == (2, True)
+    reasons = {case["kind"]: case["subjects"][0]["reason"] for case in read(json)["cases"]}
+    assert reasons == {"causal": "", "lengths": "it has no parameter for a mask of kind 'lengths'"}
+    assert "NAME is our default engine; if it has no time, the first subject that has one" in output
 
 
 BAD = {
@@ -493,12 +451,10 @@ BAD = {
     "--case 'layer norm, H=2'": "--case 'layer norm, H=2': layer norm has no H; expected",
     "--json FOLDER": "FOLDER is a folder",
     "--json FILE/b.json": "FILE/b.json cannot be written: ",
-    "--with no_such_module:MINE": f"'no_such_module:MINE' cannot be loaded, expected {TARGET}: No",
-    "--with nowhere.py:MINE": "'nowhere.py:MINE' cannot be loaded, expected package.module:NAME or ",
-    "--with benchmarks.cases:CASES": "'benchmarks.cases:CASES' is a tuple, expected a benchmarks",
-    "--with benchmarks.cases:dense_mask": (
-        "'benchmarks.cases:dense_mask' is a function, expected a Subject. Write beside it def make("
-    ),
+    "--with no_such_module:MINE": "no_such_module cannot be imported: ModuleNotFoundError: No module named",
+    "--with nowhere.py:MINE": "nowhere.py cannot be imported: FileNotFoundError: no file nowhere.py",
+    "--with benchmarks.cases:CASES": "benchmarks.cases:CASES is a tuple, expected a function or a Subject",
+    "--with benchmarks.cases:causal": "benchmarks.cases:causal: only attention and layer_norm are timed, and its name",
     "compare FILE FILE": "FILE is not JSON: ",
     "plot FOLDER/none.json": "FOLDER/none.json cannot be read: No such file or directory",
     "plot OTHER": "OTHER is no result of a benchmark",

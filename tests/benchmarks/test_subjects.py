@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import usable_subjects
-from benchmarks.cases import BOTH, Case
-from benchmarks.measure.rounds import Budget
-from benchmarks.measure.running import LEFT_OUT, MEASURED, Entry, Plan, Run
-from benchmarks.subjects.registry import subject_at, subjects
-from benchmarks.subjects.subject import Subject
+from benchmarks.subjects import subjects
+from conformance.timing.measure.rounds import Budget
+from conformance.timing.measure.running import LEFT_OUT, MEASURED, Entry, Plan, Run
+from conformance.timing.subjects import numpy_subjects
+from conformance.timing.subjects.registry import subject_at
+from conformance.timing.subjects.timed_subject import Subject
+from conformance.timing.terminal import usable_subjects
+from conformance.timing.timed_case import BOTH, Case
 
 SIZES: dict[str, Any] = {"B": 2, "H": 2, "G": 2, "Q": 32, "K": 32, "D": 16, "V": 16}
 CASES = (
@@ -52,24 +54,24 @@ def test_a_subject_of_ones_own_without_scores_is_told(
     monkeypatch: pytest.MonkeyPatch, scores: tuple[int, int] | None, told: bool
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr("benchmarks.__main__.say", lines.append)
-    mine = Subject("mine", "attention", "numpy", (), "", scores=scores, yours=True)
+    monkeypatch.setattr("conformance.timing.terminal.say", lines.append)
+    mine = Subject("mine", "attention", "numpy", (), numpy_subjects.naive, scores=scores, target="mine.py:MINE")
     assert usable_subjects([mine, *KNOWN[:1]], "cpu", False, False)[0] is mine
     assert lines == ["mine: memory is not estimated: the subject sets no scores="] * told
 
 
-HEAD = "from benchmarks.subjects.subject import Subject\n"
+HEAD = "from conformance.timing.subjects.timed_subject import Subject\n"
 MINE = 'MINE = Subject("mine", {}, "numpy", (), {})\n'
 REFUSED = {
-    "def f(:\n": r"'FILE:MINE' cannot be loaded: FILE:1: SyntaxError: invalid syntax",
-    "\nMINE = nothing\n": r"'FILE:MINE' cannot be loaded: FILE:2: NameError: name 'nothing' is not defined",
-    f"{HEAD}MINE = Subject('mine')\n": r"'FILE:MINE' cannot be loaded: FILE:2: TypeError: .*missing 4 required",
-    "import sys\nsys.exit(3)\n": r"'FILE:MINE' cannot be loaded: FILE:2: SystemExit: 3",
-    HEAD: r"'FILE:MINE' cannot be loaded: FILE has no MINE; it has no Subject",
-    HEAD + MINE.format("'atention'", "''"): r"its operation must be one of attention, layer_norm, got 'atention'",
-    HEAD + MINE.format("'attention'", "print"): r"its make must be a text 'module:function', got <built-in",
-    HEAD + MINE.format("'attention'", "'no_module:make'"): r"'make=no_module:make' cannot be loaded.*No module named",
-    HEAD + MINE.format("'attention'", "'json:make'"): r"its make is 'json:make', and json has no function 'make'",
+    "def f(:\n": "FILE cannot be imported: SyntaxError: invalid syntax",
+    "\nMINE = nothing\n": r"FILE cannot be imported: NameError: name 'nothing' is not defined \(FILE:2 in <module>\)",
+    f"{HEAD}MINE = Subject('mine')\n": r"FILE cannot be imported: TypeError: .*missing 4 .* \(FILE:2 in <module>\)",
+    "import sys\nsys.exit(3)\n": r"FILE cannot be imported: SystemExit: 3 \(FILE:2 in <module>\)",
+    HEAD: "FILE has no MINE",
+    "MINE = 3\n": "FILE:MINE is a int, expected a function or a Subject",
+    HEAD + MINE.format("'atention'", "print"): "operation must be one of attention, layer_norm, got 'atention'",
+    HEAD + MINE.format("'attention'", "'json:dumps'"): "FILE:MINE: make must be a function, got 'json:dumps'",
+    "def MINE(x):\n    return x\n": r"FILE:MINE: only attention and layer_norm are timed, and its name says neither",
 }
 
 
@@ -85,10 +87,6 @@ def test_a_file_that_has_no_usable_subject_is_refused_in_a_line(
     assert "\n" not in str(refused.value)
 
 
-def test_without_a_name_the_subjects_of_the_file_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    path = tmp_path / "subject_unnamed.py"
-    path.write_text(HEAD + MINE.format("'attention'", "'json:dumps'"))
-    with pytest.raises(ValueError, match=rf"name the subject after a colon; its subjects: {path}:MINE$"):
-        subject_at(str(path))
-    assert subject_at(f"{path}:MINE").yours
+def test_another_operation_is_refused() -> None:
+    with pytest.raises(ValueError, match="only attention and layer_norm are timed, and attention_weights is none of"):
+        subject_at("reference_numpy:attention_weights")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import benchmarks.measure.environment as environment
+import conformance.timing.measure.environment as environment
 from conformance.side_by_side import sources
 from tests.support.helpers import command
 

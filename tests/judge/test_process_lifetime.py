@@ -45,7 +45,7 @@ FORKED = """
         """
 BENCHMARK = """
         import multiprocessing
-        from benchmarks.measure.workers import serve
+        from conformance.timing.measure.processes import serve
         pipe, other = multiprocessing.get_context("spawn").Pipe()
         process = multiprocessing.get_context("spawn").Process(target=serve, args=(other, 1, {}, dict, ()))
         process.start()

@@ -9,12 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases import CUDA_CASES, Case
-from benchmarks.measure.environment import environment
-from benchmarks.measure.running import FAILED, LEFT_OUT, Entry
-from benchmarks.results.result import case_result, empty
+from benchmarks.cases import CUDA_CASES
 from benchmarks.results.scaling import scaling
-from benchmarks.work import Work, work
 from conformance.checks.results import Cell
 from conformance.checks.results import Results as RunResults
 from conformance.reports.content import document
@@ -22,6 +18,11 @@ from conformance.reports.subjects import run_subject
 from conformance.reports.writing import format_json
 from conformance.side_by_side.operations import OPERATIONS
 from conformance.side_by_side.sources import LABELS
+from conformance.timing.measure.environment import environment
+from conformance.timing.measure.running import FAILED, LEFT_OUT, Entry
+from conformance.timing.results.result import case_result, empty
+from conformance.timing.timed_case import Case
+from conformance.timing.work import Work, work
 from study import divergences, results, site
 from tests.benchmarks.test_parts import CEILINGS, SIZES, entry
 from tests.support.helpers import OFF, violation

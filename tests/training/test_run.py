@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
+from conformance.reports import files
 from tests.support.helpers import PACKAGES
 from tests.support.small_runs import OPTIONS, command, contents, logged, write_reviews
-from training import checkpoints, files, records, reviews
+from training import checkpoints, records, reviews
 from training.classifying import classify
 from training.packages import PACKAGES as THREE
 
@@ -246,7 +247,7 @@ def test_a_killed_run_resumes_to_the_same_bits(data: Path, long: Path, tmp_path:
 
 DYING = """
 import os, signal
-from training import files
+from conformance.reports import files
 real, left = files.synchronise, [{number}]
 def synchronise(path):
     left[0] -= 1

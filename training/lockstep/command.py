@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from conformance.cli.console import bar, console
+from conformance.reports.files import write_whole
 from conformance.runner.compiled_code import keep_compiled_code
 from conformance.subjects.callables import load
-from training.files import write_whole
 from training.lockstep.pictures import figure
 from training.lockstep.plans import PLANS
 from training.lockstep.report import as_page, content, terminal

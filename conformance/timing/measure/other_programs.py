@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.measure.workers import processors
+from conformance.timing.measure.processes import processors
 
 ACCOUNT = Path("/proc/stat")
 STEAL, IDLE = 8, slice(4, 6)

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import Case
-from benchmarks.measure.ceilings import Measured, best_copy, best_product
-from benchmarks.measure.running import Entry
-from benchmarks.measure.statistics import LEVEL, Interval, interval, paired
-from benchmarks.work import Work
-from training.files import write_whole
+from conformance.reports.files import write_whole
+from conformance.timing.measure.ceilings import Measured, best_copy, best_product
+from conformance.timing.measure.running import Entry
+from conformance.timing.measure.statistics import LEVEL, Interval, interval, paired
+from conformance.timing.timed_case import Case
+from conformance.timing.verify.row_sampling import declared_roundings
+from conformance.timing.work import Work
 
 NAME, VERSION = "transformer-conformance benchmark", 1
 
@@ -71,7 +72,7 @@ def subject_result(
         "form": start.form if start else "",
         "chosen": start.chosen if start else "",
         "notes": [*subject.notes, *(start.notes if start else ())],
-        "conventions": subject.conventions if case.itemsize == 2 else {},
+        "conventions": subject.conventions if declared_roundings(subject.conventions, case.dtype) else {},
     }
     if not entry.measured or start is None:
         return found | dict.fromkeys(TIMED)

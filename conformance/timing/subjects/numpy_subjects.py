@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import Arrays, Case, dense_mask
-from benchmarks.subjects.subject import Layout, Prepared, Results, Subject, heads_of, usual_layout, without
+from conformance.timing.subjects.timed_subject import (
+    Layout,
+    Prepared,
+    Results,
+    Subject,
+    heads_of,
+    usual_layout,
+    without,
+)
+from conformance.timing.timed_case import Arrays, Case, dense_mask
 
 
 def prepared(
-    case: Case, function: Any, given: Any = None, *, gradients: Any = None, layout: Layout | None = None
+    case: Case, device: str, function: Any, given: Any = None, *, gradients: Any = None, layout: Layout | None = None
 ) -> Prepared:
     """function(*inputs, given(mask)), and gradients(*inputs, cotangent, given(mask)) of the inputs.
 
@@ -40,12 +49,14 @@ def reference(case: Case, device: str) -> Prepared:
     if case.operation == "layer_norm":
         ready = prepared(
             case,
+            device,
             lambda x, weight, bias: definition.layer_norm(x, weight, bias, eps=1e-5),
             gradients=lambda *inputs: definition.layer_norm_vjp(*inputs, eps=1e-5),
         )
     else:
         ready = prepared(
             case,
+            device,
             lambda query, key, value, mask: definition.attention(query, key, value, mask=mask),
             lambda mask: mask,
             gradients=lambda *inputs: definition.attention_vjp(*inputs[:-1], mask=inputs[-1])[:3],
@@ -65,22 +76,22 @@ def naive_attention(query: Any, key: Any, value: Any, forbidden: Any) -> np.ndar
 
 
 def naive(case: Case, device: str) -> Prepared:
-    ready = prepared(case, naive_attention, lambda mask: None if mask is None else ~dense_mask(case, mask))
+    ready = prepared(case, device, naive_attention, lambda mask: None if mask is None else ~dense_mask(case, mask))
     return replace(ready, form="" if case.kind == "dense" else "boolean array")
 
 
 WIDE = without(dtypes=("float32", "float64"))
 
 
-def subject(name: str, operation: str, make: str, **fields: Any) -> Subject:
-    return Subject(name, operation, "numpy", ("numpy",), f"{__name__}:{make}", device="cpu", **fields)
+def subject(name: str, operation: str, make: Callable[..., Prepared], **fields: Any) -> Subject:
+    return Subject(name, operation, "numpy", ("numpy",), make, device="cpu", **fields)
 
 
 SUBJECTS = (
-    subject("reference_numpy", "attention", "reference", takes=WIDE, ours=True),
+    subject("reference_numpy", "attention", reference, takes=WIDE, ours=True, usual=True),
     subject(
-        "NumPy, naive", "attention", "naive", scores=(2, 2),
+        "NumPy, naive", "attention", naive, scores=(2, 2),
         takes=without(grouped=False, backward=False, dtypes=("float32",)),
     ),
-    subject("reference_numpy, layer norm", "layer_norm", "reference", takes=WIDE, ours=True),
+    subject("reference_numpy, layer norm", "layer_norm", reference, takes=WIDE, ours=True, usual=True),
 )  # fmt: skip

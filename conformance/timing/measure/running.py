@@ -6,23 +6,24 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import AFTER, BEFORE, Case, generator
-from benchmarks.measure import memory
-from benchmarks.measure.ceilings import CeilingWorker, Measured, best_copy, best_product, crowded
-from benchmarks.measure.memory import MemoryWorker
-from benchmarks.measure.other_programs import TOLERATED, Taken, in_words, watch_processors
-from benchmarks.measure.rounds import Budget, calls_in_trial, rounds
-from benchmarks.measure.statistics import Interval, interval
-from benchmarks.measure.timing_worker import Start, TimingWorker, Trial
-from benchmarks.measure.workers import Failed, Worker
-from benchmarks.subjects.subject import Subject
-from benchmarks.verify.gate import GOOD, Call, Verdict, all_rows_judged, worst
-from benchmarks.verify.row_sampling import BY_ROW, draw
-from benchmarks.work import Work, work
+from conformance.timing.measure import memory
+from conformance.timing.measure.ceilings import CeilingWorker, Measured, best_copy, best_product, crowded
+from conformance.timing.measure.memory import MemoryWorker
+from conformance.timing.measure.other_programs import TOLERATED, Taken, in_words, watch_processors
+from conformance.timing.measure.processes import Failed, Worker
+from conformance.timing.measure.rounds import Budget, calls_in_trial, rounds
+from conformance.timing.measure.statistics import Interval, interval
+from conformance.timing.measure.timing_worker import Start, TimingWorker, Trial
+from conformance.timing.subjects.timed_subject import Subject
+from conformance.timing.timed_case import AFTER, BEFORE, Case, generator
+from conformance.timing.verify.gate import GOOD, Call, Verdict, all_rows_judged, worst
+from conformance.timing.verify.row_sampling import BY_ROW, draw
+from conformance.timing.work import Work, work
 
 PLACES, ROWS, STILL = 3, 8, 3
 """Of the judge before and after the timing: places, rows of each, and rows more whose cotangent is zero."""
@@ -122,7 +123,7 @@ class Run:
     def measure_ceilings(self, dtypes: Sequence[str]) -> None:
         frameworks = ("torch", "jax") if self.plan.device == "cuda" else ("numpy", "torch", "jax")
         for arrays in frameworks:
-            if not Subject(arrays, "", arrays, (arrays,), "").absent:
+            if find_spec(arrays) is not None:
                 self.plan.step(f"ceilings in {arrays}")
                 worker = self.start(CeilingWorker, (arrays, self.plan.device), {})
                 try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure.other_programs import watch_processors
+from conformance.timing.measure.other_programs import watch_processors
 
 SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
 """Of the square matrices."""

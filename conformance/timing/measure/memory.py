@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import cases as timed
-from benchmarks.cases import MEMORY, Case
-from benchmarks.subjects.subject import NO_ARENAS, Subject
+from conformance.timing import timed_case as timed
+from conformance.timing.subjects.timed_subject import NO_ARENAS, Subject
+from conformance.timing.timed_case import MEMORY, Case
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
@@ -153,7 +153,7 @@ def hindrance(subject: Subject, case: Case, free: int | None) -> str:
     if free is None or bytes_needed <= SPARE * free:
         return ""
     allowed = f"{gigabytes(SPARE * free)} are allowed, {SPARE:.0%} of the {gigabytes(free)} that are free"
-    return f"one call needs about {gigabytes(bytes_needed)}; {allowed} (SPARE in benchmarks/measure/memory.py)"
+    return f"one call needs about {gigabytes(bytes_needed)}; {allowed} (SPARE in conformance/timing/measure/memory.py)"
 
 
 def gigabytes(count: float) -> str:

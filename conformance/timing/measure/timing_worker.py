@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import cases as timed
-from benchmarks.cases import TRIAL, WARM_UP, Arrays, Case
-from benchmarks.measure.clocks import clock_for
-from benchmarks.measure.other_programs import watch_processors
-from benchmarks.subjects.subject import Prepared, Results, Subject, Wrong
-from benchmarks.verify.gate import all_rows_judged
-from benchmarks.verify.row_sampling import BY_ROW, Place, Sample, draw, only_there, taken
 from conformance.runner.compiled_code import give_back_freed_memory
+from conformance.timing import timed_case as timed
+from conformance.timing.measure.clocks import clock_for
+from conformance.timing.measure.other_programs import watch_processors
+from conformance.timing.subjects.timed_subject import Prepared, Results, Subject, Wrong
+from conformance.timing.timed_case import TRIAL, WARM_UP, Arrays, Case
+from conformance.timing.verify.gate import all_rows_judged
+from conformance.timing.verify.row_sampling import BY_ROW, Place, Sample, draw, only_there, taken
 from specification.dtypes import dtype_name
 
 ROWS_OF_TRIAL = 6

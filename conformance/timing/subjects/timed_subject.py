@@ -7,16 +7,16 @@ outside the clock; what he does in every call is inside.
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from importlib.util import find_spec
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from benchmarks.cases import Arrays, Case
+from conformance.subjects.callables import load_object
+from conformance.timing.timed_case import Arrays, Case
 
 Results = tuple[Any, ...]
 """The output and, with a backward pass, the gradients of the inputs: the framework's own arrays, in its own layout."""
@@ -104,20 +104,22 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Subject:
-    """make: `module:function`, which takes the case, the device and `arguments`, and raises Unfit.
+    """make: a function that takes the case, the device and `arguments`, and raises Unfit.
 
     takes: why a case cannot be given to it; empty if it can. None if every case can.
     scores: how many float32 arrays [B, H, Q, K] a call has in memory at once, forward, and with the backward pass; the
     dense masks of those that are given one come on top. None if nobody says: the estimate of memory has no scores then.
-    conventions: what it declares for 16-bit inputs (see `conformance.declare`). ours: an engine of this project.
-    yours: from --with. base: one that the others' times are divided by. slow: why --quick leaves it out.
+    conventions: what it declares of its precision (see `conformance.declare`). ours: an engine of this project. yours:
+    the user's; target: where it is loaded from, if it is an object in a file of the user's. base: one that the others'
+    times are divided by. usual: `conformance bench` compares with it unless told otherwise. slow: why --quick leaves it
+    out.
     """
 
     name: str
     operation: str
     arrays: str
     packages: tuple[str, ...]
-    make: str
+    make: Callable[..., Prepared]
     arguments: tuple[Any, ...] = ()
     device: str = "cpu or cuda"
     takes: Callable[[Case], str] | None = None
@@ -126,14 +128,18 @@ class Subject:
     environment: dict[str, str] = field(default_factory=dict)
     ours: bool = False
     yours: bool = False
+    target: str = ""
     base: bool = False
+    usual: bool = False
     slow: str = ""
     notes: tuple[str, ...] = ()
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Its process loads the user's file anew: what is defined there has no name by which it could be sent."""
+        return (load_object, (self.target,)) if self.target else super().__reduce_ex__(protocol)
+
     def ready(self, case: Case, device: str) -> Prepared:
-        module, function = self.make.split(":")
-        prepared: Prepared = getattr(importlib.import_module(module), function)(case, device, *self.arguments)
-        return prepared
+        return self.make(case, device, *self.arguments)
 
     def hindrance(self, case: Case, device: str) -> str:
         """Why the case is not for it, in a line; empty if it is."""
@@ -145,7 +151,7 @@ class Subject:
 
     @property
     def absent(self) -> str:
-        missing = [package for package in self.packages if importlib.util.find_spec(package) is None]
+        missing = [package for package in self.packages if find_spec(package) is None]
         return f"{missing[0]} is not installed" if missing else ""
 
 
@@ -155,26 +161,32 @@ BY_AUTO = "it is timed as auto where auto takes it"
 ALL_SCORES = "it is the reference engine, and holds all scores"
 
 
-def ours(package: str, module: str, *, scores: tuple[float, float]) -> tuple[Subject, ...]:
-    """A port's engines, and its layer norm. scores: of the reference engine. Functions of the module make both."""
+def ours(
+    package: str,
+    make_engine: Callable[..., Prepared],
+    make_layer_norm: Callable[..., Prepared],
+    *,
+    scores: tuple[float, float],
+) -> tuple[Subject, ...]:
+    """A port's engines, and its layer norm. scores: of the reference engine."""
     arrays = package.removesuffix("_impl")
     common: dict[str, Any] = {"arrays": arrays, "packages": (arrays,), "ours": True}
 
     def engine(name: str, **fields: Any) -> Subject:
-        title, make = f"{package}, {name}", f"{module}:engine"
-        return Subject(title, "attention", make=make, arguments=(name,), **common, **fields)
+        return Subject(f"{package}, {name}", "attention", make=make_engine, arguments=(name,), **common, **fields)
 
     return (
-        engine("auto", base=True),
+        engine("auto", base=True, usual=True),
         engine("fused", slow=BY_AUTO),
         engine("blocked", slow=BY_AUTO),
         engine("reference", scores=scores, slow=ALL_SCORES),
         Subject(
             f"{package}, layer norm",
             "layer_norm",
-            make=f"{module}:layer_norm",
+            make=make_layer_norm,
             arguments=(package,),
             base=True,
+            usual=True,
             **common,
         ),
     )

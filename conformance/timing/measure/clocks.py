@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from benchmarks.subjects.subject import Prepared, Results
+from conformance.timing.subjects.timed_subject import Prepared, Results
 
 
 class WallClock:

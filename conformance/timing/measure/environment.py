@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.memory import torch_cuda
-from benchmarks.measure.other_programs import in_words, watch_processors
 from conformance.reports.versions import installed
+from conformance.timing.measure.memory import torch_cuda
+from conformance.timing.measure.other_programs import in_words, watch_processors
 
 PACKAGES = ("numpy", "torch", "jax", "jaxlib", "flax", "keras", "onnx", "onnxruntime", "ml_dtypes")
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def environment(device: str, threads: int) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from unittest.mock import patch
 
 from conformance.runner.process_lifetime import end_with_parent
 from conformance.subjects.subject import first_line
+from conformance.subjects.wrong_answers import find_raising_line
 
 LIBRARIES = ("OMP", "MKL", "OPENBLAS", "VECLIB", "NUMEXPR")
 FRAMEWORKS = ("numpy", "torch", "jax", "onnxruntime", "onnx")
@@ -47,7 +48,7 @@ class Failed(Exception):
 @functools.cache
 def empty_folder() -> str:
     """For what Triton compiles in this run; removed at its end."""
-    folder = tempfile.mkdtemp(prefix="benchmarks-triton-")
+    folder = tempfile.mkdtemp(prefix="conformance-triton-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
@@ -79,7 +80,7 @@ def context() -> Any:
         return multiprocessing.get_context("spawn")
     found = multiprocessing.get_context("forkserver")
     there = [name for name in FRAMEWORKS if importlib.util.find_spec(name)]
-    found.set_forkserver_preload([*there, "benchmarks.measure.timing_worker"])
+    found.set_forkserver_preload([*there, "conformance.timing.measure.timing_worker"])
     return found
 
 
@@ -99,7 +100,7 @@ def settle(threads: int, variables: Mapping[str, str]) -> None:
 
 def serve(pipe: Any, threads: int, variables: Mapping[str, str], make: Callable[..., Any], arguments: Any) -> None:
     """Make an object, and answer with what its methods return until the pipe is closed."""
-    from benchmarks.subjects.subject import Unfit, Wrong
+    from conformance.timing.subjects.timed_subject import Unfit, Wrong
 
     end_with_parent()
     settle(threads, variables)
@@ -117,9 +118,7 @@ def serve(pipe: Any, threads: int, variables: Mapping[str, str], make: Callable[
         except MemoryError:
             answer = ("failed", "there was not enough memory")
         except Exception as error:
-            from benchmarks.subjects.registry import place_of  # of all subjects: no worker starts later for it
-
-            place = f" ({where})" if (where := place_of(error)) else ""
+            place = f" ({line})" if (line := find_raising_line(error, None)) else ""
             answer = ("failed", f"raised {type(error).__name__}: {first_line(error)}{place}")
         pipe.send(answer)
 

@@ -19,9 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import cases as timed
-from benchmarks.cases import Arrays, Case
-from benchmarks.verify.row_sampling import BY_ROW, Place, Sample, as_answers, count_rows, only_there, small_case
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import Precision
 from conformance.cases.expectations import Exact
@@ -29,6 +26,9 @@ from conformance.checks.comparison import compare, judge
 from conformance.checks.findings import Finding
 from conformance.oracle.reference import oracle
 from conformance.reports.sentences import describe_finding
+from conformance.timing import timed_case as timed
+from conformance.timing.timed_case import Arrays, Case
+from conformance.timing.verify.row_sampling import BY_ROW, Place, Sample, as_answers, count_rows, only_there, small_case
 
 BLOCK = 256
 """Rows that are judged together where all rows count."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.cases import Arrays, Case, dense_mask
-from benchmarks.subjects.subject import (
+from conformance.subjects.frameworks import TorchArrays
+from conformance.timing.subjects.timed_subject import (
     EVICTED,
     ROUNDED,
     TOKENS,
@@ -22,17 +22,25 @@ from benchmarks.subjects.subject import (
     usual_layout,
     without,
 )
-from conformance.subjects.frameworks import TorchArrays
+from conformance.timing.timed_case import Arrays, Case, dense_mask
 from specification.masks import map_arrays
 
 
 def prepared(
-    case: Case, device: str, function: Any, given: Any = None, *, layout: Layout | None = None, weights: Any = None
+    case: Case,
+    device: str,
+    function: Any,
+    given: Any = None,
+    *,
+    gradients: Any = None,
+    layout: Layout | None = None,
+    weights: Any = None,
 ) -> Prepared:
     """function(*inputs, given(mask)), differentiated by torch.autograd; without `given`, function(*inputs).
 
-    weights: for layers that hold their parameters: from the tensors of the inputs to the function for these, and the
-    tensors that the gradients are then asked of.
+    gradients: gradients(*inputs, cotangent, given(mask)) of the inputs, in place of torch.autograd. weights: for layers
+    that hold their parameters: from the tensors of the inputs to the function for these, and the tensors that the
+    gradients are then asked of.
     """
     import torch
 
@@ -40,16 +48,20 @@ def prepared(
 
     def load(arrays: Arrays, mask: Any) -> Any:
         inputs = [framework.array(layout.lay(arrays[name])) for name in case.inputs]
-        inputs = [tensor.requires_grad_() for tensor in inputs] if case.backward else inputs
+        by_autograd = case.backward and gradients is None
+        inputs = [tensor.requires_grad_() for tensor in inputs] if by_autograd else inputs
         cotangent = framework.array(layout.lay(arrays["cotangent"])) if case.backward else None
         extra = (given(mask),) if given else ()
         apply, leaves = (function, inputs) if weights is None else weights(*inputs)
-        return functools.partial(apply, *inputs, *extra), leaves, cotangent
+        pull = functools.partial(gradients, *inputs, cotangent, *extra) if gradients else None
+        return functools.partial(apply, *inputs, *extra), pull, leaves, cotangent
 
     def call(loaded: Any) -> Results:
-        apply, leaves, cotangent = loaded
+        apply, pull, leaves, cotangent = loaded
         output = apply()
-        return (output,) if cotangent is None else (output, *torch.autograd.grad(output, leaves, cotangent))
+        if cotangent is None:
+            return (output,)
+        return (output, *(torch.autograd.grad(output, leaves, cotangent) if pull is None else pull()))
 
     def view(result: Any, name: str) -> Any:
         return layout.view(result.detach(), heads_of(case, name))
@@ -68,7 +80,7 @@ def engine(case: Case, device: str, name: str) -> Prepared:
     import torch
 
     import torch_impl
-    from benchmarks.cases import mask
+    from conformance.timing.timed_case import mask
 
     framework, dtype = TorchArrays(device), getattr(torch, case.dtype)
     empty = [torch.empty(case.shapes[part], dtype=dtype, device=device) for part in case.inputs]
@@ -222,33 +234,33 @@ def needs_array(case: Case) -> str:
     return "" if case.kind in ("window", "lengths", "segments") else "it gets no array here"
 
 
-def peer(name: str, make: str, *arguments: Any, **fields: Any) -> Subject:
+def peer(name: str, make: Callable[..., Prepared], *arguments: Any, **fields: Any) -> Subject:
     fields = {"operation": "attention", "conventions": ROUNDED} | fields
-    return Subject(name, arrays="torch", packages=("torch",), make=f"{__name__}:{make}", arguments=arguments, **fields)
+    return Subject(name, arrays="torch", packages=("torch",), make=make, arguments=arguments, **fields)
 
 
-OURS = ours("torch_impl", __name__, scores=(5, 8))
+OURS = ours("torch_impl", engine, layer_norm, scores=(5, 8))
 HALF = ("float16", "bfloat16")
 EXACT: dict[str, str] = {}
 PEERS = (
-    peer("torch SDPA", "sdpa"),
-    peer("torch SDPA, boolean mask", "sdpa", "", False, takes=needs_array),
-    peer("torch SDPA, flash", "sdpa", "FLASH_ATTENTION", device="cpu", slow="SDPA takes it by itself where it can"),
-    peer("torch SDPA, math", "sdpa", "MATH", scores=(3, 5), conventions=EXACT),
+    peer("torch SDPA", sdpa, usual=True),
+    peer("torch SDPA, boolean mask", sdpa, "", False, takes=needs_array),
+    peer("torch SDPA, flash", sdpa, "FLASH_ATTENTION", device="cpu", slow="SDPA takes it by itself where it can"),
+    peer("torch SDPA, math", sdpa, "MATH", scores=(3, 5), conventions=EXACT),
     peer(
-        "torch SDPA, flash (CUDA)", "sdpa", "FLASH_ATTENTION", device="cuda",
+        "torch SDPA, flash (CUDA)", sdpa, "FLASH_ATTENTION", device="cuda",
         takes=without("window", "lengths", "segments", dtypes=HALF),
     ),
-    peer("torch SDPA, efficient", "sdpa", "EFFICIENT_ATTENTION", device="cuda", takes=without(grouped=False)),
-    peer("torch SDPA, cuDNN", "sdpa", "CUDNN_ATTENTION", device="cuda", takes=without(dtypes=HALF)),
+    peer("torch SDPA, efficient", sdpa, "EFFICIENT_ATTENTION", device="cuda", takes=without(grouped=False)),
+    peer("torch SDPA, cuDNN", sdpa, "CUDNN_ATTENTION", device="cuda", takes=without(dtypes=HALF)),
     peer(
-        "torch FlexAttention", "flex", device="cpu", takes=without(backward=False),
+        "torch FlexAttention", flex, device="cpu", takes=without(backward=False),
         slow="it compiles C++ for every shape, for 10 to 40 seconds",
     ),
-    peer("torch FlexAttention (CUDA)", "flex", device="cuda"),
+    peer("torch FlexAttention (CUDA)", flex, device="cuda"),
     peer(
-        "torch nn.MultiheadAttention", "multi_head", takes=without(grouped=False),
+        "torch nn.MultiheadAttention", multi_head, takes=without(grouped=False),
         notes=("as a whole: its four projections, here the identity, are timed with it",),
     ),
-    peer("torch F.layer_norm", "layer_norm", "torch", operation="layer_norm", conventions=EXACT),
+    peer("torch F.layer_norm", layer_norm, "torch", operation="layer_norm", conventions=EXACT, usual=True),
 )  # fmt: skip

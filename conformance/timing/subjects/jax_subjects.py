@@ -1,4 +1,4 @@
-"""JAX: the engines of jax_impl, jax.nn's attention and standardize. Everything is called under jax.jit."""
+"""JAX: the engines of jax_impl, and jax.nn's attention. Everything is called under jax.jit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import Arrays, Case, dense_mask
-from benchmarks.subjects.subject import (
+from conformance.subjects.frameworks import JaxArrays
+from conformance.subjects.subject import first_line
+from conformance.timing.subjects.timed_subject import (
     BTHD,
     EVICTED,
     ROUNDED,
@@ -23,15 +24,17 @@ from benchmarks.subjects.subject import (
     usual_layout,
     without,
 )
-from conformance.subjects.frameworks import JaxArrays
-from conformance.subjects.subject import first_line
+from conformance.timing.timed_case import Arrays, Case, dense_mask
 from specification.masks import map_arrays
 
 
-def prepared(case: Case, device: str, function: Any, given: Any = None, *, layout: Layout | None = None) -> Prepared:
+def prepared(
+    case: Case, device: str, function: Any, given: Any = None, *, gradients: Any = None, layout: Layout | None = None
+) -> Prepared:
     """function(*inputs, given(mask)) under jax.jit, with jax.vjp where there is a backward pass.
 
-    given: without it, function(*inputs). What holds arrays is an argument of the compiled function.
+    given: without it, function(*inputs). What holds arrays is an argument of the compiled function. gradients:
+    gradients(*inputs, cotangent, given(mask)) of the inputs, in place of jax.vjp.
     """
     import jax
 
@@ -43,6 +46,8 @@ def prepared(case: Case, device: str, function: Any, given: Any = None, *, layou
 
     @jax.jit
     def both(inputs: Any, extra: Any, cotangent: Any) -> Results:
+        if gradients is not None:
+            return function(*inputs, *extra), *gradients(*inputs, cotangent, *extra)
         output, pullback = jax.vjp(lambda *inputs: function(*inputs, *extra), *inputs)
         return output, *pullback(cotangent)
 
@@ -72,7 +77,7 @@ def engine(case: Case, device: str, name: str) -> Prepared:
     import jax
 
     import jax_impl
-    from benchmarks.cases import mask
+    from conformance.timing.timed_case import mask
 
     framework, holds_arrays = JaxArrays(device), case.kind in ("lengths", "segments")
     fixed = None if holds_arrays else mask(case, 0)
@@ -129,7 +134,7 @@ def refuse_what_cudnn_does_not_take(case: Case, apply: Any, given: Any) -> None:
     """Raise Unfit for what JAX refuses when it traces the call."""
     import jax
 
-    from benchmarks.cases import mask
+    from conformance.timing.timed_case import mask
 
     shapes = [(B, T, heads, width) for B, heads, T, width in (case.shapes[part] for part in case.inputs)]
     like = [jax.ShapeDtypeStruct(shape, case.dtype) for shape in shapes]
@@ -139,13 +144,7 @@ def refuse_what_cudnn_does_not_take(case: Case, apply: Any, given: Any) -> None:
         raise Unfit(first_line(error)) from error
 
 
-def layer_norm(case: Case, device: str, package: str) -> Prepared:
-    module, name = {
-        "jax_impl": ("jax_impl", "layer_norm"),
-        "jax.nn": ("conformance.peers.jax_functions", "standardize_stable"),
-        "flax": ("conformance.peers.flax_layers", "linen_layer_norm_slow"),
-        "flax, fast": ("conformance.peers.flax_layers", "linen_layer_norm_fast"),
-    }[package]
+def layer_norm(case: Case, device: str, module: str, name: str = "layer_norm") -> Prepared:
     function = getattr(import_module(module), name)
     return prepared(case, device, lambda x, weight, bias: function(x, weight, bias, eps=1e-5))
 
@@ -153,20 +152,13 @@ def layer_norm(case: Case, device: str, package: str) -> Prepared:
 # --- the list ---------------------------------------------------------------------------------------------------------
 
 
-def peer(name: str, make: str, *arguments: Any, **fields: Any) -> Subject:
-    fields = {"operation": "attention", "packages": ("jax",)} | fields
-    return Subject(name, arrays="jax", make=f"{__name__}:{make}", arguments=arguments, **fields)
+def peer(name: str, implementation: str, **fields: Any) -> Subject:
+    fields = {"arrays": "jax", "packages": ("jax",), "conventions": ROUNDED} | fields
+    return Subject(name, "attention", make=dot_product, arguments=(implementation,), **fields)
 
 
-OURS = ours("jax_impl", __name__, scores=(4, 8))
+OURS = ours("jax_impl", engine, layer_norm, scores=(4, 8))
 PEERS = (
-    peer("jax.nn.dot_product_attention", "dot_product", "xla", scores=(3, 7), conventions=ROUNDED),
-    peer(
-        "jax.nn.dot_product_attention, cuDNN", "dot_product", "cudnn", device="cuda",
-        takes=without(dtypes=("float16", "bfloat16")), conventions=ROUNDED,
-    ),
-    peer(
-        "jax.nn.standardize", "layer_norm", "jax.nn", operation="layer_norm",
-        takes=without(dtypes=("float32", "float64")),
-    ),
-)  # fmt: skip
+    peer("jax.nn.dot_product_attention", "xla", scores=(3, 7), usual=True),
+    peer("jax.nn.dot_product_attention, cuDNN", "cudnn", device="cuda", takes=without(dtypes=("float16", "bfloat16"))),
+)

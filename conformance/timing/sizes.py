@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.cases import Case, both_ways
+from conformance.timing.timed_case import Case, both_ways
 
 LAYER_NORM = "layer norm"
 SIZES = {"attention": ("B", "H", "G", "T", "Q", "K", "D"), "layer_norm": ("B", "T", "D")}
@@ -15,7 +15,25 @@ WHAT = (
 )
 
 
-def own_cases(text: str, device: str) -> tuple[Case, Case]:
+USUAL: dict[tuple[str, str], tuple[str, ...]] = {
+    ("attention", "cpu"): ("T=256, causal", "B=4, T=256, lengths", "T=2048, causal", "Q=1, K=4096"),
+    ("attention", "cuda"): (
+        "B=2, H=16, T=1024, D=128, causal", "B=8, H=16, T=1024, D=128, lengths", "B=2, H=16, T=4096, D=128, causal",
+        "B=8, H=16, Q=1, K=8192, D=128",
+    ),
+    ("layer_norm", "cpu"): ("layer norm, B=2, T=256, D=768", "layer norm, B=8, T=512, D=1024"),
+    ("layer_norm", "cuda"): ("layer norm, B=2, T=1024, D=1024", "layer norm, B=8, T=4096, D=4096"),
+}  # fmt: skip
+"""By operation and device, small ones in the first half: a prompt, padded prompts, a long one, one step of decoding."""
+
+
+def usual_cases(operation: str, device: str, quick: bool) -> list[Case]:
+    """Return what a function is timed on where nobody names sizes; quick: the small ones alone."""
+    usual = USUAL[operation, device]
+    return [case for text in usual[: len(usual) // 2 if quick else None] for case in read_sizes(text, device)]
+
+
+def read_sizes(text: str, device: str) -> tuple[Case, Case]:
     """Return the case that the text describes, and the same with its backward pass; ValueError says what is wrong.
 
     Sizes without a number are B=1, H=8, T=128, D=64; T stands for Q and K, and G is H. Values are as wide as keys. The

@@ -1,22 +1,30 @@
-"""Flax, Keras on JAX and on torch, and ONNX Runtime."""
+"""All subjects of the suite: those of `conformance.timing`, and jax.nn's standardize, Flax, Keras and ONNX Runtime."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import Arrays, Case, dense_mask
-from benchmarks.subjects import jax_subjects, torch_subjects
-from benchmarks.subjects.numpy_subjects import prepared as numpy_prepared
-from benchmarks.subjects.subject import BHTD, BTHD, NO_ARENAS, ROWS, TOKENS, Layout, Prepared, Subject, without
 from conformance.peers import onnx_nodes
-from conformance.subjects.frameworks import JaxArrays, TorchArrays
-
-ARRAYS: dict[str, Any] = {"jax": JaxArrays, "torch": TorchArrays}
-PREPARED: dict[str, Any] = {"jax": jax_subjects.prepared, "torch": torch_subjects.prepared}
+from conformance.subjects.frameworks import FRAMEWORKS
+from conformance.timing.subjects import jax_subjects, numpy_subjects, registry, torch_subjects
+from conformance.timing.subjects.function_subject import PREPARED
+from conformance.timing.subjects.timed_subject import (
+    BHTD,
+    BTHD,
+    NO_ARENAS,
+    ROWS,
+    TOKENS,
+    Layout,
+    Prepared,
+    Subject,
+    without,
+)
+from conformance.timing.timed_case import Arrays, Case, dense_mask, inputs, mask
 
 
 def flax_attention(case: Case, device: str) -> Prepared:
@@ -27,14 +35,14 @@ def flax_attention(case: Case, device: str) -> Prepared:
 
 def masked_attention(case: Case, device: str, backend: str, function: Any, options: dict[str, Any]) -> Prepared:
     """function(query, key, value, mask=array, **options); options: those that say the mask, where there are some."""
-    array = ARRAYS[backend](device).array
+    array = FRAMEWORKS[backend](device).array
     dense = case.kind != "dense" and not options
 
     def apply(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
         return function(query, key, value, mask=mask, **options)
 
     given = (lambda mask: array(dense_mask(case, mask))) if dense else None
-    ready: Prepared = PREPARED[backend](case, device, apply, given, layout=BTHD)
+    ready = PREPARED[backend](case, device, apply, given, layout=BTHD)
     return replace(ready, form="boolean array" if dense else ", ".join(options))
 
 
@@ -84,8 +92,6 @@ def prepared(
     case: Case, operator: str, opset: int, feeds: Any, layout: Layout, domain: str = "", **attributes: Any
 ) -> Prepared:
     """feeds(arrays, mask): the node's inputs in its order, None for one that is left out."""
-    from benchmarks.cases import inputs, mask
-
     like = feeds({name: layout.lay(array) for name, array in inputs(case, 0).items()}, mask(case, 0))
     run = session(operator, opset, like, domain, **attributes)
 
@@ -93,7 +99,7 @@ def prepared(
         given = feeds({name: layout.lay(array) for name, array in arrays.items()}, mask)
         return (), None, ({name: array for name, array in given.items() if array is not None},)
 
-    return replace(numpy_prepared(case, run, layout=layout), load=load)
+    return replace(numpy_subjects.prepared(case, "cpu", run, layout=layout), load=load)
 
 
 def onnx_attention(case: Case, device: str) -> Prepared:
@@ -137,9 +143,21 @@ def onnx_layer_norm(case: Case, device: str) -> Prepared:
 # --- the list ---------------------------------------------------------------------------------------------------------
 
 
-def subject(name: str, arrays: str, packages: tuple[str, ...], make: str, *arguments: Any, **fields: Any) -> Subject:
-    fields = {"operation": "attention"} | fields
-    return Subject(name, arrays=arrays, packages=packages, make=f"{__name__}:{make}", arguments=arguments, **fields)
+def subject(
+    name: str,
+    arrays: str,
+    packages: tuple[str, ...],
+    make: Callable[..., Prepared],
+    *arguments: Any,
+    operation: str = "attention",
+    **fields: Any,
+) -> Subject:
+    return Subject(name, operation, arrays, packages, make, arguments, **fields)
+
+
+def jax_layer_norm(name: str, packages: tuple[str, ...], module: str, function: str, **fields: Any) -> Subject:
+    make = jax_subjects.layer_norm
+    return subject(name, "jax", packages, make, module, function, operation="layer_norm", **fields)
 
 
 def keras(backend: str, scores: tuple[float, float]) -> list[Subject]:
@@ -148,11 +166,11 @@ def keras(backend: str, scores: tuple[float, float]) -> list[Subject]:
     packages = ("keras", backend)
     return [
         subject(
-            f"Keras on {backend}", backend, packages, "keras_attention", backend,
+            f"Keras on {backend}", backend, packages, keras_attention, backend,
             scores=scores, conventions={"weights": "inputs"}, **common,
         ),
         subject(
-            f"Keras on {backend}, layer norm", backend, packages, "keras_layer_norm", backend,
+            f"Keras on {backend}, layer norm", backend, packages, keras_layer_norm, backend,
             operation="layer_norm", **common,
         ),
     ]  # fmt: skip
@@ -161,31 +179,35 @@ def keras(backend: str, scores: tuple[float, float]) -> list[Subject]:
 ONNX: dict[str, Any] = {"device": "cpu"}
 INFERENCE: dict[str, Any] = {"backward": False, "dtypes": ("float32",)}
 FLAX: dict[str, Any] = {"arrays": "jax", "packages": ("flax", "jax")}
-SUBJECTS = (
+FLAX_LAYERS = (FLAX["packages"], "conformance.peers.flax_layers")
+OTHERS = (
+    jax_layer_norm(
+        "jax.nn.standardize", ("jax",), "conformance.peers.jax_functions", "standardize_stable",
+        takes=without(dtypes=("float32", "float64")),
+    ),
     subject(
-        "Flax linen", make="flax_attention", scores=(3, 7), takes=without(grouped=False),
+        "Flax linen", make=flax_attention, scores=(3, 7), takes=without(grouped=False),
         conventions={"weights": "inputs", "products": "inputs"}, **FLAX,
     ),
     *keras("jax", (3, 7)),
     *keras("torch", (1, 1)),
     subject(
-        "ONNX Runtime, Attention", "numpy", ("onnxruntime", "onnx"), "onnx_attention", scores=(2, 2),
+        "ONNX Runtime, Attention", "numpy", ("onnxruntime", "onnx"), onnx_attention, scores=(2, 2),
         takes=without(**INFERENCE), **ONNX,
     ),
     subject(
-        "ONNX Runtime, MultiHeadAttention", "numpy", ("onnxruntime", "onnx"), "onnx_contributed",
+        "ONNX Runtime, MultiHeadAttention", "numpy", ("onnxruntime", "onnx"), onnx_contributed,
         takes=without("window", "segments", grouped=False, **INFERENCE), scores=(1, 1), **ONNX,
     ),
-    Subject(
-        "Flax layer norm", "layer_norm", make="benchmarks.subjects.jax_subjects:layer_norm", arguments=("flax, fast",),
-        **FLAX,
-    ),
-    Subject(
-        "Flax layer norm, two passes", "layer_norm", make="benchmarks.subjects.jax_subjects:layer_norm",
-        arguments=("flax",), **FLAX,
-    ),
+    jax_layer_norm("Flax layer norm", *FLAX_LAYERS, "linen_layer_norm_fast"),
+    jax_layer_norm("Flax layer norm, two passes", *FLAX_LAYERS, "linen_layer_norm_slow"),
     subject(
-        "ONNX Runtime, layer norm", "numpy", ("onnxruntime", "onnx"), "onnx_layer_norm",
+        "ONNX Runtime, layer norm", "numpy", ("onnxruntime", "onnx"), onnx_layer_norm,
         operation="layer_norm", takes=without(**INFERENCE), **ONNX,
     ),
 )  # fmt: skip
+
+
+def subjects() -> dict[str, Subject]:
+    """All there are, by name, in reading order; whether they are installed or not."""
+    return registry.subjects() | {subject.name: subject for subject in OTHERS}

@@ -10,8 +10,8 @@ from rich import box
 from rich.table import Column, Table
 from rich.text import Text
 
-from benchmarks.measure.memory import gigabytes
-from benchmarks.measure.other_programs import TOLERATED
+from conformance.timing.measure.memory import gigabytes
+from conformance.timing.measure.other_programs import TOLERATED
 
 Result = dict[str, Any]
 
@@ -137,7 +137,7 @@ def legend(level: float, rounds: int) -> str:
     return (
         f"How to read the tables. ms: median time of a call, with an interval of at least {level:.0%} from 6 rounds on "
         f"(here at most {rounds}). time / NAME: the time over that of NAME, round by round; above 1, NAME is ahead. "
-        "NAME is our default engine; if it has no time, the first subject of --list that has one. "
+        "NAME is our default engine; if it has no time, the first subject that has one. "
         "ceiling, or share: of the best matrix product of any framework here, or of the best copy of about as many "
         "bytes as a trial moves. memory: peak of a call above its inputs. first call: with "
         "compilation. error: the largest error ratio; at most 1 conforms."

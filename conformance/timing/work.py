@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.cases import Case, blocks_of_rows, mask
+from conformance.timing.timed_case import Case, blocks_of_rows, mask
 from reference_numpy.masks import allowed_pairs
 
 

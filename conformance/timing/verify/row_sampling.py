@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import Arrays, Case
-from benchmarks.subjects.subject import Prepared
 from conformance.cases import case as judged
+from conformance.cases.declaration import EVERYTHING
+from conformance.sampling.strategies import roundings
+from conformance.timing.subjects.timed_subject import Prepared
+from conformance.timing.timed_case import Arrays, Case
 from reference_numpy.masks import allowed_pairs
 
 Sample = dict[str, np.ndarray]
@@ -94,14 +96,17 @@ def taken(case: Case, prepared: Prepared, results: Sequence[Any], place: Place, 
     return found
 
 
+def declared_roundings(conventions: dict[str, str], dtype: str) -> dict[str, str]:
+    """What conventions (see `conformance.declare`) allow beyond the definition in this dtype."""
+    return roundings(EVERYTHING.add_conventions(**conventions), dtype)
+
+
 # --- the small case ---------------------------------------------------------------------------------------------------
 
 
 def small_case(case: Case, arrays: Arrays, mask: Any, place: Place, conventions: dict[str, str]) -> judged.Case:
     """What the place's results are all the results of. `conventions`: see `conformance.declare`."""
-    rounding = {}
-    if case.itemsize == 2:
-        rounding = {part: case.dtype if name == "inputs" else name for part, name in conventions.items()}
+    rounding = declared_roundings(conventions, case.dtype)
     rows: Any = np.array(place.rows)
     taken: dict[str, np.ndarray]
     options: dict[str, Any]

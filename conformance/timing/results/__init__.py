@@ -1,0 +1,1 @@
+"""A result as data, and what a case of it says: in sentences and as a table."""
