@@ -152,7 +152,7 @@ def without_numbers(lines: str) -> str:
     return re.sub(r"\[[\d, ]+\]|-?\d+(\.\d+)?(e[+-]\d+)? bounds|-?\d+\.\d+(e[+-]\d+)?", "x", lines)
 
 
-@pytest.mark.parametrize(("code", "documented"), PROGRAMS, ids=["numpy"])
+@pytest.mark.parametrize(("code", "documented"), PROGRAMS, ids=["numpy", "onnxruntime", "flax", "torch"])
 def test_a_documented_program_prints_what_is_documented(
     code: str, documented: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
