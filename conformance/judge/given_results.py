@@ -352,10 +352,10 @@ class Origin:
 
 def require_shapes(case: Case, answers: Answers, layout: str) -> None:
     """Raise WrongAnswer for a result of another shape or dtype; the case is in that layout."""
-    asked = NumpySubject()
-    asked.declaration = replace(asked.declaration, layout=layout)
+    subject = NumpySubject()
+    subject.declaration = replace(subject.declaration, layout=layout)
     for name in (*results_of(case), *(map(gradient_name, differentiable(case)) if case.cotangents else ())):
-        asked.answer(name, case, answers)
+        subject.answer(name, case, answers)
 
 
 def refuse_costly(case: Case) -> None:
