@@ -65,6 +65,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix

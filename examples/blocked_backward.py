@@ -6,15 +6,20 @@ B is the batch, and H the number of query heads. Q and K are the lengths of quer
 and values. G is the number of key heads, and N = H / G the number of query heads that read one of them.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch import Tensor
 
 import conformance
 from specification import Causal
+from specification.masks import Mask
 
 BLOCK = 16
 
 
-def scores_of(query, key, causal, start, Q, K):
+def scores_of(query: Tensor, key: Tensor, causal: bool, start: int, Q: int, K: int) -> Tensor:
     """The scores [B, G, N, Q, block] of the keys from `start` on, with -inf where the mask forbids a key."""
     scores = query @ key.mT
     if causal:  # at the bottom right: the last query sees the last key
@@ -23,15 +28,17 @@ def scores_of(query, key, causal, start, Q, K):
     return scores
 
 
-def blocks(K):
+def blocks(K: int) -> list[slice]:
     return [slice(start, min(start + BLOCK, K)) for start in range(0, K, BLOCK)]
 
 
 class BlockedAttention(torch.autograd.Function):
     """No row of scores is ever held as a whole, in neither pass."""
 
+    apply: Callable[..., Tensor]  # torch leaves open what it returns
+
     @staticmethod
-    def forward(ctx, query, key, value, scale, causal):
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
         (B, H, Q, D), (G, K), V = query.shape, key.shape[1:3], value.shape[-1]
         dtype, wide = query.dtype, torch.promote_types(query.dtype, torch.float32)
         # Query heads that share a key head stand beside it in an axis of their own. So their gradients are added up in
@@ -55,7 +62,8 @@ class BlockedAttention(torch.autograd.Function):
         return output.reshape(B, H, Q, V).to(dtype)
 
     @staticmethod
-    def backward(ctx, cotangent):
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        [cotangent] = cotangents
         query, key, value, output, logsumexp = ctx.saved_tensors
         (B, H, Q, D), (G, K), wide = query.shape, key.shape[1:3], output.dtype
         q = query.to(wide).reshape(B, G, H // G, Q, D) * ctx.scale
@@ -79,7 +87,9 @@ class BlockedAttention(torch.autograd.Function):
     # maximum and the sum; `isolation`, that NaN behind the mask is not held back: 0 * NaN is NaN.
     conventions={"causal": "bottom_right", "saved": "logsumexp", "isolation": "finite"},
 )
-def attention(query, key, value, *, mask=None, scale=None):
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Mask | None = None, scale: float | None = None
+) -> Tensor:
     if not (mask is None or (isinstance(mask, Causal) and mask.offset is None)):
         raise NotImplementedError("no mask but the causal one")
     scale = query.shape[-1] ** -0.5 if scale is None else scale

@@ -14,16 +14,22 @@
 # %%
 import math
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 import conformance
 from reference_numpy import attention as definition
 from specification import Causal
+from specification.masks import Mask
 
 torch.set_num_threads(1)
 BLOCK, SEED = 16, 20260107
+State = tuple[Tensor, Tensor, Tensor]  # of every query: the maximum, the sum and the output so far
 
 # %% [markdown]
 # ## The kernel, in three pieces and a loop
@@ -33,7 +39,7 @@ BLOCK, SEED = 16, 20260107
 
 
 # %%
-def bottom_right(queries, keys, Q, K):
+def bottom_right(queries: Tensor, keys: Tensor, Q: int, K: int) -> Tensor:
     return keys <= queries + (K - Q)
 
 
@@ -45,7 +51,7 @@ def bottom_right(queries, keys, Q, K):
 
 
 # %%
-def rescaled(state, scores, value, multiply):
+def rescaled(state: State, scores: Tensor, value: Tensor, multiply: Callable[..., Tensor]) -> State:
     maximum, total, output = state
     larger = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True)).detach()
     exponentials, factor = torch.exp(scores - larger), torch.exp(maximum - larger)
@@ -58,7 +64,7 @@ def rescaled(state, scores, value, multiply):
 
 
 # %%
-def in_full(exponentials, value, dtype):
+def in_full(exponentials: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
     return exponentials @ value
 
 
@@ -68,8 +74,14 @@ def in_full(exponentials, value, dtype):
 
 
 # %%
-def kernel(visible=bottom_right, take_in=rescaled, multiply=in_full):
-    def attention(query, key, value, *, mask=None, scale=None):
+def kernel(
+    visible: Callable[..., Tensor] = bottom_right,
+    take_in: Callable[..., State] = rescaled,
+    multiply: Callable[..., Tensor] = in_full,
+) -> Callable[..., Tensor]:
+    def attention(
+        query: Tensor, key: Tensor, value: Tensor, *, mask: Mask | None = None, scale: float | None = None
+    ) -> Tensor:
         if not (mask is None or (isinstance(mask, Causal) and mask.offset in (None, 0))):
             raise NotImplementedError("no mask but the causal one")
         (B, H, Q, D), (G, K) = query.shape, key.shape[1:3]
@@ -78,13 +90,14 @@ def kernel(visible=bottom_right, take_in=rescaled, multiply=in_full):
         query = query.to(wide) * (1 / math.sqrt(D) if scale is None else scale)
         key, value = (array.to(wide).repeat_interleave(H // G, dim=1) for array in (key, value))
         rows, columns = torch.arange(Q)[:, None], torch.arange(K)
-        state = (query.new_full((B, H, Q, 1), torch.finfo(wide).min), query.new_zeros(B, H, Q, 1), 0.0)
+        maximum = query.new_full((B, H, Q, 1), torch.finfo(wide).min)
+        state = (maximum, torch.zeros_like(maximum), query.new_zeros(B, H, Q, value.shape[-1]))
         for start in range(0, K, BLOCK):
             block = slice(start, start + BLOCK)
             scores = query @ key[:, :, block].transpose(-1, -2)
             if mask is not None:
                 scores = scores.masked_fill(~visible(rows, columns[block], Q, K), -torch.inf)
-            state = take_in(state, scores, value[:, :, block], lambda e, v: multiply(e, v, dtype))
+            state = take_in(state, scores, value[:, :, block], partial(multiply, dtype=dtype))
         _, total, output = state
         nobody = total == 0  # not `total > 0`, which is False for NaN too, and would turn NaN into 0
         return torch.where(nobody, 0, output / torch.where(nobody, 1, total)).to(dtype)
@@ -100,13 +113,15 @@ def kernel(visible=bottom_right, take_in=rescaled, multiply=in_full):
 # mask is not promised to stay there (`isolation: finite`): a weight of 0 times NaN is NaN.
 
 # %%
-CLAIMS = {
+CLAIMS: dict[str, Any] = {
     "supports": ["structured", "causal", "no-offset", "scale", "gqa", "cross", "value_width", "gradients"],
     "conventions": {"causal": "bottom_right", "isolation": "finite"},
 }
 
 
-def judged(attention, title, rules=None, **claims):
+def judged(
+    attention: Callable[..., Tensor], title: str, rules: list[str] | None = None, **claims: Any
+) -> conformance.Report:
     claims = CLAIMS | {"arrays": "torch", "effort": "quick", "profile": "strict", "seed": SEED, "name": title} | claims
     claims |= {"rules": rules}
     report = conformance.check(attention, "attention", **claims)
@@ -137,7 +152,7 @@ for rule, cell in right.rules.items():
 
 
 # %%
-def forgotten(state, scores, value, multiply):
+def forgotten(state: State, scores: Tensor, value: Tensor, multiply: Callable[..., Tensor]) -> State:
     maximum, total, output = state
     larger = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True)).detach()
     exponentials, factor = torch.exp(scores - larger), torch.exp(maximum - larger)
@@ -148,7 +163,7 @@ def forgotten(state, scores, value, multiply):
 generator = torch.Generator().manual_seed(0)
 
 
-def differs(one, other, keys):
+def differs(one: Callable[..., Tensor], other: Callable[..., Tensor], keys: int) -> float:
     query, key, value = (torch.randn(1, 1, length, 8, generator=generator) for length in (4, keys, keys))
     return float((one(query, key, value) - other(query, key, value)).abs().max())
 
@@ -175,7 +190,7 @@ assert conformance.describe(cause) == "the running output is not rescaled when t
 
 
 # %%
-def top_left(queries, keys, Q, K):
+def top_left(queries: Tensor, keys: Tensor, Q: int, K: int) -> Tensor:
     return keys <= queries
 
 
@@ -207,7 +222,7 @@ assert declared.conforms, declared
 
 
 # %%
-def in_bfloat16(exponentials, value, dtype):
+def in_bfloat16(exponentials: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.bfloat16:
         exponentials = exponentials.to(dtype).to(exponentials.dtype)
     return exponentials @ value

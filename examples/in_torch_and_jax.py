@@ -8,10 +8,15 @@
 # `examples/one_query.py` builds the same pieces in NumPy and says why they are made so.
 
 # %%
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax import Array
+from torch import Tensor
 
 import conformance
 from conformance.models.agreement import agreement
@@ -26,10 +31,18 @@ generator = np.random.default_rng(0)
 MASKED = ["causal", "window", "lengths", "padding", "segments", "dense", "offset", "scale", "cross"]
 
 
-def check(function, operation, arrays, rules, dtypes=("float32",), **claims):
+def check(
+    function: Callable[..., Any],
+    operation: str,
+    arrays: str,
+    rules: list[str],
+    dtypes: Sequence[str] = ("float32",),
+    **claims: Any,
+) -> conformance.Report:
     """What the judge finds: whether the function conforms, and every cause of a violation with its worst number."""
-    claims = {"effort": "quick", "profile": "strict", "seed": SEED, "dtypes": dtypes, "rules": rules} | claims
-    report = conformance.check(function, operation, arrays=arrays, **claims)
+    function = jax.jit(function) if arrays == "jax" else function
+    claims |= {"arrays": arrays, "rules": rules, "dtypes": dtypes}
+    report = conformance.check(function, operation, effort="quick", profile="strict", seed=SEED, **claims)
     verdict = f"conforms, worst {report.worst:.2f} bounds" if report.conforms else "violates"
     print(f"  {report.subject}: {verdict}, {report.cases} cases")
     for cause in report.causes:
@@ -37,7 +50,7 @@ def check(function, operation, arrays, rules, dtypes=("float32",), **claims):
     return report
 
 
-def check_attention(function, arrays, rules, **claims):
+def check_attention(function: Callable[..., Any], arrays: str, rules: list[str], **claims: Any) -> conformance.Report:
     """As `check`. NaN behind a mask may come through in all that is written here, and that is declared."""
     claims = {"supports": [*MASKED, "gradients"], "conventions": {"isolation": "finite"}} | claims
     return check(function, "attention", arrays, rules, **claims)
@@ -51,15 +64,18 @@ def check_attention(function, arrays, rules, **claims):
 
 
 # %%
-def torch_literal(query, key, value, *, mask=None, scale=None):
+def torch_literal(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     return torch.softmax(scores, dim=-1) @ value
 
 
-@jax.jit
-def jax_literal(query, key, value, *, mask=None, scale=None):
+def jax_literal(
+    query: Array, key: Array, value: Array, *, mask: Array | None = None, scale: float | None = None
+) -> Array:
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if mask is not None:
         scores = jnp.where(mask, scores, -jnp.inf)
@@ -80,16 +96,21 @@ for function, arrays in ((torch_literal, "torch"), (jax_literal, "jax")):
 scores, empty = np.array([[0.5, 1.0], [-np.inf, -np.inf]], "float32"), np.array([[False], [True]])
 
 
-def covered_up(scores):
+def covered_up(scores: Array) -> Array:
     return jnp.where(empty, 0, jax.nn.softmax(scores, axis=-1))[:, 0].sum()
 
 
 leaf = torch.from_numpy(scores).requires_grad_()
 torch.where(torch.from_numpy(empty), 0, torch.softmax(leaf, dim=-1))[:, 0].sum().backward()
-gradients = {"torch": leaf.grad.numpy(), "jax": np.asarray(jax.grad(covered_up)(scores))}
-for name, gradient in gradients.items():
+
+
+def show(name: str, gradient: Any) -> None:
     print(f"covered up, gradient in {name}:", gradient.tolist())
-    assert np.isnan(gradient[1]).all()
+    assert np.isnan(np.asarray(gradient)[1]).all()
+
+
+show("torch", leaf.grad)
+show("jax", jax.grad(covered_up)(scores))
 
 # %% [markdown]
 # NaN must not arise in the first place. An empty row is given scores that are finite, and its weights are set to 0
@@ -97,7 +118,9 @@ for name, gradient in gradients.items():
 
 
 # %%
-def torch_mended(query, key, value, *, mask=None, scale=None):
+def torch_mended(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if mask is None:
         return torch.softmax(scores, dim=-1) @ value
@@ -106,8 +129,9 @@ def torch_mended(query, key, value, *, mask=None, scale=None):
     return weights.masked_fill(~mask, 0) @ value
 
 
-@jax.jit
-def jax_mended(query, key, value, *, mask=None, scale=None):
+def jax_mended(
+    query: Array, key: Array, value: Array, *, mask: Array | None = None, scale: float | None = None
+) -> Array:
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if mask is None:
         return jax.nn.softmax(scores, axis=-1) @ value
@@ -141,8 +165,9 @@ with jax.enable_x64(True):
 
 
 # %%
-@jax.jit
-def jax_by_numpy_scale(query, key, value, *, mask=None, scale=None):
+def jax_by_numpy_scale(
+    query: Array, key: Array, value: Array, *, mask: Array | None = None, scale: float | None = None
+) -> Array:
     scale = 1 / np.sqrt(query.shape[-1]) if scale is None else scale
     return jax_mended(query, key, value, mask=mask, scale=scale)
 
@@ -161,13 +186,16 @@ report = check_attention(torch_mended, "torch", ["ATT-5"], dtypes=["bfloat16"], 
 assert not report.conforms
 
 
-def torch_attention(query, key, value, *, mask=None, scale=None):
+def torch_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     wide = (array.to(torch.promote_types(array.dtype, torch.float32)) for array in (query, key, value))
     return torch_mended(*wide, mask=mask, scale=scale).to(query.dtype)
 
 
-@jax.jit
-def jax_attention(query, key, value, *, mask=None, scale=None):
+def jax_attention(
+    query: Array, key: Array, value: Array, *, mask: Array | None = None, scale: float | None = None
+) -> Array:
     wide = (array.astype(jnp.promote_types(array.dtype, jnp.float32)) for array in (query, key, value))
     return jax_mended(*wide, mask=mask, scale=scale).astype(query.dtype)
 
@@ -182,21 +210,24 @@ for function, arrays in ((torch_attention, "torch"), (jax_attention, "jax")):
 #
 # GPUs multiply float32 faster if they may cut its 24 digits to 11 (TF32). PyTorch does not unless told to
 # (`torch.set_float32_matmul_precision`); JAX does by default, and is told not to by `precision="highest"`. On a CPU
-# nothing is cut, so here it is done by hand, to see whether the judge would notice. It does, and speaks of float16,
-# which has as many digits: TF32 it names on a GPU only.
+# nothing is cut, so here it is done by hand, to see whether the judge would notice. It does: digits are lost. TF32 it
+# names on a GPU only.
 
 # %%
-print("PyTorch's default:", torch.get_float32_matmul_precision(), "  JAX's:", jax.config.jax_default_matmul_precision)
-jax.config.update("jax_default_matmul_precision", "highest")  # from here on, should there be a GPU
+PRECISION = "jax_default_matmul_precision"
+print("PyTorch's default:", torch.get_float32_matmul_precision(), "  JAX's:", getattr(jax.config, PRECISION))
+jax.config.update(PRECISION, "highest")  # from here on, should there be a GPU
 
 
-def tf32(x):
+def tf32(x: Tensor) -> Tensor:
     """Rounded to 11 binary digits; its gradient is that of nothing done."""
     bits = (x.detach().contiguous().view(torch.int32) + 0x1000) & ~0x1FFF
     return x + (bits.view(torch.float32) - x.detach())
 
 
-def torch_in_tf32(query, key, value, *, mask=None, scale=None):
+def torch_in_tf32(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     return torch_attention(tf32(query), tf32(key), tf32(value), mask=mask, scale=scale)
 
 
@@ -211,7 +242,9 @@ assert not report.conforms
 
 
 # %%
-def torch_in_place(query, key, value, *, mask=None, scale=None):
+def torch_in_place(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     query.mul_(query.shape[-1] ** -0.5 if scale is None else scale)
     return torch_attention(query, key, value, mask=mask, scale=1.0)
 
@@ -246,11 +279,11 @@ print("  row.at[0].set(1):", row.at[0].set(1).tolist(), "  row[99]:", float(row[
 # such as the number of heads, must be static.
 
 # %%
-traced = []
+traced: list[tuple[int, ...]] = []
 
 
 @jax.jit
-def total(x):
+def total(x: Array) -> Array:
     traced.append(x.shape)
     return x.sum()
 
@@ -262,7 +295,7 @@ assert traced == [(3,), (4,)]
 
 
 @jax.jit
-def halved_if_large(x):
+def halved_if_large(x: Array) -> Array:
     return x / 2 if x.sum() > 1 else x
 
 
@@ -280,28 +313,26 @@ except jax.errors.TracerBoolConversionError as error:
 
 
 # %%
-def torch_own_norm(x, weight, bias, *, eps=1e-5):
-    weight, bias = (None if array is None else array.to(x.dtype) for array in (weight, bias))
-    return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps)
+def torch_own_norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float = 1e-5) -> Tensor:
+    bias = None if bias is None else bias.to(x.dtype)
+    return torch.nn.functional.layer_norm(x, weight.shape, weight.to(x.dtype), bias, eps)
 
 
-@jax.jit
-def jax_own_norm(x, weight, bias, *, eps=1e-5):
+def jax_own_norm(x: Array, weight: Array, bias: Array | None, *, eps: float = 1e-5) -> Array:
     normalized = jax.nn.standardize(x, axis=tuple(range(-weight.ndim, 0)), epsilon=eps)
     return normalized * weight + (0 if bias is None else bias)
 
 
-def torch_layer_norm(x, weight, bias, *, eps=1e-5):
+def torch_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float = 1e-5) -> Tensor:
     wide, axes = x.to(torch.promote_types(x.dtype, torch.float32)), tuple(range(-weight.ndim, 0))
-    corner = (..., *(slice(0, 1) for _ in axes))
+    corner: tuple[Any, ...] = (..., *(slice(0, 1) for _ in axes))
     deviation = wide - (wide[corner] + (wide - wide[corner]).mean(axes, keepdim=True))
     deviation = deviation - deviation.mean(axes, keepdim=True)
     normalized = deviation / torch.sqrt((deviation**2).mean(axes, keepdim=True) + eps)
     return (normalized * weight + (0 if bias is None else bias)).to(x.dtype)
 
 
-@jax.jit
-def jax_layer_norm(x, weight, bias, *, eps=1e-5):
+def jax_layer_norm(x: Array, weight: Array, bias: Array | None, *, eps: float = 1e-5) -> Array:
     wide, axes = x.astype(jnp.promote_types(x.dtype, jnp.float32)), tuple(range(-weight.ndim, 0))
     corner = (..., *(slice(0, 1) for _ in axes))
     deviation = wide - (wide[corner] + (wide - wide[corner]).mean(axes, keepdims=True))
@@ -314,8 +345,8 @@ report = check(torch_own_norm, "layer_norm", "torch", ["NORM-3"], dtypes=["bfloa
 assert not report.conforms
 report = check(jax_own_norm, "layer_norm", "jax", ["NORM-4"])
 assert not report.conforms
-for function, arrays in ((torch_layer_norm, "torch"), (jax_layer_norm, "jax")):
-    report = check(function, "layer_norm", arrays, ["NORM-3", "NORM-4"], dtypes=["float32", "bfloat16"])
+for norm, arrays in ((torch_layer_norm, "torch"), (jax_layer_norm, "jax")):
+    report = check(norm, "layer_norm", arrays, ["NORM-3", "NORM-4"], dtypes=["float32", "bfloat16"])
     assert report.conforms, report
 
 # %% [markdown]
@@ -326,56 +357,59 @@ for function, arrays in ((torch_layer_norm, "torch"), (jax_layer_norm, "jax")):
 
 
 # %%
-def linear(parameters, x):  # the same text in both
+def linear(parameters: Any, x: Any) -> Any:  # the same text in both
     return x @ parameters.weight + parameters.bias
 
 
-def torch_multi_head(p, x, num_heads):
+def torch_multi_head(p: structures.MultiHeadAttention, x: Tensor, num_heads: int) -> Tensor:
     (B, T, _), parts = x.shape, (p.query, p.key, p.value)
     query, key, value = (linear(part, x).view(B, T, num_heads, -1).transpose(1, 2) for part in parts)
     return linear(p.output, torch_attention(query, key, value).transpose(1, 2).reshape(B, T, -1))
 
 
-def jax_multi_head(p, x, num_heads):
+def jax_multi_head(p: structures.MultiHeadAttention, x: Array, num_heads: int) -> Array:
     (B, T, _), parts = x.shape, (p.query, p.key, p.value)
     query, key, value = (linear(part, x).reshape(B, T, num_heads, -1).swapaxes(1, 2) for part in parts)
     return linear(p.output, jax_attention(query, key, value).swapaxes(1, 2).reshape(B, T, -1))
 
 
-def torch_block(p, x, num_heads):
+def torch_block(p: structures.EncoderBlock, x: Tensor, num_heads: int) -> Tensor:
+    assert p.attention_norm is not None
+    assert p.feed_forward_norm is not None
     x = torch_layer_norm(x + torch_multi_head(p.attention, x, num_heads), *p.attention_norm)
     inner = torch.relu(linear(p.feed_forward.inner, x))
     return torch_layer_norm(x + linear(p.feed_forward.outer, inner), *p.feed_forward_norm)
 
 
-def jax_block(p, x, num_heads):
+def jax_block(p: structures.EncoderBlock, x: Array, num_heads: int) -> Array:
+    assert p.attention_norm is not None
+    assert p.feed_forward_norm is not None
     x = jax_layer_norm(x + jax_multi_head(p.attention, x, num_heads), *p.attention_norm)
     inner = jax.nn.relu(linear(p.feed_forward.inner, x))
     return jax_layer_norm(x + linear(p.feed_forward.outer, inner), *p.feed_forward_norm)
 
 
-jax_block = jax.jit(jax_block, static_argnames="num_heads")
-
 E, H, F, VOCABULARY = 16, 4, 32, 12
 
 
-def random(*shape, mean=0.0, spread=0.3):
+def random(*shape: int, mean: float = 0.0, spread: float = 0.3) -> np.ndarray:
     return generator.normal(mean, spread, shape).astype("float32")
 
 
-def some_linear(inner, outer):
+def some_linear(inner: int, outer: int) -> structures.Linear:
     return structures.Linear(random(inner, outer), random(outer))
 
 
-def some_attention():
-    return structures.MultiHeadAttention(*(some_linear(E, E) for _ in range(4)))
+def some_attention() -> structures.MultiHeadAttention:
+    query, key, value, output = (some_linear(E, E) for _ in range(4))
+    return structures.MultiHeadAttention(query, key, value, output)
 
 
-def some_norm():
+def some_norm() -> structures.Norm:
     return structures.Norm(random(E, mean=1), random(E))
 
 
-def some_feed_forward():
+def some_feed_forward() -> structures.FeedForward:
     return structures.FeedForward(some_linear(E, F), some_linear(F, E))
 
 
@@ -386,12 +420,17 @@ exact, largest = carried_bound(
     wide_block,
     "float32",
 )
-in_torch = torch_block(structures.mapped(torch.from_numpy, block), torch.from_numpy(x), num_heads=H).numpy()
-in_jax = np.asarray(jax_block(structures.mapped(jnp.asarray, block), jnp.asarray(x), num_heads=H))
-for name, got in (("block in torch", in_torch), ("block in jax", in_jax)):
-    finding = compare_within_bound(name, got, exact, largest, "float32")
+
+
+def judge(name: str, got: Any) -> None:
+    finding = compare_within_bound(name, np.asarray(got), exact, largest, "float32")
     print(f"  {name}: off by {finding.ratio:.2g} carried bounds")
     assert finding.ratio <= 1, finding
+
+
+judge("block in torch", torch_block(structures.mapped(torch.tensor, block), torch.tensor(x), num_heads=H))
+compiled = jax.jit(jax_block, static_argnames="num_heads")
+judge("block in jax", compiled(block, x, num_heads=H))
 
 # %% [markdown]
 # ## The whole, by the ports

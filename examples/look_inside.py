@@ -59,7 +59,7 @@ print(" ".join(words))
 
 
 # %%
-def run(configuration, dtype="float32"):
+def run(configuration: Configuration, dtype: str = "float32") -> Oracle:
     """The definition's steps in float64, and what a model in that dtype has to give for each of them."""
     model = Model(widen_parameters(parameters), configuration)
     return Oracle(model, (batch.tokens,), {"key_padding": batch.keep}, dtype)
@@ -92,7 +92,7 @@ for feature in largest:
 
 
 # %%
-def weights_of(layer):
+def weights_of(layer: int) -> np.ndarray:
     """[H, T, T]: the weights of the first sentence. The step is taken once more with them, and held to its bound."""
     name, H = f"blocks.{layer}.attention", configuration.num_heads
     p, x, memory, mask = exactly.taken[name].arguments[:4]
@@ -117,7 +117,7 @@ shares = {
     "[CLS] and [SEP]": (inner[..., 0] + inner[..., -1]).mean(-1),
 }
 for name, share in shares.items():
-    layer, head = np.unravel_index(share.argmax(), share.shape)
+    layer, head = np.unravel_index(int(share.argmax()), share.shape)
     print(
         f"{name:16} most in layer {layer}, head {head:2}: {share.max():.2f}; in the median head {np.median(share):.2f}"
     )
@@ -130,12 +130,12 @@ for name, share in shares.items():
 SHADES = " .:-=+*#%@"
 
 
-def picture(weights):
+def picture(weights: np.ndarray) -> None:
     for word, row in zip(words, weights, strict=True):
         print(f"{word:>10} |{''.join(SHADES[min(int(w * 10), 9)] * 2 for w in row)}|")
 
 
-layer, head = np.unravel_index(shares["the word before"].argmax(), heads.shape[:2])
+layer, head = np.unravel_index(int(shares["the word before"].argmax()), heads.shape[:2])
 print(f"layer {layer}, head {head}")
 picture(heads[layer, head])
 
@@ -159,9 +159,10 @@ for layer, head in zip(*np.unravel_index(best, heads.shape[:2]), strict=True):
 # %%
 
 
-def embed(oracle):
+def embed(oracle: Oracle) -> np.ndarray:
     """[B, E], the sentence embeddings."""
-    mean = pool(oracle.taken[oracle.returned].result, "mean", batch.keep)
+    last = [*oracle.taken.values()][-1]
+    mean = pool(last.result, "mean", batch.keep)
     return mean / np.linalg.norm(mean, axis=-1, keepdims=True)
 
 
@@ -194,7 +195,7 @@ assert worst.finding.ratio <= 1, worst
 
 
 # %%
-def at_the_step(name, changed, oracle=oracle):
+def at_the_step(name: str, changed: Configuration, oracle: Oracle = oracle) -> float:
     """The definition's step with another configuration, in bounds."""
     judged, step = oracle[name], oracle.taken[name]
     arguments = [changed if isinstance(a, Configuration) else a for a in judged.arguments]
@@ -203,7 +204,7 @@ def at_the_step(name, changed, oracle=oracle):
     return compare_within_bound(name, got, judged.truth, judged.bound, oracle.dtype).ratio
 
 
-def effect(title, changed):
+def effect(title: str, changed: Configuration) -> tuple[list[str], float]:
     """Printed layer by layer; returns the steps that are beyond their bounds, and the smallest cosine."""
     other, beyond = run(changed), [name for name in oracle.taken if at_the_step(name, changed) > 1]
     print(f"{title}: {len(beyond)} of {len(oracle.taken)} steps beyond their bounds")

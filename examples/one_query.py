@@ -19,7 +19,7 @@ import numpy as np
 generator = np.random.default_rng(0)
 
 
-def random(*shape, spread=1.0):
+def random(*shape: int, spread: float = 1.0) -> np.ndarray:
     return generator.normal(0, spread, shape).astype("float32")
 
 
@@ -29,10 +29,12 @@ score = query @ key / np.float32(np.sqrt(D))
 print(f"score {score:.4f}")
 
 # %% How one result is judged
+from typing import Any
+
 import conformance
 
 
-def judge(operation, got, **inputs):
+def judge(operation: str, got: np.ndarray, **inputs: Any) -> None:
     """One result of one operation on these inputs, held to its bounds."""
     result = conformance.compare(operation, got, **inputs)
     print(f"  {operation}: off by {result.error_ratio:.2g} bounds")
@@ -56,7 +58,7 @@ query, key, value = random(D), random(3, D), random(3, 2)
 scores = key @ query / np.float32(np.sqrt(D))
 
 
-def softmax(scores):
+def softmax(scores: np.ndarray) -> np.ndarray:
     exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
@@ -103,10 +105,14 @@ for row in causal[0, 0]:
 # gets the mean of all values, and NaN behind the mask comes through, because 0 * NaN is NaN.
 
 # %%
+from collections.abc import Callable
+
 SEED = 20260107
 
 
-def usual(query, key, value, *, mask=None, scale=None):
+def usual(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: np.ndarray | None = None, scale: float | None = None
+) -> np.ndarray:
     with np.errstate(invalid="ignore"):  # the judge also tries infinities: inf - inf, and 0 * inf
         scores = query @ key.swapaxes(-1, -2) * np.float32(query.shape[-1] ** -0.5 if scale is None else scale)
         if mask is not None:
@@ -114,10 +120,20 @@ def usual(query, key, value, *, mask=None, scale=None):
         return softmax(scores) @ value
 
 
-def check(function, operation, rules=None, **claims):
+def check(
+    function: Callable[..., np.ndarray], operation: str, rules: list[str], supports: list[str] | None = None
+) -> conformance.Report:
     """The judge draws the cases itself, and makes a failing one as small as it can."""
-    claims = {"dtypes": ["float32"], "effort": "quick", "profile": "strict", "seed": SEED, "rules": rules} | claims
-    report = conformance.check(function, operation, **claims)
+    report = conformance.check(
+        function,
+        operation,
+        rules=rules,
+        supports=supports,
+        dtypes=["float32"],
+        effort="quick",
+        profile="strict",
+        seed=SEED,
+    )
     verdict = f"conforms, worst {report.worst:.2f} bounds" if report.conforms else "violates"
     print(f"  {report.subject} as {operation}: {verdict}, {report.cases} cases")
     for violation in report.violations:
@@ -125,8 +141,8 @@ def check(function, operation, rules=None, **claims):
     return report
 
 
-MASKED = {"supports": ["causal", "window", "lengths", "padding", "segments", "dense", "offset", "scale", "cross"]}
-report = check(usual, "attention", ["MASK-7", "ATT-6"], **MASKED)
+MASKED = ["causal", "window", "lengths", "padding", "segments", "dense", "offset", "scale", "cross"]
+report = check(usual, "attention", ["MASK-7", "ATT-6"], MASKED)
 assert {violation.rule for violation in report.violations} == {"MASK-7", "ATT-6"}
 
 # %% [markdown]
@@ -135,7 +151,7 @@ assert {violation.rule for violation in report.violations} == {"MASK-7", "ATT-6"
 
 
 # %%
-def masked_softmax(scores, allowed):
+def masked_softmax(scores: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     maximum = np.max(scores, axis=-1, where=allowed, initial=-np.inf, keepdims=True)
     maximum = np.where(maximum == -np.inf, 0, maximum)  # a row that may attend to nothing
     exponentials = np.exp(np.where(allowed, scores - maximum, -np.inf))
@@ -143,7 +159,9 @@ def masked_softmax(scores, allowed):
     return exponentials / np.where(total == 0, 1, total)
 
 
-def attention(query, key, value, *, mask=None, scale=None):
+def attention(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: np.ndarray | None = None, scale: float | None = None
+) -> np.ndarray:
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     allowed = np.ones(1, bool) if mask is None else mask
     with np.errstate(all="ignore"):
@@ -156,7 +174,7 @@ def attention(query, key, value, *, mask=None, scale=None):
         return np.where(reached, np.float32(np.nan), output)
 
 
-report = check(attention, "attention", ["MASK-1", "MASK-3", "MASK-7", "ATT-1", "ATT-5", "ATT-6", "ATT-10"], **MASKED)
+report = check(attention, "attention", ["MASK-1", "MASK-3", "MASK-7", "ATT-1", "ATT-5", "ATT-6", "ATT-10"], MASKED)
 assert report.conforms, report
 
 # %% [markdown]
@@ -178,11 +196,11 @@ print("sums of the rows", weights.sum(axis=-1).round(3))
 from specification import parameters as structures
 
 
-def linear(parameters, x):
+def linear(parameters: structures.Linear, x: np.ndarray) -> np.ndarray:
     return x @ parameters.weight + (0 if parameters.bias is None else parameters.bias)
 
 
-def side_by_side(heads):
+def side_by_side(heads: structures.Linear | list[structures.Linear]) -> structures.Linear:
     """One projection; where every head comes with its own, as some tutorials have it, their columns in order."""
     if isinstance(heads, structures.Linear):
         return heads
@@ -191,17 +209,26 @@ def side_by_side(heads):
     return structures.Linear(weight, None if biases[0] is None else np.concatenate(biases))
 
 
-def split(x, num_heads):
+def split(x: np.ndarray, num_heads: int) -> np.ndarray:
     B, T, width = x.shape
     return x.reshape(B, T, num_heads, width // num_heads).swapaxes(1, 2)
 
 
-def joined(x):
+def joined(x: np.ndarray) -> np.ndarray:
     B, H, T, width = x.shape
     return x.swapaxes(1, 2).reshape(B, T, H * width)
 
 
-def multi_head_attention(parameters, query, key, value, *, num_heads, mask=None, scale=None):
+def multi_head_attention(
+    parameters: structures.MultiHeadAttention,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    *,
+    num_heads: int,
+    mask: np.ndarray | None = None,
+    scale: float | None = None,
+) -> np.ndarray:
     query, key, value = (
         split(linear(side_by_side(part), x), num_heads)
         for part, x in ((parameters.query, query), (parameters.key, key), (parameters.value, value))
@@ -209,7 +236,7 @@ def multi_head_attention(parameters, query, key, value, *, num_heads, mask=None,
     return linear(parameters.output, joined(attention(query, key, value, mask=mask, scale=scale)))
 
 
-report = check(multi_head_attention, "multi_head_attention", ["MHA-1", "MHA-2"], **MASKED)
+report = check(multi_head_attention, "multi_head_attention", ["MHA-1", "MHA-2"], MASKED)
 assert report.conforms, report
 
 # %% [markdown]
@@ -230,7 +257,7 @@ assert np.array_equal(joined(heads), x)
 
 
 # %%
-def literal_norm(x, weight, bias, *, eps=1e-5):
+def literal_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, *, eps: float = 1e-5) -> np.ndarray:
     axes = tuple(range(-weight.ndim, 0))
     deviation = x - x.mean(axis=axes, keepdims=True)
     variance = (deviation**2).mean(axis=axes, keepdims=True)
@@ -248,9 +275,10 @@ assert "NORM-3" in [violation.rule for violation in report.violations]
 
 
 # %%
-def layer_norm(x, weight, bias, *, eps=1e-5):
+def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, *, eps: float = 1e-5) -> np.ndarray:
     axes = tuple(range(-weight.ndim, 0))
-    first = x[(..., *(slice(0, 1) for _ in axes))]
+    corner: tuple[Any, ...] = (..., *(slice(0, 1) for _ in axes))
+    first = x[corner]
     deviation = x - (first + (x - first).mean(axis=axes, keepdims=True))
     deviation = deviation - deviation.mean(axis=axes, keepdims=True)
     variance = (deviation**2).mean(axis=axes, keepdims=True)
@@ -265,7 +293,7 @@ assert report.conforms, report
 # A row of equal numbers, and one that rises, by both.
 
 # %%
-rows = np.float32([[0.1] * 7, range(7)])
+rows = np.array([[0.1] * 7, range(7)], "float32")
 by_the_formula = literal_norm(rows, np.ones(7, "float32"), None)
 from_the_first = layer_norm(rows, np.ones(7, "float32"), None)
 assert by_the_formula[0].any()
@@ -280,11 +308,11 @@ assert not from_the_first[0].any()
 
 
 # %%
-def feed_forward(parameters, x):
+def feed_forward(parameters: structures.FeedForward, x: np.ndarray) -> np.ndarray:
     return linear(parameters.outer, np.maximum(linear(parameters.inner, x), 0))
 
 
-def positions(length, width):
+def positions(length: int, width: int) -> np.ndarray:
     angle = np.arange(length)[:, None] / 10000 ** (2 * (np.arange(width) // 2) / width)
     return np.where(np.arange(width) % 2 == 0, np.sin(angle), np.cos(angle)).astype("float32")
 
@@ -310,37 +338,42 @@ E, H, F, VOCABULARY = 16, 4, 32, 12
 configuration = Configuration(num_heads=H, target_mask="causal")
 
 
-def some_linear(inner, outer):
+def some_linear(inner: int, outer: int) -> structures.Linear:
     return structures.Linear(random(inner, outer, spread=inner**-0.5), random(outer, spread=0.1))
 
 
-def some_attention():
-    return structures.MultiHeadAttention(*(some_linear(E, E) for _ in range(4)))
+def some_attention() -> structures.MultiHeadAttention:
+    query, key, value, output = (some_linear(E, E) for _ in range(4))
+    return structures.MultiHeadAttention(query, key, value, output)
 
 
-def some_norm():
+def some_norm() -> structures.Norm:
     return structures.Norm(1 + random(E, spread=0.1), random(E, spread=0.1))
 
 
-def some_feed_forward():
+def some_feed_forward() -> structures.FeedForward:
     return structures.FeedForward(some_linear(E, F), some_linear(F, E))
 
 
-def some_decoder_block():
+def some_decoder_block() -> structures.DecoderBlock:
     own = (some_attention(), some_norm(), some_attention(), some_norm())
     return structures.DecoderBlock(*own, some_feed_forward(), some_norm())
 
 
-def add_and_norm(x, found, norm):
+def add_and_norm(x: np.ndarray, found: np.ndarray, norm: structures.Norm | None) -> np.ndarray:
+    assert norm is not None
     return layer_norm(x + found, norm.weight, norm.bias)
 
 
-def encoder_block(p, x, mask=None):
+def encoder_block(p: structures.EncoderBlock, x: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+    assert isinstance(p.feed_forward, structures.FeedForward)
     x = add_and_norm(x, multi_head_attention(p.attention, x, x, x, num_heads=H, mask=mask), p.attention_norm)
     return add_and_norm(x, feed_forward(p.feed_forward, x), p.feed_forward_norm)
 
 
-def decoder_block(p, x, memory, mask):
+def decoder_block(p: structures.DecoderBlock, x: np.ndarray, memory: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    assert isinstance(p.feed_forward, structures.FeedForward)
+    assert p.cross_attention is not None
     own = multi_head_attention(p.self_attention, x, x, x, num_heads=H, mask=mask)
     x = add_and_norm(x, own, p.self_attention_norm)
     found = multi_head_attention(p.cross_attention, x, memory, memory, num_heads=H)
@@ -353,11 +386,11 @@ def decoder_block(p, x, memory, mask):
 # definition's own derivative.
 
 # %% How several steps are judged
-from conformance.models.error_propagation import carried_bound, compare_within_bound
+from conformance.models.error_propagation import Run, carried_bound, compare_within_bound
 from conformance.models.structures import widen_parameters
 
 
-def carried(name, got, parameters, run):
+def carried(name: str, got: np.ndarray, parameters: Any, run: Run) -> None:
     """What several steps come to; `run` has the definition do the same with its functions."""
     exact, largest = carried_bound(run, parameters, "float32")
     finding = compare_within_bound(name, got, exact, largest, "float32")
@@ -382,33 +415,35 @@ carried(
 
 
 # %%
-def embed(table, tokens):
-    return table[tokens] + positions(tokens.shape[1], E)
+def embed(table: structures.Embedding | structures.ImageEmbedding | None, tokens: np.ndarray) -> np.ndarray:
+    assert isinstance(table, structures.Embedding)
+    return table.tokens[tokens] + positions(tokens.shape[1], E)
 
 
-def encoder(parameters, tokens):
-    x = embed(parameters.embedding.tokens, tokens)
+def encoder(parameters: structures.Encoder, tokens: np.ndarray) -> np.ndarray:
+    x = embed(parameters.embedding, tokens)
     for block in parameters.blocks:
         x = encoder_block(block, x)
     return x
 
 
-def decoder(parameters, tokens, memory):
-    x, causal = embed(parameters.embedding.tokens, tokens), np.tri(tokens.shape[1], dtype=bool)
+def decoder(parameters: structures.Decoder, tokens: np.ndarray, memory: np.ndarray) -> np.ndarray:
+    x, causal = embed(parameters.embedding, tokens), np.tri(tokens.shape[1], dtype=bool)
     for block in parameters.blocks:
         x = decoder_block(block, x, memory, causal)
     return x
 
 
-def transformer(parameters, source, target):
+def transformer(parameters: structures.Transformer, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    assert parameters.output is not None
     return linear(parameters.output, decoder(parameters.decoder, target, encoder(parameters.encoder, source)))
 
 
-def some_embedding():
+def some_embedding() -> structures.Embedding:
     return structures.Embedding(random(VOCABULARY, E))
 
 
-def some_encoder_block():
+def some_encoder_block() -> structures.EncoderBlock:
     return structures.EncoderBlock(some_attention(), some_norm(), some_feed_forward(), some_norm())
 
 
@@ -434,7 +469,7 @@ carried(
 
 
 # %%
-def greedy(parameters, source, tokens, steps):
+def greedy(parameters: structures.Transformer, source: np.ndarray, tokens: np.ndarray, steps: int) -> np.ndarray:
     for _ in range(steps):
         chosen = transformer(parameters, source, tokens)[:, -1].argmax(axis=-1)
         tokens = np.concatenate([tokens, chosen[:, None]], axis=1)

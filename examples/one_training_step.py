@@ -6,9 +6,13 @@
 # trained in all three packages. Errors are in *bounds*: 1 is the most that honest arithmetic may be off by.
 
 # %%
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import conformance
 from reference_numpy import adam_step, cross_entropy, cross_entropy_vjp
@@ -20,10 +24,10 @@ from training.stepping import advance
 
 torch.set_num_threads(1)
 PROFILE = "core"
-GIVEN = {"effort": "quick", "seed": 20260107, "dtypes": ["float32"], "arrays": "torch"}
+GIVEN: dict[str, Any] = {"effort": "quick", "seed": 20260107, "dtypes": ["float32"], "arrays": "torch"}
 
 
-def check(function, operation, right=True):
+def check(function: Callable[..., Any], operation: str, right: bool = True) -> None:
     """What the judge finds: whether the function conforms, and what is behind its violations."""
     report = conformance.check(function, operation, profile=PROFILE, **GIVEN)
     verdict = f"conforms, worst {report.worst:.2f} bounds" if report.conforms else "violates"
@@ -56,7 +60,14 @@ print("gradient:\n", cross_entropy_vjp(logits, targets, np.array(1.0)))
 
 
 # %%
-def cross_entropy_of_torch(logits, targets, *, label_smoothing=0.0, ignore=None, reduction="mean"):
+def cross_entropy_of_torch(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    ignore: int | None = None,
+    reduction: str = "mean",
+) -> Tensor:
     V = logits.shape[-1]
     ignored = -100 if ignore is None else ignore
     losses = F.cross_entropy(
@@ -66,7 +77,14 @@ def cross_entropy_of_torch(logits, targets, *, label_smoothing=0.0, ignore=None,
     return losses.reshape(targets.shape) if reduction == "none" else losses
 
 
-def over_all(logits, targets, *, label_smoothing=0.0, ignore=None, reduction="mean"):
+def over_all(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    ignore: int | None = None,
+    reduction: str = "mean",
+) -> Tensor:
     total = cross_entropy_of_torch(logits, targets, label_smoothing=label_smoothing, ignore=ignore, reduction="sum")
     if reduction == "none":
         return cross_entropy_of_torch(logits, targets, label_smoothing=label_smoothing, ignore=ignore, reduction="none")
@@ -95,8 +113,10 @@ print("weights:", moved)
 
 
 # %%
-def adam(parameters, gradients, state, *, learning_rate, beta_1=0.9, beta_2=0.999, eps=1e-8, weight_decay=0.0,
-         decoupled=True, inside=False):  # fmt: skip
+def adam(
+    parameters: Tensor, gradients: Tensor, state: AdamState, *, learning_rate: float, beta_1: float = 0.9,
+    beta_2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0, decoupled: bool = True, inside: bool = False,
+) -> tuple[Tensor, AdamState]:  # fmt: skip
     gradient = gradients if decoupled else gradients + weight_decay * parameters
     step = state.step + 1
     mean = beta_1 * state.mean + (1 - beta_1) * gradient
@@ -108,7 +128,7 @@ def adam(parameters, gradients, state, *, learning_rate, beta_1=0.9, beta_2=0.99
     return moved, AdamState(step, mean, square)
 
 
-def eps_inside_the_root(*given, **options):
+def eps_inside_the_root(*given: Any, **options: Any) -> tuple[Tensor, AdamState]:
     return adam(*given, **options, inside=True)
 
 
@@ -127,7 +147,7 @@ settings = Settings(width=16, heads=2, batch=8, vocabulary=2000, dtype="float64"
 split = reviews.read(None)
 data = review_data.prepare(split, settings)
 batches = [data.batch(places) for places in data.order(0)[:10]]
-losses = {}
+losses: dict[str, list[float]] = {}
 for name, package in PACKAGES.items():
     parameters = package.arrays(drawing.initial_weights(settings, data.vocabulary.get_vocab_size()))
     state, losses[name] = package.adam_start(parameters), []

@@ -3,7 +3,10 @@
 conformance check examples/online_softmax.py:attention --operation attention --arrays torch
 """
 
+import math
+
 import torch
+from torch import Tensor
 
 import conformance
 
@@ -12,11 +15,13 @@ BLOCK = 16
 
 # A weight of 0 times a NaN behind the mask is NaN: this kernel promises nothing there, and says so.
 @conformance.declare(conventions={"isolation": "finite"})
-def attention(query, key, value, *, mask=None, scale=None):
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     """Softmax without ever holding a whole row: a running maximum, a running sum, and a running output."""
     B, H, Q, D = query.shape
     K, groups = key.shape[2], H // max(key.shape[1], 1)
-    scale = D**-0.5 if scale is None else scale
+    scale = 1 / math.sqrt(D) if scale is None else scale
     dtype, wide = query.dtype, torch.promote_types(query.dtype, torch.float32)
     query = query.to(wide) * scale
     key = key.to(wide).repeat_interleave(groups, dim=1)

@@ -26,7 +26,7 @@ def step(given: Given, task: Task, adam: Adam, clip: float) -> dict[str, Any]:
     package = PACKAGES["torch_impl"]
     parameters, mean, square = package.arrays(given.state[:3])
     batch, dropout = package.arrays((given.batch, given.dropout))
-    tensors = flatten(mapped(lambda tensor: tensor.requires_grad_(), parameters))
+    tensors = flatten(mapped(torch.Tensor.requires_grad_, parameters))
 
     optimizer = torch.optim.Adam(
         tensors.values(), adam.learning_rate, betas=(adam.beta_1, adam.beta_2), eps=adam.eps, weight_decay=0

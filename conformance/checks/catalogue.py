@@ -31,6 +31,7 @@ from conformance.sampling.draws import CaseStrategy
 from conformance.subjects.subject import Subject
 from conformance.subjects.wrong_answers import WrongAnswer
 from specification import Dense
+from specification.dtypes import FLOATING
 
 Findings = list[Finding]
 Example = TypeVar("Example")
@@ -91,7 +92,7 @@ def case_level(case: Case | None) -> str:
 
 def has_special_values(name: str, array: np.ndarray) -> bool:
     """Whether it holds NaN or infinity, but for -inf where that stands for what takes no part."""
-    if array.dtype.kind in "biu":
+    if str(array.dtype) not in FLOATING:
         return False
     wide = array.astype(float)
     takes_no_part = name in ("bias", "sinks") or name.startswith("logsumexps")

@@ -17,7 +17,7 @@ from conformance.cli.options import complete_names, operation_names
 
 FILE = (
     "a .npz or .safetensors file: the operation's arguments by name, its results as output (and logsumexp, ...), "
-    "and to judge gradients cotangent and gradient.NAME"
+    "or as result.NAME where an argument has the same name, and to judge gradients cotangent and gradient.NAME"
 )
 SET = "an argument that is not in the file, such as scale=0.125 or mask=causal; may be repeated"
 
@@ -46,7 +46,9 @@ def compare_arrays(
         else:
             arrays = read_safetensors(file)[0]
         inputs, results, gradients, cotangents = sort_entries(operation, arrays, read_values(given or []))
-        judged: dict[str, Any] = {"cotangent": cotangents or None, "gradients": gradients or None}
+        # Optimizers have an argument of that name, and no gradients that could be judged.
+        judged: dict[str, Any] = {"cotangent": cotangents or None}
+        judged["gradients"] = inputs.pop("gradients", gradients or None)
         found = compare(operation, results, profile=profile, layout=layout, conventions=conventions, **judged, **inputs)
     except BadZipFile as error:
         refuse(f"{file}: {explain_error(error)}")
@@ -78,25 +80,33 @@ def sort_entries(
     operation: str, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any]]:
     """Return the operation's arguments, its results, its gradients, and their cotangents, each by name."""
-    from conformance.cases.arguments import arguments, result_names
+    from conformance.cases.arguments import arguments
     from conformance.cases.facts import operation_facts, operations
     from conformance.cases.options import refuse_unknown
 
     refuse_unknown("operation", [operation], operations())
-    names = (*result_names(operation), *(("logsumexp",) if operation == "attention" else ()))
-    results = {name: arrays[name] for name in names if name in arrays}
+    record = operation_facts(operation)
+    names = (*record.results, *(("logsumexp",) if operation == "attention" else ()))
+    own_names = [f"result.{name}" if name in (*record.arguments, "state") else name for name in names]
+    kinds = dict[str, dict[str, Any]](result={}, gradient={}, cotangent={})
+    others: dict[str, np.ndarray] = {}
+    for name, array in arrays.items():
+        kind, _, of = name.partition(".")
+        if name in own_names and kind != "result":
+            kinds["result"][name] = array
+        elif kind in kinds:
+            kinds[kind][of or names[0]] = array
+        else:
+            others[name] = array
+    results, gradients, cotangents = kinds.values()
     if not results:
-        raise ValueError(f"the file has no result: expected {' or '.join(names)}, got {', '.join(arrays) or 'nothing'}")
-    gradients = {n.partition(".")[2]: array for n, array in arrays.items() if n.partition(".")[0] == "gradient"}
-    cotangents = {
-        n.partition(".")[2] or names[0]: array for n, array in arrays.items() if n.partition(".")[0] == "cotangent"
-    }
-    others = {
-        n: a for n, a in arrays.items() if n not in results and n.partition(".")[0] not in ("gradient", "cotangent")
-    }
+        expected, got = " or ".join(own_names), ", ".join(arrays) or "nothing"
+        raise ValueError(f"the file has no result: expected {expected}, got {got}")
+    # Counts of a state are whole numbers, whatever the dtype in which a file holds them.
+    results = {n: a.item() if a.ndim == 0 and a.dtype.kind in "iu" else a for n, a in results.items()}
     inputs = {name: array for name, array in others.items() if array.ndim}
     options: dict[str, Any] = {name: array.item() for name, array in others.items() if not array.ndim}
     options |= {name: inputs.pop(name) for name in ("mask", "dropout_keep") if name in inputs}
     positional, keywords = arguments(operation, inputs, {**options, **values})
-    own = dict(zip(operation_facts(operation).arguments, positional, strict=True))
+    own = dict(zip(record.arguments, positional, strict=True))
     return {n: v for n, v in own.items() if v is not None} | keywords, results, gradients, cotangents

@@ -42,6 +42,7 @@ from conformance.oracle.reference import balls_available, oracle
 from conformance.runner.dimensions import Part, array_axes, layout_of, resize_array, take_parts
 from conformance.sampling.strategies import roundings
 from conformance.subjects.conventions import (
+    has_layout,
     invert_mask,
     map_dense_masks,
     permute_answer_heads,
@@ -65,6 +66,8 @@ MOST_BY_BALLS = 10**8
 """Multiplications of a float64 case, whose exact results ball arithmetic computes: about a minute."""
 LARGEST_EVIDENCE = 2**14
 """Scores, or numbers, of a piece that all known mistakes are tried on: a few seconds."""
+MOST_EVIDENCE = 4 * LARGEST_EVIDENCE
+"""The same of a piece that cannot be cut."""
 PIECES = 6
 """Pieces that fail, and pieces that pass, by which mistakes are told apart."""
 LAYOUTS = ("BHTD", "BTHD")
@@ -183,13 +186,18 @@ def compare(
     refuse_other_gradients(case, gradients)
     try:
         answers = name_answers(case, convert_arrays(got), convert_arrays(gradients))
-        case, answers = translate(case, answers, layout, chosen)
-        case = complete_cotangents(case)
-        require_shapes(case, answers)
+        if case.cotangents:  # gradients that were not given are not asked for
+            others = [name for name in differentiable(case) if gradient_name(name) not in answers]
+            case = replace(case, constants=tuple(others))
+        case = complete_cotangents(case, layout)
+        require_shapes(case, answers, layout)
     except WrongAnswer as error:
         return Comparison(operation, profile, (Finding(error.name, math.inf, detail=error.detail),))
+    origin = Origin(case, answers, layout, chosen)
+    case, answers = translate(case, answers, layout, chosen)
+    refuse_costly(case)
     with np.errstate(all="ignore"):
-        return judge_answers(case, answers, profile)
+        return judge_answers(case, answers, profile, origin)
 
 
 # --- from arguments to a case -----------------------------------------------------------------------------------------
@@ -226,14 +234,18 @@ def make_case(operation: str, given: Mapping[str, Any], conventions: Mapping[str
 
 
 def refuse_misfits(case: Case) -> None:
-    """Raise the definition's own error for shapes that do not fit."""
+    """Raise the definition's own error for shapes that do not fit, and for dtypes that it does not take."""
     try:
-        layout_of(case)
+        sizes = layout_of(case).sizes
         for name in results_of(case):
             expected_shape(name, case)
     except Exception:
         NUMPY(case)
         raise
+    outer = [name for name in sizes if name.partition(" ")[0] in INDEPENDENT]
+    row = take_parts(case, {name: Part(0, min(sizes[name], 1)) for name in outer})
+    with np.errstate(all="ignore"):
+        NUMPY(case if row is None else row)
 
 
 def add_cotangents(case: Case, cotangent: Any, gradients: Any) -> Case:
@@ -249,13 +261,13 @@ def add_cotangents(case: Case, cotangent: Any, gradients: Any) -> Case:
     return replace(case, cotangents=cotangents)
 
 
-def complete_cotangents(case: Case) -> Case:
+def complete_cotangents(case: Case, layout: str) -> Case:
     """The case with a cotangent of 0 for every result that has none; ValueError for one that does not fit."""
     if not case.cotangents:
         return case
     cotangents = {}
     for name in results_of(case):
-        shape, dtype = expected_shape(name, case), expected_dtype(name, case)
+        shape, dtype = expected_shape(name, case, layout), expected_dtype(name, case)
         given = cotangents[name] = case.cotangents.get(name, np.zeros(shape, numpy_dtype(dtype)))
         if given.shape != shape or str(given.dtype) != dtype:
             expected = f"expected {list(shape)} of {dtype}"
@@ -276,7 +288,10 @@ def refuse_other_gradients(case: Case, gradients: Any) -> None:
 def name_answers(case: Case, got: Any, gradients: Any) -> Answers:
     """By name, still in the conventions of whoever computed them."""
     names = ("output", "logsumexp") if case.with_logsumexp else result_names(case.operation)
-    named = dict(got) if isinstance(got, dict) else name_results(case, names, got, NUMPY.framework)
+    if isinstance(got, dict):
+        named = {name: np.asarray(part, np.int32) if isinstance(part, int) else part for name, part in got.items()}
+    else:
+        named = name_results(case, names, got, NUMPY.framework)
     if gradients is not None:
         flat = gradients_by_name(case, gradients, np.ndarray)
         named |= {gradient_name(name): gradient for name, gradient in flat.items()}
@@ -284,7 +299,7 @@ def name_answers(case: Case, got: Any, gradients: Any) -> Answers:
 
 
 def translate(case: Case, answers: Answers, layout: str, conventions: Mapping[str, str]) -> tuple[Case, Answers]:
-    """The case and its answers in the definition's conventions; gradients that were not given are not asked for."""
+    """The case and its answers in the definition's conventions."""
     if conventions.get("polarity") == "masked" and case.options.get("mask") is not None:
         case = replace(case, options=case.options | {"mask": map_dense_masks(case.options["mask"], invert_mask)})
     if layout == "BTHD":
@@ -293,16 +308,58 @@ def translate(case: Case, answers: Answers, layout: str, conventions: Mapping[st
     if tiled is not None:
         order = np.argsort(tiled)
         case, answers = permute_heads(case, order), permute_answer_heads(case, answers, order)
-    if case.cotangents:
-        given = [name for name in differentiable(case) if gradient_name(name) in answers]
-        case = replace(case, constants=tuple(name for name in differentiable(case) if name not in given))
     return case, answers
 
 
-def require_shapes(case: Case, answers: Answers) -> None:
-    """Raise WrongAnswer for a result of another shape or dtype, ValueError for a call that cannot be judged."""
+class Origin:
+    """Where the elements of translated answers stood in those that were given.
+
+    Elements are numbered through all answers, and the numbers translated as the answers are.
+    """
+
+    def __init__(self, case: Case, answers: Answers, layout: str, conventions: Mapping[str, str]) -> None:
+        self.translated = layout == "BTHD" or conventions.get("heads") == "tiled"
+        self.swapped = [name for name in answers if layout == "BTHD" and has_layout(case, name)]
+        if self.translated:
+            self.shapes = {name: array.shape for name, array in answers.items()}
+            self.ends = dict(zip(answers, np.cumsum([array.size for array in answers.values()]), strict=True))
+            numbers = {n: np.arange(end - answers[n].size, end).reshape(self.shapes[n]) for n, end in self.ends.items()}
+            self.numbers = translate(case, numbers, layout, conventions)[1]
+
+    def move_finding(self, finding: Finding) -> Finding:
+        """The finding at its place in the answers that were given."""
+        if not self.translated or not finding.index:
+            return finding
+        number = self.numbers[finding.name][finding.index]
+        name = next(name for name, end in self.ends.items() if number < end)
+        index = np.unravel_index(number - self.ends[name] + math.prod(self.shapes[name]), self.shapes[name])
+        return replace(finding, name=name, index=tuple(map(int, index)))
+
+    def move_elements(self, wrong: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """What is wrong, as arrays of the shapes that were given."""
+        if not self.translated:
+            return wrong
+        flat = np.zeros(max(self.ends.values()), bool)
+        for name, array in wrong.items():
+            flat[self.numbers[name]] = array
+        parts = np.split(flat, [*self.ends.values()])
+        return {name: part.reshape(self.shapes[name]) for name, part in zip(self.ends, parts, strict=False)}
+
+    def move_axes(self, name: str, axes: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+        """A result's axes in the order in which it was given."""
+        return (axes[0], axes[2], axes[1], axes[3]) if name in self.swapped and len(axes) == 4 else axes
+
+
+def require_shapes(case: Case, answers: Answers, layout: str) -> None:
+    """Raise WrongAnswer for a result of another shape or dtype; the case is in that layout."""
+    subject = NumpySubject()
+    subject.declaration = replace(subject.declaration, layout=layout)
     for name in (*results_of(case), *(map(gradient_name, differentiable(case)) if case.cotangents else ())):
-        NUMPY.answer(name, case, answers)
+        subject.answer(name, case, answers)
+
+
+def refuse_costly(case: Case) -> None:
+    """Raise ValueError for a case in float64 whose exact results cannot be had."""
     if case.dtype == "float64" and not case.special and work(case) > MOST_BY_BALLS:
         raise ValueError("the exact results of so large a call in float64 take minutes: compare a part of it")
     if case.dtype == "float64" and not balls_available():
@@ -380,7 +437,7 @@ def starts_in(case: Case, name: str, box: Box) -> list[int]:
     return starts
 
 
-def judge_answers(case: Case, answers: Answers, profile: str) -> Comparison:
+def judge_answers(case: Case, answers: Answers, profile: str, origin: Origin) -> Comparison:
     """Judge the answers part by part, and look for what explains those that are wrong."""
     dimensions = cuttable_dimensions(case, answers)
     boxes = [*list_boxes(case, dimensions, LARGEST_PART)]
@@ -406,11 +463,13 @@ def judge_answers(case: Case, answers: Answers, profile: str) -> Comparison:
             beyond = ratio(own[name].astype(float), exact[name], bounds[name], str(own[name].dtype)) > 1
             if beyond.any():
                 wrong[name][places_of(case, name, box, wrong[name].shape)] = beyond
-    comparison = Comparison(case.operation, profile, tuple(findings.values()))
-    first = next((name for name in answers if wrong[name].any()), None)
+    comparison = Comparison(case.operation, profile, tuple(map(origin.move_finding, findings.values())))
+    moved = origin.move_elements(wrong)
+    first = next((name for name in moved if moved[name].any()), None)
     if first is None:
         return comparison
-    comparison = replace(comparison, pattern=pattern_of(case, first, wrong[first]))
+    axes = origin.move_axes(first, axes_of(case, [first])[first])
+    comparison = replace(comparison, pattern=pattern_of(first, axes, moved[first]))
     return explain(comparison, case, answers, wrong, dimensions)
 
 
@@ -428,8 +487,7 @@ def places_of(case: Case, name: str, box: Box, shape: Sequence[int]) -> Any:
     return np.ix_(*indices)
 
 
-def pattern_of(case: Case, name: str, wrong: np.ndarray) -> Pattern:
-    axes = axes_of(case, [name])[name]
+def pattern_of(name: str, axes: tuple[tuple[str, ...], ...], wrong: np.ndarray) -> Pattern:
     axes = axes if len(axes) == wrong.ndim else ((),) * wrong.ndim
     along = (np.asarray(wrong.any(axis=tuple(j for j in range(wrong.ndim) if j != i))) for i in range(wrong.ndim))
     places = tuple(find_places(axis, one) for axis, one in zip(axes, along, strict=True))
@@ -465,12 +523,15 @@ def collect_pieces(
 ) -> Iterator[Evidence]:
     """Yield small pieces of the call, wrong and right ones, or the call itself where it is small.
 
-    Heads stay together: which key head a query head reads cannot be seen in one of them.
+    Heads stay together, as which key head a query head reads cannot be seen in one of them, unless a single row of all
+    heads is too large a piece.
     """
-    names = [name for name in dimensions if name not in ("G", "H")]
+    names, sizes = [name for name in dimensions if name not in ("G", "H")], layout_of(case).sizes
+    if count_numbers(case) // max(math.prod(sizes[name] for name in names), 1) > MOST_EVIDENCE:
+        names = [*dimensions]
     boxes = [*list_boxes(case, names, LARGEST_EVIDENCE)]
-    if len(boxes) == 1 and names and layout_of(case).sizes[names[0]] > 1:  # one for each batch element or row as well
-        first = layout_of(case).sizes[names[0]]
+    if len(boxes) == 1 and names and sizes[names[0]] > 1:  # one for each batch element or row as well
+        first = sizes[names[0]]
         boxes += [{names[0]: Part(i, 1)} for i in range(min(first, 2 * PIECES))]
     counts = {True: 0, False: 0}
     for box in boxes:
@@ -478,7 +539,7 @@ def collect_pieces(
         if counts[fails] < PIECES:
             counts[fails] += 1
             part, own = cut_box(case, answers, box)
-            if count_numbers(part) <= 4 * LARGEST_EVIDENCE:
+            if count_numbers(part) <= MOST_EVIDENCE:
                 evidence = weigh(Call(part), own)
                 if evidence is not None:
                     yield evidence

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from specification.parameters import mapped
 
+Structure = TypeVar("Structure")
 
-def widen_parameters(parameters: Any) -> Any:
+
+def widen_parameters(parameters: Structure) -> Structure:
     return mapped(lambda array: array.astype(np.float64), parameters)

@@ -20,7 +20,6 @@ def adapt_attention(
     arrays = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("query", "key", "value")]
     signature = Signature([*arrays, *(Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in options)])
 
-    @declare(supports or None, **declared)
     def attention(*positional: Any, **keywords: Any) -> Any:
         bound = signature.bind(*positional, **keywords)
         bound.apply_defaults()
@@ -30,8 +29,9 @@ def adapt_attention(
             given |= {theirs: value} if isinstance(theirs, str) else theirs(value)
         return attend(*bound.args, **given)
 
-    attention.__signature__ = signature
-    return attention
+    declared_attention: Any = declare(supports or None, **declared)(attention)
+    declared_attention.__signature__ = signature
+    return declared_attention
 
 
 def read_causal(flag: str) -> Callable[[Any], dict[str, Any]]:

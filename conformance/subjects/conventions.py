@@ -134,8 +134,12 @@ def swap_axes(array: np.ndarray) -> np.ndarray:
 
 def swap_answers(case: Case, answers: Answers) -> Answers:
     """The results and gradients of attention as `swap_layout` has them."""
-    swapped = {*map(gradient_name, FEATURES_LAST), *(("output",) if case.operation == "attention" else ())}
-    return {n: swap_axes(a) if n in swapped else a for n, a in answers.items()}
+    return {n: swap_axes(a) if has_layout(case, n) else a for n, a in answers.items()}
+
+
+def has_layout(case: Case, name: str) -> bool:
+    """Whether a result or gradient of attention is one that a layout rearranges."""
+    return name in map(gradient_name, FEATURES_LAST) or (name == "output" and case.operation == "attention")
 
 
 def swap_layout(case: Case) -> Case:

@@ -17,6 +17,7 @@ import reference_numpy
 from conformance import Causal, KeyLengths
 from conformance.cases.arguments import arguments
 from conformance.judge import given_results
+from specification import Linear, MultiHeadAttention
 from tests.support.helpers import DOCUMENTS, OPERATIONS, Case, command, draw_cases, operation_cases
 
 generator = np.random.default_rng(0)
@@ -90,6 +91,13 @@ def test_a_known_mistake_is_named(got: np.ndarray, given: dict[str, Any], mistak
     assert found.diagnosis.id == mistake
 
 
+def test_a_known_mistake_is_named_where_a_row_of_all_heads_is_large() -> None:
+    given = {"query": numbers(1, 40, 1, 4), "key": numbers(1, 40, 2048, 4), "value": numbers(1, 40, 2048, 4)}
+    found = conformance.compare("attention", attention(**given, scale=1.0), **given)
+    assert found.diagnosis is not None
+    assert found.diagnosis.id == "scores.default-scale"
+
+
 def test_what_is_wrong_is_told_with_its_place() -> None:
     got = attention(QUERY, KEY, VALUE)
     got[1, 2, 4:] = 0
@@ -100,15 +108,58 @@ def test_what_is_wrong_is_told_with_its_place() -> None:
     assert "output is wrong in one of 2 batch elements: 1, in one of 4 heads: 2, in queries from 4 on (of 6)" in told
 
 
-def test_the_documented_comparison_prints_what_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (DOCUMENTS / "compare.md").read_text()
-    exec(text.partition("```python\n")[2].partition("```")[0], {})
-    documented = text.split("```")[3].strip()
+def test_places_are_those_of_the_arrays_that_were_given() -> None:
+    right = attention(QUERY, np.tile(KEY, (1, 2, 1, 1)), np.tile(VALUE, (1, 2, 1, 1)))
+    tiled = right.copy()
+    tiled[1, 2, 4:] = 0
+    swapped = {name: swap(array) for name, array in GIVEN.items()}
+    for layout, given, got in (("BHTD", GIVEN, tiled), ("BTHD", swapped, swap(tiled))):
+        found = conformance.compare("attention", got, layout=layout, conventions="heads=tiled", **given)
+        b, h, t, v = found.worst.index if layout == "BHTD" else (found.worst.index[i] for i in (0, 2, 1, 3))
+        assert (b, h, t >= 4, found.worst.got) == (1, 2, True, 0.0)
+        assert found.worst.expected == pytest.approx(right[b, h, t, v])
+        assert found.pattern is not None
+        assert ("one", 4, 2) in [(place.kind, place.size, place.start) for place in found.pattern.places]
+        assert "in one of 4 heads: 2" in str(found)
+        assert "in queries from 4 on (of 6)" in str(found)
+    narrow = str(conformance.compare("attention", swap(tiled)[..., :4], layout="BTHD", **swapped))
+    assert "[2, 6, 4, 4], expected float32 [2, 6, 4, 5]" in narrow
 
-    def without_numbers(lines: str) -> str:
-        return re.sub(r"-?\d+\.\d+(e[+-]\d+)?", "x", lines)
 
-    assert without_numbers(capsys.readouterr().out.strip()) == without_numbers(documented)
+def test_gradients_of_tiled_heads_keep_their_names() -> None:
+    x, cotangent = numbers(2, 3, 8), numbers(2, 3, 8)
+    query, key, value = ([Linear(numbers(8, 2)) for _ in range(count)] for count in (4, 2, 2))
+    outer = Linear(numbers(8, 8))
+    own, widened = (MultiHeadAttention(query, n * key, n * value, outer) for n in (1, 2))
+    output = reference_numpy.multi_head_attention(widened, x, x, x, num_heads=4)
+    whole = reference_numpy.multi_head_attention_vjp(widened, x, x, x, cotangent, num_heads=4).parameters.query.weight
+    weights = {f"query[{i}].weight": part for i, part in enumerate(np.split(whole, 4, axis=1))}
+    given: dict[str, Any] = {"parameters": own, "query": x, "key": x, "value": x, "num_heads": 4}
+    given |= {"cotangent": cotangent, "conventions": "heads=tiled"}
+    assert conformance.compare("multi_head_attention", output, gradients={"parameters": weights}, **given)
+    name = "query[1].weight"
+    wrong = weights | {name: 2 * weights[name]}
+    found = conformance.compare("multi_head_attention", output, gradients={"parameters": wrong}, **given)
+    assert found.worst.name == f"gradient of {name}"
+    assert found.worst.got == wrong[name][found.worst.index]
+
+
+PROGRAMS = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", (DOCUMENTS / "compare.md").read_text(), re.DOTALL)
+
+
+def without_numbers(lines: str) -> str:
+    """Indices and numbers depend on the processor and on versions of libraries."""
+    return re.sub(r"\[[\d, ]+\]|-?\d+(\.\d+)?(e[+-]\d+)? bounds|-?\d+\.\d+(e[+-]\d+)?", "x", lines)
+
+
+@pytest.mark.parametrize(("code", "documented"), PROGRAMS, ids=["numpy", "onnxruntime", "flax", "torch"])
+def test_a_documented_program_prints_what_is_documented(
+    code: str, documented: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in re.findall(r"(?m)^import (\w+)", code):
+        pytest.importorskip(module)
+    exec(code, {})
+    assert without_numbers(capsys.readouterr().out) == without_numbers(documented)
 
 
 def test_arrays_in_a_functions_own_conventions() -> None:
@@ -150,6 +201,9 @@ def test_frameworks_arrays() -> None:
         ("attentions", {}, ValueError, "operation: got 'attentions'"),
         ("attention", {"keys": KEY}, TypeError, "attention: .*'keys'"),
         ("attention", {"query": QUERY[0]}, ValueError, "query"),
+        ("attention", {"key": KEY.astype(float)}, TypeError, "key must be float32 like query, got float64"),
+        ("attention", {"query": QUERY.astype(complex)}, TypeError, "query must have one of the dtypes"),
+        ("attention", {"mask": np.ones((6, 9))}, TypeError, "mask must be boolean"),
         ("attention", {"profile": "lax"}, ValueError, "profile"),
         ("attention", {"conventions": "causal=top_left"}, ValueError, "one result says nothing of"),
         ("attention", {"gradients": {"query": QUERY}}, ValueError, "cotangent"),
@@ -187,6 +241,35 @@ def test_projections_in_safetensors(tmp_path: Path) -> None:
     assert command(*words, "--set", "activation=gelu")[0] == 0
     code, told = command(*words)
     assert (code, "FFN-1" in told) == (1, True)
+
+
+SEVEN = numbers(7)
+OPTIMIZERS: dict[str, tuple[dict[str, Any], str]] = {
+    "adam_step": (
+        {"parameters": SEVEN, "gradients": 2 * SEVEN, "step": 3, "mean": 0 * SEVEN, "square": SEVEN**2},
+        "learning_rate=0.1",
+    ),
+    "sgd_step": ({"parameters": SEVEN, "gradients": 2 * SEVEN, "velocity": SEVEN}, "learning_rate=0.1"),
+    "clip_by_global_norm": ({"gradients[0]": SEVEN, "gradients[1]": numbers(2, 3)}, "limit=1.0"),
+}
+
+
+@pytest.mark.parametrize("operation", OPTIMIZERS)
+def test_optimizers_in_files(operation: str, tmp_path: Path) -> None:
+    inputs, option = OPTIMIZERS[operation]
+    name, _, number = option.partition("=")
+    positional, keywords = arguments(operation, inputs, {name: float(number)})
+    first, second = getattr(reference_numpy, operation)(*positional, **keywords)
+    if operation == "clip_by_global_norm":
+        results = {"gradients[0]": first[0], "gradients[1]": first[1], "norm": second}
+    else:
+        results = {"parameters": first, **second._asdict()}
+    words = ("compare-arrays", "--operation", operation, "--set", option)
+    for factor, expected in ((1, 0), (2, 1)):
+        given = {f"result.{n}": a * factor if n in ("parameters", "gradients[0]") else a for n, a in results.items()}
+        np.savez(tmp_path / "arrays.npz", **inputs, **given)
+        code, told = command(*words, tmp_path / "arrays.npz")
+        assert code == expected, told
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -18,6 +18,7 @@ assert_type(report, conformance.Report)
 assert_type(report.conforms, bool)
 
 numbers = np.ones((1, 1, 2, 4), np.float32)
+assert_type(attention(numbers, numbers, numbers), np.ndarray)
 found = conformance.compare("attention", numbers, query=numbers, key=numbers, value=numbers, mask=conformance.Causal())
 assert_type(found, conformance.Comparison)
 assert_type(found.error_ratio, float)
