@@ -16,7 +16,7 @@ from conformance.cases.declaration import SIMPLEST_FIRST
 from conformance.cases.expectations import Exact, allowed_pairs, asked_case
 from conformance.checks.catalogue import REFUSAL, Check
 from conformance.checks.comparison import units_in_the_last_place
-from conformance.checks.findings import Finding, NoAnswer, Threshold, same_error
+from conformance.checks.findings import Finding, Threshold, same_error
 from conformance.checks.levels import CORE, higher, is_required, rank
 from conformance.subjects.callables import Target
 from conformance.subjects.subject import Answers, Subject
@@ -144,7 +144,7 @@ def wide_ratio(ratio: float, dtype: str) -> float:
 
 
 Key = tuple[str, str, bool]
-"""Rule, subject, and whether there is no result."""
+"""Rule, subject, and whether something else is wrong than numbers."""
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ class Violation:
 
     @property
     def key(self) -> Key:
-        """Under which results keep it: a call that gives no result, or that is not supported, hides no wrong result."""
-        return self.rule, self.subject, bool(self.lacks) or isinstance(self.finding.detail, NoAnswer)
+        """Under which results keep it: an error, or a result of another dtype, hides no wrong number."""
+        return self.rule, self.subject, not self.finding.is_of_values or bool(self.lacks)
 
     @property
     def level(self) -> str:
@@ -344,7 +344,7 @@ class Results:
                 self.by_dtype[f"{case.operation}, {kind}", case.dtype, subject].add(max(ratios), case.dtype)
 
     def add_violation(self, violation: Violation) -> None:
-        """Of each rule by each subject one wrong result is kept, and one call without: the first of the lowest level.
+        """Of each rule by each subject wrong numbers are kept, and what else is wrong: the first of the lowest level.
 
         One that is no number stands before one of the same level that lost digits. Features whose plainest calls raise
         the same error are kept together.
@@ -401,6 +401,6 @@ class Results:
         return not any(is_required(violation.level, profile) for violation in self.violations_of(rule, subject))
 
     def violations_of(self, rule: str, subject: str) -> list[Violation]:
-        """List those of a rule by a subject, wrong results first."""
-        both = (self.violations.get((rule, subject, without_result)) for without_result in (False, True))
+        """List those of a rule by a subject, wrong numbers first."""
+        both = (self.violations.get((rule, subject, other)) for other in (False, True))
         return [violation for violation in both if violation is not None]

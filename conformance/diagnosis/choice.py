@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import combinations, islice, takewhile
 
 from conformance.cases.case import Case
+from conformance.cases.features import FEATURES
 from conformance.diagnosis.evidence import Evidence
 from conformance.diagnosis.experiments import take_turns
 from conformance.diagnosis.explanation import (
@@ -19,7 +20,7 @@ from conformance.diagnosis.explanation import (
     smallest_of_each_kind,
 )
 from conformance.mistakes.call import Call
-from conformance.mistakes.condition import ALWAYS
+from conformance.mistakes.condition import ALWAYS, Condition
 from conformance.mistakes.mistake import Mistake
 
 MOST = 4
@@ -190,7 +191,21 @@ class Chooser:
                 by_chance = condition.up_to is not None and len(unlike) >= self.count_covered(found)
                 if found.score > 0 and not by_chance and (narrowed is None or found.worth >= narrowed.worth):
                     narrowed = found
-        return narrowed
+        return self.limit_to_feature(explanation) if narrowed is None else narrowed
+
+    def limit_to_feature(self, explanation: Explanation) -> Explanation | None:
+        """The explanation with a feature that most uncovered cases have, and none that is against it; None without one.
+
+        Cases without the feature are wrong by another mistake, with which this one agrees there.
+        """
+        uncovered = leave_out(explanation.explained, leave_out(explanation.explained, self.uncovered))
+        counts = Counter(name for one in uncovered for name in FEATURES.keys() & one.call.features)
+        against = frozenset[str]().union(*(one.call.features for one in explanation.against))
+        for name, count in counts.most_common():
+            found = explanation.limit(Condition(features=(name,)))
+            if 2 * count > len(uncovered) and name not in against and found.score > 0:
+                return found
+        return None
 
     def vary_condition(self, explanation: Explanation) -> Iterator[Explanation]:
         """The same under other conditions as simple as its own; experiments tell which is meant."""

@@ -8,7 +8,6 @@ from itertools import accumulate, combinations
 from typing import Literal
 
 from conformance.cases.arguments import is_gradient
-from conformance.cases.features import FEATURES
 from conformance.diagnosis.evidence import Evidence
 from conformance.mistakes.condition import ALWAYS, Condition
 from conformance.mistakes.mistake import Mistake, Prediction
@@ -53,8 +52,10 @@ class Explanation:
     def limit(self, condition: Condition) -> Explanation:
         """The same mistake where a condition holds, in the pass that it is of."""
         mistake = self.mistake.limit(replace(condition, passes=self.mistake.condition.passes))
-        unlike = [one for one in self.unlike if condition.holds(one.call)]
-        return Explanation(mistake, [*self.explained], unlike=unlike, wider=self)
+        explained, unlike = (
+            [one for one in some if condition.holds(one.call)] for some in (self.explained, self.unlike)
+        )
+        return Explanation(mistake, explained, unlike=unlike, wider=self)
 
     @property
     def score(self) -> int:
@@ -148,8 +149,8 @@ def conditions(explained: Sequence[Evidence], others: Sequence[Evidence]) -> Ite
     dtypes = tuple(sorted({one.case.dtype for one in explained}))
     of_dtype = [Condition(dtypes=dtypes)]
     sizes = [*size_conditions(explained, others)]
-    # Masks often happen to hide a row; what is declared, or a size, is the likelier reason.
-    by_chance = [one for one in present if not {*one.features} <= FEATURES.keys()]
+    # Masks often happen to hide a row; what is declared, an option, or a size is the likelier reason.
+    by_chance = [one for one in present if one.features == ("hidden_rows",)]
     present = [one for one in present if one not in by_chance]
     yield from (*present, *of_dtype, *sizes, *absent, *by_chance)
     present = [*by_chance, *present]

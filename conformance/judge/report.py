@@ -29,8 +29,8 @@ class Report:
         effort: How many cases each probe got.
         seed: What generates the same cases again.
         rules: For every rule that was tried, its cases and worst ratio.
-        violations: For each rule that is violated a wrong result, a call without a result, or both, in the
-            specification's order.
+        violations: For each rule that is violated wrong numbers, what else is wrong (an error, a dtype), or both, in
+            the specification's order.
         untried: Why not everything was tried, or empty.
         seconds: How long it took.
         versions: Of the judge, of Python and of the packages that count.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from conformance.cases.case import Case, heads_of, join_projections
 from conformance.cases.expectations import Exact, empty_rows
 from conformance.cases.features import features_of
 from conformance.cases.operation import Sizes
+from conformance.cases.signatures import definition
 from conformance.mistakes.attention_steps import AttentionSteps, Forward, Gradients
 from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import sizes_of
@@ -49,10 +50,10 @@ class Call:
 
     @cached_property
     def features(self) -> frozenset[str]:
-        """Those that a declaration names, and "hidden_rows": the mask allows some query no key."""
+        """Those that a declaration names, values of options, and "hidden_rows": the mask allows some query no key."""
         query = self.case.inputs.get("query")
         hidden = query is not None and query.ndim == 4 and self.sizes.get("K") and empty_rows(self.case).any()
-        return frozenset(features_of(self.case) | ({"hidden_rows"} if hidden else set()))
+        return frozenset({*features_of(self.case), *option_features(self.case), *(["hidden_rows"] if hidden else [])})
 
     @cached_property
     def argument_names(self) -> frozenset[str]:
@@ -112,6 +113,26 @@ def attention_inside(case: Case, split: Split = split_heads, split_cotangent: Sp
     return replace(
         case, operation="attention", inputs=inputs, options=options, cotangents=bars, memory={}, constants=()
     )
+
+
+NUMBERS = ("label_smoothing", "momentum", "weight_decay")
+"""Options that do nothing at 0."""
+CHOICES = ("activation", "exponent", "ignore", "pairing", "reduction")
+SWITCHES = ("decoupled", "nesterov", "plus_one", "scaled")
+
+
+def option_features(case: Case) -> Iterator[str]:
+    """Name what options are: each with its value where that is one of few."""
+    parameters = definition(case.operation)
+    values = {name: case.options.get(name, parameters[name]) for name in parameters}
+    for name in (*NUMBERS, *SWITCHES):
+        if values.get(name):
+            yield name
+    for name in CHOICES:
+        if values.get(name) is not None:
+            yield f"{name}={values[name]}"
+    if values.get("scaling") is not None:
+        yield type(values["scaling"]).__name__
 
 
 def largest_finite(array: np.ndarray) -> float:
