@@ -16,6 +16,7 @@ from conformance.diagnosis.pattern import find_pattern
 from conformance.judge.smallest_case import cut_down
 from conformance.judge.thresholds import find_thresholds
 from conformance.judge.trial import Settle, accept_violation
+from conformance.mistakes.call import Call
 from conformance.mistakes.condition import past
 from conformance.mistakes.mistake import Mistake
 from conformance.runner.in_process import Runner
@@ -78,6 +79,8 @@ def make_small(cause: Cause, runner: Runner, seconds: float, settle: Settle, siz
     if sized:
         lead = replace(lead, threshold=find_thresholds(lead, runner, SIZES * seconds, passing))
     cause = replace(cause, violations=(lead, *cause.violations[1:]))
+    if cause.diagnosis is None and cause.condition is not None and not cause.condition.holds(Call(lead.case)):
+        cause = replace(cause, condition=None)
     return withdraw_refuted(choose_by_thresholds(cause, lead.threshold), passing, runner)
 
 

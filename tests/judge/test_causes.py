@@ -203,6 +203,46 @@ def test_the_dtype_of_a_mistake_is_learned() -> None:
     assert cause.condition == Condition(dtypes=("float16",))
 
 
+def added_under_softcap(query: Any, key: Any, value: Any, *, mask: Any = None, softcap: Any = None) -> Any:
+    """Adds the mask to capped scores; without a softcap it is right."""
+    if softcap is None or mask is None:
+        return attend(query, key, value, mask=mask, softcap=softcap)
+    return attend(query, key, value, bias=np.broadcast_to(mask, mask.shape).astype(query.dtype), softcap=softcap)
+
+
+def test_the_feature_of_a_mistake_is_learned() -> None:
+    """Behind a mask with NaN another mistake is at work, which this one resembles."""
+    report = judge_strictly(added_under_softcap, "MASK-1", "MASK-3", "ATT-2", "ATT-8", supports="no-gqa")
+    diagnoses = {one.diagnosis.id: one.condition for one in report.causes if one.diagnosis is not None}
+    assert diagnoses["masks.added-to-scores"].features == ("softcap",)
+
+
+def mean_over_all_at_0(logits: Any, targets: Any, *, ignore: Any = None, reduction: str = "mean") -> Any:
+    """The mean is over all rows where class 0 does not count."""
+    loss = reference_numpy.cross_entropy(logits, targets, ignore=ignore, reduction=reduction)
+    share = (targets != 0).mean() if ignore == 0 and reduction == "mean" else 1
+    return np.asarray(loss * share, logits.dtype)
+
+
+def test_the_value_of_an_option_is_learned() -> None:
+    given = {"operation": "cross_entropy", "effort": "default", "dtypes": "float32"}
+    cause = only(judge_strictly(mean_over_all_at_0, "LOSS-1", **given))
+    assert name_of_cause(cause) == "losses.mean-over-all-rows"
+    assert cause.condition is not None
+    assert cause.condition.features == ("ignore=0",)
+
+
+def lost_past_64(query: Any, key: Any, value: Any) -> Any:
+    weights = reference_numpy.attention_weights(query.astype(float), key.astype(float))
+    return (weights[..., :64] @ value[..., :64, :].astype(float)).astype(query.dtype)
+
+
+def test_when_a_cause_shows_agrees_with_its_smallest_case() -> None:
+    report = judged(lost_past_64, "ATT-8", supports="no-gqa,no-gradients", seed=1, limits={"keys": 600}, shrink=True)
+    for cause in report.causes:
+        assert cause.condition is None or cause.condition.holds(Call(cause.lead.case))
+
+
 def test_a_slip_in_the_backward_pass_is_named() -> None:
     def counted_twice(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
         return torch_impl.attention(query, key, 2 * value - value.detach(), mask=mask)
