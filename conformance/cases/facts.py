@@ -58,6 +58,11 @@ FEATURE_RULES = {
     "": "ATT-9",
 }
 """The rule that says how each feature of attention works."""
+OF_ATTENTION = (
+    *("polarity", "empty_rows", "causal", "heads", "isolation", "weights", "products", "shared_heads", "saved"),
+    "merging",
+)
+"""Conventions of attention, and of what is made of it."""
 
 
 def attention_shape(case: Case, name: str, layout: str) -> Shape:
@@ -87,6 +92,7 @@ def attention_axes(case: Case, output: tuple[Axis, ...] = (B, HEADS, Q, V)) -> D
 ATTENTION = OperationFacts(
     name="attention",
     rules=FEATURE_RULES,
+    conventions=OF_ATTENTION,
     arguments=("query", "key", "value"),
     differentiated=("query", "key", "value", "bias", "sinks"),
     masked=True,
@@ -163,6 +169,7 @@ def multi_head_axes(case: Case) -> Described:
 MULTI_HEAD_ATTENTION = OperationFacts(
     name="multi_head_attention",
     rules={"": "MHA-1"},
+    conventions=OF_ATTENTION,
     arguments=("parameters", "query", "key", "value"),
     differentiated=("parameters", "query", "key", "value", "bias", "sinks"),
     structure=Structure(MultiHeadAttention, ("query", "key", "value", "output")),
@@ -210,6 +217,7 @@ RMS_NORM = replace(
     name="rms_norm",
     rules={"": "NORM-7", "gradients": "NORM-6"},
     option_rules={"plus_one": "NORM-8"},
+    conventions=("normalized",),
     arguments=("x", "weight"),
     differentiated=("x", "weight"),
 )
@@ -405,6 +413,7 @@ ROTARY_EMBEDDING = OperationFacts(
     name="rotary_embedding",
     rules=dict.fromkeys(("", "interleaved", "rotary_width", "batch_positions"), "POS-3") | {"rotary_scaling": "POS-4"},
     option_rules={"scaling": "POS-4"},
+    conventions=("angles", "rotation"),
     arguments=("x", "positions"),
     differentiated=("x",),
     copied=unturned_columns,
@@ -418,6 +427,7 @@ ROTARY_EMBEDDING = OperationFacts(
 ROTARY_FREQUENCIES = OperationFacts(
     name="rotary_frequencies",
     rules=dict.fromkeys(("", "rotary_scaling"), "POS-4"),
+    conventions=("angles",),
     arguments=("width",),
     differentiated=(),
     results=("frequencies", "attention_factor"),
@@ -487,6 +497,7 @@ def step_axes(case: Case) -> Described:
 ADAM_STEP = OperationFacts(
     name="adam_step",
     rules={"": "OPT-1"},
+    conventions=("moments",),
     arguments=("parameters", "gradients", "state"),
     differentiated=(),
     results=("parameters", "state"),

@@ -28,6 +28,10 @@ def rule_of(feature: str, operation: str) -> str:
     return rules.get(feature, rules[""])
 
 
+LENGTHS = ("length", "query_length", "key_length")
+"""Options that are sizes of results."""
+
+
 def features_of(case: Case) -> set[str]:
     """Names of `declaration.FEATURES`."""
     inputs, options = case.inputs, case.options
@@ -36,7 +40,7 @@ def features_of(case: Case) -> set[str]:
         "dropout": options.get("dropout_keep") is not None or bool(options.get("dropout_rate")),
         "gradients": bool(case.cotangents),
         "logsumexp": case.with_logsumexp,
-        "empty": any(0 in array.shape for array in inputs.values()),
+        "empty": any(0 in array.shape for array in inputs.values()) or any(options.get(n) == 0 for n in LENGTHS),
         "interleaved": options.get("pairing") == "interleaved",
         "rotary_scaling": options.get("scaling") is not None,
         "batch_positions": "positions" in inputs and inputs["positions"].ndim == 2,

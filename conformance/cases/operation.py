@@ -79,6 +79,7 @@ class OperationFacts:
         of the same name in `oracle/ball` evaluates it exactly.
     rules: the rule that speaks of each feature of `declaration.FEATURES`, and of "dtype"; "" stands for any other.
     option_rules: the rule that speaks of an option's values but the default.
+    conventions: those of `declaration.CONVENTIONS` that mean something for it.
     arguments: the positional ones; all others are keywords.
     differentiated: arguments that have gradients.
     results: their names; those of a list of arrays and of the state as one name.
@@ -112,6 +113,7 @@ class OperationFacts:
     dimensions: Callable[[Case], dict[str, int]]
     axes: Callable[[Case], Described]
     option_rules: Mapping[str, str] = field(default_factory=dict)
+    conventions: tuple[str, ...] = ()
     results: tuple[str, ...] = ("output",)
     structure: Structure | None = None
     state: State | None = None

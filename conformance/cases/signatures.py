@@ -6,7 +6,7 @@ And how the arguments of an operation are handed to it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -188,16 +188,20 @@ def describe_never_given(names: Iterable[str], operation: str) -> str:
 # --- what one function supports ---------------------------------------------------------------------------------------
 
 
-def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declaration:
+def declaration_of(function: Any, differentiated: bool, operation: str = "", **given: Any) -> Declaration:
     """From what the caller gives, else from what the function was decorated with, else from its signature.
 
     Conventions and limits are taken one by one: what the caller says of one leaves the function's others as they are.
-    differentiated: the function's framework differentiates by itself. The dtypes that a caller gives only choose; those
-    that a function is decorated with say that it takes no others.
+    differentiated: the function's framework differentiates by itself. operation: for which every option must mean
+    something; empty for any. The dtypes that a caller gives only choose; those that a function is decorated with say
+    that it takes no others.
     """
     own = read_options(DeclarationOptions, getattr(function, "conformance", {}))
     given = read_options(DeclarationOptions, given)
     options = own | given
+    if operation:
+        refuse_meaningless(operation, own)
+        refuse_meaningless(operation, given)
     options |= {name: own.get(name, {}) | given.get(name, {}) for name in ("conventions", "limits")}
     supports = options.pop("supports", ())
     features, room = read_features(supports, function), room_for(function)
@@ -218,6 +222,30 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
     declaration = Declaration(features=features, **options)
     declaration.refuse_contradictions()
     return declaration
+
+
+def refuse_meaningless(operation: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option, a convention or a feature that says nothing of the operation."""
+    facts = operation_facts(operation)
+    refused = [] if facts.masked else [name for name in ("tile", "head_widths", "windows") if options.get(name)]
+    if options.get("layout") == "BTHD" and not operation.startswith("attention"):
+        refused.append("layout")
+    refused += [f"convention {name}" for name in options.get("conventions", ()) if name not in facts.conventions]
+    named = {name.removeprefix("no-") for name in options.get("supports", ())}
+    refused += [f"feature {name}" for name in FEATURES if name in named - operation_features(operation)]
+    if refused:
+        raise ValueError(f"{', '.join(refused)} mean{'s' * (len(refused) == 1)} nothing for {operation}")
+
+
+def operation_features(operation: str) -> set[str]:
+    """Those of `FEATURES` that the operation has."""
+    facts, own = operation_facts(operation), definition(operation)
+    features = {"empty", "refusals", *(["gradients"] if facts.differentiated else [])}
+    if facts.masked:
+        return features | {*operation_facts("attention").rules, "unmasked", "structured"} & FEATURES.keys()
+    features |= {"axes", "wide_weights"} if facts.norm else set()
+    features |= {"dropout"} if "dropout_keep" in own else set()
+    return features | facts.rules.keys() & FEATURES.keys()
 
 
 def read_features(supports: Collection[str], function: Any) -> frozenset[str]:

@@ -55,8 +55,9 @@ def sinusoidal_cases(
     if plan is not None and plan[0] * plan[1] > EXACT_POSITIONS:
         dtypes = tuple(dtype for dtype in dtypes if dtype != "float64")
     limits = declaration.limits
+    least = int("empty" not in declaration)
     options: dict[str, Any] = {
-        "length": draw(st.integers(0, min(40, limits.get("length", 40)))) if plan is None else plan[0],
+        "length": draw(st.integers(least, min(40, limits.get("length", 40)))) if plan is None else plan[0],
         "width": fit_width(draw(st.integers(1, 70)), "model_width", declaration) if plan is None else plan[1],
         "offset": draw(st.sampled_from(offsets) if offsets else st.one_of(st.sampled_from((0, 511, 4099)), digits(4))),
         "exponent": draw(st.sampled_from(("shared", "doubled"))),
@@ -125,7 +126,8 @@ def alibi_cases(
     """heads: the choices for their number. plan: heads, queries and keys."""
     limits = declaration.limits
     H = min(draw(st.sampled_from(heads)), limits.get("heads", max(heads)))
-    Q, K = (draw(st.integers(0, min(20, limits.get(side, 20)))) for side in ("queries", "keys"))
+    least = int("empty" not in declaration)
+    Q, K = (draw(st.integers(least, min(20, limits.get(side, 20)))) for side in ("queries", "keys"))
     H, Q, K = plan or (H, Q, K)
     offset = draw(st.one_of(st.sampled_from((0, 0, max(K - Q, 0), 511, 4099)), digits(4)))
     able = dtypes if "dtype" not in declaration.lacking else ("float32",)

@@ -265,7 +265,7 @@ class Target:
         framework: Any = FRAMEWORKS[self.arrays](self.device)
         if (self.arrays, self.device) == ("torch", "cuda") and not framework.torch.cuda.is_available():
             raise ValueError("device: PyTorch sees no GPU")
-        declaration = declaration_of(function, framework.name != "numpy", **self.given)
+        declaration = declaration_of(function, framework.name != "numpy", self.operation, **self.given)
         vjp = load(declaration.vjp) if isinstance(declaration.vjp, str) else declaration.vjp
         declaration = replace(declaration, vjp=vjp, compiled=framework.name == "jax")
         return CallableSubject(function, self.operation, framework, declaration, self.title)

@@ -160,3 +160,16 @@ def test_one_head_width_needs_no_list() -> None:
 def test_a_declaration_without_parentheses_is_refused() -> None:
     with pytest.raises(TypeError, match=r"write @declare\(...\)"):
         conformance.declare(len)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"tile": "8x8"}, "tile means"),
+        ({"conventions": "normalized=inputs"}, "convention normalized means"),
+        ({"supports": "no-gqa,gradients", "layout": "BTHD"}, "layout, feature gqa mean"),
+    ],
+)
+def test_what_says_nothing_of_the_operation_is_refused(given: dict[str, Any], refused: str) -> None:
+    with pytest.raises(ValueError, match=f"^{refused} nothing for layer_norm$"):
+        conformance.check(lambda x, weight, bias, *, eps: x, "layer_norm", **given)

@@ -203,7 +203,7 @@ def judged(function: Any, *rules: str, operation: str = "attention", **given: An
 
 def violated(function: Any, *rules: str, **given: Any) -> list[str]:
     """The rules that `judged` finds violated."""
-    return [violation.rule for violation in judged(function, *rules, **given).violations]
+    return [*dict.fromkeys(violation.rule for violation in judged(function, *rules, **given).violations)]
 
 
 def run_probes(probes: Sequence[Probe], subjects: Iterable[Subject], examples: int, seed: int) -> Results:
