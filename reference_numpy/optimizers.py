@@ -16,30 +16,30 @@ from jaxtyping import Float
 from reference_numpy.dtypes import widen
 from specification import checks
 from specification.optimizers import AdamState, SgdState
-from specification.parameters import leaves, mapped
+from specification.parameters import Parameters, Tree, leaves, mapped
 
 __all__ = ["adam_start", "adam_step", "clip_by_global_norm", "sgd_start", "sgd_step"]
 
 
-def zeros(parameters: Any) -> Any:
+def zeros(parameters: Parameters) -> Any:
     """A tree like the parameters, of zeros in the compute dtype."""
     checks.trained("parameters", parameters)
     return each(np.zeros_like, parameters)
 
 
-def each(function: Callable[..., Any], *trees: Any) -> Any:
+def each(function: Callable[..., Any], *trees: Tree) -> Any:
     """A function of arrays in the compute dtype, of those that stand in the same place of several trees."""
     return mapped(lambda *arrays: np.asarray(function(*map(widen, arrays))), *trees)
 
 
-def in_one_dtype(tree: Any) -> list[np.ndarray]:
+def in_one_dtype(tree: Tree) -> list[np.ndarray]:
     """All arrays of a tree, in the widest of their compute dtypes."""
     arrays = [widen(array) for array in leaves(tree).values()]
     dtype = np.result_type(*arrays)
     return [array.astype(dtype) for array in arrays]
 
 
-def rounded(tree: Any, like: Any) -> Any:
+def rounded(tree: Tree, like: Parameters) -> Any:
     """The tree in the dtypes of another one."""
     return mapped(lambda new, old: np.asarray(new, old.dtype), tree, like)
 
@@ -47,7 +47,7 @@ def rounded(tree: Any, like: Any) -> Any:
 # --- Adam -------------------------------------------------------------------------------------------------------------
 
 
-def adam_start(parameters: Any) -> AdamState:
+def adam_start(parameters: Parameters) -> AdamState:
     """Make the state of Adam before its first step: step 0, mean and square 0 (OPT-1).
 
     Args:
@@ -70,8 +70,8 @@ def bias_correction(beta: float, step: int) -> float:
 
 @np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
 def adam_step(
-    parameters: Any,
-    gradients: Any,
+    parameters: Parameters,
+    gradients: Parameters,
     state: AdamState,
     *,
     learning_rate: float,
@@ -123,7 +123,7 @@ def adam_step(
     return rounded(moved, parameters), AdamState(step, mean, square)
 
 
-def decayed(gradients: Any, parameters: Any, weight_decay: float) -> Any:
+def decayed(gradients: Parameters, parameters: Parameters, weight_decay: float) -> Any:
     """gradient + weight_decay parameter, in the compute dtype."""
     if weight_decay == 0:
         return each(lambda g: g, gradients)
@@ -133,7 +133,7 @@ def decayed(gradients: Any, parameters: Any, weight_decay: float) -> Any:
 # --- gradient descent -------------------------------------------------------------------------------------------------
 
 
-def sgd_start(parameters: Any) -> SgdState:
+def sgd_start(parameters: Parameters) -> SgdState:
     """Make the state of gradient descent before its first step: velocity 0 (OPT-2).
 
     Args:
@@ -151,8 +151,8 @@ def sgd_start(parameters: Any) -> SgdState:
 
 @np.errstate(all="ignore")
 def sgd_step(
-    parameters: Any,
-    gradients: Any,
+    parameters: Parameters,
+    gradients: Parameters,
     state: SgdState,
     *,
     learning_rate: float,
@@ -200,7 +200,7 @@ def sgd_step(
 
 
 @np.errstate(all="ignore")
-def clip_by_global_norm(gradients: Any, limit: float) -> tuple[Any, Float[np.ndarray, ""]]:
+def clip_by_global_norm(gradients: Parameters, limit: float) -> tuple[Any, Float[np.ndarray, ""]]:
     """Scale gradients by limit / norm where their norm exceeds the limit (OPT-3).
 
     Pascanu et al., "On the difficulty of training recurrent neural networks", arXiv 1211.5063, algorithm 1. norm is the
