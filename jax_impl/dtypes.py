@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Float, Shaped
 
 from specification.dtypes import compute_dtype_name, dtype_name
@@ -32,14 +33,14 @@ def widen(array: Float[jax.Array, "..."] | None) -> Any:
     return cast(array, wide)
 
 
-def cast(array: Shaped[jax.Array, "..."], dtype: Any) -> Shaped[jax.Array, "..."]:
+def cast(array: Shaped[jax.Array, "..."], dtype: DTypeLike) -> Shaped[jax.Array, "..."]:
     """The array in that dtype; itself if it has it, where jax.vjp outside jax.jit would copy it, and its gradient."""
     if isinstance(array, jax.Array) and array.dtype == dtype and not array.weak_type:
         return array
     return jnp.asarray(array, dtype)
 
 
-def require_dtype(name: Any) -> None:
+def require_dtype(name: str) -> None:
     """Refuse float64 and other dtypes of 64 bits where JAX would silently give 32 instead."""
     if jax.dtypes.canonicalize_dtype(name) != name:
         raise TypeError(f"{name} needs jax.enable_x64, without which JAX narrows it")

@@ -13,30 +13,30 @@ from jaxtyping import Float
 from jax_impl.dtypes import cast, widen
 from specification import checks
 from specification.optimizers import AdamState, SgdState
-from specification.parameters import leaves, mapped
+from specification.parameters import Parameters, Tree, leaves, mapped
 
 __all__ = ["adam_start", "adam_step", "clip_by_global_norm", "sgd_start", "sgd_step"]
 
 
-def zeros(parameters: Any) -> Any:
+def zeros(parameters: Parameters) -> Any:
     """A tree like the parameters, of zeros in the compute dtype."""
     checks.trained("parameters", parameters)
     return each(jnp.zeros_like, parameters)
 
 
-def each(function: Callable[..., Any], *trees: Any) -> Any:
+def each(function: Callable[..., Any], *trees: Tree) -> Any:
     """A function of arrays in the compute dtype, of those that stand in the same place of several trees."""
     return mapped(lambda *arrays: function(*map(widen, arrays)), *trees)
 
 
-def in_one_dtype(tree: Any) -> list[jax.Array]:
+def in_one_dtype(tree: Tree) -> list[jax.Array]:
     """All arrays of a tree, in the widest of their compute dtypes."""
     arrays = [widen(array) for array in leaves(tree).values()]
     dtype = jnp.result_type(*arrays)
     return [array.astype(dtype) for array in arrays]
 
 
-def rounded(tree: Any, like: Any) -> Any:
+def rounded(tree: Tree, like: Parameters) -> Any:
     """The tree in the dtypes of another one."""
     return mapped(lambda new, old: cast(new, old.dtype), tree, like)
 
@@ -44,7 +44,7 @@ def rounded(tree: Any, like: Any) -> Any:
 # --- Adam -------------------------------------------------------------------------------------------------------------
 
 
-def adam_start(parameters: Any) -> AdamState:
+def adam_start(parameters: Parameters) -> AdamState:
     """Make the state of Adam before its first step: step 0, mean and square 0 (OPT-1).
 
     Args:
@@ -60,14 +60,14 @@ def adam_start(parameters: Any) -> AdamState:
     return AdamState(jnp.zeros((), jnp.int32), zeros(parameters), zeros(parameters))
 
 
-def bias_correction(beta: float, step: Any) -> Any:
+def bias_correction(beta: float, step: int | jax.Array) -> Any:
     """1 - beta^step, to its last digits for a beta near 1 too."""
     return -jnp.expm1(step * math.log(beta)) if beta > 0 else 1.0
 
 
 def adam_step(
-    parameters: Any,
-    gradients: Any,
+    parameters: Parameters,
+    gradients: Parameters,
     state: AdamState,
     *,
     learning_rate: float,
@@ -119,7 +119,7 @@ def adam_step(
     return rounded(moved, parameters), AdamState(step, mean, square)
 
 
-def decayed(gradients: Any, parameters: Any, weight_decay: float) -> Any:
+def decayed(gradients: Parameters, parameters: Parameters, weight_decay: float) -> Any:
     """gradient + weight_decay parameter, in the compute dtype."""
     if weight_decay == 0:
         return each(lambda g: g, gradients)
@@ -129,7 +129,7 @@ def decayed(gradients: Any, parameters: Any, weight_decay: float) -> Any:
 # --- gradient descent -------------------------------------------------------------------------------------------------
 
 
-def sgd_start(parameters: Any) -> SgdState:
+def sgd_start(parameters: Parameters) -> SgdState:
     """Make the state of gradient descent before its first step: velocity 0 (OPT-2).
 
     Args:
@@ -146,8 +146,8 @@ def sgd_start(parameters: Any) -> SgdState:
 
 
 def sgd_step(
-    parameters: Any,
-    gradients: Any,
+    parameters: Parameters,
+    gradients: Parameters,
     state: SgdState,
     *,
     learning_rate: float,
@@ -194,7 +194,7 @@ def sgd_step(
 # --- clipping ---------------------------------------------------------------------------------------------------------
 
 
-def clip_by_global_norm(gradients: Any, limit: float) -> tuple[Any, Float[jax.Array, ""]]:
+def clip_by_global_norm(gradients: Parameters, limit: float) -> tuple[Any, Float[jax.Array, ""]]:
     """Scale gradients by limit / norm where their norm exceeds the limit (OPT-3).
 
     Pascanu et al., "On the difficulty of training recurrent neural networks", arXiv 1211.5063, algorithm 1. norm is the
