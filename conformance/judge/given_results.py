@@ -195,7 +195,7 @@ def compare(
 # --- from arguments to a case -----------------------------------------------------------------------------------------
 
 
-def convert_arrays(value: Any) -> Any:
+def convert_arrays(value: object) -> Any:
     """The same with NumPy arrays in the place of every framework's, in structures and masks too."""
     home = type(value).__module__.partition(".")[0]
     if home == "torch":

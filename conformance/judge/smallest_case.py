@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from conformance.cases.expectations import CaseExample
 from conformance.checks.catalogue import AGREEMENT, DESCRIPTION, SHAPES
 from conformance.checks.comparison import breaks
 from conformance.checks.findings import Finding
@@ -13,7 +14,7 @@ from conformance.checks.results import Results, Violation
 from conformance.judge.attribution import is_in_empty_row
 from conformance.judge.trial import make_violation
 from conformance.runner.in_process import Runner
-from conformance.runner.shrinking import Example, cuttable, shrink_example
+from conformance.runner.shrinking import cuttable, shrink_example
 from conformance.subjects.subject import NumpySubject
 
 SHRINKING = 20.0
@@ -30,7 +31,7 @@ def shrink_violations(results: Results, runners: Iterable[Runner], seconds: floa
             results.violations[key] = cut_down(violation, by_name[violation.subject], seconds)
 
 
-Accepts = Callable[[Violation, Example], bool]
+Accepts = Callable[[Violation, CaseExample], bool]
 """Whether a smaller example still shows what the first one does."""
 
 
@@ -48,7 +49,7 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
     failures = {id(least.example): least}
     empty = least.case is not None and is_in_empty_row(least.case, least.finding)
 
-    def fails(example: Example) -> bool:
+    def fails(example: CaseExample) -> bool:
         findings = wrong(example)
         if findings is None:
             return False
@@ -71,7 +72,7 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
     return replace(failures[id(reduced.example)], uncut=least.example, steady=reduced.steady)
 
 
-def error_finder(violation: Violation, runner: Runner) -> Callable[[Example], list[Finding] | None]:
+def error_finder(violation: Violation, runner: Runner) -> Callable[[CaseExample], list[Finding] | None]:
     """What the subject gets wrong of examples like the violation's; None where it gets nothing wrong.
 
     What is made from an example may no longer be what its check takes for granted (rows that are constant, two
@@ -80,7 +81,7 @@ def error_finder(violation: Violation, runner: Runner) -> Callable[[Example], li
     definition = Runner(NumpySubject())
     prepared: list[Any] = [None, None]
 
-    def wrong(example: Example) -> list[Finding] | None:
+    def wrong(example: CaseExample) -> list[Finding] | None:
         if prepared[0] is not example:
             try:
                 prepared[:] = example, violation.check.prepare(example)

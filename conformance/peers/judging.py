@@ -31,7 +31,9 @@ from conformance.checks.catalogue import (
     THREADS,
     UNSUPPORTED,
     Check,
+    Example,
     Probe,
+    Shared,
 )
 from conformance.checks.findings import Finding, is_error
 from conformance.checks.results import Results, Violation
@@ -111,7 +113,7 @@ class PathRunner(Runner):
 
     asks: Callable[[Case], bool] = staticmethod(takes_anything)
 
-    def __call__(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
+    def __call__(self, check: Check[Example, Shared], example: Example, shared: Shared) -> list[Finding]:
         if check not in BEYOND and not all(map(self.asks, cases_in(check, example))):
             return []
         return super().__call__(check, example, shared)
