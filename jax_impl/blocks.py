@@ -7,7 +7,6 @@ checked where a model calls it, and not in here, where it is traced.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from jaxtyping import Bool, Float, Integer
 
 from jax_impl.attention import attention
 from jax_impl.attention_steps import dropout_factor
-from jax_impl.dtypes import cast, widen
+from jax_impl.dtypes import cast, compile_with, widen
 from jax_impl.feed_forward import feed_forward, gated_feed_forward
 from jax_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
 from jax_impl.masks import readable
@@ -264,7 +263,7 @@ def through(
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
-@partial(jax.jit, static_argnames=("configuration", "layer"))
+@compile_with("configuration", "layer")
 def encoder_block(
     parameters: EncoderBlock,
     x: Float[jax.Array, "B T E"],
@@ -311,7 +310,7 @@ def encoder_block(
     return through(sublayers_of(p, functions, dropout), x, configuration)
 
 
-@partial(jax.jit, static_argnames=("configuration", "layer"))
+@compile_with("configuration", "layer")
 def decoder_block(
     parameters: DecoderBlock,
     x: Float[jax.Array, "B T E"],

@@ -46,6 +46,15 @@ def require_dtype(name: str) -> None:
         raise TypeError(f"{name} needs jax.enable_x64, without which JAX narrows it")
 
 
+def compile_with(*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """jax.jit with these arguments as constants, as a decorator that keeps the type of the function."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        return jax.jit(function, static_argnames=static)
+
+    return decorate
+
+
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """jax.jit of a function of arrays, which takes whatever `jnp.asarray` takes, and refuses what would be narrowed."""
     inner = jax.jit(function)

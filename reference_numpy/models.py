@@ -30,11 +30,11 @@ class Model:
     parameters: ModelParameters
     configuration: Configuration
 
-    def structure(self) -> Any:
+    def structure(self) -> ModelParameters:
         """The parameters as they are now."""
         return self.parameters
 
-    def __call__(self, *inputs: np.ndarray | None, **options: Unpack[ModelOptions]) -> Any:
+    def __call__(self, *inputs: np.ndarray | None, **options: Unpack[ModelOptions]) -> np.ndarray:
         arrays_of_numbers(inputs)
         return MODELS[type(self.parameters)](self.parameters, *inputs, configuration=self.configuration, **options)
 

@@ -51,7 +51,7 @@ class Model(Structure):
         super().__init__(parameters)
         self.configuration = configuration
 
-    def forward(self, *inputs: torch.Tensor | None, **options: Unpack[ModelOptions]) -> Any:
+    def forward(self, *inputs: torch.Tensor | None, **options: Unpack[ModelOptions]) -> torch.Tensor:
         arrays_of_numbers(inputs)
         return MODELS[self.kind](self.structure(), *inputs, configuration=self.configuration, **options)
 

@@ -32,7 +32,7 @@ LEAST_EPS = 2.0**-38
 2^-62."""
 
 
-def zeros(parameters: Parameters) -> Any:
+def zeros(parameters: Parameters) -> Parameters:
     """A tree like the parameters, of zeros in the compute dtype."""
     checks.trained("parameters", parameters)
     return mapped(lambda parameter: torch.zeros_like(widen(parameter)), parameters)
@@ -51,13 +51,13 @@ def in_one_dtype(tree: Tree) -> list[torch.Tensor]:
     return [array.to(dtype) for array in arrays]
 
 
-def placed(arrays: Iterable[torch.Tensor], like: Parameters) -> Any:
+def placed(arrays: Iterable[torch.Tensor], like: Parameters) -> Parameters:
     """The arrays as a tree of the form of another one."""
     following = iter(arrays)
     return mapped(lambda _: next(following), like)
 
 
-def rounded(arrays: Iterable[torch.Tensor], like: Parameters) -> Any:
+def rounded(arrays: Iterable[torch.Tensor], like: Parameters) -> Parameters:
     """The arrays as a tree of the form and the dtypes of another one."""
     return mapped(lambda new, old: new.to(old.dtype), placed(arrays, like), like)
 
@@ -65,7 +65,7 @@ def rounded(arrays: Iterable[torch.Tensor], like: Parameters) -> Any:
 # --- Adam -------------------------------------------------------------------------------------------------------------
 
 
-def adam_start(parameters: Parameters) -> AdamState:
+def adam_start(parameters: Tree) -> AdamState:
     """Make the state of Adam before its first step: step 0, mean and square 0 (OPT-1).
 
     Args:
@@ -97,16 +97,16 @@ def bias_correction(beta: float, step: int) -> float:
 @torch.no_grad()
 def adam_step(
     parameters: Parameters,
-    gradients: Parameters,
+    gradients: Tree,
     state: AdamState,
     *,
-    learning_rate: float,
+    learning_rate: float | Float[torch.Tensor, ""],
     beta_1: float = 0.9,
     beta_2: float = 0.999,
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     decoupled: bool = True,
-) -> tuple[Any, AdamState]:
+) -> tuple[Parameters, AdamState]:
     """Move the parameters by one step of Adam (OPT-1).
 
     Kingma and Ba, arXiv 1412.6980, algorithm 1; decoupled weight decay is AdamW, Loshchilov and Hutter, arXiv
@@ -158,7 +158,7 @@ def adam_step(
     return rounded(moved, parameters), AdamState(step, placed(mean, parameters), placed(square, parameters))
 
 
-def decayed(gradients: Parameters, parameters: Parameters, weight_decay: float) -> tuple[torch.Tensor, ...]:
+def decayed(gradients: Tree, parameters: Parameters, weight_decay: float) -> tuple[torch.Tensor, ...]:
     """gradient + weight_decay parameter, in the compute dtype."""
     if weight_decay == 0:
         return wide(gradients, parameters)
@@ -168,7 +168,7 @@ def decayed(gradients: Parameters, parameters: Parameters, weight_decay: float) 
 # --- gradient descent -------------------------------------------------------------------------------------------------
 
 
-def sgd_start(parameters: Parameters) -> SgdState:
+def sgd_start(parameters: Tree) -> SgdState:
     """Make the state of gradient descent before its first step: velocity 0 (OPT-2).
 
     Args:
@@ -187,14 +187,14 @@ def sgd_start(parameters: Parameters) -> SgdState:
 @torch.no_grad()
 def sgd_step(
     parameters: Parameters,
-    gradients: Parameters,
+    gradients: Tree,
     state: SgdState,
     *,
-    learning_rate: float,
+    learning_rate: float | Float[torch.Tensor, ""],
     momentum: float = 0.0,
     nesterov: bool = False,
     weight_decay: float = 0.0,
-) -> tuple[Any, SgdState]:
+) -> tuple[Parameters, SgdState]:
     """Move the parameters by one step of gradient descent with momentum (OPT-2).
 
     Sutskever et al., "On the importance of initialization and momentum in deep learning" (2013), as PyTorch writes it:
@@ -248,7 +248,7 @@ def clipped_in_range(
 
 
 @torch.no_grad()
-def clip_by_global_norm(gradients: Parameters, limit: float) -> tuple[Any, Float[torch.Tensor, ""]]:
+def clip_by_global_norm(gradients: Parameters, limit: float) -> tuple[Parameters, Float[torch.Tensor, ""]]:
     """Scale gradients by limit / norm where their norm exceeds the limit (OPT-3).
 
     Pascanu et al., "On the difficulty of training recurrent neural networks", arXiv 1211.5063, algorithm 1. norm is the
