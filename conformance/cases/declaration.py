@@ -11,6 +11,7 @@ from functools import partial
 from typing import Annotated, Any, NamedTuple, TypedDict, Unpack
 
 from conformance.cases.options import (
+    Function,
     Option,
     document_options,
     options_of,
@@ -428,7 +429,7 @@ def fit_width(size: int, name: str, declaration: Declaration) -> int:
 
 
 @document_options(DeclarationOptions)
-def declare(supports: Names | None = None, /, **options: Unpack[DeclarationOptions]) -> Callable[[Any], Any]:
+def declare(supports: Names | None = None, /, **options: Unpack[DeclarationOptions]) -> Callable[[Function], Function]:
     """Say of a function what it supports, where it is defined; `check` reads it there.
 
     Args:

@@ -30,8 +30,9 @@ def adapt_attention(
             given |= {theirs: value} if isinstance(theirs, str) else theirs(value)
         return attend(*bound.args, **given)
 
-    attention.__signature__ = signature
-    return attention
+    function: Any = attention
+    function.__signature__ = signature
+    return function
 
 
 def read_causal(flag: str) -> Callable[[Any], dict[str, Any]]:
