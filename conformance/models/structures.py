@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from specification.parameters import mapped
 
+if TYPE_CHECKING:
+    from specification.parameters import ModelParameters
 
-def widen_parameters(parameters: Any) -> Any:
+
+def widen_parameters(parameters: ModelParameters) -> Any:
     return mapped(lambda array: array.astype(np.float64), parameters)
