@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from hypothesis import strategies as st
@@ -49,6 +49,9 @@ from conformance.runner.in_process import Runner
 from conformance.runner.in_subprocess import SubprocessRunner
 from conformance.sampling.draws import Rows
 from conformance.sampling.strategies import roundings
+
+if TYPE_CHECKING:
+    from conformance.cases.expectations import CaseExample
 
 DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
 """Rules about descriptions: who takes boolean arrays only has no part in them."""
@@ -93,7 +96,7 @@ def cases_in(check: Check[Any, Any], example: Any) -> tuple[Case, ...]:
     return example if check in OF_SEVERAL else (check.case_of(example),)
 
 
-def change_cases(change: Callable[[Case], Case], example: Any) -> Any:
+def change_cases(change: Callable[[Case], Case], example: CaseExample) -> Any:
     """The example with every case in it changed, alone or one of several."""
     if isinstance(example, Case):
         return change(example)
