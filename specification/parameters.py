@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from specification.arrays import Array
 
-    Tree: TypeAlias = Array | Mapping[Any, "Tree"] | Sequence["Tree"] | None
+    Tree: TypeAlias = Array | float | Mapping[Any, "Tree"] | Sequence["Tree"] | None
 else:
     Tree = object  # annotations that are checked while a program runs can hold no type that contains itself
 
