@@ -54,8 +54,10 @@ from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.gradients import gradients_by_name
 from conformance.subjects.subject import Answers, NumpySubject, differentiable, expected_shape, name_results
 from conformance.subjects.wrong_answers import WrongAnswer
+from specification.arrays import Array
 from specification.dtypes import FLOATING
 from specification.masks import as_mask, map_arrays
+from specification.parameters import Tree
 
 LARGEST_PART = 2**21
 """Scores, or numbers, of a part that is judged at once: in float64 with its bounds it takes up to a gigabyte."""
@@ -126,14 +128,14 @@ class Comparison:
 
 def compare(
     operation: str,
-    got: Any,
+    got: Tree,
     *,
     profile: str = DEFAULT,
-    cotangent: Any = None,
-    gradients: Any = None,
+    cotangent: Array | Mapping[str, Array] | None = None,
+    gradients: Tree = None,
     layout: str = "BHTD",
     conventions: str | Mapping[str, str] = "",
-    **inputs: Any,
+    **inputs: object,
 ) -> Comparison:
     """Judge results that were computed elsewhere: in another language, on a GPU, in a log or a notebook.
 
@@ -236,7 +238,7 @@ def refuse_misfits(case: Case) -> None:
         raise
 
 
-def add_cotangents(case: Case, cotangent: Any, gradients: Any) -> Case:
+def add_cotangents(case: Case, cotangent: np.ndarray | dict[str, np.ndarray] | None, gradients: Tree) -> Case:
     if cotangent is None or (isinstance(cotangent, dict) and not cotangent):
         if gradients is not None:
             raise ValueError("gradients need cotangent, the gradient of a loss by the output")
@@ -263,7 +265,7 @@ def complete_cotangents(case: Case) -> Case:
     return replace(case, cotangents=cotangents)
 
 
-def refuse_other_gradients(case: Case, gradients: Any) -> None:
+def refuse_other_gradients(case: Case, gradients: Tree) -> None:
     """Raise ValueError for gradients by names that are no inputs of the call, and where none is left."""
     if isinstance(gradients, dict):
         record = operation_facts(case.operation)
@@ -273,7 +275,7 @@ def refuse_other_gradients(case: Case, gradients: Any) -> None:
             raise ValueError("gradients: there are none")
 
 
-def name_answers(case: Case, got: Any, gradients: Any) -> Answers:
+def name_answers(case: Case, got: Tree, gradients: Tree) -> Answers:
     """By name, still in the conventions of whoever computed them."""
     names = ("output", "logsumexp") if case.with_logsumexp else result_names(case.operation)
     named = dict(got) if isinstance(got, dict) else name_results(case, names, got, NUMPY.framework)
