@@ -20,16 +20,18 @@ What the mask means depends on its kind, in a way that `call_mask` decides once,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch.nn.attention.flex_attention import BlockMask
 
 from specification import Causal, SlidingWindow
 from specification.dtypes import compute_dtype_name, dtype_name
 from specification.masks import as_mask, both
 from torch_impl.attention import attention
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 __all__ = ["attention_forward", "call_mask", "call_options", "register"]
 

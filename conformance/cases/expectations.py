@@ -12,7 +12,6 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from conformance.cases.arguments import gradient_name, replace_kernel_arguments
 from conformance.cases.case import Case
@@ -32,6 +31,7 @@ from specification.masks import (
 
 if TYPE_CHECKING:
     from hypothesis.vendor.pretty import RepresentationPrinter
+    from numpy.typing import ArrayLike
 
     from specification.masks import Mask
 
