@@ -124,6 +124,7 @@ def empty_cache(
     memory: Any = None
     memory_real = None
     if isinstance(parameters, Transformer):
+        assert source is not None  # it is checked
         source = jnp.asarray(source)
         memory = encoder(parameters.encoder, source, configuration=configuration)
         if parameters.encoder.embedding is not None and configuration.source_padding is not None:
