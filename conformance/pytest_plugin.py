@@ -72,7 +72,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return told if balls_available() else f"{told}; {NO_ORACLE}"
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print notes, and what was found beyond the profile, once, from wherever the tests ran."""
     reports = [report for several in terminalreporter.stats.values() for report in several]
     properties = [p for report in reports for p in getattr(report, "user_properties", ())]

@@ -7,7 +7,6 @@ definition, and checked while tracing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +28,7 @@ from jax_impl.engines.blocked import Inputs, blocked_attention
 from jax_impl.masks import checked_mask
 from specification import checks
 from specification.dtypes import compute_dtype_name, dtype_name
+from specification.masks import Mask
 
 __all__ = ["attention", "attention_logsumexp", "attention_weights", "merge_attention"]
 
@@ -38,7 +38,7 @@ def attention(
     key: Float[jax.Array, "B G K D"],
     value: Float[jax.Array, "B G K V"],
     *,
-    mask: Any = None,
+    mask: Mask | Bool[jax.Array, "..."] | None = None,
     bias: Float[jax.Array, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -99,7 +99,7 @@ def attention_weights(
     query: Float[jax.Array, "B H Q D"],
     key: Float[jax.Array, "B G K D"],
     *,
-    mask: Any = None,
+    mask: Mask | Bool[jax.Array, "..."] | None = None,
     bias: Float[jax.Array, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -136,7 +136,7 @@ def attention_logsumexp(
     query: Float[jax.Array, "B H Q D"],
     key: Float[jax.Array, "B G K D"],
     *,
-    mask: Any = None,
+    mask: Mask | Bool[jax.Array, "..."] | None = None,
     bias: Float[jax.Array, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,

@@ -12,10 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from jax_impl.dtypes import HIGHEST, widen
 from jax_impl.masks import allowed_pairs
+from specification.masks import Mask
 
 # The steps are compiled one by one, for calls outside jax.jit. Eager JAX compiles every operation for every new shape,
 # and one call of attention with its gradients has about ninety of them. Compiled as one they would be compiled anew for
@@ -58,7 +60,9 @@ def allowed_sum(
 
 
 @jax.jit
-def pair_products_backward(saved: Any, cotangent: Float[jax.Array, "*lead Q K"]) -> tuple[Any, Any, None]:
+def pair_products_backward(
+    saved: tuple[jax.Array, jax.Array, jax.Array], cotangent: Float[jax.Array, "*lead Q K"]
+) -> tuple[Any, Any, None]:
     """The gradients of left and right."""
     left, right, allowed = saved
     cotangent = jnp.where(allowed, cotangent, 0)
@@ -66,7 +70,9 @@ def pair_products_backward(saved: Any, cotangent: Float[jax.Array, "*lead Q K"])
 
 
 @jax.jit
-def allowed_sum_backward(saved: Any, cotangent: Float[jax.Array, "*lead Q V"]) -> tuple[Any, Any, None]:
+def allowed_sum_backward(
+    saved: tuple[jax.Array, jax.Array, jax.Array], cotangent: Float[jax.Array, "*lead Q V"]
+) -> tuple[Any, Any, None]:
     """The gradients of weights and values."""
     weights, values, allowed = saved
     return pair_products(cotangent, values, allowed), allowed_sum(weights.mT, cotangent, allowed.mT), None
@@ -83,8 +89,8 @@ def attention_scores(
     allowed: Bool[jax.Array, "#B #H #Q #K"],
     *,
     bias: Float[jax.Array, "#B #H #Q #K"] | None,
-    scale: Any,
-    softcap: Any,
+    scale: float | jax.Array,
+    softcap: float | jax.Array | None,
 ) -> Float[jax.Array, "B H Q K"]:
     """softcap(scale * query . key) + bias for the allowed pairs, 0 for the others (ATT-1 to ATT-4).
 
@@ -150,7 +156,7 @@ def fill_empty_rows(
     return jnp.where(empty, filling, weights), allowed | empty
 
 
-def resolve_scale(scale: Any, width: int) -> Any:
+def resolve_scale(scale: float | jax.Array | None, width: int) -> Any:
     """1 / sqrt(D) unless another scale is given (ATT-1)."""
     return 1 / math.sqrt(width) if scale is None else scale
 
@@ -163,7 +169,7 @@ def repeat_heads(array: Float[jax.Array, "B G K W"], num_heads: int) -> Float[ja
 
 @partial(jax.jit, static_argnums=(2, 3))
 def visible_pairs(
-    mask: Any,
+    mask: Mask | None,
     bias: Float[jax.Array, "..."] | None,
     query_shape: tuple[int, int, int],
     key_length: int,
@@ -180,7 +186,7 @@ def visible_pairs(
     return allowed & (bias != -jnp.inf), bias
 
 
-def dropout_factor(keep: Bool[jax.Array, "..."], rate: Any, dtype: Any) -> Float[jax.Array, "..."]:
+def dropout_factor(keep: Bool[jax.Array, "..."], rate: float | jax.Array, dtype: DTypeLike) -> Float[jax.Array, "..."]:
     """keep / (1 - rate), with which weights are multiplied; no mask, so 0 * NaN is NaN (ATT-11)."""
     return jnp.where(keep, 1 / (1 - jnp.asarray(rate, dtype)), 0)
 
@@ -190,7 +196,7 @@ def reference_attention(
     key: Float[jax.Array, "B G K D"],
     value: Float[jax.Array, "B G K V"],
     *,
-    mask: Any,
+    mask: Mask | None,
     bias: Float[jax.Array, "..."] | None,
     scale: float | None,
     softcap: float | None,

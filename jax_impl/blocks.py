@@ -7,16 +7,15 @@ checked where a model calls it, and not in here, where it is traced.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Integer
 
 from jax_impl.attention import attention
 from jax_impl.attention_steps import dropout_factor
-from jax_impl.dtypes import cast, widen
+from jax_impl.dtypes import cast, compile_with, widen
 from jax_impl.feed_forward import feed_forward, gated_feed_forward
 from jax_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
 from jax_impl.masks import readable
@@ -27,6 +26,7 @@ from specification.blocks import Sublayer, attention_options, sublayers_of, wind
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout
 from specification.dtypes import compute_dtype_name, dtype_name
+from specification.masks import Mask
 from specification.parameters import DecoderBlock, EncoderBlock, FeedForward, GatedFeedForward, MultiHeadAttention, Norm
 from specification.rotary import Rotary, Rotation
 
@@ -82,23 +82,25 @@ def rotations_of(
     layers: Sequence[AttentionLayer],
     x: Float[jax.Array, "B T E"],
     configuration: Configuration,
-    offset: Any = 0,
-) -> list[Any]:
+    offset: int | Integer[jax.Array, ""] = 0,
+) -> list[Rotation | None]:
     """The `rotation_of` x for every layer, made once for all that rotate alike."""
     kinds = [
-        (layer.rotary, layer.rotary and check_attention(parameters, x, x, configuration))
+        (layer.rotary, None if layer.rotary is None else check_attention(parameters, x, x, configuration))
         for parameters, layer in zip(attentions, layers, strict=True)
     ]
-    made: list[Any] = []
+    made: list[Rotation | None] = []
     for kind in kinds:
         first = next(i for i, other in enumerate(kinds) if other == kind)
         made.append(made[first] if first < len(made) else rotation_of(*kind, x, offset))
     return made
 
 
-def rotation_of(rotary: Rotary | None, width: Any, x: Float[jax.Array, "B T E"], offset: Any = 0) -> Any:
+def rotation_of(
+    rotary: Rotary | None, width: int | None, x: Float[jax.Array, "B T E"], offset: int | Integer[jax.Array, ""] = 0
+) -> Rotation | None:
     """Sine and cosine for heads of that width, of positions offset, offset + 1, ...; None for no rotation (POS-3)."""
-    if rotary is None:
+    if rotary is None or width is None:
         return None
     positions, columns = np.arange(x.shape[1]) + offset, checks.rotary_fits(rotary, width)
     length = checks.rotary_length(rotary.scaling, None, readable(positions))
@@ -106,10 +108,13 @@ def rotation_of(rotary: Rotary | None, width: Any, x: Float[jax.Array, "B T E"],
     return Rotation(*rotary_table(positions, columns, rotary.base, rotary.scaling, length, dtype))
 
 
-def rotated(x: Float[jax.Array, "B H T D"], layer: AttentionLayer, rotation: Any) -> Float[jax.Array, "B H T D"]:
+def rotated(
+    x: Float[jax.Array, "B H T D"], layer: AttentionLayer, rotation: Rotation | None
+) -> Float[jax.Array, "B H T D"]:
     """Queries or keys, rotated where the layer says so."""
     if layer.rotary is None:
         return x
+    assert rotation is not None  # `attend` makes one where there is none
     sine, cosine = rotation
     return rotate(x, sine, cosine, layer.rotary.pairing)
 
@@ -119,7 +124,7 @@ def project_queries(
     x: Float[jax.Array, "B Q E"],
     configuration: Configuration,
     layer: AttentionLayer = AttentionLayer(),
-    rotation: Any = None,
+    rotation: Rotation | None = None,
 ) -> Float[jax.Array, "B H Q D"]:
     """Queries by heads: projected, normalised, rotated."""
     projected = linear(join_heads(parameters.query), x)
@@ -132,7 +137,7 @@ def project_keys(
     memory: Float[jax.Array, "B K E_key"],
     configuration: Configuration,
     layer: AttentionLayer = AttentionLayer(),
-    rotation: Any = None,
+    rotation: Rotation | None = None,
 ) -> tuple[Float[jax.Array, "B G K D"], Float[jax.Array, "B G K V"]]:
     """Keys by heads: projected, normalised, rotated; and values by heads."""
     keys, values = linear(join_heads(parameters.key), memory), linear(join_heads(parameters.value), memory)
@@ -152,7 +157,7 @@ def attend_to(
     query: Float[jax.Array, "B H Q D"],
     keys: Float[jax.Array, "B G K D"],
     values: Float[jax.Array, "B G K V"],
-    mask: Any,
+    mask: Mask | Bool[jax.Array, "..."] | None,
     weights_dropout: Dropout | None,
     configuration: Configuration,
     bias: Float[jax.Array, "..."] | None = None,
@@ -167,13 +172,13 @@ def attend_to(
 def attend(
     parameters: MultiHeadAttention,
     x: Float[jax.Array, "B T E"],
-    memory: Any,
-    mask: Any,
+    memory: jax.Array,
+    mask: Mask | Bool[jax.Array, "..."] | None,
     weights_dropout: Dropout | None,
     configuration: Configuration,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[jax.Array, "..."] | None = None,
-    rotation: Any = None,
+    rotation: Rotation | None = None,
 ) -> Float[jax.Array, "B T E"]:
     """Attention of x to memory, which in self-attention is x. bias: of the scores (ATT-3). rotation: as in a block."""
     width = check_attention(parameters, x, memory, configuration)
@@ -185,7 +190,9 @@ def attend(
     return attend_to(parameters, query, keys, values, windowed(mask, layer), weights_dropout, configuration, bias)
 
 
-def check_attention(parameters: MultiHeadAttention, x: Any, memory: Any, configuration: Configuration) -> int:
+def check_attention(
+    parameters: MultiHeadAttention, x: jax.Array, memory: jax.Array, configuration: Configuration
+) -> int:
     """The head width; refuse projections and norms that do not fit one another or their inputs (MHA-1, NORM-8)."""
     checks.structure("parameters", parameters, MultiHeadAttention)
     return checks.block_attention(parameters, fused(parameters), x, memory, configuration.num_heads)
@@ -256,13 +263,13 @@ def through(
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
-@partial(jax.jit, static_argnames=("configuration", "layer"))
+@compile_with("configuration", "layer")
 def encoder_block(
     parameters: EncoderBlock,
     x: Float[jax.Array, "B T E"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[jax.Array, "..."] | None = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[jax.Array, "..."] | None = None,
     rotation: Rotation | None = None,
@@ -293,25 +300,25 @@ def encoder_block(
     checks.norms(parameters, configuration)
     p = parameters
 
-    def attention(x: Any) -> Any:
+    def attention(x: jax.Array) -> Any:
         return attend(p.attention, x, x, mask, dropout.attention.inner, configuration, layer, bias, rotation)
 
-    def position_wise(x: Any) -> Any:
+    def position_wise(x: jax.Array) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)
 
     functions = {"attention": attention, "feed_forward": position_wise}
     return through(sublayers_of(p, functions, dropout), x, configuration)
 
 
-@partial(jax.jit, static_argnames=("configuration", "layer"))
+@compile_with("configuration", "layer")
 def decoder_block(
     parameters: DecoderBlock,
     x: Float[jax.Array, "B T E"],
     memory: Float[jax.Array, "B S E"] | None = None,
     *,
     configuration: Configuration,
-    mask: Any = None,
-    memory_mask: Any = None,
+    mask: Mask | Bool[jax.Array, "..."] | None = None,
+    memory_mask: Mask | Bool[jax.Array, "..."] | None = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[jax.Array, "..."] | None = None,
     rotation: Rotation | None = None,
@@ -344,13 +351,14 @@ def decoder_block(
     p = parameters
     cross: Any = p.cross_attention
 
-    def self_attention(x: Any) -> Any:
+    def self_attention(x: jax.Array) -> Any:
         return attend(p.self_attention, x, x, mask, dropout.self_attention.inner, configuration, layer, bias, rotation)
 
-    def cross_attention(x: Any) -> Any:
+    def cross_attention(x: jax.Array) -> Any:
+        assert memory is not None  # it is checked
         return attend(cross, x, memory, memory_mask, dropout.cross_attention.inner, configuration)
 
-    def position_wise(x: Any) -> Any:
+    def position_wise(x: jax.Array) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)
 
     functions = {"self_attention": self_attention, "cross_attention": cross_attention, "feed_forward": position_wise}

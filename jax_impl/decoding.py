@@ -33,21 +33,25 @@ from specification.blocks import sublayers_of, windowed
 from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout
-from specification.masks import Causal, Dense, KeyPadding
-from specification.parameters import DecoderBlock, LanguageModel, Transformer
+from specification.masks import Causal, Dense, KeyPadding, Mask
+from specification.parameters import DecoderBlock, LanguageModel, Parameters, Transformer
+from specification.rotary import Rotation
 
 __all__ = ["decode_step", "start"]
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 
-def write(room: jax.Array, new: jax.Array, length: Any, axis: int) -> jax.Array:
+def write(room: jax.Array, new: jax.Array, length: int | jax.Array, axis: int) -> jax.Array:
     """A copy of the room in which the new positions stand after the first `length`."""
     return dynamic_update_slice_in_dim(room, new, length, axis)
 
 
 def step_mask(
-    tokens: Integer[jax.Array, "B Q"], real: Bool[jax.Array, "B K"], length: Any, configuration: Configuration
+    tokens: Integer[jax.Array, "B Q"],
+    real: Bool[jax.Array, "B K"],
+    length: int | jax.Array,
+    configuration: Configuration,
 ) -> Any:
     """`target_mask` for the queries at positions length, length + 1, ... and for K keys, of which `real` are tokens."""
     causal = Causal(length)
@@ -65,20 +69,20 @@ def decoder_block_step(
     parameters: DecoderBlock,
     x: Float[jax.Array, "B Q E"],
     cache: BlockCache,
-    length: Any,
+    length: int | jax.Array,
     *,
     configuration: Configuration,
-    mask: Any,
-    memory_mask: Any = None,
+    mask: Mask | None,
+    memory_mask: Mask | None = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[jax.Array, "..."] | None = None,
-    rotation: Any = None,
+    rotation: Rotation | None = None,
 ) -> tuple[Float[jax.Array, "B Q E"], BlockCache]:
     """`decoder_block` for the Q positions after the first `length`, and the cache with their keys and values."""
     grown, p = cache, parameters
     checks.norms(parameters, configuration)
 
-    def self_attention(x: Any) -> Any:
+    def self_attention(x: jax.Array) -> Any:
         nonlocal grown
         check_attention(p.self_attention, x, x, configuration)
         query = project_queries(p.self_attention, x, configuration, layer, rotation)
@@ -89,12 +93,12 @@ def decoder_block_step(
         seen = grown.keys, grown.values
         return attend_to(p.self_attention, query, *seen, windowed(mask, layer, length), None, configuration, bias)
 
-    def cross_attention(x: Any) -> Any:
+    def cross_attention(x: jax.Array) -> Any:
         cross: Any = p.cross_attention
         query = project_queries(cross, x, configuration)
         return attend_to(cross, query, cache.memory_keys, cache.memory_values, memory_mask, None, configuration)
 
-    def position_wise(x: Any) -> Any:
+    def position_wise(x: jax.Array) -> Any:
         return transform(p.feed_forward, x, None, configuration)
 
     functions = {"self_attention": self_attention, "cross_attention": cross_attention, "feed_forward": position_wise}
@@ -110,7 +114,7 @@ def empty_cache(
     capacity: int,
     *,
     configuration: Configuration,
-    source: Any = None,
+    source: Integer[jax.Array, "B S"] | None = None,
 ) -> Cache:
     """The cache before the first token, with room for `capacity` positions; an encoder runs here, once."""
     checks.empty_cache(parameters, batch, capacity, source)
@@ -120,6 +124,7 @@ def empty_cache(
     memory: Any = None
     memory_real = None
     if isinstance(parameters, Transformer):
+        assert source is not None  # it is checked
         source = jnp.asarray(source)
         memory = encoder(parameters.encoder, source, configuration=configuration)
         if parameters.encoder.embedding is not None and configuration.source_padding is not None:
@@ -145,7 +150,7 @@ def select_rows(cache: Cache, rows: Integer[jax.Array, "R"]) -> Cache:
 
 
 @jax.jit
-def gathered(arrays: Any, rows: Integer[jax.Array, "R"]) -> Any:
+def gathered(arrays: Parameters, rows: Integer[jax.Array, "R"]) -> Any:
     """Rows of every array inside."""
     return jax.tree.map(lambda array: array[rows], arrays)
 
@@ -164,7 +169,7 @@ def start(
     *,
     configuration: Configuration | None = None,
     capacity: int,
-    source: Any = None,
+    source: Integer[jax.Array, "B S"] | None = None,
 ) -> tuple[Float[jax.Array, "B T N"], Cache]:
     """Run the first tokens: their logits, and a cache with room for more (GEN-1).
 

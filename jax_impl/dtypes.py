@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Float, Shaped
 
 from specification.dtypes import compute_dtype_name, dtype_name
@@ -32,17 +33,26 @@ def widen(array: Float[jax.Array, "..."] | None) -> Any:
     return cast(array, wide)
 
 
-def cast(array: Shaped[jax.Array, "..."], dtype: Any) -> Shaped[jax.Array, "..."]:
+def cast(array: Shaped[jax.Array, "..."], dtype: DTypeLike) -> Shaped[jax.Array, "..."]:
     """The array in that dtype; itself if it has it, where jax.vjp outside jax.jit would copy it, and its gradient."""
     if isinstance(array, jax.Array) and array.dtype == dtype and not array.weak_type:
         return array
     return jnp.asarray(array, dtype)
 
 
-def require_dtype(name: Any) -> None:
+def require_dtype(name: str) -> None:
     """Refuse float64 and other dtypes of 64 bits where JAX would silently give 32 instead."""
     if jax.dtypes.canonicalize_dtype(name) != name:
         raise TypeError(f"{name} needs jax.enable_x64, without which JAX narrows it")
+
+
+def compile_with(*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """jax.jit with these arguments as constants, as a decorator that keeps the type of the function."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        return jax.jit(function, static_argnames=static)
+
+    return decorate
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:

@@ -34,12 +34,13 @@ def all_logits(
     tokens: Integer[jax.Array, "B T"],
     *,
     configuration: Configuration,
-    source: Any = None,
+    source: Integer[jax.Array, "B S"] | None = None,
 ) -> Float[jax.Array, "B T N"]:
     """The full forward pass; causal also where the configuration leaves that to its caller."""
     mask = Causal() if configuration.target_mask == "none" else None
     if isinstance(parameters, LanguageModel):
         return language_model(parameters, tokens, configuration=configuration, mask=mask)
+    assert source is not None  # it is checked
     return transformer(parameters, source, tokens, configuration=configuration, target_mask=mask)
 
 
@@ -50,7 +51,7 @@ def next_logits(
     cache: Cache | None,
     *,
     configuration: Configuration,
-    source: Any = None,
+    source: Integer[jax.Array, "B S"] | None = None,
 ) -> tuple[Float[jax.Array, "B N"], Cache | None]:
     """Logits for what follows the first `length` tokens, and the cache that has them; None once there can be none."""
     if cache is not None:
@@ -83,9 +84,9 @@ def wide_log_softmax(logits: Float[jax.Array, "B N"]) -> Float[jax.Array, "B N"]
 def draw(
     logits: Float[jax.Array, "B N"],
     uniforms: Float[jax.Array, "B"],
-    temperature: Any,
+    temperature: float,
     top_k: int | None,
-    top_p: Any,
+    top_p: float | None,
 ) -> Integer[jax.Array, "B"]:
     """`choose` without its checks."""
     wide = logits.astype(widest())
@@ -154,7 +155,7 @@ def generate(
     pick: Callable[[Float[jax.Array, "B N"], int], Integer[jax.Array, "B"]],
     *,
     configuration: Configuration,
-    source: Any = None,
+    source: Integer[jax.Array, "B S"] | None = None,
     end: int | None = None,
     cached: bool = True,
 ) -> Integer[jax.Array, "B T"]:
@@ -180,7 +181,7 @@ def greedy(
     steps: int,
     *,
     configuration: Configuration | None = None,
-    source: Any = None,
+    source: Integer[jax.Array, "B S"] | None = None,
     end: int | None = None,
     cached: bool = True,
 ) -> Integer[jax.Array, "B T"]:
@@ -206,7 +207,7 @@ def greedy(
     own, configured = checks.held(parameters, configuration)
     checks.generation(own, prompt, steps, configured, source, end)
 
-    def pick(logits: Any, step: int) -> Any:
+    def pick(logits: jax.Array, step: int) -> Any:
         return jnp.argmax(logits, axis=-1)
 
     options: Any = {"configuration": configured, "source": source, "end": end, "cached": cached}
@@ -222,7 +223,7 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    source: Any = None,
+    source: Integer[jax.Array, "B S"] | None = None,
     end: int | None = None,
     cached: bool = True,
 ) -> Integer[jax.Array, "B T"]:
@@ -253,7 +254,7 @@ def sample(
 
     uniforms = jnp.asarray(uniforms)
 
-    def pick(logits: Any, step: int) -> Any:
+    def pick(logits: jax.Array, step: int) -> Any:
         return draw(logits, uniforms[:, step], temperature, top_k, top_p)
 
     options: Any = {"configuration": configured, "source": source, "end": end, "cached": cached}
@@ -272,7 +273,7 @@ class Hypotheses(NamedTuple):
 
 
 def penalized(
-    totals: Float[jax.Array, "B W"], lengths: Integer[jax.Array, "B W"], length_penalty: Any
+    totals: Float[jax.Array, "B W"], lengths: Integer[jax.Array, "B W"], length_penalty: float
 ) -> Float[jax.Array, "B W"]:
     """totals / lengths ** length_penalty, by which sequences are compared; 0 for those without a token."""
     return totals / jnp.maximum(lengths, 1).astype(totals.dtype) ** length_penalty
@@ -283,7 +284,7 @@ def extend(
     hypotheses: Hypotheses,
     log_probabilities: Float[jax.Array, "B W N"],
     end: int | None,
-    length_penalty: Any,
+    length_penalty: float,
 ) -> tuple[Hypotheses, Integer[jax.Array, "B W"], Integer[jax.Array, "B W"]]:
     """The W best of all continuations by one token, the beams that they continue, and their tokens."""
     W, N = log_probabilities.shape[1:]
@@ -309,7 +310,7 @@ def beam_search(
     *,
     configuration: Configuration | None = None,
     beams: int,
-    source: Any = None,
+    source: Integer[jax.Array, "B S"] | None = None,
     end: int | None = None,
     length_penalty: float = 0.0,
     cached: bool = True,

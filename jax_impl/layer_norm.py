@@ -7,7 +7,6 @@ in the definition; statistics and the affine step are kept in float32, or in flo
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +70,11 @@ def rms_norm(
 
 @partial(jax.jit, static_argnums=(3, 4))
 def rms_norm_steps(
-    wide: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], eps: Any, axes: tuple[int, ...], plus_one: bool
+    wide: Float[jax.Array, "..."],
+    weight: Float[jax.Array, "*N"],
+    eps: float | jax.Array,
+    axes: tuple[int, ...],
+    plus_one: bool,
 ) -> Float[jax.Array, "..."]:
     """`rms_norm` in the dtype in which everything is computed, without its last rounding."""
     square = jnp.mean(jnp.square(wide), axis=axes, keepdims=True)
@@ -107,7 +110,7 @@ def standard_deviation_norm_steps(
     x: Float[jax.Array, "..."],
     weight: Float[jax.Array, "*N"],
     bias: Float[jax.Array, "*N"] | None,
-    eps: Any,
+    eps: float | jax.Array,
     axes: tuple[int, ...],
 ) -> Float[jax.Array, "..."]:
     """`standard_deviation_norm` in the dtype in which everything is computed, without its last rounding."""

@@ -43,7 +43,10 @@ def affine(
 
 @compiled
 def reference_layer_norm(
-    x: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], bias: Float[jax.Array, "*N"] | None, eps: Any
+    x: Float[jax.Array, "..."],
+    weight: Float[jax.Array, "*N"],
+    bias: Float[jax.Array, "*N"] | None,
+    eps: float | Float[jax.Array, ""],
 ) -> Float[jax.Array, "..."]:
     """Compute `layer_norm` for arguments that it has checked, without its last rounding."""
     axes = tuple(range(-weight.ndim, 0))

@@ -6,6 +6,7 @@ Importing this file makes every description a pytree, with its numbers and array
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from specification.masks import (
     Dense,
     KeyLengths,
     KeyPadding,
+    Mask,
     Or,
     Segments,
     SlidingWindow,
@@ -41,14 +43,14 @@ def register(description: type) -> None:
     """
     names = [field.name for field in fields(description)]
 
-    def flatten(mask: Any) -> tuple[list[Any], str]:
+    def flatten(mask: Mask) -> tuple[list[Any], str]:
         return [getattr(mask, name) for name in names], description.__name__
 
-    def flatten_with_keys(mask: Any) -> tuple[list[tuple[Any, Any]], str]:
+    def flatten_with_keys(mask: Mask) -> tuple[list[tuple[Any, Any]], str]:
         leaves, kind = flatten(mask)
         return list(zip(map(jax.tree_util.GetAttrKey, names), leaves, strict=True)), kind
 
-    def unflatten(_: str, leaves: Any) -> Any:
+    def unflatten(_: str, leaves: Iterable[object]) -> Any:
         return description(*leaves)
 
     jax.tree_util.register_pytree_with_keys(description, flatten_with_keys, unflatten, flatten)
@@ -59,7 +61,12 @@ for kind in (Causal, SlidingWindow, KeyLengths, KeyPadding, Segments, Dense, And
 
 
 def materialize(
-    mask: Any, query_length: int, key_length: int, *, batch: int | None = None, heads: int | None = None
+    mask: Mask | Bool[jax.Array, "..."] | None,
+    query_length: int,
+    key_length: int,
+    *,
+    batch: int | None = None,
+    heads: int | None = None,
 ) -> Bool[jax.Array, "#B #H #Q #K"]:
     """Make the boolean array that a mask description means (MASK-2).
 
@@ -83,7 +90,9 @@ def materialize(
     return jnp.broadcast_to(allowed, (*allowed.shape[:2], query_length, key_length))
 
 
-def checked_mask(mask: Any, query_length: int, key_length: int, batch: int | None, heads: int | None) -> Any:
+def checked_mask(
+    mask: Mask | Bool[jax.Array, "..."] | None, query_length: int, key_length: int, batch: int | None, heads: int | None
+) -> Mask | None:
     """The description with arrays inside, once all that it holds is known to fit."""
     mask = map_arrays(as_mask(mask), as_array)
     checks.mask(mask, query_length, key_length, batch, heads)
@@ -91,7 +100,7 @@ def checked_mask(mask: Any, query_length: int, key_length: int, batch: int | Non
     return jax.tree.map(jnp.asarray, mask)
 
 
-def as_array(numbers: Any) -> Any:
+def as_array(numbers: jax.Array | np.ndarray | Sequence[object]) -> Any:
     """JAX arrays, and lists that hold some, as JAX arrays; NumPy's and Python's as NumPy arrays, to be checked first.
 
     Without x64, JAX keeps 32 bits of a 64-bit integer and says nothing, which could make two ids equal.
@@ -105,13 +114,13 @@ def as_array(numbers: Any) -> Any:
     return array
 
 
-def readable(array: Any) -> np.ndarray | None:
+def readable(array: jax.Array | np.ndarray) -> np.ndarray | None:
     """An array's values, for a check on them; None while they are traced. A traced length beyond K allows every key."""
     return None if isinstance(array, jax.core.Tracer) else np.asarray(array)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def allowed_pairs(mask: Any, query_length: int, key_length: int) -> Bool[jax.Array, "#B #H #Q #K"]:
+def allowed_pairs(mask: Mask | None, query_length: int, key_length: int) -> Bool[jax.Array, "#B #H #Q #K"]:
     """The description's meaning, in a shape that broadcasts to [B, H, Q, K]."""
     queries = jnp.arange(query_length)[:, None]
     keys = jnp.arange(key_length)
@@ -136,9 +145,10 @@ def allowed_pairs(mask: Any, query_length: int, key_length: int) -> Bool[jax.Arr
         return mask.keep[:, None, None, :]
     if isinstance(mask, Segments):
         return mask.query_ids[:, None, :, None] == mask.key_ids[:, None, None, :]
+    assert isinstance(mask, Dense)
     return mask.array if mask.array.ndim == 4 else mask.array[None, None]
 
 
-def per_batch(numbers: Any) -> jax.Array:
+def per_batch(numbers: int | jax.Array | None) -> jax.Array:
     """A number, or one number per batch element, shaped [B or 1, 1, 1, 1]; None is 0."""
     return jnp.reshape(jnp.asarray(0 if numbers is None else numbers, int), (-1, 1, 1, 1))

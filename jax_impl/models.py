@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,12 @@ from jax_impl.blocks import attend
 from jax_impl.dtypes import require_dtype
 from jax_impl.multi_head_attention import multi_head_attention
 from jax_impl.transformer import classifier, decoder, encoder, language_model, transformer
-from specification.calls import Functions, model_calls
+from specification.calls import Functions, ModelOptions, model_calls
 from specification.checkpoints import read_model, write_model
 from specification.checks.arguments import arrays_of_numbers
 from specification.configuration import Configuration
 from specification.dtypes import dtype_name
+from specification.parameters import ModelParameters
 
 __all__ = ["Model", "load", "load_pretrained", "plain_self_attention", "restore", "save"]
 
@@ -35,19 +36,19 @@ class Model:
     A pytree whose leaves are the parameters: `jax.grad` differentiates by a model, `jax.jit` compiles its call.
     """
 
-    parameters: Any
+    parameters: ModelParameters
     configuration: Configuration
 
-    def structure(self) -> Any:
+    def structure(self) -> ModelParameters:
         """The parameters as they are now."""
         return self.parameters
 
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
+    def __call__(self, *inputs: jax.Array | None, **options: Unpack[ModelOptions]) -> jax.Array:
         arrays_of_numbers(inputs)
         return MODELS[type(self.parameters)](self.parameters, *inputs, configuration=self.configuration, **options)
 
 
-def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparameters: Any) -> Model:
+def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparameters: object) -> Model:
     """Load a checkpoint with a tutorial's or library's own names; see `specification.dialects`.
 
     Args:
@@ -110,7 +111,7 @@ def restore(path: str | Path) -> Model:
     return from_numpy(*read_model(path))
 
 
-def from_numpy(parameters: Any, configuration: Configuration) -> Model:
+def from_numpy(parameters: ModelParameters, configuration: Configuration) -> Model:
     """float64 needs `jax.enable_x64`."""
     for array in jax.tree.leaves(parameters):
         require_dtype(dtype_name(array))

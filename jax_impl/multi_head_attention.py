@@ -14,6 +14,7 @@ from jax_impl.attention import attention
 from jax_impl.dtypes import HIGHEST, cast, compiled, require_dtype, widen
 from specification import Linear, MultiHeadAttention, checks
 from specification.dtypes import dtype_name
+from specification.masks import Mask
 
 __all__ = ["multi_head_attention"]
 
@@ -66,7 +67,7 @@ def multi_head_attention(
     value: Float[jax.Array, "B K E_value"],
     *,
     num_heads: int,
-    mask: Any = None,
+    mask: Mask | Bool[jax.Array, "..."] | None = None,
     bias: Float[jax.Array, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,

@@ -19,7 +19,12 @@ __all__ = ["alibi_bias", "learned_positions", "relative_position_bias", "sinusoi
 
 
 def sinusoidal_positions(
-    length: int, width: int, *, offset: int = 0, exponent: str = "shared", dtype: str = "float32"
+    length: int,
+    width: int,
+    *,
+    offset: int | Integer[jax.Array, ""] = 0,
+    exponent: str = "shared",
+    dtype: str = "float32",
 ) -> Float[jax.Array, "length width"]:
     """Compute PE[p, 2i] = sin(p / 10000^(2i/E)) and PE[p, 2i+1] = cos of the same angle (POS-1).
 
@@ -50,7 +55,9 @@ def sinusoidal_positions(
     return jnp.asarray(xp.where(even, xp.sin(angle), xp.cos(angle)), dtype)
 
 
-def learned_positions(table: Float[jax.Array, "N E"], length: int, *, offset: int = 0) -> Float[jax.Array, "length E"]:
+def learned_positions(
+    table: Float[jax.Array, "N E"], length: int, *, offset: int | Integer[jax.Array, ""] = 0
+) -> Float[jax.Array, "length E"]:
     """Take rows offset, ..., offset + length - 1 of the table (POS-2).
 
     A row past the end is NaN where the offset is traced.
@@ -81,7 +88,7 @@ def alibi_bias(
     query_length: int,
     key_length: int,
     *,
-    offset: int = 0,
+    offset: int | Integer[jax.Array, ""] = 0,
     dtype: str = "float32",
 ) -> Float[jax.Array, "1 H Q K"]:
     """Compute slope * (j - (i + offset)) for query i and key j, with a slope for each head (POS-5; ALiBi).
@@ -122,7 +129,7 @@ def relative_position_bias(
     *,
     bidirectional: bool,
     furthest: int = 128,
-    offset: int = 0,
+    offset: int | Integer[jax.Array, ""] = 0,
 ) -> Float[jax.Array, "1 H Q K"]:
     """Take the bias of every query and key from a table, by the bucket of their distance (POS-6; Raffel et al., T5).
 
@@ -156,7 +163,12 @@ def relative_position_bias(
 
 @partial(jax.jit, static_argnums=(0, 1, 3, 4, 5))
 def buckets_of(
-    query_length: int, key_length: int, offset: int, count: int, bidirectional: bool, furthest: int
+    query_length: int,
+    key_length: int,
+    offset: int | Integer[jax.Array, ""],
+    count: int,
+    bidirectional: bool,
+    furthest: int,
 ) -> Integer[jax.Array, "Q K"]:
     """Of `count` buckets the one for every query and key: how many later ones' smallest distance is reached (POS-6)."""
     size = count // 2 if bidirectional else count

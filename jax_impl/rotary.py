@@ -56,7 +56,7 @@ def rotary_embedding(
 
 
 def rotary_table(
-    positions: Any, width: int, base: float, scaling: Scaling | None, length: int | None, dtype: str
+    positions: np.ndarray | jax.Array, width: int, base: float, scaling: Scaling | None, length: int | None, dtype: str
 ) -> tuple[Any, Any]:
     """Sine and cosine of every angle times the attention factor, [1, T, W / 2] or [B, 1, T, W / 2].
 
@@ -72,7 +72,9 @@ def constants(width: int, base: float, scaling: Scaling | None, length: int | No
 
 
 @partial(jax.jit, static_argnames="dtype")
-def sine_and_cosine(positions: Any, digits: Any, attention_factor: Any, dtype: str) -> tuple[Any, Any]:
+def sine_and_cosine(
+    positions: jax.Array, digits: jax.Array, attention_factor: float | jax.Array, dtype: str
+) -> tuple[Any, Any]:
     """Sine and cosine of the angles position * frequency, times the attention factor."""
     positions = jnp.asarray(positions)[..., None, :, None]
     if positions.dtype.itemsize < 4:  # int8 and int16 do not hold 2**30
@@ -86,7 +88,7 @@ def sine_and_cosine(positions: Any, digits: Any, attention_factor: Any, dtype: s
     return sine * factor, cosine * factor
 
 
-def turned(positions: Any, digits: Any, dtype: Any) -> tuple[Any, Any]:
+def turned(positions: jax.Array, digits: jax.Array, dtype: str) -> tuple[Any, Any]:
     """The angle position * frequency as a number of quarter turns and an angle in [-pi / 4, pi / 4], rounded once."""
     low, high = positions & 2**DIGIT_BITS - 1, positions >> DIGIT_BITS
     product, carry, below = [], 0, 0
@@ -103,7 +105,7 @@ def turned(positions: Any, digits: Any, dtype: Any) -> tuple[Any, Any]:
 
 
 @partial(jax.jit, static_argnames="pairing")
-def rotate(x: Any, sine: Any, cosine: Any, pairing: str) -> Any:
+def rotate(x: jax.Array, sine: jax.Array, cosine: jax.Array, pairing: str) -> Any:
     """(first cos - second sin, second cos + first sin) for every pair of columns; columns past the width copied."""
     width = 2 * sine.shape[-1]
     shape, axis = ((2, width // 2), -2) if pairing == "halves" else ((width // 2, 2), -1)

@@ -20,7 +20,7 @@ from specification import checks
 from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, StackDropout, TransformerDropout
 from specification.dtypes import dtype_name
-from specification.masks import Causal, Dense, KeyPadding, both
+from specification.masks import Causal, Dense, KeyPadding, Mask, both
 from specification.parameters import (
     Classifier,
     Decoder,
@@ -43,7 +43,7 @@ def embed(
     *,
     configuration: Configuration,
     token_types: Integer[jax.Array, "B T"] | None = None,
-    offset: int = 0,
+    offset: int | Integer[jax.Array, ""] = 0,
 ) -> Float[jax.Array, "B T E"]:
     """Add up rows of the token table, positions and rows of the token types' table, and apply the norm if there is one.
 
@@ -69,6 +69,7 @@ def embed(
     if configuration.positions == "learned":
         x = add(x, learned_positions(parameters.positions, T, offset=offset))
     elif configuration.positions == "after_padding":
+        assert configuration.position_padding is not None  # a Configuration sees to it
         positions = positions_after_padding(tokens, configuration.position_padding)
         check_rows(parameters.positions, positions, "positions after padding")
         x = add(x, embedding(parameters.positions, positions))
@@ -97,11 +98,12 @@ def embed_image(
         ValueError: Sizes or numbers that are not as described.
     """
     checks.embed_image(parameters, images, configuration.patch_size)
+    assert configuration.patch_size is not None  # it is checked
     x = linear(parameters.patches, patches(images, configuration.patch_size))
     return add(prepend(parameters.class_token, x), parameters.positions)
 
 
-def patches(images: Float[jax.Array, "B C height width"], size: Any) -> Float[jax.Array, "B N CPP"]:
+def patches(images: Float[jax.Array, "B C height width"], size: int) -> Float[jax.Array, "B N CPP"]:
     """Squares of that size, row by row, each as one vector."""
     B, C, height, width = images.shape
     rows, columns = height // size, width // size
@@ -116,7 +118,11 @@ def prepend(row: Float[jax.Array, "E"], x: Float[jax.Array, "B N E"]) -> Float[j
 
 
 def position_bias(
-    parameters: Encoder | Decoder, configuration: Configuration, queries: int, keys: int, offset: Any = 0
+    parameters: Encoder | Decoder,
+    configuration: Configuration,
+    queries: int,
+    keys: int,
+    offset: int | Integer[jax.Array, ""] = 0,
 ) -> Any:
     """The bias that all self-attentions of a stack share; None where it has no table of relative positions (POS-6)."""
     if parameters.relative_positions is None:
@@ -135,7 +141,7 @@ def real_tokens(tokens: Integer[jax.Array, "B T"], padding: int | None) -> Bool[
     return tokens.astype(int) != padding
 
 
-def positions_after_padding(tokens: Integer[jax.Array, "B T"], padding: Any) -> Integer[jax.Array, "B T"]:
+def positions_after_padding(tokens: Integer[jax.Array, "B T"], padding: int) -> Integer[jax.Array, "B T"]:
     """padding + n for the n-th token that is not padding, counted from 1, and padding for what is."""
     real = real_tokens(tokens, padding)
     return jnp.cumsum(real, axis=1) * real + padding
@@ -146,7 +152,7 @@ def padding_mask(tokens: Integer[jax.Array, "B T"], padding: int | None) -> KeyP
     return None if padding is None else KeyPadding(real_tokens(tokens, padding))
 
 
-def target_mask(tokens: Integer[jax.Array, "B T"], configuration: Configuration) -> Any:
+def target_mask(tokens: Integer[jax.Array, "B T"], configuration: Configuration) -> Mask | None:
     """Who attends to whom in a decoder's self-attention, as far as the configuration says it (TRF-1)."""
     if configuration.target_mask == "none":
         return None
@@ -202,7 +208,9 @@ def log_softmax(x: Float[jax.Array, "... N"]) -> Float[jax.Array, "... N"]:
     return cast(jax.nn.log_softmax(widen(x), axis=-1), x.dtype)
 
 
-def readable_mask(mask: Any, x: jax.Array, memory: jax.Array, configuration: Configuration) -> Any:
+def readable_mask(
+    mask: Mask | Bool[jax.Array, "..."] | None, x: jax.Array, memory: jax.Array, configuration: Configuration
+) -> Any:
     """The mask, once what it holds is known to fit: inside a block, which is compiled, it can no longer be read.
 
     Nor can what x and memory were before they were handed over, where float64 may have been narrowed; nor the rates of
@@ -238,7 +246,7 @@ def encoder(
     x: Float[jax.Array, "B T E"] | Integer[jax.Array, "B T"] | Float[jax.Array, "B C height width"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[jax.Array, "..."] | None = None,
     token_types: Integer[jax.Array, "B T"] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[jax.Array, "B T E"]:
@@ -285,8 +293,8 @@ def decoder(
     memory: Float[jax.Array, "B S E"] | None = None,
     *,
     configuration: Configuration,
-    mask: Any = None,
-    memory_mask: Any = None,
+    mask: Mask | Bool[jax.Array, "..."] | None = None,
+    memory_mask: Mask | Bool[jax.Array, "..."] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[jax.Array, "B T E"]:
     """Apply every block in turn, and the last norm (TRF-1).
@@ -333,9 +341,9 @@ def transformer(
     target: Float[jax.Array, "B T E"] | Integer[jax.Array, "B T"],
     *,
     configuration: Configuration,
-    source_mask: Any = None,
-    target_mask: Any = None,
-    memory_mask: Any = None,
+    source_mask: Mask | Bool[jax.Array, "..."] | None = None,
+    target_mask: Mask | Bool[jax.Array, "..."] | None = None,
+    memory_mask: Mask | Bool[jax.Array, "..."] | None = None,
     dropout: TransformerDropout = TransformerDropout(),
 ) -> Float[jax.Array, "B T N"]:
     """Compute output(decoder(target, encoder(source))) (TRF-1).
@@ -373,7 +381,7 @@ def classifier(
     tokens: Integer[jax.Array, "B T"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[jax.Array, "..."] | None = None,
     keep: Bool[jax.Array, "B T"] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[jax.Array, "B C"]:
@@ -404,7 +412,7 @@ def language_model(
     tokens: Integer[jax.Array, "B T"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[jax.Array, "..."] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[jax.Array, "B T N"]:
     """Compute output(decoder(tokens)), for every position the logits of the token that comes next (TRF-1).

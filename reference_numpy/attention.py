@@ -12,7 +12,6 @@ or in float64 for float64, and is rounded once, at the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -31,6 +30,7 @@ from reference_numpy.dtypes import widen
 from reference_numpy.masks import checked_mask
 from reference_numpy.tape import operation
 from specification import checks
+from specification.masks import Mask
 
 __all__ = ["attention", "attention_logsumexp", "attention_weights", "merge_attention"]
 
@@ -42,7 +42,7 @@ def attention(
     key: Float[np.ndarray, "B G K D"],
     value: Float[np.ndarray, "B G K V"],
     *,
-    mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
     bias: Float[np.ndarray, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -92,7 +92,7 @@ def attention_weights(
     query: Float[np.ndarray, "B H Q D"],
     key: Float[np.ndarray, "B G K D"],
     *,
-    mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
     bias: Float[np.ndarray, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -130,7 +130,7 @@ def attention_logsumexp(
     query: Float[np.ndarray, "B H Q D"],
     key: Float[np.ndarray, "B G K D"],
     *,
-    mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
     bias: Float[np.ndarray, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,

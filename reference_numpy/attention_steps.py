@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float
 
 from reference_numpy.dtypes import widen
 from reference_numpy.masks import allowed_pairs
+from specification.masks import Mask
 
 BLOCK_SCORES = 2**22
 """Scores held at a time; long sequences are taken in blocks of queries, so that [B, H, Q, K] never stands in memory."""
@@ -127,7 +128,7 @@ def query_blocks(batch: int, heads: int, queries: int, keys: int) -> Iterator[sl
 
 
 def visible_pairs(
-    mask: Any, bias: Float[np.ndarray, "..."] | None, query_length: int, key_length: int, rows: slice
+    mask: Mask | None, bias: Float[np.ndarray, "..."] | None, query_length: int, key_length: int, rows: slice
 ) -> tuple[Bool[np.ndarray, "#B #H #q #K"], Float[np.ndarray, "#B #H #q #K"] | None]:
     """Which pairs count for a block of queries, and the block's bias; -inf in the bias forbids a pair (ATT-3)."""
     allowed = allowed_pairs(mask, query_length, key_length, rows)
@@ -147,7 +148,7 @@ def reference_attention(
     key: Float[np.ndarray, "B G K D"],
     value: Float[np.ndarray, "B G K V"],
     *,
-    mask: Any,
+    mask: Mask | None,
     bias: Float[np.ndarray, "..."] | None,
     scale: float | None,
     softcap: float | None,

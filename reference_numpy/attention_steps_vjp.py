@@ -20,7 +20,13 @@ from reference_numpy.attention_steps import allowed_sum, pair_products, resolve_
 
 
 def attention_scores_vjp(
-    query: Any, key: Any, allowed: Any, cotangent: Any, *, scale: float | None, softcap: float | None
+    query: np.ndarray,
+    key: np.ndarray,
+    allowed: np.ndarray,
+    cotangent: np.ndarray,
+    *,
+    scale: float | None,
+    softcap: float | None,
 ) -> tuple[Any, Any, Any]:
     """(query, key, bias) gradients; the bias's is [B, H, q, K], before it is summed over what the bias broadcast."""
     scale = resolve_scale(scale, query.shape[-1])
@@ -34,13 +40,22 @@ def attention_scores_vjp(
     return query_gradient, key_gradient, bias_gradient
 
 
-def softmax_vjp(weights: Any, allowed: Any, weights_cotangent: Any, logsumexp_cotangent: Any) -> Any:
+def softmax_vjp(
+    weights: np.ndarray, allowed: np.ndarray, weights_cotangent: np.ndarray, logsumexp_cotangent: np.ndarray
+) -> Any:
     """Gradient of the scores: P * (P_bar - rowsum(P * P_bar) + L_bar), 0 where forbidden."""
     mean = np.sum(np.where(allowed, weights * weights_cotangent, 0), axis=-1, keepdims=True)
     return np.where(allowed, weights * (weights_cotangent - mean + logsumexp_cotangent[..., None]), 0)
 
 
-def sinks_vjp(sinks: Any, logsumexp: Any, weights: Any, allowed: Any, weights_cotangent: Any, cotangent: Any) -> Any:
+def sinks_vjp(
+    sinks: np.ndarray,
+    logsumexp: np.ndarray,
+    weights: np.ndarray,
+    allowed: np.ndarray,
+    weights_cotangent: np.ndarray,
+    cotangent: np.ndarray,
+) -> Any:
     """Gradient of the sinks: the sink's own weight times (L_bar - rowsum(P * P_bar)), summed over batch and queries."""
     mean = np.sum(np.where(allowed, weights * weights_cotangent, 0), axis=-1)
     # A sink of -inf weighs nothing, also in an empty row, where -inf - -inf would be NaN.
@@ -54,7 +69,7 @@ def sum_groups(gradient: Float[np.ndarray, "B H K W"], key_heads: int) -> Float[
     return gradient.reshape(B, key_heads, H // max(key_heads, 1), K, W).sum(axis=2)
 
 
-def sum_broadcast(gradient: Any, like: Any) -> Any:
+def sum_broadcast(gradient: np.ndarray, like: np.ndarray) -> Any:
     """Transpose of broadcasting an array [Q, K] or [B or 1, H or 1, Q, K] over batch and heads."""
     shape = like.shape if like.ndim == 4 else (1, 1, *like.shape)
     axes = tuple(axis for axis in (0, 1) if shape[axis] == 1)

@@ -34,6 +34,7 @@ from reference_numpy.masks import checked_mask
 from reference_numpy.tape import gradient_of
 from specification import checks
 from specification.dtypes import compute_dtype_name, dtype_name
+from specification.masks import Mask
 
 __all__ = [
     "AttentionGradients",
@@ -55,18 +56,18 @@ class AttentionGradients(NamedTuple):
 
 
 def pullback(
-    query: Any,
-    key: Any,
-    value: Any,
-    cotangent: Any,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray | None,
+    cotangent: np.ndarray,
     kind: str,
     *,
-    mask: Any,
-    bias: Any,
-    scale: Any,
-    softcap: Any,
-    sinks: Any,
-    dropout_keep: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None,
+    bias: np.ndarray | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: np.ndarray | None,
+    dropout_keep: np.ndarray | None = None,
     dropout_rate: float = 0.0,
     empty_rows: str = "zero",
 ) -> AttentionGradients:
@@ -96,6 +97,7 @@ def pullback(
             factor = dropout_factor(keep, dropout_rate, weights.dtype)
             turned = np.swapaxes(reach, -1, -2)
             value_gradient += allowed_sum(np.swapaxes(filled * factor, -1, -2), part, turned)
+            assert value is not None
             weights_cotangent = pair_products(part, value, reach) * factor
         scores_gradient = softmax_vjp(weights, allowed, weights_cotangent, logsumexp_cotangent)
         query_gradient[:, :, rows], key_part, bias_part = attention_scores_vjp(
@@ -124,7 +126,7 @@ def attention_vjp(
     value: Float[np.ndarray, "B G K V"],
     cotangent: Float[np.ndarray, "B H Q V"],
     *,
-    mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
     bias: Float[np.ndarray, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -159,7 +161,7 @@ def attention_weights_vjp(
     key: Float[np.ndarray, "B G K D"],
     cotangent: Float[np.ndarray, "B H Q K"],
     *,
-    mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
     bias: Float[np.ndarray, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -191,7 +193,7 @@ def attention_logsumexp_vjp(
     key: Float[np.ndarray, "B G K D"],
     cotangent: Float[np.ndarray, "B H Q"],
     *,
-    mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
     bias: Float[np.ndarray, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,

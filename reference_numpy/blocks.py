@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Integer
 
 from reference_numpy.attention import attention
 from reference_numpy.attention_steps import dropout_factor
@@ -34,6 +34,7 @@ from specification.blocks import Sublayer, attention_options, sublayers_of, wind
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout
 from specification.dtypes import compute_dtype_name, dtype_name
+from specification.masks import Mask
 from specification.parameters import DecoderBlock, EncoderBlock, FeedForward, GatedFeedForward, MultiHeadAttention, Norm
 from specification.rotary import Rotary, Rotation
 
@@ -92,23 +93,25 @@ def rotations_of(
     layers: Sequence[AttentionLayer],
     x: Float[np.ndarray, "B T E"],
     configuration: Configuration,
-    offset: Any = 0,
-) -> list[Any]:
+    offset: int | Integer[np.ndarray, ""] = 0,
+) -> list[Rotation | None]:
     """The `rotation_of` x for every layer, made once for all that rotate alike."""
     kinds = [
-        (layer.rotary, layer.rotary and check_attention(parameters, x, x, configuration))
+        (layer.rotary, None if layer.rotary is None else check_attention(parameters, x, x, configuration))
         for parameters, layer in zip(attentions, layers, strict=True)
     ]
-    made: list[Any] = []
+    made: list[Rotation | None] = []
     for kind in kinds:
         first = next(i for i, other in enumerate(kinds) if other == kind)
         made.append(made[first] if first < len(made) else rotation_of(*kind, x, offset))
     return made
 
 
-def rotation_of(rotary: Rotary | None, width: Any, x: Float[np.ndarray, "B T E"], offset: Any = 0) -> Any:
+def rotation_of(
+    rotary: Rotary | None, width: int | None, x: Float[np.ndarray, "B T E"], offset: int | Integer[np.ndarray, ""] = 0
+) -> Rotation | None:
     """Sine and cosine for heads of that width, of positions offset, offset + 1, ...; None for no rotation (POS-3)."""
-    if rotary is None:
+    if rotary is None or width is None:
         return None
     positions, columns = np.arange(x.shape[1]) + offset, checks.rotary_fits(rotary, width)
     length = checks.rotary_length(rotary.scaling, None, positions)
@@ -116,10 +119,13 @@ def rotation_of(rotary: Rotary | None, width: Any, x: Float[np.ndarray, "B T E"]
     return Rotation(*rotary_table(positions, columns, rotary.base, rotary.scaling, length, dtype))
 
 
-def rotated(x: Float[np.ndarray, "B H T D"], layer: AttentionLayer, rotation: Any) -> Float[np.ndarray, "B H T D"]:
+def rotated(
+    x: Float[np.ndarray, "B H T D"], layer: AttentionLayer, rotation: Rotation | None
+) -> Float[np.ndarray, "B H T D"]:
     """Queries or keys, rotated where the layer says so."""
     if layer.rotary is None:
         return x
+    assert rotation is not None  # `attend` makes one where there is none
     sine, cosine = rotation
     return rotate(x, sine, cosine, layer.rotary.pairing)
 
@@ -130,7 +136,7 @@ def project_queries(
     x: Float[np.ndarray, "B Q E"],
     configuration: Configuration,
     layer: AttentionLayer = AttentionLayer(),
-    rotation: Any = None,
+    rotation: Rotation | None = None,
 ) -> Float[np.ndarray, "B H Q D"]:
     """Queries by heads: projected, normalised, rotated."""
     projected = linear(join_heads(parameters.query), x)
@@ -144,7 +150,7 @@ def project_keys(
     memory: Float[np.ndarray, "B K E_key"],
     configuration: Configuration,
     layer: AttentionLayer = AttentionLayer(),
-    rotation: Any = None,
+    rotation: Rotation | None = None,
 ) -> tuple[Float[np.ndarray, "B G K D"], Float[np.ndarray, "B G K V"]]:
     """Keys by heads: projected, normalised, rotated; and values by heads."""
     keys, values = linear(join_heads(parameters.key), memory), linear(join_heads(parameters.value), memory)
@@ -165,7 +171,7 @@ def attend_to(
     query: Float[np.ndarray, "B H Q D"],
     keys: Float[np.ndarray, "B G K D"],
     values: Float[np.ndarray, "B G K V"],
-    mask: Any,
+    mask: Mask | Bool[np.ndarray, "..."] | None,
     weights_dropout: Dropout | None,
     configuration: Configuration,
     bias: Float[np.ndarray, "..."] | None = None,
@@ -181,13 +187,13 @@ def attend_to(
 def attend(
     parameters: MultiHeadAttention,
     x: Float[np.ndarray, "B T E"],
-    memory: Any,
-    mask: Any,
+    memory: np.ndarray,
+    mask: Mask | Bool[np.ndarray, "..."] | None,
     weights_dropout: Dropout | None,
     configuration: Configuration,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[np.ndarray, "..."] | None = None,
-    rotation: Any = None,
+    rotation: Rotation | None = None,
 ) -> Float[np.ndarray, "B T E"]:
     """Attention of x to memory, which in self-attention is x. bias: of the scores (ATT-3). rotation: as in a block."""
     width = check_attention(parameters, x, memory, configuration)
@@ -199,7 +205,9 @@ def attend(
     return attend_to(parameters, query, keys, values, windowed(mask, layer), weights_dropout, configuration, bias)
 
 
-def check_attention(parameters: MultiHeadAttention, x: Any, memory: Any, configuration: Configuration) -> int:
+def check_attention(
+    parameters: MultiHeadAttention, x: np.ndarray, memory: np.ndarray, configuration: Configuration
+) -> int:
     """The head width; refuse projections and norms that do not fit one another or their inputs (MHA-1, NORM-8)."""
     checks.structure("parameters", parameters, MultiHeadAttention)
     return checks.block_attention(parameters, fused(parameters), x, memory, configuration.num_heads)
@@ -276,7 +284,7 @@ def encoder_block(
     x: Float[np.ndarray, "B T E"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[np.ndarray, "..."] | None = None,
     rotation: Rotation | None = None,
@@ -307,10 +315,10 @@ def encoder_block(
     checks.norms(parameters, configuration)
     p = parameters
 
-    def attention(x: Any) -> Any:
+    def attention(x: np.ndarray) -> Any:
         return attend(p.attention, x, x, mask, dropout.attention.inner, configuration, layer, bias, rotation)
 
-    def position_wise(x: Any) -> Any:
+    def position_wise(x: np.ndarray) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)
 
     functions = {"attention": attention, "feed_forward": position_wise}
@@ -323,8 +331,8 @@ def decoder_block(
     memory: Float[np.ndarray, "B S E"] | None = None,
     *,
     configuration: Configuration,
-    mask: Any = None,
-    memory_mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
+    memory_mask: Mask | Bool[np.ndarray, "..."] | None = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[np.ndarray, "..."] | None = None,
     rotation: Rotation | None = None,
@@ -357,13 +365,14 @@ def decoder_block(
     p = parameters
     cross: Any = p.cross_attention
 
-    def self_attention(x: Any) -> Any:
+    def self_attention(x: np.ndarray) -> Any:
         return attend(p.self_attention, x, x, mask, dropout.self_attention.inner, configuration, layer, bias, rotation)
 
-    def cross_attention(x: Any) -> Any:
+    def cross_attention(x: np.ndarray) -> Any:
+        assert memory is not None  # it is checked
         return attend(cross, x, memory, memory_mask, dropout.cross_attention.inner, configuration)
 
-    def position_wise(x: Any) -> Any:
+    def position_wise(x: np.ndarray) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)
 
     functions = {"self_attention": self_attention, "cross_attention": cross_attention, "feed_forward": position_wise}

@@ -16,13 +16,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from reference_numpy.blocks import decoder_block, drop, encoder_block
 from reference_numpy.dtypes import widen
 from reference_numpy.tape import GRADIENTS, Gradient, gradient_of, vjp
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout
+from specification.masks import Mask
 from specification.parameters import DecoderBlock, EncoderBlock
 from specification.rotary import Rotation
 
@@ -73,7 +74,7 @@ def encoder_block_vjp(
     cotangent: Float[np.ndarray, "B T E"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[np.ndarray, "..."] | None = None,
     rotation: Rotation | None = None,
@@ -104,8 +105,8 @@ def decoder_block_vjp(
     cotangent: Float[np.ndarray, "B T E"],
     *,
     configuration: Configuration,
-    mask: Any = None,
-    memory_mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
+    memory_mask: Mask | Bool[np.ndarray, "..."] | None = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[np.ndarray, "..."] | None = None,
     rotation: Rotation | None = None,

@@ -38,22 +38,23 @@ from specification.blocks import sublayers_of, windowed
 from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout
-from specification.masks import Causal, Dense, KeyPadding
+from specification.masks import Causal, Dense, KeyPadding, Mask
 from specification.parameters import DecoderBlock, LanguageModel, Transformer
+from specification.rotary import Rotation
 
 __all__ = ["decode_step", "start"]
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 
-def write(room: np.ndarray, new: np.ndarray, length: Any, axis: int) -> np.ndarray:
+def write(room: np.ndarray, new: np.ndarray, length: int, axis: int) -> np.ndarray:
     """A copy of the room in which the new positions stand after the first `length`."""
     before, _, after = np.split(room, [length, length + new.shape[axis]], axis=axis)
     return np.concatenate([before, new, after], axis=axis)
 
 
 def step_mask(
-    tokens: Integer[np.ndarray, "B Q"], real: Bool[np.ndarray, "B K"], length: Any, configuration: Configuration
+    tokens: Integer[np.ndarray, "B Q"], real: Bool[np.ndarray, "B K"], length: int, configuration: Configuration
 ) -> Any:
     """`target_mask` for the queries at positions length, length + 1, ... and for K keys, of which `real` are tokens."""
     causal = Causal(length)
@@ -70,20 +71,20 @@ def decoder_block_step(
     parameters: DecoderBlock,
     x: Float[np.ndarray, "B Q E"],
     cache: BlockCache,
-    length: Any,
+    length: int,
     *,
     configuration: Configuration,
-    mask: Any,
-    memory_mask: Any = None,
+    mask: Mask | None,
+    memory_mask: Mask | None = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[np.ndarray, "..."] | None = None,
-    rotation: Any = None,
+    rotation: Rotation | None = None,
 ) -> tuple[Float[np.ndarray, "B Q E"], BlockCache]:
     """`decoder_block` for the Q positions after the first `length`, and the cache with their keys and values."""
     stop, grown, p = length + x.shape[1], cache, parameters
     checks.norms(parameters, configuration)
 
-    def self_attention(x: Any) -> Any:
+    def self_attention(x: np.ndarray) -> Any:
         nonlocal grown
         check_attention(p.self_attention, x, x, configuration)
         query = project_queries(p.self_attention, x, configuration, layer, rotation)
@@ -94,12 +95,12 @@ def decoder_block_step(
         seen = grown.keys[:, :, :stop], grown.values[:, :, :stop]
         return attend_to(p.self_attention, query, *seen, windowed(mask, layer, length), None, configuration, bias)
 
-    def cross_attention(x: Any) -> Any:
+    def cross_attention(x: np.ndarray) -> Any:
         cross: Any = p.cross_attention
         query = project_queries(cross, x, configuration)
         return attend_to(cross, query, cache.memory_keys, cache.memory_values, memory_mask, None, configuration)
 
-    def position_wise(x: Any) -> Any:
+    def position_wise(x: np.ndarray) -> Any:
         return transform(p.feed_forward, x, None, configuration)
 
     functions = {"self_attention": self_attention, "cross_attention": cross_attention, "feed_forward": position_wise}
@@ -115,7 +116,7 @@ def empty_cache(
     capacity: int,
     *,
     configuration: Configuration,
-    source: Any = None,
+    source: Integer[np.ndarray, "B S"] | None = None,
 ) -> Cache:
     """The cache before the first token, with room for `capacity` positions.
 
@@ -129,6 +130,7 @@ def empty_cache(
     memory: Any = None
     memory_real = None
     if isinstance(parameters, Transformer):
+        assert source is not None  # it is checked
         memory = encoder(parameters.encoder, source, configuration=configuration)
         if parameters.encoder.embedding is not None and configuration.source_padding is not None:
             memory_real = real_tokens(source, configuration.source_padding)
@@ -149,7 +151,7 @@ def empty_cache(
 def select_rows(cache: Cache, rows: Integer[np.ndarray, "R"]) -> Cache:
     """The cache of these batch elements, in this order; one may be taken more than once."""
 
-    def taken(array: Any) -> Any:
+    def taken(array: np.ndarray | None) -> Any:
         return None if array is None else array[rows]
 
     blocks = [BlockCache(*map(taken, block)) for block in cache.blocks]
@@ -165,7 +167,7 @@ def start(
     *,
     configuration: Configuration | None = None,
     capacity: int,
-    source: Any = None,
+    source: Integer[np.ndarray, "B S"] | None = None,
 ) -> tuple[Float[np.ndarray, "B T N"], Cache]:
     """Run the first tokens: their logits, and a cache with room for more (GEN-1).
 

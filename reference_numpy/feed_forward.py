@@ -44,13 +44,13 @@ def gelu_tanh(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def finite_size(x: Any) -> Any:
+def finite_size(x: np.ndarray) -> Any:
     """|x|, and the largest number for infinity, which no 0 makes a NaN. NaN stays NaN."""
     size = np.abs(x)
     return np.minimum(size, np.finfo(x.dtype).max)
 
 
-def silu_steps(x: Any) -> Any:
+def silu_steps(x: np.ndarray) -> Any:
     """x * sigmoid(x) = max(x, 0) - |x| * sigmoid(-|x|), in the dtype of x.
 
     exp(-|x|) is taken as the square of exp(-|x| / 2), a factor at a time: where x * exp(x) is still a normal number, it

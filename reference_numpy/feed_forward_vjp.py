@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from reference_numpy.attention_steps import dropout_factor
 from reference_numpy.dtypes import widen
@@ -27,25 +27,25 @@ class FeedForwardGradients(NamedTuple):
     x: Any
 
 
-def relu_slope(x: Any) -> Any:
+def relu_slope(x: np.ndarray) -> Any:
     """1 where x is above 0, and 0 elsewhere."""
     return (x > 0).astype(x.dtype)
 
 
-def gelu_slope(x: Any) -> Any:
+def gelu_slope(x: np.ndarray) -> Any:
     """Phi(x) + x * phi(x), with the normal distribution function and density."""
     density = np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
     return normal_distribution(x) + x * density
 
 
-def gelu_tanh_slope(x: Any) -> Any:
+def gelu_tanh_slope(x: np.ndarray) -> Any:
     """(1 + t) / 2 + x (1 - t^2) / 2 * sqrt(2 / pi) (1 + 3 * 0.044715 x^2), with t the function's own tanh."""
     root = math.sqrt(2 / math.pi)
     t = np.tanh(root * (x + 0.044715 * x**3))
     return 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * root * (1 + 3 * 0.044715 * x**2)
 
 
-def silu_slope(x: Any) -> Any:
+def silu_slope(x: np.ndarray) -> Any:
     """sigmoid(x) + x * sigmoid(x) * sigmoid(-x), which for x of 0 or more is 1 less the slope at -x.
 
     1 at infinity and 0 at -infinity. exp(x) is taken by its root, as in `silu_steps`.
@@ -60,7 +60,7 @@ def silu_slope(x: Any) -> Any:
 SLOPES = {"relu": relu_slope, "gelu": gelu_slope, "gelu_tanh": gelu_tanh_slope, "silu": silu_slope}
 
 
-def activation_vjp(activation: str, x: Any, cotangent: Any) -> Any:
+def activation_vjp(activation: str, x: np.ndarray, cotangent: np.ndarray) -> Any:
     """The cotangent times the slope; what a ReLU holds back is 0, also where that is NaN."""
     slope = SLOPES[activation](x)
     held = (slope == 0) & (activation == "relu")
@@ -75,7 +75,7 @@ def feed_forward_vjp(
     cotangent: Float[np.ndarray, "... E_out"],
     *,
     activation: str = "relu",
-    dropout_keep: Any = None,
+    dropout_keep: Bool[np.ndarray, "... F"] | None = None,
     dropout_rate: float = 0.0,
 ) -> FeedForwardGradients:
     """Compute the gradients of parameters and x (ATT-12).
@@ -111,7 +111,7 @@ def gated_feed_forward_vjp(
     cotangent: Float[np.ndarray, "... E_out"],
     *,
     activation: str = "silu",
-    dropout_keep: Any = None,
+    dropout_keep: Bool[np.ndarray, "... F"] | None = None,
     dropout_rate: float = 0.0,
 ) -> FeedForwardGradients:
     """Compute the gradients of parameters and x (ATT-12).

@@ -36,12 +36,13 @@ def all_logits(
     tokens: Integer[np.ndarray, "B T"],
     *,
     configuration: Configuration,
-    source: Any = None,
+    source: Integer[np.ndarray, "B S"] | None = None,
 ) -> Float[np.ndarray, "B T N"]:
     """The full forward pass; causal also where the configuration leaves that to its caller."""
     mask = Causal() if configuration.target_mask == "none" else None
     if isinstance(parameters, LanguageModel):
         return language_model(parameters, tokens, configuration=configuration, mask=mask)
+    assert source is not None  # it is checked
     return transformer(parameters, source, tokens, configuration=configuration, target_mask=mask)
 
 
@@ -52,7 +53,7 @@ def next_logits(
     cache: Cache | None,
     *,
     configuration: Configuration,
-    source: Any = None,
+    source: Integer[np.ndarray, "B S"] | None = None,
 ) -> tuple[Float[np.ndarray, "B N"], Cache | None]:
     """Logits for what follows the first `length` tokens, and the cache that has them; None once there can be none."""
     if cache is not None:
@@ -77,9 +78,9 @@ def wide_log_softmax(logits: Float[np.ndarray, "B N"]) -> Float[np.ndarray, "B N
 def draw(
     logits: Float[np.ndarray, "B N"],
     uniforms: Float[np.ndarray, "B"],
-    temperature: Any,
+    temperature: float,
     top_k: int | None,
-    top_p: Any,
+    top_p: float | None,
 ) -> Integer[np.ndarray, "B"]:
     """`choose` without its checks."""
     wide = logits.astype(np.float64)
@@ -149,7 +150,7 @@ def generate(
     pick: Callable[[Float[np.ndarray, "B N"], int], Integer[np.ndarray, "B"]],
     *,
     configuration: Configuration,
-    source: Any = None,
+    source: Integer[np.ndarray, "B S"] | None = None,
     end: int | None = None,
     cached: bool = True,
 ) -> Integer[np.ndarray, "B T"]:
@@ -175,7 +176,7 @@ def greedy(
     steps: int,
     *,
     configuration: Configuration | None = None,
-    source: Any = None,
+    source: Integer[np.ndarray, "B S"] | None = None,
     end: int | None = None,
     cached: bool = True,
 ) -> Integer[np.ndarray, "B T"]:
@@ -201,7 +202,7 @@ def greedy(
     own, configured = checks.held(parameters, configuration)
     checks.generation(own, prompt, steps, configured, source, end)
 
-    def pick(logits: Any, step: int) -> Any:
+    def pick(logits: np.ndarray, step: int) -> Any:
         return np.argmax(logits, axis=-1)
 
     options: Any = {"configuration": configured, "source": source, "end": end, "cached": cached}
@@ -218,7 +219,7 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    source: Any = None,
+    source: Integer[np.ndarray, "B S"] | None = None,
     end: int | None = None,
     cached: bool = True,
 ) -> Integer[np.ndarray, "B T"]:
@@ -247,7 +248,7 @@ def sample(
     checks.sampling(temperature, top_k, top_p)
     checks.uniform_numbers("uniforms", uniforms)
 
-    def pick(logits: Any, step: int) -> Any:
+    def pick(logits: np.ndarray, step: int) -> Any:
         return draw(logits, uniforms[:, step], temperature, top_k, top_p)
 
     options: Any = {"configuration": configured, "source": source, "end": end, "cached": cached}
@@ -270,7 +271,7 @@ class Hypotheses(NamedTuple):
 
 
 def penalized(
-    totals: Float[np.ndarray, "B W"], lengths: Integer[np.ndarray, "B W"], length_penalty: Any
+    totals: Float[np.ndarray, "B W"], lengths: Integer[np.ndarray, "B W"], length_penalty: float
 ) -> Float[np.ndarray, "B W"]:
     """totals / lengths ** length_penalty, by which sequences are compared; 0 for those without a token."""
     return totals / np.maximum(lengths, 1).astype(np.float64) ** length_penalty
@@ -280,7 +281,7 @@ def extend(
     hypotheses: Hypotheses,
     log_probabilities: Float[np.ndarray, "B W N"],
     end: int | None,
-    length_penalty: Any,
+    length_penalty: float,
 ) -> tuple[Hypotheses, Integer[np.ndarray, "B W"], Integer[np.ndarray, "B W"]]:
     """The W best of all continuations by one token, the beams that they continue, and their tokens.
 
@@ -311,7 +312,7 @@ def beam_search(
     *,
     configuration: Configuration | None = None,
     beams: int,
-    source: Any = None,
+    source: Integer[np.ndarray, "B S"] | None = None,
     end: int | None = None,
     length_penalty: float = 0.0,
     cached: bool = True,

@@ -38,7 +38,10 @@ def affine(
 
 
 def reference_layer_norm(
-    x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], bias: Float[np.ndarray, "*N"] | None, eps: Any
+    x: Float[np.ndarray, "..."],
+    weight: Float[np.ndarray, "*N"],
+    bias: Float[np.ndarray, "*N"] | None,
+    eps: float | Float[np.ndarray, ""],
 ) -> Float[np.ndarray, "..."]:
     """Compute `layer_norm` for arguments that it has checked, without its last rounding."""
     axes = tuple(range(-weight.ndim, 0))

@@ -139,7 +139,14 @@ def standard_deviation_norm_vjp(
     return rounded(x, weight, bias, x_gradient, deviation * reciprocal, cotangent)
 
 
-def rounded(x: Any, weight: Any, bias: Any, x_gradient: Any, normalized: Any, cotangent: Any) -> NormGradients:
+def rounded(
+    x: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    x_gradient: np.ndarray,
+    normalized: np.ndarray,
+    cotangent: np.ndarray,
+) -> NormGradients:
     """All gradients in the arguments' dtypes; the parameters' are summed over every row."""
     rows = tuple(range(x.ndim - weight.ndim))
     weight_gradient = np.sum(widen(cotangent) * normalized, axis=rows).astype(weight.dtype)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
@@ -23,7 +21,9 @@ def row_cotangents(
     return np.where(counted, share, 0).astype(share.dtype)
 
 
-def add_at_targets(rows: Float[np.ndarray, "*rows V"], classes: Integer[np.ndarray, "*rows"], summand: Any) -> None:
+def add_at_targets(
+    rows: Float[np.ndarray, "*rows V"], classes: Integer[np.ndarray, "*rows"], summand: float | np.ndarray
+) -> None:
     """Add to the number of each row at its class, in place."""
     at = np.take_along_axis(rows, classes[..., None], axis=-1)
     np.put_along_axis(rows, classes[..., None], at + summand, axis=-1)

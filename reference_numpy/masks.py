@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Bool
 
 from specification import checks
-from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segments, SlidingWindow, as_mask, map_arrays
+from specification.masks import (
+    And,
+    Causal,
+    Dense,
+    KeyLengths,
+    KeyPadding,
+    Mask,
+    Or,
+    Segments,
+    SlidingWindow,
+    as_mask,
+    map_arrays,
+)
 
 __all__ = ["materialize"]
 
 
 def materialize(
-    mask: Any, query_length: int, key_length: int, *, batch: int | None = None, heads: int | None = None
+    mask: Mask | Bool[np.ndarray, "..."] | None,
+    query_length: int,
+    key_length: int,
+    *,
+    batch: int | None = None,
+    heads: int | None = None,
 ) -> Bool[np.ndarray, "#B #H #Q #K"]:
     """Make the boolean array that a mask description means (MASK-2).
 
@@ -36,7 +51,13 @@ def materialize(
     return np.array(np.broadcast_to(allowed, (*allowed.shape[:2], query_length, key_length)))
 
 
-def checked_mask(mask: Any, query_length: int, key_length: int, batch: int | None, heads: int | None) -> Any:
+def checked_mask(
+    mask: Mask | Bool[np.ndarray, "..."] | None,
+    query_length: int,
+    key_length: int,
+    batch: int | None,
+    heads: int | None,
+) -> Mask | None:
     """The description with NumPy arrays inside, once all that it holds is known to fit."""
     mask = map_arrays(as_mask(mask), np.asarray)
     checks.mask(mask, query_length, key_length, batch, heads)
@@ -45,7 +66,7 @@ def checked_mask(mask: Any, query_length: int, key_length: int, batch: int | Non
 
 
 def allowed_pairs(
-    mask: Any, query_length: int, key_length: int, rows: slice = slice(None)
+    mask: Mask | None, query_length: int, key_length: int, rows: slice = slice(None)
 ) -> Bool[np.ndarray, "#B #H #q #K"]:
     """The description's meaning for the queries in `rows` only, so that long sequences can be taken in blocks."""
     queries = np.arange(query_length)[rows, None]
@@ -71,10 +92,11 @@ def allowed_pairs(
         return mask.keep[:, None, None, :]
     if isinstance(mask, Segments):
         return mask.query_ids[:, None, rows, None] == mask.key_ids[:, None, None, :]
+    assert isinstance(mask, Dense)
     dense = mask.array if mask.array.ndim == 4 else mask.array[None, None]
     return dense[:, :, rows, :]
 
 
-def per_batch(numbers: Any) -> np.ndarray:
+def per_batch(numbers: int | np.ndarray | None) -> np.ndarray:
     """A number, or one number per batch element, shaped [B or 1, 1, 1, 1]; None is 0."""
     return np.asarray(0 if numbers is None else numbers, np.int64).reshape(-1, 1, 1, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from jaxtyping import Float
@@ -14,10 +14,11 @@ from reference_numpy.attention import attention
 from reference_numpy.blocks import attend
 from reference_numpy.multi_head_attention import multi_head_attention
 from reference_numpy.transformer import classifier, decoder, encoder, language_model, transformer
-from specification.calls import Functions, model_calls
+from specification.calls import Functions, ModelOptions, model_calls
 from specification.checkpoints import read_model, write_model
 from specification.checks.arguments import arrays_of_numbers
 from specification.configuration import Configuration
+from specification.parameters import ModelParameters
 
 __all__ = ["Model", "load", "load_pretrained", "plain_self_attention", "restore", "save"]
 
@@ -26,19 +27,19 @@ __all__ = ["Model", "load", "load_pretrained", "plain_self_attention", "restore"
 class Model:
     """Parameters, and what they do not say. Calling it is calling the function of `MODELS` for them."""
 
-    parameters: Any
+    parameters: ModelParameters
     configuration: Configuration
 
-    def structure(self) -> Any:
+    def structure(self) -> ModelParameters:
         """The parameters as they are now."""
         return self.parameters
 
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
+    def __call__(self, *inputs: np.ndarray | None, **options: Unpack[ModelOptions]) -> np.ndarray:
         arrays_of_numbers(inputs)
         return MODELS[type(self.parameters)](self.parameters, *inputs, configuration=self.configuration, **options)
 
 
-def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparameters: Any) -> Model:
+def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparameters: object) -> Model:
     """Load a checkpoint with a tutorial's or library's own names; see `specification.dialects`.
 
     Args:

@@ -15,6 +15,7 @@ from reference_numpy.attention import attention
 from reference_numpy.dtypes import widen
 from reference_numpy.tape import operation
 from specification import Linear, MultiHeadAttention, checks
+from specification.masks import Mask
 
 __all__ = ["multi_head_attention"]
 
@@ -68,7 +69,7 @@ def multi_head_attention(
     value: Float[np.ndarray, "B K E_value"],
     *,
     num_heads: int,
-    mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
     bias: Float[np.ndarray, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,

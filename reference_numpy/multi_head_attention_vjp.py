@@ -43,7 +43,7 @@ def linear_vjp(
 
 
 @gradient_of("projections")
-def join_heads_vjp(projections: Any, cotangent: Linear) -> Linear:
+def join_heads_vjp(projections: Linear | list[Linear], cotangent: Linear) -> Linear:
     """Those of per-head projections stay joined."""
     return cotangent
 

@@ -16,30 +16,30 @@ from jaxtyping import Float
 from reference_numpy.dtypes import widen
 from specification import checks
 from specification.optimizers import AdamState, SgdState
-from specification.parameters import leaves, mapped
+from specification.parameters import Parameters, Tree, leaves, mapped
 
 __all__ = ["adam_start", "adam_step", "clip_by_global_norm", "sgd_start", "sgd_step"]
 
 
-def zeros(parameters: Any) -> Any:
+def zeros(parameters: Parameters) -> Parameters:
     """A tree like the parameters, of zeros in the compute dtype."""
     checks.trained("parameters", parameters)
     return each(np.zeros_like, parameters)
 
 
-def each(function: Callable[..., Any], *trees: Any) -> Any:
+def each(function: Callable[..., Any], *trees: Tree) -> Any:
     """A function of arrays in the compute dtype, of those that stand in the same place of several trees."""
     return mapped(lambda *arrays: np.asarray(function(*map(widen, arrays))), *trees)
 
 
-def in_one_dtype(tree: Any) -> list[np.ndarray]:
+def in_one_dtype(tree: Tree) -> list[np.ndarray]:
     """All arrays of a tree, in the widest of their compute dtypes."""
     arrays = [widen(array) for array in leaves(tree).values()]
     dtype = np.result_type(*arrays)
     return [array.astype(dtype) for array in arrays]
 
 
-def rounded(tree: Any, like: Any) -> Any:
+def rounded(tree: Tree, like: Parameters) -> Parameters:
     """The tree in the dtypes of another one."""
     return mapped(lambda new, old: np.asarray(new, old.dtype), tree, like)
 
@@ -47,7 +47,7 @@ def rounded(tree: Any, like: Any) -> Any:
 # --- Adam -------------------------------------------------------------------------------------------------------------
 
 
-def adam_start(parameters: Any) -> AdamState:
+def adam_start(parameters: Tree) -> AdamState:
     """Make the state of Adam before its first step: step 0, mean and square 0 (OPT-1).
 
     Args:
@@ -70,17 +70,17 @@ def bias_correction(beta: float, step: int) -> float:
 
 @np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
 def adam_step(
-    parameters: Any,
-    gradients: Any,
+    parameters: Parameters,
+    gradients: Tree,
     state: AdamState,
     *,
-    learning_rate: float,
+    learning_rate: float | Float[np.ndarray, ""],
     beta_1: float = 0.9,
     beta_2: float = 0.999,
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     decoupled: bool = True,
-) -> tuple[Any, AdamState]:
+) -> tuple[Parameters, AdamState]:
     """Move the parameters by one step of Adam (OPT-1).
 
     Kingma and Ba, arXiv 1412.6980, algorithm 1; decoupled weight decay is AdamW, Loshchilov and Hutter, arXiv
@@ -123,7 +123,7 @@ def adam_step(
     return rounded(moved, parameters), AdamState(step, mean, square)
 
 
-def decayed(gradients: Any, parameters: Any, weight_decay: float) -> Any:
+def decayed(gradients: Tree, parameters: Parameters, weight_decay: float) -> Parameters:
     """gradient + weight_decay parameter, in the compute dtype."""
     if weight_decay == 0:
         return each(lambda g: g, gradients)
@@ -133,7 +133,7 @@ def decayed(gradients: Any, parameters: Any, weight_decay: float) -> Any:
 # --- gradient descent -------------------------------------------------------------------------------------------------
 
 
-def sgd_start(parameters: Any) -> SgdState:
+def sgd_start(parameters: Tree) -> SgdState:
     """Make the state of gradient descent before its first step: velocity 0 (OPT-2).
 
     Args:
@@ -151,15 +151,15 @@ def sgd_start(parameters: Any) -> SgdState:
 
 @np.errstate(all="ignore")
 def sgd_step(
-    parameters: Any,
-    gradients: Any,
+    parameters: Parameters,
+    gradients: Tree,
     state: SgdState,
     *,
-    learning_rate: float,
+    learning_rate: float | Float[np.ndarray, ""],
     momentum: float = 0.0,
     nesterov: bool = False,
     weight_decay: float = 0.0,
-) -> tuple[Any, SgdState]:
+) -> tuple[Parameters, SgdState]:
     """Move the parameters by one step of gradient descent with momentum (OPT-2).
 
     Sutskever et al., "On the importance of initialization and momentum in deep learning" (2013), as PyTorch writes it:
@@ -200,7 +200,7 @@ def sgd_step(
 
 
 @np.errstate(all="ignore")
-def clip_by_global_norm(gradients: Any, limit: float) -> tuple[Any, Float[np.ndarray, ""]]:
+def clip_by_global_norm(gradients: Parameters, limit: float) -> tuple[Parameters, Float[np.ndarray, ""]]:
     """Scale gradients by limit / norm where their norm exceeds the limit (OPT-3).
 
     Pascanu et al., "On the difficulty of training recurrent neural networks", arXiv 1211.5063, algorithm 1. norm is the

@@ -13,7 +13,12 @@ __all__ = ["alibi_bias", "learned_positions", "relative_position_bias", "sinusoi
 
 
 def sinusoidal_positions(
-    length: int, width: int, *, offset: int = 0, exponent: str = "shared", dtype: str = "float32"
+    length: int,
+    width: int,
+    *,
+    offset: int | Integer[np.ndarray, ""] = 0,
+    exponent: str = "shared",
+    dtype: str = "float32",
 ) -> Float[np.ndarray, "length width"]:
     """Compute PE[p, 2i] = sin(p / 10000^(2i/E)) and PE[p, 2i+1] = cos of the same angle (POS-1).
 
@@ -40,7 +45,7 @@ def sinusoidal_positions(
 
 @operation
 def learned_positions(
-    table: Float[np.ndarray, "N E"], length: int, *, offset: int = 0
+    table: Float[np.ndarray, "N E"], length: int, *, offset: int | Integer[np.ndarray, ""] = 0
 ) -> Float[np.ndarray, "length E"]:
     """Take rows offset, ..., offset + length - 1 of the table (POS-2).
 
@@ -65,7 +70,7 @@ def alibi_bias(
     query_length: int,
     key_length: int,
     *,
-    offset: int = 0,
+    offset: int | Integer[np.ndarray, ""] = 0,
     dtype: str = "float32",
 ) -> Float[np.ndarray, "1 H Q K"]:
     """Compute slope * (j - (i + offset)) for query i and key j, with a slope for each head (POS-5; ALiBi).
@@ -100,7 +105,7 @@ def relative_position_bias(
     *,
     bidirectional: bool,
     furthest: int = 128,
-    offset: int = 0,
+    offset: int | Integer[np.ndarray, ""] = 0,
 ) -> Float[np.ndarray, "1 H Q K"]:
     """Take the bias of every query and key from a table, by the bucket of their distance (POS-6; Raffel et al., T5).
 
@@ -130,7 +135,12 @@ def relative_position_bias(
 
 
 def buckets_of(
-    query_length: int, key_length: int, offset: int, count: int, bidirectional: bool, furthest: int
+    query_length: int,
+    key_length: int,
+    offset: int | Integer[np.ndarray, ""],
+    count: int,
+    bidirectional: bool,
+    furthest: int,
 ) -> Integer[np.ndarray, "Q K"]:
     """Of `count` buckets the one for every query and key: how many later ones' smallest distance is reached (POS-6)."""
     size = count // 2 if bidirectional else count

@@ -53,7 +53,7 @@ def rotary_embedding(
 
 
 def rotary_table(
-    positions: Any, width: int, base: float, scaling: Scaling | None, length: int | None, dtype: str
+    positions: np.ndarray, width: int, base: float, scaling: Scaling | None, length: int | None, dtype: str
 ) -> tuple[Any, Any]:
     """Sine and cosine of every angle times the attention factor, [1, T, W / 2] or [B, 1, T, W / 2]."""
     digits, attention_factor = constants(width, float(base), scaling, length)
@@ -65,7 +65,7 @@ def constants(width: int, base: float, scaling: Scaling | None, length: int | No
     return np.array(turn_digits(width, base, scaling, length)), attention_factor(scaling)
 
 
-def sine_and_cosine(positions: Any, digits: Any, attention_factor: Any, dtype: str) -> tuple[Any, Any]:
+def sine_and_cosine(positions: np.ndarray, digits: np.ndarray, attention_factor: float, dtype: str) -> tuple[Any, Any]:
     """Sine and cosine of the angles position * frequency, times the attention factor."""
     positions = positions[..., None, :, None].astype(np.int64)
     quarter, angle = turned(positions, digits, np.dtype(dtype).type)
@@ -76,7 +76,7 @@ def sine_and_cosine(positions: Any, digits: Any, attention_factor: Any, dtype: s
     return sine * factor, cosine * factor
 
 
-def turned(positions: Any, digits: Any, dtype: Any) -> tuple[Any, Any]:
+def turned(positions: np.ndarray, digits: np.ndarray, dtype: type[np.floating]) -> tuple[Any, Any]:
     """The angle position * frequency as a number of quarter turns and an angle in [-pi / 4, pi / 4].
 
     digits: the frequency as a fraction of a turn (`turn_digits`). Position and fraction are multiplied digit by digit,
@@ -98,7 +98,7 @@ def turned(positions: Any, digits: Any, dtype: Any) -> tuple[Any, Any]:
 
 @operation
 @np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
-def rotate(x: Any, sine: Any, cosine: Any, pairing: str) -> Any:
+def rotate(x: np.ndarray, sine: np.ndarray, cosine: np.ndarray, pairing: str) -> Any:
     """(first cos - second sin, second cos + first sin) for every pair of columns; columns past the width copied."""
     width = 2 * sine.shape[-1]
     shape, axis = ((2, width // 2), -2) if pairing == "halves" else ((width // 2, 2), -1)

@@ -48,6 +48,6 @@ def rotary_embedding_vjp(
 
 
 @gradient_of("x")
-def rotate_vjp(x: Any, sine: Any, cosine: Any, pairing: str, cotangent: Any) -> Any:
+def rotate_vjp(x: np.ndarray, sine: np.ndarray, cosine: np.ndarray, pairing: str, cotangent: np.ndarray) -> Any:
     """The cotangent turned back: a rotation is linear, so it depends on no x."""
     return rotate(cotangent, -sine, cosine, pairing)

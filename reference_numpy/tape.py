@@ -83,7 +83,7 @@ def gradient_of(*arguments: str) -> Callable[[F], F]:
     return decorate
 
 
-def vjp(function: Callable[..., Any], inputs: dict[str, Any], cotangent: Any, **options: Any) -> dict[str, Any]:
+def vjp(function: Callable[..., Any], inputs: dict[str, Any], cotangent: np.ndarray, **options: Any) -> dict[str, Any]:
     """Compute the vector-Jacobian product of a composition: what its inputs receive from the cotangent of its result.
 
     Args:
@@ -117,7 +117,7 @@ def vjp(function: Callable[..., Any], inputs: dict[str, Any], cotangent: Any, **
     return {name: collect(value, received) for name, value in inputs.items()}
 
 
-def pull_back(call: Call, cotangent: Any) -> Any:
+def pull_back(call: Call, cotangent: np.ndarray) -> Any:
     """Gradients of the call's arguments: one, or a tuple where there are several."""
     names, by_hand = GRADIENTS[call.function.__name__]
     if by_hand is not None:

@@ -23,7 +23,7 @@ from specification import checks
 from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, StackDropout, TransformerDropout
 from specification.dtypes import dtype_name
-from specification.masks import Causal, Dense, KeyPadding, both
+from specification.masks import Causal, Dense, KeyPadding, Mask, both
 from specification.parameters import (
     Classifier,
     Decoder,
@@ -46,7 +46,7 @@ def embed(
     *,
     configuration: Configuration,
     token_types: Integer[np.ndarray, "B T"] | None = None,
-    offset: int = 0,
+    offset: int | Integer[np.ndarray, ""] = 0,
 ) -> Float[np.ndarray, "B T E"]:
     """Add up rows of the token table, positions and rows of the token types' table, and apply the norm if there is one.
 
@@ -72,6 +72,7 @@ def embed(
     if configuration.positions == "learned":
         x = add(x, learned_positions(parameters.positions, T, offset=offset))
     elif configuration.positions == "after_padding":
+        assert configuration.position_padding is not None  # a Configuration sees to it
         positions = positions_after_padding(tokens, configuration.position_padding)
         check_rows(parameters.positions, positions, "positions after padding")
         x = add(x, embedding(parameters.positions, positions))
@@ -100,12 +101,13 @@ def embed_image(
         ValueError: Sizes or numbers that are not as described.
     """
     checks.embed_image(parameters, images, configuration.patch_size)
+    assert configuration.patch_size is not None  # it is checked
     x = linear(parameters.patches, patches(images, configuration.patch_size))
     return add(prepend(parameters.class_token, x), parameters.positions)
 
 
 @operation
-def patches(images: Float[np.ndarray, "B C height width"], size: Any) -> Float[np.ndarray, "B N CPP"]:
+def patches(images: Float[np.ndarray, "B C height width"], size: int) -> Float[np.ndarray, "B N CPP"]:
     """Squares of that size, row by row, each as one vector."""
     B, C, height, width = images.shape
     rows, columns = height // size, width // size
@@ -121,7 +123,11 @@ def prepend(row: Float[np.ndarray, "E"], x: Float[np.ndarray, "B N E"]) -> Float
 
 
 def position_bias(
-    parameters: Encoder | Decoder, configuration: Configuration, queries: int, keys: int, offset: Any = 0
+    parameters: Encoder | Decoder,
+    configuration: Configuration,
+    queries: int,
+    keys: int,
+    offset: int | Integer[np.ndarray, ""] = 0,
 ) -> Any:
     """The bias that all self-attentions of a stack share; None where it has no table of relative positions (POS-6)."""
     if parameters.relative_positions is None:
@@ -137,7 +143,7 @@ def real_tokens(tokens: Integer[np.ndarray, "B T"], padding: int | None) -> Bool
     return np.ones(tokens.shape, bool) if padding is None else tokens != padding
 
 
-def positions_after_padding(tokens: Integer[np.ndarray, "B T"], padding: Any) -> Integer[np.ndarray, "B T"]:
+def positions_after_padding(tokens: Integer[np.ndarray, "B T"], padding: int) -> Integer[np.ndarray, "B T"]:
     """padding + n for the n-th token that is not padding, counted from 1, and padding for what is."""
     real = real_tokens(tokens, padding)
     return np.cumsum(real, axis=1) * real + padding
@@ -148,7 +154,7 @@ def padding_mask(tokens: Integer[np.ndarray, "B T"], padding: int | None) -> Key
     return None if padding is None else KeyPadding(real_tokens(tokens, padding))
 
 
-def target_mask(tokens: Integer[np.ndarray, "B T"], configuration: Configuration) -> Any:
+def target_mask(tokens: Integer[np.ndarray, "B T"], configuration: Configuration) -> Mask | None:
     """Who attends to whom in a decoder's self-attention, as far as the configuration says it (TRF-1)."""
     if configuration.target_mask == "none":
         return None
@@ -235,7 +241,7 @@ def encoder(
     x: Float[np.ndarray, "B T E"] | Integer[np.ndarray, "B T"] | Float[np.ndarray, "B C height width"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
     token_types: Integer[np.ndarray, "B T"] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[np.ndarray, "B T E"]:
@@ -280,8 +286,8 @@ def decoder(
     memory: Float[np.ndarray, "B S E"] | None = None,
     *,
     configuration: Configuration,
-    mask: Any = None,
-    memory_mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
+    memory_mask: Mask | Bool[np.ndarray, "..."] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[np.ndarray, "B T E"]:
     """Apply every block in turn, and the last norm (TRF-1).
@@ -325,9 +331,9 @@ def transformer(
     target: Float[np.ndarray, "B T E"] | Integer[np.ndarray, "B T"],
     *,
     configuration: Configuration,
-    source_mask: Any = None,
-    target_mask: Any = None,
-    memory_mask: Any = None,
+    source_mask: Mask | Bool[np.ndarray, "..."] | None = None,
+    target_mask: Mask | Bool[np.ndarray, "..."] | None = None,
+    memory_mask: Mask | Bool[np.ndarray, "..."] | None = None,
     dropout: TransformerDropout = TransformerDropout(),
 ) -> Float[np.ndarray, "B T N"]:
     """Compute output(decoder(target, encoder(source))) (TRF-1).
@@ -365,7 +371,7 @@ def classifier(
     tokens: Integer[np.ndarray, "B T"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
     keep: Bool[np.ndarray, "B T"] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[np.ndarray, "B C"]:
@@ -396,7 +402,7 @@ def language_model(
     tokens: Integer[np.ndarray, "B T"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[np.ndarray, "B T N"]:
     """Compute output(decoder(tokens)), for every position the logits of the token that comes next (TRF-1).

@@ -27,6 +27,7 @@ from reference_numpy.transformer import (
 )
 from specification.configuration import Configuration
 from specification.dropout import StackDropout, TransformerDropout
+from specification.masks import Mask
 from specification.parameters import Classifier, Decoder, Embedding, Encoder, ImageEmbedding, LanguageModel, Transformer
 
 __all__ = [
@@ -130,7 +131,7 @@ def embed_image_vjp(
 
 @gradient_of("images")
 def patches_vjp(
-    images: Float[np.ndarray, "B C height width"], size: Any, cotangent: Float[np.ndarray, "B N CPP"]
+    images: Float[np.ndarray, "B C height width"], size: int, cotangent: Float[np.ndarray, "B N CPP"]
 ) -> Float[np.ndarray, "B C height width"]:
     """Every pixel's own."""
     B, C, height, width = images.shape
@@ -207,7 +208,7 @@ def encoder_vjp(
     cotangent: Float[np.ndarray, "B T E"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
     token_types: Integer[np.ndarray, "B T"] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> EncoderGradients:
@@ -236,8 +237,8 @@ def decoder_vjp(
     cotangent: Float[np.ndarray, "B T E"],
     *,
     configuration: Configuration,
-    mask: Any = None,
-    memory_mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
+    memory_mask: Mask | Bool[np.ndarray, "..."] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> DecoderGradients:
     """Compute the gradients of parameters, memory, and of x where it is no tokens (ATT-12).
@@ -265,9 +266,9 @@ def transformer_vjp(
     cotangent: Float[np.ndarray, "B T N"],
     *,
     configuration: Configuration,
-    source_mask: Any = None,
-    target_mask: Any = None,
-    memory_mask: Any = None,
+    source_mask: Mask | Bool[np.ndarray, "..."] | None = None,
+    target_mask: Mask | Bool[np.ndarray, "..."] | None = None,
+    memory_mask: Mask | Bool[np.ndarray, "..."] | None = None,
     dropout: TransformerDropout = TransformerDropout(),
 ) -> TransformerGradients:
     """Compute the gradients of parameters, and of source and target where they are no tokens (ATT-12).
@@ -295,7 +296,7 @@ def classifier_vjp(
     cotangent: Float[np.ndarray, "B C"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
     keep: Bool[np.ndarray, "B T"] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Classifier:
@@ -322,7 +323,7 @@ def language_model_vjp(
     cotangent: Float[np.ndarray, "B T N"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[np.ndarray, "..."] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> LanguageModel:
     """Compute the gradients of parameters (ATT-12).

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from specification.arrays import Array
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout
-from specification.masks import SlidingWindow, both
+from specification.masks import Mask, SlidingWindow, both
 from specification.parameters import DecoderBlock, EncoderBlock, Norm
 
 
@@ -36,7 +37,7 @@ def sublayers_of(
 
 
 def attention_options(
-    width: int, mask: Any, weights_dropout: Dropout | None, configuration: Configuration
+    width: int, mask: Mask | Array | None, weights_dropout: Dropout | None, configuration: Configuration
 ) -> dict[str, Any]:
     """Keywords of `attention`, for inputs of that width."""
     keep, rate = (None, 0.0) if weights_dropout is None else weights_dropout
@@ -53,7 +54,7 @@ def attention_options(
     }
 
 
-def windowed(mask: Any, layer: AttentionLayer, offset: Any = 0) -> Any:
+def windowed(mask: Mask | Array | None, layer: AttentionLayer, offset: int | Array = 0) -> Any:
     """The mask, and the layer's window around queries at positions offset, offset + 1, ... (MASK-4)."""
     return mask if layer.window is None else both(mask, SlidingWindow(*layer.window, offset))
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specification.arrays import Array
 from specification.configuration import Configuration
 from specification.rotary import DynamicScaling, LongRopeScaling
 
@@ -47,7 +48,7 @@ class Cache(NamedTuple):
 
 
 def looks_ahead(
-    tokens: Any, length: int | None, configuration: Configuration, readable: Callable[[Any], np.ndarray | None]
+    tokens: Array, length: int | None, configuration: Configuration, readable: Callable[[Any], np.ndarray | None]
 ) -> str:
     """Tell what the configuration asks for that no cache can hold, because it changes with the tokens that follow.
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from specification import checks
+from specification.arrays import Array
 from specification.blocks import attention_options
 from specification.checks.shapes import check_array
 from specification.configuration import Configuration
-from specification.dropout import Dropout
-from specification.masks import KeyPadding, both
+from specification.dropout import Dropout, StackDropout, TransformerDropout
+from specification.masks import KeyPadding, Mask, both
 from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
 
 
@@ -42,7 +43,22 @@ def model_calls(functions: Functions) -> dict[type, Callable[..., Any]]:
     }
 
 
-def kept_keys(keep: Any) -> KeyPadding | None:
+class ModelOptions(TypedDict, total=False):
+    """What models may be called with by name, each model with those of its function."""
+
+    key_padding: Array | None
+    source_key_padding: Array | None
+    target_key_padding: Array | None
+    token_types: Array | None
+    keep: Array | None
+    mask: Mask | Array | None
+    source_mask: Mask | Array | None
+    target_mask: Mask | Array | None
+    memory_mask: Mask | Array | None
+    dropout: Dropout | StackDropout | TransformerDropout | None
+
+
+def kept_keys(keep: Array | None) -> KeyPadding | None:
     """The mask of an array in which True is a real token and False is padding."""
     return None if keep is None else KeyPadding(keep)
 
@@ -50,12 +66,12 @@ def kept_keys(keep: Any) -> KeyPadding | None:
 def hidden_states(
     functions: Functions,
     parameters: Encoder,
-    x: Any,
-    key_padding: Any = None,
-    token_types: Any = None,
+    x: Array,
+    key_padding: Array | None = None,
+    token_types: Array | None = None,
     *,
-    mask: Any = None,
-    **options: Any,
+    mask: Mask | Array | None = None,
+    **options: object,
 ) -> Any:
     """`encoder`, with padding as an array: True is a real token, False is padding."""
     mask = both(mask, kept_keys(key_padding))
@@ -65,12 +81,12 @@ def hidden_states(
 def decoder_states(
     functions: Functions,
     parameters: Decoder,
-    x: Any,
-    memory: Any = None,
+    x: Array,
+    memory: Array | None = None,
     *,
-    key_padding: Any = None,
-    mask: Any = None,
-    **options: Any,
+    key_padding: Array | None = None,
+    mask: Mask | Array | None = None,
+    **options: object,
 ) -> Any:
     """`decoder`, with padding as an array, as in `hidden_states`."""
     return functions.decoder(parameters, x, memory, mask=both(mask, kept_keys(key_padding)), **options)
@@ -79,11 +95,11 @@ def decoder_states(
 def next_tokens(
     functions: Functions,
     parameters: LanguageModel,
-    tokens: Any,
-    key_padding: Any = None,
+    tokens: Array,
+    key_padding: Array | None = None,
     *,
-    mask: Any = None,
-    **options: Any,
+    mask: Mask | Array | None = None,
+    **options: object,
 ) -> Any:
     """`language_model`, with padding as an array, as in `hidden_states`."""
     return functions.language_model(parameters, tokens, mask=both(mask, kept_keys(key_padding)), **options)
@@ -92,15 +108,15 @@ def next_tokens(
 def translation(
     functions: Functions,
     parameters: Transformer,
-    source: Any,
-    target: Any,
+    source: Array,
+    target: Array,
     *,
-    source_key_padding: Any = None,
-    target_key_padding: Any = None,
-    source_mask: Any = None,
-    target_mask: Any = None,
-    memory_mask: Any = None,
-    **options: Any,
+    source_key_padding: Array | None = None,
+    target_key_padding: Array | None = None,
+    source_mask: Mask | Array | None = None,
+    target_mask: Mask | Array | None = None,
+    memory_mask: Mask | Array | None = None,
+    **options: object,
 ) -> Any:
     """`transformer`, with padding as arrays, as in `hidden_states`; the source's is that of the memory too."""
     source_padding = kept_keys(source_key_padding)
@@ -115,12 +131,12 @@ def translation(
 def multi_head(
     functions: Functions,
     parameters: MultiHeadAttention,
-    query: Any,
-    key: Any = None,
-    value: Any = None,
+    query: Array,
+    key: Array | None = None,
+    value: Array | None = None,
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Array | None = None,
     dropout: Dropout | None = None,
 ) -> Any:
     """`multi_head_attention`; the key is the query and the value the key unless given. dropout: of the weights.

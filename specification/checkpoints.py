@@ -16,6 +16,7 @@ import numpy as np
 from specification import parameters as structures
 from specification.configuration import AttentionLayer, Configuration
 from specification.fitting import misfits
+from specification.parameters import ModelParameters, Tree
 from specification.rotary import Rotary, Scaling
 
 FORMAT = "transformer-conformance model"
@@ -33,7 +34,7 @@ KINDS = {
 """Structures that are models of their own."""
 
 
-def flatten(value: Any, path: str = "") -> dict[str, Any]:
+def flatten(value: Tree, path: str = "") -> dict[str, Any]:
     """Name every array of a structure by its path, such as "encoder.blocks.0.attention.query.weight", in order.
 
     value: nested NamedTuples, lists and arrays; None has no arrays. path: that of the structure itself.
@@ -42,7 +43,7 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
     return {re.sub(r"\[(\d+)\]", r".\1", name).removeprefix("."): array for name, array in named}
 
 
-def unflatten(kind: Any, arrays: Mapping[str, Any]) -> Any:
+def unflatten(kind: type, arrays: Mapping[str, Any]) -> Any:
     """Build a structure, a NamedTuple of `specification.parameters`, out of its arrays, as `flatten` gives them.
 
     What has no array becomes None. ValueError for arrays that it has no place for, and for places that must not be
@@ -66,7 +67,7 @@ def unflatten(kind: Any, arrays: Mapping[str, Any]) -> Any:
     return found
 
 
-def needed(value: Any, path: str = "") -> list[str]:
+def needed(value: Tree, path: str = "") -> list[str]:
     """List the paths of what must not be None and is: fields without a default, and the weights of what is there."""
     if not isinstance(value, list | tuple):
         return []
@@ -152,7 +153,7 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str,
     return arrays, metadata
 
 
-def write_model(path: str | Path, parameters: Any, configuration: Configuration) -> None:
+def write_model(path: str | Path, parameters: ModelParameters, configuration: Configuration) -> None:
     """Write a model, one of `KINDS` in NumPy arrays, with its kind and configuration as one safetensors file."""
     arrays = flatten(parameters)
     fields = {field.name: getattr(configuration, field.name) for field in dataclasses.fields(configuration)}
@@ -165,9 +166,9 @@ NESTED = {kind.__name__: kind for kind in (AttentionLayer, Rotary, *typing.get_a
 """Structures within a configuration."""
 
 
-def as_plain(value: Any) -> Any:
+def as_plain(value: object) -> Any:
     """Return a value of a configuration as JSON can hold it: structures as objects that name their kind."""
-    if type(value).__name__ in NESTED:
+    if type(value).__name__ in NESTED and dataclasses.is_dataclass(value):
         return {"kind": type(value).__name__} | {
             field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)
         }
@@ -176,7 +177,7 @@ def as_plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def from_plain(value: Any) -> Any:
+def from_plain(value: object) -> Any:
     """Return what `as_plain` was given, from what JSON made of it; ValueError for an object of no known kind."""
     if isinstance(value, list):
         return tuple(from_plain(part) for part in value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Any
+from typing import TypeGuard
 
 from specification.dtypes import SMALLEST_EPS
 from specification.rotary import Rotary
@@ -123,7 +123,7 @@ class Configuration:
     def check_numbers(self) -> None:
         """Refuse scores, windows and sizes that no model can have."""
         named = isinstance(self.scale, str) and self.scale in SCALES
-        if not named and not (is_real(self.scale) and abs(self.scale) < float("inf")):  # type: ignore[arg-type]
+        if not named and not (is_real(self.scale) and abs(self.scale) < float("inf")):
             known = ", ".join(map(repr, SCALES))
             raise ValueError(f"scale must be one of {known} or a finite number, got {self.scale!r}")
         for name in ("softcap", "output_softcap"):
@@ -148,11 +148,11 @@ class Configuration:
         return given * blocks if len(given) == 1 else given
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     """Tell whether a value is an integer of at least 0, and no truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
-def is_real(value: Any) -> bool:
+def is_real(value: object) -> TypeGuard[float]:
     """Tell whether a value is a real number, and no truth value."""
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from specification.arrays import Array
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 HALF = ("float16", "bfloat16")
@@ -14,7 +14,7 @@ SMALLEST_EPS = 2.0**-126
 """The smallest normal float32: an eps below it would vanish in float32 and leave 0 / 0 for a constant row."""
 
 
-def dtype_name(array: Any) -> str:
+def dtype_name(array: Array) -> str:
     """Name the dtype of an array: "float32" for np.float32, torch.float32 and jnp.float32 alike."""
     dtype = array.dtype
     # NumPy takes ten times as long for `str(dtype)` as for the name of its scalars, which tells no byte order.

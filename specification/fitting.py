@@ -6,11 +6,13 @@ from another array is asked of the later one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from specification import checks
+from specification.arrays import Array
 from specification.blocks import misplaced_norms
 from specification.configuration import AttentionLayer, Configuration
 from specification.dtypes import FLOATING, compute_dtype_name
@@ -33,7 +35,7 @@ Size = int | None
 """None where any will do."""
 
 
-def misfits(parameters: Any, configuration: Configuration) -> list[str]:
+def misfits(parameters: object, configuration: Configuration) -> list[str]:
     """Collect what keeps a model from being called, array by array: dtypes, ranks and sizes; a sentence for each."""
     return Fitting(configuration).of_model(parameters)
 
@@ -53,7 +55,7 @@ class Fitting:
 
     # --- arrays ---
 
-    def array(self, path: str, array: Any, *shape: Size, of_norm: bool = False) -> tuple[Size, ...]:
+    def array(self, path: str, array: Array, *shape: Size, of_norm: bool = False) -> tuple[Size, ...]:
         """Its sizes, once rank and dtype are as they should be and each size is the one that is asked for."""
         (self.norm_dtypes if of_norm else self.dtypes)[path] = str(array.dtype)
         if str(array.dtype) not in FLOATING:
@@ -140,7 +142,7 @@ class Fitting:
             if self.configuration.empty_rows != "zero":
                 self.problems.append(f"{path}.sinks has no place with empty_rows={self.configuration.empty_rows!r}")
 
-    def checked(self, path: str, check: Any, *arguments: Any) -> None:
+    def checked(self, path: str, check: Callable[..., object], *arguments: object) -> None:
         """Keep what a check of arguments says."""
         try:
             check(*arguments)
@@ -260,7 +262,7 @@ class Fitting:
 
     # --- models ---
 
-    def of_model(self, p: Any) -> list[str]:
+    def of_model(self, p: object) -> list[str]:
         """All that is wrong."""
         width: Size = None
         if isinstance(p, Transformer):
@@ -273,8 +275,9 @@ class Fitting:
             self.stack("", p)
         elif isinstance(p, MultiHeadAttention):
             self.attention_alone(p)
-        if getattr(p, "output", None) is not None and not isinstance(p, MultiHeadAttention):
-            self.linear("output", p.output, width)
+        output = getattr(p, "output", None)
+        if output is not None and not isinstance(p, MultiHeadAttention):
+            self.linear("output", output, width)
         self.one_dtype()
         return self.problems
 

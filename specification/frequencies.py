@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
 from functools import lru_cache
-from typing import Any
+from typing import TypeGuard
 
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Scaling, YarnScaling
 
@@ -59,7 +59,9 @@ def grown_base(base: Decimal, width: int, scaling: DynamicScaling, length: int |
     return base * growth ** (Decimal(width) / (width - 2))
 
 
-def unscaled(frequencies: list[Decimal], base: Decimal, scaling: Any, length: int | None) -> list[Decimal]:
+def unscaled(
+    frequencies: list[Decimal], base: Decimal, scaling: DynamicScaling | None, length: int | None
+) -> list[Decimal]:
     """The frequencies as they are; a dynamic scaling has changed the base."""
     return frequencies
 
@@ -143,6 +145,6 @@ def attention_factor(scaling: Scaling | None) -> float:
         return float((1 + stretch / Decimal(scaling.original_length).ln()).sqrt())
 
 
-def needs_length(scaling: Scaling | None) -> bool:
+def needs_length(scaling: Scaling | None) -> TypeGuard[DynamicScaling | LongRopeScaling]:
     """Tell whether frequencies depend on the length of the sequence."""
     return isinstance(scaling, DynamicScaling | LongRopeScaling)

@@ -11,11 +11,12 @@ leave open is settled by the mask itself.
 from __future__ import annotations
 
 from itertools import pairwise
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segments, SlidingWindow
+from specification.masks import And, Causal, Dense, KeyLengths, KeyPadding, Mask, Or, Segments, SlidingWindow
 
 FAR = 2**30
 """No offset, distance or key lies farther (MASK-3)."""
@@ -31,7 +32,7 @@ class KeyRanges(NamedTuple):
 
 
 def key_ranges(
-    mask: Any, query_length: int, key_length: int, block: int, xp: Any, begin: np.ndarray | None = None
+    mask: Mask | None, query_length: int, key_length: int, block: int, xp: ModuleType, begin: np.ndarray | None = None
 ) -> KeyRanges:
     """The ranges of each block of `block` queries, for a mask that was checked and at least as many queries, and a key.
 
@@ -49,7 +50,7 @@ def key_ranges(
     return KeyRanges(*xp.broadcast_arrays(*ranges, queries[None, :, 0])[:4])
 
 
-def starts(mask: Any, query_length: int, block: int) -> np.ndarray:
+def starts(mask: Mask | None, query_length: int, block: int) -> np.ndarray:
     """Where blocks of at most `block` queries begin: anew at every segment, so that a block has queries of one alone.
 
     A segment of any batch element counts for all. With more segments than blocks, as if there were none. The mask holds
@@ -61,7 +62,7 @@ def starts(mask: Any, query_length: int, block: int) -> np.ndarray:
     return np.concatenate([np.arange(*edge, block) for edge in pairwise(edges)])
 
 
-def changes(mask: Any) -> list[int]:
+def changes(mask: Mask | None) -> list[int]:
     """The queries with which a segment begins, in any batch element; the first query is not among them."""
     if isinstance(mask, And | Or):
         return sorted({*changes(mask.left), *changes(mask.right)})
@@ -70,7 +71,7 @@ def changes(mask: Any) -> list[int]:
     return []
 
 
-def described(mask: Any, queries: Any, key_length: int, xp: Any) -> KeyRanges:
+def described(mask: Mask | None, queries: np.ndarray, key_length: int, xp: ModuleType) -> KeyRanges:
     """The ranges of the blocks [blocks, block] of queries."""
     low, high = queries[None, :, 0], queries[None, :, -1]
     if isinstance(mask, And | Or):
@@ -91,11 +92,12 @@ def described(mask: Any, queries: Any, key_length: int, xp: Any) -> KeyRanges:
     elif isinstance(mask, Segments):
         ranges = segments(mask, queries, xp)
     else:
+        assert isinstance(mask, Dense)
         ranges = dense(mask.array if mask.array.ndim == 4 else mask.array[None, None], queries, xp)
     return KeyRanges(*(xp.clip(edge, 0, key_length) for edge in ranges))
 
 
-def window(mask: SlidingWindow, low: Any, high: Any, key_length: int, xp: Any) -> KeyRanges:
+def window(mask: SlidingWindow, low: np.ndarray, high: np.ndarray, key_length: int, xp: ModuleType) -> KeyRanges:
     """Query i stands at p = i + offset and sees the keys from p - left to p + right."""
     offset = per_batch(mask.offset, xp)
     first, full_first, stop, full_stop = 0, 0, key_length, key_length
@@ -110,30 +112,30 @@ def window(mask: SlidingWindow, low: Any, high: Any, key_length: int, xp: Any) -
     return KeyRanges(first, stop, full_first, full_stop)
 
 
-def segments(mask: Segments, queries: Any, xp: Any) -> KeyRanges:
+def segments(mask: Segments, queries: np.ndarray, xp: ModuleType) -> KeyRanges:
     """The keys with ids from the least to the largest of the block's queries, which are full if those are one id."""
     ids, keys = mask.query_ids[:, queries], mask.key_ids[:, None]
     least, largest = xp.min(ids, axis=2)[..., None], xp.max(ids, axis=2)[..., None]
     return KeyRanges(*span((keys >= least) & (keys <= largest), xp), *run((keys == least) & (keys == largest), xp))
 
 
-def dense(array: Any, queries: Any, xp: Any) -> KeyRanges:
+def dense(array: np.ndarray, queries: np.ndarray, xp: ModuleType) -> KeyRanges:
     """The keys that any query of the block sees in any head, and those that every one sees in every head."""
     any_head, every_head = xp.any(array, axis=1), xp.all(array, axis=1)
     return KeyRanges(*span(xp.any(any_head[:, queries], axis=2), xp), *run(xp.all(every_head[:, queries], axis=2), xp))
 
 
-def per_batch(numbers: Any, xp: Any) -> Any:
+def per_batch(numbers: int | np.ndarray | None, xp: ModuleType) -> Any:
     """A number, or one number per batch element, as [B or 1, 1]; None is 0."""
     return xp.reshape(whole(0 if numbers is None else numbers, xp), (-1, 1))
 
 
-def whole(numbers: Any, xp: Any) -> Any:
+def whole(numbers: int | np.ndarray | None, xp: ModuleType) -> Any:
     """As signed integers of the usual width: sums of narrow ones would leave their range, of uint64 be no integers."""
     return xp.asarray(numbers).astype(int)
 
 
-def span(flags: Any, xp: Any) -> tuple[Any, Any]:
+def span(flags: np.ndarray, xp: ModuleType) -> tuple[Any, Any]:
     """From the first key [..., K] that is flagged to past the last one; (0, 0) where none is."""
     length = flags.shape[-1]
     some = xp.any(flags, axis=-1)
@@ -141,21 +143,21 @@ def span(flags: Any, xp: Any) -> tuple[Any, Any]:
     return xp.where(some, first, 0), xp.where(some, last, 0)
 
 
-def run(flags: Any, xp: Any) -> tuple[Any, Any]:
+def run(flags: np.ndarray, xp: ModuleType) -> tuple[Any, Any]:
     """The span of the flagged keys where every key in it is flagged; (0, 0) elsewhere."""
     first, stop = span(flags, xp)
     unbroken = xp.sum(flags, axis=-1) == stop - first
     return xp.where(unbroken, first, 0), xp.where(unbroken, stop, 0)
 
 
-def intersection(left: KeyRanges, right: KeyRanges, xp: Any) -> KeyRanges:
+def intersection(left: KeyRanges, right: KeyRanges, xp: ModuleType) -> KeyRanges:
     return KeyRanges(*(
         (xp.minimum if "stop" in name else xp.maximum)(getattr(left, name), getattr(right, name))
         for name in KeyRanges._fields
     ))  # fmt: skip
 
 
-def union(left: KeyRanges, right: KeyRanges, xp: Any) -> KeyRanges:
+def union(left: KeyRanges, right: KeyRanges, xp: ModuleType) -> KeyRanges:
     """The range that spans both, and the longer of the full ones."""
     left_empty, right_empty = left.stop <= left.first, right.stop <= right.first
     first = xp.minimum(xp.where(left_empty, right.first, left.first), xp.where(right_empty, left.first, right.first))

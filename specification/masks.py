@@ -11,24 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar, overload
+
+from specification.arrays import Array
 
 __all__ = ["And", "Causal", "Dense", "KeyLengths", "KeyPadding", "Mask", "Or", "Segments", "SlidingWindow"]
+
+AnyArray = TypeVar("AnyArray", bound=Array)
 
 
 class Mask:
     """Base of every description, so that `&` and `|` work between any two."""
 
-    def __and__(self, other: Any) -> And:
+    def __and__(self, other: Mask | Array | None) -> And:
         return And(self, as_mask(other))
 
-    def __rand__(self, other: Any) -> And:
+    def __rand__(self, other: Mask | Array | None) -> And:
         return And(as_mask(other), self)
 
-    def __or__(self, other: Any) -> Or:
+    def __or__(self, other: Mask | Array | None) -> Or:
         return Or(self, as_mask(other))
 
-    def __ror__(self, other: Any) -> Or:
+    def __ror__(self, other: Mask | Array | None) -> Or:
         return Or(as_mask(other), self)
 
     # Without this, `array & mask` would be NumPy's elementwise "and", applied to the description as an object.
@@ -93,24 +97,32 @@ class Dense(Mask):
 class And(Mask):
     """Allowed iff both sides allow. Written `left & right`."""
 
-    left: Mask
-    right: Mask
+    left: Mask | None
+    right: Mask | None
 
 
 @dataclass(frozen=True, eq=False)
 class Or(Mask):
     """Allowed iff either side allows. Written `left | right`."""
 
-    left: Mask
-    right: Mask
+    left: Mask | None
+    right: Mask | None
 
 
-def as_mask(mask: Any) -> Any:
+def as_mask(mask: Mask | Array | None) -> Mask | None:
     """Wrap an array as `Dense` (MASK-2); a description or None is returned as it is."""
     return mask if mask is None or isinstance(mask, Mask) else Dense(mask)
 
 
-def map_arrays(mask: Any, convert: Callable[[Any], Any]) -> Any:
+@overload
+def map_arrays(mask: Mask | None, convert: Callable[[Any], Any]) -> Mask | None: ...
+
+
+@overload
+def map_arrays(mask: object, convert: Callable[[Any], Any]) -> Any: ...
+
+
+def map_arrays(mask: object, convert: Callable[[Any], Any]) -> Any:
     """Apply a function to every list and array inside a description, or to an array; numbers and None stay."""
     if isinstance(mask, Mask):
         parts: Any = mask
@@ -118,7 +130,7 @@ def map_arrays(mask: Any, convert: Callable[[Any], Any]) -> Any:
     return convert(mask) if isinstance(mask, list | tuple) or hasattr(mask, "shape") else mask
 
 
-def part(mask: Any, query_start: Any, key_start: Any, cut: Callable[[Any, tuple[str, ...]], Any]) -> Any:
+def part(mask: Mask | None, query_start: Any, key_start: Any, cut: Callable[[Any, tuple[str, ...]], Any]) -> Any:
     """Describe some of the queries and keys, counted anew, for a description that was checked, or None.
 
     cut: a function (array, axes) that gives the piece of an array whose axes are so named, of "batch", "heads",
@@ -143,8 +155,8 @@ def part(mask: Any, query_start: Any, key_start: Any, cut: Callable[[Any, tuple[
     return mask
 
 
-def both(mask: Any, other: Any) -> Any:
+def both(mask: Mask | AnyArray | None, other: Mask | AnyArray | None) -> Mask | AnyArray | None:
     """Combine two masks, descriptions, boolean arrays or None, which allows everything, into what both allow."""
     if mask is None or other is None:
         return other if mask is None else mask
-    return as_mask(mask) & other
+    return And(as_mask(mask), as_mask(other))

@@ -6,13 +6,23 @@ stored: they come from the shapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from specification.arrays import Array
+
+    Tree: TypeAlias = Array | float | Mapping[Any, "Tree"] | Sequence["Tree"] | None
+else:
+    Tree = object  # annotations that are checked while a program runs can hold no type that contains itself
 
 __all__ = [
     "Classifier", "Decoder", "DecoderBlock", "Embedding", "Encoder", "EncoderBlock", "FeedForward", "GatedFeedForward",
     "LanguageModel", "Linear", "MultiHeadAttention", "Norm", "Transformer",
 ]  # fmt: skip
+
+Parameters = TypeVar("Parameters", bound=Tree)
+"""A tree, any nesting of NamedTuples, dicts, lists, tuples and arrays, where what is returned has the same form."""
 
 
 class Linear(NamedTuple):
@@ -161,7 +171,13 @@ class LanguageModel(NamedTuple):
     output: Linear
 
 
-def mapped(function: Callable[..., Any], first: Any, *others: Any) -> Any:
+ModelParameters: TypeAlias = (
+    Transformer | Classifier | LanguageModel | Encoder | Decoder | EncoderBlock | DecoderBlock | MultiHeadAttention
+)
+"""What a model may be made of, each a structure that can be called by itself."""
+
+
+def mapped(function: Callable[..., Any], first: Tree, *others: Any) -> Any:
     """Apply a function to the arrays that stand in the same place of several structures of one form.
 
     Structures are any nesting of NamedTuples, dicts, lists and tuples. Where the first is None, the result is None.
@@ -176,19 +192,20 @@ def mapped(function: Callable[..., Any], first: Any, *others: Any) -> Any:
     return function(first, *others)
 
 
-def rebuild(structure: Any, parts: list[Any]) -> Any:
+def rebuild(structure: Sequence[Tree], parts: list[Any]) -> Any:
     """Return a NamedTuple, list or tuple like the structure, made of other parts."""
-    return type(structure)(*parts) if hasattr(structure, "_fields") else type(structure)(parts)
+    kind: Callable[..., Any] = type(structure)
+    return kind(*parts) if hasattr(structure, "_fields") else kind(parts)
 
 
-def leaves(tree: Any, path: str = "") -> dict[str, Any]:
+def leaves(tree: Tree, path: str = "") -> dict[str, Any]:
     """Return the arrays of a structure, as `mapped` takes it, in its order by their paths; `path` is its own."""
     if tree is None:
         return {}
     if isinstance(tree, dict):
         parts = {f"{path}[{key!r}]": part for key, part in tree.items()}
-    elif hasattr(tree, "_fields"):
-        parts = {f"{path}.{name}": part for name, part in tree._asdict().items()}
+    elif (names := getattr(tree, "_fields", None)) is not None:
+        parts = {f"{path}.{name}": getattr(tree, name) for name in names}
     elif isinstance(tree, list | tuple):
         parts = {f"{path}[{i}]": part for i, part in enumerate(tree)}
     else:

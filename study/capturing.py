@@ -30,12 +30,12 @@ def returning(package: str, functions: set[str], told: Callable[[Call], None]) -
     """
     folder = str(ROOT / package)
 
-    def local(frame: FrameType, event: str, argument: Any) -> Any:
+    def local(frame: FrameType, event: str, argument: object) -> Any:
         if event == "return":
             told(Call(frame.f_code.co_name, frame.f_locals, argument))
         return local
 
-    def called(frame: FrameType, event: str, argument: Any) -> Any:
+    def called(frame: FrameType, event: str, argument: object) -> Any:
         watched = frame.f_code.co_name in functions and frame.f_code.co_filename.startswith(folder)
         return local if watched else None
 

@@ -5,7 +5,7 @@ The structures of the parameters determine the content of a block and its order.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jinja2 import Environment
 
@@ -35,7 +35,7 @@ class Figure(NamedTuple):
     drawing: Drawing
 
 
-def sublayers(block: Any) -> list[str]:
+def sublayers(block: type[EncoderBlock | DecoderBlock]) -> list[str]:
     """The names of a block's sublayers in order: each is followed by its norm."""
     names = block._fields
     return [name for name in names if f"{name}_norm" in names]
@@ -58,7 +58,9 @@ def sublayer(column: Column, name: str, order: str) -> Box:
     return made
 
 
-def stack(column: Column, block: Any, order: str, frame: tuple[float, float], name: str) -> dict[str, Box]:
+def stack(
+    column: Column, block: type[EncoderBlock | DecoderBlock], order: str, frame: tuple[float, float], name: str
+) -> dict[str, Box]:
     """Embedding, positions and one block in its frame. Returns the boxes of the sublayers by name."""
     made, about = {}, f"of the {name.lower()}"
     tag = Box(column.x, 40, 84, 26, name, f"transformer.html#{name.lower()}", "tag")

@@ -53,7 +53,7 @@ def short(value: float) -> str:
     return "0" if value == 0 else f"{value:.2g}".replace("-", "\N{MINUS SIGN}")
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A mask's array, and everything else as it is."""
     return value.keep if isinstance(value, KeyPadding) else value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.dialects import DIALECTS
@@ -15,6 +15,9 @@ from specification.parameters import Decoder, Embedding, Encoder, ImageEmbedding
 from study.checkpoints import small
 from study.pages import paragraphs
 from study.structures import every, per_head
+
+if TYPE_CHECKING:
+    from specification.parameters import ModelParameters
 
 SAYINGS = {
     "norm": "layer norm (NORM-1), or one of its variants (NORM-7).",
@@ -63,7 +66,7 @@ def option_text(name: str, configuration: Configuration) -> str:
     return by_norm.get(configuration.norm, option_texts()[name])
 
 
-def structure_facts(dialect: str, parameters: Any) -> dict[str, str]:
+def structure_facts(dialect: str, parameters: ModelParameters) -> dict[str, str]:
     """What the weights of its small model say by themselves, without an option."""
     attentions, embeddings = every(MultiHeadAttention, parameters), every(Embedding, parameters)
     stacks = [*stacks_of(parameters)]
@@ -81,7 +84,7 @@ def structure_facts(dialect: str, parameters: Any) -> dict[str, str]:
     return facts
 
 
-def stacks_of(parameters: Any) -> list[Any]:
+def stacks_of(parameters: ModelParameters) -> list[Any]:
     return every(Encoder, parameters) + every(Decoder, parameters)
 
 
@@ -129,7 +132,7 @@ def hyperparameters(dialect: str) -> list[str]:
     ]
 
 
-def written(value: Any) -> str:
+def written(value: object) -> str:
     """A value as it is written in code, without the fields that have their defaults."""
     if isinstance(value, tuple):
         return f"({', '.join(map(written, value))}{',' if len(value) == 1 else ''})"
@@ -143,7 +146,7 @@ def written(value: Any) -> str:
     return f"{type(value).__name__}({', '.join(f'{name}={written(one)}' for name, one in told)})"
 
 
-def in_words(value: Any) -> str:
+def in_words(value: object) -> str:
     """What an option says: the layers of attention in words, everything else as it is."""
     if not isinstance(value, tuple):
         return str(value)

@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 from dataclasses import fields, replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,7 +169,7 @@ def agreement(dialect: str) -> Agreement:
     checkpoint, inputs = drawn(one.entries), tuple(one.inputs.values())
     found = studied(dialect)
 
-    def definition(functions: Any) -> Any:
+    def definition(functions: SimpleNamespace) -> Any:
         called_by = functions.MODELS[type(found.parameters)]
         given = round_inputs(inputs, "float32")
         return called_by(found.parameters, *given, configuration=found.configuration, **one.options)

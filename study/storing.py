@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from conformance.timing.results.result import read as read_benchmark
 from study.results import BENCHMARKS, CONFORMANCE, TRAINING
 from study.training import SCHEMA
 from training.lockstep.report import SCHEMA as LOCKSTEP
+
+if TYPE_CHECKING:
+    from training.checkpoints import Checkpoint
 
 Result = dict[str, Any]
 POINTS = 50
@@ -111,7 +114,7 @@ def stored_benchmark(path: Path) -> Result:
     return dict(lighter(read_benchmark(path)))
 
 
-def lighter(value: Any, name: str = "") -> Any:
+def lighter(value: object, name: str = "") -> Any:
     """name: the field that it stands in."""
     if name == "trials" and isinstance(value, list):
         return None
@@ -166,7 +169,7 @@ def mean_of(records: np.ndarray) -> list[float]:
     return [records[-1]["step"], *(float(np.mean([one[name] for one in records])) for name in ("loss", "accuracy"))]
 
 
-def of_reviews(checkpoint: Any) -> Result:
+def of_reviews(checkpoint: Checkpoint) -> Result:
     """What naive Bayes reaches on the movie sentences. ValueError where the run had other texts."""
     from training import naive_bayes, review_data, reviews
 
@@ -178,7 +181,7 @@ def of_reviews(checkpoint: Any) -> Result:
     return {"baseline": reached}
 
 
-def of_translation(checkpoint: Any) -> Result:
+def of_translation(checkpoint: Checkpoint) -> Result:
     """How many classes a token has; a translation, and what the last block of the decoder looks at meanwhile."""
     from training.packages import PACKAGES
     from training.translation import numbers, translating

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -19,6 +19,9 @@ from study.plots import within_page
 from training import packages, stepping
 from training.lockstep import pictures
 from training.lockstep import report as told
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Result = dict[str, Any]
 SCHEMA = {"name": "transformer-conformance training", "version": 1}
@@ -188,7 +191,7 @@ def pictured(name: str, draw: Callable[[Any], None]) -> Markup:
 def curves(result: Result) -> Callable[[Any], None]:
     """Loss and accuracy, on what is trained on and on what is held out."""
 
-    def draw(axes: Any) -> None:
+    def draw(axes: Sequence[Axes]) -> None:
         for place, (ax, name) in enumerate(zip(axes, ("loss", "accuracy"), strict=True)):
             ax.plot(*columns(result["training"], 0, 1 + place), color=COLOURS[0], lw=1, label="training")
             ax.plot(*columns(result["held_out"], 0, 2 + place), "o-", color=COLOURS[1], ms=4, label="held out")
@@ -212,7 +215,7 @@ def columns(rows: list[list[float]], *places: int) -> list[list[float]]:
 def drift(report: Result) -> Callable[[Any], None]:
     """The losses of runs that go on freely, and how far their weights drift apart."""
 
-    def draw(axes: Any) -> None:
+    def draw(axes: Sequence[Axes]) -> None:
         losses, drifts = axes
         pictures.draw(losses, drifts, report)
         losses.legend()

@@ -6,12 +6,12 @@ The steps are in `attention_steps.py`, the faster ways to the same result in `en
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 
 from specification import checks
+from specification.masks import Mask
 from torch_impl.attention_steps import (
     allowed_sum,
     attention_scores,
@@ -35,7 +35,7 @@ def attention(
     key: Float[torch.Tensor, "B G K D"],
     value: Float[torch.Tensor, "B G K V"],
     *,
-    mask: Any = None,
+    mask: Mask | Bool[torch.Tensor, "..."] | None = None,
     bias: Float[torch.Tensor, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -95,7 +95,7 @@ def attention_weights(
     query: Float[torch.Tensor, "B H Q D"],
     key: Float[torch.Tensor, "B G K D"],
     *,
-    mask: Any = None,
+    mask: Mask | Bool[torch.Tensor, "..."] | None = None,
     bias: Float[torch.Tensor, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -130,7 +130,7 @@ def attention_logsumexp(
     query: Float[torch.Tensor, "B H Q D"],
     key: Float[torch.Tensor, "B G K D"],
     *,
-    mask: Any = None,
+    mask: Mask | Bool[torch.Tensor, "..."] | None = None,
     bias: Float[torch.Tensor, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 
-from torch_impl.dtypes import GradientByHand, number, product, widen
+from specification.masks import Mask
+from torch_impl.dtypes import Context, GradientByHand, number, product, widen
 from torch_impl.masks import allowed_pairs
 
 
@@ -41,11 +42,11 @@ class PairProducts(GradientByHand):
     """`pair_products`; its gradients are allowed sums."""
 
     @staticmethod
-    def forward(left: Any, right: Any, allowed: Any) -> Any:
+    def forward(left: torch.Tensor, right: torch.Tensor, allowed: torch.Tensor) -> Any:
         return torch.where(allowed, product(left, right.mT), 0)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Any) -> tuple[Any, Any, None]:
+    def backward(ctx: Context, cotangent: torch.Tensor) -> tuple[Any, Any, None]:
         left, right, allowed = ctx.saved_tensors
         cotangent = torch.where(allowed, cotangent, 0)
         return allowed_sum(cotangent, right, allowed), allowed_sum(cotangent.mT, left, allowed.mT), None
@@ -55,14 +56,14 @@ class AllowedSum(GradientByHand):
     """`allowed_sum`; its gradients are pair products and an allowed sum."""
 
     @staticmethod
-    def forward(weights: Any, values: Any, allowed: Any) -> Any:
+    def forward(weights: torch.Tensor, values: torch.Tensor, allowed: torch.Tensor) -> Any:
         finite = torch.isfinite(values)
         output = product(weights, torch.where(finite, values, 0))
         reached = product(allowed.expand(weights.shape).to(values.dtype), (~finite).to(values.dtype)) > 0
         return torch.where(reached, torch.nan, output)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Any) -> tuple[Any, Any, None]:
+    def backward(ctx: Context, cotangent: torch.Tensor) -> tuple[Any, Any, None]:
         weights, values, allowed = ctx.saved_tensors
         return pair_products(cotangent, values, allowed), allowed_sum(weights.mT, cotangent, allowed.mT), None
 
@@ -139,7 +140,7 @@ def repeat_heads(array: Float[torch.Tensor, "B G K W"], num_heads: int) -> Float
 
 
 def visible_pairs(
-    mask: Any, bias: Float[torch.Tensor, "..."] | None, query_length: int, key_length: int, device: torch.device
+    mask: Mask | None, bias: Float[torch.Tensor, "..."] | None, query_length: int, key_length: int, device: torch.device
 ) -> tuple[Bool[torch.Tensor, "#B #H #Q #K"], Float[torch.Tensor, "#B #H #Q #K"] | None]:
     """Which pairs count, and the bias in rank 4; -inf in the bias forbids a pair (ATT-3).
 
@@ -163,7 +164,7 @@ def reference_attention(
     key: Float[torch.Tensor, "B G K D"],
     value: Float[torch.Tensor, "B G K V"],
     *,
-    mask: Any,
+    mask: Mask | None,
     bias: Float[torch.Tensor, "..."] | None,
     scale: float | None,
     softcap: float | None,

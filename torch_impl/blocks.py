@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from specification import checks
 from specification.blocks import Sublayer, attention_options, sublayers_of, windowed
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout
 from specification.dtypes import compute_dtype_name, dtype_name
+from specification.masks import Mask
 from specification.parameters import DecoderBlock, EncoderBlock, FeedForward, GatedFeedForward, MultiHeadAttention, Norm
 from specification.rotary import Rotary, Rotation
 from torch_impl.attention import attention
@@ -75,23 +76,28 @@ def rotations_of(
     layers: Sequence[AttentionLayer],
     x: Float[torch.Tensor, "B T E"],
     configuration: Configuration,
-    offset: Any = 0,
-) -> list[Any]:
+    offset: int = 0,
+) -> list[Rotation | None]:
     """The `rotation_of` x for every layer, made once for all that rotate alike."""
     kinds = [
-        (layer.rotary, layer.rotary and check_attention(parameters, x, x, configuration))
+        (layer.rotary, None if layer.rotary is None else check_attention(parameters, x, x, configuration))
         for parameters, layer in zip(attentions, layers, strict=True)
     ]
-    made: list[Any] = []
+    made: list[Rotation | None] = []
     for kind in kinds:
         first = next(i for i, other in enumerate(kinds) if other == kind)
         made.append(made[first] if first < len(made) else rotation_of(*kind, x, offset))
     return made
 
 
-def rotation_of(rotary: Rotary | None, width: Any, x: Float[torch.Tensor, "B T E"], offset: Any = 0) -> Any:
+def rotation_of(
+    rotary: Rotary | None,
+    width: int | None,
+    x: Float[torch.Tensor, "B T E"],
+    offset: int = 0,
+) -> Rotation | None:
     """Sine and cosine for heads of that width, of positions offset, offset + 1, ...; None for no rotation (POS-3)."""
-    if rotary is None:
+    if rotary is None or width is None:
         return None
     positions, columns = torch.arange(x.shape[1], device=x.device) + offset, checks.rotary_fits(rotary, width)
     # Known without reading positions: torch.compile cannot, and a device would be waited for.
@@ -100,10 +106,13 @@ def rotation_of(rotary: Rotary | None, width: Any, x: Float[torch.Tensor, "B T E
     return Rotation(*rotary_table(positions, columns, rotary.base, rotary.scaling, length, dtype))
 
 
-def rotated(x: Float[torch.Tensor, "B H T D"], layer: AttentionLayer, rotation: Any) -> Float[torch.Tensor, "B H T D"]:
+def rotated(
+    x: Float[torch.Tensor, "B H T D"], layer: AttentionLayer, rotation: Rotation | None
+) -> Float[torch.Tensor, "B H T D"]:
     """Queries or keys, rotated where the layer says so."""
     if layer.rotary is None:
         return x
+    assert rotation is not None  # `attend` makes one where there is none
     sine, cosine = rotation
     return rotate(x, sine, cosine, layer.rotary.pairing)
 
@@ -113,7 +122,7 @@ def project_queries(
     x: Float[torch.Tensor, "B Q E"],
     configuration: Configuration,
     layer: AttentionLayer = AttentionLayer(),
-    rotation: Any = None,
+    rotation: Rotation | None = None,
 ) -> Float[torch.Tensor, "B H Q D"]:
     """Queries by heads: projected, normalised, rotated."""
     projected = linear(join_heads(parameters.query), x)
@@ -126,7 +135,7 @@ def project_keys(
     memory: Float[torch.Tensor, "B K E_key"],
     configuration: Configuration,
     layer: AttentionLayer = AttentionLayer(),
-    rotation: Any = None,
+    rotation: Rotation | None = None,
 ) -> tuple[Float[torch.Tensor, "B G K D"], Float[torch.Tensor, "B G K V"]]:
     """Keys by heads: projected, normalised, rotated; and values by heads."""
     keys, values = linear(join_heads(parameters.key), memory), linear(join_heads(parameters.value), memory)
@@ -146,7 +155,7 @@ def attend_to(
     query: Float[torch.Tensor, "B H Q D"],
     keys: Float[torch.Tensor, "B G K D"],
     values: Float[torch.Tensor, "B G K V"],
-    mask: Any,
+    mask: Mask | Bool[torch.Tensor, "..."] | None,
     weights_dropout: Dropout | None,
     configuration: Configuration,
     bias: Float[torch.Tensor, "..."] | None = None,
@@ -161,13 +170,13 @@ def attend_to(
 def attend(
     parameters: MultiHeadAttention,
     x: Float[torch.Tensor, "B T E"],
-    memory: Any,
-    mask: Any,
+    memory: torch.Tensor,
+    mask: Mask | Bool[torch.Tensor, "..."] | None,
     weights_dropout: Dropout | None,
     configuration: Configuration,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[torch.Tensor, "..."] | None = None,
-    rotation: Any = None,
+    rotation: Rotation | None = None,
 ) -> Float[torch.Tensor, "B T E"]:
     """Attention of x to memory, which in self-attention is x. bias: of the scores (ATT-3). rotation: as in a block."""
     width = check_attention(parameters, x, memory, configuration)
@@ -179,7 +188,9 @@ def attend(
     return attend_to(parameters, query, keys, values, windowed(mask, layer), weights_dropout, configuration, bias)
 
 
-def check_attention(parameters: MultiHeadAttention, x: Any, memory: Any, configuration: Configuration) -> int:
+def check_attention(
+    parameters: MultiHeadAttention, x: torch.Tensor, memory: torch.Tensor, configuration: Configuration
+) -> int:
     """The head width; refuse projections and norms that do not fit one another or their inputs (MHA-1, NORM-8)."""
     checks.structure("parameters", parameters, MultiHeadAttention)
     return checks.block_attention(parameters, fused(parameters), x, memory, configuration.num_heads)
@@ -255,7 +266,7 @@ def encoder_block(
     x: Float[torch.Tensor, "B T E"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[torch.Tensor, "..."] | None = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[torch.Tensor, "..."] | None = None,
     rotation: Rotation | None = None,
@@ -286,10 +297,10 @@ def encoder_block(
     checks.norms(parameters, configuration)
     p = parameters
 
-    def attention(x: Any) -> Any:
+    def attention(x: torch.Tensor) -> Any:
         return attend(p.attention, x, x, mask, dropout.attention.inner, configuration, layer, bias, rotation)
 
-    def position_wise(x: Any) -> Any:
+    def position_wise(x: torch.Tensor) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)
 
     functions = {"attention": attention, "feed_forward": position_wise}
@@ -302,8 +313,8 @@ def decoder_block(
     memory: Float[torch.Tensor, "B S E"] | None = None,
     *,
     configuration: Configuration,
-    mask: Any = None,
-    memory_mask: Any = None,
+    mask: Mask | Bool[torch.Tensor, "..."] | None = None,
+    memory_mask: Mask | Bool[torch.Tensor, "..."] | None = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[torch.Tensor, "..."] | None = None,
     rotation: Rotation | None = None,
@@ -336,13 +347,14 @@ def decoder_block(
     p = parameters
     cross: Any = p.cross_attention
 
-    def self_attention(x: Any) -> Any:
+    def self_attention(x: torch.Tensor) -> Any:
         return attend(p.self_attention, x, x, mask, dropout.self_attention.inner, configuration, layer, bias, rotation)
 
-    def cross_attention(x: Any) -> Any:
+    def cross_attention(x: torch.Tensor) -> Any:
+        assert memory is not None  # it is checked
         return attend(cross, x, memory, memory_mask, dropout.cross_attention.inner, configuration)
 
-    def position_wise(x: Any) -> Any:
+    def position_wise(x: torch.Tensor) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)
 
     functions = {"self_attention": self_attention, "cross_attention": cross_attention, "feed_forward": position_wise}

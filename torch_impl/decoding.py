@@ -12,8 +12,9 @@ from specification.blocks import sublayers_of, windowed
 from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout
-from specification.masks import Causal, Dense, KeyPadding
+from specification.masks import Causal, Dense, KeyPadding, Mask
 from specification.parameters import DecoderBlock, LanguageModel, Transformer
+from specification.rotary import Rotation
 from torch_impl.blocks import (
     attend_to,
     check_attention,
@@ -33,14 +34,14 @@ __all__ = ["decode_step", "start"]
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 
-def write(room: torch.Tensor, new: torch.Tensor, length: Any, axis: int) -> torch.Tensor:
+def write(room: torch.Tensor, new: torch.Tensor, length: int, axis: int) -> torch.Tensor:
     """A copy of the room in which the new positions stand after the first `length`."""
     stop = length + new.shape[axis]
     return torch.cat([room.narrow(axis, 0, length), new, room.narrow(axis, stop, room.shape[axis] - stop)], dim=axis)
 
 
 def step_mask(
-    tokens: Integer[torch.Tensor, "B Q"], real: Bool[torch.Tensor, "B K"], length: Any, configuration: Configuration
+    tokens: Integer[torch.Tensor, "B Q"], real: Bool[torch.Tensor, "B K"], length: int, configuration: Configuration
 ) -> Any:
     """`target_mask` for the queries at positions length, length + 1, ... and for K keys, of which `real` are tokens."""
     causal = Causal(length)
@@ -57,20 +58,20 @@ def decoder_block_step(
     parameters: DecoderBlock,
     x: Float[torch.Tensor, "B Q E"],
     cache: BlockCache,
-    length: Any,
+    length: int,
     *,
     configuration: Configuration,
-    mask: Any,
-    memory_mask: Any = None,
+    mask: Mask | None,
+    memory_mask: Mask | None = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[torch.Tensor, "..."] | None = None,
-    rotation: Any = None,
+    rotation: Rotation | None = None,
 ) -> tuple[Float[torch.Tensor, "B Q E"], BlockCache]:
     """`decoder_block` for the Q positions after the first `length`, and the cache with their keys and values."""
     stop, grown, p = length + x.shape[1], cache, parameters
     checks.norms(parameters, configuration)
 
-    def self_attention(x: Any) -> Any:
+    def self_attention(x: torch.Tensor) -> Any:
         nonlocal grown
         check_attention(p.self_attention, x, x, configuration)
         query = project_queries(p.self_attention, x, configuration, layer, rotation)
@@ -81,12 +82,12 @@ def decoder_block_step(
         seen = grown.keys[:, :, :stop], grown.values[:, :, :stop]
         return attend_to(p.self_attention, query, *seen, windowed(mask, layer, length), None, configuration, bias)
 
-    def cross_attention(x: Any) -> Any:
+    def cross_attention(x: torch.Tensor) -> Any:
         cross: Any = p.cross_attention
         query = project_queries(cross, x, configuration)
         return attend_to(cross, query, cache.memory_keys, cache.memory_values, memory_mask, None, configuration)
 
-    def position_wise(x: Any) -> Any:
+    def position_wise(x: torch.Tensor) -> Any:
         return transform(p.feed_forward, x, None, configuration)
 
     functions = {"self_attention": self_attention, "cross_attention": cross_attention, "feed_forward": position_wise}
@@ -102,7 +103,7 @@ def empty_cache(
     capacity: int,
     *,
     configuration: Configuration,
-    source: Any = None,
+    source: Integer[torch.Tensor, "B S"] | None = None,
 ) -> Cache:
     """The cache before the first token, with room for `capacity` positions; an encoder runs here, once."""
     checks.empty_cache(parameters, batch, capacity, source)
@@ -112,6 +113,7 @@ def empty_cache(
     memory: Any = None
     memory_real = None
     if isinstance(parameters, Transformer):
+        assert source is not None  # it is checked
         memory = encoder(parameters.encoder, source, configuration=configuration)
         if parameters.encoder.embedding is not None and configuration.source_padding is not None:
             memory_real = real_tokens(source, configuration.source_padding)
@@ -132,7 +134,7 @@ def empty_cache(
 def select_rows(cache: Cache, rows: Integer[torch.Tensor, "R"]) -> Cache:
     """The cache of these batch elements, in this order; one may be taken more than once."""
 
-    def taken(array: Any) -> Any:
+    def taken(array: torch.Tensor | None) -> Any:
         return None if array is None else array[rows]
 
     blocks = [BlockCache(*map(taken, block)) for block in cache.blocks]
@@ -148,7 +150,7 @@ def start(
     *,
     configuration: Configuration | None = None,
     capacity: int,
-    source: Any = None,
+    source: Integer[torch.Tensor, "B S"] | None = None,
 ) -> tuple[Float[torch.Tensor, "B T N"], Cache]:
     """Run the first tokens: their logits, and a cache with room for more (GEN-1).
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
+from torch.autograd.function import FunctionCtx
 
 from specification.dtypes import compute_dtype_name, dtype_name
 
@@ -19,7 +20,7 @@ def widen(array: Float[torch.Tensor, "..."] | None) -> Any:
     return array.to(getattr(torch, compute_dtype_name(dtype_name(array))))
 
 
-def number(value: Any) -> Any:
+def number(value: float | torch.Tensor) -> Any:
     """A Python float, whose product with a tensor keeps the tensor's dtype; a tensor stays, and gets a gradient."""
     return value if isinstance(value, torch.Tensor) else float(value)
 
@@ -33,11 +34,22 @@ def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return left @ right
 
 
+if TYPE_CHECKING:
+
+    class Context(FunctionCtx):
+        """What an operation's forward pass leaves for its gradient; PyTorch's own type knows one tensor."""
+
+        saved_tensors: tuple[torch.Tensor, ...]
+
+else:
+    Context = FunctionCtx
+
+
 class GradientByHand(torch.autograd.Function):
     """An operation whose gradient is written by hand, out of the inputs that it saves."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Context, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         ctx.save_for_backward(*inputs)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 
 from specification import FeedForward, GatedFeedForward, checks
 from torch_impl.attention_steps import dropout_factor
-from torch_impl.dtypes import GradientByHand, widen
+from torch_impl.dtypes import Context, GradientByHand, widen
 from torch_impl.multi_head_attention import linear
 
 __all__ = ["feed_forward", "gated_feed_forward", "silu"]
@@ -25,11 +25,11 @@ class Relu(GradientByHand):
     """max(x, 0), with a slope by hand. `torch.where` with x > 0 would compute the same in ten times the time."""
 
     @staticmethod
-    def forward(x: Any) -> Any:
+    def forward(x: torch.Tensor) -> Any:
         return torch.relu(x)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Any) -> Any:
+    def backward(ctx: Context, cotangent: torch.Tensor) -> Any:
         (x,) = ctx.saved_tensors
         return torch.ops.aten.threshold_backward(cotangent, torch.nan_to_num(x.detach()), 0)
 

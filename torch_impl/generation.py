@@ -28,12 +28,13 @@ def all_logits(
     tokens: Integer[torch.Tensor, "B T"],
     *,
     configuration: Configuration,
-    source: Any = None,
+    source: Integer[torch.Tensor, "B S"] | None = None,
 ) -> Float[torch.Tensor, "B T N"]:
     """The full forward pass; causal also where the configuration leaves that to its caller."""
     mask = Causal() if configuration.target_mask == "none" else None
     if isinstance(parameters, LanguageModel):
         return language_model(parameters, tokens, configuration=configuration, mask=mask)
+    assert source is not None  # it is checked
     return transformer(parameters, source, tokens, configuration=configuration, target_mask=mask)
 
 
@@ -44,7 +45,7 @@ def next_logits(
     cache: Cache | None,
     *,
     configuration: Configuration,
-    source: Any = None,
+    source: Integer[torch.Tensor, "B S"] | None = None,
 ) -> tuple[Float[torch.Tensor, "B N"], Cache | None]:
     """Logits for what follows the first `length` tokens, and the cache that has them; None once there can be none."""
     if cache is not None:
@@ -69,9 +70,9 @@ def wide_log_softmax(logits: Float[torch.Tensor, "B N"]) -> Float[torch.Tensor, 
 def draw(
     logits: Float[torch.Tensor, "B N"],
     uniforms: Float[torch.Tensor, "B"],
-    temperature: Any,
+    temperature: float,
     top_k: int | None,
-    top_p: Any,
+    top_p: float | None,
 ) -> Integer[torch.Tensor, "B"]:
     """`choose` without its checks."""
     wide = logits.to(torch.float64)
@@ -140,7 +141,7 @@ def generate(
     pick: Callable[[Float[torch.Tensor, "B N"], int], Integer[torch.Tensor, "B"]],
     *,
     configuration: Configuration,
-    source: Any = None,
+    source: Integer[torch.Tensor, "B S"] | None = None,
     end: int | None = None,
     cached: bool = True,
 ) -> Integer[torch.Tensor, "B T"]:
@@ -167,7 +168,7 @@ def greedy(
     steps: int,
     *,
     configuration: Configuration | None = None,
-    source: Any = None,
+    source: Integer[torch.Tensor, "B S"] | None = None,
     end: int | None = None,
     cached: bool = True,
 ) -> Integer[torch.Tensor, "B T"]:
@@ -193,7 +194,7 @@ def greedy(
     own, configured = checks.held(parameters, configuration)
     checks.generation(own, prompt, steps, configured, source, end)
 
-    def pick(logits: Any, step: int) -> Any:
+    def pick(logits: torch.Tensor, step: int) -> Any:
         return torch.argmax(logits, dim=-1)
 
     options: Any = {"configuration": configured, "source": source, "end": end, "cached": cached}
@@ -210,7 +211,7 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    source: Any = None,
+    source: Integer[torch.Tensor, "B S"] | None = None,
     end: int | None = None,
     cached: bool = True,
 ) -> Integer[torch.Tensor, "B T"]:
@@ -239,7 +240,7 @@ def sample(
     checks.sampling(temperature, top_k, top_p)
     checks.uniform_numbers("uniforms", readable(uniforms))
 
-    def pick(logits: Any, step: int) -> Any:
+    def pick(logits: torch.Tensor, step: int) -> Any:
         return draw(logits, uniforms[:, step], temperature, top_k, top_p)
 
     options: Any = {"configuration": configured, "source": source, "end": end, "cached": cached}
@@ -258,7 +259,7 @@ class Hypotheses(NamedTuple):
 
 
 def penalized(
-    totals: Float[torch.Tensor, "B W"], lengths: Integer[torch.Tensor, "B W"], length_penalty: Any
+    totals: Float[torch.Tensor, "B W"], lengths: Integer[torch.Tensor, "B W"], length_penalty: float
 ) -> Float[torch.Tensor, "B W"]:
     """totals / lengths ** length_penalty, by which sequences are compared; 0 for those without a token."""
     return totals / lengths.clamp(min=1).to(totals.dtype) ** length_penalty
@@ -268,7 +269,7 @@ def extend(
     hypotheses: Hypotheses,
     log_probabilities: Float[torch.Tensor, "B W N"],
     end: int | None,
-    length_penalty: Any,
+    length_penalty: float,
 ) -> tuple[Hypotheses, Integer[torch.Tensor, "B W"], Integer[torch.Tensor, "B W"]]:
     """The W best of all continuations by one token, the beams that they continue, and their tokens."""
     W, N = log_probabilities.shape[1:]
@@ -296,7 +297,7 @@ def beam_search(
     *,
     configuration: Configuration | None = None,
     beams: int,
-    source: Any = None,
+    source: Integer[torch.Tensor, "B S"] | None = None,
     end: int | None = None,
     length_penalty: float = 0.0,
     cached: bool = True,

@@ -20,7 +20,7 @@ What the mask means depends on its kind, in a way that `call_mask` decides once,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -29,6 +29,9 @@ from specification import Causal, SlidingWindow
 from specification.dtypes import compute_dtype_name, dtype_name
 from specification.masks import as_mask, both
 from torch_impl.attention import attention
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 __all__ = ["attention_forward", "call_mask", "call_options", "register"]
 
@@ -69,11 +72,11 @@ def register(name: str = "reference", *, engine: str = "reference", function: Ca
 
 
 def attention_forward(
-    module: Any,
+    module: torch.nn.Module | None,
     query: Float[torch.Tensor, "B H Q D"],
     key: Float[torch.Tensor, "B G K D"],
     value: Float[torch.Tensor, "B G K V"],
-    attention_mask: Any = None,
+    attention_mask: torch.Tensor | BlockMask | None = None,
     dropout: float = 0.0,
     scaling: float | None = None,
     *,
@@ -83,7 +86,7 @@ def attention_forward(
     sliding_window: int | None = None,
     is_causal: bool | None = None,
     engine: str = "reference",
-    **more: Any,
+    **more: object,
 ) -> tuple[Float[torch.Tensor, "B Q H V"], None]:
     """Compute attention for a layer of a Hugging Face model.
 
@@ -116,10 +119,10 @@ def attention_forward(
 
 
 def call_options(
-    module: Any,
+    module: torch.nn.Module | None,
     query: Float[torch.Tensor, "B H Q D"],
     key: Float[torch.Tensor, "B G K D"],
-    attention_mask: Any = None,
+    attention_mask: torch.Tensor | BlockMask | None = None,
     dropout: float = 0.0,
     scaling: float | None = None,
     *,
@@ -128,7 +131,7 @@ def call_options(
     position_bias: Float[torch.Tensor, "..."] | None = None,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
-    **more: Any,
+    **more: object,
 ) -> dict[str, Any]:
     """Read a call as the optional arguments of `attention`.
 
@@ -161,10 +164,10 @@ def refuse_others(dropout: float, more: dict[str, Any]) -> None:
 
 
 def call_mask(
-    module: Any,
+    module: torch.nn.Module | None,
     query: Float[torch.Tensor, "B H Q D"],
     key: Float[torch.Tensor, "B G K D"],
-    attention_mask: Any,
+    attention_mask: torch.Tensor | BlockMask | None,
     *,
     position_bias: Float[torch.Tensor, "..."] | None = None,
     sliding_window: int | None = None,
@@ -204,7 +207,7 @@ def unmasked(query_length: int, key_length: int, causal: bool, sliding_window: i
 
 
 def forbidden_and_added(
-    array: Any, query: torch.Tensor, key: torch.Tensor
+    array: torch.Tensor | BlockMask, query: torch.Tensor, key: torch.Tensor
 ) -> tuple[Bool[torch.Tensor, "#B #H Q K"] | None, Float[torch.Tensor, "#B #H Q K"] | None]:
     """The pairs that a mask allows, and what it adds to their scores; None for all of them, and for nothing."""
     Q, K = query.shape[2], key.shape[2]
@@ -224,7 +227,7 @@ def forbidden_and_added(
     return None if bool(allowed.all()) else allowed, widened(added, query) if adds else None
 
 
-def every_pair(block_mask: Any, query_length: int, key_length: int, device: torch.device) -> torch.Tensor:
+def every_pair(block_mask: BlockMask, query_length: int, key_length: int, device: torch.device) -> torch.Tensor:
     """The boolean array of a `BlockMask`."""
     from torch.nn.attention.flex_attention import create_mask
 

@@ -31,11 +31,11 @@ class Deviations(torch.autograd.Function):
         return deviation - torch.mean(deviation, dim=axes, keepdim=True)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, tuple[int, ...]], output: torch.Tensor) -> None:
         _, ctx.axes = inputs
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Any) -> tuple[Any, None]:
+    def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, None]:
         return deviations(cotangent, ctx.axes), None
 
 
@@ -53,7 +53,10 @@ def affine(
 
 
 def reference_layer_norm(
-    x: Float[torch.Tensor, "..."], weight: Float[torch.Tensor, "*N"], bias: Float[torch.Tensor, "*N"] | None, eps: Any
+    x: Float[torch.Tensor, "..."],
+    weight: Float[torch.Tensor, "*N"],
+    bias: Float[torch.Tensor, "*N"] | None,
+    eps: float | Float[torch.Tensor, ""],
 ) -> Float[torch.Tensor, "..."]:
     """Compute `layer_norm` for arguments that it has checked, without its last rounding."""
     axes = tuple(range(-weight.ndim, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,25 @@ import torch
 from jaxtyping import Bool
 
 from specification import checks
-from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segments, SlidingWindow, as_mask, map_arrays
+from specification.masks import (
+    And,
+    Causal,
+    Dense,
+    KeyLengths,
+    KeyPadding,
+    Mask,
+    Or,
+    Segments,
+    SlidingWindow,
+    as_mask,
+    map_arrays,
+)
 
 __all__ = ["materialize"]
 
 
 def materialize(
-    mask: Any,
+    mask: Mask | Bool[torch.Tensor, "..."] | None,
     query_length: int,
     key_length: int,
     *,
@@ -49,7 +62,7 @@ def materialize(
     return allowed.expand(shape).clone(memory_format=torch.contiguous_format)
 
 
-def device_of(mask: Any) -> torch.device:
+def device_of(mask: Mask | Bool[torch.Tensor, "..."] | None) -> torch.device:
     """Where the first tensor inside a description lives; the default device if it holds none."""
     devices = []
     map_arrays(as_mask(mask), lambda array: devices.append(array.device) if isinstance(array, torch.Tensor) else None)
@@ -57,8 +70,13 @@ def device_of(mask: Any) -> torch.device:
 
 
 def checked_mask(
-    mask: Any, query_length: int, key_length: int, batch: int | None, heads: int | None, device: torch.device | str
-) -> Any:
+    mask: Mask | Bool[torch.Tensor, "..."] | None,
+    query_length: int,
+    key_length: int,
+    batch: int | None,
+    heads: int | None,
+    device: torch.device | str,
+) -> Mask | None:
     """The description with tensors on `device` inside, once all that it holds is known to fit."""
     mask = map_arrays(as_mask(mask), to_array)
     checks.mask(mask, query_length, key_length, batch, heads)
@@ -66,7 +84,7 @@ def checked_mask(
     return map_arrays(mask, lambda array: torch.as_tensor(array, device=device))
 
 
-def to_array(array: Any) -> torch.Tensor | np.ndarray:
+def to_array(array: torch.Tensor | np.ndarray | Sequence[object]) -> torch.Tensor | np.ndarray:
     """A tensor as it is, and what is none as an array that can be checked: NumPy's, with the values at hand.
 
     `torch.compile` cannot tell the dtype of NumPy's arrays, and gets a tensor.
@@ -101,7 +119,7 @@ def capturing() -> bool:
 
 
 def allowed_pairs(
-    mask: Any, query_length: int, key_length: int, device: torch.device | str
+    mask: Mask | None, query_length: int, key_length: int, device: torch.device | str
 ) -> Bool[torch.Tensor, "#B #H #Q #K"]:
     """The description's meaning, in a shape that broadcasts to [B, H, Q, K]."""
     queries = torch.arange(query_length, device=device)[None, None, :, None]
@@ -127,15 +145,16 @@ def allowed_pairs(
         return mask.keep[:, None, None, :]
     if isinstance(mask, Segments):
         return signed(mask.query_ids)[:, None, :, None] == signed(mask.key_ids)[:, None, None, :]
+    assert isinstance(mask, Dense)
     return mask.array if mask.array.ndim == 4 else mask.array[None, None]
 
 
-def per_batch(numbers: Any) -> Any:
+def per_batch(numbers: int | torch.Tensor | None) -> Any:
     """A number as it is, one number per batch element shaped [B, 1, 1, 1]; None is 0."""
     numbers = signed(0 if numbers is None else numbers)
     return numbers.reshape(-1, 1, 1, 1) if isinstance(numbers, torch.Tensor) else numbers
 
 
-def signed(numbers: Any) -> Any:
+def signed(numbers: int | torch.Tensor) -> Any:
     """Integer tensors as int64: PyTorch has no arithmetic between int64 and the wider unsigned integers."""
     return numbers.to(torch.int64) if isinstance(numbers, torch.Tensor) else numbers

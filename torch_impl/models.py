@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import ml_dtypes
 import numpy as np
 import torch
 from jaxtyping import Float
 
-from specification.calls import Functions, model_calls
+from specification.calls import Functions, ModelOptions, model_calls
 from specification.checkpoints import read_model, write_model
 from specification.checks.arguments import arrays_of_numbers
 from specification.configuration import Configuration
-from specification.parameters import mapped
+from specification.parameters import ModelParameters, mapped
 from torch_impl.attention import attention
 from torch_impl.blocks import attend
 from torch_impl.multi_head_attention import multi_head_attention
@@ -27,7 +27,7 @@ __all__ = ["Model", "load", "load_pretrained", "plain_self_attention", "restore"
 class Structure(torch.nn.Module):
     """A parameter structure as a module, whose `state_dict` names are the paths of the structure."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: list[Any] | tuple[Any, ...]) -> None:
         super().__init__()
         self.kind = type(value)
         self.names = [str(name) for name in getattr(value, "_fields", range(len(value)))]
@@ -47,16 +47,16 @@ class Structure(torch.nn.Module):
 class Model(Structure):
     """Parameters, and what they do not say. Calling it is calling the function of `MODELS` for them."""
 
-    def __init__(self, parameters: Any, configuration: Configuration) -> None:
+    def __init__(self, parameters: ModelParameters, configuration: Configuration) -> None:
         super().__init__(parameters)
         self.configuration = configuration
 
-    def forward(self, *inputs: Any, **options: Any) -> Any:
+    def forward(self, *inputs: torch.Tensor | None, **options: Unpack[ModelOptions]) -> torch.Tensor:
         arrays_of_numbers(inputs)
         return MODELS[self.kind](self.structure(), *inputs, configuration=self.configuration, **options)
 
 
-def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparameters: Any) -> Model:
+def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparameters: object) -> Model:
     """Load a checkpoint with a tutorial's or library's own names; see `specification.dialects`.
 
     Args:
@@ -119,7 +119,7 @@ def restore(path: str | Path) -> Model:
     return from_numpy(*read_model(path))
 
 
-def from_numpy(parameters: Any, configuration: Configuration) -> Model:
+def from_numpy(parameters: ModelParameters, configuration: Configuration) -> Model:
     """The arrays are copied, and stay on the CPU until the module is moved."""
     return Model(mapped(as_tensor, parameters), configuration)
 

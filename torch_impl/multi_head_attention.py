@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Bool, Float
 
 from specification import Linear, MultiHeadAttention, checks
+from specification.masks import Mask
 from torch_impl.attention import attention
-from torch_impl.dtypes import GradientByHand, product, widen
+from torch_impl.dtypes import Context, GradientByHand, product, widen
 
 __all__ = ["multi_head_attention"]
 
@@ -31,7 +32,7 @@ class Product(GradientByHand):
         return product(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Any) -> tuple[Any, Any]:
+    def backward(ctx: Context, cotangent: torch.Tensor) -> tuple[Any, Any]:
         x, weight = ctx.saved_tensors
         rows, flat = cotangent[None].flatten(0, -2), x[None].flatten(0, -2)
         return Product.apply(cotangent, weight.mT), Product.apply(flat.mT, rows)
@@ -73,7 +74,7 @@ def multi_head_attention(
     value: Float[torch.Tensor, "B K E_value"],
     *,
     num_heads: int,
-    mask: Any = None,
+    mask: Mask | Bool[torch.Tensor, "..."] | None = None,
     bias: Float[torch.Tensor, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from torch.optim.optimizer import ParamsT
 
 from specification import checks
 from specification.optimizers import AdamState, SgdState
-from specification.parameters import leaves, mapped
+from specification.parameters import Parameters, Tree, leaves, mapped
 from torch_impl.dtypes import widen
 from torch_impl.masks import readable
 
@@ -31,32 +32,32 @@ LEAST_EPS = 2.0**-38
 2^-62."""
 
 
-def zeros(parameters: Any) -> Any:
+def zeros(parameters: Parameters) -> Parameters:
     """A tree like the parameters, of zeros in the compute dtype."""
     checks.trained("parameters", parameters)
     return mapped(lambda parameter: torch.zeros_like(widen(parameter)), parameters)
 
 
-def wide(tree: Any, like: Any) -> tuple[torch.Tensor, ...]:
+def wide(tree: Parameters, like: Parameters) -> tuple[torch.Tensor, ...]:
     """The arrays of a tree in the compute dtype, in the order of another one, whose dicts may have another order."""
     arrays = leaves(tree)
     return tuple(widen(arrays[path]) for path in leaves(like))
 
 
-def in_one_dtype(tree: Any) -> list[torch.Tensor]:
+def in_one_dtype(tree: Tree) -> list[torch.Tensor]:
     """All arrays of a tree, in the widest of their compute dtypes."""
     arrays = wide(tree, tree)
     dtype = torch.float64 if any(array.dtype == torch.float64 for array in arrays) else torch.float32
     return [array.to(dtype) for array in arrays]
 
 
-def placed(arrays: Iterable[torch.Tensor], like: Any) -> Any:
+def placed(arrays: Iterable[torch.Tensor], like: Parameters) -> Parameters:
     """The arrays as a tree of the form of another one."""
     following = iter(arrays)
     return mapped(lambda _: next(following), like)
 
 
-def rounded(arrays: Iterable[torch.Tensor], like: Any) -> Any:
+def rounded(arrays: Iterable[torch.Tensor], like: Parameters) -> Parameters:
     """The arrays as a tree of the form and the dtypes of another one."""
     return mapped(lambda new, old: new.to(old.dtype), placed(arrays, like), like)
 
@@ -64,7 +65,7 @@ def rounded(arrays: Iterable[torch.Tensor], like: Any) -> Any:
 # --- Adam -------------------------------------------------------------------------------------------------------------
 
 
-def adam_start(parameters: Any) -> AdamState:
+def adam_start(parameters: Tree) -> AdamState:
     """Make the state of Adam before its first step: step 0, mean and square 0 (OPT-1).
 
     Args:
@@ -95,17 +96,17 @@ def bias_correction(beta: float, step: int) -> float:
 
 @torch.no_grad()
 def adam_step(
-    parameters: Any,
-    gradients: Any,
+    parameters: Parameters,
+    gradients: Tree,
     state: AdamState,
     *,
-    learning_rate: float,
+    learning_rate: float | Float[torch.Tensor, ""],
     beta_1: float = 0.9,
     beta_2: float = 0.999,
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     decoupled: bool = True,
-) -> tuple[Any, AdamState]:
+) -> tuple[Parameters, AdamState]:
     """Move the parameters by one step of Adam (OPT-1).
 
     Kingma and Ba, arXiv 1412.6980, algorithm 1; decoupled weight decay is AdamW, Loshchilov and Hutter, arXiv
@@ -157,7 +158,7 @@ def adam_step(
     return rounded(moved, parameters), AdamState(step, placed(mean, parameters), placed(square, parameters))
 
 
-def decayed(gradients: Any, parameters: Any, weight_decay: float) -> tuple[torch.Tensor, ...]:
+def decayed(gradients: Tree, parameters: Parameters, weight_decay: float) -> tuple[torch.Tensor, ...]:
     """gradient + weight_decay parameter, in the compute dtype."""
     if weight_decay == 0:
         return wide(gradients, parameters)
@@ -167,7 +168,7 @@ def decayed(gradients: Any, parameters: Any, weight_decay: float) -> tuple[torch
 # --- gradient descent -------------------------------------------------------------------------------------------------
 
 
-def sgd_start(parameters: Any) -> SgdState:
+def sgd_start(parameters: Tree) -> SgdState:
     """Make the state of gradient descent before its first step: velocity 0 (OPT-2).
 
     Args:
@@ -185,15 +186,15 @@ def sgd_start(parameters: Any) -> SgdState:
 
 @torch.no_grad()
 def sgd_step(
-    parameters: Any,
-    gradients: Any,
+    parameters: Parameters,
+    gradients: Tree,
     state: SgdState,
     *,
-    learning_rate: float,
+    learning_rate: float | Float[torch.Tensor, ""],
     momentum: float = 0.0,
     nesterov: bool = False,
     weight_decay: float = 0.0,
-) -> tuple[Any, SgdState]:
+) -> tuple[Parameters, SgdState]:
     """Move the parameters by one step of gradient descent with momentum (OPT-2).
 
     Sutskever et al., "On the importance of initialization and momentum in deep learning" (2013), as PyTorch writes it:
@@ -247,7 +248,7 @@ def clipped_in_range(
 
 
 @torch.no_grad()
-def clip_by_global_norm(gradients: Any, limit: float) -> tuple[Any, Float[torch.Tensor, ""]]:
+def clip_by_global_norm(gradients: Parameters, limit: float) -> tuple[Parameters, Float[torch.Tensor, ""]]:
     """Scale gradients by limit / norm where their norm exceeds the limit (OPT-3).
 
     Pascanu et al., "On the difficulty of training recurrent neural networks", arXiv 1211.5063, algorithm 1. norm is the
@@ -311,7 +312,7 @@ class Adam(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float = 1e-3,
         *,
         beta_1: float = 0.9,

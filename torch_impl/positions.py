@@ -17,7 +17,7 @@ def sinusoidal_positions(
     length: int,
     width: int,
     *,
-    offset: int = 0,
+    offset: int | Integer[torch.Tensor, ""] = 0,
     exponent: str = "shared",
     dtype: str = "float32",
     device: torch.device | str | None = None,
@@ -47,7 +47,7 @@ def sinusoidal_positions(
 
 
 def learned_positions(
-    table: Float[torch.Tensor, "N E"], length: int, *, offset: int = 0
+    table: Float[torch.Tensor, "N E"], length: int, *, offset: int | Integer[torch.Tensor, ""] = 0
 ) -> Float[torch.Tensor, "length E"]:
     """Take rows offset, ..., offset + length - 1 of the table (POS-2).
 
@@ -73,7 +73,7 @@ def alibi_bias(
     query_length: int,
     key_length: int,
     *,
-    offset: int = 0,
+    offset: int | Integer[torch.Tensor, ""] = 0,
     dtype: str = "float32",
     device: torch.device | str | None = None,
 ) -> Float[torch.Tensor, "1 H Q K"]:
@@ -109,7 +109,7 @@ def relative_position_bias(
     *,
     bidirectional: bool,
     furthest: int = 128,
-    offset: int = 0,
+    offset: int | Integer[torch.Tensor, ""] = 0,
 ) -> Float[torch.Tensor, "1 H Q K"]:
     """Take the bias of every query and key from a table, by the bucket of their distance (POS-6; Raffel et al., T5).
 
@@ -142,7 +142,7 @@ def relative_position_bias(
 def buckets_of(
     query_length: int,
     key_length: int,
-    offset: int,
+    offset: int | Integer[torch.Tensor, ""],
     count: int,
     bidirectional: bool,
     furthest: int,

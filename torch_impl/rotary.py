@@ -54,7 +54,7 @@ def rotary_embedding(
 
 
 def rotary_table(
-    positions: Any, width: int, base: float, scaling: Scaling | None, length: int | None, dtype: str
+    positions: torch.Tensor, width: int, base: float, scaling: Scaling | None, length: int | None, dtype: str
 ) -> tuple[Any, Any]:
     """Sine and cosine of every angle times the attention factor, [1, T, W / 2] or [B, 1, T, W / 2].
 
@@ -86,7 +86,9 @@ def constants(width: int, base: float, scaling: Scaling | None, length: int | No
     return torch.tensor(turn_digits(width, base, scaling, length)), attention_factor(scaling)
 
 
-def sine_and_cosine(positions: Any, digits: Any, attention_factor: Any, dtype: str) -> tuple[Any, Any]:
+def sine_and_cosine(
+    positions: torch.Tensor, digits: torch.Tensor, attention_factor: float, dtype: str
+) -> tuple[Any, Any]:
     """Sine and cosine of the angles position * frequency, times the attention factor."""
     positions = positions[..., None, :, None].to(torch.int64)
     quarter, angle = turned(positions, digits, getattr(torch, dtype))
@@ -98,7 +100,7 @@ def sine_and_cosine(positions: Any, digits: Any, attention_factor: Any, dtype: s
     return sine * factor, cosine * factor
 
 
-def turned(positions: Any, digits: Any, dtype: Any) -> tuple[Any, Any]:
+def turned(positions: torch.Tensor, digits: torch.Tensor, dtype: torch.dtype) -> tuple[Any, Any]:
     """The angle position * frequency as a number of quarter turns and an angle in [-pi / 4, pi / 4], rounded once."""
     low, high = positions & 2**DIGIT_BITS - 1, positions >> DIGIT_BITS
     product, carry, below = [], 0, 0
@@ -114,7 +116,7 @@ def turned(positions: Any, digits: Any, dtype: Any) -> tuple[Any, Any]:
     return quarter, turn * (2 * math.pi)
 
 
-def rotate(x: Any, sine: Any, cosine: Any, pairing: str) -> Any:
+def rotate(x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor, pairing: str) -> Any:
     """(first cos - second sin, second cos + first sin) for every pair of columns; columns past the width copied."""
     width = 2 * sine.shape[-1]
     shape, axis = ((2, width // 2), -2) if pairing == "halves" else ((width // 2, 2), -1)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+
+import torch
+from jaxtyping import Float
 
 from specification import checks
 
 __all__ = ["cosine_decay", "inverse_square_root", "linear_warmup"]
 
 
-def linear_warmup(step: int, *, steps: int) -> Any:
+def linear_warmup(step: int, *, steps: int) -> float | Float[torch.Tensor, ""]:
     """Compute min(1, (step + 1) / steps): a factor that reaches 1 at the last of `steps` steps (OPT-4).
 
     "Gradual warmup" in Goyal et al., arXiv 1706.02677, section 2.2. The first step already moves.
@@ -30,7 +32,7 @@ def linear_warmup(step: int, *, steps: int) -> Any:
     return min(step + 1, steps) / steps
 
 
-def inverse_square_root(step: int, *, width: int, warmup: int) -> Any:
+def inverse_square_root(step: int, *, width: int, warmup: int) -> float | Float[torch.Tensor, ""]:
     """Compute width^-0.5 min(n^-0.5, n warmup^-1.5) with n = step + 1 (OPT-4).
 
     "Attention Is All You Need", section 5.3, whose step_num counts from 1.
@@ -52,7 +54,7 @@ def inverse_square_root(step: int, *, width: int, warmup: int) -> Any:
     return min(1 / math.sqrt(number), number / warmup / math.sqrt(warmup)) / math.sqrt(width)
 
 
-def cosine_decay(step: int, *, steps: int) -> Any:
+def cosine_decay(step: int, *, steps: int) -> float | Float[torch.Tensor, ""]:
     """Compute (1 + cos(pi step / steps)) / 2, and 0 from step `steps` on (OPT-4).
 
     Loshchilov and Hutter, arXiv 1608.03983, equation 5, without restarts. The same number as

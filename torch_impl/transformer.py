@@ -12,7 +12,7 @@ from specification import checks
 from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, StackDropout, TransformerDropout
 from specification.dtypes import dtype_name
-from specification.masks import Causal, Dense, KeyPadding, both
+from specification.masks import Causal, Dense, KeyPadding, Mask, both
 from specification.parameters import (
     Classifier,
     Decoder,
@@ -40,7 +40,7 @@ def embed(
     *,
     configuration: Configuration,
     token_types: Integer[torch.Tensor, "B T"] | None = None,
-    offset: int = 0,
+    offset: int | Integer[torch.Tensor, ""] = 0,
 ) -> Float[torch.Tensor, "B T E"]:
     """Add up rows of the token table, positions and rows of the token types' table, and apply the norm if there is one.
 
@@ -66,6 +66,7 @@ def embed(
     if configuration.positions == "learned":
         x = add(x, learned_positions(parameters.positions, T, offset=offset))
     elif configuration.positions == "after_padding":
+        assert configuration.position_padding is not None  # a Configuration sees to it
         positions = positions_after_padding(tokens, configuration.position_padding)
         check_rows(parameters.positions, positions, "positions after padding")
         x = add(x, embedding(parameters.positions, positions))
@@ -94,11 +95,12 @@ def embed_image(
         ValueError: Sizes or numbers that are not as described.
     """
     checks.embed_image(parameters, images, configuration.patch_size)
+    assert configuration.patch_size is not None  # it is checked
     x = linear(parameters.patches, patches(images, configuration.patch_size))
     return add(prepend(parameters.class_token, x), parameters.positions)
 
 
-def patches(images: Float[torch.Tensor, "B C height width"], size: Any) -> Float[torch.Tensor, "B N CPP"]:
+def patches(images: Float[torch.Tensor, "B C height width"], size: int) -> Float[torch.Tensor, "B N CPP"]:
     """Squares of that size, row by row, each as one vector."""
     B, C, height, width = images.shape
     rows, columns = height // size, width // size
@@ -113,7 +115,11 @@ def prepend(row: Float[torch.Tensor, "E"], x: Float[torch.Tensor, "B N E"]) -> F
 
 
 def position_bias(
-    parameters: Encoder | Decoder, configuration: Configuration, queries: int, keys: int, offset: Any = 0
+    parameters: Encoder | Decoder,
+    configuration: Configuration,
+    queries: int,
+    keys: int,
+    offset: int | Integer[torch.Tensor, ""] = 0,
 ) -> Any:
     """The bias that all self-attentions of a stack share; None where it has no table of relative positions (POS-6)."""
     if parameters.relative_positions is None:
@@ -132,7 +138,7 @@ def real_tokens(tokens: Integer[torch.Tensor, "B T"], padding: int | None) -> Bo
     return tokens.long() != padding
 
 
-def positions_after_padding(tokens: Integer[torch.Tensor, "B T"], padding: Any) -> Integer[torch.Tensor, "B T"]:
+def positions_after_padding(tokens: Integer[torch.Tensor, "B T"], padding: int) -> Integer[torch.Tensor, "B T"]:
     """padding + n for the n-th token that is not padding, counted from 1, and padding for what is."""
     real = real_tokens(tokens, padding)
     return torch.cumsum(real, dim=1) * real + padding
@@ -143,7 +149,7 @@ def padding_mask(tokens: Integer[torch.Tensor, "B T"], padding: int | None) -> K
     return None if padding is None else KeyPadding(real_tokens(tokens, padding))
 
 
-def target_mask(tokens: Integer[torch.Tensor, "B T"], configuration: Configuration) -> Any:
+def target_mask(tokens: Integer[torch.Tensor, "B T"], configuration: Configuration) -> Mask | None:
     """Who attends to whom in a decoder's self-attention, as far as the configuration says it (TRF-1)."""
     if configuration.target_mask == "none":
         return None
@@ -224,7 +230,7 @@ def encoder(
     x: Float[torch.Tensor, "B T E"] | Integer[torch.Tensor, "B T"] | Float[torch.Tensor, "B C height width"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[torch.Tensor, "..."] | None = None,
     token_types: Integer[torch.Tensor, "B T"] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[torch.Tensor, "B T E"]:
@@ -269,8 +275,8 @@ def decoder(
     memory: Float[torch.Tensor, "B S E"] | None = None,
     *,
     configuration: Configuration,
-    mask: Any = None,
-    memory_mask: Any = None,
+    mask: Mask | Bool[torch.Tensor, "..."] | None = None,
+    memory_mask: Mask | Bool[torch.Tensor, "..."] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[torch.Tensor, "B T E"]:
     """Apply every block in turn, and the last norm (TRF-1).
@@ -314,9 +320,9 @@ def transformer(
     target: Float[torch.Tensor, "B T E"] | Integer[torch.Tensor, "B T"],
     *,
     configuration: Configuration,
-    source_mask: Any = None,
-    target_mask: Any = None,
-    memory_mask: Any = None,
+    source_mask: Mask | Bool[torch.Tensor, "..."] | None = None,
+    target_mask: Mask | Bool[torch.Tensor, "..."] | None = None,
+    memory_mask: Mask | Bool[torch.Tensor, "..."] | None = None,
     dropout: TransformerDropout = TransformerDropout(),
 ) -> Float[torch.Tensor, "B T N"]:
     """Compute output(decoder(target, encoder(source))) (TRF-1).
@@ -354,7 +360,7 @@ def classifier(
     tokens: Integer[torch.Tensor, "B T"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[torch.Tensor, "..."] | None = None,
     keep: Bool[torch.Tensor, "B T"] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[torch.Tensor, "B C"]:
@@ -385,7 +391,7 @@ def language_model(
     tokens: Integer[torch.Tensor, "B T"],
     *,
     configuration: Configuration,
-    mask: Any = None,
+    mask: Mask | Bool[torch.Tensor, "..."] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[torch.Tensor, "B T N"]:
     """Compute output(decoder(tokens)), for every position the logits of the token that comes next (TRF-1).

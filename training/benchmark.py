@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from training.packages import PACKAGES
 from training.reviews import LABELS
 from training.settings import Settings
 from training.stepping import advance
+
+if TYPE_CHECKING:
+    from training.task import Batch
 
 TUTORIAL = "the tutorial's loop"
 CLOCKS: tuple[Callable[[], float], ...] = (time.perf_counter, time.process_time)
@@ -44,7 +47,7 @@ def measure(settings: Settings, packages: Sequence[str], repeats: int, words: in
     return [Timed(name, *map(min, zip(*every[2:], strict=True))) for name, every in times.items()]
 
 
-def tutorial_step(settings: Settings, batch: Any) -> Callable[[], object]:
+def tutorial_step(settings: Settings, batch: Batch) -> Callable[[], object]:
     import torch
 
     from training.tutorial import CTransformer, optimizer_of, train
@@ -58,7 +61,7 @@ def tutorial_step(settings: Settings, batch: Any) -> Callable[[], object]:
     return lambda: list(train(model, *going, [pair]))
 
 
-def step_of(name: str, settings: Settings, batch: Any) -> Callable[[], object]:
+def step_of(name: str, settings: Settings, batch: Batch) -> Callable[[], object]:
     """A step of the run, with what it draws."""
     package, number = PACKAGES[name], 0
     parameters = package.arrays(drawing.initial_weights(settings, settings.vocabulary))

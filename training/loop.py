@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from training.packages import Package
 from training.records import Records, draw_curves
 from training.stepping import advance
 from training.task import Batch, RunSettings
+
+if TYPE_CHECKING:
+    from specification.parameters import ModelParameters
 
 PAUSE = 10
 """Seconds after which curves are drawn anew, once an epoch is over."""
@@ -42,7 +45,7 @@ class Data(Protocol):
     def order(self, epoch: int) -> Sequence[np.ndarray]: ...
     def batch(self, places: np.ndarray) -> Batch: ...
     def dropout(self, batch: Batch, step: int) -> Any: ...
-    def evaluate(self, package: Package, parameters: Any) -> tuple[float, float]: ...
+    def evaluate(self, package: Package, parameters: ModelParameters) -> tuple[float, float]: ...
 
 
 def start(data: Data, settings: RunSettings, package: Package) -> Checkpoint:
@@ -136,7 +139,7 @@ def interruptible() -> Iterator[threading.Event]:
     """Set an event at the first Ctrl-C, so that a step is ended and written down; the second one interrupts at once."""
     event = threading.Event()
 
-    def handle(*_: Any) -> None:
+    def handle(*_: object) -> None:
         if event.is_set():
             raise KeyboardInterrupt
         event.set()

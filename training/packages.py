@@ -10,12 +10,20 @@ import importlib
 from collections.abc import Callable
 from functools import cache, cached_property
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from specification.parameters import mapped
 from training.task import Batch, Task
+
+if TYPE_CHECKING:
+    import torch
+
+    from specification.arrays import Array
+    from specification.dropout import StackDropout, TransformerDropout
+    from specification.optimizers import AdamState
+    from specification.parameters import ModelParameters, Parameters, Tree
 
 
 class Step(NamedTuple):
@@ -26,7 +34,7 @@ class Step(NamedTuple):
     output: Any
 
 
-def converted(tree: Any, convert: Callable[[Any], Any]) -> Any:
+def converted(tree: Parameters, convert: Callable[[Any], Any]) -> Any:
     """`mapped` for trees with numbers among their arrays, which stay as they are."""
     return mapped(lambda leaf: convert(leaf) if hasattr(leaf, "shape") else leaf, tree)
 
@@ -47,15 +55,22 @@ class Package:
         """What has to be in force while functions of the package are called."""
         return contextlib.nullcontext()
 
-    def arrays(self, tree: Any) -> Any:
+    def arrays(self, tree: Parameters) -> Any:
         """The tree with the package's own arrays in place of NumPy's, bit for bit."""
         return tree
 
-    def numbers(self, tree: Any) -> Any:
+    def numbers(self, tree: Parameters) -> Any:
         """The tree with NumPy's arrays in place of the package's, bit for bit."""
         return tree
 
-    def output(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None, model: Any = None) -> Any:
+    def output(
+        self,
+        task: Task,
+        parameters: ModelParameters,
+        batch: Batch,
+        dropout: StackDropout | TransformerDropout | None = None,
+        model: Callable[..., Any] | None = None,
+    ) -> Any:
         """What the model, or a function in its place, gives for arrays of the package.
 
         dropout: a structure of `specification.dropout`, or None.
@@ -64,10 +79,16 @@ class Package:
         model = model or getattr(self.module, task.model)
         return model(parameters, *batch.inputs, configuration=task.configuration, **batch.options, **sites)
 
-    def loss(self, task: Task, output: Any, batch: Batch) -> Any:
+    def loss(self, task: Task, output: Array, batch: Batch) -> Any:
         return getattr(self.module, task.loss)(output, batch.targets, **dict(task.loss_options))
 
-    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Step:
+    def step(
+        self,
+        task: Task,
+        parameters: ModelParameters,
+        batch: Batch,
+        dropout: StackDropout | TransformerDropout | None = None,
+    ) -> Step:
         """Loss, gradients and the model's output. batch, dropout: NumPy arrays; keep masks, or None."""
         output = self.output(task, parameters, batch, dropout)
         loss = self.loss(task, output, batch)
@@ -80,7 +101,7 @@ class Package:
         # A model that may be given embedded inputs gives their gradients, too.
         return Step(loss, getattr(found, "parameters", found), output)
 
-    def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
+    def predict(self, task: Task, parameters: ModelParameters, batch: Batch) -> Any:
         """What the model gives without dropout, as the package's array. batch: NumPy arrays."""
         return self.output(task, parameters, self.arrays(batch))
 
@@ -88,17 +109,19 @@ class Package:
         """A function of the package, compiled where the package can do so. static: as `jax.jit` takes them."""
         return getattr(self.module, name)
 
-    def clip(self, gradients: Any, limit: float) -> tuple[Any, Any]:
+    def clip(self, gradients: Parameters, limit: float) -> tuple[Any, Any]:
         """Gradients of that global norm at most, and the norm they had."""
         with self.context():
             return self.compiled("clip_by_global_norm", static_argnums=1)(gradients, limit)
 
-    def adam_start(self, parameters: Any) -> Any:
+    def adam_start(self, parameters: ModelParameters) -> Any:
         """The optimizer's state before the first step."""
         with self.context():
             return self.module.adam_start(parameters)
 
-    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> tuple[Any, Any]:
+    def adam_step(
+        self, parameters: ModelParameters, gradients: Any, state: AdamState, **options: float | bool | Array
+    ) -> tuple[Any, Any]:
         """New parameters and state. options: those of `adam_step`, learning_rate among them."""
         numbers = ("beta_1", "beta_2", "eps", "weight_decay", "decoupled")
         with self.context():
@@ -116,20 +139,26 @@ class Torch(Package):
 
     name = "torch_impl"
 
-    def arrays(self, tree: Any) -> Any:
+    def arrays(self, tree: Parameters) -> Any:
         import torch
 
         return converted(tree, torch.tensor)
 
-    def numbers(self, tree: Any) -> Any:
+    def numbers(self, tree: Parameters) -> Any:
         return converted(tree, lambda tensor: tensor.detach().cpu().numpy())
 
-    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Step:
+    def step(
+        self,
+        task: Task,
+        parameters: ModelParameters,
+        batch: Batch,
+        dropout: StackDropout | TransformerDropout | None = None,
+    ) -> Step:
         import torch
 
         leaves: list[Any] = []
 
-        def leaf(tensor: Any) -> Any:
+        def leaf(tensor: torch.Tensor) -> Any:
             leaves.append(tensor.detach().requires_grad_())
             return leaves[-1]
 
@@ -139,7 +168,7 @@ class Torch(Package):
         gradients = iter(torch.autograd.grad(loss, leaves, materialize_grads=True))
         return Step(loss.detach(), converted(parameters, lambda _: next(gradients)), output.detach())
 
-    def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
+    def predict(self, task: Task, parameters: ModelParameters, batch: Batch) -> Any:
         import torch
 
         with torch.no_grad():
@@ -165,23 +194,23 @@ class Jax(Package):
 
         return jax.enable_x64(True)
 
-    def arrays(self, tree: Any) -> Any:
+    def arrays(self, tree: Parameters) -> Any:
         import jax.numpy as jnp
 
         with self.context():
             return converted(tree, jnp.asarray)
 
-    def numbers(self, tree: Any) -> Any:
+    def numbers(self, tree: Parameters) -> Any:
         return converted(tree, np.array)
 
     @cached_property
     def compiled_step(self) -> Any:
         import jax
 
-        def step(task: Task, spread: Any, parameters: Any, arrays: Any) -> Step:
+        def step(task: Task, spread: Spread, parameters: ModelParameters, arrays: list[Array]) -> Step:
             batch, dropout = spread(arrays)
 
-            def loss_of(parameters: Any) -> tuple[Any, Any]:
+            def loss_of(parameters: ModelParameters) -> tuple[Any, Any]:
                 output = self.output(task, parameters, batch, dropout)
                 return self.loss(task, output, batch), output
 
@@ -193,12 +222,18 @@ class Jax(Package):
     def compiled(self, name: str, **static: Any) -> Any:
         return jit_function(super().compiled(name), **static)
 
-    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Step:
+    def step(
+        self,
+        task: Task,
+        parameters: ModelParameters,
+        batch: Batch,
+        dropout: StackDropout | TransformerDropout | None = None,
+    ) -> Step:
         arrays, spread = apart((batch, dropout))
         with self.context():
             return self.compiled_step(task, spread, parameters, arrays)
 
-    def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
+    def predict(self, task: Task, parameters: ModelParameters, batch: Batch) -> Any:
         with self.context():
             return jit_function(self.output, static_argnums=0)(task, parameters, batch)
 
@@ -214,7 +249,7 @@ class Spread(NamedTuple):
         return self.structure.unflatten([next(left) if number is None else number for number in self.numbers])
 
 
-def apart(tree: Any) -> tuple[list[Any], Spread]:
+def apart(tree: Tree) -> tuple[list[Any], Spread]:
     """The arrays of a tree, and the rest of it: a rate of dropout is checked, so it must not be traced."""
     import jax
 

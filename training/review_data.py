@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,11 @@ from training.packages import Package
 from training.reviews import Reviews, Split
 from training.settings import Settings
 from training.task import Batch
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from specification.parameters import ModelParameters
 
 TOGETHER = 256
 """Texts that are classified at once."""
@@ -54,13 +59,13 @@ class ReviewData(NamedTuple):
     def dropout(self, batch: Batch, step: int) -> Any:
         return drawing.dropout(self.settings, batch.inputs[0], step)
 
-    def evaluate(self, package: Package, parameters: Any) -> tuple[float, float]:
+    def evaluate(self, package: Package, parameters: ModelParameters) -> tuple[float, float]:
         texts, labels = self.held_out
         found = predictions(package, self.settings, parameters, texts)
         return -float(np.mean(found[np.arange(len(found)), labels])), float(np.mean(found.argmax(1) == labels))
 
 
-def prepare(split: Split, settings: Settings, tokenizer: Any = None) -> ReviewData:
+def prepare(split: Split, settings: Settings, tokenizer: Tokenizer | None = None) -> ReviewData:
     """Encode texts, with a vocabulary of those that are trained on unless one is given."""
     if tokenizer is None:
         tokenizer = vocabulary.build(split.training.texts, settings.vocabulary, settings.longest)
@@ -78,7 +83,9 @@ def digest(part: Reviews) -> str:
     return found.hexdigest()
 
 
-def predictions(package: Package, settings: Settings, parameters: Any, texts: Sequence[np.ndarray]) -> np.ndarray:
+def predictions(
+    package: Package, settings: Settings, parameters: ModelParameters, texts: Sequence[np.ndarray]
+) -> np.ndarray:
     """Log-probabilities [N, labels] of encoded texts, for parameters of the package."""
     task, found = settings.task(), np.empty((len(texts), 2))
     for places in in_order(texts, TOGETHER):

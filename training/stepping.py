@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,11 @@ from conformance.models.instrumentation import instrument_package
 from specification.checkpoints import flatten
 from training.packages import Package
 from training.task import Batch, RunSettings, Task
+
+if TYPE_CHECKING:
+    from specification.dropout import StackDropout, TransformerDropout
+    from specification.optimizers import AdamState
+    from specification.parameters import ModelParameters, Tree
 
 
 class Advance(NamedTuple):
@@ -27,7 +33,13 @@ class Advance(NamedTuple):
 
 
 def advance(
-    package: Package, settings: RunSettings, parameters: Any, state: Any, batch: Batch, dropout: Any, step: int
+    package: Package,
+    settings: RunSettings,
+    parameters: ModelParameters,
+    state: AdamState,
+    batch: Batch,
+    dropout: StackDropout | TransformerDropout | None,
+    step: int,
 ) -> Advance:
     """Take a step.
 
@@ -57,16 +69,25 @@ def advance(
     return Advance(parameters, state, loss, float(norm), rate, float(np.mean(right[counted])))
 
 
-def first_not_finite(package: Package, task: Task, parameters: Any, batch: Batch, dropout: Any, gradients: Any) -> str:
+def first_not_finite(
+    package: Package,
+    task: Task,
+    parameters: ModelParameters,
+    batch: Batch,
+    dropout: StackDropout | TransformerDropout | None,
+    gradients: Tree,
+) -> str:
     """Name the first tensor with NaN or infinity: a parameter, a step of the model, or a gradient."""
 
-    def not_finite(tree: Any) -> list[str]:
+    def not_finite(tree: Tree) -> list[str]:
         numbers = flatten(package.numbers(tree))
         return [name for name, array in numbers.items() if not np.isfinite(array).all()]
 
     found = [f"the parameter {name}" for name in not_finite(parameters)]
 
-    def visit(name: str, kind: str, function: Any, arguments: Any, keywords: Any) -> Any:
+    def visit(
+        name: str, kind: str, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
         result = function(*arguments, **keywords)
         if not_finite(result):
             found.append(f"the result of {name}")

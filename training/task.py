@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from specification.configuration import Configuration
+
+if TYPE_CHECKING:
+    from training.packages import Package
 
 DTYPES = ("float32", "float64")
 
@@ -41,7 +44,9 @@ class Task:
     loss_options: tuple[tuple[str, Any], ...] = field(default=())
 
 
-def setting(default: Any, what: str, *, least: int | None = None, share: bool = False, shown: str = "") -> Any:
+def setting(
+    default: bool | int | float | str, what: str, *, least: int | None = None, share: bool = False, shown: str = ""
+) -> Any:
     """Return a field of settings.
 
     Args:
@@ -88,6 +93,6 @@ class RunSettings:
         """What is trained."""
         raise NotImplementedError
 
-    def rate(self, package: Any, step: int) -> Any:
+    def rate(self, package: Package, step: int) -> Any:
         """The learning rate of a step, counted from 0, by a package's schedule."""
         raise NotImplementedError

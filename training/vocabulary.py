@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 UNKNOWN, PADDING = 0, 1
 SPECIAL = ["<unk>", "<pad>"]
@@ -46,5 +49,5 @@ def read(path: Path) -> Any:
     return tokenizer
 
 
-def encode(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
     return [np.array(one.ids, np.int64) for one in tokenizer.encode_batch_fast(list(texts))]

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal, localcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -160,7 +160,13 @@ def pair_columns(width: int, pairing: str) -> tuple[slice, slice]:
 
 
 def rotation(
-    x: np.ndarray, angles: np.ndarray, size: float, pairing: str, sign: int, p: Precision, angle_error: Any = 0.0
+    x: np.ndarray,
+    angles: np.ndarray,
+    size: float,
+    pairing: str,
+    sign: int,
+    p: Precision,
+    angle_error: float | np.ndarray = 0.0,
 ) -> Approx:
     """x turned by angles [.., T, W / 2], times the attention factor `size`; columns past W are copied.
 
@@ -186,7 +192,7 @@ def rotation(
     return Approx(value, error)
 
 
-def rotary_embedding(case: Case, p: Precision, angle_error: Any = 0.0) -> dict[str, Approx]:
+def rotary_embedding(case: Case, p: Precision, angle_error: float | np.ndarray = 0.0) -> dict[str, Approx]:
     """angle_error: of the angles, beside what is derived here."""
     turns, size = angles(case)
     angle_error = np.maximum(angle_error, single_angle_error(case)) if "angles" in p.declared else angle_error

@@ -13,7 +13,7 @@ its output nor its gradient is compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -124,7 +124,7 @@ def name_arguments(operation: str, given: Mapping[str, Any]) -> tuple[dict[str, 
     return inputs, options
 
 
-def name_projection(name: str, linear: Any) -> dict[str, np.ndarray]:
+def name_projection(name: str, linear: Linear | Sequence[Linear]) -> dict[str, np.ndarray]:
     """The arrays of a projection, or of several, one for each head."""
     if not isinstance(linear, Linear):
         return {n: array for i, one in enumerate(linear) for n, array in name_projection(f"{name}[{i}]", one).items()}

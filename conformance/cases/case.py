@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+
+if TYPE_CHECKING:
+    from hypothesis.vendor.pretty import RepresentationPrinter
 
 ORDER = ("x", "query", "key", "value", "weight")
 """Inputs that are printed first, whatever order a file has them in."""
@@ -70,12 +73,12 @@ class Case:
         """The layout of an array, to be printed after it; empty for a contiguous one."""
         return f" {self.memory[name]}" if name in self.memory else ""
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
         """The same line where Hypothesis prints a failing case."""
         printer.text(repr(self))
 
 
-def brief(value: Any, number: Callable[[float], str] = repr) -> str:
+def brief(value: object, number: Callable[[float], str] = repr) -> str:
     """As Python writes it, but large arrays by dtype and shape only. number: how a floating number is written."""
     if isinstance(value, np.ndarray):
         shown = 0 < value.size <= (36 if value.dtype == bool else 8)
@@ -89,7 +92,7 @@ def brief(value: Any, number: Callable[[float], str] = repr) -> str:
     if is_dataclass(value) and not isinstance(value, type):
         named = (f"{field.name}={brief(getattr(value, field.name), number)}" for field in fields(value))
         return f"{type(value).__name__}({', '.join(named)})"
-    if type(value) in (list, tuple):
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
         inside = ", ".join(brief(one, number) for one in value)
         return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"
     return repr(value)

@@ -161,7 +161,7 @@ def read_supports(given: str | Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def read_tile(given: Any) -> tuple[int, int]:
+def read_tile(given: object) -> tuple[int, int]:
     """Read (128, 64) or "128x64"."""
     tile = whole_numbers(given, "x")
     if len(tile) != 2 or min(tile) < 1:
@@ -169,7 +169,7 @@ def read_tile(given: Any) -> tuple[int, int]:
     return tile[0], tile[1]
 
 
-def read_head_widths(given: Any) -> tuple[tuple[int, int], ...]:
+def read_head_widths(given: object) -> tuple[tuple[int, int], ...]:
     """Read [64, (576, 512)] or "64,576/512" as ((64, 64), (576, 512))."""
     widths = [whole_numbers(item, "/") for item in split_items(given)]
     if any(len(pair) not in (1, 2) or min(pair) < 1 for pair in widths):
@@ -179,7 +179,7 @@ def read_head_widths(given: Any) -> tuple[tuple[int, int], ...]:
     return tuple((pair[0], pair[-1]) for pair in widths)
 
 
-def read_windows(given: Any) -> tuple[Any, ...]:
+def read_windows(given: object) -> tuple[Any, ...]:
     """Read [(31, 0), (63, None)] or "31/0,63/all"."""
     windows = []
     for item in split_items(given):
@@ -192,7 +192,7 @@ def read_windows(given: Any) -> tuple[Any, ...]:
     return tuple(windows)
 
 
-def read_limits(given: Any) -> dict[str, int]:
+def read_limits(given: Mapping[str, Any] | str | Iterable[str]) -> dict[str, int]:
     """Read {"keys": 4096} or "keys=4096"."""
     limits = read_pairs("limits", given)
     validate_names("limits", limits, DIMENSIONS)
@@ -202,7 +202,7 @@ def read_limits(given: Any) -> dict[str, int]:
     return {name: whole_number(size) for name, size in limits.items()}
 
 
-def read_conventions(given: Any) -> dict[str, str]:
+def read_conventions(given: Mapping[str, Any] | str | Iterable[str]) -> dict[str, str]:
     """Read {"empty_rows": "mean"} or "empty_rows=mean"."""
     conventions = read_pairs("conventions", given)
     validate_names("conventions", conventions, CONVENTIONS)
@@ -211,7 +211,7 @@ def read_conventions(given: Any) -> dict[str, str]:
     return conventions
 
 
-def read_vjp(given: Any) -> str | Callable[..., Any]:
+def read_vjp(given: object) -> str | Callable[..., Any]:
     if not callable(given) and not isinstance(given, str):
         raise ValueError(f"vjp must be a function, got {given!r}")
     return given
@@ -375,7 +375,7 @@ class Declaration:
         return tuple(kind for kind in MASK_KINDS if kind in self)
 
 
-def convert_tuples(value: Any) -> Any:
+def convert_tuples(value: object) -> Any:
     """Return tuples as lists, as JSON has them."""
     return [convert_tuples(item) for item in value] if isinstance(value, tuple) else value
 

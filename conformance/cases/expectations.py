@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,12 @@ from specification.masks import (
     map_arrays,
 )
 
+if TYPE_CHECKING:
+    from hypothesis.vendor.pretty import RepresentationPrinter
+    from numpy.typing import ArrayLike
+
+    from specification.masks import Mask
+
 
 class Exact(NamedTuple):
     """high + low, unevaluated: two float64 arrays that together hold about 100 bits."""
@@ -36,7 +42,7 @@ class Exact(NamedTuple):
     high: np.ndarray
     low: np.ndarray
 
-    def spoil(self, where: Any) -> Exact:
+    def spoil(self, where: ArrayLike) -> Exact:
         """The same with NaN there."""
         return Exact(np.where(where, np.nan, self.high), np.where(where, 0, self.low))
 
@@ -59,11 +65,15 @@ class Planted:
         keys = np.repeat(read, share, axis=1)
         return bool((self.allowed & (keys[:, :, None] | np.expand_dims(self.marks["query"].any(-1), -1))).any())
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
         printer.text(repr(self.planted))
 
 
-def change_cases(example: Any, change: Callable[[Case], Case]) -> Any:
+CaseExample = Case | Planted | tuple[Any, ...]
+"""What most checks work on: a case, or several that belong together."""
+
+
+def change_cases(example: CaseExample, change: Callable[[Case], Case]) -> Any:
     """What a check works on, with every case in it changed."""
     if isinstance(example, Case):
         return change(example)
@@ -72,7 +82,7 @@ def change_cases(example: Any, change: Callable[[Case], Case]) -> Any:
     return tuple(change_cases(part, change) for part in example) if type(example) is tuple else example
 
 
-def asked_case(example: Any) -> Case:
+def asked_case(example: CaseExample) -> Case:
     """The case that the subject is asked, of one or several that belong together."""
     return example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
 
@@ -154,7 +164,7 @@ def nan_rows(case: Case, truth: dict[str, Exact]) -> dict[str, Exact]:
 # --- which query may attend to which key, asked one pair at a time (MASK-1 to MASK-6) ---------------------------------
 
 
-def is_allowed(mask: Any, b: int, h: int, i: int, j: int) -> bool:
+def is_allowed(mask: Mask | None, b: int, h: int, i: int, j: int) -> bool:
     """Whether query i of batch element b and head h may attend to key j. The mask's arrays are nested lists."""
     match mask:
         case None:
@@ -181,7 +191,7 @@ def is_allowed(mask: Any, b: int, h: int, i: int, j: int) -> bool:
     raise TypeError(f"no mask description: {mask!r}")
 
 
-def batch_offset(offset: Any, b: int) -> int:
+def batch_offset(offset: int | list[int] | None, b: int) -> int:
     """An offset that is left out is 0; one for each batch element is a list."""
     if offset is None:
         return 0
@@ -193,7 +203,7 @@ def broadcast_entry(rows: list, index: int) -> Any:
     return rows[0] if len(rows) == 1 else rows[index]
 
 
-def visible_pairs(mask: Any, bias: np.ndarray | None, shape: tuple[int, int, int, int]) -> Any:
+def visible_pairs(mask: Mask | None, bias: np.ndarray | None, shape: tuple[int, int, int, int]) -> Any:
     """The predicate's value for every (b, h, i, j) in [B, H, Q, K]; -inf in the bias forbids a pair too (ATT-3)."""
     plain = map_arrays(as_mask(mask), lambda array: np.asarray(array).tolist())
     pairs = [bool(is_allowed(plain, *index)) for index in product(*map(range, shape))]
@@ -201,14 +211,14 @@ def visible_pairs(mask: Any, bias: np.ndarray | None, shape: tuple[int, int, int
     return visible if bias is None else visible & ~np.isneginf(np.asarray(bias).astype(np.float64))
 
 
-def visible_bias_entries(visible: Any, shape: tuple[int, ...]) -> Any:
+def visible_bias_entries(visible: np.ndarray, shape: tuple[int, ...]) -> Any:
     """The entries of a bias [Q, K] or [B or 1, H or 1, Q, K] that are added to the score of some visible pair."""
     padded = (1,) * (4 - len(shape)) + tuple(shape)
     repeated = tuple(axis for axis in (0, 1) if padded[axis] == 1)
     return visible.any(axis=repeated, keepdims=True).reshape(shape)
 
 
-def any_in_group(seen: Any, groups: int) -> Any:
+def any_in_group(seen: np.ndarray, groups: int) -> Any:
     """[B, H, K] to [B, G, K]: whether one of the query heads that read a key/value head sees the key."""
     batch, heads, keys = seen.shape
     return seen.reshape(batch, groups, heads // max(groups, 1), keys).any(axis=2)

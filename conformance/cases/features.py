@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.cases.arguments import KERNEL_ARGUMENTS
 from conformance.cases.case import Case, heads_and_keys, widths_of
@@ -12,6 +12,9 @@ from conformance.cases.facts import operation_facts
 from conformance.cases.signatures import required_arguments
 from specification import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
+
+if TYPE_CHECKING:
+    from specification.masks import Mask
 
 KINDS = {
     Causal: "causal",
@@ -69,32 +72,32 @@ def dimensions(case: Case) -> dict[str, int]:
     return operation_facts(case.operation).dimensions(case)
 
 
-def mask_parts(mask: Any) -> list[Any]:
+def mask_parts(mask: Mask | None) -> list[Any]:
     """The masks that are joined, one by one; a mask that is not made of others is its only part."""
     if isinstance(mask, And | Or):
         return mask_parts(mask.left) + mask_parts(mask.right)
     return [] if mask is None else [mask]
 
 
-def replace_parts(mask: Any, parts: Sequence[Any]) -> Any:
+def replace_parts(mask: Mask | None, parts: Sequence[Mask]) -> Mask | None:
     """The mask made of other parts, one for each of its own in their order."""
     others = iter(parts)
 
-    def rebuild(part: Any) -> Any:
+    def rebuild(part: Mask | None) -> Any:
         return type(part)(rebuild(part.left), rebuild(part.right)) if isinstance(part, And | Or) else next(others, part)
 
     return rebuild(mask)
 
 
-def mask_kinds(mask: Any) -> set[str]:
+def mask_kinds(mask: Mask | None) -> set[str]:
     return {KINDS.get(type(part), "dense") for part in mask_parts(mask)}
 
 
-def has_or(mask: Any) -> bool:
+def has_or(mask: Mask | None) -> bool:
     return isinstance(mask, Or) or (isinstance(mask, And) and (has_or(mask.left) or has_or(mask.right)))
 
 
-def is_shifted(mask: Any, aligned: int) -> bool:
+def is_shifted(mask: Mask | None, aligned: int) -> bool:
     """Whether a causal mask or a window in it stands elsewhere than at this offset."""
     offsets = [part.offset for part in mask_parts(mask) if isinstance(part, Causal | SlidingWindow)]
     return any(offset is not None and not (isinstance(offset, int) and offset == aligned) for offset in offsets)
@@ -110,7 +113,7 @@ def has_declared_masks(case: Case, declaration: Declaration) -> bool:
     return not has_masks(case.operation) or not any(undeclared_masks(case.options.get("mask"), declaration))
 
 
-def undeclared_masks(mask: Any, declaration: Declaration) -> Iterator[str]:
+def undeclared_masks(mask: Mask | None, declaration: Declaration) -> Iterator[str]:
     """Name a missing mask and windows of other sides, where the subject does not take them."""
     if mask is None and "unmasked" not in declaration:
         yield "unmasked"
@@ -120,13 +123,13 @@ def undeclared_masks(mask: Any, declaration: Declaration) -> Iterator[str]:
             yield f"windows {'/'.join('all' if side is None else str(side) for side in window)}"
 
 
-def mask_features(mask: Any) -> set[str]:
+def mask_features(mask: Mask | None) -> set[str]:
     """Features that the mask alone needs, "offset" if it stands anywhere but at 0."""
     features = mask_kinds(mask) | ({"offset"} if is_shifted(mask, 0) else set())
     return features | ({"combined"} if isinstance(mask, And | Or) else set()) | ({"or"} if has_or(mask) else set())
 
 
-def list_unsupported(mask: Any, query_length: int, key_length: int, declaration: Declaration) -> Iterator[str]:
+def list_unsupported(mask: Mask | None, query_length: int, key_length: int, declaration: Declaration) -> Iterator[str]:
     """Name what a mask needs and the subject does not take; nothing where it takes such a mask."""
     lacking = mask_features(mask) - {"offset"} - declaration.features
     if "offset" not in declaration and is_shifted(mask, alignment(query_length, key_length, declaration)):

@@ -100,7 +100,7 @@ def set_parameters(function: Callable[..., Any], fields: Iterable[tuple[str, Any
 # --- how values are read ----------------------------------------------------------------------------------------------
 
 
-def split_items(given: Any) -> list[Any]:
+def split_items(given: object) -> list[Any]:
     """Items one by one; a string holds one, or several with commas between them, and what is no collection is one."""
     if isinstance(given, str):
         return [item.strip() for item in given.split(",")]
@@ -121,7 +121,7 @@ def validate_names(what: str, given: str | Iterable[str], names: Collection[str]
     return chosen
 
 
-def refuse_mapping(what: str, given: Any) -> None:
+def refuse_mapping(what: str, given: object) -> None:
     """Its keys alone would say the opposite of {"causal": False}."""
     if isinstance(given, Mapping):
         raise ValueError(f"{what} must be names, got {given!r}")
@@ -148,20 +148,20 @@ def read_pairs(what: str, given: Mapping[str, Any] | str | Iterable[str]) -> dic
     return pairs
 
 
-def whole_number(given: Any) -> int:
+def whole_number(given: object) -> int:
     """Return a number of at least 0, which may stand in a string; -1 for anything else."""
     if isinstance(given, str) and given.isdecimal():
         return int(given)
     return max(given, -1) if isinstance(given, int) else -1
 
 
-def whole_numbers(given: Any, separator: str) -> tuple[int, ...]:
+def whole_numbers(given: object, separator: str) -> tuple[int, ...]:
     """Return the numbers of a sequence, or of a string with separators between them."""
     parts = given.split(separator) if isinstance(given, str) else given if isinstance(given, Iterable) else [given]
     return tuple(map(whole_number, parts))
 
 
-def read_number(what: str, least: int, given: Any) -> int:
+def read_number(what: str, least: int, given: object) -> int:
     if whole_number(given) < least:
         raise ValueError(f"{what} must be a whole number of at least {least}, got {given!r}")
     return whole_number(given)

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Unpack
 
 import reference_numpy
 from conformance.cases.arguments import arguments, kernel_arguments
@@ -49,7 +49,7 @@ def default(operation: str, name: str) -> Any:
     return None if own is inspect.Parameter.empty else own
 
 
-def equals_default(operation: str, name: str, value: Any) -> bool:
+def equals_default(operation: str, name: str, value: object) -> bool:
     """Whether a call with this value means the same as one without."""
     return value is None or (isinstance(value, bool | int | float | str) and value == default(operation, name))
 
@@ -188,7 +188,9 @@ def describe_never_given(names: Iterable[str], operation: str) -> str:
 # --- what one function supports ---------------------------------------------------------------------------------------
 
 
-def declaration_of(function: Any, differentiated: bool, operation: str = "", **given: Any) -> Declaration:
+def declaration_of(
+    function: Callable[..., object], differentiated: bool, operation: str = "", **given: Unpack[DeclarationOptions]
+) -> Declaration:
     """From what the caller gives, else from what the function was decorated with, else from its signature.
 
     Conventions and limits are taken one by one: what the caller says of one leaves the function's others as they are.
@@ -197,12 +199,12 @@ def declaration_of(function: Any, differentiated: bool, operation: str = "", **g
     that it takes no others.
     """
     own = read_options(DeclarationOptions, getattr(function, "conformance", {}))
-    given = read_options(DeclarationOptions, given)
-    options = own | given
+    chosen = read_options(DeclarationOptions, given)
+    options = own | chosen
     if operation:
         refuse_meaningless(operation, own)
-        refuse_meaningless(operation, given)
-    options |= {name: own.get(name, {}) | given.get(name, {}) for name in ("conventions", "limits")}
+        refuse_meaningless(operation, chosen)
+    options |= {name: own.get(name, {}) | chosen.get(name, {}) for name in ("conventions", "limits")}
     supports = options.pop("supports", ())
     features, room = read_features(supports, function), room_for(function)
     required = requires_mask(function) and bool(features & {*MASK_KINDS}) and "unmasked" not in supports
@@ -248,7 +250,7 @@ def operation_features(operation: str) -> set[str]:
     return features | facts.rules.keys() & FEATURES.keys()
 
 
-def read_features(supports: Collection[str], function: Any) -> frozenset[str]:
+def read_features(supports: Collection[str], function: Callable[..., object]) -> frozenset[str]:
     """Names as they are; if every one starts with "no-", all that the signature has room for, without those.
 
     Who has causal masks or windows has them at any offset, and who has several kinds of masks has them combined, by &
@@ -271,13 +273,13 @@ def read_features(supports: Collection[str], function: Any) -> frozenset[str]:
     return frozenset(added - removed)
 
 
-def room_for(function: Any) -> set[str]:
+def room_for(function: Callable[..., object]) -> set[str]:
     """Every feature that does not lack its parameters."""
     _, anything = parameter_names(function)
     return features_in_signature(function) | (set(PARAMETERS) - set(NAMED_ONLY) if anything else set())
 
 
-def features_in_signature(function: Any) -> set[str]:
+def features_in_signature(function: Callable[..., object]) -> set[str]:
     """Every feature that needs no parameter of its own, or whose parameters the signature names."""
     names, _ = parameter_names(function)
     lacking = {feature for feature, needed in PARAMETERS.items() if not names.issuperset(needed)}

@@ -47,7 +47,7 @@ def first(examples: tuple[Any, ...]) -> Case:
     return examples[0]
 
 
-def nothing(example: Any) -> None:
+def nothing(example: object) -> None:
     """Nothing is shared."""
 
 
@@ -269,7 +269,7 @@ def check_split(subject: Subject, split: tuple[Case, tuple[int, ...]], shared: t
 # --- layer norm -------------------------------------------------------------------------------------------------------
 
 
-def check_constant_rows(subject: Subject, case: Case, shared: Any) -> Findings:
+def check_constant_rows(subject: Subject, case: Case, shared: None) -> Findings:
     """The bias exactly, which `strict` asks for; below that no more than of any other row, its bound."""
     bias = case.inputs.get("bias")
     expected = np.zeros_like(case.inputs["x"]) if bias is None else np.broadcast_to(bias, case.inputs["x"].shape)
@@ -369,7 +369,7 @@ def refused_case(refusal: Refusal) -> Case:
     return refusal.case
 
 
-def asks_nothing(subject: Subject, example: Any, shared: None) -> Findings:
+def asks_nothing(subject: Subject, example: object, shared: None) -> Findings:
     return []
 
 

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +35,10 @@ from conformance.subjects.subject import Answers, Subject, differentiable
 from conformance.subjects.wrong_answers import Missing, WrongAnswer
 from specification.masks import map_arrays
 
+if TYPE_CHECKING:
+    from specification.arrays import Array
+    from specification.masks import Mask
+
 Findings = list[Finding]
 
 
@@ -42,7 +46,7 @@ Ask = Callable[[Subject, Case, Arrays, dict[str, Any]], Arrays]
 """(subject, case, inputs, options) -> what it returns, by name, still the framework's own arrays."""
 
 
-def check_determinism(subject: Subject, case: Case, shared: Any) -> Findings:
+def check_determinism(subject: Subject, case: Case, shared: None) -> Findings:
     """The same bits twice, another call in between; arguments untouched; results that share no memory with anything.
 
     For the gradients first, where the case has cotangents: a function that keeps its answers may keep them without what
@@ -121,7 +125,7 @@ class Cotangents:
     def __init__(self, case: Case) -> None:
         self.case, self.arrays = case, dict[str, Any]()
 
-    def lay(self, role: str, array: Any) -> Any:
+    def lay(self, role: str, array: Array) -> Any:
         """For `change_memory`: nothing is changed."""
         if role == "cotangent":
             call, result = divmod(len(self.arrays), len(self.case.cotangents))
@@ -144,14 +148,14 @@ def pair_arrays(case: Case, inputs: Arrays, options: dict[str, Any]) -> Iterator
             yield from ((name, np.asarray(array), have) for array, have in zip(given, now, strict=True))
 
 
-def arrays_in(mask: Any) -> list[Any]:
+def arrays_in(mask: Mask | np.ndarray | None) -> list[Any]:
     """All that a mask holds; an array alone holds itself."""
     arrays: list[Any] = []
     map_arrays(mask, arrays.append)
     return arrays
 
 
-def input_finding(name: str, given: np.ndarray, framework: Framework, now: Any) -> Finding:
+def input_finding(name: str, given: np.ndarray, framework: Framework, now: Array) -> Finding:
     try:
         same = np.array_equal(given, framework.numpy(now), equal_nan=given.dtype.kind not in "ib")
     except Exception:  # as of an array whose memory JAX was told to reuse

@@ -77,7 +77,9 @@ class Numbers:
         """A floating dtype that may not stand beside theirs."""
         return "bfloat16" if self.dtype == "float16" else "float16"
 
-    def refusal(self, operation: str, rule: str, title: str, error: Kind, inputs: Any, **options: Any) -> Refusal:
+    def refusal(
+        self, operation: str, rule: str, title: str, error: Kind, inputs: dict[str, Any], **options: object
+    ) -> Refusal:
         return Refusal(rule, title, error, Case(operation, self.dtype, inputs, options))
 
 

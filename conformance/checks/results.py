@@ -13,8 +13,8 @@ import numpy as np
 from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
 from conformance.cases.declaration import SIMPLEST_FIRST
-from conformance.cases.expectations import Exact, allowed_pairs, asked_case
-from conformance.checks.catalogue import REFUSAL, Check
+from conformance.cases.expectations import Exact, allowed_pairs
+from conformance.checks.catalogue import REFUSAL, Check, Example
 from conformance.checks.comparison import units_in_the_last_place
 from conformance.checks.findings import Finding, Threshold, same_error
 from conformance.checks.levels import CORE, higher, is_required, rank
@@ -53,12 +53,12 @@ class KeptCase:
         return count_numbers(self.check.case_of(self.example))
 
 
-def single_case(check: Check[Any, Any], example: Any) -> Case | None:
+def single_case(check: Check[Example, Any], example: Example) -> Case | None:
     """The case of the one call that a check compares with exact results; None for a check of other things."""
-    return asked_case(example) if check.compares_call else None
+    return check.case_of(example) if check.compares_call else None
 
 
-def find_answers(subject: Subject, check: Check[Any, Any], example: Any) -> Answers | None:
+def find_answers(subject: Subject, check: Check[Example, Any], example: Example) -> Answers | None:
     """The subject's answers to the one call of the latest check, where they are few enough to be kept."""
     case, latest = single_case(check, example), subject.latest
     if case is None or latest is None or latest[0] is not case or count_numbers(case) > MOST_NUMBERS:

@@ -62,7 +62,7 @@ def check_history(subject: Subject, cases: Cases, shared: Shared) -> Findings:
 # --- many equal calls -------------------------------------------------------------------------------------------------
 
 
-def check_repetitions(subject: Subject, case: Case, shared: Any) -> Findings:
+def check_repetitions(subject: Subject, case: Case, shared: None) -> Findings:
     """The same bits in every one of many equal calls."""
     end, last, answers, calls = time.thread_time() + SECONDS, time.monotonic() + LONGEST, subject(case), 1
     first = bits(answers)

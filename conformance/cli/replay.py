@@ -56,7 +56,7 @@ def contents_of(file: Path) -> list[dict[str, Any]]:
     return found
 
 
-def show_replay(content: Any, given: dict[str, Any]) -> bool:
+def show_replay(content: dict[str, Any], given: dict[str, Any]) -> bool:
     """Print the earlier result and the new one; return whether the new one violates the rule.
 
     given: values from the command line, which replace those in the file.

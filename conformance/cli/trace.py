@@ -21,6 +21,7 @@ from conformance.cli.port import packages_here
 if TYPE_CHECKING:
     from conformance.models.agreement import Agreement
     from conformance.models.departures import Departures
+    from specification.parameters import ModelParameters
 
 INPUT = "or token ids, such as 5,7,2, as a file needs; source/target: 5,7,2/3,1"
 TEXT = "where a folder of Hugging Face's comes first: the sentence, or token ids"
@@ -225,7 +226,7 @@ def names_before(compared: Departures, found: Agreement) -> list[str]:
 # --- the input --------------------------------------------------------------------------------------------------------
 
 
-def read_text(text: str, parameters: Any, folder: Path) -> Sequences:
+def read_text(text: str, parameters: ModelParameters, folder: Path) -> Sequences:
     from conformance.models.minilm import encode_texts
     from specification.parameters import Transformer
 
@@ -243,7 +244,7 @@ def read_text(text: str, parameters: Any, folder: Path) -> Sequences:
     return Sequences(tuple(one.tokens for one in found), tuple(one.words[0] for one in found))
 
 
-def token_ids(text: str, parameters: Any) -> Sequences:
+def token_ids(text: str, parameters: ModelParameters) -> Sequences:
     """Read token ids; an encoder-decoder takes two sequences, or the same twice."""
     from specification.parameters import Transformer
 

@@ -15,6 +15,8 @@ from conformance.cli.console import console, explain_error, refuse, save_steps
 from conformance.cli.options import Conventions, Json, Profile, complete_names
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from conformance.judge.watched import JudgedCall
     from conformance.subjects.attention_calls import AttentionCall
 
@@ -103,7 +105,7 @@ def watch(
 
 
 def record_calls(
-    model: Any, inputs: dict[str, Any], backward: bool, attention: str | None = None
+    model: PreTrainedModel, inputs: dict[str, Any], backward: bool, attention: str | None = None
 ) -> list[AttentionCall]:
     """Watch the model; ValueError says in one line why it cannot be run on these tokens, and where."""
     from conformance.models.watching import watch

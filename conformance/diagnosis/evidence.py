@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Mistake, Prediction
 from conformance.runner.in_process import JudgeError, Runner
 from conformance.subjects.subject import Answers, Subject
+
+if TYPE_CHECKING:
+    from conformance.cases.expectations import CaseExample
 
 MOST = 40
 """Failing and passing cases that are asked again, of each. The sketch of this method told mistakes apart with fewer."""
@@ -119,7 +122,7 @@ def find_overflows(call: Call) -> tuple[bool, bool]:
     return bool(scores.max(initial=0) > largest), bool(sums > largest)
 
 
-def add_rounding(example: Any, rounding: Mapping[str, str]) -> Any:
+def add_rounding(example: CaseExample, rounding: Mapping[str, str]) -> Any:
     """The example, each of its cases with this rounding too."""
     if isinstance(example, Case):
         return replace(example, rounding=example.rounding | dict(rounding))

@@ -41,7 +41,7 @@ class Failure(NamedTuple):
     findings: list[Finding]
 
 
-def attribute(runner: Runner, failure: Failure, shared: Any = None) -> Failure:
+def attribute(runner: Runner, failure: Failure, shared: object = None) -> Failure:
     """The failure under the rule that it speaks of, with the case that shows it. shared: what its check has prepared.
 
     What depends on memory layouts is always of `STATE_RULE`.

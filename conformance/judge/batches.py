@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from conformance.cases.declaration import EVERYTHING
-from conformance.checks.catalogue import Check, make_probe
+from conformance.checks.catalogue import Check, Example, make_probe
 from conformance.checks.comparison import breaks
 from conformance.checks.findings import Finding
 from conformance.checks.results import Results, Violation
@@ -148,5 +148,5 @@ def ask_in_float64(operation: str, examples: int, seed: int) -> Results:
     return results
 
 
-def ask_again(check: Check[Any, Any], example: Any) -> list[Finding]:
+def ask_again(check: Check[Example, Any], example: Example) -> list[Finding]:
     return runners[0](check, example, check.prepare(example))

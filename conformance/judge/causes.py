@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
+from conformance.cases.expectations import CaseExample
 from conformance.checks.findings import Threshold
 from conformance.checks.results import MOST_NUMBERS, KeptCase, Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause, cause_kind
@@ -20,7 +21,6 @@ from conformance.mistakes.call import Call
 from conformance.mistakes.condition import past
 from conformance.mistakes.mistake import Mistake
 from conformance.runner.in_process import Runner
-from conformance.runner.shrinking import Example
 
 MANY = 4
 """Causes that get a smallest case and sizes within the whole time; later ones get less, as the first say most."""
@@ -75,7 +75,7 @@ def make_small(cause: Cause, runner: Runner, seconds: float, settle: Settle, siz
         smaller = cut_down(lead, runner, seconds, explains_case(runner, mistake))
         lead = smaller if settle(smaller) is smaller else lead
         cause = replace(cause, excuses=excuse_case(cause.excuses, lead, runner))
-    passing: list[Example] = []
+    passing: list[CaseExample] = []
     if sized:
         lead = replace(lead, threshold=find_thresholds(lead, runner, SIZES * seconds, passing))
     cause = replace(cause, violations=(lead, *cause.violations[1:]))
@@ -100,7 +100,7 @@ def choose_by_thresholds(cause: Cause, thresholds: Collection[Threshold]) -> Cau
     return cause
 
 
-def withdraw_refuted(cause: Cause, passing: Sequence[Example], runner: Runner) -> Cause:
+def withdraw_refuted(cause: Cause, passing: Sequence[CaseExample], runner: Runner) -> Cause:
     """Withdraw a known mistake that would show in an example that passes, unless it shows past a larger size only."""
     lead, own = cause.lead, ask_kept(runner, keep_violation(cause.lead)) if passing else None
     if cause.diagnosis is None or own is None:
@@ -132,10 +132,10 @@ def excuse_case(
     return excuses if evidence is None else tuple(one for one in excuses if largest_error(one, [evidence]) <= 1)
 
 
-def explains_case(runner: Runner, mistake: Mistake | None) -> Callable[[Violation, Example], bool]:
+def explains_case(runner: Runner, mistake: Mistake | None) -> Callable[[Violation, CaseExample], bool]:
     """Whether a smaller case that fails is wrong by the same mistake, where one is known."""
 
-    def explains(violation: Violation, example: Example) -> bool:
+    def explains(violation: Violation, example: CaseExample) -> bool:
         if mistake is None:
             return True
         kept = KeptCase(violation.rule, violation.probe, violation.title, violation.check, example, failed=True)

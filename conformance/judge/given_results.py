@@ -55,8 +55,10 @@ from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.gradients import gradients_by_name
 from conformance.subjects.subject import Answers, NumpySubject, differentiable, expected_shape, name_results
 from conformance.subjects.wrong_answers import WrongAnswer
+from specification.arrays import Array
 from specification.dtypes import FLOATING
 from specification.masks import as_mask, map_arrays
+from specification.parameters import Tree
 
 LARGEST_PART = 2**21
 """Scores, or numbers, of a part that is judged at once: in float64 with its bounds it takes up to a gigabyte."""
@@ -129,14 +131,14 @@ class Comparison:
 
 def compare(
     operation: str,
-    got: Any,
+    got: Tree,
     *,
     profile: str = DEFAULT,
-    cotangent: Any = None,
-    gradients: Any = None,
+    cotangent: Array | Mapping[str, Array] | None = None,
+    gradients: Tree = None,
     layout: str = "BHTD",
     conventions: str | Mapping[str, str] = "",
-    **inputs: Any,
+    **inputs: object,
 ) -> Comparison:
     """Judge results that were computed elsewhere: in another language, on a GPU, in a log or a notebook.
 
@@ -203,7 +205,7 @@ def compare(
 # --- from arguments to a case -----------------------------------------------------------------------------------------
 
 
-def convert_arrays(value: Any) -> Any:
+def convert_arrays(value: object) -> Any:
     """The same with NumPy arrays in the place of every framework's, in structures and masks too."""
     home = type(value).__module__.partition(".")[0]
     if home == "torch":
@@ -248,7 +250,7 @@ def refuse_misfits(case: Case) -> None:
         NUMPY(case if row is None else row)
 
 
-def add_cotangents(case: Case, cotangent: Any, gradients: Any) -> Case:
+def add_cotangents(case: Case, cotangent: np.ndarray | dict[str, np.ndarray] | None, gradients: Tree) -> Case:
     if cotangent is None or (isinstance(cotangent, dict) and not cotangent):
         if gradients is not None:
             raise ValueError("gradients need cotangent, the gradient of a loss by the output")
@@ -275,7 +277,7 @@ def complete_cotangents(case: Case, layout: str) -> Case:
     return replace(case, cotangents=cotangents)
 
 
-def refuse_other_gradients(case: Case, gradients: Any) -> None:
+def refuse_other_gradients(case: Case, gradients: Tree) -> None:
     """Raise ValueError for gradients by names that are no inputs of the call, and where none is left."""
     if isinstance(gradients, dict):
         record = operation_facts(case.operation)
@@ -285,7 +287,7 @@ def refuse_other_gradients(case: Case, gradients: Any) -> None:
             raise ValueError("gradients: there are none")
 
 
-def name_answers(case: Case, got: Any, gradients: Any) -> Answers:
+def name_answers(case: Case, got: Tree, gradients: Tree) -> Answers:
     """By name, still in the conventions of whoever computed them."""
     names = ("output", "logsumexp") if case.with_logsumexp else result_names(case.operation)
     if isinstance(got, dict):

@@ -71,7 +71,12 @@ def read(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def target_of(content: dict[str, Any], path: str | Path, subject: Any, vjp: Any) -> Target:
+def target_of(
+    content: dict[str, Any],
+    path: str | Path,
+    subject: str | Callable[..., object] | None,
+    vjp: str | Callable[..., object] | None,
+) -> Target:
     """The file's target, with what is given in place of what it says."""
     fields = content["target"]
     if subject is None and fields["subject"] is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.features import rule_of
-from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, CALLS_IN_ORDER, Check
+from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, CALLS_IN_ORDER, Check, Example
 from conformance.checks.comparison import breaks, worst
 from conformance.checks.findings import DependsOnCalls, Finding, NotReproducible
 from conformance.checks.levels import STATE_RULE
@@ -98,7 +98,7 @@ class Reproduction:
         return replace(new, rule=rule_of("dtype" if new.rounds_16_bits else "cross", new.case.operation))
 
 
-def step(check: Check[Any, Any], example: Any) -> Step:
+def step(check: Check[Example, Any], example: Example) -> Step:
     return check, example, check.prepare(example)
 
 

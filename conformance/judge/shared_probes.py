@@ -19,10 +19,10 @@ import queue
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from conformance.cases.declaration import Declaration
-from conformance.checks.catalogue import Check, Probe
+from conformance.checks.catalogue import Check, Example, Probe, Shared
 from conformance.checks.comparison import Finding
 from conformance.checks.results import Results
 from conformance.judge.plan import list_questions
@@ -151,7 +151,7 @@ class WatchedRunner(Runner):
 
     interrupts_are_users = False
 
-    def run_check(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
+    def run_check(self, check: Check[Example, Shared], example: Example, shared: Shared) -> list[Finding]:
         with open(os.devnull, "w") as nowhere:
             faulthandler.dump_traceback_later((self.time_limit or 0) + ENDING, exit=True, file=nowhere)
             try:

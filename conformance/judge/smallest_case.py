@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from conformance.cases.expectations import CaseExample
 from conformance.checks.catalogue import AGREEMENT, DESCRIPTION, SHAPES
 from conformance.checks.comparison import breaks
 from conformance.checks.findings import Finding, is_error, same_error
@@ -14,7 +15,7 @@ from conformance.checks.results import Results, Violation
 from conformance.judge.attribution import is_in_empty_row
 from conformance.judge.trial import make_violation
 from conformance.runner.in_process import Runner
-from conformance.runner.shrinking import Example, cuttable, shrink_example
+from conformance.runner.shrinking import cuttable, shrink_example
 from conformance.subjects.subject import NumpySubject
 
 SHRINKING = 20.0
@@ -32,7 +33,7 @@ def shrink_violations(results: Results, runners: Iterable[Runner], seconds: floa
             results.violations[key] = cut_down(violation, by_name[violation.subject], seconds)
 
 
-Accepts = Callable[[Violation, Example], bool]
+Accepts = Callable[[Violation, CaseExample], bool]
 """Whether a smaller example still shows what the first one does."""
 
 
@@ -53,7 +54,7 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
     failures = {id(least.example): least}
     empty = least.case is not None and is_in_empty_row(least.case, least.finding)
 
-    def fails(example: Example) -> bool:
+    def fails(example: CaseExample) -> bool:
         findings = wrong(example)
         findings = [one for one in findings or () if any(is_same_failure(one, other) for other in first)]
         if not breaks(findings, level):
@@ -86,7 +87,7 @@ def is_same_failure(finding: Finding, other: Finding) -> bool:
     return not is_error(finding) or same_error(finding, other)
 
 
-def error_finder(violation: Violation, runner: Runner) -> Callable[[Example], list[Finding] | None]:
+def error_finder(violation: Violation, runner: Runner) -> Callable[[CaseExample], list[Finding] | None]:
     """What the subject gets wrong of examples like the violation's; None where it gets nothing wrong.
 
     What is made from an example may no longer be what its check takes for granted (rows that are constant, two
@@ -95,7 +96,7 @@ def error_finder(violation: Violation, runner: Runner) -> Callable[[Example], li
     definition = Runner(NumpySubject())
     prepared: list[Any] = [None, None]
 
-    def wrong(example: Example) -> list[Finding] | None:
+    def wrong(example: CaseExample) -> list[Finding] | None:
         if prepared[0] is not example:
             try:
                 prepared[:] = example, violation.check.prepare(example)

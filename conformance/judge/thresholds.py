@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 
 from conformance.cases.case import Case
-from conformance.cases.expectations import asked_case
+from conformance.cases.expectations import CaseExample, asked_case
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import supports_case
 from conformance.cases.operation import HEADS, OFFSET, Axis, Sizes
@@ -28,7 +28,7 @@ from conformance.checks.results import Violation
 from conformance.judge.smallest_case import error_finder
 from conformance.runner.dimensions import PRODUCTS, Dimension, Part, dimensions, sizes_of, take_parts
 from conformance.runner.in_process import Runner
-from conformance.runner.shrinking import Example, align_masks, cuttable, map_cases, plain_numbers
+from conformance.runner.shrinking import align_masks, cuttable, map_cases, plain_numbers
 
 FEW = 4
 """Large dimensions up to which pairs of them are tried."""
@@ -58,7 +58,7 @@ Seen = dict[int, bool]
 
 
 def find_thresholds(
-    violation: Violation, runner: Runner, seconds: float = SECONDS, passing: list[Example] | None = None
+    violation: Violation, runner: Runner, seconds: float = SECONDS, passing: list[CaseExample] | None = None
 ) -> tuple[Threshold, ...]:
     """At which sizes the violation shows and at which not; empty where that depends on no size, or cannot be told.
 
@@ -87,7 +87,7 @@ class Probing:
         self.sizes, self.dimensions = sizes_of(self.case), dimensions(self.case, runner.declaration)
         self.before = sizes_of(asked_case(violation.example if violation.uncut is None else violation.uncut))
         self.seen: dict[tuple[int, ...], float | None] = {}
-        self.passing: list[Example] = []
+        self.passing: list[CaseExample] = []
 
     def thresholds(self) -> Iterator[Threshold]:
         large = [dimension for dimension in self.dimensions if not self.trivial(dimension)]
@@ -226,6 +226,7 @@ class Probing:
             self.costs.append((needed, time.monotonic() - start))
             if findings is not None:
                 return worst(findings).ratio
+        assert example is not None  # of the last seed
         self.passing.append(example)
         return 0.0
 
@@ -235,7 +236,7 @@ class Probing:
         ends = time.monotonic() + seconds * needed / max(took, 1) < self.end
         return needed <= self.most and (ends or needed <= work(self.case))
 
-    def resize_example(self, sizes: Sizes, seed: int) -> Example | None:
+    def resize_example(self, sizes: Sizes, seed: int) -> CaseExample | None:
         parts = {name: Part(0, size) for name, size in sizes.items()}
 
         def change(case: Case) -> Case | None:

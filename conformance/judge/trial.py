@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.cases.case import Case
-from conformance.checks.catalogue import AGREEMENT, REFUSAL, Check, Probe, probe_id
+from conformance.checks.catalogue import AGREEMENT, REFUSAL, Check, Example, Probe, probe_id
 from conformance.checks.comparison import breaks, worst
 from conformance.checks.findings import Finding
 from conformance.checks.levels import CORE, least_level
@@ -161,14 +161,14 @@ def ask_runners(source: Probe | Entry, title: str, example: Any, runners: Sequen
     return shared
 
 
-def narrowest(example: Any, case: Case) -> Case:
+def narrowest(example: object, case: Case) -> Case:
     """Of several calls one of 16 bits, because the error may be any one's; else its case."""
     several = example if isinstance(example, tuple) else ()
     return next((one for one in several if isinstance(one, Case) and one.dtype not in WIDE), case)
 
 
 def make_violation(
-    rule: str, title: str, check: Check[Any, Any], runner: Runner, example: Any, findings: list[Finding]
+    rule: str, title: str, check: Check[Example, Any], runner: Runner, example: Example, findings: list[Finding]
 ) -> Violation:
     """The violation that the findings show, of what no probe has asked. title: of what has."""
     return Violation(

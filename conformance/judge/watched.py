@@ -18,7 +18,7 @@ from conformance.cases.case import Case, heads_and_keys, widths_of
 from conformance.cases.declaration import Declaration, read_conventions
 from conformance.cases.expectations import empty_rows
 from conformance.cases.features import features_of
-from conformance.checks.catalogue import AGREEMENT, Check, has_special_values
+from conformance.checks.catalogue import AGREEMENT, Check, Example, Shared, has_special_values
 from conformance.checks.comparison import breaks, fill_unpromised, judge, no_others, ratio, worst
 from conformance.checks.findings import Finding, GradientLost, InputChanged
 from conformance.checks.levels import CORE, ROBUST, STRICT, higher, rank
@@ -188,10 +188,10 @@ class AlikeRunner(Runner):
         self.case, self.findings = case, findings
         self.needs: frozenset[str] = frozenset({"empty_rows"} & case.options.keys())
 
-    def __call__(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
+    def __call__(self, check: Check[Example, Shared], example: Example, shared: Shared) -> list[Finding]:
         if check != AGREEMENT:
             return super().__call__(check, example, shared)
-        if not self.needs <= given_names(example):
+        if not self.needs <= given_names(check.case_of(example)):
             return []
         findings = super().__call__(check, example, shared)
         return findings if has_only_values(findings) or not has_only_values(self.findings) else []

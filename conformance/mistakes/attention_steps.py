@@ -146,7 +146,7 @@ class AttentionSteps:
 
     # --- forward ---
 
-    def cap(self, scores: Any) -> Any:
+    def cap(self, scores: np.ndarray) -> Any:
         return scores if self.softcap is None else self.softcap * np.tanh(scores / self.softcap)
 
     def products(self) -> np.ndarray:
@@ -229,7 +229,7 @@ class AttentionSteps:
         weights: np.ndarray,
         *,
         mean: np.ndarray | None = None,
-        value_factor: Any = None,
+        value_factor: float | np.ndarray | None = None,
     ) -> Gradients:
         """Compute the gradients from these weights P.
 
@@ -305,7 +305,7 @@ def places_of(array: np.ndarray) -> np.ndarray:
     return np.arange(array.size).reshape(array.shape)
 
 
-def take_places(array: np.ndarray, places: np.ndarray, filling: Any = 0) -> np.ndarray:
+def take_places(array: np.ndarray, places: np.ndarray, filling: float = 0) -> np.ndarray:
     """Take the elements at these places of a flat array, and the filling at -1."""
     return np.append(array.ravel(), np.asarray(filling, array.dtype))[places]
 

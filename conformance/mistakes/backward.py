@@ -48,7 +48,7 @@ def entry(name: str, says: str, ways: Ways, /, needs: tuple[str, ...] = (), **fi
     Nothing is predicted where no gradient is asked for, or NaN may stand behind a mask.
     """
 
-    def change(call: Call, **values: Any) -> list[Results]:
+    def change(call: Call, **values: object) -> list[Results]:
         right = {name: array for name, array in call.right.items() if name.startswith("gradient of ")}
         found = []
         for way in ways(call, **values):
@@ -407,7 +407,7 @@ def count_terms(call: Call, of: str, along: str) -> int:
     return call.steps.sizes[ALONG[along]] if summed else 0
 
 
-def sum_terms(call: Call, of: str, along: str, places: Any) -> np.ndarray:
+def sum_terms(call: Call, of: str, along: str, places: int | slice | np.ndarray) -> np.ndarray:
     """Return the part of a gradient that these batch elements, heads, queries or keys add to it."""
     steps, right = call.steps, call.gradients
     some = (*[slice(None)] * ALONG[along], places)

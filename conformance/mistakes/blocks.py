@@ -62,7 +62,7 @@ def run_online(
         graded: whether there are gradients, by constant maxima and with slopes of 0 where the numerators changed.
     """
 
-    def change(call: Call, block: int, **values: Any) -> list[Changed]:
+    def change(call: Call, block: int, **values: object) -> list[Changed]:
         steps, scores = call.steps, call.forward.scores
         K = scores.shape[-1]
         if not block < K <= block * MOST_BLOCKS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ml_dtypes  # noqa: F401  (names bfloat16 to NumPy)
 import numpy as np
@@ -18,15 +18,18 @@ from conformance.mistakes.call import Call, Results
 from conformance.mistakes.mistake import Prediction
 from conformance.oracle.reference import evaluate_definition, oracle
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
-def change_options(case: Case, **options: Any) -> Case | None:
+
+def change_options(case: Case, **options: object) -> Case | None:
     """The case with these options; None where it has them."""
     given = {name: case.options.get(name) for name in options}
     changes = any(isinstance(one, np.ndarray) or one != options[name] for name, one in given.items())
     return replace(case, options=case.options | options) if changes else None
 
 
-def answer_with(**options: Any) -> Callable[..., Case | None]:
+def answer_with(**options: object) -> Callable[..., Case | None]:
     """Answer the case as if it had these options, and those that are values of the mistake's parameters."""
     return lambda call, **values: change_options(call.case, **options, **values)
 
@@ -38,7 +41,7 @@ def rearrange_inputs(move: Callable[..., Case | None]) -> Callable[..., Predicti
         it with these moved. So gradients come back to the places from which elements were taken.
     """
 
-    def change(call: Call, **values: Any) -> Prediction | None:
+    def change(call: Call, **values: object) -> Prediction | None:
         case, places, count = call.case, dict[str, np.ndarray](), 1
         for name, array in case.inputs.items():
             places[name] = np.arange(count, count + array.size).reshape(array.shape)
@@ -101,7 +104,7 @@ def gather_gradients(
     return results | {gradient_name(name): sums[at] for name, at in places.items()}
 
 
-def round_to(array: Any, dtype: str) -> np.ndarray:
+def round_to(array: ArrayLike, dtype: str) -> np.ndarray:
     """The array rounded to a dtype, in float64."""
     with np.errstate(all="ignore"):
         return np.asarray(array).astype(dtype).astype(float)

@@ -25,7 +25,7 @@ Seen = Callable[..., Any]
 
 
 def leave_out_keys(seen: Seen) -> Callable[..., AttentionSteps | None]:
-    def change(call: Call, **values: Any) -> AttentionSteps | None:
+    def change(call: Call, **values: object) -> AttentionSteps | None:
         K = call.steps.sizes[-1]
         some = np.broadcast_to(seen(np.arange(K), K, **values), K)
         return None if some.all() else call.steps.change(visible=call.steps.visible & some)

@@ -151,7 +151,7 @@ def hidden_layer(activation: Callable[[Array], Array]) -> Callable[..., Array]:
 def change_network(change: Callable[..., Network | None]) -> Change:
     """The mistake in both passes."""
 
-    def results(call: Call, **values: Any) -> Results | None:
+    def results(call: Call, **values: object) -> Results | None:
         changed = change(Network.read_call(call), **values)
         return None if changed is None else changed.results()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -69,7 +68,9 @@ def count_forbidding(call: Call) -> np.ndarray:
     return np.sum([count_forbidding(Call(case)) for case in sides], axis=0)
 
 
-def predict_filled(call: Call, steps: AttentionSteps, constant: np.ndarray, lost: Any = 0.0) -> Prediction:
+def predict_filled(
+    call: Call, steps: AttentionSteps, constant: np.ndarray, lost: float | np.ndarray = 0.0
+) -> Prediction:
     """Results of attention in which forbidden pairs take part, with a bound of its own for each row of the output.
 
     The case's bound is that of the allowed scores. Where forbidden scores are far above these, only they count, and

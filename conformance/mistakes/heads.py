@@ -26,7 +26,7 @@ Order = Callable[..., Any]
 def read_key_heads(order: Order) -> Callable[..., AttentionSteps | None]:
     """Read other key heads where there are several. What is read: keys and values, or one of them."""
 
-    def change(call: Call, what: str = "keys and values", **values: Any) -> AttentionSteps | None:
+    def change(call: Call, what: str = "keys and values", **values: object) -> AttentionSteps | None:
         steps = call.steps
         H, G = len(steps.key_heads), steps.key.shape[1]
         if not 1 < G <= H or (what != "keys and values" and steps.value is None):
@@ -106,7 +106,7 @@ def exchange_heads_and_positions(call: Call) -> list[Results]:
 def move_results(move: Callable[..., np.ndarray]) -> Callable[..., AttentionSteps | None]:
     """Write `move(places, **values)` of the results, see `AttentionSteps`; None where all stay where they are."""
 
-    def change(call: Call, **values: Any) -> AttentionSteps | None:
+    def change(call: Call, **values: object) -> AttentionSteps | None:
         own = places_of(call.forward.output)
         if not own.size or np.array_equal(own, move(own, **values)):
             return None

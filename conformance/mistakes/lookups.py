@@ -64,7 +64,7 @@ def look_up(case: Case, rows: np.ndarray) -> Results:
 def read_rows(change: Callable[..., np.ndarray]) -> Callable[..., Results | None]:
     """Read rows `change(rows, count, **values)` of a table of `count` rows; negative ones count from the end."""
 
-    def answer(call: Call, **values: Any) -> Results | None:
+    def answer(call: Call, **values: object) -> Results | None:
         rows, count = rows_of(call.case), len(call.case.inputs["table"])
         other = np.asarray(change(rows, count, **values), int)
         other = np.where(other < 0, other + count, other)
@@ -78,7 +78,7 @@ def read_rows(change: Callable[..., np.ndarray]) -> Callable[..., Results | None
 def show(visible: Callable[..., np.ndarray]) -> Callable[..., Results | None]:
     """Return 0 but where `visible(rows, width, count, **values)`, [n, 1] or [width], holds; so do gradients."""
 
-    def answer(call: Call, **values: Any) -> Results | None:
+    def answer(call: Call, **values: object) -> Results | None:
         rows, (count, width) = rows_of(call.case), call.case.inputs["table"].shape
         shown = np.broadcast_to(visible(rows, width, count, **values), (rows.size, width))
         return lose_results(call, shown.reshape(call.right["output"].shape))
@@ -147,7 +147,7 @@ def divide_by_count(call: Call) -> Results:
     return {GRADIENT: call.right[GRADIENT] / np.maximum(counts, 1)[:, None]}
 
 
-def add_up_narrowly(case: Case, ratio: Any = 1.0) -> np.ndarray:
+def add_up_narrowly(case: Case, ratio: float | np.ndarray = 1.0) -> np.ndarray:
     """The gradient in the 16 bits of the table, the cotangents one by one. ratio: of these to the right ones."""
     rows, total = rows_of(case), np.zeros(case.inputs["table"].shape)
     cotangents = round_to(cotangents_of(case) * ratio, case.dtype)

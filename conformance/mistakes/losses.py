@@ -101,7 +101,7 @@ def loss_of(case: Case) -> Loss:
 def change_loss(change: Callable[..., Loss | None], reduction: str, alone: bool) -> Change:
     """The loss and its gradient, or the gradient alone, by other quantities; in calls of a reduction, or in all."""
 
-    def results(call: Call, **values: Any) -> Results | None:
+    def results(call: Call, **values: object) -> Results | None:
         right_call = reduction in ("", reduction_of(call.case))
         changed = change(loss_of(call.case), **values) if right_call else None
         found = None if changed is None else changed.results()

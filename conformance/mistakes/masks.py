@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from conformance.mistakes.mistake import Topic, name_entries
 from reference_numpy import materialize
 from reference_numpy.masks import per_batch
 from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segments, SlidingWindow, as_mask, map_arrays
+
+if TYPE_CHECKING:
+    from specification.masks import Mask
 
 BLOCKS = (64, 8, 16, 32, 128, 256, 1024)
 IDS = ("uint8", "uint16", "bfloat16", "float16", "float32")
@@ -177,11 +180,11 @@ combination, whose sides are read already: from both sides' pairs."""
 def read_description(kind: type, read: Reading) -> Callable[..., AttentionSteps | None]:
     """Read every description of this kind otherwise, also in masks that are combined."""
 
-    def change(call: Call, **values: Any) -> AttentionSteps | None:
+    def change(call: Call, **values: object) -> AttentionSteps | None:
         _, _, Q, K = call.steps.sizes
         queries, keys = np.arange(Q)[:, None], np.arange(K)
 
-        def read_all(mask: Any) -> Any:
+        def read_all(mask: Mask | None) -> Any:
             if isinstance(mask, And | Or):
                 sides = read_all(mask.left), read_all(mask.right)
                 if isinstance(mask, kind):
@@ -194,31 +197,31 @@ def read_description(kind: type, read: Reading) -> Callable[..., AttentionSteps 
     return change
 
 
-def see_between(distance: np.ndarray, left: Any, right: Any) -> np.ndarray:
+def see_between(distance: np.ndarray, left: int | np.ndarray | None, right: int | np.ndarray | None) -> np.ndarray:
     """-left <= distance <= right; None for no end."""
     found = np.ones(distance.shape, bool)
     found = found if left is None else found & (distance >= -left)
     return found if right is None else found & (distance <= right)
 
 
-def ends_of(mask: Any) -> tuple[Any, Any]:
+def ends_of(mask: Causal | SlidingWindow) -> tuple[Any, Any]:
     return (None, 0) if isinstance(mask, Causal) else (mask.left, mask.right)
 
 
-def see_from(mask: Any, places: Any, keys: Any) -> np.ndarray:
+def see_from(mask: Causal | SlidingWindow, places: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """What queries at these places see of a causal mask or a window."""
     return see_between(keys - places, *ends_of(mask))
 
 
-def compare_ids(queries: Any, keys: Any) -> Any:
+def compare_ids(queries: np.ndarray, keys: np.ndarray) -> Any:
     return queries[:, None, :, None] == keys[:, None, None, :]
 
 
-def round_to(number: Any, block: int, way: str) -> Any:
+def round_to(number: int | np.ndarray, block: int, way: str) -> Any:
     return number // block * block if way == "down" else -(-number // block) * block
 
 
-def allow_whole_blocks(mask: Any, queries: Any, keys: Any, block: int) -> np.ndarray:
+def allow_whole_blocks(mask: Causal | SlidingWindow, queries: np.ndarray, keys: np.ndarray, block: int) -> np.ndarray:
     places, (left, right) = queries + per_batch(mask.offset), ends_of(mask)
     found = see_from(mask, places, keys)
     for end in (None if left is None else -left, right):
@@ -226,7 +229,9 @@ def allow_whole_blocks(mask: Any, queries: Any, keys: Any, block: int) -> np.nda
     return found
 
 
-def skip_last_block(mask: Any, queries: Any, keys: Any, block: int, when: str) -> np.ndarray:
+def skip_last_block(
+    mask: Causal | SlidingWindow, queries: np.ndarray, keys: np.ndarray, block: int, when: str
+) -> np.ndarray:
     places, right = queries + per_batch(mask.offset), ends_of(mask)[1]
     if right is None:
         return see_from(mask, places, keys)

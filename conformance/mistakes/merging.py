@@ -59,7 +59,7 @@ def merge_by(
     terms: np.ndarray | None = None,
     *,
     slope: float = 1.0,
-    order: Any = slice(None),
+    order: slice | np.ndarray = slice(None),
     log: tuple[np.ndarray, np.ndarray] | None = None,
     bars: tuple[float, float, float] = (1.0, 1.0, 1.0),
 ) -> Results:
@@ -92,7 +92,7 @@ def name_gradients(name: str, gradients: np.ndarray) -> Results:
 def entry(name: str, says: str, change: Callable[..., Any], **parameters: Any) -> Mistake:
     """`change(call, parts, **values)`."""
 
-    def answer(call: Call, **values: Any) -> Any:
+    def answer(call: Call, **values: object) -> Any:
         return change(call, Parts.read_call(call), **values)
 
     return Topic("merging", "ATT-14", ("merge_attention",)).entry(name, says, answer, **parameters)
@@ -138,7 +138,7 @@ def merge_one_by_one(call: Call, parts: Parts, slip: str) -> Results | None:
 def keep_parts(kept: Callable[..., Any]) -> Callable[..., Results | None]:
     """Merge some of the parts, of their numbers from 0 on and from 1 - P to 0."""
 
-    def change(call: Call, parts: Parts, **values: Any) -> Results | None:
+    def change(call: Call, parts: Parts, **values: object) -> Results | None:
         numbers = np.arange(len(parts.logs))
         some = np.broadcast_to(kept(numbers, numbers - len(numbers) + 1, **values), numbers.shape)
         if some.all() or not some.any():

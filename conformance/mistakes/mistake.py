@@ -114,7 +114,7 @@ class Mistake:
         """The same mistake where a condition holds."""
         return replace(self, condition=condition)
 
-    def choose(self, **values: Any) -> Mistake:
+    def choose(self, **values: object) -> Mistake:
         """The mistake with these values of its parameters, and the first of the others."""
         first = {name: choices[0] for name, choices in self.parameters.items()}
         unknown = values.keys() - first.keys()

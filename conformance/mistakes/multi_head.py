@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
@@ -42,7 +41,7 @@ def change_projections(change: Callable[..., Arrays | None], separate: bool = Fa
     separate: only where each head has a projection of its own.
     """
 
-    def move(case: Case, of: str, **values: Any) -> Case | None:
+    def move(case: Case, of: str, **values: object) -> Case | None:
         if separate and not any("[" in name for name in case.inputs):
             return None
         fused = replace(case, inputs=join_projections(case.inputs))
@@ -189,7 +188,7 @@ def separate_gradients(case: Case, gradients: Results) -> Results:
 def carry(mistake: Mistake) -> Mistake:
     """Turn a mistake of attention into one of the layer's attention."""
 
-    def change(call: Call, **values: Any) -> list[Results]:
+    def change(call: Call, **values: object) -> list[Results]:
         inside = replace(mistake, operations=("attention",), values=values, condition=ALWAYS)
         found = inside.predict(call.attention_call, solve_by_definition)
         sure = (one for one in found if not any(np.isposinf(array).any() for array in one.bounds.values()))

@@ -26,7 +26,7 @@ TOPIC, NARROW_TOPIC = (Topic("norm_gradients", "NORM-6", NORMS, of_gradients=alo
 def gradient(name: str, says: str, change: Gradients, /, **fields: Any) -> Mistake:
     """Take `change(steps, **values)` for some of the gradients of a call; {} for none."""
 
-    def results(call: Call, **values: Any) -> list[Changed]:
+    def results(call: Call, **values: object) -> list[Changed]:
         s = NormSteps.read_case(call.case)
         changed = change(s, **values) if s.x.size else {}
         return [s.reshape_results(way) for way in (changed if isinstance(changed, list) else [changed]) if way]
@@ -96,8 +96,8 @@ def sum_first_columns(s: NormSteps, part: str, first: int) -> list[Results]:
     if not 0 < first < s.n or (part != "square" and not s.has_mean):
         return []
     few = s.row_bar * (np.arange(s.n) < first)
-    changed = {f"of_{name}": few for name in ("mean", "square") if part in (name, "both")}
-    grown = {name: s.n / first for name in ("mean", "square") if part in (name, "both")}
+    changed: dict[str, Any] = {f"of_{name}": few for name in ("mean", "square") if part in (name, "both")}
+    grown: dict[str, Any] = {name: s.n / first for name in ("mean", "square") if part in (name, "both")}
     return [{OF_X: s.pull_back(**changed)}, {OF_X: s.pull_back(**changed, **grown)}]
 
 

@@ -36,7 +36,7 @@ class Statistics(NamedTuple):
     slope: np.ndarray | None
 
 
-def weighted_sum(x: np.ndarray, weights: Any) -> Any:
+def weighted_sum(x: np.ndarray, weights: np.ndarray | None) -> Any:
     """Sum the rows by these weights [n], exactly in constant rows; None for 0."""
     if weights is None:
         return 0.0
@@ -44,7 +44,9 @@ def weighted_sum(x: np.ndarray, weights: Any) -> Any:
     return (x[:, :1] * (1.0 if np.isclose(total, 1, rtol=1e-12) else total)) + ((x - x[:, :1]) @ weights)[:, None]
 
 
-def measure_rows(x: np.ndarray, mean: Any, squares: Any, center: Any = None, zeros: float = 0.0) -> Statistics:
+def measure_rows(
+    x: np.ndarray, mean: np.ndarray | None, squares: np.ndarray, center: np.ndarray | None = None, zeros: float = 0.0
+) -> Statistics:
     """Sum up rows by weights.
 
     Args:
@@ -63,11 +65,11 @@ def measure_rows(x: np.ndarray, mean: Any, squares: Any, center: Any = None, zer
     return Statistics(weighted_sum(x, mean), 0.0 if mean is None else mean, square, slope)
 
 
-def add_eps(square: Any, eps: float) -> Any:
+def add_eps(square: np.ndarray, eps: float) -> Any:
     return np.sqrt(square + eps)
 
 
-def add_eps_outside(square: Any, eps: float) -> Any:
+def add_eps_outside(square: np.ndarray, eps: float) -> Any:
     return np.sqrt(square) + eps
 
 
@@ -120,7 +122,9 @@ class NormSteps:
     def change(self, **fields: Any) -> NormSteps:
         return replace(self, **fields)
 
-    def change_statistics(self, mean: Any, squares: Any, center: Any = None, zeros: float = 0.0) -> NormSteps:
+    def change_statistics(
+        self, mean: np.ndarray | None, squares: np.ndarray, center: np.ndarray | None = None, zeros: float = 0.0
+    ) -> NormSteps:
         """With statistics by these weights, see `measure_rows`; a norm that has no mean keeps none."""
         if not self.has_mean:
             mean, center = None, None
@@ -165,7 +169,13 @@ class NormSteps:
         return output if self.source is None else np.where(self.source < 0, 0, output[self.source])
 
     def pull_back(
-        self, g: Any = None, *, of_mean: Any = None, of_square: Any = None, mean: Any = 1.0, square: Any = 1.0
+        self,
+        g: np.ndarray | None = None,
+        *,
+        of_mean: np.ndarray | None = None,
+        of_square: np.ndarray | None = None,
+        mean: float | np.ndarray = 1.0,
+        square: float | np.ndarray = 1.0,
     ) -> np.ndarray:
         """Compute the gradient of x from that of the normalised rows.
 

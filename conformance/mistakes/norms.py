@@ -38,7 +38,7 @@ TOPIC = Topic("norms", "NORM-1", NORMS)
 def vary(change: Step) -> Change:
     """Take what comes of `change(steps, **values)`."""
 
-    def results(call: Call, **values: Any) -> Changed | list[Changed]:
+    def results(call: Call, **values: object) -> Changed | list[Changed]:
         changed = change(NormSteps.read_case(call.case), **values) if call.case.inputs["x"].size else None
         ways = changed if isinstance(changed, list) else [changed]
         return [way.results() if isinstance(way, NormSteps) else way for way in ways]
@@ -184,7 +184,7 @@ def merge_parts(s: NormSteps, part_of: np.ndarray, whole: int, how: str) -> list
     squares = np.add.reduceat(inside[:, order] ** 2, starts, axis=-1)
     mean = np.mean(means, axis=-1, keepdims=True)
 
-    def merge_statistics(own: Any, between: float) -> NormSteps:
+    def merge_statistics(own: np.ndarray, between: float) -> NormSteps:
         """own: what the squares of a part count, [parts]. between: what the squared difference of means counts."""
         square = np.sum(own * squares + between * (means - mean) ** 2, axis=-1, keepdims=True)
         slope = 2 * own[part_of] * inside + 2 * between * ((means - mean) / counts)[:, part_of]

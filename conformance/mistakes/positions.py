@@ -60,7 +60,7 @@ def encode(
     less: subtracted from the width by which the exponents are divided.
     """
 
-    def answer(call: Call, **values: Any) -> Results | None:
+    def answer(call: Call, **values: object) -> Results | None:
         case, width = call.case, call.case.options["width"]
         positions = np.arange(case.options["length"]) + offset_of(case)
         factors = angular_frequencies(width, case.options.get("exponent") or "shared") ** (width / max(width - less, 1))
@@ -111,7 +111,7 @@ OF_SINES = (
 def alibi(name: str, says: str, bias: Callable[..., np.ndarray], **values: Any) -> Mistake:
     """The bias is `bias(slopes, distance, **values)` for slopes [H, 1, 1] and j - i [Q, K]."""
 
-    def answer(call: Call, **values: Any) -> Results:
+    def answer(call: Call, **values: object) -> Results:
         slopes = alibi_slopes(call.case.options["num_heads"])[:, None, None]
         return {"output": bias(slopes, distances_of(call.case), **values)[None]}
 
@@ -156,7 +156,7 @@ def relative(name: str, says: str, change: Callable[..., Any], **values: Any) ->
 def use_buckets(change: Callable[..., np.ndarray | None]) -> Callable[..., Results | None]:
     """Read the rows `change(case, buckets, **values)` of the table; buckets [Q, K] are the right ones."""
 
-    def answer(call: Call, **values: Any) -> Results | None:
+    def answer(call: Call, **values: object) -> Results | None:
         case, shape = call.case, (call.case.options["query_length"], call.case.options["key_length"])
         buckets = change(case, rows_of(case).reshape(shape), **values)
         return None if buckets is None else look_up(case, buckets)

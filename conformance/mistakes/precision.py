@@ -127,7 +127,7 @@ def entry(
 ) -> Mistake:
     """Attention in the stages that `narrow(round, form, **values)` gives; `round` rounds a stage to the format."""
 
-    def change(call: Call, dtype: str, **values: Any) -> list[Prediction]:
+    def change(call: Call, dtype: str, **values: object) -> list[Prediction]:
         form = call.case.dtype if dtype == "the inputs' dtype" else dtype
         is_narrower = UNITS[form] > Precision.make(call.case.dtype).inner
         if "alibi_slopes" in call.case.inputs or not is_narrower:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from conformance.mistakes.mistake import Prediction, Topic, add_bounds, name_ent
 from reference_numpy.rotary import rotary_table
 from specification.frequencies import attention_factor, exact_frequencies
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
+
+if TYPE_CHECKING:
+    from specification.rotary import Scaling
 
 BOTH = ("rotary_embedding", "rotary_frequencies")
 ROWS = (4096, 1024, 2048, 8192, 16384, 32768, 65536, 131072)
@@ -164,7 +167,7 @@ PAIRS = (
 def read_positions(change: Callable[..., np.ndarray]) -> Callable[..., Case | None]:
     """Turn by `change(positions, **values)`; the length of the sequence remains."""
 
-    def answer(call: Call, **values: Any) -> Case | None:
+    def answer(call: Call, **values: object) -> Case | None:
         positions = call.case.inputs["positions"].astype(np.int64)
         other = np.asarray(change(positions, **values))
         if other.size == 0 or other.min() < 0 or other.max() > 2**30 or np.array_equal(other, positions):
@@ -209,7 +212,7 @@ def change_frequencies(formula: Callable[..., np.ndarray | None]) -> Callable[..
     plain: base^(-2p / W). The other case divides each of these by a number of its own, as LongRoPE does.
     """
 
-    def answer(call: Call, **values: Any) -> Case | Prediction | None:
+    def answer(call: Call, **values: object) -> Case | Prediction | None:
         asked = call_of(call.case)
         plain = asked.base ** (-2 * np.arange(asked.width // 2) / asked.width)
         found = formula(asked, plain, **values)
@@ -284,7 +287,7 @@ def kept_share(asked: Asked, plain: np.ndarray, last: float | None = None, turn:
 def mix_frequencies(kept: Callable[..., Any]) -> Callable[..., Any]:
     """A kind of scaling keeps a share `kept(asked, plain, **values)` of each frequency, and divides the rest."""
 
-    def formula(asked: Asked, plain: np.ndarray, scaling: str, **values: Any) -> Any:
+    def formula(asked: Asked, plain: np.ndarray, scaling: str, **values: object) -> Any:
         if not isinstance(asked.scaling, RAMPS[scaling]):
             return None
         share, factor = kept(asked, plain, **values), cast(Any, asked.scaling).factor
@@ -296,7 +299,7 @@ def mix_frequencies(kept: Callable[..., Any]) -> Callable[..., Any]:
 def change_scaling(kind: Any, fields: Callable[..., dict[str, Any]]) -> Callable[..., Case | None]:
     """Scalings of these kinds have `fields(scaling, **values)`."""
 
-    def answer(call: Call, **values: Any) -> Case | None:
+    def answer(call: Call, **values: object) -> Case | None:
         scaling = call.case.options.get("scaling")
         if not isinstance(scaling, kind):
             return None
@@ -305,7 +308,7 @@ def change_scaling(kind: Any, fields: Callable[..., dict[str, Any]]) -> Callable
     return answer
 
 
-def change_factor(scaling: Any, factor: str) -> dict[str, float | None]:
+def change_factor(scaling: Scaling, factor: str) -> dict[str, float | None]:
     size = attention_factor(scaling)
     return {"attention_factor": {"1": 1.0, "its square": size**2, "the one that is the default": None}[factor]}
 

@@ -53,7 +53,7 @@ def change_default_scale(call: Call, scale: str) -> list[Changed]:
 def change_scale(change: Callable[..., float]) -> Change:
     """`change(scale, D, **values)`, from the scale that is used."""
 
-    def change_case(call: Call, **values: Any) -> Case | None:
+    def change_case(call: Call, **values: object) -> Case | None:
         new = change(call.steps.scale, size_of(call, "D"), **values)
         return None if new == call.steps.scale else change_options(call.case, scale=float(new))
 
@@ -122,7 +122,7 @@ def cap_after_bias(call: Call) -> list[Changed]:
     ]
 
 
-def keep_bits(array: Any, bits: int) -> Any:
+def keep_bits(array: np.ndarray, bits: int) -> Any:
     """Rounded to so many bits after the point; with the slope of what is not rounded."""
     return array + (np.round(array.real * 2.0**bits) / 2.0**bits - array.real)
 
@@ -169,7 +169,7 @@ FORMULAS = (
 def read_bias(read: Callable[..., np.ndarray]) -> Change:
     """Read a bias of rank 4 as `read(places, **values)` rearranges its places."""
 
-    def change(call: Call, **values: Any) -> AttentionSteps | None:
+    def change(call: Call, **values: object) -> AttentionSteps | None:
         places = places_of(call.steps.bias)
         read_places = np.broadcast_to(read(places, **values), places.shape)
         return None if np.array_equal(read_places, places) else call.steps.read_elsewhere(bias=read_places)
@@ -225,7 +225,7 @@ BIAS = (
 def bias_by_slopes(bias: Callable[..., Any]) -> Change:
     """`bias(slopes, place, call, **values)`, of slopes [B or 1, H, 1, 1], and how far keys lie behind [Q, K]."""
 
-    def change(call: Call, **values: Any) -> AttentionSteps:
+    def change(call: Call, **values: object) -> AttentionSteps:
         slopes, (_, _, Q, K) = call.case.inputs["alibi_slopes"].astype(float), call.steps.sizes
         place = np.arange(Q)[:, None] + K - Q - np.arange(K)
         found = bias(np.atleast_2d(slopes)[..., None, None], place, call, **values)

@@ -53,7 +53,7 @@ def weigh(weights: Callable[..., Weights | np.ndarray | None]) -> Change:
     they depend on whether an implementation takes those of the maximum into account.
     """
 
-    def change(call: Call, **values: Any) -> Results | None:
+    def change(call: Call, **values: object) -> Results | None:
         s = call.steps
         exponentials, total, maximum = s.exponentials(call.forward.scores)
         sink = np.zeros_like(total) if s.sinks is None else np.exp(s.sinks - maximum)
@@ -109,7 +109,9 @@ def normalize_along(call: Call, axes: str) -> list[Changed]:
     return [results_of_weights(call, way) for way in (zeros, Weights(exponentials / total))]
 
 
-def mask_weights(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, number: float) -> Any:
+def mask_weights(
+    s: AttentionSteps, exponentials: np.ndarray, total: np.ndarray, sink: np.ndarray, number: float
+) -> Any:
     """The weights of all keys, and a number for those that the mask forbids."""
     if s.visible.all():
         return None
@@ -138,7 +140,7 @@ def take_base_2(call: Call) -> list[Changed]:
     return [results | ({name: results[name] * ln2} if name in results else {}) for results in found]
 
 
-def sum_first_keys(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, first: int) -> Any:
+def sum_first_keys(s: AttentionSteps, exponentials: np.ndarray, total: np.ndarray, sink: np.ndarray, first: int) -> Any:
     """All weights are divided by the sum of the first ones, where there is any."""
     if first >= s.sizes[-1]:
         return None
@@ -197,7 +199,7 @@ def change_sinks(change: Callable[[AttentionSteps, np.ndarray], np.ndarray]) -> 
     return change_results
 
 
-def cut_beside_sink(s: AttentionSteps, exponentials: Any, total: Any, sink: Any, end: str) -> Any:
+def cut_beside_sink(s: AttentionSteps, exponentials: np.ndarray, total: np.ndarray, sink: np.ndarray, end: str) -> Any:
     """The sink's column stands at one end, and that at the other end is cut off."""
     share, kept = sink / total, divide(exponentials, total)
     return np.concatenate([share, kept[..., :-1]] if end == "first" else [kept[..., 1:], share], axis=-1)
@@ -235,7 +237,7 @@ def subtract_from_scores(low: Callable[..., Any], guards: Sequence[float] = (0.0
     falling below; with 0, 0 / 0 is NaN.
     """
 
-    def change(call: Call, **values: Any) -> list[Changed]:
+    def change(call: Call, **values: object) -> list[Changed]:
         subtracted = low(call.steps, call.forward.scores, **values)
         if subtracted is None:
             return []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,11 @@ from reference_numpy import Model
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.parameters import mapped
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from specification.parameters import ModelParameters
 
 DEFINITION = "reference_numpy"
 """With which all packages are compared, widened to float64; in float64 it is not compared with itself."""
@@ -37,7 +43,7 @@ class StepAgreement(NamedTuple):
     judged: bool = True
 
 
-def describe_step(name: str, result: Any, ratios: dict[str, float], judged: bool) -> StepAgreement:
+def describe_step(name: str, result: ArrayLike, ratios: dict[str, float], judged: bool) -> StepAgreement:
     """The agreement about a step of which this exactly comes."""
     result = np.asarray(result)
     extent = (float(result.min()), float(result.max())) if result.size else (0.0, 0.0)
@@ -62,7 +68,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(
-    parameters: Any,
+    parameters: ModelParameters,
     configuration: Configuration,
     inputs: tuple[np.ndarray, ...],
     options: dict[str, Any],
@@ -88,7 +94,7 @@ def agreement(
     return Agreement(steps + surplus, oracle)
 
 
-def dtype_of(parameters: Any) -> str:
+def dtype_of(parameters: ModelParameters) -> str:
     return str(next(iter(flatten(parameters).values())).dtype)
 
 
@@ -108,7 +114,7 @@ def comparable_packages(packages: Iterable[str], dtype: str) -> list[str]:
 
 def end_to_end(
     models: Mapping[str, Any],
-    parameters: Any,
+    parameters: ModelParameters,
     configuration: Configuration,
     inputs: tuple[np.ndarray, ...],
     options: dict[str, Any],
@@ -123,7 +129,7 @@ def end_to_end(
     name = f"from end to end, {dtype}"
     exact_inputs = round_inputs(inputs, dtype)
 
-    def run(functions: Any) -> Any:
+    def run(functions: SimpleNamespace) -> Any:
         return functions.MODELS[type(wide)](wide, *exact_inputs, configuration=configuration, **options)
 
     exact, bound = carried_bound(run, wide, dtype)
@@ -136,14 +142,16 @@ def end_to_end(
     return describe_step(name, exact, ratios, is_bounded(exact, bound))
 
 
-def call_model(package: str, model: Any, inputs: tuple[np.ndarray, ...], options: dict[str, Any]) -> np.ndarray:
+def call_model(
+    package: str, model: Callable[..., Any], inputs: tuple[np.ndarray, ...], options: dict[str, Any]
+) -> np.ndarray:
     """The package's own model on these inputs, as a user calls it; in JAX under `jax.jit`."""
     framework = framework_of(package)
     with framework.context():
         given = [framework.array(array) for array in inputs]
         keywords = {name: convert_arrays(value, framework) for name, value in options.items()}
 
-        def call(model: Any, given: Any, keywords: Any) -> Any:
+        def call(model: Callable[..., Any], given: list[Any], keywords: dict[str, Any]) -> Any:
             return model(*given, **keywords)
 
         if framework.name == "jax":

@@ -13,7 +13,7 @@ Rotations. A pair that is off by (d, e) is, once it is turned, off by |d cos| + 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,11 @@ from specification.configuration import AttentionLayer, Configuration
 from specification.frequencies import attention_factor, exact_frequencies
 from specification.parameters import Linear, MultiHeadAttention, Norm
 from specification.rotary import Rotary
+
+if TYPE_CHECKING:
+    from specification.dropout import Dropout
+    from specification.masks import Mask
+    from specification.rotary import Rotation
 
 # --- pieces -----------------------------------------------------------------------------------------------------------
 
@@ -140,7 +145,13 @@ Gradients = tuple[Linear, Norm | None, Approx]
 
 
 def project(
-    projection: Any, norm: Norm | None, x: Any, heads: int, rotary: Rotary | None, configuration: Any, p: Precision
+    projection: Linear | list[Linear],
+    norm: Norm | None,
+    x: np.ndarray,
+    heads: int,
+    rotary: Rotary | None,
+    configuration: Configuration,
+    p: Precision,
 ) -> tuple[Approx, Callable[[Approx], Gradients]]:
     """From x to queries, keys or values [B, H, T, D]; and from a cotangent of these to gradients."""
     joined = join_heads(projection)
@@ -167,9 +178,19 @@ def project(
 
 
 def attend(
-    dtype: str, p: MultiHeadAttention, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any,
-    layer: AttentionLayer = AttentionLayer(), bias: Any = None, rotation: Any = None, *, cotangent: Any = None,
-) -> Any:  # fmt: skip
+    dtype: str,
+    p: MultiHeadAttention,
+    x: np.ndarray,
+    memory: np.ndarray,
+    mask: Mask | np.ndarray | None,
+    dropout: Dropout | None,
+    configuration: Configuration,
+    layer: AttentionLayer = AttentionLayer(),
+    bias: np.ndarray | None = None,
+    rotation: Rotation | None = None,
+    *,
+    cotangent: np.ndarray | None = None,
+) -> Any:
     """The bound of the result; with a cotangent, those of the gradients of p, x, memory and bias."""
     u, H = Precision.make(dtype), configuration.num_heads
     G = key_heads(p, H)

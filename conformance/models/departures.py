@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -73,7 +74,7 @@ def departures(oracle: Oracle, arrays: Mapping[str, np.ndarray]) -> Departures:
     parameters = mapped(lambda array: cast(array, dtypes[0]).astype(np.float64), exactly)
     rounded = not all(map(np.array_equal, flatten(parameters).values(), flatten(exactly).values()))
 
-    def run(functions: Any) -> Any:
+    def run(functions: SimpleNamespace) -> Any:
         of_kind = functions.MODELS[type(parameters)]
         return of_kind(parameters, *oracle.inputs, configuration=oracle.model.configuration, **oracle.options)
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from conformance.models.instrumentation import Visit, instrument_package
 from conformance.models.local import local_bound
 from conformance.oracle.reference import Exact
 from specification.parameters import mapped
+
+if TYPE_CHECKING:
+    from specification.parameters import ModelParameters
 
 SAMPLES = 64
 SMALL = 2.0**-34
@@ -48,7 +51,7 @@ Walk = Callable[[Run, Any, Visit], Any]
 
 def carried_bound(
     run: Run,
-    parameters: Any,
+    parameters: ModelParameters,
     dtype: str,
     *,
     samples: int = SAMPLES,
@@ -63,7 +66,9 @@ def carried_bound(
     walk = walk_steps if walk is None else walk
     bounds: dict[str, Any] = {}
 
-    def record_bound(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+    def record_bound(
+        name: str, step: str, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
         if name not in bounds:
             here = "float32" if step in narrow else dtype
             bounds[name] = local_bound(step, here, arguments, keywords)
@@ -80,8 +85,8 @@ def carried_bound(
         noise: dict[str, Any] = {}
 
         def noisy(
-            name: str, step: str, function: Any, arguments: Any, keywords: Any,
-            noise: Any = noise, generator: Any = generator,
+            name: str, step: str, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any],
+            noise: dict[str, Any] = noise, generator: np.random.Generator = generator,
         ) -> Any:  # fmt: skip
             if name not in noise:
                 noise[name] = mapped(lambda b: scale * b * generator.standard_cauchy(np.shape(b)), bounds[name])
@@ -90,19 +95,19 @@ def carried_bound(
         moved.append(walk(run, parameters, noisy))
     factor = 2 * (2 if dtype == "float64" else 1)
 
-    def estimate(exact: Any, *drawn: Any) -> Any:
+    def estimate(exact: np.ndarray, *drawn: np.ndarray) -> Any:
         with np.errstate(invalid="ignore"):  # scores behind a mask are -inf
             return factor * np.median([np.abs(d - exact) for d in drawn], axis=0) / scale
 
     return clean, mapped(estimate, clean, *moved)
 
 
-def compare_within_bound(name: str, got: Any, exact: np.ndarray, bound: np.ndarray, dtype: str) -> Finding:
+def compare_within_bound(name: str, got: np.ndarray, exact: np.ndarray, bound: np.ndarray, dtype: str) -> Finding:
     """Compare a result in a dtype with exact values and their bound, as `carried_bound` returns them."""
     return compare(name, got, Exact(exact, 0 * exact), bound, dtype)
 
 
-def walk_steps(run: Run, parameters: Any, visit: Visit) -> Any:
+def walk_steps(run: Run, parameters: ModelParameters, visit: Visit) -> Any:
     """The results of the definition, when every step goes through `visit`."""
     with np.errstate(all="ignore"):
         return run(instrument_package("reference_numpy", parameters, visit))

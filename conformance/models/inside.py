@@ -11,7 +11,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,11 @@ from specification.blocks import attention_options, windowed
 from specification.parameters import GatedFeedForward, mapped
 from specification.rotary import Rotary
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from specification.arrays import Array
+
 INSIDE = ("attend", "transform")
 """Steps that are made of pieces."""
 MASKED = "scores, masked"
@@ -57,11 +62,11 @@ class Piece(NamedTuple):
 
 
 def projection(name: str, source: str, part: str, heads: str) -> Piece:
-    def compute(functions: Any, settings: Any, x: Any) -> Any:
+    def compute(functions: SimpleNamespace, settings: SimpleNamespace, x: Array) -> Any:
         projection = functions.join_heads(getattr(settings.parameters, part))
         return functions.split_heads(functions.linear(projection, x), getattr(settings, heads))
 
-    def error(dtype: str, settings: Any, x: Any) -> np.ndarray:
+    def error(dtype: str, settings: SimpleNamespace, x: np.ndarray) -> np.ndarray:
         projection = join_heads(getattr(settings.parameters, part))
         return split_heads(linear_bound(dtype, projection, x), getattr(settings, heads))
 
@@ -71,11 +76,11 @@ def projection(name: str, source: str, part: str, heads: str) -> Piece:
 def normalization_piece(name: str, part: str, heads: str) -> Piece:
     """The norm of queries or keys, of each head or of all together."""
 
-    def compute(functions: Any, settings: Any, x: Any) -> Any:
+    def compute(functions: SimpleNamespace, settings: SimpleNamespace, x: Array) -> Any:
         norm, columns = getattr(settings.parameters, f"{part}_norm"), functions.concatenate_heads(x)
         return functions.normalized_heads(norm, columns, getattr(settings, heads), settings.configuration)
 
-    def error(dtype: str, settings: Any, x: Any) -> np.ndarray:
+    def error(dtype: str, settings: SimpleNamespace, x: np.ndarray) -> np.ndarray:
         norm, count, p = getattr(settings.parameters, f"{part}_norm"), getattr(settings, heads), Precision.make(dtype)
         whole = norm.weight.shape == (x.shape[1] * x.shape[3],)
         given = exact(concatenate_heads(x) if whole else x)
@@ -86,14 +91,14 @@ def normalization_piece(name: str, part: str, heads: str) -> Piece:
 
 
 def rotated(name: str, source: str, rotary: Rotary) -> Piece:
-    def compute(functions: Any, settings: Any, x: Any) -> Any:
+    def compute(functions: SimpleNamespace, settings: SimpleNamespace, x: Array) -> Any:
         positions = settings.framework.array(np.arange(x.shape[2]))
         return functions.rotary_embedding(
             x, positions,
             base=rotary.base, rotary_width=rotary.width, pairing=rotary.pairing, scaling=rotary.scaling,
         )  # fmt: skip
 
-    def error(dtype: str, settings: Any, x: np.ndarray) -> np.ndarray:
+    def error(dtype: str, settings: SimpleNamespace, x: np.ndarray) -> np.ndarray:
         return rotate_approx(exact(x), rotary, 1, Precision.make(dtype)).error
 
     return Piece(f"{name}, rotated", (source,), compute, error)
@@ -102,7 +107,7 @@ def rotated(name: str, source: str, rotary: Rotary) -> Piece:
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
-def scores(functions: Any, settings: Any, query: Any, key: Any) -> Any:
+def scores(functions: SimpleNamespace, settings: SimpleNamespace, query: Array, key: Array) -> Any:
     """Of all pairs, before any mask."""
     every = settings.framework.array(np.ones((1, 1, query.shape[2], key.shape[2]), bool))
     repeated = functions.repeat_heads(functions.widen(key), settings.heads)
@@ -112,7 +117,7 @@ def scores(functions: Any, settings: Any, query: Any, key: Any) -> Any:
     return functions.attention_scores(functions.widen(query), repeated, every, **given)
 
 
-def scores_bound(dtype: str, settings: Any, query: np.ndarray, key: np.ndarray) -> np.ndarray:
+def scores_bound(dtype: str, settings: SimpleNamespace, query: np.ndarray, key: np.ndarray) -> np.ndarray:
     repeated = repeat_heads(key, settings.heads)
     scale, options = resolve_scale(settings.scale, query.shape[-1]), settings.options
     bias, p = pairs(options.get("bias")), Precision.make(dtype)
@@ -120,7 +125,7 @@ def scores_bound(dtype: str, settings: Any, query: np.ndarray, key: np.ndarray) 
     return found.error
 
 
-def masked_scores(functions: Any, settings: Any, scores: Any) -> np.ndarray:
+def masked_scores(functions: SimpleNamespace, settings: SimpleNamespace, scores: Array) -> np.ndarray:
     """-inf where the package's own reading of the mask forbids a pair."""
     found = settings.framework.numpy(scores)
     if settings.mask is None:
@@ -131,10 +136,10 @@ def masked_scores(functions: Any, settings: Any, scores: Any) -> np.ndarray:
 
 
 def operation_piece(name: str, operation: str, *takes: str) -> Piece:
-    def compute(functions: Any, settings: Any, *arrays: Any) -> Any:
+    def compute(functions: SimpleNamespace, settings: SimpleNamespace, *arrays: Array) -> Any:
         return getattr(functions, operation)(*arrays, **settings.options)
 
-    def error(dtype: str, settings: Any, *arrays: np.ndarray) -> np.ndarray:
+    def error(dtype: str, settings: SimpleNamespace, *arrays: np.ndarray) -> np.ndarray:
         inputs = dict(zip(("query", "key", "value"), arrays, strict=False))
         options = dict(settings.options)
         inputs |= {name: options.pop(name) for name in ("bias", "sinks") if name in options}
@@ -143,7 +148,7 @@ def operation_piece(name: str, operation: str, *takes: str) -> Piece:
     return Piece(name, takes, compute, error)
 
 
-def attention_pieces(taken: Any) -> list[Piece]:
+def attention_pieces(taken: Taken) -> list[Piece]:
     """Those of a block's attention, in order: queries and keys are normalised and rotated where they are."""
     parameters, rotary = taken.arguments[0], attention_arguments(taken).layer.rotary
     found, last = [], {}
@@ -184,19 +189,19 @@ def layer_piece(name: str, part: str) -> Piece:
     )
 
 
-def activate(functions: Any, settings: Any, before: Any, *gated: Any) -> Any:
+def activate(functions: SimpleNamespace, settings: SimpleNamespace, before: Array, *gated: Array) -> Any:
     """The activation of one projection, and times the other where that is given, before it is rounded."""
     activated = functions.ACTIVATIONS[settings.configuration.activation](functions.widen(before))
     return activated * functions.widen(gated[0]) if gated else activated
 
 
-def activated_bound(dtype: str, settings: Any, before: np.ndarray, *gated: np.ndarray) -> np.ndarray:
+def activated_bound(dtype: str, settings: SimpleNamespace, before: np.ndarray, *gated: np.ndarray) -> np.ndarray:
     p = Precision.make(dtype)
     activated = activation_bound(settings.configuration.activation, exact(before), p)
     return round_output(multiply(activated, exact(gated[0]), p) if gated else activated, p).error
 
 
-def feed_forward_pieces(taken: Any) -> list[Piece]:
+def feed_forward_pieces(taken: Taken) -> list[Piece]:
     activation = Piece("activation", ("pre-activation",), activate, activated_bound)
     if not isinstance(taken.arguments[0], GatedFeedForward):
         return [layer_piece("pre-activation", "inner"), activation]
@@ -233,7 +238,9 @@ def weights_within(arguments: tuple[Any, ...]) -> np.ndarray:
     return visit_pieces("", Taken("attend", take_step, arguments, {}, None, ()), take_step)[": weights"]
 
 
-def take_step(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+def take_step(
+    name: str, step: str, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> Any:
     """Visit a step without a change."""
     return function(*arguments, **keywords)
 
@@ -244,7 +251,7 @@ def visit_pieces(step: str, taken: Taken, visit: Visit) -> dict[str, np.ndarray]
     settings = settings_of(taken, framework_of("reference_numpy"), "float64")
     values, found = {"x": taken.arguments[1], "memory": taken.arguments[2]}, {}
 
-    def compute(piece: Piece, functions: Any, settings: Any, *arrays: Any) -> Any:
+    def compute(piece: Piece, functions: SimpleNamespace, settings: SimpleNamespace, *arrays: Array) -> Any:
         return piece.compute(functions, settings, *arrays)
 
     for piece in PIECES[taken.step](taken):
@@ -261,7 +268,9 @@ def walk_inside(steps: Collection[str]) -> Walk:
     def walk(run: Run, parameters: Any, visit: Visit) -> list[Any]:
         results: dict[str, Any] = {}
 
-        def keeping(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+        def keeping(
+            name: str, step: str, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+        ) -> Any:
             result = visit(name, step, function, arguments, keywords)
             if name in steps:
                 results.update(visit_pieces(name, Taken(step, function, arguments, keywords, result, ()), visit))
@@ -283,7 +292,9 @@ def pieces_of(oracle: Oracle, step: str, packages: Sequence[str]) -> list[StepAg
     there = {package: framework_of(package) for package in comparable_packages(packages, dtype)}
     settings = {package: settings_of(taken, framework, dtype) for package, framework in there.items()}
 
-    def judge(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+    def judge(
+        name: str, step: str, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
         piece, functions, own, *arrays = arguments
         given = [cast(array, dtype) for array in arrays]
         wide = [array.astype(np.float64) for array in given]
@@ -292,7 +303,7 @@ def pieces_of(oracle: Oracle, step: str, packages: Sequence[str]) -> list[StepAg
         ratios = {}
         for package, framework in there.items():
             with framework.context():
-                arrays = map(framework.array, given)
+                arrays = [framework.array(array) for array in given]
                 got = piece.compute(functions_of(package), settings[package], *arrays)
                 answer = got if isinstance(got, np.ndarray) else framework.numpy(got)
             ratios[package] = compare(piece.name, answer, Exact(truth, np.zeros_like(truth)), limit, dtype).ratio
@@ -311,17 +322,17 @@ def functions_of(package: str) -> SimpleNamespace:
     return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
 
 
-def attention_arguments(taken: Any) -> SimpleNamespace:
+def attention_arguments(taken: Taken) -> SimpleNamespace:
     """What `attend` is called with, by name."""
     given = inspect.signature(attend).bind(*taken.arguments)
     given.apply_defaults()
     return SimpleNamespace(**given.arguments)
 
 
-def settings_of(taken: Any, framework: Framework, dtype: str) -> SimpleNamespace:
+def settings_of(taken: Taken, framework: Framework, dtype: str) -> SimpleNamespace:
     """All that a step is given beside its activations, in the framework's arrays."""
 
-    def own(array: Any) -> Any:
+    def own(array: ArrayLike) -> Any:
         return framework.array(cast(array, dtype))
 
     with framework.context():

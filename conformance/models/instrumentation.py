@@ -13,10 +13,15 @@ import inspect
 import types
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from reference_numpy.tape import GRADIENTS, Call, operation, pull_back
 from specification.calls import Functions, model_calls
+
+if TYPE_CHECKING:
+    from specification.parameters import ModelParameters
 
 FILES = ("tape", "blocks", "blocks_vjp", "transformer", "transformer_vjp", "losses", "losses_vjp", "models")
 NAMED = ("attend", "transform", "normalize", "multi_head_attention", "linear", "embedding", "learned_positions")
@@ -32,7 +37,7 @@ Visit = Callable[[str, str, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """From a step's name, its kind, its function, and positional and keyword arguments to what stands for its result."""
 
 
-def instrument_package(package: str, parameters: Any, visit: Visit) -> types.SimpleNamespace:
+def instrument_package(package: str, parameters: ModelParameters, visit: Visit) -> types.SimpleNamespace:
     """The package's functions on models, by name, every step of which goes through `visit`.
 
     Steps are named after the parameters that the functions will be given. `MODELS` is by the parameters' structure.
@@ -46,7 +51,7 @@ def instrument_package(package: str, parameters: Any, visit: Visit) -> types.Sim
     copies: dict[Any, Any] = {}
     namer = Namer(parameters)
 
-    def wrap_step(step: str, function: Any) -> Any:
+    def wrap_step(step: str, function: Callable[..., Any]) -> Any:
         def call_visit(*arguments: Any, **keywords: Any) -> Any:
             if step == "drop" and arguments[1] is None:  # without dropout it hands its argument on, and is no step
                 return function(*arguments)
@@ -55,18 +60,18 @@ def instrument_package(package: str, parameters: Any, visit: Visit) -> types.Sim
 
         return call_visit
 
-    def visit_gradient(call: Call, cotangent: Any) -> Any:
+    def visit_gradient(call: Call, cotangent: np.ndarray) -> Any:
         """`pull_back` of the definition's tape, where the gradient of every operation is a step."""
         plain = inspect.unwrap(call.function)
 
-        def gradient(*arguments: Any, cotangent: Any, **keywords: Any) -> Any:
+        def gradient(*arguments: Any, cotangent: np.ndarray, **keywords: Any) -> Any:
             given = inspect.signature(plain).bind(*arguments, **keywords)
             return pull_back(Call(plain, given, call.result), cotangent)
 
         step = wrap_step(f"{plain.__name__}_vjp", gradient)
         return step(*call.given.args, cotangent=cotangent, **call.given.kwargs)
 
-    def copy_function(function: Any) -> Any:
+    def copy_function(function: Callable[..., Any]) -> Any:
         plain = inspect.unwrap(function)
         made = types.FunctionType(
             plain.__code__, names[plain.__module__], plain.__name__, plain.__defaults__, plain.__closure__
@@ -74,7 +79,7 @@ def instrument_package(package: str, parameters: Any, visit: Visit) -> types.Sim
         made.__kwdefaults__ = plain.__kwdefaults__
         return made
 
-    def replace_value(name: str, value: Any) -> Any:
+    def replace_value(name: str, value: object) -> Any:
         if not callable(value) or isinstance(value, type) or getattr(value, "__module__", None) is None:
             return value
         if value is pull_back:
@@ -96,7 +101,7 @@ def instrument_package(package: str, parameters: Any, visit: Visit) -> types.Sim
     return types.SimpleNamespace(**merged)
 
 
-def paths(value: Any, path: str = "") -> dict[int, str]:
+def paths(value: object, path: str = "") -> dict[int, str]:
     """The path of every structure and array inside a structure, by identity."""
     found = {id(value): path}
     if isinstance(value, list | tuple):
@@ -112,12 +117,12 @@ class Namer:
     A step that is taken again has the same name again, so that what is computed twice can be told to be the same.
     """
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters: ModelParameters) -> None:
         self.paths = paths(parameters)
         self.kept = parameters  # alive, so that no identity is given away
         self.last, self.count = "", Counter[str]()
 
-    def __call__(self, step: str, first: Any) -> str:
+    def __call__(self, step: str, first: object) -> str:
         way = " gradient" if step.endswith("_vjp") else ""
         kind = step.removesuffix("_vjp")
         if kind in NAMED and id(first) in self.paths:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,22 +28,30 @@ from conformance.models.attention_bounds import linear as linear_approx
 from specification.dtypes import FLOATING
 from specification.parameters import FeedForward, GatedFeedForward, Linear, MultiHeadAttention, Norm
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from specification.configuration import Configuration
+    from specification.dropout import Dropout
+
 Step = Callable[..., Any]
 
 
-def cast(array: Any, dtype: str) -> Any:
+def cast(array: ArrayLike, dtype: str) -> Any:
     """In that dtype, where it is floating."""
     array = np.asarray(array)
     return array.astype(dtype) if str(array.dtype) in FLOATING else array
 
 
-def case_of(dtype: str, operation: str, inputs: dict[str, Any], cotangent: Any = None, **options: Any) -> Case:
+def case_of(
+    dtype: str, operation: str, inputs: dict[str, Any], cotangent: np.ndarray | None = None, **options: Any
+) -> Case:
     cast_inputs = {name: cast(array, dtype) for name, array in inputs.items() if array is not None}
     cotangents = {} if cotangent is None else {"output": cast(cotangent, dtype)}
     return Case(operation, dtype, cast_inputs, {k: v for k, v in options.items() if v is not None}, cotangents)
 
 
-def projection_arrays(parameters: Any, names: tuple[str, ...]) -> dict[str, Any]:
+def projection_arrays(parameters: tuple[Any, ...], names: tuple[str, ...]) -> dict[str, Any]:
     """The arrays of projections, as cases name them."""
     found: dict[str, Any] = {}
     for name in names:
@@ -58,7 +66,9 @@ def projection_arrays(parameters: Any, names: tuple[str, ...]) -> dict[str, Any]
 # --- each kind of step ------------------------------------------------------------------------------------------------
 
 
-def multi_head_attention(dtype: str, p: MultiHeadAttention, query: Any, key: Any, value: Any, **options: Any) -> Any:
+def multi_head_attention(
+    dtype: str, p: MultiHeadAttention, query: np.ndarray, key: np.ndarray, value: np.ndarray, **options: Any
+) -> Any:
     inputs = {"query": query, "key": key, "value": value}
     inputs |= projection_arrays(p, ("query", "key", "value", "output"))
     if options.get("dropout_keep") is None:
@@ -67,7 +77,12 @@ def multi_head_attention(dtype: str, p: MultiHeadAttention, query: Any, key: Any
 
 
 def transform(
-    dtype: str, p: FeedForward | GatedFeedForward, x: Any, dropout: Any, configuration: Any, cotangent: Any = None
+    dtype: str,
+    p: FeedForward | GatedFeedForward,
+    x: np.ndarray,
+    dropout: Dropout | None,
+    configuration: Configuration,
+    cotangent: np.ndarray | None = None,
 ) -> Any:
     operation = "gated_feed_forward" if isinstance(p, GatedFeedForward) else "feed_forward"
     options = {} if dropout is None else {"dropout_keep": dropout.keep, "dropout_rate": dropout.rate}
@@ -81,7 +96,9 @@ def transform(
     return type(p)(*gradients), bounds[gradient_name("x")]
 
 
-def normalize(dtype: str, p: Norm, x: Any, configuration: Any, cotangent: Any = None) -> Any:
+def normalize(
+    dtype: str, p: Norm, x: np.ndarray, configuration: Configuration, cotangent: np.ndarray | None = None
+) -> Any:
     inputs, options = {"x": x, "weight": p.weight, "bias": p.bias}, {"eps": configuration.norm_eps}
     operation = configuration.norm
     if operation == "rms_norm_plus_one":
@@ -92,21 +109,21 @@ def normalize(dtype: str, p: Norm, x: Any, configuration: Any, cotangent: Any = 
     return Norm(bounds[gradient_name("weight")], bounds.get(gradient_name("bias"))), bounds[gradient_name("x")]
 
 
-def add(dtype: str, x: Any, y: Any) -> Any:
+def add(dtype: str, x: np.ndarray, y: np.ndarray) -> Any:
     p, total = Precision.make(dtype), np.asarray(x, float) + np.asarray(y, float)
     return round_output(Approx(total, p.inner * np.abs(total) + p.inner_tiny), p).error
 
 
-def add_vjp(dtype: str, x: Any, y: Any, cotangent: Any) -> Any:
+def add_vjp(dtype: str, x: np.ndarray, y: np.ndarray, cotangent: np.ndarray) -> Any:
     return np.zeros(x.shape), np.zeros(y.shape) if y.ndim == x.ndim else batch_sum(dtype, cotangent)
 
 
-def batch_sum(dtype: str, x: Any) -> Any:
+def batch_sum(dtype: str, x: np.ndarray) -> Any:
     p = Precision.make(dtype)
     return round_output(Approx(np.sum(x, axis=0), p.gamma(x.shape[0]) * np.sum(np.abs(x), axis=0)), p).error
 
 
-def drop(dtype: str, x: Any, dropout: Any) -> Any:
+def drop(dtype: str, x: np.ndarray, dropout: Dropout | None) -> Any:
     if dropout is None:
         return np.zeros(np.shape(x))
     p = Precision.make(dtype)
@@ -127,20 +144,20 @@ def operation_step(operation: str, *inputs: str) -> Step:
 
 
 def relative_position_bias_vjp(
-    dtype: str, table: Any, query_length: int, key_length: int, cotangent: Any, **options: Any
+    dtype: str, table: np.ndarray, query_length: int, key_length: int, cotangent: np.ndarray, **options: Any
 ) -> Any:
     options |= {"query_length": query_length, "key_length": key_length}
     return operation_step("relative_position_bias", "table")(dtype, table, cotangent, **options)
 
 
-def shrink(dtype: str, x: Any) -> Any:
+def shrink(dtype: str, x: np.ndarray) -> Any:
     """The root, its reciprocal and the product round."""
     p = Precision.make(dtype)
     value = np.abs(x) / math.sqrt(x.shape[-1])
     return round_output(Approx(value, 3 * p.inner * value + p.inner_tiny), p).error
 
 
-def squeeze(dtype: str, x: Any, cap: float) -> Any:
+def squeeze(dtype: str, x: np.ndarray, cap: float) -> Any:
     """Quotient and product round, each with a rounded cap; the slope is at most what the tangent's is nearby."""
     p = Precision.make(dtype)
     ratio = np.tanh(x / cap)
@@ -150,7 +167,7 @@ def squeeze(dtype: str, x: Any, cap: float) -> Any:
     return round_output(Approx(value, slope * off + (TANH + 2) * p.inner * value + p.inner_tiny), p).error
 
 
-def squeeze_vjp(dtype: str, x: Any, cap: float, cotangent: Any) -> Any:
+def squeeze_vjp(dtype: str, x: np.ndarray, cap: float, cotangent: np.ndarray) -> Any:
     """The slope 1 - t^2 changes by at most 0.77 / cap for each unit of x."""
     p = Precision.make(dtype)
     slope, moved = 1 - np.tanh(x / cap) ** 2, 0.77 * 2 * p.inner * np.abs(x) / cap
@@ -164,18 +181,18 @@ def sinusoidal_positions(judged: str, length: int, width: int, **options: Any) -
     return bound(Case("sinusoidal_positions", judged, {}, options))["output"]
 
 
-def linear(dtype: str, parameters: Linear, x: Any) -> Any:
+def linear(dtype: str, parameters: Linear, x: np.ndarray) -> Any:
     return linear_approx(parameters, exact(x), Precision.make(dtype)).error
 
 
-def linear_vjp(dtype: str, parameters: Linear, x: Any, cotangent: Any) -> Any:
+def linear_vjp(dtype: str, parameters: Linear, x: np.ndarray, cotangent: np.ndarray) -> Any:
     p = Precision.make(dtype)
     found = linear_gradients(exact(x), exact(parameters.weight), exact(cotangent), p)
     x_bar, weight_bar, bias_bar = (round_output(approx, p).error for approx in found)
     return Linear(weight_bar, None if parameters.bias is None else bias_bar), x_bar
 
 
-def pool(dtype: str, x: Any, pooling: str, keep: Any = None) -> Any:
+def pool(dtype: str, x: np.ndarray, pooling: str, keep: np.ndarray | None = None) -> Any:
     if pooling == "max":
         return np.zeros((x.shape[0], x.shape[2]))
     p = Precision.make(dtype)
@@ -184,7 +201,7 @@ def pool(dtype: str, x: Any, pooling: str, keep: Any = None) -> Any:
     return round_output(Approx(size, (p.gamma(x.shape[1]) + 2 * p.inner) * size), p).error
 
 
-def log_softmax(dtype: str, x: Any) -> Any:
+def log_softmax(dtype: str, x: np.ndarray) -> Any:
     p = Precision.make(dtype)
     shifted = x - np.max(x, axis=-1, keepdims=True)
     share = np.exp(shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True)))
@@ -194,7 +211,7 @@ def log_softmax(dtype: str, x: Any) -> Any:
     return round_output(Approx(result, error), p).error
 
 
-def log_softmax_vjp(dtype: str, x: Any, cotangent: Any) -> Any:
+def log_softmax_vjp(dtype: str, x: np.ndarray, cotangent: np.ndarray) -> Any:
     """The share of a class is off by as much, relatively, as its logarithm is off; and the sum of the cotangents."""
     p = Precision.make(dtype)
     share = np.exp(x - np.max(x, axis=-1, keepdims=True))

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,11 @@ from reference_numpy import materialize
 from specification import Dense
 from specification.dtypes import dtype_name
 from specification.masks import map_arrays
+
+if TYPE_CHECKING:
+    import torch
+
+    from specification.masks import Mask
 
 OWN = "own"
 """The name of the user's function in `transformers`, which gives names such as flash_attention a meaning."""
@@ -90,9 +95,15 @@ def adapt_function(function: Callable[..., Any]) -> Callable[..., Any]:
     length_first = declared.layout == "BTHD"
 
     def forward(
-        module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, dropout: float = 0.0,
-        scaling: float | None = None, **more: Any,
-    ) -> tuple[Any, None]:  # fmt: skip
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        **more: Any,
+    ) -> tuple[Any, None]:
         from torch_impl.huggingface import call_options
 
         options = call_options(module, query, key, attention_mask, dropout, scaling, **more)
@@ -120,7 +131,9 @@ def adapt_function(function: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def outline(query: Any, key: Any, value: Any, options: dict[str, Any], declared: Declaration) -> Case:
+def outline(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any], declared: Declaration
+) -> Case:
     """The call as a case without its numbers, with the mask as a description that the function takes, if one is."""
     import torch
 
@@ -136,7 +149,7 @@ def outline(query: Any, key: Any, value: Any, options: dict[str, Any], declared:
     return Case("attention", dtype_name(query), inputs, own, cotangents)
 
 
-def convert_mask(mask: Any, case: Case, declared: Declaration, device: Any) -> Any:
+def convert_mask(mask: Mask | torch.Tensor | None, case: Case, declared: Declaration, device: torch.device) -> Any:
     """The mask as the function takes it: a description of tensors, a boolean tensor, or None.
 
     A function of boolean arrays gets one even where every pair is allowed, if it takes any at all.
@@ -157,7 +170,7 @@ def convert_mask(mask: Any, case: Case, declared: Declaration, device: Any) -> A
     return found if "structured" in declared or found is None else found.array
 
 
-def is_default_scale(scale: float | None, query: Any) -> bool:
+def is_default_scale(scale: float | None, query: torch.Tensor) -> bool:
     """Whether a scale is the one that a call without a scale means, 1 / sqrt(D).
 
     Models compute it as D**-0.5, or in float32. In float64, the rounding to float32 would show.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,12 +11,17 @@ from specification.masks import Causal, Dense, KeyPadding
 from specification.parameters import (
     Classifier,
     Decoder,
+    DecoderBlock,
     Embedding,
     Encoder,
+    EncoderBlock,
     ImageEmbedding,
     LanguageModel,
     Transformer,
 )
+
+if TYPE_CHECKING:
+    from specification.parameters import Linear, ModelParameters
 
 LENGTH = 16
 SHARES = (1.0, 0.6, 0.1)
@@ -26,7 +31,7 @@ Probe = tuple[tuple[np.ndarray, ...], dict[str, Any]]
 """What a model is called with: inputs, and masks and token types by keyword."""
 
 
-def probe(parameters: Any, configuration: Configuration, seed: int = 0) -> Probe:
+def probe(parameters: ModelParameters, configuration: Configuration, seed: int = 0) -> Probe:
     """Random tokens, or embeddings where the model takes those, in sequences of differing lengths.
 
     Padding is where the model knows of it: as the tokens that the configuration names, or as a mask beside the inputs.
@@ -45,6 +50,8 @@ def probe(parameters: Any, configuration: Configuration, seed: int = 0) -> Probe
         return probe_encoder(parameters, configuration, generator)
     if isinstance(parameters, Decoder):
         return probe_decoder(parameters, configuration, generator)
+    if isinstance(parameters, EncoderBlock | DecoderBlock):
+        raise TypeError("parameters: a block has no configuration of its own; put it into an Encoder or a Decoder")
     inputs = tuple(probe_heads(part, generator, LENGTH) for part in parameters[:3])
     return inputs, {"mask": KeyPadding(real_positions(LENGTH)) & holes(LENGTH)}
 
@@ -113,7 +120,7 @@ def probe_stack(
     length: int = LENGTH,
     *,
     padding: int | None = None,
-    size: Any = None,
+    size: int | None = None,
 ) -> np.ndarray:
     """padding: the token that fills up sequences, and occurs nowhere else. size: of an image's patches."""
     embedding = parameters.embedding
@@ -123,6 +130,7 @@ def probe_stack(
         return generator.normal(size=(len(SHARES), length, width)).astype(dtype)
     if isinstance(embedding, ImageEmbedding):  # as wide as the number of positions can be shared by rows, and less high
         patches, weight = embedding.positions.shape[0] - 1, embedding.patches.weight
+        assert size is not None  # it is the configuration of a model of images
         rows = max(rows for rows in range(1, patches + 1) if patches % rows == 0 and rows**2 <= patches)
         shape = (len(SHARES), weight.shape[0] // size**2, rows * size, patches // rows * size)
         return generator.normal(size=shape).astype(weight.dtype)
@@ -133,6 +141,6 @@ def probe_stack(
     return tokens if padding is None else np.where(real_positions(longest), tokens, padding)
 
 
-def probe_heads(projection: Any, generator: np.random.Generator, length: int) -> np.ndarray:
+def probe_heads(projection: Linear | list[Linear], generator: np.random.Generator, length: int) -> np.ndarray:
     weight = projection[0].weight if isinstance(projection, list) else projection.weight
     return generator.normal(size=(len(SHARES), length, weight.shape[0])).astype(weight.dtype)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,10 @@ from conformance.subjects.frameworks import Framework
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
 from specification.dtypes import FLOATING
 from specification.parameters import mapped
+
+if TYPE_CHECKING:
+    from reference_numpy.models import Model
+    from specification.parameters import ModelParameters
 
 
 def framework_of(package: str) -> Framework:
@@ -53,7 +57,7 @@ class StepFinding(NamedTuple):
     finding: Finding
 
 
-def record_steps(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[dict[str, Taken], Source]:
+def record_steps(model: Model, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[dict[str, Taken], Source]:
     """Every step of the definition on these inputs, by name and in order; the model's parameters are float64.
 
     The second result is the step whose result is the model's own.
@@ -61,7 +65,9 @@ def record_steps(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -
     found: dict[str, Taken] = {}
     made: dict[int, Source] = {id(array): number for number, array in enumerate(inputs)}
 
-    def record_step(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+    def record_step(
+        name: str, step: str, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
         result = function(*arguments, **keywords)
         found[name] = Taken(step, function, arguments, keywords, result, sources_of(arguments, made))
         made[id(result)] = name
@@ -107,7 +113,7 @@ class Oracle:
     worked out when it is first asked for, and kept for the next implementation.
     """
 
-    def __init__(self, model: Any, inputs: tuple[Any, ...], options: dict[str, Any], dtype: str) -> None:
+    def __init__(self, model: Model, inputs: tuple[Any, ...], options: dict[str, Any], dtype: str) -> None:
         self.model, self.inputs, self.options, self.dtype = model, inputs, options, dtype
         self.taken, self.returned = record_steps(model, inputs, options)
         self.own = Namer(model.parameters)
@@ -131,13 +137,13 @@ class Oracle:
             self.judged[name] = Judged(exactly, truth, replace_nan(bound))
         return self.judged[name]
 
-    def is_activation(self, argument: Any) -> bool:
+    def is_activation(self, argument: object) -> bool:
         """An array of numbers that is no parameter."""
         floating = isinstance(argument, np.ndarray) and str(argument.dtype) in FLOATING
         return floating and id(argument) not in self.own.paths
 
 
-def judge_steps(package: str, framework: Framework, parameters: Any, oracle: Oracle) -> list[StepFinding]:
+def judge_steps(package: str, framework: Framework, parameters: ModelParameters, oracle: Oracle) -> list[StepFinding]:
     """A finding for every step of the package's model, in order. parameters: the framework's own arrays."""
     found: list[StepFinding] = []
     made: dict[int, Source] = {}
@@ -147,7 +153,9 @@ def judge_steps(package: str, framework: Framework, parameters: Any, oracle: Ora
     def find_fault(name: str, detail: Detail) -> None:
         found.append(StepFinding(name, Finding(name, np.inf, detail=detail)))
 
-    def force_step(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+    def force_step(
+        name: str, step: str, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
         if name not in oracle.taken:
             find_fault(name, SurplusStep())
             return function(*arguments, **keywords)
@@ -186,7 +194,7 @@ def judge_steps(package: str, framework: Framework, parameters: Any, oracle: Ora
     return found
 
 
-def convert_arrays(value: Any, framework: Framework) -> Any:
+def convert_arrays(value: object, framework: Framework) -> Any:
     from specification.masks import map_arrays
 
     return mapped(framework.array, value) if isinstance(value, np.ndarray) else map_arrays(value, framework.array)

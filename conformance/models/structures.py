@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy as np
 
-from specification.parameters import mapped
-
-Structure = TypeVar("Structure")
+from specification.parameters import Parameters, mapped
 
 
-def widen_parameters(parameters: Structure) -> Structure:
+def widen_parameters(parameters: Parameters) -> Parameters:
     return mapped(lambda array: array.astype(np.float64), parameters)

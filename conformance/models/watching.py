@@ -11,10 +11,14 @@ import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from conformance.subjects.attention_calls import BLOCKS, BOOLEANS, GIVEN, NUMBERS, AttentionCall, output_of
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
 FORMS = {"eager": NUMBERS, "flex_attention": BLOCKS}
 """Of the masks that an implementation is given where the model's own call has none; of others booleans."""
@@ -32,7 +36,7 @@ def read_tokens(sequences: Sequence[Sequence[int]]) -> dict[str, Any]:
     return {"input_ids": ids} | ({} if bool(keep.all()) else {"attention_mask": keep.long()})
 
 
-def refuse_unknown(model: Any, inputs: Mapping[str, Any]) -> None:
+def refuse_unknown(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
     """Raise ValueError for token ids that the model does not have, and for none at all."""
     ids = inputs["input_ids"]
     if not ids.numel():
@@ -53,7 +57,9 @@ def refuse_absent(device: str) -> None:
         raise ValueError(f"no device {device} here: PyTorch sees {', '.join(there)}")
 
 
-def watch(model: Any, inputs: Mapping[str, Any], *, backward: bool = False, labels: Any = None) -> list[AttentionCall]:
+def watch(
+    model: PreTrainedModel, inputs: Mapping[str, Any], *, backward: bool = False, labels: torch.Tensor | None = None
+) -> list[AttentionCall]:
     """Run the model once, and return the calls of its attention in order.
 
     Args:
@@ -86,7 +92,7 @@ def watch(model: Any, inputs: Mapping[str, Any], *, backward: bool = False, labe
     return calls
 
 
-def loss_of(model: Any, inputs: dict[str, Any]) -> Any:
+def loss_of(model: PreTrainedModel, inputs: dict[str, Any]) -> Any:
     """Return the model's own loss for labels or tokens, and else half the mean square of its first result."""
     if "labels" in inputs:
         return model(**inputs).loss
@@ -97,7 +103,9 @@ def loss_of(model: Any, inputs: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def recording(model: Any, recorded: list[tuple[AttentionCall, tuple[Any, ...], Any]], backward: bool) -> Iterator[None]:
+def recording(
+    model: PreTrainedModel, recorded: list[tuple[AttentionCall, tuple[Any, ...], Any]], backward: bool
+) -> Iterator[None]:
     """Keep every call of the model's attention, the tensors that the function was given, and the output it returned."""
     from torch import Tensor
     from torch.nn.functional import pad
@@ -109,7 +117,14 @@ def recording(model: Any, recorded: list[tuple[AttentionCall, tuple[Any, ...], A
     def get_interface(self: Any, implementation: str, default: Any) -> Any:
         function = found(self, implementation, default)
 
-        def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **keywords: Any) -> Any:
+        def attend(
+            module: torch.nn.Module,
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            attention_mask: torch.Tensor | None = None,
+            **keywords: object,
+        ) -> Any:
             kept: Any = tuple(tensor.detach().clone() for tensor in (query, key, value))
             given = tuple(map(isolate_tensor, (query, key, value)))
             named = {"mask": attention_mask, **keywords}
@@ -147,7 +162,7 @@ def recording(model: Any, recorded: list[tuple[AttentionCall, tuple[Any, ...], A
         yield
 
 
-def isolate_tensor(tensor: Any) -> Any:
+def isolate_tensor(tensor: torch.Tensor) -> Any:
     """The tensor as this call alone has it, so that its gradient is by way of this call alone."""
     import torch
 
@@ -159,12 +174,12 @@ def isolate_tensor(tensor: Any) -> Any:
     return alone
 
 
-def same_bits(one: Any, other: Any) -> bool:
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether no number differs; NaN is NaN."""
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-def form_of(mask: Any, implementation: str) -> str:
+def form_of(mask: torch.Tensor | None, implementation: str) -> str:
     if mask is None:
         return FORMS.get(implementation, BOOLEANS)
     if not hasattr(mask, "is_floating_point"):

@@ -356,7 +356,7 @@ def attention_refusals(declaration: Declaration, array: Numbers) -> Iterator[Ref
     B, H, G, Q, K, D, V = adapt_sizes(SIZES, declaration)
     names = ("query", "key", "value", "bias", "sinks")
 
-    def make_refusal(rule: str, title: str, error: Kind, **changes: Any) -> Refusal:
+    def make_refusal(rule: str, title: str, error: Kind, **changes: object) -> Refusal:
         inputs: dict[str, Any] = {"query": array(B, H, Q, D), "key": array(B, G, K, D), "value": array(B, G, K, V)}
         inputs |= {name: value for name, value in changes.items() if name in names}
         options = {name: value for name, value in changes.items() if name not in names}

@@ -71,7 +71,7 @@ def spoiled_probe(operation: str, declaration: Declaration) -> Probe:
 def layer_norm_refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     bias = {} if "bias" in declaration.lacking else {"bias": array(6)}
 
-    def make_refusal(rule: str, title: str, error: Kind, eps: float = 1e-5, **changes: Any) -> Refusal:
+    def make_refusal(rule: str, title: str, error: Kind, eps: float = 1e-5, **changes: object) -> Refusal:
         inputs = {"x": array(2, 3, 6), "weight": array(6)} | bias | changes
         return array.refusal("layer_norm", rule, title, error, inputs, eps=eps)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -145,7 +144,7 @@ def relative_position_bias_probes(declaration: Declaration) -> list[Probe]:
 
 
 def relative_position_bias_refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
-    def make_refusal(title: str, error: Kind, rows: int = 8, **changes: Any) -> Refusal:
+    def make_refusal(title: str, error: Kind, rows: int = 8, **changes: object) -> Refusal:
         given = {"query_length": 3, "key_length": 4, "bidirectional": True} | changes
         return array.refusal("relative_position_bias", "POS-6", title, error, {"table": array(rows, 2)}, **given)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -52,7 +51,9 @@ def rotary_embedding_probes(declaration: Declaration) -> list[Probe]:
 def rotary_embedding_refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     x, row = array(2, 3, 4, 6), np.arange(4)
 
-    def make_refusal(title: str, error: Kind, x: Any = x, positions: Any = row, **options: Any) -> Refusal:
+    def make_refusal(
+        title: str, error: Kind, x: np.ndarray = x, positions: np.ndarray = row, **options: object
+    ) -> Refusal:
         return array.refusal("rotary_embedding", "POS-3", title, error, {"x": x, "positions": positions}, **options)
 
     yield make_refusal("an odd width", ValueError, array(2, 3, 4, 5))
@@ -94,7 +95,7 @@ def rotary_frequencies_probes(declaration: Declaration) -> list[Probe]:
 
 
 def rotary_frequencies_refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
-    def make_refusal(title: str, error: Kind, **given: Any) -> Refusal:
+    def make_refusal(title: str, error: Kind, **given: object) -> Refusal:
         return array.refusal("rotary_frequencies", "POS-4", title, error, {}, **{"width": 8, "base": 10000.0} | given)
 
     ramp = Llama3Scaling(factor=8.0, low_frequency_factor=4.0, high_frequency_factor=1.0, original_length=8192)

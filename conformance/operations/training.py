@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,7 @@ def refuse_targets(name: str, rule: str, array: Numbers) -> Iterator[Refusal]:
     """Of every loss."""
     (scores,) = operation_facts(name).differentiated
 
-    def make_refusal(title: str, error: Kind, targets: Any, **options: Any) -> Refusal:
+    def make_refusal(title: str, error: Kind, targets: np.ndarray | Sequence[int], **options: object) -> Refusal:
         return array.refusal(name, rule, title, error, {scores: array(2, 3), "targets": np.asarray(targets)}, **options)
 
     yield make_refusal("a target past the classes", ValueError, [0, 3])
@@ -142,7 +142,7 @@ def adam_step_probes(declaration: Declaration) -> list[Probe]:
 def adam_step_refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     wide = compute_dtype_name(array.dtype)
 
-    def make_refusal(title: str, error: Kind, changes: dict[str, Any], **options: Any) -> Refusal:
+    def make_refusal(title: str, error: Kind, changes: dict[str, Any], **options: object) -> Refusal:
         inputs = {"parameters": array(2, 3), "gradients": array(2, 3)} | dict.fromkeys(
             ("mean", "square"), np.abs(array(2, 3, dtype=wide))
         )
@@ -182,7 +182,7 @@ def sgd_step_probes(declaration: Declaration) -> list[Probe]:
 def sgd_step_refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     wide = compute_dtype_name(array.dtype)
 
-    def make_refusal(title: str, error: Kind, changes: dict[str, Any], **options: Any) -> Refusal:
+    def make_refusal(title: str, error: Kind, changes: dict[str, Any], **options: object) -> Refusal:
         inputs = {"parameters": array(2, 3), "gradients": array(2, 3), "velocity": array(2, 3, dtype=wide)}
         given = {"learning_rate": 0.1} | options
         return array.refusal("sgd_step", "OPT-2", title, error, inputs | changes, **given)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.cases.declaration import declare
 from conformance.peers.peer import Peer, keras_peer
+
+if TYPE_CHECKING:
+    import torch
+
+    from specification.arrays import Array
+    from specification.parameters import FeedForward
 
 
 def silu_of(module: str) -> Callable[[Any], Any]:
     """The function of a library, which is imported when it is called."""
 
     @declare()
-    def silu(x: Any) -> Any:
+    def silu(x: Array) -> Any:
         return importlib.import_module(module).silu(x)
 
     return silu
@@ -27,7 +33,7 @@ torch_silu, jax_silu, keras_silu = (
 
 
 @declare()
-def torch_network(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
+def torch_network(parameters: FeedForward, x: torch.Tensor, *, activation: str = "relu") -> Any:
     """`F.linear`, and between two of them `F.relu`, `F.gelu` of either kind, or `F.silu`."""
     from torch.nn import functional
 
@@ -52,7 +58,7 @@ def dense(columns: int, activation: str | None, biased: bool, dtype: str, shape:
 
 
 @declare()
-def keras_network(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
+def keras_network(parameters: FeedForward, x: Array, *, activation: str = "relu") -> Any:
     """Two `keras.layers.Dense`, the first with an activation."""
     import keras
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from inspect import Parameter, Signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.cases.declaration import declare
 from conformance.peers.peer import Peer, causal_flag
+
+if TYPE_CHECKING:
+    from specification.arrays import Array
 
 Options = dict[str, "str | Callable[[Any], dict[str, Any]]"]
 """By the name of an option here: the library's name for it, or what makes the library's keywords of its value."""
@@ -44,7 +47,7 @@ def adapt_layer_norm(normalize: Callable[..., Any], eps: str, *supports: str, **
     theirs = eps
 
     @declare(supports or None, **declared)
-    def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float | None = None) -> Any:
+    def layer_norm(x: Array, weight: Array, bias: Array | None = None, *, eps: float | None = None) -> Any:
         return normalize(x, weight, bias, **({} if eps is None else {theirs: eps}))
 
     return layer_norm
@@ -55,7 +58,7 @@ def adapt_rms_norm(normalize: Callable[..., Any], eps: str, *supports: str, **de
     layer_norm = adapt_layer_norm(normalize, eps)
 
     @declare(supports or None, **declared)
-    def rms_norm(x: Any, weight: Any, *, eps: float | None = None) -> Any:
+    def rms_norm(x: Array, weight: Array, *, eps: float | None = None) -> Any:
         return layer_norm(x, weight, eps=eps)
 
     return rms_norm

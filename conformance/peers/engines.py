@@ -10,12 +10,17 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conformance.cases.declaration import declare
 from conformance.checks.levels import STRICT
 from conformance.judge.checking import check
 from conformance.judge.report import Report
+
+if TYPE_CHECKING:
+    import torch
+
+    from specification.masks import Mask
 
 
 class Engine(NamedTuple):
@@ -73,9 +78,16 @@ def attention_by(engine: Engine, device: str = "cpu") -> Callable[..., Any]:
 
     @declare(("structured", "no-empty", *lacking(engine, device)))
     def attention(
-        query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None,
-        softcap: Any = None, sinks: Any = None,
-    ) -> Any:  # fmt: skip
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        mask: Mask | torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> Any:
         options = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
         with limit_engine(engine) as package:
             return package.attention(query, key, value, engine=engine.name, **options)

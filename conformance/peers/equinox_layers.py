@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.cases.declaration import declare
 from conformance.peers.adapters import adapt_layer_norm, adapt_rms_norm, make_peer
 from conformance.peers.heads import join_heads
 
+if TYPE_CHECKING:
+    import jax
+
+    from specification.parameters import MultiHeadAttention
+
 
 @declare(["no-gqa", "no-empty"])
-def heads(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, mask: Any = None) -> Any:
+def heads(
+    parameters: MultiHeadAttention,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    num_heads: int,
+    mask: jax.Array | None = None,
+) -> Any:
     """`equinox.nn.MultiheadAttention`."""
     import equinox
     import jax
 
     parts = [join_heads(part, jax.numpy.concatenate) for part in parameters[:3]]
     parts.append(parameters.output)
-    sizes = {"query_size": query.shape[-1], "key_size": key.shape[-1], "value_size": value.shape[-1]}
+    sizes: dict[str, Any] = {"query_size": query.shape[-1], "key_size": key.shape[-1], "value_size": value.shape[-1]}
     sizes |= {"qk_size": parts[0].weight.shape[1] // num_heads, "vo_size": parts[2].weight.shape[1] // num_heads}
     names = ("query", "key", "value", "output")
     biased = {f"use_{name}_bias": part.bias is not None for name, part in zip(names, parts, strict=True)}
@@ -38,7 +51,7 @@ def heads(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, 
     return jax.vmap(lambda q, k, v, m: made(q, k, v, mask=m), in_axes=(0, 0, 0, axis))(query, key, value, one)
 
 
-def norm(kind: str, x: Any, weight: Any, bias: Any, **eps: Any) -> Any:
+def norm(kind: str, x: jax.Array, weight: jax.Array, bias: jax.Array | None, **eps: float) -> Any:
     import equinox
     import jax
 

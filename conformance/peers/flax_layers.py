@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import functools
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.cases.declaration import declare
 from conformance.peers.adapters import adapt_layer_norm, adapt_rms_norm, make_peer
 from conformance.peers.heads import join_heads, resize_case
 from conformance.peers.peer import BROADCAST
 
+if TYPE_CHECKING:
+    import jax
+
+    from specification.parameters import MultiHeadAttention
+
 HEADS_LACK = ("no-gqa", "no-value_width", "no-empty")
 
 
 @declare(["no-gqa"], layout="BTHD")
-def linen_attention(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None) -> Any:
+def linen_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, mask: jax.Array | None = None, bias: jax.Array | None = None
+) -> Any:
     """`flax.linen.dot_product_attention`."""
     from flax import linen
 
@@ -23,14 +30,16 @@ def linen_attention(query: Any, key: Any, value: Any, *, mask: Any = None, bias:
 
 
 @declare(["no-empty"], layout="BTHD")
-def nnx_attention(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None) -> Any:
+def nnx_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, mask: jax.Array | None = None, bias: jax.Array | None = None
+) -> Any:
     """`flax.nnx.dot_product_attention` with a module to store the weights in; without, it calls `jax.nn`'s."""
     from flax import nnx
 
     return nnx.dot_product_attention(query, key, value, bias=bias, mask=mask, module=nnx.Module())
 
 
-def split_parameters(parameters: Any, heads: int) -> dict[str, dict[str, Any]]:
+def split_parameters(parameters: MultiHeadAttention, heads: int) -> dict[str, dict[str, Any]]:
     """Kernels [E, H, D] and biases [H, D] of the first three projections, kernel [H, D, E_out] of the last."""
     from jax import numpy
 
@@ -46,7 +55,15 @@ def split_parameters(parameters: Any, heads: int) -> dict[str, dict[str, Any]]:
 
 
 @declare(HEADS_LACK)
-def linen_heads(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, mask: Any = None) -> Any:
+def linen_heads(
+    parameters: MultiHeadAttention,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    num_heads: int,
+    mask: jax.Array | None = None,
+) -> Any:
     """`flax.linen.MultiHeadDotProductAttention`."""
     from flax import linen
 
@@ -58,7 +75,7 @@ def linen_heads(parameters: Any, query: Any, key: Any, value: Any, *, num_heads:
     return module.apply(named, query, key, value, mask=mask, deterministic=True)
 
 
-def linen_norm(kind: str, x: Any, weight: Any, bias: Any, **options: Any) -> Any:
+def linen_norm(kind: str, x: jax.Array, weight: jax.Array, bias: jax.Array | None, **options: object) -> Any:
     """With the dtype of x for its result."""
     from flax import linen
 
@@ -75,13 +92,13 @@ linen_rms_norm = adapt_rms_norm(partial(linen_norm, "RMSNorm"), "epsilon")
 
 
 @functools.cache
-def nnx_module(kind: str, size: int, **options: Any) -> Any:
+def nnx_module(kind: str, size: int, **options: object) -> Any:
     from flax import nnx
 
     return nnx.split(getattr(nnx, kind)(size, rngs=nnx.Rngs(0), **options))[0]
 
 
-def nnx_norm(kind: str, x: Any, weight: Any, bias: Any, **options: Any) -> Any:
+def nnx_norm(kind: str, x: jax.Array, weight: jax.Array, bias: jax.Array | None, **options: object) -> Any:
     """With the dtype of x for its result."""
     from flax import nnx
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from conformance.cases.case import Case
 from specification import And, Linear, Or
+
+if TYPE_CHECKING:
+    from specification.masks import Mask
 
 OPERATION = "multi_head_attention"
 
@@ -79,7 +82,7 @@ def one_mask_for_all_heads(case: Case) -> bool:
     return shares_mask(case.options.get("mask"))
 
 
-def shares_mask(mask: Any) -> bool:
+def shares_mask(mask: Mask | np.ndarray | None) -> bool:
     if isinstance(mask, And | Or):
         return shares_mask(mask.left) and shares_mask(mask.right)
     array = getattr(mask, "array", mask)

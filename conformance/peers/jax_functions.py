@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
@@ -16,23 +16,28 @@ from conformance.peers.adapters import Options, adapt_attention, adapt_layer_nor
 from conformance.peers.peer import BROADCAST, is_aligned, no_mask, takes_masks, top_left
 from specification import KeyLengths, SlidingWindow
 
+if TYPE_CHECKING:
+    import jax
+
+    from specification.masks import Mask
+
 DESCRIBED = {"structured", "scale", "cross", "gqa", "gradients"}
 LACKS = ("no-value_width", "no-empty")
 MASK: Options = {name: name for name in ("mask", "bias", "scale")}
 CAUSAL: Options = {"mask": read_causal("is_causal"), "scale": "scale"}
 
 
-def read_lengths(mask: Any) -> dict[str, Any]:
+def read_lengths(mask: Mask | None) -> dict[str, Any]:
     counts = mask.lengths.astype("int32") if isinstance(mask, KeyLengths) else no_mask(mask, "sequence lengths")
     return {"key_value_seq_lengths": counts}
 
 
-def read_window(mask: Any) -> dict[str, Any]:
+def read_window(mask: Mask | None) -> dict[str, Any]:
     size = (mask.left, mask.right) if isinstance(mask, SlidingWindow) else no_mask(mask, "local_window_size")
     return {"local_window_size": size}
 
 
-def attend(implementation: Any, query: Any, key: Any, value: Any, **keywords: Any) -> Any:
+def attend(implementation: Any, query: jax.Array, key: jax.Array, value: jax.Array, **keywords: Any) -> Any:
     import jax
 
     return jax.nn.dot_product_attention(query, key, value, implementation=implementation, **keywords)
@@ -63,7 +68,7 @@ def compiled_einsum() -> Callable[..., Any]:
     import jax
 
     @jax.jit
-    def attention(query: Any, key: Any, value: Any, scale: float) -> Any:
+    def attention(query: jax.Array, key: jax.Array, value: jax.Array, scale: float) -> Any:
         key, value = (jax.numpy.repeat(a, query.shape[1] // a.shape[1], 1) for a in (key, value))
         weights = jax.nn.softmax(jax.numpy.einsum("bhqd,bhkd->bhqk", query, key) * scale, -1)
         return jax.numpy.einsum("bhqk,bhkv->bhqv", weights, value)
@@ -72,12 +77,12 @@ def compiled_einsum() -> Callable[..., Any]:
 
 
 @declare({"scale", "cross", "gqa", "value_width", "gradients"})
-def einsum(query: Any, key: Any, value: Any, *, scale: float | None = None) -> Any:
+def einsum(query: jax.Array, key: jax.Array, value: jax.Array, *, scale: float | None = None) -> Any:
     """Key heads repeated, then einsum, softmax, einsum: compiled as a whole, and differentiated from outside."""
     return compiled_einsum()(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)
 
 
-def standardize(algorithm: str, x: Any, weight: Any, bias: Any, **eps: Any) -> Any:
+def standardize(algorithm: str, x: jax.Array, weight: jax.Array, bias: jax.Array | None, **eps: float) -> Any:
     """`jax.nn.standardize`, times weight, plus bias."""
     import jax
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from hypothesis import strategies as st
@@ -31,7 +31,9 @@ from conformance.checks.catalogue import (
     THREADS,
     UNSUPPORTED,
     Check,
+    Example,
     Probe,
+    Shared,
 )
 from conformance.checks.findings import Finding, is_error
 from conformance.checks.results import Results, Violation
@@ -47,6 +49,9 @@ from conformance.runner.in_process import Runner
 from conformance.runner.in_subprocess import SubprocessRunner
 from conformance.sampling.draws import Rows
 from conformance.sampling.strategies import roundings
+
+if TYPE_CHECKING:
+    from conformance.cases.expectations import CaseExample
 
 DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
 """Rules about descriptions: who takes boolean arrays only has no part in them."""
@@ -91,7 +96,7 @@ def cases_in(check: Check[Any, Any], example: Any) -> tuple[Case, ...]:
     return example if check in OF_SEVERAL else (check.case_of(example),)
 
 
-def change_cases(change: Callable[[Case], Case], example: Any) -> Any:
+def change_cases(change: Callable[[Case], Case], example: CaseExample) -> Any:
     """The example with every case in it changed, alone or one of several."""
     if isinstance(example, Case):
         return change(example)
@@ -111,7 +116,7 @@ class PathRunner(Runner):
 
     asks: Callable[[Case], bool] = staticmethod(takes_anything)
 
-    def __call__(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
+    def __call__(self, check: Check[Example, Shared], example: Example, shared: Shared) -> list[Finding]:
         if check not in BEYOND and not all(map(self.asks, cases_in(check, example))):
             return []
         return super().__call__(check, example, shared)

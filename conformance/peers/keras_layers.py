@@ -8,15 +8,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.cases.declaration import declare
 from conformance.peers.adapters import Options, adapt_attention, adapt_layer_norm, adapt_rms_norm, read_causal
 from conformance.peers.heads import join_heads, one_mask_for_all_heads, resize_case
 from conformance.peers.peer import BROADCAST, Peer, keras_peer, top_left
 
+if TYPE_CHECKING:
+    from specification.arrays import Array
+    from specification.parameters import MultiHeadAttention
 
-def attend(query: Any, key: Any, value: Any, **keywords: Any) -> Any:
+
+def attend(query: Array, key: Array, value: Array, **keywords: object) -> Any:
     import keras
 
     return keras.ops.dot_product_attention(query, key, value, **keywords)
@@ -46,7 +50,13 @@ unfused_causal, fused_causal = (
 
 @functools.cache
 def heads_layer(
-    heads: int, key_width: int, value_width: int, output: int, biased: bool, dtype: str, shapes: Any
+    heads: int,
+    key_width: int,
+    value_width: int,
+    output: int,
+    biased: bool,
+    dtype: str,
+    shapes: tuple[tuple[int, ...], ...],
 ) -> Any:
     import keras
 
@@ -59,7 +69,15 @@ def heads_layer(
 
 def multi_head(weighing: bool, *lacks: str) -> Callable[..., Any]:
     @declare(["no-gqa", "no-empty", *(f"no-{feature}" for feature in lacks)])
-    def attention(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, mask: Any = None) -> Any:
+    def attention(
+        parameters: MultiHeadAttention,
+        query: Array,
+        key: Array,
+        value: Array,
+        *,
+        num_heads: int,
+        mask: Array | None = None,
+    ) -> Any:
         """`keras.layers.MultiHeadAttention`; `weighing`: with `return_attention_scores`."""
         import keras
 
@@ -90,7 +108,7 @@ jax_heads, torch_heads, weighing_heads = multi_head(False, "value_width"), multi
 
 
 @functools.cache
-def norm_layer(kind: str, axes: Any, policy: str, shape: tuple[int, ...], **options: Any) -> Any:
+def norm_layer(kind: str, axes: tuple[int, ...], policy: str, shape: tuple[int, ...], **options: object) -> Any:
     import keras
 
     made = getattr(keras.layers, kind)(axis=axes, dtype=policy, **options)
@@ -98,7 +116,7 @@ def norm_layer(kind: str, axes: Any, policy: str, shape: tuple[int, ...], **opti
     return made
 
 
-def norm(kind: str, x: Any, weight: Any, bias: Any, **options: Any) -> Any:
+def norm(kind: str, x: Array, weight: Array, bias: Array | None, **options: object) -> Any:
     """Parameters wider than x are those of a mixed dtype policy."""
     import keras
 

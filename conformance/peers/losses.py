@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.cases.declaration import declare
 from conformance.peers.peer import Peer, keras_peer
 
+if TYPE_CHECKING:
+    import torch
 
-def torch_loss(function: str, rows: Any, targets: Any, ignore: int | None, reduction: str, **options: Any) -> Any:
+    from specification.arrays import Array
+
+
+def torch_loss(
+    function: str, rows: torch.Tensor, targets: torch.Tensor, ignore: int | None, reduction: str, **options: float
+) -> Any:
     """Of rows in one axis: classes are on axis 1, and targets must be int64."""
     from torch.nn import functional
 
@@ -20,14 +27,21 @@ def torch_loss(function: str, rows: Any, targets: Any, ignore: int | None, reduc
 
 @declare()
 def torch_cross_entropy(
-    logits: Any, targets: Any, *, label_smoothing: float = 0.0, ignore: int | None = None, reduction: str = "mean"
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    ignore: int | None = None,
+    reduction: str = "mean",
 ) -> Any:
     """`F.cross_entropy`."""
     return torch_loss("cross_entropy", logits, targets, ignore, reduction, label_smoothing=label_smoothing)
 
 
 @declare()
-def torch_nll_loss(log_probabilities: Any, targets: Any, *, ignore: int | None = None, reduction: str = "mean") -> Any:
+def torch_nll_loss(
+    log_probabilities: torch.Tensor, targets: torch.Tensor, *, ignore: int | None = None, reduction: str = "mean"
+) -> Any:
     """`F.nll_loss`."""
     return torch_loss("nll_loss", log_probabilities, targets, ignore, reduction)
 
@@ -38,7 +52,7 @@ def rows_alone(reduction: str, path: str) -> None:
 
 
 @declare()
-def optax_cross_entropy(logits: Any, targets: Any, *, reduction: str = "mean") -> Any:
+def optax_cross_entropy(logits: Array, targets: Array, *, reduction: str = "mean") -> Any:
     """`optax.softmax_cross_entropy_with_integer_labels`."""
     import optax
 
@@ -47,7 +61,7 @@ def optax_cross_entropy(logits: Any, targets: Any, *, reduction: str = "mean") -
 
 
 @declare()
-def keras_function(logits: Any, targets: Any, *, ignore: int | None = None, reduction: str = "mean") -> Any:
+def keras_function(logits: Array, targets: Array, *, ignore: int | None = None, reduction: str = "mean") -> Any:
     """`keras.losses.sparse_categorical_crossentropy` with `from_logits`."""
     import keras
 
@@ -60,7 +74,7 @@ REDUCTIONS = {"mean": "sum_over_batch_size", "sum": "sum", "none": None}
 
 
 @declare()
-def keras_class(logits: Any, targets: Any, *, ignore: int | None = None, reduction: str = "mean") -> Any:
+def keras_class(logits: Array, targets: Array, *, ignore: int | None = None, reduction: str = "mean") -> Any:
     """`keras.losses.SparseCategoricalCrossentropy` in the dtype of the logits."""
     import keras
 

@@ -36,7 +36,9 @@ def reference(serialized: bytes) -> Run:
 RUNNERS = {"runtime": runtime, "reference": reference}
 
 
-def run(runner: str, operator: str, opset: int, inputs: dict[str, Any], domain: str = "", **attributes: Any) -> Any:
+def run(
+    runner: str, operator: str, opset: int, inputs: dict[str, Any], domain: str = "", **attributes: int | float | None
+) -> Any:
     """The node's first output. Inputs in the node's order, None for one that is left out; attributes None likewise."""
     kinds = tuple((name, array_kind(array)) for name, array in inputs.items())
     given = tuple((name, value) for name, value in attributes.items() if value is not None)
@@ -49,11 +51,20 @@ def array_kind(array: np.ndarray | None) -> tuple[str, int] | None:
 
 
 @functools.cache
-def prepare_run(runner: str, operator: str, opset: int, domain: str, kinds: Any, attributes: Any) -> Run:
+def prepare_run(
+    runner: str,
+    operator: str,
+    opset: int,
+    domain: str,
+    kinds: tuple[tuple[str, Any], ...],
+    attributes: tuple[tuple[str, Any], ...],
+) -> Run:
     return RUNNERS[runner](model(operator, opset, domain, kinds, attributes))
 
 
-def model(operator: str, opset: int, domain: str, kinds: Any, attributes: Any) -> bytes:
+def model(
+    operator: str, opset: int, domain: str, kinds: tuple[tuple[str, Any], ...], attributes: tuple[tuple[str, Any], ...]
+) -> bytes:
     """One node with inputs of these names, dtypes and ranks, of any size."""
     from onnx import helper
 

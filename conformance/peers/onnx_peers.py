@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from conformance.peers.onnx_nodes import CONTRIBUTED, run
 from conformance.peers.peer import BROADCAST, FLOAT_MASK, Peer, causal_flag, is_aligned, no_mask, takes_masks, top_left
 from specification import KeyLengths, KeyPadding, SlidingWindow
 
+if TYPE_CHECKING:
+    from specification.masks import Mask
+
 DTYPES = {"runtime": ("float32", "float16", "float64"), "reference": ("float32", "bfloat16", "float16", "float64")}
 DESCRIBED = {"structured", "scale", "softcap", "cross", "gqa", "value_width"}
 LACKS = ("no-empty", "no-gradients")
@@ -23,28 +26,32 @@ INPUTS = ("attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 """Of Attention, after query, key and value; what else is given is an attribute."""
 
 
-def attend(runner: str, opset: int, query: Any, key: Any, value: Any, **given: Any) -> Any:
+def attend(runner: str, opset: int, query: np.ndarray, key: np.ndarray, value: np.ndarray, **given: Any) -> Any:
     inputs = {"Q": query, "K": key, "V": value} | {name: given.pop(name, None) for name in INPUTS}
     return run(runner, "Attention", opset, inputs, **given)
 
 
-def read_flag(mask: Any) -> dict[str, Any]:
+def read_flag(mask: Mask | None) -> dict[str, Any]:
     return {"is_causal": int(causal_flag(mask, "is_causal")) or None}
 
 
-def read_lengths(mask: Any) -> dict[str, Any]:
+def read_lengths(mask: Mask | None) -> dict[str, Any]:
     counts = mask.lengths.astype(np.int64) if isinstance(mask, KeyLengths) else no_mask(mask, "nonpad_kv_seqlen")
     return {"nonpad_kv_seqlen": counts}
 
 
-def read_window(mask: Any) -> dict[str, Any]:
+def read_window(mask: Mask | None) -> dict[str, Any]:
     sides = (mask.left, mask.right) if isinstance(mask, SlidingWindow) else (no_mask(mask, "windows"), None)
     left, right = (None if side is None else int(side) for side in sides)
     return {"left_window_size": left, "right_window_size": right}
 
 
 def attend_by(
-    runner: str, options: Options, supports: Collection[str] = LACKS, opset: int = 23, **declared: Any
+    runner: str,
+    options: Options,
+    supports: Collection[str] = LACKS,
+    opset: int = 23,
+    **declared: Any,
 ) -> Callable[..., Any]:
     call = partial(attend, runner, opset)
     return adapt_attention(call, options | NUMBERS, supports, dtypes=DTYPES[runner], **declared)
@@ -57,11 +64,17 @@ def attend_by(
     conventions={"causal": "top_left"},
 )
 def contrib_attention(
-    query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    *,
+    mask: Mask | np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    scale: float | None = None,
 ) -> Any:
     """com.microsoft's MultiHeadAttention with `key_padding_mask`, `unidirectional` and `attention_bias`."""
     heads, K = query.shape[2], key.shape[1]
-    inputs = {name: array.reshape(*array.shape[:2], -1) for name, array in zip("QKV", (query, key, value), strict=True)}
+    inputs: dict[str, Any] = {n: a.reshape(*a.shape[:2], -1) for n, a in zip("QKV", (query, key, value), strict=True)}
     padding = mask.keep if isinstance(mask, KeyPadding) else None
     padding = padding.astype(np.int32) if padding is not None and padding.dtype == bool else padding
     flag = int(causal_flag(mask, "unidirectional")) if padding is None else 0
@@ -72,11 +85,11 @@ def contrib_attention(
     return output.reshape(*output.shape[:2], heads, -1) if K else output
 
 
-def normalize(runner: str, x: Any, weight: Any, bias: Any, **eps: Any) -> Any:
+def normalize(runner: str, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, **eps: Any) -> Any:
     return run(runner, "LayerNormalization", 17, {"X": x, "Scale": weight, "B": bias}, axis=-weight.ndim, **eps)
 
 
-def normalize_by_root(runner: str, x: Any, weight: Any, bias: None, **eps: Any) -> Any:
+def normalize_by_root(runner: str, x: np.ndarray, weight: np.ndarray, bias: None, **eps: Any) -> Any:
     return run(runner, "RMSNormalization", 23, {"X": x, "scale": weight}, axis=-weight.ndim, **eps)
 
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
 from conformance.peers.peer import Peer
 from specification.dtypes import compute_dtype_name
 from specification.optimizers import AdamState, SgdState
+
+if TYPE_CHECKING:
+    import jax
+    import torch
 
 WIDE = ("float32", "float64")
 
@@ -25,9 +29,17 @@ WIDE = ("float32", "float64")
 def torch_adam(kind: str, **how: bool) -> Callable[..., Any]:
     @declare(dtypes=WIDE)
     def adam_step(
-        parameters: Any, gradients: Any, state: AdamState, *, learning_rate: float, beta_1: float = 0.9,
-        beta_2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0, decoupled: bool = True,
-    ) -> Any:  # fmt: skip
+        parameters: torch.Tensor,
+        gradients: torch.Tensor,
+        state: AdamState,
+        *,
+        learning_rate: float,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        decoupled: bool = True,
+    ) -> Any:
         """Of a parameter in the dtype of its averages, which is what torch keeps."""
         import torch
 
@@ -46,7 +58,7 @@ def torch_adam(kind: str, **how: bool) -> Callable[..., Any]:
 
 @declare(dtypes=WIDE)
 def torch_sgd(
-    parameters: Any, gradients: Any, state: SgdState, *, learning_rate: float, momentum: float = 0.0,
+    parameters: torch.Tensor, gradients: torch.Tensor, state: SgdState, *, learning_rate: float, momentum: float = 0.0,
     nesterov: bool = False, weight_decay: float = 0.0,
 ) -> Any:  # fmt: skip
     """`torch.optim.SGD`."""
@@ -64,7 +76,7 @@ def torch_sgd(
 
 
 @declare()
-def torch_clip(gradients: Any, limit: float) -> Any:
+def torch_clip(gradients: list[torch.Tensor], limit: float) -> Any:
     """`torch.nn.utils.clip_grad_norm_`; its norm has the dtype of the gradients."""
     import torch
 
@@ -81,7 +93,7 @@ def torch_clip(gradients: Any, limit: float) -> Any:
 
 @declare()
 def optax_adamw(
-    parameters: Any, gradients: Any, state: AdamState, *, learning_rate: float, beta_1: float = 0.9,
+    parameters: jax.Array, gradients: jax.Array, state: AdamState, *, learning_rate: float, beta_1: float = 0.9,
     beta_2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0, decoupled: bool = True,
 ) -> Any:  # fmt: skip
     """`optax.adamw`."""
@@ -97,7 +109,7 @@ def optax_adamw(
 
 @declare()
 def optax_sgd(
-    parameters: Any, gradients: Any, state: SgdState, *, learning_rate: float, momentum: float = 0.0,
+    parameters: jax.Array, gradients: jax.Array, state: SgdState, *, learning_rate: float, momentum: float = 0.0,
     nesterov: bool = False,
 ) -> Any:  # fmt: skip
     """`optax.sgd`."""
@@ -110,7 +122,7 @@ def optax_sgd(
 
 
 @declare()
-def optax_clip(gradients: Any, limit: float) -> Any:
+def optax_clip(gradients: list[jax.Array], limit: float) -> Any:
     """`optax.clip_by_global_norm`, and `optax.global_norm`."""
     import optax
 
@@ -124,7 +136,7 @@ def optax_clip(gradients: Any, limit: float) -> Any:
 
 @declare(dtypes=("float32",))
 def keras_adam(
-    parameters: Any, gradients: Any, state: AdamState, *, learning_rate: float, beta_1: float = 0.9,
+    parameters: jax.Array, gradients: jax.Array, state: AdamState, *, learning_rate: float, beta_1: float = 0.9,
     beta_2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0, decoupled: bool = True,
 ) -> Any:  # fmt: skip
     """`keras.optimizers.Adam`, whose weight decay is decoupled, by `stateless_apply`."""

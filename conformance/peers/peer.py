@@ -6,12 +6,17 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from conformance.cases.case import Case
 from conformance.judge.checking import SHRINKING
 from conformance.subjects.callables import Target
 from specification import Causal, Dense, SlidingWindow
+
+if TYPE_CHECKING:
+    from specification.masks import Mask
 
 FLOAT_MASK = ("an additive mask",)
 """The mask's parameter holds a mask or a bias, told apart by its dtype."""
@@ -112,7 +117,7 @@ def top_left(case: Case) -> bool:
     return mask is None or (isinstance(mask, Causal) and is_aligned(mask))
 
 
-def no_mask(mask: Any, path: str) -> Any:
+def no_mask(mask: Mask | np.ndarray | None, path: str) -> Any:
     """None; NotImplementedError for a mask, where the path has no parameter for it."""
     if mask is not None:
         inside = mask.array if isinstance(mask, Dense) else mask
@@ -120,7 +125,7 @@ def no_mask(mask: Any, path: str) -> Any:
     return None
 
 
-def causal_flag(mask: Any, path: str) -> bool:
+def causal_flag(mask: Mask | np.ndarray | None, path: str) -> bool:
     """The value of a flag that stands for a causal mask without an offset."""
     if isinstance(mask, Causal) and is_aligned(mask):
         return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from conformance.cases.declaration import declare
 from conformance.peers.adapters import make_peer
 from conformance.peers.onnx_nodes import run
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Scaling, YarnScaling
+
+if TYPE_CHECKING:
+    import torch
 
 RAMP = {"factor": "factor", "original_length": "original_max_position_embeddings"}
 KINDS: dict[type, tuple[str, dict[str, str]]] = {
@@ -60,7 +63,15 @@ def embedding(family: str, name: str, width: int, base: float, scaling: Scaling 
     return getattr(modeling, f"{name}RotaryEmbedding")(config), modeling.apply_rotary_pos_emb
 
 
-def rotate(family: str, name: str, x: Any, positions: Any, base: float, scaling: Any, part: int | None = None) -> Any:
+def rotate(
+    family: str,
+    name: str,
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    base: float,
+    scaling: Scaling | None,
+    part: int | None = None,
+) -> Any:
     rows = positions if positions.ndim == 2 else positions[None]
     module, apply = embedding(family, name, x.shape[-1], base, scaling, part)
     cosine, sine = module(x, rows)
@@ -68,19 +79,28 @@ def rotate(family: str, name: str, x: Any, positions: Any, base: float, scaling:
 
 
 @declare()
-def llama(x: Any, positions: Any, *, base: float = 10000.0, scaling: Any = None, length: int | None = None) -> Any:
+def llama(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    base: float = 10000.0,
+    scaling: Scaling | None = None,
+    length: int | None = None,
+) -> Any:
     """Pairs of halves. The module finds the length of the sequence by itself."""
     return rotate("llama", "Llama", x, positions, base, scaling)
 
 
 @declare()
-def gpt_neox(x: Any, positions: Any, *, base: float = 10000.0, rotary_width: int | None = None) -> Any:
+def gpt_neox(
+    x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0, rotary_width: int | None = None
+) -> Any:
     """Pairs of halves, of the first columns."""
     return rotate("gpt_neox", "GPTNeoX", x, positions, base, None, rotary_width or x.shape[-1])
 
 
 @declare()
-def cohere(x: Any, positions: Any, *, base: float = 10000.0, pairing: str = "halves") -> Any:
+def cohere(x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0, pairing: str = "halves") -> Any:
     """Pairs of neighbours."""
     if pairing != "interleaved":
         raise NotImplementedError("Cohere's pairs are neighbours")
@@ -89,9 +109,15 @@ def cohere(x: Any, positions: Any, *, base: float = 10000.0, pairing: str = "hal
 
 @declare(["no-gradients"], dtypes=("float32", "float16"))
 def onnx_runtime(
-    x: Any, positions: Any, *, base: float = 10000.0, rotary_width: int | None = None, pairing: str = "halves",
-    scaling: Any = None, length: int | None = None,
-) -> Any:  # fmt: skip
+    x: np.ndarray,
+    positions: np.ndarray,
+    *,
+    base: float = 10000.0,
+    rotary_width: int | None = None,
+    pairing: str = "halves",
+    scaling: Scaling | None = None,
+    length: int | None = None,
+) -> Any:
     """With `cos_cache` and `sin_cache` [B, T, W / 2]."""
     from conformance.bounds.rotary import angles
 

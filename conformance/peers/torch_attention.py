@@ -10,10 +10,13 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.peers.adapters import Options, adapt_attention, read_causal
 from conformance.peers.peer import BROADCAST, FLOAT_MASK, Peer, top_left
+
+if TYPE_CHECKING:
+    import torch
 
 LOCK = threading.Lock()
 INSIDE: dict[object, str] = {}
@@ -46,7 +49,7 @@ def restrict_kernel(kernel: str) -> Iterator[None]:
                 SWITCHED.close()
 
 
-def attend(kernel: str, query: Any, key: Any, value: Any, **keywords: Any) -> Any:
+def attend(kernel: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **keywords: Any) -> Any:
     """The function itself, with `kernel` the only one allowed."""
     import torch
 

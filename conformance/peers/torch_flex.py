@@ -5,28 +5,38 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.cases.declaration import declare
 from conformance.peers.adapters import make_peer
 from conformance.subjects.attention_calls import block_mask, lookup
 
+if TYPE_CHECKING:
+    import torch
 
-def score_mod(bias: Any, softcap: float | None) -> Callable[..., Any] | None:
+
+def score_mod(bias: torch.Tensor | None, softcap: float | None) -> Callable[..., Any] | None:
     import torch
 
     if bias is None and softcap is None:
         return None
     found = None if bias is None else lookup(bias)
 
-    def change_score(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    def change_score(score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> Any:
         capped = score if softcap is None else softcap * torch.tanh(score / softcap)
         return capped if found is None else capped + found(b, h, i, j)
 
     return change_score
 
 
-def attend(flex_attention: Callable[..., Any], query: Any, key: Any, value: Any, mask: Any, **given: Any) -> Any:
+def attend(
+    flex_attention: Callable[..., Any],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    **given: Any,
+) -> Any:
     blocks = None if mask is None else block_mask(mask, query, key)
     grouped = query.shape[1] != key.shape[1]
     return flex_attention(query, key, value, block_mask=blocks, enable_gqa=grouped, **given)
@@ -34,9 +44,15 @@ def attend(flex_attention: Callable[..., Any], query: Any, key: Any, value: Any,
 
 @declare(["no-empty", "no-gradients"])
 def eager(
-    query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    scale: float | None = None,
     softcap: float | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Without torch.compile; on a CPU it gives no gradients."""
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -53,7 +69,9 @@ def compiled_flex() -> Callable[..., Any]:
 
 
 @declare(["no-empty", "no-gradients"], dtypes=("float32", "bfloat16", "float16"))
-def compiled_attention(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+def compiled_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, mask: torch.Tensor | None = None
+) -> Any:
     """Under torch.compile, which compiles anew for every shape."""
     return attend(compiled_flex(), query, key, value, mask)
 

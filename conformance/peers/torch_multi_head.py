@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
 from conformance.peers.adapters import make_peer
 from conformance.peers.heads import join_heads, make_self_attention, square
+
+if TYPE_CHECKING:
+    import torch
+
+    from specification.parameters import MultiHeadAttention
 
 LACKS = ("no-gqa", "no-value_width", "no-empty")
 
@@ -28,7 +33,7 @@ def module(width: int, heads: int, biased: bool, key_width: int, value_width: in
     return made.eval()
 
 
-def state(parameters: Any, packed: bool) -> dict[str, Any]:
+def state(parameters: MultiHeadAttention, packed: bool) -> dict[str, Any]:
     """The parameters under the module's names, weights transposed to [out, in]."""
     import torch
 
@@ -44,13 +49,21 @@ def state(parameters: Any, packed: bool) -> dict[str, Any]:
     return named
 
 
-def attn_mask(mask: Any, batch: int, heads: int) -> Any:
+def attn_mask(mask: torch.Tensor | None, batch: int, heads: int) -> Any:
     if mask is None or mask.ndim == 2:
         return None if mask is None else ~mask
     return ~mask.expand(batch, heads, -1, -1).reshape(batch * heads, *mask.shape[2:])
 
 
-def attend(parameters: Any, query: Any, key: Any, value: Any, heads: int, mask: Any, need_weights: bool) -> Any:
+def attend(
+    parameters: MultiHeadAttention,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    heads: int,
+    mask: torch.Tensor | None,
+    need_weights: bool,
+) -> Any:
     from torch.func import functional_call
 
     width, inner = query.shape[-1], parameters.output.weight.shape[0]
@@ -65,7 +78,15 @@ def attend(parameters: Any, query: Any, key: Any, value: Any, heads: int, mask: 
 
 def multi_head(need_weights: bool) -> Callable[..., Any]:
     @declare(LACKS)
-    def attention(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, mask: Any = None) -> Any:
+    def attention(
+        parameters: MultiHeadAttention,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        num_heads: int,
+        mask: torch.Tensor | None = None,
+    ) -> Any:
         return attend(parameters, query, key, value, num_heads, mask, need_weights)
 
     return attention
@@ -75,7 +96,15 @@ slow, weighing = multi_head(need_weights=False), multi_head(need_weights=True)
 
 
 @declare((*LACKS, "no-cross", "no-gradients"))
-def fast(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, mask: Any = None) -> Any:
+def fast(
+    parameters: MultiHeadAttention,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    num_heads: int,
+    mask: torch.Tensor | None = None,
+) -> Any:
     """What `forward` takes in evaluation, without gradients, where query, key and value are one tensor.
 
     It also wants biases and an even number of heads.

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.peers.adapters import adapt_layer_norm, adapt_rms_norm
 from conformance.peers.peer import Peer
 
+if TYPE_CHECKING:
+    import torch
 
-def normalize(x: Any, weight: Any, bias: Any, **eps: Any) -> Any:
+
+def normalize(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, **eps: float) -> Any:
     from torch.nn import functional
 
     return functional.layer_norm(x, weight.shape, weight, bias, **eps)
 
 
-def normalize_by_root(x: Any, weight: Any, bias: None, **eps: Any) -> Any:
+def normalize_by_root(x: torch.Tensor, weight: torch.Tensor, bias: None, **eps: float) -> Any:
     from torch.nn import functional
 
     return functional.rms_norm(x, weight.shape, weight, **eps)

@@ -11,16 +11,26 @@ import importlib
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.peers.adapters import Options, adapt_attention, make_peer
 from conformance.subjects.attention_calls import additive, block_mask
 
+if TYPE_CHECKING:
+    import torch
+
 
 def attend(
-    function: Callable[..., Any], query: Any, key: Any, value: Any, mask: Any, *, scaling: Any, own: Any = None,
+    function: Callable[..., Any],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    scaling: float | None,
+    own: dict[str, Any] | None = None,
     **given: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """The output [B, H, Q, V]; the scale as models give it. own: what the layer has beside what all have."""
     groups = query.shape[1] // max(key.shape[1], 1)
     layer = SimpleNamespace(num_key_value_groups=groups, is_causal=False, training=False, **(own or {}))
@@ -28,19 +38,38 @@ def attend(
     return function(layer, query, key, value, mask, scaling=scaling, **given)[0].transpose(1, 2)
 
 
-def attend_eagerly(model: str, query: Any, key: Any, value: Any, *, mask: Any, own: Any = None, **given: Any) -> Any:
+def attend_eagerly(
+    model: str,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    mask: torch.Tensor | None,
+    own: dict[str, Any] | None = None,
+    **given: Any,
+) -> Any:
     module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
     numbers = None if mask is None else additive(mask, query.dtype)
     return attend(module.eager_attention_forward, query, key, value, numbers, own=own, **given)
 
 
-def attend_with_sinks(query: Any, key: Any, value: Any, *, sinks: Any, **given: Any) -> Any:
+def attend_with_sinks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, sinks: torch.Tensor | None, **given: Any
+) -> Any:
     """The layer of GPT-OSS always has sinks; without any they are -inf."""
     sinks = query.new_full((query.shape[1],), -float("inf")) if sinks is None else sinks
     return attend_eagerly("gpt_oss", query, key, value, own={"sinks": sinks}, **given)
 
 
-def attend_fused(query: Any, key: Any, value: Any, *, mask: Any, position_bias: Any, **given: Any) -> Any:
+def attend_fused(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    mask: torch.Tensor | None,
+    position_bias: torch.Tensor | None,
+    **given: Any,
+) -> Any:
     """Masks and biases of models have a batch and heads."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -48,7 +77,15 @@ def attend_fused(query: Any, key: Any, value: Any, *, mask: Any, position_bias: 
     return attend(sdpa_attention_forward, query, key, value, mask, position_bias=bias, **given)
 
 
-def attend_in_blocks(query: Any, key: Any, value: Any, *, mask: Any, position_bias: Any, **given: Any) -> Any:
+def attend_in_blocks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    mask: torch.Tensor | None,
+    position_bias: torch.Tensor | None,
+    **given: Any,
+) -> Any:
     from transformers.integrations.flex_attention import flex_attention_forward
 
     (B, H, Q, _), K = query.shape, key.shape[2]

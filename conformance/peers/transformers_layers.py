@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.cases.declaration import declare
 from conformance.peers.adapters import make_peer
+
+if TYPE_CHECKING:
+    import torch
+
+    from specification.parameters import GatedFeedForward
 
 ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
 """By the name here, that of transformers where it is another."""
@@ -24,7 +29,7 @@ def module(family: str, kind: str, *arguments: Any) -> Any:
 
 
 @declare()
-def gemma_norm(x: Any, weight: Any, *, eps: float, plus_one: bool = False) -> Any:
+def gemma_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, plus_one: bool = False) -> Any:
     """`GemmaRMSNorm`, whose weight is 1 + w."""
     import torch
 
@@ -33,7 +38,7 @@ def gemma_norm(x: Any, weight: Any, *, eps: float, plus_one: bool = False) -> An
     return torch.func.functional_call(module("gemma", "GemmaRMSNorm", 1, eps), {"weight": weight}, (x,))
 
 
-def gated_feed_forward(family: str, kind: str, activation: str, parameters: Any, x: Any) -> Any:
+def gated_feed_forward(family: str, kind: str, activation: str, parameters: GatedFeedForward, x: torch.Tensor) -> Any:
     import torch
 
     biased = parameters.gate.bias is not None
@@ -47,20 +52,26 @@ def gated_feed_forward(family: str, kind: str, activation: str, parameters: Any,
 
 
 @declare()
-def llama_network(parameters: Any, x: Any, *, activation: str = "silu") -> Any:
+def llama_network(parameters: GatedFeedForward, x: torch.Tensor, *, activation: str = "silu") -> Any:
     """`LlamaMLP`."""
     return gated_feed_forward("llama", "LlamaMLP", activation, parameters, x)
 
 
 @declare()
-def gemma_network(parameters: Any, x: Any, *, activation: str = "silu") -> Any:
+def gemma_network(parameters: GatedFeedForward, x: torch.Tensor, *, activation: str = "silu") -> Any:
     """`GemmaMLP`, which has no biases."""
     return gated_feed_forward("gemma", "GemmaMLP", activation, parameters, x)
 
 
 @declare()
 def t5_bias(
-    table: Any, query_length: int, key_length: int, *, bidirectional: bool, furthest: int = 128, offset: int = 0
+    table: torch.Tensor,
+    query_length: int,
+    key_length: int,
+    *,
+    bidirectional: bool,
+    furthest: int = 128,
+    offset: int = 0,
 ) -> Any:
     """`T5Attention.compute_bias`, on a layer that has nothing but this table."""
     from torch.nn import functional

@@ -6,7 +6,7 @@ import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
@@ -22,10 +22,13 @@ from conformance.reports.tables import right
 from specification.checkpoints import flatten
 from specification.masks import And, Dense, KeyPadding
 
+if TYPE_CHECKING:
+    from specification.parameters import ModelParameters
+
 PICTURES = (".png", ".svg", ".pdf")
 
 
-def parameters_table(parameters: Any) -> Table:
+def parameters_table(parameters: ModelParameters) -> Table:
     sizes: dict[str, list[int]] = {}  # by block, or by the first two names of a path
     for name, array in flatten(parameters).items():
         words = name.split(".")
@@ -43,7 +46,7 @@ def probe_line(inputs: Sequence[np.ndarray], options: dict[str, Any]) -> str:
     return ", ".join([f"the input: {shapes}", *(f"{name} {mask_text(value)}" for name, value in options.items())])
 
 
-def mask_text(value: Any) -> str:
+def mask_text(value: object) -> str:
     if isinstance(value, And):
         return f"{mask_text(value.left)} and {mask_text(value.right)}"
     if isinstance(value, Dense):
@@ -163,7 +166,7 @@ def steps_content(
     packages: Sequence[str],
     wholes: Sequence[StepAgreement] = (),
     own: Departures | None = None,
-    **more: Any,
+    **more: object,
 ) -> Content:
     """Return what the command has judged. own: the user's values. more: further fields, such as the checkpoint."""
     every = [*found.steps, *wholes]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -118,7 +117,7 @@ def largest_magnitude(array: np.ndarray) -> float:
     return float(finite.max()) if finite.size else 0.0
 
 
-def cell(value: Any, largest: float, marked: bool = False) -> Cell:
+def cell(value: np.generic | float, largest: float, marked: bool = False) -> Cell:
     if isinstance(value, np.bool_):
         return Cell("1" if value else "\N{MIDDLE DOT}", "true" if value else "false", marked=marked)
     number = float(value)

@@ -144,7 +144,7 @@ def describe_part(call: JudgedCall) -> str:
     return describe_cause(cause_content(call.cause))
 
 
-def watch_content(calls: Sequence[JudgedCall], profile: str, **more: Any) -> Content:
+def watch_content(calls: Sequence[JudgedCall], profile: str, **more: object) -> Content:
     """Return what the command has judged, for strict JSON, and further fields, such as the folder.
 
     "conforms" is null where nothing is broken, but not everything was judged.

@@ -74,7 +74,7 @@ def frameworks(values: Iterable[Any]) -> set[str]:
     return {OF_PACKAGE[package] for value in values for package in packages(value) if package in OF_PACKAGE}
 
 
-def packages(value: Any) -> Iterator[str]:
+def packages(value: object) -> Iterator[str]:
     """Yield the packages of an object, of its type and that type's bases."""
     kind = value if isinstance(value, type) else type(value)
     homes = [value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)]
@@ -85,14 +85,14 @@ def packages(value: Any) -> Iterator[str]:
             yield home.partition(".")[0]
 
 
-def frameworks_of_imports(function: Any) -> set[str]:
+def frameworks_of_imports(function: Callable[..., object]) -> set[str]:
     """Return the frameworks of what the function's module has not defined itself."""
     function = unwrap_function(function)
     home, names = getattr(function, "__module__", None), getattr(function, "__globals__", {})
     return frameworks(value for value in names.values() if getattr(value, "__module__", None) != home)
 
 
-def unwrap_function(function: Any) -> Any:
+def unwrap_function(function: Callable[..., object]) -> Any:
     """Return the Python function behind a partial, a decorator, a method or a callable object."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -102,7 +102,7 @@ def unwrap_function(function: Any) -> Any:
     return getattr(function, "__func__", function)
 
 
-def frameworks_of_annotations(function: Any) -> set[str]:
+def frameworks_of_annotations(function: Callable[..., object]) -> set[str]:
     """Return the frameworks in annotations such as "torch.Tensor", np.ndarray, Float[Array, "T"], jax.Array | None."""
     function, named = unwrap_function(function), set[str]()
     names = getattr(function, "__globals__", {})
@@ -120,7 +120,7 @@ def word_frameworks(words: Iterable[str], names: dict[str, Any]) -> set[str]:
     return {OF_PACKAGE[word] for word in words if word in OF_PACKAGE and word not in names}
 
 
-def frameworks_of_code(function: Any) -> set[str]:
+def frameworks_of_code(function: Callable[..., object]) -> set[str]:
     """Return the frameworks that the function uses, or another function of its module that it calls."""
     named, seen, left = set[str](), set[Any](), [unwrap_function(function)]
     while left:

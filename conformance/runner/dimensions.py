@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import cycle, islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from conformance.checks.findings import AxisName
 from conformance.sampling.strategies import apply_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.rotary import DynamicScaling, LongRopeScaling
+
+if TYPE_CHECKING:
+    from specification.masks import Mask
 
 
 class Part(NamedTuple):
@@ -217,12 +220,12 @@ def renumber_list(inputs: dict[str, np.ndarray], name: str, chosen: np.ndarray) 
     return renumbered
 
 
-def cut_mask(mask: Any, sizes: Sizes, parts: Parts) -> Any:
+def cut_mask(mask: Mask | None, sizes: Sizes, parts: Parts) -> Any:
     """What a mask that is not made of others says of these batch elements, queries and keys."""
     queries, keys = (parts.get(name, Part(0, sizes[name])) for name in ("Q", "K"))
     batch = places(("B",), sizes, parts)[0]
 
-    def rows(array: Any) -> np.ndarray:
+    def rows(array: np.ndarray) -> np.ndarray:
         array = np.asarray(array)
         return array[batch] if len(array) == sizes["B"] else array
 

@@ -21,7 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FunctionType
@@ -176,7 +176,7 @@ def loadable(target: Target) -> Target | None:
     return replace(target, subject=subject, name=target.title)
 
 
-def name_of(subject: Any) -> str | None:
+def name_of(subject: str | Callable[..., object]) -> str | None:
     """`module:function` of a function that is found by it; an object may hold what earlier calls have left in it."""
     if isinstance(subject, str):
         return subject

@@ -20,7 +20,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.features import dimensions
-from conformance.checks.catalogue import Check
+from conformance.checks.catalogue import Check, Example, Shared
 from conformance.checks.comparison import error_finding
 from conformance.checks.findings import Detail, Finding, NoAnswer, Size, TookTooLong
 from conformance.checks.results import find_answers
@@ -100,7 +100,7 @@ class Runner:
         self.output: Output | None = None
         self.log, self.sizes = new_log(), SizeLimits()
 
-    def __call__(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
+    def __call__(self, check: Check[Example, Shared], example: Example, shared: Shared) -> list[Finding]:
         """The findings; an exception that the subject raises is a finding like any other."""
         self.log.append((check, example))
         findings = check.raise_levels(self.run_check(check, example, shared), example)
@@ -109,7 +109,7 @@ class Runner:
     def hear_rule(self, rule: str) -> None:
         """Hear which rule a failing case speaks of."""
 
-    def run_check(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
+    def run_check(self, check: Check[Example, Shared], example: Example, shared: Shared) -> list[Finding]:
         self.asked += 1
         self.answers = None
         if self.asked % CHECKS_PER_CLEANING == 0:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.cases.declaration import Declaration
-from conformance.checks.catalogue import Check
+from conformance.checks.catalogue import Check, Example, Shared
 from conformance.checks.findings import Finding, ProcessEnded, TookTooLong
 from conformance.runner.array_guess import make_subject
 from conformance.runner.compiled_code import keep_compiled_code
@@ -107,7 +107,7 @@ class SubprocessRunner(Runner):
         self.target = replace(self.target, **arrays)
         return declaration
 
-    def run_check(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
+    def run_check(self, check: Check[Example, Shared], example: Example, shared: Shared) -> list[Finding]:
         if self.worker is None:
             try:
                 self.start()
@@ -161,7 +161,7 @@ def encode_target(target: Target, time_limit: float) -> bytes:
         raise ValueError(f"{target.title} cannot be sent to a process of its own ({error}): {what}") from error
 
 
-def remote_vjp(*arguments: Any, **keywords: Any) -> None:
+def remote_vjp(*arguments: object, **keywords: object) -> None:
     """Stands for a function for gradients that is in the subprocess."""
 
 
@@ -196,7 +196,9 @@ def load_subject(encoded_target: bytes) -> tuple[Declaration, tuple[str, ...], d
     return replace(declaration, vjp=declaration.vjp and remote_vjp), runner.never_given, arrays
 
 
-def check_subject(check: Check[Any, Any], example: Any, shared: Any) -> tuple[list[Finding], str, int, Answers | None]:
+def check_subject(
+    check: Check[Example, Shared], example: Example, shared: Shared
+) -> tuple[list[Finding], str, int, Answers | None]:
     """Return findings, what was printed, how many checks took too long, and the answers to be kept.
 
     Raises:

@@ -18,7 +18,7 @@ POSIX = os.name == "posix"
 STANDARD_INPUT, STANDARD_ERROR = 0, 2
 
 
-def start_process(serve: str, *arguments: Any, **options: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_process(serve: str, *arguments: object, **options: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a process that calls a function with the descriptor of its end of a socket.
 
     `multiprocessing` would load the script again that calls the judge. The process has a session of its own: an

@@ -19,7 +19,7 @@ import numpy as np
 from conformance.cases.arguments import KERNEL_ARGUMENTS, expected_dtype
 from conformance.cases.case import Case, heads_and_keys, join_projections, numpy_dtype, output_alone
 from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
-from conformance.cases.expectations import Planted, allowed_pairs, asked_case, change_cases, empty_rows
+from conformance.cases.expectations import CaseExample, Planted, allowed_pairs, asked_case, change_cases, empty_rows
 from conformance.cases.facts import operation_facts
 from conformance.cases.features import alignment, has_masks, supports_case
 from conformance.cases.operation import OFFSET
@@ -33,8 +33,6 @@ from conformance.sampling.strategies import apply_memory, roundings, set_offset
 from specification.dtypes import FLOATING, compute_dtype_name
 from specification.masks import And, Dense, Or
 
-Example = Any
-"""What a check is run on: a case, or several that belong together."""
 Change = Callable[[Case], Case | None]
 """Makes another case of one; None where there is none."""
 
@@ -52,14 +50,14 @@ NEVER_LEFT_OUT = (
 class Reduced:
     """The smallest failing example. steady: it failed each time it was asked again."""
 
-    example: Example
+    example: CaseExample
     steady: bool = True
 
 
 def shrink_example(
-    example: Example,
+    example: CaseExample,
     declaration: Declaration,
-    fails: Callable[[Example], bool],
+    fails: Callable[[CaseExample], bool],
     seconds: float,
     masked: bool = False,
     keeps_dtype: bool = False,
@@ -83,12 +81,12 @@ ASKED_AGAIN = 8
 """Cases, from the smallest, that are asked again; if none of them fails, the first one is kept."""
 
 
-def cuttable(example: Example) -> bool:
+def cuttable(example: CaseExample) -> bool:
     """Whether it is made of cases that can be cut alike."""
     return map_cases(example, lambda case: case) is not None
 
 
-def map_cases(example: Example, change: Change) -> Example | None:
+def map_cases(example: CaseExample, change: Change) -> CaseExample | None:
     """The example with all its cases changed alike; None where that cannot be, or nothing planted is left.
 
     What is planted stays attended to, or hidden: with that the rule changes which the example is of.
@@ -128,9 +126,9 @@ class Search:
 
     def __init__(
         self,
-        example: Example,
+        example: CaseExample,
         declaration: Declaration,
-        fails: Callable[[Example], bool],
+        fails: Callable[[CaseExample], bool],
         end: float,
         masked: bool,
         keeps_dtype: bool,
@@ -141,7 +139,7 @@ class Search:
         """Sizes to which the present example cannot be cut."""
 
     @property
-    def example(self) -> Example:
+    def example(self) -> CaseExample:
         return self.failing[-1]
 
     def run(self, keeps_numbers: bool) -> None:
@@ -167,7 +165,7 @@ class Search:
         ]
         return [*sorted(found, key=lambda dimension: -sizes[dimension.names[0]]), *equal]
 
-    def takes(self, candidate: Example | None) -> bool:
+    def takes(self, candidate: CaseExample | None) -> bool:
         """Whether the candidate fails too; it is then what is made smaller."""
         if candidate is None or time.monotonic() > self.end:
             return False
@@ -453,7 +451,7 @@ def plain_numbers(case: Case, seed: int = 0) -> Case | None:
 
 
 def depends_on_layout(
-    runner: Runner, check: Check[Any, Any], example: Any, level: str = STRICT, shared: Any = None
+    runner: Runner, check: Check[Any, Any], example: CaseExample, level: str = STRICT, shared: object = None
 ) -> bool:
     """Ask once more, and with contiguous arrays: whether only the latter is right, which is a matter of ATT-13.
 
@@ -471,18 +469,18 @@ def depends_on_layout(
         return False
     prepared = check.prepare(example) if shared is None else shared
 
-    def is_right(example: Any) -> bool:
+    def is_right(example: CaseExample) -> bool:
         return not breaks(runner(check, example, prepared), level)
 
     return is_right(lay_contiguous(example)) and not is_right(example)
 
 
-def lay_contiguous(example: Any) -> Any:
+def lay_contiguous(example: CaseExample) -> Any:
     """The example with all its cases in contiguous arrays."""
     return change_cases(example, lambda case: replace(case, memory={}))
 
 
-def has_layouts(example: Any) -> bool:
+def has_layouts(example: CaseExample) -> bool:
     """Whether a case in the example has arrays that do not lie contiguous."""
     if isinstance(example, Case | Planted):
         return bool(asked_case(example).memory)

@@ -45,7 +45,7 @@ class WorkerTraceback(Exception):
     """Where in a worker an exception was raised, for whoever reads its traceback here."""
 
 
-def encode_call(function: Callable[..., Any], *arguments: Any) -> bytes:
+def encode_call(function: Callable[..., Any], *arguments: object) -> bytes:
     """Return what `Worker.call` takes; raise what pickle does for arguments that cannot be sent."""
     return pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)
 
@@ -61,7 +61,7 @@ class Worker:
     process: subprocess.Popen[bytes]
     kill: weakref.finalize[..., Any]
 
-    def __init__(self, serve: str = "conformance.runner.workers:serve", *arguments: Any, **options: Any) -> None:
+    def __init__(self, serve: str = "conformance.runner.workers:serve", *arguments: object, **options: Any) -> None:
         self.process, self.socket = start_process(serve, *arguments, **options)
         self.replies = self.socket.makefile("rb")
         self.owner = os.getpid()
@@ -200,7 +200,7 @@ class WorkerPool:
         for thread in self.threads:
             thread.start()
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def submit(self, function: Callable[..., Any], *arguments: object) -> Future[Any]:
         """Return the future result of a call by the next worker that is idle; until then it can be cancelled."""
         future: Future[Any] = Future()
         call = encode_call(function, *arguments)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hypothesis import assume
@@ -41,6 +41,9 @@ from reference_numpy import materialize
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.dtypes import compute_dtype_name
 from specification.masks import map_arrays
+
+if TYPE_CHECKING:
+    from specification.masks import Mask
 
 DTYPES = SIMPLEST_FIRST
 
@@ -330,7 +333,7 @@ def window(draw: st.DrawFn, s: Sizes, d: Draw, only: tuple[Window, ...] = ()) ->
     return SlidingWindow(left, right, offset)
 
 
-def tile_offset(draw: st.DrawFn, s: Sizes, offset: Any, side: int) -> Any:
+def tile_offset(draw: st.DrawFn, s: Sizes, offset: int | np.ndarray, side: int) -> Any:
     """The nearest offset at which a window's edge is where a tile of keys ends, or one key before or after.
 
     side: how many keys the edge is past the query's own place.
@@ -460,7 +463,7 @@ def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw, declaration: Declar
     return mask if "offset" in declaration else set_offset(mask, aligned)
 
 
-def set_offset(mask: Any, offset: int) -> Any:
+def set_offset(mask: Mask | None, offset: int) -> Any:
     """The same with every causal mask and window at this offset."""
     shifted = (Causal, SlidingWindow)
     parts = [replace(part, offset=offset) if isinstance(part, shifted) else part for part in mask_parts(mask)]
@@ -481,7 +484,7 @@ def takes_mask(mask: str, declaration: Declaration) -> bool:
     return mask in (*kinds, *several) or (mask == "any" and bool(kinds))
 
 
-def broadcast_mask(mask: Any, s: Sizes) -> np.ndarray:
+def broadcast_mask(mask: Mask | None, s: Sizes) -> np.ndarray:
     return np.broadcast_to(materialize(mask, s.Q, s.K, batch=s.B, heads=s.H), (s.B, s.H, s.Q, s.K))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,11 @@ from conformance.subjects.wrong_answers import DtypeOrShape, WrongAnswer
 from specification import Causal, SlidingWindow
 from specification.dtypes import dtype_name
 from specification.masks import And, Or
+
+if TYPE_CHECKING:
+    import torch
+
+    from specification.masks import Mask
 
 KNOWN_KEYWORDS = ("dropout", "is_causal", "position_bias", "s_aux", "scaling", "sliding_window", "softcap")
 """Keywords that a case has a place for."""
@@ -97,12 +102,12 @@ def case_of(call: AttentionCall, empty_rows: str = "zero") -> Case:
     return Case("attention", dtypes["query"], inputs, options, cotangents, special=special, constants=constants)
 
 
-def form(tensor: Any) -> tuple[Any, tuple[int, ...]]:
+def form(tensor: torch.Tensor) -> tuple[Any, tuple[int, ...]]:
     """Its dtype and shape."""
     return tensor.dtype, tuple(tensor.shape)
 
 
-def output_of(returned: Any) -> Any:
+def output_of(returned: object) -> Any:
     """The output among what the function returned; TypeError where it returned anything but an output and weights.
 
     A model takes two: of an output alone it would take the first two sequences of the batch.
@@ -116,7 +121,7 @@ def output_of(returned: Any) -> Any:
     return returned[0]
 
 
-def describe_returned(returned: Any) -> str:
+def describe_returned(returned: object) -> str:
     """A tensor by its shape, a tuple or list by what it holds, anything else by its type."""
     if isinstance(returned, tuple | list):
         return f"a {type(returned).__name__} of ({', '.join(map(describe_returned, returned))})"
@@ -140,12 +145,12 @@ def refuse_other_form(call: AttentionCall) -> None:
     raise WrongAnswer(DtypeOrShape(dtype, tuple(got.shape), (due,), expected, swapped, layout), "output")
 
 
-def move_heads_first(output: Any) -> Any:
+def move_heads_first(output: torch.Tensor) -> Any:
     """[B, H, Q, V] of [B, Q, H, V]."""
     return output.transpose(1, 2)
 
 
-def own_declaration(function: Any) -> Declaration | None:
+def own_declaration(function: Callable[..., object]) -> Declaration | None:
     """What a function with the signature of `attention` says of itself; None of one with that of the interface."""
     declaration = getattr(function, "declaration", None)
     return declaration if isinstance(declaration, Declaration) else None
@@ -160,7 +165,7 @@ def mask_form(call: AttentionCall, case: Case) -> str:
     return "none" if nothing else call.form
 
 
-def description_name(mask: Any) -> str:
+def description_name(mask: Mask | None) -> str:
     if isinstance(mask, And | Or):
         sign = "&" if isinstance(mask, And) else "|"
         return f"{description_name(mask.left)} {sign} {description_name(mask.right)}"
@@ -199,15 +204,15 @@ class CallSubject(Subject):
 
 def repeat_call(
     call: AttentionCall,
-    query: Any,
-    key: Any,
-    value: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
     *,
-    mask: Any = None,
-    bias: Any = None,
+    mask: Mask | None = None,
+    bias: torch.Tensor | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    sinks: Any = None,
+    sinks: torch.Tensor | None = None,
     empty_rows: str = "zero",
 ) -> Any:
     """Call the function on other arguments; the output [B, H, Q, V]."""
@@ -232,7 +237,7 @@ def repeat_call(
     return move_heads_first(output) if output.ndim == 4 else output
 
 
-def form_mask(form: str, mask: Any, bias: Any, query: Any, key: Any) -> Any:
+def form_mask(form: str, mask: Mask | None, bias: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> Any:
     """Mask and bias in the form of the function's masks; None where there is neither."""
     import torch
 
@@ -253,7 +258,7 @@ def form_mask(form: str, mask: Any, bias: Any, query: Any, key: Any) -> Any:
 class Layer:
     """A model's layer with some attributes of its own."""
 
-    def __init__(self, module: Any, **own: Any) -> None:
+    def __init__(self, module: torch.nn.Module | None, **own: object) -> None:
         self.module = module
         self.__dict__.update(own)
 
@@ -264,7 +269,7 @@ class Layer:
 # --- masks in the forms that functions take ---------------------------------------------------------------------------
 
 
-def additive(mask: Any, dtype: Any, bias: Any = None) -> Any:
+def additive(mask: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None) -> Any:
     """The bias, or 0, where the mask allows, and the dtype's lowest number elsewhere, as `transformers` writes it."""
     import torch
 
@@ -272,7 +277,7 @@ def additive(mask: Any, dtype: Any, bias: Any = None) -> Any:
     return torch.where(mask, allowed, torch.finfo(dtype).min)
 
 
-def lookup(array: Any) -> Callable[..., Any]:
+def lookup(array: torch.Tensor) -> Callable[..., Any]:
     """[Q, K] or [B or 1, H or 1, Q, K] as a function of the four indices."""
     if array.ndim == 2:
         return lambda b, h, i, j: array[i, j]
@@ -280,7 +285,7 @@ def lookup(array: Any) -> Callable[..., Any]:
     return lambda b, h, i, j: array[b if batches else 0, h if heads else 0, i, j]
 
 
-def block_mask(mask: Any, query: Any, key: Any) -> Any:
+def block_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> Any:
     """A `BlockMask` whose `mask_mod` looks the mask up."""
     from torch.nn.attention.flex_attention import create_block_mask
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,6 +45,9 @@ from conformance.subjects.subject import (
 from conformance.subjects.wrong_answers import find_raising_line
 from reference_numpy import materialize
 from specification.masks import Dense, as_mask
+
+if TYPE_CHECKING:
+    from specification.masks import Mask
 
 
 def load(target: str) -> Callable[..., Any]:
@@ -189,7 +192,7 @@ class CallableSubject(Subject):
             zeros = {gradient_name(name): np.zeros_like(case.inputs[name]) for name in differentiable(case)}
             return super().answer_case(replace(case, cotangents={})) | zeros
 
-    def materialize(self, mask: Any, shape: tuple[int, int, int, int]) -> None:
+    def materialize(self, mask: Mask | np.ndarray | None, shape: tuple[int, int, int, int]) -> None:
         """A function has no masks of its own."""
 
     # --- conventions: what the function is asked, and what its answers mean ---
@@ -205,7 +208,7 @@ class CallableSubject(Subject):
         case = case if order is None else permute_heads(case, order)
         return case if self.declaration.layout == "BHTD" else swap_layout(case)
 
-    def convert_mask(self, mask: Any, case: Case) -> Any:
+    def convert_mask(self, mask: Mask | np.ndarray | None, case: Case) -> Any:
         mask = as_mask(mask)
         if "structured" in self.declaration:
             mask = drop_offset(mask, self.declaration.convention("causal"), case)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case, heads_and_keys
 from conformance.cases.features import mask_parts, replace_parts
 from specification.masks import Causal, Dense
+
+if TYPE_CHECKING:
+    from specification.masks import Mask
 
 Answers = dict[str, np.ndarray]
 FEATURES_LAST = ("query", "key", "value")
@@ -25,24 +28,24 @@ FEATURES_LAST = ("query", "key", "value")
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 
-def map_dense_masks(mask: Any, change: Callable[[Any], Any]) -> Any:
+def map_dense_masks(mask: Mask | None, change: Callable[[Any], Any]) -> Mask | None:
     """The mask with `change` applied to every boolean array in it; what is no mask stays."""
     parts = [Dense(change(part.array)) if isinstance(part, Dense) else part for part in mask_parts(mask)]
     return replace_parts(mask, parts)
 
 
-def invert_mask(array: Any) -> Any:
+def invert_mask(array: np.ndarray) -> Any:
     """True for False; what is no boolean array, and to be refused, stays."""
     array = np.asarray(array)
     return ~array if array.dtype == bool else array
 
 
-def drop_offset(mask: Any, convention: str, case: Case) -> Any:
+def drop_offset(mask: Mask | None, convention: str, case: Case) -> Mask | None:
     """`Causal()` in place of the offset that the subject's convention gives it."""
     _, _, Q, K = heads_and_keys(case)
     aligned = {"top_left": 0, "bottom_right": K - Q}.get(convention)
 
-    def drop(part: Any) -> Any:
+    def drop(part: Mask) -> Any:
         bare = isinstance(part, Causal) and isinstance(part.offset, int) and part.offset == aligned
         return Causal() if bare else part
 
@@ -66,7 +69,7 @@ def tiled_order(case: Case) -> np.ndarray | None:
 def permute_heads(case: Case, order: np.ndarray) -> Case:
     """The case with its query heads in another order."""
 
-    def move_heads(array: Any) -> Any:
+    def move_heads(array: np.ndarray) -> Any:
         return permute_head_axis(np.asarray(array), order)
 
     options = case.options | {"mask": map_dense_masks(case.options.get("mask"), move_heads)}

@@ -9,12 +9,15 @@ import contextlib
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 from conformance.cases.layouts import Placement, strided_view
+
+if TYPE_CHECKING:
+    import torch
 
 Arrays = dict[str, Any]
 """A framework's own arrays, by name."""
@@ -160,7 +163,7 @@ class TorchArrays(Framework):
 class Addresses:
     """Where the elements of a tensor lie, on whatever device: what NumPy makes of it may be compared, and not read."""
 
-    def __init__(self, tensor: Any) -> None:
+    def __init__(self, tensor: torch.Tensor) -> None:
         size = tensor.element_size()
         self.__array_interface__ = {
             "data": (tensor.data_ptr(), True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.cases.case import Case, list_arrays
 from conformance.cases.facts import operation_facts
@@ -13,8 +13,11 @@ from conformance.subjects.subject import describe_value, type_name
 from conformance.subjects.wrong_answers import ReturnedGradients, WrongAnswer
 from specification import Linear
 
+if TYPE_CHECKING:
+    from specification.arrays import Array
 
-def gradients_by_name(case: Case, returned: Any, kind: type, lacking: Collection[str] = ()) -> dict[str, Any]:
+
+def gradients_by_name(case: Case, returned: object, kind: type, lacking: Collection[str] = ()) -> dict[str, Any]:
     """The gradients of the case's inputs; `WrongAnswer` says what came in place of them.
 
     returned: by name in a dictionary or a named tuple, or in the order of the operation's arguments in a tuple or list,
@@ -58,7 +61,7 @@ def pair_gradients(
     raise WrongAnswer(ReturnedGradients(describe_value(returned), names=tuple(present)))
 
 
-def split_gradient(case: Case, name: str, gradient: Any) -> dict[str, Any]:
+def split_gradient(case: Case, name: str, gradient: object) -> dict[str, Any]:
     """Of one argument, by the names of the inputs of which it consists."""
     record = operation_facts(case.operation)
     if name in record.lists:
@@ -92,9 +95,9 @@ def projection_gradients(case: Case, name: str, gradient: Any) -> dict[str, Any]
     return {n: g for i, head in enumerate(gradient) for n, g in linear_gradients(f"{name}[{i}]", head).items()}
 
 
-def columns(whole: Any, start: int, stop: int) -> Any:
+def columns(whole: Array | None, start: int, stop: int) -> Any:
     return None if whole is None else whole[..., start:stop]
 
 
-def linear_gradients(name: str, gradient: Any) -> dict[str, Any]:
+def linear_gradients(name: str, gradient: object) -> dict[str, Any]:
     return {f"{name}.{field}": getattr(gradient, field, None) for field in ("weight", "bias")}

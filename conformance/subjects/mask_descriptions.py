@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,20 +13,25 @@ from reference_numpy import materialize
 from specification import Causal, Dense, KeyLengths, KeyPadding, SlidingWindow
 from specification.masks import And
 
+if TYPE_CHECKING:
+    from specification.masks import Mask
+
 BY_KEYS = (And, KeyLengths, KeyPadding)
 
 
-def describe_mask(mask: Any, query_length: int, key_length: int) -> Any:
+def describe_mask(mask: Mask | None, query_length: int, key_length: int) -> Any:
     """The mask with arrays of NumPy; None for one that allows every pair, and a causal mask or window as such."""
     if mask is None or isinstance(mask, Causal | SlidingWindow):
         return mask
     return description(materialize(mask, query_length, key_length), lambda found: not isinstance(found, BY_KEYS))
 
 
-def plainest_description(declaration: Declaration, mask: Any, batch: int, query_length: int, key_length: int) -> Any:
+def plainest_description(
+    declaration: Declaration, mask: Mask | None, batch: int, query_length: int, key_length: int
+) -> Any:
     """The mask as the plainest that a subject takes, or the plainest of all."""
 
-    def is_supported(part: Any) -> bool:
+    def is_supported(part: Mask | None) -> bool:
         return not any(list_unsupported(part, query_length, key_length, declaration))
 
     allowed = materialize(mask, query_length, key_length)
@@ -49,11 +54,11 @@ def description(allowed: np.ndarray, taken: Callable[[Any], bool], windows: tupl
     raise AssertionError("an array means itself")
 
 
-def anything(mask: Any) -> bool:
+def anything(mask: Mask | None) -> bool:
     return True
 
 
-def means(mask: Any, allowed: np.ndarray) -> bool:
+def means(mask: Mask | None, allowed: np.ndarray) -> bool:
     """Whether a mask allows exactly these pairs."""
     return bool((materialize(mask, *allowed.shape[2:]) == allowed).all())
 
@@ -82,12 +87,12 @@ def bands_of(allowed: np.ndarray, windows: tuple[Window, ...]) -> Iterator[Causa
         yield from (SlidingWindow(*window, offset) for window in windows)
 
 
-def find_seen_keys(allowed: np.ndarray, band: Any) -> tuple[np.ndarray, np.ndarray]:
+def find_seen_keys(allowed: np.ndarray, band: Mask | None) -> tuple[np.ndarray, np.ndarray]:
     """Keys that some query sees, [B, K], and those that one could see by the band alone, [K]."""
     return np.any(allowed, axis=(1, 2)), np.any(materialize(band, *allowed.shape[2:]), axis=(0, 1, 2))
 
 
-def key_lengths(allowed: np.ndarray, band: Any) -> KeyLengths:
+def key_lengths(allowed: np.ndarray, band: Mask | None) -> KeyLengths:
     """Each sequence up to the last key that is seen; all keys where padding hides none."""
     seen, visible = find_seen_keys(allowed, band)
     K = len(visible)
@@ -95,7 +100,7 @@ def key_lengths(allowed: np.ndarray, band: Any) -> KeyLengths:
     return KeyLengths(np.where((seen == visible).all(axis=1), K, last))
 
 
-def key_padding(allowed: np.ndarray, band: Any) -> KeyPadding:
+def key_padding(allowed: np.ndarray, band: Mask | None) -> KeyPadding:
     """The keys that are seen, and those that nothing shows."""
     seen, visible = find_seen_keys(allowed, band)
     return KeyPadding(seen | ~visible)

@@ -10,8 +10,8 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +42,10 @@ from conformance.subjects.wrong_answers import (
 )
 from specification.dtypes import FLOATING
 from specification.masks import map_arrays
+
+if TYPE_CHECKING:
+    from specification.arrays import Array
+    from specification.masks import Mask
 
 Answers = dict[str, np.ndarray]
 
@@ -81,11 +85,11 @@ def first_line(error: BaseException, most: int | None = 300) -> str:
     return lines[0][:most] if lines else ""
 
 
-def keep_array(role: str, array: Any) -> Any:
+def keep_array(role: str, array: Array) -> Any:
     return array
 
 
-def describe_value(value: Any) -> str:
+def describe_value(value: object) -> str:
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
     return type_name(type(value))
@@ -128,7 +132,7 @@ def name_results(case: Case, names: Sequence[str], returned: Any, framework: Fra
     return results
 
 
-def parts_by_name(case: Case, name: str, part: Any, framework: Framework) -> Arrays:
+def parts_by_name(case: Case, name: str, part: object, framework: Framework) -> Arrays:
     """One result by name: an array, the elements of a list, or the fields of a state."""
     record = operation_facts(case.operation)
     if name in record.lists:
@@ -148,7 +152,7 @@ class Subject:
     lay: sees every array that is handed over; from ("input" or "cotangent", array) to the same array.
     """
 
-    def __init__(self, name: str, framework: Framework, module: Any = None) -> None:
+    def __init__(self, name: str, framework: Framework, module: ModuleType | None = None) -> None:
         self.name, self.framework, self.module = name, framework, module
         self.declaration: Declaration = replace(EVERYTHING, strides=framework.strides)
         self.scope = SubjectScope()
@@ -179,7 +183,7 @@ class Subject:
     def arrays(self, case: Case) -> tuple[Arrays, dict[str, Any]]:
         """Inputs and options in the subject's framework, arrays in masks too, each in its memory layout."""
 
-        def array(name: str, a: Any) -> Any:
+        def array(name: str, a: np.ndarray) -> Any:
             return self.lay("input", self.lay_out(case, name, np.asarray(a)))
 
         options = dict(case.options)
@@ -215,10 +219,10 @@ class Subject:
             self.cotangents(case),
         )
 
-    def materialize(self, mask: Any, shape: tuple[int, int, int, int]) -> np.ndarray | None:
+    def materialize(self, mask: Mask | np.ndarray | None, shape: tuple[int, int, int, int]) -> np.ndarray | None:
         """The subject's dense array of a mask for [B, H, Q, K]; None if it has no such function."""
         B, H, Q, K = shape
-        if mask is None:
+        if mask is None or self.module is None:
             return None
         with self.framework.context():
             mask = map_arrays(mask, lambda a: self.framework.array(np.asarray(a)))

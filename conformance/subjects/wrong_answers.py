@@ -126,7 +126,7 @@ JUDGE = Path(__file__).parents[1]
 INSTALLED = tuple({Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
-def find_raising_line(error: BaseException, code: Any) -> str:
+def find_raising_line(error: BaseException, code: object) -> str:
     """Return the innermost line of the subject's own code, as "kernels.py:12 in attention"; empty if none ran.
 
     What the judge calls for itself, Python's library and installed packages are not the subject's, but for the package

@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from jax_impl.attention_steps import allowed_sum, pair_products, reference_attention
 from jax_impl.dtypes import HIGHEST
@@ -98,7 +99,7 @@ PLAIN = Sums(
 """For finite numbers, with weights of 0 where the mask forbids."""
 
 
-def everywhere(allowed: Any, *shape: int) -> Any:
+def everywhere(allowed: jax.Array | None, *shape: int) -> Any:
     return jnp.ones(shape, bool) if allowed is None else allowed
 
 
@@ -151,7 +152,7 @@ def wide(inputs: Inputs) -> Any:
     return jnp.dtype(compute_dtype_name(dtype_name(inputs.query)))
 
 
-def finite(*arrays: Any) -> Any:
+def finite(*arrays: jax.Array) -> Any:
     return jnp.stack([jnp.all(jnp.isfinite(array)) for array in arrays]).all()
 
 
@@ -184,13 +185,13 @@ def near_zero(inputs: Inputs) -> Any:
     return usual & (score <= SCORE)
 
 
-def bounded(left: Any, right: Any, dtype: Any) -> Any:
+def bounded(left: jax.Array, right: jax.Array, dtype: DTypeLike) -> Any:
     """Whether no product of a row of each leaves the dtype; False where one of the numbers is NaN."""
     sizes = [largest_of(jnp.abs(array.astype(dtype))) for array in (left, right)]
     return 4 * sizes[0] * sizes[1] * left.shape[-1] < jnp.inf
 
 
-def largest_of(sizes: Any) -> Any:
+def largest_of(sizes: jax.Array) -> Any:
     """Of numbers that are not negative; infinity if one is NaN, which XLA's own maximum leaves out where it is long.
 
     (In 0.10.2 on a CPU the maximum of 4,224 numbers, one of them NaN, is the largest of the others.)
@@ -221,7 +222,7 @@ def places(inputs: Inputs, sizes: Sizes) -> Callable[[Any], Place]:
     ranges = key_ranges(mask, sizes.Q, sizes.K, sizes.block, jnp)
     edges = jnp.stack([jnp.asarray(edge, jnp.int32) for edge in ranges], axis=-1)
 
-    def place(number: Any) -> Place:
+    def place(number: int | jax.Array) -> Place:
         rest, block = number // sizes.blocks, number % sizes.blocks
         batch, group = rest // sizes.G, rest % sizes.G
         fresh = block * sizes.block
@@ -232,7 +233,7 @@ def places(inputs: Inputs, sizes: Sizes) -> Callable[[Any], Place]:
 
 
 def bounds(
-    axes: tuple[str, ...], shape: tuple[int, ...], sizes: Sizes, place: Place, start: Any, length: int
+    axes: tuple[str, ...], shape: tuple[int, ...], sizes: Sizes, place: Place, start: int | jax.Array, length: int
 ) -> tuple[list[Any], list[int]]:
     """Where the part of an array that belongs to a place begins on every axis, and how long it is there.
 
@@ -252,14 +253,16 @@ def bounds(
     return [jnp.asarray(first, jnp.int32) for first, _ in found], [size for _, size in found]
 
 
-def cut(array: Any, axes: tuple[str, ...], sizes: Sizes, place: Place, start: Any = 0, length: int = 0) -> Any:
+def cut(
+    array: jax.Array, axes: tuple[str, ...], sizes: Sizes, place: Place, start: int | jax.Array = 0, length: int = 0
+) -> Any:
     """The part of an array whose first axes are so named: for this block of queries, and `length` keys from `start`."""
     return lax.dynamic_slice(array, *bounds(axes, array.shape, sizes, place, start, length))
 
 
 def put(
-    array: Any, block: Any, axes: tuple[str, ...], sizes: Sizes, place: Place, start: Any = 0, length: int = 0,
-    *, add: bool = False,
+    array: jax.Array, block: jax.Array, axes: tuple[str, ...], sizes: Sizes, place: Place,
+    start: int | jax.Array = 0, length: int = 0, *, add: bool = False,
 ) -> Any:  # fmt: skip
     """The array with the part that `cut` would give replaced, or with `block` added to it."""
     starts, extents = bounds(axes, array.shape, sizes, place, start, length)
@@ -288,7 +291,7 @@ class Piece(NamedTuple):
 
 
 def piece_at(
-    inputs: Inputs, sizes: Sizes, place: Place, query: Any, position: Any, length: int, *, full: bool
+    inputs: Inputs, sizes: Sizes, place: Place, query: jax.Array, position: int | jax.Array, length: int, *, full: bool
 ) -> Piece:
     """The `length` keys from `position` on; if there are no more so many, the last ones, of which some are forbidden.
 
@@ -296,7 +299,7 @@ def piece_at(
     """
     start = position if full else jnp.minimum(position, sizes.K - length)
 
-    def cut_here(array: Any, axes: tuple[str, ...]) -> Any:
+    def cut_here(array: jax.Array, axes: tuple[str, ...]) -> Any:
         array = jnp.asarray(array, int) if axes == ("batch",) else array
         return cut(array, axes, sizes, place, start, length) if array.ndim else array
 
@@ -318,7 +321,7 @@ def piece_at(
     return Piece(start, key, value, scores, slope, allowed)
 
 
-def capped(scores: Any, softcap: Any) -> tuple[Any, Any]:
+def capped(scores: jax.Array, softcap: float | jax.Array | None) -> tuple[Any, Any]:
     """The scores under the soft cap (ATT-2), and its slope there; as they are, and None, where there is none."""
     if softcap is None:
         return scores, None
@@ -385,7 +388,7 @@ def forward_at_once(inputs: Inputs, sizes: Sizes) -> tuple[Any, Any]:
     """All in one block and one piece: what a loop takes of keys and values it copies, and here each is used once."""
     dtype = wide(inputs)
 
-    def group(query: Any, key: Any, value: Any, sinks: Any) -> tuple[Any, Any]:
+    def group(query: jax.Array, key: jax.Array, value: jax.Array, sinks: jax.Array | None) -> tuple[Any, Any]:
         rows = flat(query).astype(dtype) * inputs.scale
         # In this order XLA reads the keys as they lie.
         products = jnp.matmul(key.astype(dtype), rows.T, precision=HIGHEST).T
@@ -406,11 +409,11 @@ def forward_blocks(inputs: Inputs, sizes: Sizes, sums: Sums, *, near: bool = Fal
     """near: the scores are near 0, so that no maximum is needed."""
     dtype, place_of = wide(inputs), places(inputs, sizes)
 
-    def block(number: Any, results: tuple[Any, Any]) -> tuple[Any, Any]:
+    def block(number: int | jax.Array, results: tuple[Any, Any]) -> tuple[Any, Any]:
         place = place_of(number)
         query = flat(cut(inputs.query, QUERIES, sizes, place)[0]).astype(dtype)
 
-        def look(position: Any, length: int, full: bool) -> Partial:
+        def look(position: int | jax.Array, length: int, full: bool) -> Partial:
             piece = piece_at(inputs, sizes, place, query, position, length, full=full)
             return summed(piece.scores, piece.value, flat(piece.allowed), sums, near=near)
 
@@ -431,15 +434,17 @@ class Partial(NamedTuple):
     output: Any  # [R * block, V], and the same sum of the values
 
 
-def summed(scores: Any, value: Any, allowed: Any, sums: Sums, *, near: bool = False) -> Partial:
+def summed(
+    scores: jax.Array, value: jax.Array, allowed: jax.Array | None, sums: Sums, *, near: bool = False
+) -> Partial:
     """Of the keys of one piece."""
     maximum = None if near else jnp.max(scores, axis=-1, keepdims=True)
-    exponentials = jnp.exp(scores if near else jnp.minimum(scores - shift_of(maximum), 0))
+    exponentials = jnp.exp(scores if maximum is None else jnp.minimum(scores - shift_of(maximum), 0))
     total = jnp.sum(exponentials, axis=-1, keepdims=True)
     return Partial(maximum, total, sums.keys(flat(exponentials), value, allowed))
 
 
-def finished(keys: Partial, sinks: Any, sizes: Sizes) -> tuple[Any, Any]:
+def finished(keys: Partial, sinks: jax.Array | None, sizes: Sizes) -> tuple[Any, Any]:
     """Output [R * block, V] and log-sum-exp [R, block, 2] from all keys and the sinks [R], if there are any."""
     near = keys.maximum is None
     alone = None if sinks is None else sink_alone(sinks, sizes, keys.total.dtype, near=near)
@@ -453,7 +458,7 @@ def finished(keys: Partial, sinks: Any, sizes: Sizes) -> tuple[Any, Any]:
     return jnp.where(flat(keys.total == 0), 0, output / flat(total)), logsumexp
 
 
-def exact_sum(first: Any, second: Any) -> tuple[Any, Any]:
+def exact_sum(first: int | jax.Array, second: jax.Array) -> tuple[Any, Any]:
     """first + second, and what its rounding has lost of it (Knuth's TwoSum), 0 where that is no number."""
     found = first + second
     of_second = found - first
@@ -474,12 +479,12 @@ def merged(piece: Partial, before: Partial) -> Partial:
     )
 
 
-def shift_of(maximum: Any) -> Any:
+def shift_of(maximum: jax.Array) -> Any:
     """What is subtracted from scores: 0 where nothing is allowed so far, which avoids inf - inf."""
     return jnp.where(maximum == -jnp.inf, 0, maximum)
 
 
-def nothing_yet(sizes: Sizes, dtype: Any, *, near: bool = False) -> Partial:
+def nothing_yet(sizes: Sizes, dtype: DTypeLike, *, near: bool = False) -> Partial:
     """When no key was taken."""
     output = jnp.zeros((sizes.R * sizes.block, sizes.V), dtype)
     return Partial(None if near else jnp.full(sizes.rows, -jnp.inf, dtype), jnp.zeros(sizes.rows, dtype), output)
@@ -489,7 +494,7 @@ def sinks_at(inputs: Inputs, sizes: Sizes, place: Place) -> Any:
     return inputs.sinks if inputs.sinks is None else cut(inputs.sinks, ("heads",), sizes, place)
 
 
-def sink_alone(sinks: Any, sizes: Sizes, dtype: Any, *, near: bool = False) -> Partial:
+def sink_alone(sinks: jax.Array, sizes: Sizes, dtype: DTypeLike, *, near: bool = False) -> Partial:
     """The sinks' own scores [R], which have no value (ATT-5)."""
     sinks = jnp.broadcast_to(sinks[:, None, None], sizes.rows).astype(dtype)
     if near:
@@ -501,7 +506,14 @@ def sink_alone(sinks: Any, sizes: Sizes, dtype: Any, *, near: bool = False) -> P
 
 
 @partial(jax.jit, static_argnums=0)
-def backward(limits: Limits, inputs: Inputs, output: Any, logsumexp: Any, of_output: Any, of_logsumexp: Any) -> Inputs:
+def backward(
+    limits: Limits,
+    inputs: Inputs,
+    output: jax.Array,
+    logsumexp: jax.Array,
+    of_output: jax.Array,
+    of_logsumexp: jax.Array,
+) -> Inputs:
     """Gradients in the dtype in which everything is computed, from those of the output and of the log-sum-exp."""
     sizes = sizes_of(inputs, limits)
     simple = sizes._replace(pieces=sizes.pieces[-1:])
@@ -517,11 +529,17 @@ def backward(limits: Limits, inputs: Inputs, output: Any, logsumexp: Any, of_out
 
 
 def backward_blocks(
-    inputs: Inputs, sizes: Sizes, sums: Sums, output: Any, logsumexp: Any, of_output: Any, of_logsumexp: Any
+    inputs: Inputs,
+    sizes: Sizes,
+    sums: Sums,
+    output: jax.Array,
+    logsumexp: jax.Array,
+    of_output: jax.Array,
+    of_logsumexp: jax.Array,
 ) -> Inputs:
     dtype, place_of, largest = wide(inputs), places(inputs, sizes), sizes.pieces[-1]
 
-    def block(number: Any, gradients: Inputs) -> Inputs:
+    def block(number: int | jax.Array, gradients: Inputs) -> Inputs:
         place = place_of(number)
         of_rows = (inputs.query, output, logsumexp, of_output, of_logsumexp)
         query, out, lse, d_out, d_lse = (flat(cut(array, QUERIES, sizes, place)[0]).astype(dtype) for array in of_rows)
@@ -533,7 +551,7 @@ def backward_blocks(
         fresh = jnp.tile(place.query + jnp.arange(sizes.block) >= place.fresh, sizes.R)[:, None]
         fresh_query, fresh_d_out = (jnp.where(fresh, rows, 0).T for rows in (query, d_out))
 
-        def look(position: Any, length: int, full: bool) -> Contribution:
+        def look(position: int | jax.Array, length: int, full: bool) -> Contribution:
             piece = piece_at(inputs, sizes, place, query, position, length, full=full)
             weights = jnp.exp(jnp.minimum(piece.scores - lse - lost, 0))
             allowed = flat(piece.allowed)
@@ -607,7 +625,7 @@ class Contribution(NamedTuple):
     bias: Any
 
 
-def filled(array: Any, length: int, axis: int) -> Any:
+def filled(array: jax.Array, length: int, axis: int) -> Any:
     """The array with zeros after it, until the axis has that length."""
     missing = [(0, length - array.shape[axis] if i == axis else 0) for i in range(array.ndim)]
     return jnp.pad(array, missing)
@@ -645,13 +663,13 @@ blocked_attention.defvjp(blocked_attention_forward, blocked_attention_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def gradients(limits: Limits, inputs: Inputs, *results: Any) -> Inputs:
+def gradients(limits: Limits, inputs: Inputs, *results: jax.Array) -> Inputs:
     """The gradients, each in the dtype of its own argument; the mask has none, and scale and softcap are constants."""
     found = backward(limits, inputs, *results)
     return jax.tree.map(lambda gradient, array: gradient.astype(array.dtype), found, without_mask(inputs))
 
 
-def gradients_forward(limits: Limits, inputs: Inputs, *results: Any) -> tuple[Inputs, Any]:
+def gradients_forward(limits: Limits, inputs: Inputs, *results: jax.Array) -> tuple[Inputs, Any]:
     return gradients(limits, inputs, *results), (inputs, results)
 
 

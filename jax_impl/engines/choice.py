@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from jax_impl.masks import checked_mask
 from specification import checks
 from specification.dtypes import compute_dtype_name, dtype_name
 from specification.engines import Choice, choose
+from specification.masks import Mask
 
 __all__ = ["explain_engine"]
 
@@ -29,7 +29,7 @@ def explain_engine(
     key: Float[jax.Array, "B G K D"],
     value: Float[jax.Array, "B G K V"],
     *,
-    mask: Any = None,
+    mask: Mask | Bool[jax.Array, "..."] | None = None,
     bias: Float[jax.Array, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -63,7 +63,7 @@ def explain_engine(
     return engine_for(engine, inputs, dropout_keep, empty_rows)
 
 
-def engine_for(engine: str, inputs: Inputs, dropout_keep: Any, empty_rows: str) -> Choice:
+def engine_for(engine: str, inputs: Inputs, dropout_keep: jax.Array | None, empty_rows: str) -> Choice:
     """The choice for arguments that were checked. It looks at shapes and options alone, never at numbers."""
     hindrances = {"fused": "JAX has no fused attention that keeps every rule"}
     if hindrance := hindrance_of_blocks(inputs, dropout_keep, empty_rows):
@@ -80,7 +80,7 @@ def numbers_held(inputs: Inputs) -> int:
     return int(B * H * K * (Q + (D + V if H > G else 0)))
 
 
-def hindrance_of_blocks(inputs: Inputs, dropout_keep: Any, empty_rows: str) -> str:
+def hindrance_of_blocks(inputs: Inputs, dropout_keep: jax.Array | None, empty_rows: str) -> str:
     if dropout_keep is not None:
         return "blocks have no dropout"
     if empty_rows != "zero":

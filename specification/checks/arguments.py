@@ -13,28 +13,28 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from specification.arrays import Array, is_array
 from specification.dtypes import BOOLEAN, FLOATING, INTEGER, LARGEST, SMALLEST_EPS, compute_dtype_name, dtype_name
 
 __all__ = ["cotangent", "dropout", "structure"]
 
 
-def refuse(name: str, expected: str, got: Any, error: type[Exception] = ValueError) -> NoReturn:
+def refuse(name: str, expected: str, got: object, error: type[Exception] = ValueError) -> NoReturn:
     """Raise an error that says what is wrong, what was expected, and what was given."""
     raise error(f"{name} must {expected}, got {got}")
 
 
-def described(value: Any) -> str:
+def described(value: object) -> str:
     """Describe a value in a message: its type, and the dtype and shape of an array."""
-    shape = getattr(value, "shape", None)
-    return type(value).__name__ if shape is None else f"{dtype_name(value)} array of shape {list(shape)}"
+    return f"{dtype_name(value)} array of shape {list(value.shape)}" if is_array(value) else type(value).__name__
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 
-def shape_of(name: str, array: Any) -> tuple[int, ...]:
+def shape_of(name: str, array: object) -> tuple[int, ...]:
     """Read the shape of an array of any framework."""
-    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+    if not is_array(array):
         refuse(name, "be an array", type(array).__name__, TypeError)
     return tuple(array.shape)
 
@@ -46,7 +46,7 @@ KINDS = {
 }
 
 
-def dtype_of(name: str, array: Any, kind: str, advice: str = "") -> str:
+def dtype_of(name: str, array: Array, kind: str, advice: str = "") -> str:
     """Name the dtype of an array, which must be of a kind."""
     dtype, (allowed, expected) = dtype_name(array), KINDS[kind]
     if dtype not in allowed:
@@ -54,7 +54,7 @@ def dtype_of(name: str, array: Any, kind: str, advice: str = "") -> str:
     return dtype
 
 
-def companion_dtype(name: str, array: Any, dtype: str) -> None:
+def companion_dtype(name: str, array: Array, dtype: str) -> None:
     """Check an array beside those of a dtype: it has that one, or the wider one in which those are computed."""
     allowed = dict.fromkeys((dtype, compute_dtype_name(dtype)))
     if dtype_of(name, array, "Float") not in allowed:
@@ -76,7 +76,7 @@ def values_within(name: str, values: np.ndarray | None, least: int, limit: int |
         refuse(name, f"lie in [{least}, {limit})", f"values from {values.min()} to {values.max()}")
 
 
-def dropout(keep: Any, rate: Any, shape: tuple[int, ...]) -> None:
+def dropout(keep: Array | None, rate: object, shape: tuple[int, ...]) -> None:
     """Check the arguments of dropout on an array of a shape (ATT-11)."""
     check_rate(rate, keep)
     if keep is not None:
@@ -86,7 +86,7 @@ def dropout(keep: Any, rate: Any, shape: tuple[int, ...]) -> None:
             refuse("dropout_keep", f"have shape {list(shape)}", list(own))
 
 
-def check_rate(rate: Any, keep: Any) -> None:
+def check_rate(rate: object, keep: Array | None) -> None:
     """Check a rate of dropout, which must be 0 where nothing says what is kept (ATT-11)."""
     number = real_number("dropout_rate", rate)
     if number is not None and not 0 <= number < 1:
@@ -95,7 +95,7 @@ def check_rate(rate: Any, keep: Any) -> None:
         refuse("dropout_rate", "be 0 with no dropout_keep, which the caller draws", number)
 
 
-def cotangent(array: Any, shape: tuple[int, ...], dtype: str, name: str = "cotangent") -> None:
+def cotangent(array: Array, shape: tuple[int, ...], dtype: str, name: str = "cotangent") -> None:
     """Check the gradient of a result: it has the result's shape and dtype."""
     if shape_of(name, array) != tuple(shape):
         refuse(name, f"have shape {list(shape)} like the result", list(array.shape))
@@ -106,30 +106,30 @@ def cotangent(array: Any, shape: tuple[int, ...], dtype: str, name: str = "cotan
 # --- numbers and structures -------------------------------------------------------------------------------------------
 
 
-def flag(name: str, value: Any) -> None:
+def flag(name: str, value: object) -> None:
     """Check that an option is True or False."""
     if not isinstance(value, bool):
         refuse(name, "be True or False", repr(value), TypeError)
 
 
-def one_of(name: str, value: Any, choices: tuple[str, ...], error: type[Exception] = ValueError) -> None:
+def one_of(name: str, value: object, choices: tuple[str, ...], error: type[Exception] = ValueError) -> None:
     """Check that a value is one of several."""
     if value not in choices:
         refuse(name, f"be one of {', '.join(map(repr, choices))}", repr(value), error)
 
 
-def structure(name: str, value: Any, kind: type) -> None:
+def structure(name: str, value: object, kind: type) -> None:
     """Check that parameters are of a kind, and nothing that only looks like it."""
     if not isinstance(value, kind):
         refuse(name, f"be a {kind.__name__}", described(value), TypeError)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return a NumPy array of rank 0 as the number that it holds, and anything else as it is."""
     return value.item() if isinstance(value, np.ndarray) and value.shape == () else value
 
 
-def real_number(name: str, value: Any) -> float | None:
+def real_number(name: str, value: object) -> float | None:
     """Read a real number."""
     value = plain(value)
     if isinstance(value, float):  # the common case, without the slower question of `Real`
@@ -139,12 +139,14 @@ def real_number(name: str, value: Any) -> float | None:
             return float(value)
         except OverflowError:
             refuse(name, "be finite", f"an integer of {len(str(value))} digits")
-    if getattr(value, "shape", None) == () and dtype_name(value) in FLOATING + INTEGER:
+    if is_array(value) and value.shape == () and dtype_name(value) in FLOATING + INTEGER:
         return None
     refuse(name, "be a real number", described(value), TypeError)
 
 
-def check_number(name: str, value: Any, holds: Callable[[float], bool], expected: str, *, fixed: bool = False) -> None:
+def check_number(
+    name: str, value: object, holds: Callable[[float], bool], expected: str, *, fixed: bool = False
+) -> None:
     """Check that a number, where it can be read, is as expected; a fixed one may be no array."""
     number = real_number(name, value)
     if number is None and fixed:
@@ -153,29 +155,29 @@ def check_number(name: str, value: Any, holds: Callable[[float], bool], expected
         refuse(name, expected, number)
 
 
-def finite(name: str, value: Any, dtype: str, *, fixed: bool = False) -> None:
+def finite(name: str, value: object, dtype: str, *, fixed: bool = False) -> None:
     """Check that a number, where it can be read, is one that a dtype can hold: NaN is not."""
     # Not math.isfinite, which torch.compile cannot trace on a symbolic number.
     largest = LARGEST[dtype]
     check_number(name, value, lambda number: -largest <= number <= largest, f"be finite in {dtype}", fixed=fixed)
 
 
-def epsilon(eps: Any) -> None:
+def epsilon(eps: object) -> None:
     """Check what a norm adds before it divides."""
     check_number("eps", eps, lambda number: SMALLEST_EPS <= number < math.inf, "be finite and at least 2**-126")
 
 
-def whole_number(name: str, value: Any) -> int | None:
+def whole_number(name: str, value: object) -> int | None:
     """Read an integer."""
     value = plain(value)
     if isinstance(value, Integral) and not isinstance(value, bool):
         return int(value)
-    if getattr(value, "shape", None) == () and dtype_name(value) in INTEGER:
+    if is_array(value) and value.shape == () and dtype_name(value) in INTEGER:
         return None
     refuse(name, "be an integer", described(value), TypeError)
 
 
-def position(name: str, value: Any) -> int | None:
+def position(name: str, value: object) -> int | None:
     """Read an integer, which must lie within 2**30 of 0."""
     number = whole_number(name, value)
     # Positions are compared in 32 bits where a framework has no more: larger numbers would wrap around.
@@ -184,7 +186,7 @@ def position(name: str, value: Any) -> int | None:
     return number
 
 
-def distance(name: str, value: Any) -> int | None:
+def distance(name: str, value: object) -> int | None:
     """Read a position that must not be negative."""
     number = position(name, value)
     if number is not None and number < 0:
@@ -192,7 +194,7 @@ def distance(name: str, value: Any) -> int | None:
     return number
 
 
-def natural(name: str, value: Any, least: int = 0) -> int:
+def natural(name: str, value: object, least: int = 0) -> int:
     """Read a count, which decides shapes and so must be a plain integer."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         refuse(name, "be an integer", described(value), TypeError)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from specification.arrays import Array
 from specification.caches import BlockCache, Cache
 from specification.checks.arguments import check_number, described, natural, refuse, shape_of, structure
 from specification.checks.shapes import Float, Integer, check_array, check_shapes, declare, match
@@ -34,7 +35,7 @@ def held(parameters: Any, configuration: Configuration | None) -> tuple[Any, Con
     return parameters, configuration
 
 
-def generator(parameters: Any) -> int:
+def generator(parameters: object) -> int:
     """Check that a model can generate, by a decoder that embeds tokens and gives logits; return its vocabulary."""
     if not isinstance(parameters, LanguageModel | Transformer):
         why = ", which has no output layer; load_pretrained leaves it out where architectures names no language model"
@@ -47,7 +48,7 @@ def generator(parameters: Any) -> int:
     return check_array("output.weight", parameters.output.weight, "Shaped", "E N")["N"]
 
 
-def source(parameters: Any, batch: int, given: Any) -> None:
+def source(parameters: LanguageModel | Transformer, batch: int, given: Array | None) -> None:
     """Check that there is a source exactly where there is an encoder."""
     if isinstance(parameters, LanguageModel):
         if given is not None:
@@ -58,7 +59,7 @@ def source(parameters: Any, batch: int, given: Any) -> None:
         refuse("source", f"have the batch size {batch} of the tokens", f"shape {list(given.shape)}")
 
 
-def tokens(name: str, ids: Any) -> tuple[int, int]:
+def tokens(name: str, ids: Array) -> tuple[int, int]:
     """Check token ids, and return the batch size and the number of positions, at least one."""
     sizes = check_array(name, ids, "Integer", "B T")
     if sizes["T"] == 0:
@@ -66,14 +67,14 @@ def tokens(name: str, ids: Any) -> tuple[int, int]:
     return sizes["B"], sizes["T"]
 
 
-def empty_cache(parameters: Any, batch: Any, capacity: Any, given: Any) -> None:
+def empty_cache(parameters: LanguageModel | Transformer, batch: int, capacity: int, given: Array | None) -> None:
     """Check the arguments of empty_cache: a batch size, the number of positions with room, and a source (GEN-1)."""
     generator(parameters)
     natural("capacity", capacity)
     source(parameters, natural("batch", batch), given)
 
 
-def decode_step(parameters: Any, new: Any, cache: Cache, length: int | None) -> None:
+def decode_step(parameters: LanguageModel | Transformer, new: Array, cache: Cache, length: int | None) -> None:
     """Check a model, new tokens, a cache, and how many of its positions are taken: None cannot be read (GEN-1)."""
     generator(parameters)
     rows, capacity = cache.real.shape
@@ -91,12 +92,12 @@ def decode_step(parameters: Any, new: Any, cache: Cache, length: int | None) -> 
         refuse("tokens", f"fit in the cache, where {taken} of {capacity} positions are taken", f"{count} positions")
 
 
-KEPT = declare({"keys": 'Shaped[Any, "B G T D"]', "values": 'Shaped[Any, "B G T V"]'})
-KEPT_MEMORY = declare({"memory_keys": 'Shaped[Any, "B G S D"]', "memory_values": 'Shaped[Any, "B G S V"]'})
-WEIGHT = declare({"weight": 'Shaped[Any, "I O"]'})
+KEPT = declare({"keys": 'Shaped[Array, "B G T D"]', "values": 'Shaped[Array, "B G T V"]'})
+KEPT_MEMORY = declare({"memory_keys": 'Shaped[Array, "B G S D"]', "memory_values": 'Shaped[Array, "B G S V"]'})
+WEIGHT = declare({"weight": 'Shaped[Array, "I O"]'})
 
 
-def block_cache(name: str, block: Any, kept: Any, batch: int, capacity: int) -> None:
+def block_cache(name: str, block: DecoderBlock, kept: BlockCache, batch: int, capacity: int) -> None:
     """Check what a cache keeps of one block: its columns, in all heads together, are those of the block (GEN-1)."""
     structure(name, block, DecoderBlock)
     structure(f"the cache's {name}", kept, BlockCache)
@@ -120,7 +121,14 @@ def no_look_ahead(what: str) -> None:
         raise ValueError(f"no cache can hold {what}: that needs the full forward pass")
 
 
-def generation(parameters: Any, prompt: Any, steps: Any, configuration: Configuration, given: Any, end: Any) -> int:
+def generation(
+    parameters: LanguageModel | Transformer,
+    prompt: Array,
+    steps: int,
+    configuration: Configuration,
+    given: Array | None,
+    end: int | None,
+) -> int:
     """Check the arguments of generation, `given` as its source, and return the size of the vocabulary (GEN-1)."""
     vocabulary = generator(parameters)
     batch, length = tokens("prompt", prompt)
@@ -130,7 +138,8 @@ def generation(parameters: Any, prompt: Any, steps: Any, configuration: Configur
         refuse("prompt", f"have a dtype that holds ids up to {vocabulary - 1}", dtype_name(prompt), TypeError)
     if end is not None and natural("end", end) >= vocabulary:
         refuse("end", f"lie in [0, {vocabulary})", end)
-    table = parameters.decoder.embedding.positions
+    embedding = parameters.decoder.embedding
+    table = None if embedding is None else embedding.positions
     if configuration.positions == "learned" and table is not None and steps > 0:
         rows, needed = table.shape[0], length + steps - 1
         if needed > rows:
@@ -141,7 +150,7 @@ def generation(parameters: Any, prompt: Any, steps: Any, configuration: Configur
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
-def sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
+def sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Check how a token is drawn: top_k and top_p may be None for all tokens (GEN-1)."""
     check_number("temperature", temperature, lambda number: 0 < number < math.inf, "be positive and finite")
     if top_k is not None:
@@ -151,7 +160,7 @@ def sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
 
 
 @check_shapes
-def choice(logits: Float[Any, "B N"], uniforms: Any) -> None:
+def choice(logits: Float[Array, "B N"], uniforms: Array) -> None:
     """Check the logits of one position, and a random number for each batch element (GEN-1)."""
     batch, vocabulary = logits.shape
     if vocabulary == 0:
@@ -160,12 +169,12 @@ def choice(logits: Float[Any, "B N"], uniforms: Any) -> None:
 
 
 @check_shapes
-def uniform_steps(prompt: Integer[Any, "B P"], uniforms: Float[Any, "B steps"]) -> int:
+def uniform_steps(prompt: Integer[Array, "B P"], uniforms: Float[Array, "B steps"]) -> int:
     """Check random numbers for each batch element, and return for how many steps there are some (GEN-1)."""
     return uniforms.shape[1]
 
 
-def beams(count: Any, length_penalty: Any) -> None:
+def beams(count: int, length_penalty: float) -> None:
     """Check the arguments of beam search (GEN-1)."""
     natural("beams", count, least=1)
     check_number("length_penalty", length_penalty, lambda number: abs(number) < math.inf, "be finite")

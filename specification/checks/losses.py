@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from specification.arrays import Array
 from specification.checks.arguments import check_number, described, one_of, position, refuse, values_within
 from specification.checks.shapes import Float, Integer, check_shapes
 
@@ -14,7 +13,7 @@ __all__ = ["cross_entropy", "nll_loss", "targets_within"]
 
 @check_shapes
 def nll_loss(
-    log_probabilities: Float[Any, "*rows V"], targets: Integer[Any, "*rows"], ignore: Any, reduction: str
+    log_probabilities: Float[Array, "*rows V"], targets: Integer[Array, "*rows"], ignore: int | None, reduction: str
 ) -> None:
     """Check the arguments of nll_loss but for the values of `targets` (LOSS-2)."""
     check_loss("log_probabilities", log_probabilities, ignore, reduction)
@@ -22,14 +21,18 @@ def nll_loss(
 
 @check_shapes
 def cross_entropy(
-    logits: Float[Any, "*rows V"], targets: Integer[Any, "*rows"], label_smoothing: Any, ignore: Any, reduction: str
+    logits: Float[Array, "*rows V"],
+    targets: Integer[Array, "*rows"],
+    label_smoothing: float,
+    ignore: int | None,
+    reduction: str,
 ) -> None:
     """Check the arguments of cross_entropy but for the values of `targets` (LOSS-1)."""
     check_loss("logits", logits, ignore, reduction)
     check_number("label_smoothing", label_smoothing, lambda s: 0 <= s < 1, "be at least 0 and below 1", fixed=True)
 
 
-def check_loss(name: str, scores: Any, ignore: Any, reduction: str) -> None:
+def check_loss(name: str, scores: Array, ignore: int | None, reduction: str) -> None:
     """Check what both losses have."""
     if scores.shape[-1] == 0:
         refuse(name, "have at least one class", list(scores.shape))

@@ -10,20 +10,20 @@ import numpy as np
 from specification.checks.arguments import distance, natural, position, refuse
 from specification.checks.shapes import declare, match
 from specification.dtypes import dtype_name
-from specification.masks import And, Causal, Dense, KeyLengths, KeyPadding, Or, Segments, SlidingWindow
+from specification.masks import And, Causal, Dense, KeyLengths, KeyPadding, Mask, Or, Segments, SlidingWindow
 
 __all__ = ["mask", "mask_values"]
 
-OFFSETS = declare({"offset": 'Integer[Any, "B"]'})
-LENGTHS = declare({"lengths": 'Integer[Any, "B"]'})
-PADDING = declare({"keep": 'Bool[Any, "B K"]'})
-SEGMENTS = declare({"query_ids": 'Integer[Any, "#B Q"]', "key_ids": 'Integer[Any, "#B K"]'})
-DENSE = declare({"mask": 'Bool[Any, "Q K"] | Bool[Any, "#B #H Q K"]'})
+OFFSETS = declare({"offset": 'Integer[Array, "B"]'})
+LENGTHS = declare({"lengths": 'Integer[Array, "B"]'})
+PADDING = declare({"keep": 'Bool[Array, "B K"]'})
+SEGMENTS = declare({"query_ids": 'Integer[Array, "#B Q"]', "key_ids": 'Integer[Array, "#B K"]'})
+DENSE = declare({"mask": 'Bool[Array, "Q K"] | Bool[Array, "#B #H Q K"]'})
 
 NOT_ADDITIVE = " (True = may attend; additive numbers are a bias, never a mask)"
 
 
-def mask(description: Any, query_length: int, key_length: int, batch: int | None, heads: int | None) -> None:
+def mask(description: Mask | None, query_length: int, key_length: int, batch: int | None, heads: int | None) -> None:
     """Check the shapes and dtypes of everything inside a description (MASK-1 to MASK-5).
 
     The batch size and the number of query heads may be None for any.
@@ -70,7 +70,7 @@ def check_offset(description: Causal | SlidingWindow, query_length: int, key_len
         refuse(name, f"have an offset with {query_length} queries and {key_length} keys", f"None; {aligned}")
 
 
-def mask_values(description: Any, key_length: int, readable: Callable[[Any], np.ndarray | None]) -> None:
+def mask_values(description: Mask | None, key_length: int, readable: Callable[[Any], np.ndarray | None]) -> None:
     """Check the values inside a description, where they can be read: lengths within K, offsets within 2**30.
 
     `mask` has checked the description. `readable` gives an array as NumPy's, or None where it cannot be read.

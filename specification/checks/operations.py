@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
+from specification.arrays import Array
 from specification.blocks import misplaced_norms
 from specification.checks.arguments import (
     check_number,
@@ -42,6 +43,7 @@ from specification.configuration import CHOICES, AttentionLayer, Configuration
 from specification.dropout import StackDropout
 from specification.dtypes import FLOATING, LARGEST, compute_dtype_name, dtype_name
 from specification.parameters import (
+    Decoder,
     DecoderBlock,
     Embedding,
     Encoder,
@@ -50,6 +52,7 @@ from specification.parameters import (
     GatedFeedForward,
     ImageEmbedding,
     Linear,
+    MultiHeadAttention,
     Norm,
 )
 from specification.positions import EXPONENTS
@@ -66,16 +69,16 @@ __all__ = [
 
 @check_shapes
 def attention(
-    query: Float[Any, "B H Q D"],
-    key: Float[Any, "B G K D"],
-    value: Float[Any, "B G K V"] | None,
+    query: Float[Array, "B H Q D"],
+    key: Float[Array, "B G K D"],
+    value: Float[Array, "B G K V"] | None,
     *,
-    bias: Wide[Any, "Q K"] | Wide[Any, "#B #H Q K"] | None,
-    scale: Any,
-    softcap: Any,
-    sinks: Wide[Any, "H"] | None,
-    dropout_keep: Bool[Any, "B H Q K"] | None = None,
-    dropout_rate: Any = 0.0,
+    bias: Wide[Array, "Q K"] | Wide[Array, "#B #H Q K"] | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Wide[Array, "H"] | None,
+    dropout_keep: Bool[Array, "B H Q K"] | None = None,
+    dropout_rate: float = 0.0,
     empty_rows: str = "zero",
 ) -> None:
     """Check the arguments of attention, and of its weights and log-sum-exp, which have no value (ATT-1 to ATT-9).
@@ -103,10 +106,10 @@ def check_groups(heads: int, key_heads: int) -> None:
         refuse("query", f"have a multiple of the {key_heads} key heads", f"{heads} query heads")
 
 
-PART = declare({"outputs": 'Float[Any, "B H Q V"]', "logsumexps": 'Wide[Any, "B H Q"]'})
+PART = declare({"outputs": 'Float[Array, "B H Q V"]', "logsumexps": 'Wide[Array, "B H Q"]'})
 
 
-def merge(outputs: Any, logsumexps: Any) -> None:
+def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> None:
     """Check the parts that merge_attention merges, at least one (ATT-14)."""
     if len(outputs) != len(logsumexps) or len(outputs) == 0:
         refuse("outputs and logsumexps", "be as many, at least one", f"{len(outputs)} and {len(logsumexps)}")
@@ -114,7 +117,12 @@ def merge(outputs: Any, logsumexps: Any) -> None:
 
 
 def multi_head_attention(
-    parameters: Any, projections: Any, query: Any, key: Any, value: Any, num_heads: int
+    parameters: MultiHeadAttention,
+    projections: MultiHeadAttention,
+    query: Array,
+    key: Array,
+    value: Array,
+    num_heads: int,
 ) -> tuple[int, int, int]:
     """Check the arguments of multi-head attention, which has four projections and nothing else (MHA-1, MHA-2, ATT-7).
 
@@ -127,28 +135,37 @@ def multi_head_attention(
     return attention_projections(parameters, projections, query, key, value, num_heads)
 
 
-def of_a_block(parameters: Any, layer: AttentionLayer) -> bool:
+def of_a_block(parameters: MultiHeadAttention, layer: AttentionLayer) -> bool:
     """Tell whether an attention has what only a block's has."""
     return layer != AttentionLayer() or any(part is not None for part in parameters[4:])
 
 
-def one_memory(key: Any, value: Any) -> None:
+def one_memory(key: Array, value: Array) -> None:
     """Check that a block's attention is given no values of their own."""
     if value is not key:
         refuse("value", "be key in a block's attention, which projects both from it", "another array")
 
 
 INPUTS = declare(
-    {"query": 'Float[Any, "B Q E"]', "key": 'Float[Any, "B K E_key"]', "value": 'Float[Any, "B K E_value"]'}
+    {"query": 'Float[Array, "B Q E"]', "key": 'Float[Array, "B K E_key"]', "value": 'Float[Array, "B K E_value"]'}
 )
 PROJECTIONS = INPUTS + declare(
-    {"query": 'Projection[Any, "E HD"]', "key": 'Projection[Any, "E_key GD"]', "value": 'Projection[Any, "E_value GV"]'}
+    {
+        "query": 'Projection[Linear, "E HD"]',
+        "key": 'Projection[Linear, "E_key GD"]',
+        "value": 'Projection[Linear, "E_value GV"]',
+    }
 )
-OUTPUT = INPUTS + declare({"output": 'Projection[Any, "HV E_out"]'})
+OUTPUT = INPUTS + declare({"output": 'Projection[Linear, "HV E_out"]'})
 
 
 def attention_projections(
-    parameters: Any, projections: Any, query: Any, key: Any, value: Any, num_heads: int
+    parameters: MultiHeadAttention,
+    projections: MultiHeadAttention,
+    query: Array,
+    key: Array,
+    value: Array,
+    num_heads: int,
 ) -> tuple[int, int, int]:
     """Check the projections of an attention and their inputs, and return (H, G, D) (MHA-1, MHA-2, ATT-7)."""
     natural("num_heads", num_heads, least=1)
@@ -175,10 +192,10 @@ def attention_projections(
     return num_heads, key_heads, width
 
 
-HEAD = declare({"weight": 'Float[Any, "I O"]', "bias": 'Float[Any, "O"] | None'})
+HEAD = declare({"weight": 'Float[Array, "I O"]', "bias": 'Float[Array, "O"] | None'})
 
 
-def join_heads(projections: Any) -> None:
+def join_heads(projections: Sequence[Linear]) -> None:
     """Check per-head projections: of one shape, with biases in all or none (MHA-2)."""
     if not isinstance(projections, list | tuple):
         refuse("a projection", "be a Linear or a list of them", described(projections), TypeError)
@@ -196,7 +213,9 @@ def join_heads(projections: Any) -> None:
 
 
 @check_shapes
-def norm(x: Float[Any, "..."], weight: Wide[Any, "*N"], bias: Wide[Any, "*N"] | None, eps: Any) -> tuple[int, ...]:
+def norm(
+    x: Float[Array, "..."], weight: Wide[Array, "*N"], bias: Wide[Array, "*N"] | None, eps: float
+) -> tuple[int, ...]:
     """Check the arguments of a norm, and return the axes that the weight names, as negative numbers (NORM-1)."""
     axes = tuple(weight.shape)
     if len(axes) == 0 or tuple(x.shape[-len(axes) :]) != axes:
@@ -207,13 +226,13 @@ def norm(x: Float[Any, "..."], weight: Wide[Any, "*N"], bias: Wide[Any, "*N"] | 
     return tuple(range(-len(axes), 0))
 
 
-def rms_norm(x: Any, weight: Any, eps: Any, plus_one: Any) -> tuple[int, ...]:
+def rms_norm(x: Array, weight: Array, eps: float, plus_one: bool) -> tuple[int, ...]:
     """Check the arguments of rms_norm, as `norm` does (NORM-7, NORM-8)."""
     flag("plus_one", plus_one)
     return norm(x, weight, None, eps)
 
 
-def standard_deviation_norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[int, ...]:
+def standard_deviation_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> tuple[int, ...]:
     """Check the arguments of a norm by the unbiased deviation, which needs two elements, as `norm` does (NORM-7)."""
     axes = norm(x, weight, bias, eps)
     if math.prod(weight.shape) < 2:
@@ -224,7 +243,7 @@ def standard_deviation_norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[i
 # --- positions and embedding ------------------------------------------------------------------------------------------
 
 
-def positions(length: int, width: int, offset: Any, exponent: str, dtype: str) -> None:
+def positions(length: int, width: int, offset: int | Array, exponent: str, dtype: str) -> None:
     """Check the arguments of sinusoidal_positions (POS-1)."""
     natural("length", length)
     natural("width", width)
@@ -234,7 +253,7 @@ def positions(length: int, width: int, offset: Any, exponent: str, dtype: str) -
 
 
 @check_shapes
-def learned_positions(table: Float[Any, "N E"], length: int, offset: Any) -> None:
+def learned_positions(table: Float[Array, "N E"], length: int, offset: int | Array) -> None:
     """Check the arguments of learned_positions, whose table has a row for every position (POS-2)."""
     natural("length", length)
     start, rows = distance("offset", offset), table.shape[0]
@@ -242,7 +261,7 @@ def learned_positions(table: Float[Any, "N E"], length: int, offset: Any) -> Non
         refuse("table", f"have {start + length} rows for {length} positions from {start} on", rows)
 
 
-def alibi_bias(num_heads: int, query_length: int, key_length: int, offset: Any, dtype: str) -> None:
+def alibi_bias(num_heads: int, query_length: int, key_length: int, offset: int | Array, dtype: str) -> None:
     """Check the arguments of alibi_bias (POS-5)."""
     natural("num_heads", num_heads, least=1)
     natural("query_length", query_length)
@@ -253,7 +272,12 @@ def alibi_bias(num_heads: int, query_length: int, key_length: int, offset: Any, 
 
 @check_shapes
 def relative_position_bias(
-    table: Float[Any, "N H"], query_length: int, key_length: int, bidirectional: Any, furthest: int, offset: Any
+    table: Float[Array, "N H"],
+    query_length: int,
+    key_length: int,
+    bidirectional: bool,
+    furthest: int,
+    offset: int | Array,
 ) -> None:
     """Check the arguments of relative_position_bias: two buckets at least for each direction (POS-6)."""
     flag("bidirectional", bidirectional)
@@ -271,7 +295,7 @@ def relative_position_bias(
 
 
 @check_shapes
-def embedding(table: Float[Any, "N E"], ids: Integer[Any, "..."]) -> None:
+def embedding(table: Float[Array, "N E"], ids: Integer[Array, "..."]) -> None:
     """Check the arguments of embedding but for the values of `ids` (EMB-1)."""
 
 
@@ -283,13 +307,17 @@ def ids_within(ids: np.ndarray, rows: int, name: str = "ids") -> None:
 # --- feed-forward networks --------------------------------------------------------------------------------------------
 
 
-def feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout_rate: Any) -> None:
+def feed_forward(
+    parameters: FeedForward, x: Array, activation: str, dropout_keep: Array | None, dropout_rate: float
+) -> None:
     """Check the arguments of feed_forward (FFN-1)."""
     structure("parameters", parameters, FeedForward)
     check_network(x, parameters.inner, parameters.outer, activation, dropout_keep, dropout_rate)
 
 
-def gated_feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout_rate: Any) -> None:
+def gated_feed_forward(
+    parameters: GatedFeedForward, x: Array, activation: str, dropout_keep: Array | None, dropout_rate: float
+) -> None:
     """Check the arguments of gated_feed_forward (FFN-2)."""
     structure("parameters", parameters, GatedFeedForward)
     check_network(x, parameters.inner, parameters.outer, activation, dropout_keep, dropout_rate)
@@ -298,12 +326,12 @@ def gated_feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: A
 
 @check_shapes
 def check_network(
-    x: Float[Any, "... E"],
-    inner: Projection[Any, "E F"],
-    outer: Projection[Any, "F E_out"],
+    x: Float[Array, "... E"],
+    inner: Projection[Linear, "E F"],
+    outer: Projection[Linear, "F E_out"],
     activation: str,
-    dropout_keep: Bool[Any, "... F"] | None,
-    dropout_rate: Any,
+    dropout_keep: Bool[Array, "... F"] | None,
+    dropout_rate: float,
 ) -> None:
     """Check what both feed-forward networks have (FFN-1, FFN-2)."""
     one_of("activation", activation, CHOICES["activation"])
@@ -311,22 +339,24 @@ def check_network(
 
 
 @check_shapes
-def check_gate(x: Float[Any, "... E"], inner: Projection[Any, "E F"], gate: Projection[Any, "E F"]) -> None:
+def check_gate(x: Float[Array, "... E"], inner: Projection[Linear, "E F"], gate: Projection[Linear, "E F"]) -> None:
     """Check a gate, which has the shape of the inner projection (FFN-2)."""
 
 
 @check_shapes
-def silu(x: Float[Any, "..."]) -> None:
+def silu(x: Float[Array, "..."]) -> None:
     """Check the argument of silu (ACT-1)."""
 
 
 # --- blocks and models ------------------------------------------------------------------------------------------------
 
 
-HEAD_NORM = declare({"weight": 'Shaped[Any, "D"] | Shaped[Any, "HD"]'})
+HEAD_NORM = declare({"weight": 'Shaped[Array, "D"] | Shaped[Array, "HD"]'})
 
 
-def block_attention(parameters: Any, projections: Any, x: Any, memory: Any, num_heads: int) -> int:
+def block_attention(
+    parameters: MultiHeadAttention, projections: MultiHeadAttention, x: Array, memory: Array, num_heads: int
+) -> int:
     """Check a block's attention, whose queries and keys may have norms, and return the head width (MHA-1, NORM-8).
 
     Queries are projected from `x`, keys and values from `memory`; `projections` is as in `multi_head_attention`.
@@ -339,27 +369,27 @@ def block_attention(parameters: Any, projections: Any, x: Any, memory: Any, num_
     return width
 
 
-def norms(parameters: Any, configuration: Configuration) -> None:
+def norms(parameters: EncoderBlock | DecoderBlock, configuration: Configuration) -> None:
     """Check that a block has the norms and cross-attention that its order asks for, and no others (BLK-1, BLK-3)."""
     problems = misplaced_norms(parameters, configuration.norm_order)
     if problems:
         raise ValueError(f"with norm_order={configuration.norm_order!r} {problems[0]}")
 
 
-def summands(x: Any, y: Any) -> None:
+def summands(x: Array, y: Array) -> None:
     """Check two arrays that are added: a width of 1 would be stretched without a word."""
     whole, part = shape_of("x", x), shape_of("y", y)
     if whole[len(whole) - len(part) :] != part or len(part) > len(whole):
         refuse(f"what is added to {list(whole)}", "have its trailing axes", list(part))
 
 
-def no_bias(bias: Any) -> None:
+def no_bias(bias: Array | None) -> None:
     """Refuse a bias of rms_norm, which adds none (NORM-7)."""
     if bias is not None:
         refuse("bias", "be None in rms_norm", described(bias))
 
 
-def memory(parameters: Any, given: Any) -> None:
+def memory(parameters: DecoderBlock, given: Array | None) -> None:
     """Check that a decoder block is given the encoder's output exactly where it has cross-attention (TRF-1)."""
     if (parameters.cross_attention is None) != (given is None):
         expected = "be None without" if parameters.cross_attention is None else "be the encoder's output with"
@@ -368,7 +398,11 @@ def memory(parameters: Any, given: Any) -> None:
 
 @check_shapes
 def embed(
-    parameters: Any, tokens: Integer[Any, "B T"], token_types: Integer[Any, "B T"] | None, positions: str, offset: Any
+    parameters: Embedding,
+    tokens: Integer[Array, "B T"],
+    token_types: Integer[Array, "B T"] | None,
+    positions: str,
+    offset: int | Array,
 ) -> None:
     """Check the arguments of a model's embedding, with the tables that `positions` asks for (TRF-1)."""
     structure("embedding", parameters, Embedding)
@@ -381,13 +415,13 @@ def embed(
         refuse("token_types", "be None without a table of them among the parameters", described(token_types))
 
 
-IMAGE = declare({"images": 'Float[Any, "B C height width"]'})
+IMAGE = declare({"images": 'Float[Array, "B C height width"]'})
 IMAGE_EMBEDDING = IMAGE + declare(
-    {"patches": 'Projection[Any, "CPP E"]', "class_token": 'Float[Any, "E"]', "positions": 'Float[Any, "T E"]'}
+    {"patches": 'Projection[Linear, "CPP E"]', "class_token": 'Float[Array, "E"]', "positions": 'Float[Array, "T E"]'}
 )
 
 
-def embed_image(parameters: Any, images: Any, size: int | None) -> None:
+def embed_image(parameters: ImageEmbedding, images: Array, size: int | None) -> None:
     """Check the arguments of an embedding of images, which are cut into patches of a size (TRF-1)."""
     structure("embedding", parameters, ImageEmbedding)
     sizes = match(IMAGE, {"images": images})
@@ -400,7 +434,14 @@ def embed_image(parameters: Any, images: Any, size: int | None) -> None:
     match(IMAGE_EMBEDDING, arrays, CPP=channels * size * size, T=height // size * (width // size) + 1)
 
 
-def stack(parameters: Any, kind: type, x: Any, dropout: Any, token_types: Any = None, memory: Any = None) -> None:
+def stack(
+    parameters: Encoder | Decoder,
+    kind: type,
+    x: Array,
+    dropout: StackDropout,
+    token_types: Array | None = None,
+    memory: Array | None = None,
+) -> None:
     """Check the arguments of an `Encoder` or `Decoder`, whose input its embedding decides: without one, vectors."""
     structure("parameters", parameters, kind)
     for i, block in enumerate(parameters.blocks):
@@ -421,6 +462,6 @@ def stack(parameters: Any, kind: type, x: Any, dropout: Any, token_types: Any = 
 
 
 @check_shapes
-def pool(x: Float[Any, "B T E"], pooling: str, keep: Bool[Any, "B T"] | None) -> None:
+def pool(x: Float[Array, "B T E"], pooling: str, keep: Bool[Array, "B T"] | None) -> None:
     """Check the arguments of pool but for the values of `keep` (TRF-1)."""
     one_of("pooling", pooling, ("max", "mean"))

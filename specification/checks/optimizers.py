@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from specification.arrays import Array
 from specification.checks.arguments import (
     check_number,
     companion_dtype,
@@ -26,7 +27,7 @@ from specification.checks.arguments import (
 from specification.checks.shapes import Float, check_shapes
 from specification.dtypes import compute_dtype_name, dtype_name
 from specification.optimizers import AdamState, SgdState
-from specification.parameters import leaves
+from specification.parameters import Tree, leaves
 
 __all__ = [
     "adam", "clip", "embedding_numbers", "linear_numbers", "require_nonnegative", "schedule", "sgd", "trained",
@@ -36,7 +37,7 @@ __all__ = [
 # --- trees ------------------------------------------------------------------------------------------------------------
 
 
-def trained(name: str, tree: Any) -> None:
+def trained(name: str, tree: Tree) -> None:
     """Check a tree of parameters or gradients: floating arrays, at least one."""
     arrays = leaves(tree, name)
     if not arrays:
@@ -46,7 +47,7 @@ def trained(name: str, tree: Any) -> None:
         dtype_of(path, array, "Float")
 
 
-def compare_trees(name: str, tree: Any, parameters: Any) -> list[tuple[str, Any, str]]:
+def compare_trees(name: str, tree: Tree, parameters: Tree) -> list[tuple[str, Any, str]]:
     """Check that a tree has arrays where parameters have, of their shapes; return (path, array, parameter's dtype)."""
     own, expected = leaves(tree, name), leaves(parameters, name)
     if own.keys() != expected.keys():
@@ -60,14 +61,14 @@ def compare_trees(name: str, tree: Any, parameters: Any) -> list[tuple[str, Any,
     return [(path, array, dtype_name(expected[path])) for path, array in own.items()]
 
 
-def gradients_of(parameters: Any, gradients: Any) -> None:
+def gradients_of(parameters: Tree, gradients: Tree) -> None:
     """Check parameters and gradients, each in the dtype of its parameter or the one in which that is computed."""
     trained("parameters", parameters)
     for path, array, dtype in compare_trees("gradients", gradients, parameters):
         companion_dtype(path, array, dtype)
 
 
-def remembered(name: str, tree: Any, parameters: Any) -> None:
+def remembered(name: str, tree: Tree, parameters: Tree) -> None:
     """Check a part of an optimizer's state: like the parameters, in the dtype in which they are computed."""
     for path, array, dtype in compare_trees(name, tree, parameters):
         if dtype_of(path, array, "Float") != compute_dtype_name(dtype):
@@ -78,26 +79,26 @@ def remembered(name: str, tree: Any, parameters: Any) -> None:
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def require_nonnegative(name: str, value: Any, *, fixed: bool = False) -> None:
+def require_nonnegative(name: str, value: object, *, fixed: bool = False) -> None:
     """Check that a number, where it can be read, is finite and at least 0."""
     check_number(name, value, lambda number: 0 <= number < math.inf, "be finite and at least 0", fixed=fixed)
 
 
-def decay(name: str, value: Any) -> None:
+def decay(name: str, value: object) -> None:
     """Check the factor of a moving average."""
     check_number(name, value, lambda number: 0 <= number < 1, "be at least 0 and below 1", fixed=True)
 
 
 def adam(
-    parameters: Any,
-    gradients: Any,
-    state: Any,
-    learning_rate: Any,
-    beta_1: Any,
-    beta_2: Any,
-    eps: Any,
-    weight_decay: Any,
-    decoupled: Any,
+    parameters: Tree,
+    gradients: Tree,
+    state: AdamState,
+    learning_rate: float | Array,
+    beta_1: float,
+    beta_2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
 ) -> None:
     """Check the arguments of adam_step (OPT-1)."""
     gradients_of(parameters, gradients)
@@ -114,7 +115,13 @@ def adam(
 
 
 def sgd(
-    parameters: Any, gradients: Any, state: Any, learning_rate: Any, momentum: Any, nesterov: Any, weight_decay: Any
+    parameters: Tree,
+    gradients: Tree,
+    state: SgdState,
+    learning_rate: float | Array,
+    momentum: float,
+    nesterov: bool,
+    weight_decay: float,
 ) -> None:
     """Check the arguments of sgd_step (OPT-2)."""
     gradients_of(parameters, gradients)
@@ -128,7 +135,7 @@ def sgd(
         refuse("nesterov", "have a momentum above 0", 0)
 
 
-def clip(gradients: Any, limit: Any) -> None:
+def clip(gradients: Tree, limit: float) -> None:
     """Check the arguments of clip_by_global_norm, whose limit may be infinite (OPT-3)."""
     trained("gradients", gradients)
     check_number("limit", limit, lambda number: number > 0, "be above 0")
@@ -137,7 +144,7 @@ def clip(gradients: Any, limit: Any) -> None:
 # --- schedules and initialisers ---------------------------------------------------------------------------------------
 
 
-def schedule(step: Any, **lengths: Any) -> None:
+def schedule(step: int, **lengths: int) -> None:
     """Check the arguments of a schedule (OPT-4)."""
     distance("step", step)
     for name, length in lengths.items():
@@ -150,14 +157,14 @@ def uniform_numbers(name: str, values: np.ndarray | None) -> None:
 
 
 @check_shapes
-def linear_numbers(weight: Float[Any, "I O"], bias: Float[Any, "O"] | None = None) -> None:
+def linear_numbers(weight: Float[Array, "I O"], bias: Float[Array, "O"] | None = None) -> None:
     """Check the shapes and dtypes of the random numbers for a projection (INIT-1)."""
     if weight.shape[0] == 0:
         refuse("weight", "have at least one row", 0)
 
 
 @check_shapes
-def embedding_numbers(normal: Float[Any, "N E"], padding: Any) -> None:
+def embedding_numbers(normal: Float[Array, "N E"], padding: int | None) -> None:
     """Check the arguments of embedding_default, whose padding is a row or None (INIT-1)."""
     if padding is not None and natural("padding", padding) >= normal.shape[0]:
         refuse("padding", f"be a row of the {normal.shape[0]}", padding)

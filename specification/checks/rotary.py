@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
 
+from specification.arrays import Array
 from specification.checks.arguments import described, finite, flag, natural, one_of, position, refuse, structure
 from specification.checks.shapes import Float, Integer, check_shapes, declare, match
 from specification.dtypes import compute_dtype_name, dtype_name
@@ -20,6 +20,7 @@ from specification.rotary import (
     LongRopeScaling,
     Rotary,
     Rotation,
+    Scaling,
     YarnScaling,
 )
 
@@ -28,20 +29,20 @@ __all__ = ["rotary_embedding", "rotary_fits", "rotary_frequencies", "rotary_leng
 
 @check_shapes
 def rotary_embedding(
-    x: Float[Any, "B H T D"],
-    positions: Integer[Any, "T"] | Integer[Any, "B T"],
-    base: Any,
-    rotary_width: Any,
-    pairing: Any,
-    scaling: Any,
-    length: Any,
+    x: Float[Array, "B H T D"],
+    positions: Integer[Array, "T"] | Integer[Array, "B T"],
+    base: float,
+    rotary_width: int | None,
+    pairing: str,
+    scaling: Scaling | None,
+    length: int | None,
 ) -> int:
     """Check the arguments of rotary_embedding but for the values of `positions`, and return W (POS-3)."""
     rotary = Rotary(base=base, width=rotary_width, pairing=pairing, scaling=scaling)
     return rotary_fits(rotary, x.shape[3], length, "rotary_width")
 
 
-def rotary_fits(rotary: Rotary, width: int, length: Any = None, name: str = "rotary width") -> int:
+def rotary_fits(rotary: Rotary, width: int, length: int | None = None, name: str = "rotary width") -> int:
     """Check that heads of a width can be rotated, and return the number of columns that turn (POS-3)."""
     one_of("pairing", rotary.pairing, PAIRINGS)
     turning = width if rotary.width is None else natural(name, rotary.width)
@@ -51,10 +52,10 @@ def rotary_fits(rotary: Rotary, width: int, length: Any = None, name: str = "rot
     return turning
 
 
-TABLES = declare({"sine": 'Shaped[Any, "one T pairs"]', "cosine": 'Shaped[Any, "one T pairs"]'})
+TABLES = declare({"sine": 'Shaped[Array, "one T pairs"]', "cosine": 'Shaped[Array, "one T pairs"]'})
 
 
-def rotation(given: Any, rotary: Rotary | None, width: int, x: Any) -> None:
+def rotation(given: Rotation | None, rotary: Rotary | None, width: int, x: Array) -> None:
     """Check the tables that a block is given for heads of a width, or None for those that it makes (POS-3)."""
     if given is None:
         return
@@ -68,7 +69,9 @@ def rotation(given: Any, rotary: Rotary | None, width: int, x: Any) -> None:
             refuse(f"rotation.{name}", f"be {dtype} beside x of {dtype_name(x)}", dtype_name(table), TypeError)
 
 
-def rotary_frequencies(width: Any, base: Any, scaling: Any, length: Any, name: str = "width") -> None:
+def rotary_frequencies(
+    width: int, base: float, scaling: Scaling | None, length: int | None, name: str = "width"
+) -> None:
     """Check the arguments of rotary_frequencies (POS-4)."""
     if natural(name, width) < 2 or width % 2:
         refuse(name, "be even and at least 2", width)
@@ -91,7 +94,7 @@ def rotary_frequencies(width: Any, base: Any, scaling: Any, length: Any, name: s
                 refuse(field, f"hold {width // 2} numbers, one for each pair", count)
 
 
-def scaling_numbers(scaling: Any) -> None:
+def scaling_numbers(scaling: Scaling) -> None:
     """Check the numbers of a scaling, each on its own and beside each other."""
     for field in fields(scaling):
         name, value = field.name, getattr(scaling, field.name)
@@ -118,13 +121,13 @@ def scaling_numbers(scaling: Any) -> None:
             refuse(low, f"be below {high}", scaling)
 
 
-def fixed_number(name: str, value: Any) -> float:
+def fixed_number(name: str, value: float) -> float:
     """Read a number of which constants are made, so that it must be a plain one that float32 can hold."""
     finite(name, value, "float32", fixed=True)
     return float(value)
 
 
-def rotary_length(scaling: Any, length: int | None, positions: np.ndarray | None) -> int | None:
+def rotary_length(scaling: Scaling | None, length: int | None, positions: np.ndarray | None) -> int | None:
     """Check positions, where they can be read, and tell the length on which frequencies depend (POS-3, POS-4).
 
     Without a length it is the largest position + 1. Lengths up to the original one give that one, and with LongRoPE all

@@ -1,6 +1,6 @@
 """Checks on arrays, by the shapes that annotations declare.
 
-A check annotates its arrays as the three packages do: `query: Float[Any, "B H Q D"]`. A letter stands for one size
+A check annotates its arrays as the three packages do: `query: Float[Array, "B H Q D"]`. A letter stands for one size
 wherever it occurs in a call:
 
     B H     these axes, in this order
@@ -8,7 +8,7 @@ wherever it occurs in a call:
     *N ...  any number of axes, before the others
 
 Of the kinds of arrays, `Float` are all in one dtype, and `Wide` in that one or the one in which it is computed.
-`Integer` and `Bool` speak for themselves, `Shaped` is of any dtype. `Projection[Any, "I O"]` is a `Linear` with a
+`Integer` and `Bool` speak for themselves, `Shaped` is of any dtype. `Projection[Linear, "I O"]` is a `Linear` with a
 weight [I, O], and a bias [O] or None. `|` stands between shapes of which one must fit, or before None.
 """
 
@@ -56,7 +56,7 @@ class Argument(NamedTuple):
 
 Declaration = tuple[Argument, ...]
 
-ARRAY = re.compile(r"(Float|Wide|Integer|Bool|Shaped|Projection)\[Any, ['\"](.*?)['\"]\]")
+ARRAY = re.compile(r"(Float|Wide|Integer|Bool|Shaped|Projection)\[(?:Array|Linear), ['\"](.*?)['\"]\]")
 PADDING = "; for a [batch, keys] padding mask use KeyPadding, for one length a sequence use KeyLengths"
 
 
@@ -101,13 +101,13 @@ def check_shapes(check: Callable[P, Result]) -> Callable[P, Result]:
     return check_arrays_first
 
 
-def arrays_of(name: str, projection: Any) -> dict[str, Any]:
+def arrays_of(name: str, projection: Linear) -> dict[str, Any]:
     """Return the arrays of a projection by their names."""
     structure(name, projection, Linear)
     return {f"{name}.weight": projection.weight, f"{name}.bias": projection.bias}
 
 
-def check_array(name: str, array: Any, kind: str, *shapes: str, **sizes: Any) -> dict[str, Any]:
+def check_array(name: str, array: object, kind: str, *shapes: str, **sizes: Any) -> dict[str, Any]:
     """Check one array, as `match` does."""
     return match((Argument(name, kind, tuple(map(read_shape, shapes)), False),), {name: array}, **sizes)
 
@@ -124,7 +124,7 @@ def match_each(form: str, declaration: Declaration, rows: Sequence[Sequence[Any]
 
 
 def match(
-    declaration: Declaration, values: Mapping[str, Any], *, prefix: str = "", advice: str = "", **sizes: Any
+    declaration: Declaration, values: Mapping[str, Any], *, prefix: str = "", advice: str = "", **sizes: int | None
 ) -> dict[str, Any]:
     """Check arrays, by name, against their declarations, in order, and return the size of every letter.
 

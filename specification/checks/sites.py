@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from specification.checks.arguments import refuse, structure
 from specification.dropout import DecoderBlockDropout, Dropout, StackDropout, SublayerDropout
+from specification.parameters import DecoderBlock
 
 __all__ = ["decoder_sites", "site", "sites"]
 
 
-def site(name: str, value: Any) -> None:
+def site(name: str, value: object) -> None:
     """Check where dropout acts once, or nowhere."""
     if value is not None:
         structure(name, value, Dropout)
 
 
-def sites(dropout: Any, kind: type, name: str = "dropout") -> None:
+def sites(dropout: object, kind: type, name: str = "dropout") -> None:
     """Check a structure of dropout, and all within it but a stack's blocks, of which each looks at its own."""
     structure(name, dropout, kind)
     for field, default in kind._field_defaults.items():  # type: ignore[attr-defined]
@@ -27,7 +26,7 @@ def sites(dropout: Any, kind: type, name: str = "dropout") -> None:
             sites(inner, type(default), within)
 
 
-def decoder_sites(parameters: Any, dropout: Any) -> None:
+def decoder_sites(parameters: DecoderBlock, dropout: DecoderBlockDropout) -> None:
     """Check the dropout of a decoder's block: where it has no cross-attention, nothing is dropped in one."""
     sites(dropout, DecoderBlockDropout)
     if parameters.cross_attention is None and dropout.cross_attention != SublayerDropout():

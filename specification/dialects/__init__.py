@@ -97,7 +97,7 @@ def dialect_of_folder(folder: str | Path) -> Dialect:
     return record_of(Path(folder), config_of(Path(folder)), DIALECTS.values())
 
 
-def require_arrays_by_name(state_dict: Any) -> None:
+def require_arrays_by_name(state_dict: object) -> None:
     """TypeError for anything but a mapping from strings; a module is told of its own."""
     if hasattr(state_dict, "state_dict"):
         kind = type(state_dict).__name__

@@ -85,7 +85,7 @@ def json_of(path: Path) -> Any:
         raise ValueError(f"{path} cannot be read as JSON: {error}") from error
 
 
-def other_model(model_type: Any, config: ConfigFile, known: Iterable[Dialect]) -> str:
+def other_model(model_type: str, config: ConfigFile, known: Iterable[Dialect]) -> str:
     """Say what a model is that a dialect does not read, and which of the known ones does."""
     family = of_model_type(str(model_type))
     if family:
@@ -95,7 +95,7 @@ def other_model(model_type: Any, config: ConfigFile, known: Iterable[Dialect]) -
     return f"model_type is {model_type!r}, and this dialect reads {', '.join(map(repr, config.families))}{by}"
 
 
-def dialect_of(model_type: Any, known: Iterable[Dialect]) -> Dialect | None:
+def dialect_of(model_type: str, known: Iterable[Dialect]) -> Dialect | None:
     """Find the dialect that reads a model."""
     return next((one for one in known if one.config is not None and model_type in one.config.families), None)
 
@@ -171,7 +171,7 @@ def unsupported(config: ConfigFile, told: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def is_empty(value: Any) -> bool:
+def is_empty(value: object) -> bool:
     """Tell whether a value says that there is nothing."""
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
@@ -228,7 +228,7 @@ def contradictions(
     return [*found, *unsupported(config, told)]
 
 
-def collapsed(value: Any) -> Any:
+def collapsed(value: object) -> Any:
     """Return attention layers as `layers_of` does, one where all are alike, and any other value as it is."""
     if not isinstance(value, list | tuple):
         return value

@@ -15,7 +15,7 @@ from specification.loading.hyperparameters import checked
 from specification.loading.mapping import mapped
 from specification.loading.reader import UNREAD, first_few
 from specification.loading.record import Dialect
-from specification.parameters import LanguageModel, Transformer
+from specification.parameters import Decoder, Encoder, LanguageModel, Transformer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -98,7 +98,7 @@ def hyperparameters(folder: Path, dialect: Dialect, told: Mapping[str, Any]) -> 
         raise ValueError(f"{folder / NAME} cannot be read: {error}") from error
 
 
-def without_output(parameters: Any) -> Any:
+def without_output(parameters: LanguageModel | Transformer | Encoder | Decoder) -> Any:
     """Return a model that gives hidden states: without output layer, where it has one."""
     if isinstance(parameters, LanguageModel):
         return parameters.decoder

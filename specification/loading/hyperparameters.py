@@ -49,7 +49,7 @@ def of_variant(dialect: Dialect, variant: Variant, given: dict[str, Any]) -> dic
     return {name: given[name] for name in known}
 
 
-def plain(name: str, value: Any, default: Any) -> Any:
+def plain(name: str, value: object, default: object) -> Any:
     """Check one value, which is of the default's kind if that is a truth value or a string; return it as Python's."""
     value = value.item() if isinstance(value, np.generic) else value
     if name == "eps":

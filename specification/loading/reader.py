@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from specification.arrays import is_array
 from specification.configuration import is_count
 from specification.dtypes import FLOATING
 from specification.loading.table import Row, Table, any_of, multiple, numbered, parts
@@ -60,12 +61,13 @@ class Reader:
         self.narrow: set[str] = set()
         self.not_finite: list[str] = []
 
-    def array(self, name: str, value: Any) -> np.ndarray:
+    def array(self, name: str, value: object) -> np.ndarray:
         """Return a value of any framework as NumPy's. What cannot be read is a problem where it is taken."""
-        try:
-            if hasattr(value, "shape") and hasattr(value, "dtype"):
-                return as_numpy(value)
+        if not is_array(value):
             self.unreadable[name] = f"got {type(value).__name__}"
+            return np.array(None)
+        try:
+            return as_numpy(value)
         except (TypeError, RuntimeError) as error:  # sparse, quantised, without memory, or of a dtype that NumPy lacks
             self.unreadable[name] = f"got {value.dtype}: {str(error).splitlines()[0]}"
         return np.array(None)
@@ -198,7 +200,7 @@ class Reader:
         elif size is not None and size % num_heads:
             self.problems.append(f"{num_heads} heads cannot share a width of {size} equally")
 
-    def padding(self, name: str, number: Any, vocabulary: str) -> None:
+    def padding(self, name: str, number: object, vocabulary: str) -> None:
         """Check the id of a token below the size of that name, or None; another value is a problem."""
         size = self.sizes.get(vocabulary)
         if number is None:

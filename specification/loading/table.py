@@ -199,7 +199,7 @@ def multiple(axis: str, sizes: Mapping[str, int]) -> tuple[int, str]:
     return sum(math.prod(factors(count or "1", sizes)) for count in counts), name
 
 
-def parts(array: Any, axes: tuple[str, ...], count: int, sizes: Mapping[str, int]) -> list[Any]:
+def parts(array: np.ndarray, axes: tuple[str, ...], count: int, sizes: Mapping[str, int]) -> list[Any]:
     """Take a fused entry apart into so many parts, as they are stored.
 
     The first of its row's axes that is a sum or a product is divided: at the terms of a sum, or at the factor that is

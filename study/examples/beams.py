@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from conformance.side_by_side.sources import PACKAGES
 from study.examples.generation import CONFIGURATION, END, PROMPT, STEPS, TOKENS, chosen, folded, given, judged, runs_of
 from study.examples.parts import Part, Shown, Table, counted
+
+if TYPE_CHECKING:
+    from specification.parameters import LanguageModel
 
 BEAMS, PENALTY = 3, 0.7
 
@@ -18,7 +22,7 @@ def beam_search() -> Part:
     scores = {package: run.answer[1] for package, run in runs.items()}
     tokens = runs[PACKAGES[0]].answer[0][0]
 
-    def run(functions: Any, wide: Any) -> np.ndarray:
+    def run(functions: SimpleNamespace, wide: LanguageModel) -> np.ndarray:
         logits = functions.language_model(wide, tokens[:, :-1], configuration=CONFIGURATION)
         return penalized_sums(functions.log_softmax(logits), tokens)[None]
 

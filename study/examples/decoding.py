@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,10 @@ from specification.parameters import mapped
 from study.examples.parts import Part, Shown, Table, counted
 from study.examples.running import distance, errors_of, in_each, verdict
 from study.examples.tiny import HEADS, Maker
+
+if TYPE_CHECKING:
+    from conformance.subjects.frameworks import Framework
+    from specification.arrays import Array
 
 TOKENS = np.array([[3, 1, 4, 2]])
 PROMPT, CAPACITY = 2, 5
@@ -30,8 +35,8 @@ class Run(NamedTuple):
     full: np.ndarray
 
 
-def run_of(package: Any, framework: Any) -> Run:
-    def numpy(array: Any) -> np.ndarray:
+def run_of(package: ModuleType, framework: Framework) -> Run:
+    def numpy(array: Array) -> np.ndarray:
         return np.array(framework.numpy(array))
 
     parameters = mapped(framework.array, Maker(6).language_model())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,10 @@ from study.capturing import Call, returning
 from study.examples.parts import Part, Shown, Table, counted
 from study.examples.running import all_equal, in_each, verdict
 from study.examples.tiny import HEADS, VOCABULARY, Maker
+
+if TYPE_CHECKING:
+    from conformance.subjects.frameworks import Framework
+    from specification.parameters import LanguageModel
 
 CONFIGURATION = Configuration(HEADS)
 PROMPT = np.array([[1]])
@@ -41,7 +46,7 @@ class Run(NamedTuple):
 def runs_of(method: str, watched: str, **options: Any) -> dict[str, Run]:
     """By package. watched: the function whose calls are kept; its result is called "result"."""
 
-    def run(package: Any, framework: Any) -> Run:
+    def run(package: ModuleType, framework: Framework) -> Run:
         def numpy(value: Any) -> Any:
             if isinstance(value, list | tuple):
                 return [numpy(part) for part in value]
@@ -92,7 +97,7 @@ def judged(what: str, got: Mapping[str, np.ndarray], run: Callable[[Any, Any], n
 def logits_of(tokens: np.ndarray) -> Callable[[Any, Any], np.ndarray]:
     """The full forward pass."""
 
-    def run(functions: Any, wide: Any) -> np.ndarray:
+    def run(functions: SimpleNamespace, wide: LanguageModel) -> np.ndarray:
         return functions.language_model(wide, tokens, configuration=CONFIGURATION)
 
     return run

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,10 @@ from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, Slidi
 from specification.masks import And, Or, map_arrays
 from study.examples.parts import Part, Shown, Table, counted
 from study.examples.running import all_equal, in_each, named
+
+if TYPE_CHECKING:
+    from conformance.subjects.frameworks import Framework
+    from specification.masks import Mask
 
 QUERIES, KEYS, BEFORE = 4, 6, 2
 """Four queries, which stand behind two keys of earlier positions, as in decoding with a cache."""
@@ -29,7 +34,7 @@ class Reading(NamedTuple):
         return written(self.mask)
 
 
-def written(mask: Any) -> str:
+def written(mask: Mask | None) -> str:
     """The description as one writes it."""
     if isinstance(mask, And | Or):
         return f"{written(mask.left)} {'&' if isinstance(mask, And) else '|'} {written(mask.right)}"
@@ -73,8 +78,8 @@ SAYS = {
 }
 
 
-def reading(mask: Any) -> Reading:
-    def read(package: Any, framework: Any) -> np.ndarray:
+def reading(mask: Mask | None) -> Reading:
+    def read(package: ModuleType, framework: Framework) -> np.ndarray:
         return framework.numpy(package.materialize(map_arrays(mask, framework.array), QUERIES, KEYS))
 
     return Reading(mask, in_each(read))

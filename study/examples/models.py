@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from specification.parameters import Decoder, Encoder, mapped
 from study.examples.parts import Part, Shown, Table, counted
 from study.examples.running import eager, in_each, named, verdict
 from study.examples.tiny import HEADS, WIDTH, Maker
+
+if TYPE_CHECKING:
+    from conformance.subjects.frameworks import Framework
 
 DTYPE = "float32"
 
@@ -142,7 +146,7 @@ def drawing(found: Agreement, name: str) -> Shown:
 def whole(example: Example) -> dict[str, np.ndarray]:
     """What each package gives from end to end, on its own activations."""
 
-    def run(package: Any, framework: Any) -> np.ndarray:
+    def run(package: ModuleType, framework: Framework) -> np.ndarray:
         given = [framework.array(array) for array in example.inputs.values()]
         own = mapped(framework.array, example.parameters)
         return np.array(framework.numpy(package.models.MODELS[type(own)](own, *given, **keywords)))
@@ -156,7 +160,7 @@ def judged(example: Example, results: dict[str, np.ndarray]) -> str:
     wide = widen_parameters(example.parameters)
     inputs = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in example.inputs.values()]
 
-    def run(functions: Any) -> Any:
+    def run(functions: SimpleNamespace) -> Any:
         return functions.MODELS[type(wide)](wide, *inputs, configuration=example.configuration)
 
     exact, bound = carried_bound(run, wide, DTYPE)

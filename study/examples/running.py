@@ -7,7 +7,7 @@ import importlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def verdict(answers: Mapping[str, np.ndarray], exact: np.ndarray, allowed: np.nd
     return of_bound(disagreement(answers, allowed), errors_of(answers, exact, allowed), what)
 
 
-def distance(one: np.ndarray, other: Any) -> float:
+def distance(one: np.ndarray, other: np.ndarray | None) -> float:
     """The largest difference of two arrays, NaN where the other is not there or has another shape."""
     if other is None:
         return float("nan")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from conformance.bounds.optimizers import INITIAL_WEIGHTS, SCHEDULES
 from study.examples.calls import numbers
 from study.examples.parts import Part, Shown, counted
 from study.examples.running import in_each, named, verdict
+
+if TYPE_CHECKING:
+    from conformance.subjects.frameworks import Framework
 
 STEPS = 8
 WARMUP: dict[str, dict[str, int]] = {
@@ -29,7 +33,7 @@ def schedules() -> list[Part]:
 
 
 def schedule(name: str, **lengths: int) -> Part:
-    def run(package: Any, framework: Any) -> np.ndarray:
+    def run(package: ModuleType, framework: Framework) -> np.ndarray:
         return np.array([float(getattr(package, name)(step, **lengths)) for step in range(STEPS)])
 
     rates = in_each(run)
@@ -50,7 +54,7 @@ def initial_weights() -> list[Part]:
 def part(name: str, field: str, drawn: np.ndarray, argument: str, **options: int) -> Part:
     """field: of the result, where that is a structure."""
 
-    def run(package: Any, framework: Any) -> np.ndarray:
+    def run(package: ModuleType, framework: Framework) -> np.ndarray:
         found = getattr(package, name)(framework.array(drawn.astype(np.float32)), **options)
         return np.array(framework.numpy(getattr(found, field) if field else found))
 

@@ -52,7 +52,7 @@ def captured(package: str, case: Case, inside: Sequence[tuple[str, str]]) -> tup
     functions = {function for function, _ in inside} | set(STANDS_FOR)
     framework = subject.framework
 
-    def keep(value: Any) -> np.ndarray | None:
+    def keep(value: object) -> np.ndarray | None:
         if isinstance(value, np.ndarray):  # constants that JAX leaves to NumPy, too
             return np.array(value)
         return np.array(framework.numpy(value)) if isinstance(value, framework.kind) else None
@@ -99,7 +99,7 @@ def worked(page: str) -> Worked | None:
     return Worked(example, dict(case.inputs), steps, apart, largest, results)
 
 
-def compared(array: Any, counted: np.ndarray | None) -> Any:
+def compared(array: np.ndarray | None, counted: np.ndarray | None) -> Any:
     """The rows that count, of an array that has these rows; any other as it is."""
     if array is None or counted is None or array.shape[: counted.ndim] != counted.shape:
         return array

@@ -139,7 +139,7 @@ def blocked_attention(limits: Limits, inputs: Inputs) -> torch.Tensor:
 
 class BlockedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, limits: Limits, options: Options, *tensors: Any) -> torch.Tensor:
+    def forward(ctx: Any, limits: Limits, options: Options, *tensors: torch.Tensor | None) -> torch.Tensor:
         ctx.limits, ctx.options = limits, options
         ctx.save_for_backward(*tensors, *arrays_of(options))
         inputs = joined(options, tensors)
@@ -194,7 +194,7 @@ def reference_gradients(
 ) -> list[Any]:
     """The same by autograd through `reference_attention`."""
 
-    def output(*given: Any) -> torch.Tensor:
+    def output(*given: torch.Tensor | None) -> torch.Tensor:
         return reference_attention(**joined(options, given)._asdict())[0]
 
     return gradients_through(output, tensors, cotangent, wanted)
@@ -224,12 +224,12 @@ def tensors_of(inputs: Inputs) -> tuple[Any, ...]:
     return inputs.query, inputs.key, inputs.value, inputs.bias, inputs.sinks
 
 
-def joined(options: Options, tensors: Any) -> Inputs:
+def joined(options: Options, tensors: Sequence[torch.Tensor | None]) -> Inputs:
     (mask, scale, softcap), (query, key, value, bias, sinks) = options, tensors
     return Inputs(query, key, value, mask, bias, scale, softcap, sinks)
 
 
-def parts(tensors: Any, block: Block) -> list[Any]:
+def parts(tensors: Sequence[torch.Tensor | None], block: Block) -> list[Any]:
     """What a block needs of query, key, value, bias and sinks, as views."""
     axes = (QUERIES, KEYS, KEYS, PAIRS, ("heads",))
     return [None if t is None else cut(t, names, block) for t, names in zip(tensors, axes, strict=True)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float
 
 from specification import checks
 from specification.engines import Choice, choose
+from specification.masks import Mask
 from torch_impl.engines.blocked import Inputs, Limits, tensors_of
 from torch_impl.engines.fused_gpu import hindrance_of_choosing, hindrance_of_triton
 from torch_impl.masks import checked_mask
@@ -24,7 +23,7 @@ def explain_engine(
     key: Float[torch.Tensor, "B G K D"],
     value: Float[torch.Tensor, "B G K V"],
     *,
-    mask: Any = None,
+    mask: Mask | Bool[torch.Tensor, "..."] | None = None,
     bias: Float[torch.Tensor, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -58,7 +57,7 @@ def explain_engine(
     return engine_for(engine, inputs, dropout_keep, empty_rows)
 
 
-def engine_for(engine: str, inputs: Inputs, dropout_keep: Any, empty_rows: str) -> Choice:
+def engine_for(engine: str, inputs: Inputs, dropout_keep: torch.Tensor | None, empty_rows: str) -> Choice:
     """The choice for arguments that were checked. It looks at shapes and options alone, never at numbers."""
     hindrance = hindrance_of_blocks(inputs, dropout_keep, empty_rows)
     if hindrance:
@@ -73,7 +72,7 @@ def engine_for(engine: str, inputs: Inputs, dropout_keep: Any, empty_rows: str) 
     return choose(engine, {}, "fused", "the Triton kernels take it")
 
 
-def hindrance_of_blocks(inputs: Inputs, dropout_keep: Any, empty_rows: str) -> str:
+def hindrance_of_blocks(inputs: Inputs, dropout_keep: torch.Tensor | None, empty_rows: str) -> str:
     if dropout_keep is not None:
         return "blocks have no dropout"
     if empty_rows != "zero":
@@ -147,7 +146,7 @@ def explain_layer_norm_engine(
 
 
 def layer_norm_engine_for(
-    engine: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: Any
+    engine: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float | torch.Tensor
 ) -> Choice:
     """The choice for arguments that were checked. It looks at shapes and options alone, never at numbers."""
     hindrances = {"blocked": "rows are normalised one by one, there is nothing to divide into blocks"}
@@ -156,7 +155,9 @@ def layer_norm_engine_for(
     return choose(engine, hindrances, "fused", "PyTorch's kernel takes it")
 
 
-def hindrance_of_the_norm_kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: Any) -> str:
+def hindrance_of_the_norm_kernel(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float | torch.Tensor
+) -> str:
     if not x.is_cpu:
         return "the kernel that is known to keep every rule is the one for the CPU"
     if x.numel() == 0:

@@ -74,7 +74,9 @@ def finite(tensor: torch.Tensor) -> bool:
 
 class FusedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, limits: Limits, options: Options, work: list[Block], *tensors: Any) -> tuple[Any, Any]:
+    def forward(
+        ctx: Any, limits: Limits, options: Options, work: list[Block], *tensors: torch.Tensor
+    ) -> tuple[Any, Any]:
         output, logsumexp = forward(joined(options, (*tensors, None, None)), work)
         ctx.limits, ctx.options, ctx.work = limits, options, work
         ctx.save_for_backward(*tensors, output, logsumexp, *arrays_of(options))
@@ -82,7 +84,7 @@ class FusedAttention(torch.autograd.Function):
         return output, logsumexp
 
     @staticmethod
-    def backward(ctx: Any, cotangent: torch.Tensor, _: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, cotangent: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
         *tensors, output, logsumexp = ctx.saved_tensors[:5]
         inputs = joined(ctx.options, (*tensors, None, None))
         twice = torch.is_grad_enabled() or several(cotangent)

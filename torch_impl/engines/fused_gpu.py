@@ -135,7 +135,7 @@ def fused_attention(limits: Limits, inputs: Inputs) -> torch.Tensor:
 
 class TritonAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, limits: Limits, options: Options, work: Work, *tensors: Any) -> torch.Tensor:
+    def forward(ctx: Any, limits: Limits, options: Options, work: Work, *tensors: torch.Tensor) -> torch.Tensor:
         from torch_impl.engines.triton.forward import forward
 
         query, key, value = tensors

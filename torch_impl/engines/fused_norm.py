@@ -51,7 +51,7 @@ def fused_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
 
 class FusedLayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
         output, mean, reciprocal = forward_kernel(x, weight.shape, weight, bias, eps)
         ctx.eps = eps
         distance = mean * reciprocal

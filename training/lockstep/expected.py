@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from specification.parameters import mapped
 from training.lockstep.bounds import Adam, adam, clipped
 from training.packages import PACKAGES
 from training.task import Batch, RunSettings, Task
+
+if TYPE_CHECKING:
+    from specification.parameters import ModelParameters, Tree
 
 RATE = sum(SCHEDULES.values()) + len(SCHEDULES)
 """Roundings of a learning rate, which may be a product of all schedules and a largest rate."""
@@ -55,7 +59,7 @@ class Given(NamedTuple):
     dropout: Any
 
 
-def first_state(parameters: Any, dtype: str) -> State:
+def first_state(parameters: ModelParameters, dtype: str) -> State:
     _, mean, square = reference_numpy.adam_start(parameters)
     return in_dtype(State(parameters, mean, square, 0), dtype)
 
@@ -74,7 +78,7 @@ class Model:
         self.options = {"configuration": task.configuration, **given.batch.options}
         self.sites = {} if given.dropout is None else {"dropout": given.dropout}
 
-    def trained(self, functions: Any) -> Any:
+    def trained(self, functions: SimpleNamespace) -> Any:
         task, batch = self.task, self.given.batch
         output = getattr(functions, task.model)(self.parameters, *batch.inputs, **self.options, **self.sites)
         loss = getattr(functions, task.loss)(output, batch.targets, **dict(task.loss_options))
@@ -83,7 +87,7 @@ class Model:
         found = model(self.parameters, *batch.inputs, cotangent, **self.options, **self.sites)
         return [loss, getattr(found, "parameters", found)]
 
-    def predicted(self, functions: Any) -> Any:
+    def predicted(self, functions: SimpleNamespace) -> Any:
         return getattr(functions, self.task.model)(self.parameters, *self.given.batch.inputs, **self.options)
 
     @cached_property
@@ -134,6 +138,6 @@ def answered(answer: Mapping[str, Any], quantity: str, definition: Bounded) -> B
     return {path: exact(array) for path, array in arrays.items()} if fits else definition
 
 
-def paths_of(tree: Any) -> dict[str, Any]:
+def paths_of(tree: Tree) -> dict[str, Any]:
     """Arrays by path; a dictionary has the paths already."""
     return dict(tree) if isinstance(tree, Mapping) else flatten(tree)

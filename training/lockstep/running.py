@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from training.lockstep.expected import (
 from training.lockstep.trainers import Answer, PackageTrainer, Trainer
 from training.packages import PACKAGES
 from training.task import Batch, RunSettings
+
+if TYPE_CHECKING:
+    from specification.parameters import ModelParameters
 
 
 class Plan(NamedTuple):
@@ -128,7 +131,7 @@ def after(state: State, answer: Answer) -> State:
     return State(parameters, mean, square, state.step + 1)
 
 
-def distance(parameters: Any, others: Any) -> tuple[float, str]:
+def distance(parameters: ModelParameters, others: ModelParameters) -> tuple[float, str]:
     """The norm of the difference of all parameters, relative to the norm of the others; the tensor that is furthest."""
     mine, theirs = flatten(parameters), flatten(others)
     differences = {path: np.asarray(array - mine[path]) for path, array in theirs.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from training.translation.numbers import FEW, drawn_numbers, in_words
 from training.translation.settings import Settings
 from training.translation.translating import TOGETHER, translate
 from training.translation.vocabulary import Vocabularies, Vocabulary, batch_of
+
+if TYPE_CHECKING:
+    from specification.parameters import ModelParameters
 
 
 class NumberData(NamedTuple):
@@ -51,7 +54,7 @@ class NumberData(NamedTuple):
     def dropout(self, batch: Batch, step: int) -> Any:
         return drawing.dropout(self.settings, batch, step)
 
-    def evaluate(self, package: Package, parameters: Any) -> tuple[float, float]:
+    def evaluate(self, package: Package, parameters: ModelParameters) -> tuple[float, float]:
         """The loss of a token, and the share of the numbers that are translated without a mistake."""
         task, total, counted = self.settings.task(), 0.0, 0
         texts, right = (

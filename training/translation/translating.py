@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from training.checkpoints import Checkpoint
 from training.packages import Package
 from training.translation.vocabulary import END, PADDING, START, Vocabularies
 
+if TYPE_CHECKING:
+    from specification.parameters import ModelParameters
+
 TOGETHER = 200
 """Sentences that are translated at once."""
 LENGTH_PENALTY = 0.6
@@ -27,7 +30,7 @@ LENGTH_PENALTY = 0.6
 
 def translate(
     package: Package,
-    parameters: Any,
+    parameters: ModelParameters,
     configuration: Configuration,
     vocabularies: Vocabularies,
     texts: Sequence[str],
@@ -55,7 +58,12 @@ def from_checkpoint(package: Package, checkpoint: Checkpoint, texts: Sequence[st
 
 
 def generated(
-    package: Package, parameters: Any, configuration: Configuration, source: np.ndarray, steps: int, beams: int
+    package: Package,
+    parameters: ModelParameters,
+    configuration: Configuration,
+    source: np.ndarray,
+    steps: int,
+    beams: int,
 ) -> np.ndarray:
     """Tokens [B, steps] behind the start, by the package's own `greedy` or `beam_search`."""
     prompt = np.full((len(source), 1), START)
@@ -79,7 +87,9 @@ def cross_attention(
     """
     exact, found = widen_parameters(parameters), []
 
-    def visit(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+    def visit(
+        name: str, step: str, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
         if name.endswith("cross_attention"):
             found.append(weights_within(arguments))
         return function(*arguments, **keywords)

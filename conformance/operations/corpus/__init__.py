@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from conformance.checks.encoding import decode, decode_array
 from conformance.checks.levels import CORE
 from conformance.oracle.reference import balls_available
 from conformance.sampling.strategies import roundings
+
+if TYPE_CHECKING:
+    from conformance.cases.expectations import CaseExample
 
 HERE = files("conformance.operations.corpus")
 
@@ -151,6 +154,6 @@ def is_judgeable(case: Case, declaration: Declaration) -> bool:
     return bool(allowed_pairs(case).any(-1).all())
 
 
-def apply_roundings(example: Any, declaration: Declaration) -> Any:
+def apply_roundings(example: CaseExample, declaration: Declaration) -> Any:
     """The example with the subject's declared roundings in each of its cases."""
     return change_cases(example, lambda case: replace(case, rounding=roundings(declaration, case.dtype)))

@@ -24,7 +24,7 @@ class Softmax(NamedTuple):
     logsumexp: Variable
 
 
-def softmax(leaves: Leaves, options: dict[str, Any], query: Variable, key: Variable, visible: Any) -> Softmax:
+def softmax(leaves: Leaves, options: dict[str, Any], query: Variable, key: Variable, visible: np.ndarray) -> Softmax:
     """Equations ATT-1 to ATT-5. A row without keys has weights 0 and log-sum-exp -inf (with a sink: the sink)."""
     heads, width = query.shape[1], query.shape[3]
     scale = options.get("scale")
@@ -53,7 +53,7 @@ def read_by_heads(array: Variable, heads: int) -> Variable:
     return array if groups == heads else array[:, [h // (heads // groups) for h in range(heads)]]
 
 
-def fill_empty_rows(weights: Variable, visible: Any, empty_rows: str) -> tuple[Variable, Any]:
+def fill_empty_rows(weights: Variable, visible: np.ndarray, empty_rows: str) -> tuple[Variable, Any]:
     """Weights, and the pairs whose values count: with "mean" an empty row weighs all its K keys by 1/K (ATT-6)."""
     nonempty = visible.any(-1, keepdims=True)
     if empty_rows == "nan" and not nonempty.all():

@@ -18,7 +18,7 @@ ZERO, ONE = arb(0), arb(1)
 serial_numbers = count()
 
 
-def balls(numbers: Any) -> np.ndarray:
+def balls(numbers: np.ndarray) -> np.ndarray:
     """An object array of balls that hold exactly the given finite numbers, of any floating dtype."""
     return np.asarray(np.frompyfunc(arb, 1, 1)(np.asarray(numbers).astype(np.float64)), dtype=object)
 
@@ -39,7 +39,9 @@ class Variable:
     # NumPy must leave `array + variable` to the variable.
     __array_ufunc__ = None
 
-    def __init__(self, value: Any, parents: Sequence[tuple[Variable, Callable]] = (), *, wanted: bool = False) -> None:
+    def __init__(
+        self, value: np.ndarray | arb | int, parents: Sequence[tuple[Variable, Callable]] = (), *, wanted: bool = False
+    ) -> None:
         self.value = np.asarray(value, dtype=object)
         self.parents = [(parent, pullback) for parent, pullback in parents if parent.wanted]
         self.wanted = wanted or bool(self.parents)
@@ -50,21 +52,21 @@ class Variable:
     def shape(self) -> tuple[int, ...]:
         return self.value.shape
 
-    def __add__(self, other: Any) -> Variable:
+    def __add__(self, other: Variable | np.ndarray | arb | int) -> Variable:
         other = constant(other)
         return Variable(self.value + other.value, [(self, lambda g: g), (other, lambda g: g)])
 
-    def __sub__(self, other: Any) -> Variable:
+    def __sub__(self, other: Variable | np.ndarray | arb | int) -> Variable:
         other = constant(other)
         return Variable(self.value - other.value, [(self, lambda g: g), (other, lambda g: -g)])
 
-    def __mul__(self, other: Any) -> Variable:
+    def __mul__(self, other: Variable | np.ndarray | arb | int) -> Variable:
         other = constant(other)
         return Variable(
             self.value * other.value, [(self, lambda g: g * other.value), (other, lambda g: g * self.value)]
         )
 
-    def __truediv__(self, other: Any) -> Variable:
+    def __truediv__(self, other: Variable | np.ndarray | arb | int) -> Variable:
         other = constant(other)
         quotient = np.asarray(self.value / other.value, dtype=object)
         return Variable(quotient, [(self, lambda g: g / other.value), (other, lambda g: -(g * quotient) / other.value)])
@@ -93,13 +95,13 @@ class Variable:
     def transpose(self, *axes: int) -> Variable:
         return Variable(self.value.transpose(axes), [(self, lambda g: g.transpose(np.argsort(axes)))])
 
-    def sum(self, axes: Any, keepdims: bool = True) -> Variable:
+    def sum(self, axes: int | tuple[int, ...] | None, keepdims: bool = True) -> Variable:
         def spread(gradient: np.ndarray) -> np.ndarray:
             return np.broadcast_to(gradient if keepdims else np.expand_dims(gradient, axes), self.shape)
 
         return Variable(add_up(self.value, axes, keepdims), [(self, spread)])
 
-    def accumulate(self, gradient: Any) -> None:
+    def accumulate(self, gradient: np.ndarray) -> None:
         """Add to the gradient, summed over whatever broadcasting repeated."""
         gradient = np.asarray(gradient, dtype=object)
         extra = gradient.ndim - self.value.ndim
@@ -111,11 +113,11 @@ class Variable:
         self.gradient = gradient if self.gradient is None else self.gradient + gradient
 
 
-def constant(array: Any) -> Variable:
+def constant(array: Variable | np.ndarray | arb | int) -> Variable:
     return array if isinstance(array, Variable) else Variable(array)
 
 
-def add_up(array: Any, axes: Any, keepdims: bool = True) -> Any:
+def add_up(array: np.ndarray, axes: int | tuple[int, ...] | None, keepdims: bool = True) -> Any:
     """The sum over axes. An empty sum is a ball too, which NumPy would leave an integer."""
     return np.add.reduce(array, axis=axes, keepdims=keepdims, initial=ZERO)
 
@@ -157,7 +159,7 @@ tanh = elementwise(arb.tanh, lambda x, y: x.sech() ** 2)
 erfc = elementwise(arb.erfc, lambda x, y: -2 * (-x * x).exp() / arb.pi().sqrt())
 
 
-def select(condition: Any, x: Variable, otherwise: Any) -> Variable:
+def select(condition: np.ndarray, x: Variable, otherwise: arb | np.ndarray | int) -> Variable:
     """x where the condition holds and a constant elsewhere, where x receives an exact 0 and is never multiplied."""
     condition, zero = np.broadcast_to(condition, x.shape), np.asarray(ZERO)
     return Variable(np.where(condition, x.value, np.asarray(otherwise)), [(x, lambda g: np.where(condition, g, zero))])
@@ -214,7 +216,7 @@ class Leaves:
     def shape(self, name: str) -> tuple[int, ...]:
         return np.shape(self.inputs[name])
 
-    def read(self, name: str, seen: Any = True) -> Variable:
+    def read(self, name: str, seen: bool | np.ndarray = True) -> Variable:
         """The input by that name. Entries that nothing sees become an exact 0, whatever they hold (MASK-7).
 
         `seen` broadcasts to the input. A NaN or infinity that is seen raises ValueError: there is no ball for it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,9 +15,21 @@ from conformance.selftest.behaviours.behaviour import (
     change_result,
 )
 
+if TYPE_CHECKING:
+    from specification.masks import Mask
 
-def attention(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None,
-              softcap: Any = None, sinks: Any = None) -> Any:  # fmt: skip
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    mask: Mask | torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> Any:
     """torch_impl's."""
     return torch_impl.attention(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
 
@@ -38,12 +50,14 @@ def scale_query(a: Arguments) -> None:
     a["query"], a["scale"] = query.mul(factor) if query.requires_grad else query.mul_(factor), 1.0
 
 
-def repeat_heads(query: Any, *arrays: Any) -> Any:
+def repeat_heads(query: torch.Tensor, *arrays: torch.Tensor) -> Any:
     ratio = query.shape[1] // max(arrays[0].shape[1], 1)
     return [array.repeat_interleave(ratio, dim=1) for array in arrays]
 
 
-def replace_nan(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+def replace_nan(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, mask: torch.Tensor | None = None
+) -> Any:
     """-inf is added; right in empty rows, but only forwards: the softmax's gradient there is NaN."""
     wide = query.dtype if query.dtype == torch.float64 else torch.float32
     key, value = (array.to(wide) for array in repeat_heads(query, key, value))
@@ -54,7 +68,7 @@ def replace_nan(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
     return (torch.where(mask.any(-1, keepdim=True), weights, 0) @ value).to(query.dtype)
 
 
-def use_fused(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+def use_fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, mask: torch.Tensor | None = None) -> Any:
     """scaled_dot_product_attention, which lets NaN through a mask."""
     key, value = repeat_heads(query, key, value)
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
@@ -64,11 +78,11 @@ class ClearCotangent(torch.autograd.Function):
     """Do nothing forwards, and leave zeros where the cotangent was."""
 
     @staticmethod
-    def forward(ctx: Any, y: Any) -> Any:
+    def forward(ctx: Any, y: torch.Tensor) -> Any:
         return y.clone()
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Any) -> Any:
+    def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
         kept = cotangent.clone()
         cotangent.zero_()
         return kept

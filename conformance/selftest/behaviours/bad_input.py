@@ -11,7 +11,7 @@ from conformance.selftest.behaviours.behaviour import Arguments, Behaviour, misu
 from specification.masks import And, Causal, Dense, KeyLengths, Mask, Or
 
 
-def mask_array(mask: Any) -> Any:
+def mask_array(mask: Mask | np.ndarray | None) -> Any:
     """The array of a dense mask; None for other descriptions."""
     return mask.array if isinstance(mask, Dense) else None if isinstance(mask, Mask) else mask
 
@@ -42,7 +42,7 @@ def take_for_padding(a: Arguments) -> None:
 def align_last_key(a: Arguments) -> None:
     """Without an offset, a causal mask has the last query at the last key."""
 
-    def align(mask: Any) -> Any:
+    def align(mask: Mask | np.ndarray | None) -> Any:
         if isinstance(mask, And | Or):
             return type(mask)(align(mask.left), align(mask.right))
         offset = a["key"].shape[2] - a["query"].shape[2]

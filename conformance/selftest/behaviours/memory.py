@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,10 @@ from conformance.selftest.behaviours.behaviour import (
 )
 from reference_numpy import learned_positions
 
+if TYPE_CHECKING:
+    from reference_numpy.attention_vjp import AttentionGradients
+    from specification.optimizers import AdamState
+
 # --- results in memory that is used again -----------------------------------------------------------------------------
 
 
@@ -25,7 +29,7 @@ def reuse_buffers(count: int) -> Callable[[Arguments, Any], Any]:
     """Results of one shape and dtype lie in so many buffers, used in turn."""
     buffers: dict[Any, Any] = {}
 
-    def change(arguments: Arguments, output: Any) -> Any:
+    def change(arguments: Arguments, output: np.ndarray) -> Any:
         made = [np.empty_like(output) for _ in range(count)]
         buffer = next(buffers.setdefault((output.shape, str(output.dtype)), itertools.cycle(made)))
         buffer[...] = output
@@ -68,14 +72,14 @@ def mask_kept_weights(a: Arguments) -> None:
         a["dropout_keep"] &= a["mask"]
 
 
-def return_values(a: Arguments, output: Any) -> Any:
+def return_values(a: Arguments, output: np.ndarray) -> Any:
     """A result that equals its values is a view of them."""
     value = a["value"]
     same = output.shape == value.shape and output.dtype == value.dtype and np.array_equal(output, value)
     return value if same else output
 
 
-def return_query(a: Arguments, output: Any) -> Any:
+def return_query(a: Arguments, output: np.ndarray) -> Any:
     """The result is written over the query where it fits."""
     if output.shape != a["query"].shape:
         return output
@@ -83,18 +87,18 @@ def return_query(a: Arguments, output: Any) -> Any:
     return a["query"]
 
 
-def return_single_part(a: Arguments, merged: Any) -> Any:
+def return_single_part(a: Arguments, merged: tuple[np.ndarray, np.ndarray]) -> Any:
     """One part has nothing to be merged with."""
     return (a["outputs"][0], a["logsumexps"][0]) if len(a["outputs"]) == 1 else merged
 
 
-def center_in_place(a: Arguments, output: Any) -> Any:
+def center_in_place(a: Arguments, output: np.ndarray) -> Any:
     x, weight = a["x"], a["weight"]
     x -= x.mean(axis=tuple(range(x.ndim - weight.ndim, x.ndim)), keepdims=True, dtype=x.dtype)
     return output
 
 
-def write_averages(a: Arguments, step: Any) -> Any:
+def write_averages(a: Arguments, step: tuple[np.ndarray, AdamState]) -> Any:
     """The new averages of Adam are written over the old ones."""
     moved, state = step
     for name in ("mean", "square"):
@@ -102,12 +106,12 @@ def write_averages(a: Arguments, step: Any) -> Any:
     return moved, state
 
 
-def write_parameters(a: Arguments, step: Any) -> Any:
+def write_parameters(a: Arguments, step: tuple[np.ndarray, AdamState]) -> Any:
     a["parameters"][...] = step[0]
     return a["parameters"], step[1]
 
 
-def write_gradients(a: Arguments, clipped: Any) -> Any:
+def write_gradients(a: Arguments, clipped: tuple[list[np.ndarray], np.ndarray]) -> Any:
     for old, new in zip(a["gradients"], clipped[0], strict=True):
         old[...] = new
     return a["gradients"], clipped[1]
@@ -116,12 +120,12 @@ def write_gradients(a: Arguments, clipped: Any) -> Any:
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 
-def scale_cotangent(a: Arguments, gradients: Any) -> Any:
+def scale_cotangent(a: Arguments, gradients: AttentionGradients) -> Any:
     a["cotangent"] *= a["cotangent"].dtype.type(a["query"].shape[-1] ** -0.5)
     return gradients
 
 
-def return_cotangent(a: Arguments, gradients: Any) -> Any:
+def return_cotangent(a: Arguments, gradients: AttentionGradients) -> Any:
     """The gradient of the query is written over the cotangent where it fits."""
     if a["cotangent"].shape != a["query"].shape:
         return gradients
@@ -133,7 +137,7 @@ def reuse_gradients() -> Callable[[Arguments, Any], Any]:
     """Gradients of one argument lie in the same memory, call after call."""
     reuse: dict[str, Any] = {}
 
-    def change(a: Arguments, gradients: Any) -> Any:
+    def change(a: Arguments, gradients: AttentionGradients) -> Any:
         found = {n: g for n, g in gradients._asdict().items() if g is not None}
         return gradients._replace(**{n: reuse.setdefault(n, reuse_buffers(1))(a, g) for n, g in found.items()})
 

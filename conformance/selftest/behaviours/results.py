@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -18,8 +18,11 @@ from conformance.selftest.behaviours.behaviour import (
 from reference_numpy import layer_norm
 from reference_numpy.dtypes import widen
 
+if TYPE_CHECKING:
+    from reference_numpy.attention_vjp import AttentionGradients
 
-def widen_narrow(array: Any) -> Any:
+
+def widen_narrow(array: np.ndarray) -> Any:
     """float32 for 16 bits."""
     return array.astype(np.float32) if array.dtype in (np.float16, ml_dtypes.bfloat16) else array
 
@@ -34,7 +37,7 @@ def center_by_rounded_mean(a: Arguments) -> Any:
     return (output if a["bias"] is None else output + widen(a["bias"])).astype(a["x"].dtype)
 
 
-def narrow_bias_gradient(a: Arguments, gradients: Any) -> Any:
+def narrow_bias_gradient(a: Arguments, gradients: AttentionGradients) -> Any:
     """The gradient of a bias that is wider than the query is rounded to the query's dtype."""
     return gradients if gradients.bias is None else gradients._replace(bias=gradients.bias.astype(a["query"].dtype))
 

@@ -10,7 +10,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +26,11 @@ from conformance.selftest.behaviours.behaviour import (
 )
 from reference_numpy import attention, attention_logsumexp, layer_norm, layer_norm_vjp, merge_attention
 
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from reference_numpy.layer_norm_vjp import NormGradients
+
 Change = Callable[[Arguments], None]
 Key = Callable[[Arguments], Hashable]
 """By what a kernel, a cache or a workspace is found again."""
@@ -39,11 +44,11 @@ def row_width(a: Arguments) -> Hashable:
     return a["weight"].size, a["x"].dtype.name
 
 
-def dtype_digits(dtype: Any) -> int:
+def dtype_digits(dtype: DTypeLike) -> int:
     return int(ml_dtypes.finfo(dtype).nmant)
 
 
-def take_keys(a: Arguments, keys: Any) -> Arguments:
+def take_keys(a: Arguments, keys: slice | np.ndarray) -> Arguments:
     """The arguments on some of the keys, or on some of them twice."""
     pairs = {name: a[name][..., keys] for name in ("mask", "bias", "dropout_keep") if a[name] is not None}
     return a | pairs | {"key": a["key"][:, :, keys], "value": a["value"][:, :, keys]}
@@ -70,7 +75,7 @@ def keep_argument(name: str, key: Key) -> Change:
     )
 
 
-def round_query(a: Arguments, dtype: Any) -> None:
+def round_query(a: Arguments, dtype: DTypeLike) -> None:
     """To a dtype of fewer digits."""
     if dtype_digits(dtype) < dtype_digits(a["query"].dtype):
         with np.errstate(all="ignore"):
@@ -93,7 +98,7 @@ def leave_first_row() -> Callable[[Arguments, Any], Any]:
     """The first row of a result begins where the result of the same shape before it has ended."""
     rooms: dict[Hashable, Any] = {}
 
-    def change(a: Arguments, output: Any) -> Any:
+    def change(a: Arguments, output: np.ndarray) -> Any:
         room = rooms.setdefault((output.shape, output.dtype.name), np.zeros_like(output))
         room[:, :, 1:] = 0
         with np.errstate(all="ignore"):
@@ -133,7 +138,7 @@ def add_stale_gradient() -> Callable[[Arguments, Any], Any]:
     """The weight's gradient is added to what an earlier call with more rows has left."""
     left: dict[Hashable, tuple[int, Any]] = {}
 
-    def change(a: Arguments, gradients: Any) -> Any:
+    def change(a: Arguments, gradients: NormGradients) -> Any:
         key, rows = (a["weight"].shape, a["weight"].dtype.name), a["x"].size // max(a["weight"].size, 1)
         before_rows, before = left.get(key, (0, None))
         left[key] = rows, gradients.weight
@@ -207,7 +212,7 @@ def share_output() -> Callable[[Arguments, Any], Any]:
     """Results of one shape meet in one buffer before they are returned."""
     buffers: dict[Hashable, Any] = {}
 
-    def change(a: Arguments, output: Any) -> Any:
+    def change(a: Arguments, output: np.ndarray) -> Any:
         buffer = buffers.setdefault((output.shape, output.dtype.name), np.empty_like(output))
         buffer[...] = output
         time.sleep(MEANWHILE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +11,21 @@ import jax.numpy as jnp
 import jax_impl
 from conformance.selftest.behaviours.behaviour import Behaviour, Function
 
+if TYPE_CHECKING:
+    from specification.masks import Mask
 
-def attention(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+
+def attention(query: jax.Array, key: jax.Array, value: jax.Array, *, mask: Mask | jax.Array | None = None) -> Any:
     """jax_impl's."""
     return jax_impl.attention(query, key, value, mask=mask)
 
 
-def stop_gradients(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+def stop_gradients(query: jax.Array, key: jax.Array, value: jax.Array, *, mask: Mask | jax.Array | None = None) -> Any:
     """No gradient flows through the weights."""
     return attention(jax.lax.stop_gradient(query), jax.lax.stop_gradient(key), value, mask=mask)
 
 
-def use_one_where(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+def use_one_where(query: jax.Array, key: jax.Array, value: jax.Array, *, mask: jax.Array | None = None) -> Any:
     """-inf is added; 0 in empty rows, but 0 * NaN in their gradient."""
     wide = query.dtype if query.dtype == jnp.float64 else jnp.float32
     key, value = (jnp.repeat(a, query.shape[1] // max(a.shape[1], 1), axis=1).astype(wide) for a in (key, value))
@@ -36,7 +39,7 @@ def use_one_where(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
     return jnp.einsum("bhij,bhjv->bhiv", weights, value, precision=highest).astype(query.dtype)
 
 
-def narrow_inputs(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+def narrow_inputs(query: jax.Array, key: jax.Array, value: jax.Array, *, mask: Mask | jax.Array | None = None) -> Any:
     """float64 is narrowed on the way in, as JAX does unless it is told otherwise."""
     narrow = (a.astype(jnp.float32) if a.dtype == jnp.float64 else a for a in (query, key, value))
     return attention(*narrow, mask=mask).astype(query.dtype)
@@ -50,7 +53,7 @@ def differ_without_derivatives(function: Function) -> Function:
         lambda pull, cotangent: (*pull(cotangent), None),
     )
 
-    def forward(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    def forward(query: jax.Array, key: jax.Array, value: jax.Array, *, mask: Mask | jax.Array | None = None) -> Any:
         return chosen(query, key, value, mask)
 
     return forward

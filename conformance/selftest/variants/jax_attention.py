@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,23 @@ from jax_impl.attention_steps import allowed_sum, pair_products, repeat_heads, r
 from jax_impl.dtypes import widen
 from jax_impl.masks import checked_mask
 
+if TYPE_CHECKING:
+    from specification.masks import Mask
+
 LOG2E = math.log2(math.e)
 
 
 def scale_on_key(
-    query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None,
-    softcap: float | None = None, sinks: Any = None,
-) -> Any:  # fmt: skip
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    mask: Mask | jax.Array | None = None,
+    bias: jax.Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: jax.Array | None = None,
+) -> Any:
     """The scale on the key; normalised weights by jax.nn.softmax, in which the sink is one more column."""
     (B, H, Q, D), K, dtype = query.shape, key.shape[2], query.dtype
     allowed, bias = visible_pairs(checked_mask(mask, Q, K, B, H), widen(bias), (B, H, Q), K)
@@ -28,7 +38,16 @@ def scale_on_key(
 
 
 @jax.jit
-def attend(query: Any, key: Any, value: Any, allowed: Any, bias: Any, sinks: Any, scale: Any, softcap: Any) -> Any:
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    allowed: jax.Array,
+    bias: jax.Array | None,
+    sinks: jax.Array | None,
+    scale: float | None,
+    softcap: float | None,
+) -> Any:
     scores = pair_products(query, key * jnp.asarray(scale, key.dtype), allowed)
     if softcap is not None:
         cap = jnp.asarray(softcap, scores.dtype)

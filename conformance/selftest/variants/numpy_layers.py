@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from conformance.cases.declaration import declare
 from reference_numpy.dtypes import widen
 from specification.dtypes import compute_dtype_name
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 
 def welford(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +39,9 @@ def norm_by_welford(unbiased: bool, name: str) -> Callable[..., Any]:
         return x - mean, 1 / np.sqrt(squares / kind(n) + kind(eps)), np.sqrt(squares / kind(n))
 
     @np.errstate(all="ignore")
-    def vjp(x: Any, weight: Any, bias: Any, cotangent: Any, *, eps: float = 1e-5) -> dict[str, Any]:
+    def vjp(
+        x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, cotangent: np.ndarray, *, eps: float = 1e-5
+    ) -> dict[str, Any]:
         deviation, reciprocal, spread = statistics(rows(x, weight), eps)
         output_bar = rows(cotangent, weight)
         inner, n = output_bar * widen(weight).reshape(-1), deviation.shape[1]
@@ -55,7 +60,7 @@ def norm_by_welford(unbiased: bool, name: str) -> Callable[..., Any]:
 
     @declare(vjp=vjp)
     @np.errstate(all="ignore")
-    def norm(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+    def norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, *, eps: float = 1e-5) -> Any:
         deviation, reciprocal, _ = statistics(rows(x, weight), eps)
         output = deviation * reciprocal * widen(weight).reshape(-1)
         if bias is not None:
@@ -66,7 +71,7 @@ def norm_by_welford(unbiased: bool, name: str) -> Callable[..., Any]:
     return norm
 
 
-def rows(x: Any, weight: Any) -> np.ndarray:
+def rows(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """[R, n] in the dtype of the arithmetic."""
     return widen(x).reshape(-1, weight.size)
 
@@ -76,7 +81,7 @@ standard_deviation_welford = norm_by_welford(True, "standard_deviation_welford")
 
 
 def sinusoidal_in_compute_dtype(
-    length: int, width: int, *, offset: int = 0, exponent: str = "shared", dtype: Any = "float32"
+    length: int, width: int, *, offset: int = 0, exponent: str = "shared", dtype: DTypeLike = "float32"
 ) -> Any:
     """Frequencies as exp(-log(10000) * exponent), and angles as their product with the position."""
     name = dtype if isinstance(dtype, str) else np.dtype(dtype).name

@@ -11,7 +11,7 @@ from reference_numpy.dtypes import widen
 from specification.optimizers import AdamState, SgdState
 
 
-def towards(old: Any, new: Any, beta: float) -> Any:
+def towards(old: np.ndarray, new: np.ndarray, beta: float) -> Any:
     """beta old + (1 - beta) new by their difference, times the smaller factor; infinity as it is."""
     rest = 1 - beta
     difference = new - old
@@ -26,7 +26,7 @@ def correction(beta: float, step: int) -> float:
 
 @np.errstate(all="ignore")
 def adam_by_differences(
-    parameters: Any, gradients: Any, state: AdamState, *, learning_rate: float, beta_1: float = 0.9,
+    parameters: np.ndarray, gradients: np.ndarray, state: AdamState, *, learning_rate: float, beta_1: float = 0.9,
     beta_2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0, decoupled: bool = True,
 ) -> Any:  # fmt: skip
     """The root and the learning rate are corrected, not the averages; the decay is a term beside the update."""
@@ -43,7 +43,7 @@ def adam_by_differences(
 
 @np.errstate(all="ignore")
 def sgd_written_out(
-    parameters: Any, gradients: Any, state: SgdState, *, learning_rate: float, momentum: float = 0.0,
+    parameters: np.ndarray, gradients: np.ndarray, state: SgdState, *, learning_rate: float, momentum: float = 0.0,
     nesterov: bool = False, weight_decay: float = 0.0,
 ) -> Any:  # fmt: skip
     """Nesterov as gradient (1 + momentum) + momentum^2 velocity."""
@@ -55,7 +55,7 @@ def sgd_written_out(
 
 
 @np.errstate(all="ignore")
-def clip_by_norms_of_arrays(gradients: Any, limit: float) -> Any:
+def clip_by_norms_of_arrays(gradients: list[np.ndarray], limit: float) -> Any:
     """The norm of the arrays' norms, of squares one after the other; gradients are divided by the largest element."""
     wide = [widen(array) for array in gradients]
     largest = np.max([np.max(np.abs(array), initial=0) for array in wide])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from conformance.selftest.variants.torch_pieces import (
 )
 from torch_impl.attention_steps import pair_products
 from torch_impl.dtypes import widen
+
+if TYPE_CHECKING:
+    from specification.masks import Mask
 
 LN2 = math.log(2.0)
 
@@ -37,9 +40,15 @@ def companion_by(compute: Callable[[Problem], torch.Tensor], name: str) -> Calla
     """`attention_weights` or `attention_logsumexp`."""
 
     def companion(
-        query: Any, key: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None,
-        softcap: float | None = None, sinks: Any = None,
-    ) -> Any:  # fmt: skip
+        query: torch.Tensor,
+        key: torch.Tensor,
+        *,
+        mask: Mask | torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> Any:
         return compute(problem(query, key, key, mask, bias, scale, softcap, sinks))
 
     companion.__qualname__ = companion.__name__ = name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch.nn import functional
@@ -14,15 +14,31 @@ from conformance.selftest.variants.torch_rounded import TF32_PRODUCTS, UP_TO_FLO
 from torch_impl.dtypes import widen
 from torch_impl.multi_head_attention import concatenate_heads, join_heads, split_heads
 
+if TYPE_CHECKING:
+    from conformance.cases.declaration import DeclarationOptions
+    from specification.masks import Mask
+    from specification.parameters import FeedForward, GatedFeedForward, Linear, MultiHeadAttention
 
-def multi_head_by(attention: Callable[..., Any], sides: Rounding, name: str, **declared: Any) -> Callable[..., Any]:
+
+def multi_head_by(
+    attention: Callable[..., Any], sides: Rounding, name: str, **declared: Unpack[DeclarationOptions]
+) -> Callable[..., Any]:
     """Around a given attention, with both sides of the projections' products rounded."""
 
     @declare(**declared)
     def multi_head_attention(
-        parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, mask: Any = None, bias: Any = None,
-        scale: float | None = None, softcap: float | None = None, sinks: Any = None,
-    ) -> Any:  # fmt: skip
+        parameters: MultiHeadAttention,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        num_heads: int,
+        mask: Mask | torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> Any:
         joined = [join_heads(part) for part in parameters[:3]]
         groups = joined[1].weight.shape[1] // (joined[0].weight.shape[1] // num_heads)
         projected = (project(part, x, sides) for part, x in zip(joined, (query, key, value), strict=True))
@@ -34,7 +50,7 @@ def multi_head_by(attention: Callable[..., Any], sides: Rounding, name: str, **d
     return multi_head_attention
 
 
-def project(projection: Any, x: Any, sides: Rounding = skip_rounding) -> Any:
+def project(projection: Linear, x: torch.Tensor, sides: Rounding = skip_rounding) -> Any:
     """x @ weight + bias, rounded once."""
     output = RoundedProduct.apply(widen(x), widen(projection.weight), sides)
     if projection.bias is not None:
@@ -46,13 +62,13 @@ class RoundedProduct(torch.autograd.Function):
     """left @ right with both sides rounded, and the same for the products of its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, left: Any, right: Any, sides: Rounding) -> Any:
+    def forward(ctx: Any, left: torch.Tensor, right: torch.Tensor, sides: Rounding) -> Any:
         ctx.save_for_backward(left, right)
         ctx.sides = sides
         return sides(left) @ sides(right)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Any) -> Any:
+    def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
         (left, right), sides = ctx.saved_tensors, ctx.sides
         flat, rows = (sides(x).reshape(-1, x.shape[-1]) for x in (left, cotangent))
         return sides(cotangent) @ sides(right).mT, flat.mT @ rows, None
@@ -71,13 +87,13 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def gated_functional(parameters: Any, x: Any, *, activation: str = "silu") -> Any:
+def gated_functional(parameters: GatedFeedForward, x: torch.Tensor, *, activation: str = "silu") -> Any:
     """PyTorch's own activations, between projections that round once."""
     gate = ACTIVATIONS[activation](widen(project(parameters.gate, x)))
     return project(parameters.outer, (gate * widen(project(parameters.inner, x))).to(x.dtype))
 
 
-def feed_forward_chunks(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
+def feed_forward_chunks(parameters: FeedForward, x: torch.Tensor, *, activation: str = "relu") -> Any:
     """The same without a gate: the inner axis in chunks of 256, whose products are added up."""
     hidden = ACTIVATIONS[activation](widen(project(parameters.inner, x))).to(x.dtype)
     parts = zip(widen(hidden).split(256, -1), widen(parameters.outer.weight).split(256, 0), strict=True)
@@ -85,7 +101,7 @@ def feed_forward_chunks(parameters: Any, x: Any, *, activation: str = "relu") ->
     return (output if parameters.outer.bias is None else output + widen(parameters.outer.bias)).to(x.dtype)
 
 
-def embedding_lookup(table: Any, ids: Any, *, scaled: bool = False) -> Any:
+def embedding_lookup(table: torch.Tensor, ids: torch.Tensor, *, scaled: bool = False) -> Any:
     """PyTorch's own lookup, multiplied by a root that is rounded first."""
     rows = functional.embedding(ids, widen(table))
     root = torch.sqrt(rows.new_tensor(table.shape[1])) if scaled else 1.0

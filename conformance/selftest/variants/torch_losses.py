@@ -13,14 +13,14 @@ from torch_impl.dtypes import widen
 LOG2E = math.log2(math.e)
 
 
-def rows_of(array: Any, targets: Any, ignore: int | None) -> tuple[Any, Any]:
+def rows_of(array: torch.Tensor, targets: torch.Tensor, ignore: int | None) -> tuple[Any, Any]:
     """In one axis, 0 where a target does not count, whose gradient would be 0 times what stands there."""
     counted = torch.ones_like(targets, dtype=torch.bool) if ignore is None else targets != ignore
     rows = torch.where(counted[..., None], widen(array), 0).reshape(-1, array.shape[-1])
     return rows, torch.where(counted, targets, -100).reshape(-1).long()
 
 
-def reduce_losses(losses: Any, targets: Any, shape: Any, reduction: str) -> Any:
+def reduce_losses(losses: torch.Tensor, targets: torch.Tensor, shape: torch.Size, reduction: str) -> Any:
     """From the loss of every row."""
     if reduction == "none":
         return losses.reshape(shape)
@@ -28,7 +28,12 @@ def reduce_losses(losses: Any, targets: Any, shape: Any, reduction: str) -> Any:
 
 
 def cross_entropy(
-    logits: Any, targets: Any, *, label_smoothing: float = 0.0, ignore: int | None = None, reduction: str = "mean"
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    ignore: int | None = None,
+    reduction: str = "mean",
 ) -> Any:
     """`F.cross_entropy` of every row."""
     rows, of = rows_of(logits, targets, ignore)
@@ -37,7 +42,12 @@ def cross_entropy(
 
 
 def cross_entropy_in_tiles(
-    logits: Any, targets: Any, *, label_smoothing: float = 0.0, ignore: int | None = None, reduction: str = "mean"
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    ignore: int | None = None,
+    reduction: str = "mean",
 ) -> Any:
     """Online log-sum-exp in tiles of 128 classes, exp2 and log2; rows divided first, and added up from the last."""
     rows, of = rows_of(logits, targets, ignore)
@@ -61,7 +71,9 @@ def cross_entropy_in_tiles(
     return torch.cumsum(torch.cat([losses.new_zeros(1), losses.flip(0)]), 0)[-1].to(logits.dtype)
 
 
-def nll_loss(log_probabilities: Any, targets: Any, *, ignore: int | None = None, reduction: str = "mean") -> Any:
+def nll_loss(
+    log_probabilities: torch.Tensor, targets: torch.Tensor, *, ignore: int | None = None, reduction: str = "mean"
+) -> Any:
     """`F.nll_loss` of every row."""
     rows, of = rows_of(log_probabilities, targets, ignore)
     losses = functional.nll_loss(rows, of, reduction="none")

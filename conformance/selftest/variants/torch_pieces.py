@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -11,6 +11,9 @@ from conformance.cases.declaration import declare
 from torch_impl.attention_steps import repeat_heads, resolve_scale, visible_pairs
 from torch_impl.dtypes import widen
 from torch_impl.masks import checked_mask
+
+if TYPE_CHECKING:
+    from specification.masks import Mask
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
@@ -42,9 +45,16 @@ def attention_by(
 
     @declare(**declared)
     def attention(
-        query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None,
-        softcap: float | None = None, sinks: Any = None,
-    ) -> Any:  # fmt: skip
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        mask: Mask | torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> Any:
         dtype = str(query.dtype).removeprefix("torch.")
         if dtype not in declared.get("dtypes", (dtype,)):
             raise TypeError(f"{name} takes {', '.join(declared['dtypes'])}, got {dtype}")
@@ -55,7 +65,16 @@ def attention_by(
     return attention
 
 
-def problem(query: Any, key: Any, value: Any, mask: Any, bias: Any, scale: Any, softcap: Any, sinks: Any) -> Problem:
+def problem(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Mask | torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: Any,
+    softcap: Any,
+    sinks: torch.Tensor | None,
+) -> Problem:
     (B, H, Q, D), K = query.shape, key.shape[2]
     allowed, bias = visible_pairs(checked_mask(mask, Q, K, B, H, query.device), bias, Q, K, query.device)
     wide = widen(query), repeat_heads(widen(key), H), repeat_heads(widen(value), H)

@@ -11,12 +11,11 @@ same every time (ATT-13).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
+from specification.masks import Mask
 from torch_impl.engines.kernel_inputs import in_units
 from torch_impl.engines.triton.layout import (
     COTANGENT,
@@ -116,7 +115,7 @@ def key_kernel(
 
 def backward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor, logsumexp: torch.Tensor,
-    cotangent: torch.Tensor, mask: Any, marks: Marks, scale: float, tilings: Tilings,
+    cotangent: torch.Tensor, mask: Mask | None, marks: Marks, scale: float, tilings: Tilings,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """The gradients of query, key and value, in float32. The cotangent has the dtype of the inputs.
 

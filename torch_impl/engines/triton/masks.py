@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from specification.key_ranges import FAR, key_ranges, run, span
-from specification.masks import And, Causal, KeyLengths, KeyPadding, Segments, SlidingWindow, map_arrays
+from specification.masks import And, Causal, KeyLengths, KeyPadding, Mask, Segments, SlidingWindow, map_arrays
 from torch_impl.masks import allowed_pairs, per_batch, signed
 
 
@@ -66,7 +66,7 @@ class Marks(NamedTuple):
 # --- which tiles ------------------------------------------------------------------------------------------------------
 
 
-def tile_ranges(mask: Any, query_shape: torch.Size, key_length: int, tiles: Tiles) -> np.ndarray:
+def tile_ranges(mask: Mask | None, query_shape: torch.Size, key_length: int, tiles: Tiles) -> np.ndarray:
     """First, stop, and first and stop of the tiles without a mask, in blocks of keys: [B or 1, blocks of queries, 4].
 
     All four lie in this order: first <= full first <= full stop <= stop.
@@ -88,12 +88,14 @@ def turned(ranges: np.ndarray, blocks: int) -> np.ndarray:
     return ordered(*span(visible, np), *run(full, np))
 
 
-def ordered(first: Any, stop: Any, full_first: Any, full_stop: Any) -> np.ndarray:
+def ordered(first: np.ndarray, stop: np.ndarray, full_first: np.ndarray, full_stop: np.ndarray) -> np.ndarray:
     full_first = np.clip(full_first, first, stop)
     return np.stack([first, stop, full_first, np.clip(full_stop, full_first, stop)], axis=-1)
 
 
-def ranges_of_queries(mask: Any, query: torch.Tensor, key_length: int, tiles: Tiles) -> tuple[torch.Tensor, bool]:
+def ranges_of_queries(
+    mask: Mask | None, query: torch.Tensor, key_length: int, tiles: Tiles
+) -> tuple[torch.Tensor, bool]:
     """For every block of queries the blocks of keys to visit; and whether one of them may hold a forbidden pair."""
     ranges = tile_ranges(mask, query.shape, key_length, tiles)
     first, stop, full_first, full_stop = np.moveaxis(ranges, -1, 0)
@@ -101,7 +103,7 @@ def ranges_of_queries(mask: Any, query: torch.Tensor, key_length: int, tiles: Ti
     return placed(ranges, query), masked
 
 
-def ranges_of_keys(mask: Any, query: torch.Tensor, key_length: int, tiles: Tiles) -> torch.Tensor:
+def ranges_of_keys(mask: Mask | None, query: torch.Tensor, key_length: int, tiles: Tiles) -> torch.Tensor:
     """For every block of keys the blocks of queries to visit."""
     ranges = tile_ranges(mask, query.shape, key_length, tiles)
     return placed(turned(ranges, -(-key_length // tiles.keys)), query)
@@ -116,7 +118,7 @@ def placed(ranges: np.ndarray, query: torch.Tensor) -> torch.Tensor:
 # --- which pairs ------------------------------------------------------------------------------------------------------
 
 
-def marks_of(mask: Any, query: torch.Tensor, key_length: int) -> Marks:
+def marks_of(mask: Mask | None, query: torch.Tensor, key_length: int) -> Marks:
     """What settles every pair of a mask that was checked, on the device of the query."""
     (B, H, Q, _), K, device = query.shape, key_length, query.device
     sides = [*conjuncts(mask)]
@@ -138,7 +140,7 @@ def marks_of(mask: Any, query: torch.Tensor, key_length: int) -> Marks:
 REACHING = (Causal, SlidingWindow, KeyLengths)
 
 
-def conjuncts(mask: Any) -> Iterator[Any]:
+def conjuncts(mask: Mask | None) -> Iterator[Any]:
     if isinstance(mask, And):
         yield from conjuncts(mask.left)
         yield from conjuncts(mask.right)
