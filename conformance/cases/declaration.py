@@ -99,6 +99,7 @@ DIMENSIONS = {
     "vocabulary": "rows of the table",
     "classes": "classes",
     "length": "positions",
+    "table": "rows of a table of positions",
     "model_width": "columns",
     "inner_width": "inner columns",
 }
@@ -199,7 +200,10 @@ def read_limits(given: Mapping[str, Any] | str | Iterable[str]) -> dict[str, int
     for name, size in limits.items():
         if whole_number(size) < 1:
             raise ValueError(f"limit of {name} must be a positive integer, got {size!r}")
-    return {name: whole_number(size) for name, size in limits.items()}
+    sizes = {name: whole_number(size) for name, size in limits.items()}
+    if "table" in sizes:  # no more positions than the table has
+        sizes["length"] = min(sizes.get("length", sizes["table"]), sizes["table"])
+    return sizes
 
 
 def read_conventions(given: Mapping[str, Any] | str | Iterable[str]) -> dict[str, str]:

@@ -335,13 +335,18 @@ def sinusoidal_axes(case: Case) -> Described:
     return {"length": options["length"], "E": options["width"], OFFSET: options.get(OFFSET) or 0}, {}, {}
 
 
+def sinusoidal_dimensions(case: Case) -> dict[str, int]:
+    length, width = case.options["length"], case.options["width"]
+    return {"length": length, "model_width": width, "table": length + (case.options.get(OFFSET) or 0)}
+
+
 SINUSOIDAL_POSITIONS = OperationFacts(
     name="sinusoidal_positions",
     rules={"": "POS-1"},
     arguments=("length", "width"),
     differentiated=(),
     shape=lambda case, name, layout: (case.options["length"], case.options["width"]),
-    dimensions=lambda case: {"length": case.options["length"], "model_width": case.options["width"]},
+    dimensions=sinusoidal_dimensions,
     axes=sinusoidal_axes,
 )
 
@@ -403,6 +408,11 @@ def rotary_axes(case: Case) -> Described:
     return {"B": B, "H": H, "T": T, "E": D}, arrays, {}
 
 
+def rotary_dimensions(case: Case) -> dict[str, int]:
+    table = int(case.inputs["positions"].max(initial=-1)) + 1
+    return name_axes(case.inputs["x"], "batch", "heads", "length", "model_width") | {"table": table}
+
+
 def unturned_columns(case: Case, name: str) -> np.ndarray:
     """Columns past the rotary width."""
     shape, width = case.inputs["x"].shape, case.options.get("rotary_width")
@@ -419,7 +429,7 @@ ROTARY_EMBEDDING = OperationFacts(
     copied=unturned_columns,
     width_unit=2,
     shape=shape_of_x,
-    dimensions=lambda case: name_axes(case.inputs["x"], "batch", "heads", "length", "model_width"),
+    dimensions=rotary_dimensions,
     axes=rotary_axes,
 )
 

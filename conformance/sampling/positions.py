@@ -63,6 +63,9 @@ def sinusoidal_cases(
         "exponent": draw(st.sampled_from(("shared", "doubled"))),
         "dtype": draw(st.sampled_from(judged_dtypes(dtypes, declaration))),
     }
+    options["offset"] = min(
+        options["offset"], limits.get("table", options["offset"] + options["length"]) - options["length"]
+    )
     options = reset_lacking("sinusoidal_positions", options, declaration)
     return Case("sinusoidal_positions", options["dtype"], {}, options)
 
@@ -319,6 +322,8 @@ def rotary_cases(
         st.sampled_from(require_some(k for k in kinds if k not in OF_BATCH or "batch_positions" in declaration))
     )
     positions = draw_positions(draw, d, kind, B, T, far)
+    beyond = int(positions.max(initial=0)) + 1 - limits.get("table", FARTHEST[-1] + 1)
+    positions = np.maximum(positions - max(beyond, 0), 0)
     pairing = draw(st.sampled_from(require_some(p for p in pairings if p == "halves" or "interleaved" in declaration)))
     part = draw(st.integers(0, 3)) == 3 if partial is None else partial
     assume(partial is not True or "rotary_width" in declaration)

@@ -86,7 +86,15 @@ def at_sizes(operation: str, declaration: Declaration) -> list[Any]:
 
 @pytest.mark.parametrize("operation", ["attention", "layer_norm", "embedding", "feed_forward", "rotary_embedding"])
 def test_nothing_beyond_a_limit_is_drawn(operation: str) -> None:
-    limits = {"rows": 50, "norm_width": 200, "model_width": 30, "vocabulary": 1000, "inner_width": 9, "length": 60}
+    limits = {
+        "rows": 50,
+        "norm_width": 200,
+        "model_width": 30,
+        "vocabulary": 1000,
+        "inner_width": 9,
+        "length": 60,
+        "table": 300,
+    }
     declaration = replace(KERNEL, limits=KERNEL.limits | limits)
     for number, (_, row) in enumerate(at_sizes(operation, declaration)):
         if number % 7 == 0:
