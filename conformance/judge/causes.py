@@ -79,6 +79,8 @@ def make_small(cause: Cause, runner: Runner, seconds: float, settle: Settle, siz
     if sized:
         lead = replace(lead, threshold=find_thresholds(lead, runner, SIZES * seconds, passing))
     cause = replace(cause, violations=(lead, *cause.violations[1:]))
+    if cause.rules == ("MASK-7",) and lead.finding.is_of_values:
+        cause = replace(cause, excuses=({"isolation": "finite"},))
     if cause.diagnosis is None and cause.condition is not None and not cause.condition.holds(Call(lead.case)):
         cause = replace(cause, condition=None)
     return withdraw_refuted(choose_by_thresholds(cause, lead.threshold), passing, runner)

@@ -60,7 +60,7 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
         if not breaks(findings, level):
             return False
         new = make_violation(least.rule, least.title, least.check, runner, example, findings)
-        new = replace(new, least=least.least, probe=least.probe)
+        new = replace(new, least=least.least, probe=least.probe, worst=least.worst)
         if least.stands_before(new):
             return False
         if new.is_numeric and not least.is_numeric:

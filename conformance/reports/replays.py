@@ -71,12 +71,13 @@ def encode_target(target: Target) -> dict[str, Any]:
     return fields | {"name": target.title, "given": encode(given)}
 
 
-def write_replay(violation: Violation, folder: Path, *, titled: bool = False) -> str | None:
+def write_replay(violation: Violation, folder: Path, *, titled: bool = False, number: int = 1) -> str | None:
     """Write a replay file and return its path; None if the violation cannot be replayed.
 
-    There is one file for each subject and rule; titled: one for each probe.
+    There is one file for each subject and rule; titled: one for each probe. number: of several of one rule.
     """
     name = f"{slug(violation.subject)}-{violation.rule}" + (f"-{slug(violation.title)}" if titled else "")
+    name += f"-{number}" if number > 1 else ""
     path = folder / f"{name}.json"
     folder.mkdir(parents=True, exist_ok=True)
     try:

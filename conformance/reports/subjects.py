@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,11 @@ def checked_content(report: Report, replays: Path | None, *, peer: bool = False)
     violations = [
         violation_content(one, cause=numbers.get(id(one))) for one in report.violations if id(one) not in shown
     ]
-    causes = [cause_with_violation(cause, replays) for cause in report.causes]
+    files = Counter[str]()
+    causes = []
+    for cause in report.causes:
+        files[cause.lead.rule] += 1
+        causes.append(cause_with_violation(cause, replays, number=files[cause.lead.rule]))
     listed = {id(one) for one in report.violations}
     for cause, content in zip(report.causes, causes, strict=True):
         if id(cause.lead) in listed:  # its replay stands in the report once
@@ -43,9 +48,9 @@ def checked_content(report: Report, replays: Path | None, *, peer: bool = False)
     return subject_content(target, report.declaration, [target.operation], rules, report.rules, violations, **told)
 
 
-def cause_with_violation(cause: Cause, replays: Path | None, *, titled: bool = False) -> Content:
-    """Return a cause with the violation that shows it. replays: folder for its replay file."""
-    path = None if replays is None else write_replay(cause.lead, replays, titled=titled)
+def cause_with_violation(cause: Cause, replays: Path | None, *, titled: bool = False, number: int = 1) -> Content:
+    """Return a cause with the violation that shows it. replays: folder for its replay file; see `write_replay`."""
+    path = None if replays is None else write_replay(cause.lead, replays, titled=titled, number=number)
     return cause_content(cause) | {"violation": violation_content(cause.lead, path)}
 
 

@@ -27,6 +27,8 @@ from conformance.timing.work import Work, work
 
 PLACES, ROWS, STILL = 3, 8, 3
 """Of the judge before and after the timing: places, rows of each, and rows more whose cotangent is zero."""
+PAIRS = 2**18
+"""Of a place, pairs of a row and a key or column up to which more rows are judged: all rows of a small case."""
 FOR_PLACES = 0x506C616365
 """The last word of a seed for drawing places: other numbers than the inputs are made of."""
 MEASURED, FAILED, LEFT_OUT, NOT_CREDIBLE = "measured", "failed", "left out", "not credible"
@@ -192,7 +194,9 @@ class Run:
         """Fresh inputs, the same for all subjects."""
         seed = self.plan.seed
         random = generator(seed, case, when, FOR_PLACES)
-        places = draw(case, random, PLACES, ROWS, STILL if case.backward else 0)
+        of_row = case.D if case.operation == "layer_norm" else case.K * (case.H // case.G)
+        rows = max(ROWS, PAIRS // max(of_row, 1))
+        places = draw(case, random, PLACES, rows, STILL if case.backward else 0)
         call = Call(case, seed, (when,), tuple(places) if case.backward else ())
         where = {BEFORE: "before the timing", AFTER: "after the timing"}[when]
         for entry in (entry for entry in entries if entry.measured):
