@@ -53,13 +53,17 @@ Rescale = Callable[..., Rescaling]
 
 
 def run_online(
-    rescale: Rescale, numerators: Callable[[np.ndarray], np.ndarray] | None = None, graded: bool = True
+    rescale: Rescale,
+    numerators: Callable[[np.ndarray], np.ndarray] | None = None,
+    graded: bool = True,
+    partial: bool = False,
 ) -> Callable[..., list[Changed]]:
     """Online softmax with another rescaling.
 
     Args:
         numerators: from a block's exponentials to what its values are weighed by; they still count in the sum.
         graded: whether there are gradients, by constant maxima and with slopes of 0 where the numerators changed.
+        partial: whether only a last block that is not whole is rescaled otherwise.
     """
 
     def change(call: Call, block: int, **values: object) -> list[Changed]:
@@ -73,7 +77,8 @@ def run_online(
             here, before = slice(start, start + block), slice(0, start)
             new = np.maximum(maximum, scores[..., here].max(axis=-1, keepdims=True))
             factor = np.where(np.isfinite(maximum), np.exp(maximum - np.where(np.isfinite(new), new, 0)), 0)
-            step = rescale(maximum, new, factor, **values)
+            whole = partial and start + block <= K
+            step = Rescaling(factor, factor, new) if whole else rescale(maximum, new, factor, **values)
             maximum = step.maximum
             ahead = maximum if step.ahead is None else step.ahead
             exponentials = np.exp(scores[..., here] - np.where(np.isfinite(ahead), ahead, 0))
@@ -112,8 +117,16 @@ def lag_behind(old: np.ndarray, new: np.ndarray, factor: np.ndarray) -> Rescalin
     return Rescaling(factor := np.where(stays, 1, factor), factor, np.where(stays, old, new))
 
 
-def entry(name: str, says: str, rescale: Rescale, numerators: Any = None, graded: bool = True, **more: Any) -> Mistake:
-    change = run_online(rescale, numerators, graded)
+def entry(
+    name: str,
+    says: str,
+    rescale: Rescale,
+    numerators: Any = None,
+    graded: bool = True,
+    partial: bool = False,
+    **more: Any,
+) -> Mistake:
+    change = run_online(rescale, numerators, graded, partial)
     says = f"{says} (blocks of {{block}} keys)"
     return TOPIC.entry(name, says, change, rule="ATT-8", operations=("attention",), block=BLOCKS, **more)
 
@@ -125,6 +138,10 @@ ONLINE = (
           lambda old, new, factor: Rescaling(factor, 1.0, new)),
     entry("nothing-rescaled", "nothing is rescaled when the maximum grows",
           lambda old, new, factor: Rescaling(1.0, 1.0, new)),
+    entry("output-not-rescaled-at-the-end", "the running output is not rescaled in a last block that is not whole",
+          lambda old, new, factor: Rescaling(1.0, factor, new), partial=True),
+    entry("nothing-rescaled-at-the-end", "nothing is rescaled in a last block that is not whole",
+          lambda old, new, factor: Rescaling(1.0, 1.0, new), partial=True),
     # Nothing is lost where nothing was seen before.
     entry("sum-rescaled-late", "the running sum is rescaled with the new block in it",
           lambda old, new, factor: Rescaling(factor, 1.0, new, late=np.where(np.isfinite(old), factor, 1))),
