@@ -15,7 +15,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration, Sizes
+from conformance.cases.declaration import Declaration, Sizes, fit_width
 from conformance.sampling import strategies as generation
 from conformance.sampling.operations import operation_cases
 from conformance.sampling.strategies import LONG, SHORT, judged_dtypes, require_some
@@ -136,7 +136,8 @@ def draw_dtype_calls(draw: st.DrawFn, plain: Call, declaration: Declaration) -> 
 def norm_history(draw: st.DrawFn, operation: str, declaration: Declaration, sizes: bool, count: int) -> Cases:
     """Of one width and dtype, with other eps, bias and dtype of the weight; sizes: every other one of another size."""
     dtype = draw(st.sampled_from(require_some(judged_dtypes(generation.DTYPES, declaration))))
-    widths = NORM_WIDTHS[:2] if dtype == "float64" else NORM_WIDTHS
+    widths: tuple[int, ...] = NORM_WIDTHS[:2] if dtype == "float64" else NORM_WIDTHS
+    widths = tuple(width for width in widths if fit_width(width, "norm_width", declaration) == width) or widths
     able = [rows for rows in ROWS if rows <= declaration.limits.get("rows", rows)]
     rows, width = draw(st.sampled_from(able)), draw(st.sampled_from(widths))
     other_rows: Sequence[int] = able

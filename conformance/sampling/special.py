@@ -47,10 +47,11 @@ def planted_cases(
     them. plans: the sizes to draw from, instead of the usual ones.
     """
     # Without promises about what is hidden, an attended NaN must be nowhere hidden either.
-    strict = where == "hidden" or declaration.convention("isolation") == "strict"
+    strict = declaration.convention("isolation") == "strict"
+    assume(strict or where != "hidden")  # before a case is drawn: no seed gives one
     mask, focus = "any" if strict else "none", tuple(sorted({*focus} & declaration.features))
     clean = draw(attention_cases(mask=mask, focus=focus, plans=plans, declaration=declaration))
-    assume_isolation(clean, declaration, where == "hidden")
+    assume_read_rows(clean, declaration)
     assume(strict or allowed_pairs(clean).all())  # a bias of -inf hides too
     d = Draw(draw(seeds), clean.dtype)
     allowed, arrays = allowed_pairs(clean), dict(clean.inputs)
@@ -84,17 +85,17 @@ def planted_cases(
     return Planted(clean, dirty, allowed, marks, bool(np.isinf(poison)))
 
 
-def assume_isolation(case: Case, declaration: Declaration, hidden: bool = True) -> None:
-    """The subject promises something about what is hidden, and its own kind of empty row does not read it."""
-    assume(not hidden or declaration.convention("isolation") == "strict")
+def assume_read_rows(case: Case, declaration: Declaration) -> None:
+    """The subject's own kind of empty row does not read what is hidden."""
     assume(declaration.convention("empty_rows") == "zero" or allowed_pairs(case).any(-1).all())
 
 
 @st.composite
 def padded_queries(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[Case, Case]:
     """(with NaN in what follows a sequence's queries, the clean case)."""
+    assume(declaration.convention("isolation") == "strict")
     clean = draw(attention_cases(focus=("query_lengths",), others=False, declaration=declaration))
-    assume_isolation(clean, declaration)
+    assume_read_rows(clean, declaration)
     query = np.where(
         rows_past(clean)[:, None, :, None], clean.inputs["query"].dtype.type(np.nan), clean.inputs["query"]
     )
@@ -111,8 +112,9 @@ def hidden_cases(draw: st.DrawFn, operation: str, declaration: Declaration = EVE
     if operation == "merge_attention":
         clean = draw(merge_cases(declaration=declaration))
     else:
+        assume(declaration.convention("isolation") == "strict")
         clean = draw(attention_cases(operation, mask="any", declaration=declaration))
-        assume_isolation(clean, declaration)
+        assume_read_rows(clean, declaration)
     d, poison = Draw(draw(seeds), clean.dtype), draw(st.sampled_from((np.nan, np.inf, -np.inf)))
     inputs = dict(clean.inputs)
     if operation == "merge_attention":
@@ -218,7 +220,7 @@ def sunken_cases(draw: st.DrawFn, level: float, declaration: Declaration = EVERY
         bias = {depth: np.where(visible, np.float32(depth), np.float32(0)) for depth in bias}
     rounding = roundings(declaration, dtype)
     flat = Case("attention", dtype, inputs | {"bias": bias[0.0]}, options, cotangents, rounding=rounding)
-    assume_isolation(flat, declaration, hidden=False)
+    assume_read_rows(flat, declaration)
     return replace(flat, inputs=inputs | {"bias": bias[level]}), flat
 
 
@@ -247,7 +249,7 @@ def deep_cases(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[
     cotangents = select_cotangents({"output": d.normal(s.B, s.H, s.Q, s.V)}, declaration)
     constants = ("key",) if cotangents else ()
     case = Case("attention", dtype, inputs, options, cotangents, rounding=rounding, constants=constants)
-    assume_isolation(case, declaration, hidden=False)
+    assume_read_rows(case, declaration)
     return case, replace(case, inputs=inputs | {"query": np.zeros_like(query)})
 
 
@@ -272,7 +274,7 @@ def towering_cases(
     options: dict[str, Any] = {"scale": draw(st.sampled_from(scales))}
     options["mask"] = draw_mask(draw, "maybe", s, d, declaration)
     case = Case("attention", dtype, inputs, options, cotangents, rounding=roundings(declaration, dtype))
-    assume_isolation(case, declaration, hidden=False)
+    assume_read_rows(case, declaration)
     return case, replace(case, options={"scale": 0.0, "mask": Dense(largest(case, s))})
 
 
@@ -297,7 +299,7 @@ def absent_sinks(
         clean = draw(empty_row_cases(operation, declaration=plain))
     else:
         clean = draw(attention_cases(operation, mask="maybe", others=False, declaration=plain))
-    assume_isolation(clean, declaration, hidden=False)
+    assume_read_rows(clean, declaration)
     query = clean.inputs["query"]
     sinks = np.full(query.shape[1], -np.inf, query.dtype)
     return replace(clean, inputs=clean.inputs | {"sinks": sinks}, special=True), clean
@@ -317,7 +319,7 @@ def infinite_scores(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> t
     key[:, :, place, 0] = np.inf
     allowed[..., place] = False
     clean = replace(clean, inputs=inputs, options=clean.options | {"mask": Dense(allowed)})
-    assume_isolation(clean, declaration, hidden=False)
+    assume_read_rows(clean, declaration)
     seen = allowed.copy()
     seen[..., place] = True
     dirty = replace(clean, inputs=inputs | {"key": key}, options=clean.options | {"mask": Dense(seen)}, special=True)
@@ -352,7 +354,7 @@ def narrow_masks(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> Case
     d, (B, H, Q, _), K = Draw(draw(seeds), case.dtype), case.inputs["query"].shape, case.inputs["key"].shape[2]
     shape = draw(st.sampled_from(((B, 1, Q, K), (1, H, Q, K))))
     case = replace(case, options=case.options | {"mask": Dense(d.booleans(*shape))})
-    assume_isolation(case, declaration, hidden=False)
+    assume_read_rows(case, declaration)
     return case
 
 
@@ -364,7 +366,7 @@ def flat_masks(draw: st.DrawFn, plans: tuple[Sizes, ...] | None = None, declarat
     d = Draw(draw(seeds), case.dtype)
     shape = (case.inputs["query"].shape[2], case.inputs["key"].shape[2])
     case = replace(case, options=case.options | {"mask": Dense(d.booleans(*shape))})
-    assume_isolation(case, declaration, hidden=False)
+    assume_read_rows(case, declaration)
     return case
 
 

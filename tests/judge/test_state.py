@@ -23,7 +23,7 @@ ALONE = "depends on earlier calls: right in a fresh process, wrong after "
 def judged(folder: Path, name: str, operation: str, **options: Any) -> Report:
     path = shutil.copy((stateful if hasattr(stateful, name) else stateful_gradients).__file__, folder)
     given: dict[str, Any] = {"arrays": "numpy", "shrink": False, "dtypes": ["float32"], "isolate": False}
-    given |= {"effort": "quick", "seed": 1, "limits": SMALL | {"rows": 16, "norm_width": 64}}
+    given |= {"effort": "quick", "seed": 1, "limits": SMALL | {"rows": 130, "norm_width": 264}}
     return check(f"{path}:{name}", operation, **given | options)
 
 
