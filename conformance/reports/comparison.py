@@ -57,7 +57,10 @@ def circumstances(before: Content, after: Content) -> list[str]:
 
 
 def changes(before: Content, after: Content) -> list[Change]:
-    """Return every change, rule by rule. A larger ratio is worse only if both runs generated the same cases."""
+    """Return every change, rule by rule.
+
+    A larger ratio is worse only where the rule is violated, and if both runs generated the same cases.
+    """
     found = []
     same_cases = all(before[name] == after[name] for name in CIRCUMSTANCES)
     same_cases &= all(before["versions"].get(name) == after["versions"].get(name) for name in DRAWN_BY)
@@ -131,7 +134,7 @@ def rule_change(old: Content, new: Content, same: bool) -> tuple[str, str]:
     largest = max(logarithms, key=abs)
     if abs(largest) <= math.log(FACTOR):
         return "", ""
-    kind = "better" if largest < 0 else "worse"
+    kind = "other" if new["status"] == "conforms" else "better" if largest < 0 else "worse"
     text = f"{describe_worst(old)} -> {describe_worst(new)}"
     return (kind, text) if same else ("other", f"{text}, on other cases")
 
