@@ -124,6 +124,12 @@ def summary(subject: Content) -> str:
 # --- limits of a subject's verdict ------------------------------------------------------------------------------------
 
 
+def describe_source(subject: Content) -> str:
+    """Name the file of the function's code, if it was imported from elsewhere than the target; else empty."""
+    source = subject.get("source")
+    return f"judged: {source}{', an installed copy' * ('site-packages' in source)}" if source else ""
+
+
 def describe_guess(subject: Content) -> str:
     """Name the arrays that the judge chose, and why; empty if the caller chose them."""
     why = subject.get("arrays_guessed")
@@ -188,6 +194,7 @@ def notes(subject: Content) -> list[Note]:
     told = {
         "headline": summary(subject),
         "guess": describe_guess(subject),
+        "source": describe_source(subject),
         "skipped": never_given_line(subject),
         "masked": MASK_REQUIRED if (subject["declaration"] or {}).get("mask_required") else "",
         "left-out": subject["left_out"],

@@ -134,7 +134,7 @@ def rule_change(old: Content, new: Content, same: bool) -> tuple[str, str]:
     largest = max(logarithms, key=abs)
     if abs(largest) <= math.log(FACTOR):
         return "", ""
-    kind = "other" if new["status"] == "conforms" else "better" if largest < 0 else "worse"
+    kind = "better" if largest < 0 else "other" if new["status"] == "conforms" else "worse"
     text = f"{describe_worst(old)} -> {describe_worst(new)}"
     return (kind, text) if same else ("other", f"{text}, on other cases")
 

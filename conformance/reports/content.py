@@ -15,7 +15,7 @@ from conformance.cases.arguments import expected_dtype
 from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import UNSUPPORTED
 from conformance.checks.findings import Raised
-from conformance.checks.levels import JUDGED, LEVELS, STRICT, highest_profile, is_required
+from conformance.checks.levels import JUDGED, LEVELS, STRICT, highest_profile, is_required, rank
 from conformance.checks.results import Cell, Violation
 from conformance.reports.causes import list_tuples
 from conformance.reports.replays import replay_command, replay_content
@@ -94,7 +94,10 @@ def subject_content(
         profile: decides whether the subject conforms.
         some: whether the caller chose some of the rules, which show no profile to be kept.
     """
-    broken = {violation["rule"]: violation["level"] for violation in violations}
+    broken: dict[str, str] = {}
+    for violation in violations:
+        known = broken.get(violation["rule"], violation["level"])
+        broken[violation["rule"]] = min(known, violation["level"], key=rank)
     listed = [rule for rule in JUDGED if rule in {*rules, *cells, *broken}]
     return {
         "name": clean_text(target.title),
@@ -103,6 +106,7 @@ def subject_content(
         "operations": list(operations),
         "arrays": target.arrays,
         "arrays_guessed": clean_text(target.guessed) or None,
+        "source": clean_text(target.source) or None,
         "device": target.device,
         "declaration": None if declaration is None else declaration_content(declaration),
         "profile": profile,

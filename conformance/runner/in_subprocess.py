@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from conformance.cases.declaration import Declaration
@@ -28,7 +30,8 @@ from conformance.runner.own_time import measure_crowding, valid_limit
 from conformance.runner.process_lifetime import POSIX, describe_end
 from conformance.runner.workers import NoReply, Worker, encode_call
 from conformance.subjects.callables import Target
-from conformance.subjects.subject import Answers, first_line
+from conformance.subjects.subject import Answers, Subject, first_line
+from conformance.subjects.wrong_answers import relative_path
 
 STARTING = 300.0
 """Seconds that loading the frameworks and the target may take."""
@@ -67,8 +70,17 @@ def runner_for(target: Target, time_limit: float, isolate: bool | None) -> Runne
 def runner_here(target: Target, time_limit: float) -> Runner:
     target, subject = make_subject(target, time_limit)
     runner = Runner(subject, time_limit)
-    runner.target = target
+    runner.target = replace(target, source=find_source(target, subject))
     return runner
+
+
+def find_source(target: Target, subject: Subject) -> str:
+    """The file of the subject's code, if it is not the one that the target names; empty where none can be told."""
+    code = getattr(inspect.unwrap(subject.code) if callable(subject.code) else None, "__code__", None)
+    where = Path(target.subject.rpartition(":")[0]) if isinstance(target.subject, str) else Path()
+    if code is None or where.suffix != ".py" or not Path(code.co_filename).is_file():
+        return ""
+    return "" if where.samefile(code.co_filename) else relative_path(code.co_filename)
 
 
 class SubprocessRunner(Runner):
@@ -192,7 +204,7 @@ def load_subject(encoded_target: bytes) -> tuple[Declaration, tuple[str, ...], d
     runner.interrupts_are_users = False
     subjects[:] = [runner]
     declaration, target = runner.declaration, runner.target or target
-    arrays = {"arrays": target.arrays, "guessed": target.guessed}
+    arrays = {"arrays": target.arrays, "guessed": target.guessed, "source": target.source}
     return replace(declaration, vjp=declaration.vjp and remote_vjp), runner.never_given, arrays
 
 

@@ -246,6 +246,7 @@ class Target:
     subject: a callable, `package.module:callable`, `path/to/file.py:callable`, or one of the three implementations by
     name. arrays: None for a guess, which the runner makes. given: what is said of it; see `declaration.declare`. Its
     `vjp` may be named by a string like the subject. guessed: what the guess of `arrays` goes by; empty for no guess.
+    source: the file of the subject's code, if it was loaded from another one and comes from there.
     memory_limit: gigabytes that a process may allocate for it; see `conformance/runner/memory_limit.py`.
     """
 
@@ -256,6 +257,7 @@ class Target:
     name: str | None = None
     given: dict[str, Any] = field(default_factory=dict)
     guessed: str = ""
+    source: str = ""
     memory_limit: float | None = None
 
     def make(self, function: Callable[..., Any] | None = None) -> Subject:

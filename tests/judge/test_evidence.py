@@ -200,7 +200,7 @@ def without_axes(x: Any, weight: Any, *, eps: float, plus_one: bool = False) -> 
     return (reference_numpy.rms_norm(x, weight, eps=eps, plus_one=plus_one) * 1.001).astype(x.dtype)
 
 
-def test_what_is_refused_hides_no_wrong_number() -> None:
+def test_what_is_refused_hides_no_wrong_number(tmp_path: Path) -> None:
     report = judged(without_axes, "NORM-7", operation="rms_norm", dtypes="float32", **STRICT)
     assert [(found.rule, found.finding.kind) for found in report.violations] == [
         ("NORM-7", "value"),
@@ -208,6 +208,8 @@ def test_what_is_refused_hides_no_wrong_number() -> None:
     ]
     assert report.levels["core"] == ["NORM-7"]
     assert "violates 1 rule" in str(report)
+    files = [cause["violation"]["replay_file"] for cause in checked_content(report, tmp_path)["causes"]]
+    assert len({*files}) == len(files) == 2
 
 
 def with_a_table(x: Any, positions: Any, *, base: float = 10000.0) -> Any:
