@@ -52,8 +52,14 @@ def check(
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     operation = operation or name_operation(target)
     if not operation:
-        function, known = target.rpartition(":")[2], ", ".join(operation_names())
-        refuse(f"--operation is needed: the name {function} says none of {known}")
+        from difflib import get_close_matches
+
+        function, known = target.rpartition(":")[2], [*operation_names()]
+        near = get_close_matches(function, known, 1)
+        meant = (
+            f"; did you mean the function {near[0]}, or --operation {near[0]}?" if near else f" of {', '.join(known)}"
+        )
+        refuse(f"--operation is needed: the name {function} says none{meant}")
     report = judge_target(target, operation, workers, options, replays)
     for subject in report["subjects"]:
         console.print(subject_report(subject, report["seed"]), crop=False)
