@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -141,7 +140,7 @@ def sort_entries(
     options: dict[str, Any] = {name: array.item() for name, array in others.items() if not array.ndim}
     options |= {name: inputs.pop(name) for name in ("mask", "dropout_keep") if name in inputs}
     known = {*record.lists, *(record.structure.fields if record.structure is not None else ())}
-    fields = {name: re.split(r"[.\[]", name)[0] for name in inputs}  # "inner" of "inner.weight" and "inner[0]"
+    fields = {name: name.partition(".")[0].partition("[")[0] for name in inputs}  # inner[0].weight: inner
     unknown = {name: inputs.pop(name) for name, field in fields.items() if field != name and field not in known}
     positional, keywords = arguments(operation, inputs, {**options, **values})
     own = dict(zip(record.arguments, positional, strict=True))
