@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -15,11 +15,16 @@ from rich.text import Text
 from conformance.cli.console import console, explain_error, refuse
 from conformance.cli.options import complete_names, operation_names
 
+if TYPE_CHECKING:
+    from specification.masks import Mask
+
 FILE = (
     "a .npz or .safetensors file: the operation's arguments by name, its results as output (and logsumexp, ...), "
     "or as result.NAME where an argument has the same name, and to judge gradients cotangent and gradient.NAME"
 )
-SET = "an argument that is not in the file, such as scale=0.125 or mask=causal; may be repeated"
+MASKS = "causal, causal:OFFSET, window:LEFT,RIGHT, window:LEFT,RIGHT:OFFSET or none"
+SET = f"an argument that is not in the file, such as scale=0.125 or bias=none; mask is {MASKS}; may be repeated"
+FORMATS = "compare-arrays takes .npz and .safetensors files of plain arrays"
 
 
 def compare_arrays(
@@ -37,42 +42,69 @@ def compare_arrays(
     Exit code 0: they conform. 1: they do not. 2: they cannot be judged.
     """
     from conformance.judge.given_results import compare
-    from specification.checkpoints import read_safetensors
 
     try:
-        if file.suffix == ".npz":
-            with file.open("rb") as stream, np.load(stream, allow_pickle=False) as members:
-                arrays = dict(members)
-        else:
-            arrays = read_safetensors(file)[0]
+        arrays = read_arrays(file)
         inputs, results, gradients, cotangents = sort_entries(operation, arrays, read_values(given or []))
         # Optimizers have an argument of that name, and no gradients that could be judged.
         judged: dict[str, Any] = {"cotangent": cotangents or None}
         judged["gradients"] = inputs.pop("gradients", gradients or None)
         found = compare(operation, results, profile=profile, layout=layout, conventions=conventions, **judged, **inputs)
-    except BadZipFile as error:
-        refuse(f"{file}: {explain_error(error)}")
     except (OSError, ValueError, TypeError, KeyError) as error:
         refuse(explain_error(error))
     console.print(Text(str(found)), soft_wrap=True)
     raise typer.Exit(0 if found.conforms else 1)
 
 
+def read_arrays(file: Path) -> dict[str, np.ndarray]:
+    """Read a file's arrays by name; OSError or ValueError for one that cannot be read."""
+    from specification.checkpoints import read_safetensors
+
+    if file.suffix == ".safetensors":
+        return read_safetensors(file)[0]
+    if file.suffix != ".npz":
+        raise ValueError(f"{file}: {FORMATS}")
+    with file.open("rb") as stream:
+        try:
+            with np.load(stream, allow_pickle=False) as members:
+                return dict(members)
+        # NumPy says of what is no array, or no .npz file, how to read it as a pickle, which may run any program.
+        except (BadZipFile, ValueError, EOFError, TypeError, AttributeError):
+            raise ValueError(f"{file} cannot be read as a .npz file; {FORMATS}") from None
+
+
+def read_mask(text: str) -> Mask | None:
+    """Read one of `MASKS`."""
+    from specification import Causal, SlidingWindow
+
+    kind, *rest = text.split(":")
+    try:
+        if text == "none":
+            return None
+        if kind == "causal" and len(rest) < 2:
+            return Causal(*map(int, rest))
+        if kind == "window" and 0 < len(rest) < 3:
+            left, right = (None if side == "all" else int(side) for side in rest[0].split(","))
+            return SlidingWindow(left, right, *map(int, rest[1:]))
+    except ValueError:
+        pass
+    raise ValueError(f"--set mask takes {MASKS}, got {text!r}")
+
+
 def read_values(given: list[str]) -> dict[str, Any]:
     """Read NAME=VALUE as numbers, truth values, None, lists, or else as text."""
-    from specification import Causal
-
     found: dict[str, Any] = {}
     for item in given:
         name, equals, text = item.partition("=")
         if not equals:
             raise ValueError(f"--set takes NAME=VALUE, got {item!r}")
+        if name == "mask":
+            found[name] = read_mask(text.lower())
+            continue
         try:
             found[name] = ast.literal_eval(text.capitalize() if text in ("true", "false", "none") else text)
         except (ValueError, SyntaxError):
             found[name] = text
-    if found.get("mask") == "causal":
-        found["mask"] = Causal()
     return found
 
 
@@ -107,6 +139,10 @@ def sort_entries(
     inputs = {name: array for name, array in others.items() if array.ndim}
     options: dict[str, Any] = {name: array.item() for name, array in others.items() if not array.ndim}
     options |= {name: inputs.pop(name) for name in ("mask", "dropout_keep") if name in inputs}
+    known = {*record.lists, *(record.structure.fields if record.structure is not None else ())}
+    fields = {name: name.partition(".")[0].partition("[")[0] for name in inputs}  # inner[0].weight: inner
+    unknown = {name: inputs.pop(name) for name, field in fields.items() if field != name and field not in known}
     positional, keywords = arguments(operation, inputs, {**options, **values})
     own = dict(zip(record.arguments, positional, strict=True))
-    return {n: v for n, v in own.items() if v is not None} | keywords, results, gradients, cotangents
+    own = {n: v for n, v in own.items() if v is not None or n in values}
+    return own | keywords | unknown, results, gradients, cotangents

@@ -13,7 +13,7 @@ from conformance.checks.comparison import ratio
 from conformance.diagnosis.evidence import Evidence
 from conformance.runner.dimensions import layout_of
 
-Kind = Literal["all", "one", "from", "up to", "every", "some"]
+Kind = Literal["all", "one", "from", "up to", "range", "every", "some"]
 STRIDES = (2, 3, 4, 8, 16, 32)
 
 
@@ -21,8 +21,9 @@ STRIDES = (2, 3, 4, 8, 16, 32)
 class Places:
     """The wrong places along one axis of a result.
 
-    axis: names of the dimensions that it is made of. kind: "from" (and after) or "up to" (and with) a place, "every"
-    `stride`-th from `start` on, "one", "some" or "all". size: how many places there are. count: how many are wrong.
+    axis: names of the dimensions that it is made of. kind: "from" (and after) or "up to" (and with) a place, "range" of
+    `count` places from `start` on, "every" `stride`-th from `start` on, "one", "some" or "all". size: how many places
+    there are. count: how many are wrong.
     """
 
     axis: tuple[str, ...]
@@ -72,6 +73,8 @@ def find_places(axis: tuple[str, ...], wrong: np.ndarray) -> Places:
         return Places(axis, "from", size, count, first)
     if first == 0 and count == last + 1:
         return Places(axis, "up to", size, count, last)
+    if count == last - first + 1:
+        return Places(axis, "range", size, count, first)
     for stride in STRIDES:
         if np.array_equal(indices, np.arange(first, size, stride)):
             return Places(axis, "every", size, count, first, stride)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import pairwise, product
 from typing import Any
 
@@ -17,13 +18,15 @@ from conformance.cases.arguments import (
     expected_dtype,
     gradient_input,
     gradient_name,
+    is_gradient,
     name_arguments,
     result_names,
     results_of,
 )
-from conformance.cases.case import Case, numpy_dtype
+from conformance.cases.case import Case, heads_and_keys, numpy_dtype
 from conformance.cases.declaration import Declaration, read_conventions
 from conformance.cases.facts import operation_facts, operations
+from conformance.cases.features import mask_parts, replace_parts
 from conformance.cases.options import refuse_unknown
 from conformance.checks.catalogue import has_special_values
 from conformance.checks.comparison import breaks, fill_unpromised, judge, ratio, worst
@@ -55,9 +58,10 @@ from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.gradients import gradients_by_name
 from conformance.subjects.subject import Answers, NumpySubject, differentiable, expected_shape, name_results
 from conformance.subjects.wrong_answers import WrongAnswer
+from reference_numpy.masks import checked_mask
 from specification.arrays import Array
 from specification.dtypes import FLOATING
-from specification.masks import as_mask, map_arrays
+from specification.masks import Causal, as_mask, map_arrays
 from specification.parameters import Tree
 
 LARGEST_PART = 2**21
@@ -69,12 +73,12 @@ MOST_BY_BALLS = 10**8
 LARGEST_EVIDENCE = 2**14
 """Scores, or numbers, of a piece that all known mistakes are tried on: a few seconds."""
 MOST_EVIDENCE = 4 * LARGEST_EVIDENCE
-"""The same of a piece that cannot be cut."""
+"""What trying them on a piece that cannot be cut may cost, as `count_cost` counts: up to half a minute."""
+LARGEST_HINT = 2**22
+"""Scores of a call, or of a part of it, that is judged in the other layout as well: seconds."""
 PIECES = 6
 """Pieces that fail, and pieces that pass, by which mistakes are told apart."""
 LAYOUTS = ("BHTD", "BTHD")
-CONVENTIONS_OF_CALLS = ("causal", "isolation")
-"""Conventions that speak of other calls, or of masks that a description left open: one result says nothing of them."""
 
 NUMPY = NumpySubject()
 
@@ -96,6 +100,8 @@ class Comparison:
         pattern: Where the first wrong result is wrong; None where nothing is.
         diagnosis: The known mistake that explains the results; None where none does.
         condition: Where in the results the mistake shows; None where it shows everywhere.
+        too_large: Whether no known mistake could be tried, since no piece of the call is small enough.
+        other_layout: The layout with which the results conform, where they do not with the one that was given.
     """
 
     operation: str
@@ -104,6 +110,8 @@ class Comparison:
     pattern: Pattern | None = None
     diagnosis: Diagnosis | None = None
     condition: Condition | None = None
+    too_large: bool = False
+    other_layout: str | None = None
 
     @property
     def conforms(self) -> bool:
@@ -154,7 +162,7 @@ def compare(
             several results.
         gradients: Of the inputs, in a dictionary by name, or in a tuple in the order of the arguments.
         layout: "BTHD" if arrays of attention are [batch, length, heads, width].
-        conventions: Intended departures, as in `declare`.
+        conventions: Intended departures, as in `declare`; causal says where `Causal()` without an offset stands.
         **inputs: The operation's own arguments by name.
 
     Returns:
@@ -168,38 +176,79 @@ def compare(
     refuse_unknown("profile", [profile], LEVELS)
     refuse_unknown("layout", [layout], LAYOUTS)
     chosen = read_conventions(conventions or {})
-    for name in CONVENTIONS_OF_CALLS:
-        if name in chosen:
-            raise ValueError(f"conventions: one result says nothing of {name}")
+    if "isolation" in chosen:
+        raise ValueError(
+            "conventions: isolation cannot be given here: it speaks of two calls, with and without NaN behind a mask, "
+            "and compare has one result; check makes both calls"
+        )
     signature = inspect.signature(getattr(reference_numpy, operation))
     if "gradients" in signature.parameters:  # an optimizer's own argument, and none is judged
         inputs, gradients = inputs | {"gradients": gradients}, None
     if "dtype" in signature.parameters:
         inputs = {"dtype": signature.parameters["dtype"].default} | inputs
-    try:
-        signature.bind(**inputs)
-    except TypeError as error:
-        raise TypeError(f"{operation}: {error}") from None
+    refuse_other_arguments(operation, inputs, signature)
     case = make_case(operation, convert_arrays(inputs), chosen)
-    refuse_misfits(case if layout == "BHTD" else swap_layout(case))
-    pair = isinstance(got, tuple) and len(got) == 2 and operation == "attention"
-    case = replace(case, with_logsumexp=pair or (isinstance(got, dict) and "logsumexp" in got and "output" in got))
-    case = add_cotangents(case, convert_arrays(cotangent), gradients)
-    refuse_other_gradients(case, gradients)
+    call = GivenCall(case, convert_arrays(got), convert_arrays(cotangent), convert_arrays(gradients), chosen)
+    other = LAYOUTS[layout == LAYOUTS[0]]
     try:
-        answers = name_answers(case, convert_arrays(got), convert_arrays(gradients))
+        found = call.judge(layout, profile)
+    except (TypeError, ValueError) as error:
+        if call.conforms(other, profile):
+            raise type(error)(f"{error}; the results conform with layout {other}") from None
+        raise
+    return found if found.conforms or not call.conforms(other, profile) else replace(found, other_layout=other)
+
+
+@dataclass(frozen=True)
+class GivenCall:
+    """A call as it was given, in NumPy's arrays, before its layout is known to be right."""
+
+    case: Case
+    got: Tree
+    cotangent: Any
+    gradients: Tree
+    conventions: Mapping[str, str]
+
+    def place(self, layout: str) -> tuple[Case, Answers, Origin]:
+        """The case and its answers in the definition's conventions; WrongAnswer, TypeError or ValueError for others."""
+        case = align_causal(self.case, self.conventions.get("causal", ""), layout)
+        refuse_misfits(case if layout == "BHTD" else swap_layout(case))
+        got = self.got
+        pair = isinstance(got, tuple) and len(got) == 2 and case.operation == "attention"
+        case = replace(case, with_logsumexp=pair or (isinstance(got, dict) and "logsumexp" in got and "output" in got))
+        case = add_cotangents(case, self.cotangent, self.gradients)
+        refuse_other_gradients(case, self.gradients)
+        answers = name_answers(case, got, self.gradients)
         if case.cotangents:  # gradients that were not given are not asked for
             others = [name for name in differentiable(case) if gradient_name(name) not in answers]
             case = replace(case, constants=tuple(others))
         case = complete_cotangents(case, layout)
         require_shapes(case, answers, layout)
-    except WrongAnswer as error:
-        return Comparison(operation, profile, (Finding(error.name, math.inf, detail=error.detail),))
-    origin = Origin(case, answers, layout, chosen)
-    case, answers = translate(case, answers, layout, chosen)
-    refuse_costly(case)
-    with np.errstate(all="ignore"):
-        return judge_answers(case, answers, profile, origin)
+        origin = Origin(case, answers, layout, self.conventions)
+        case, answers = translate(case, answers, layout, self.conventions)
+        refuse_costly(case)
+        return case, answers, origin
+
+    def judge(self, layout: str, profile: str) -> Comparison:
+        try:
+            case, answers, origin = self.place(layout)
+        except WrongAnswer as error:
+            return Comparison(self.case.operation, profile, (Finding(error.name, math.inf, detail=error.detail),))
+        with np.errstate(all="ignore"):
+            return judge_answers(case, answers, profile, origin)
+
+    def conforms(self, layout: str, profile: str) -> bool:
+        """Whether results of attention conform in a layout, those of a part where there are many."""
+        if not self.case.operation.startswith("attention"):
+            return False
+        try:
+            case, answers, _ = self.place(layout)
+            box = next(list_boxes(case, cuttable_dimensions(case, answers), LARGEST_HINT))
+            case, answers = cut_box(case, answers, box)
+            with np.errstate(all="ignore"):
+                return count_numbers(case) <= LARGEST_HINT and not breaks(find_errors(case, answers, [{}])[0], profile)
+        except (TypeError, ValueError, LookupError, WrongAnswer):  # what does not fit at all
+            return False
 
 
 # --- from arguments to a case -----------------------------------------------------------------------------------------
@@ -235,6 +284,31 @@ def make_case(operation: str, given: Mapping[str, Any], conventions: Mapping[str
     return Case(operation, dtype, inputs, options, rounding=rounding, special=special)
 
 
+def refuse_other_arguments(operation: str, given: Collection[str], signature: inspect.Signature) -> None:
+    """Raise TypeError for arguments that an operation does not have, and for those that it needs and has not got."""
+    missing = [n for n, one in signature.parameters.items() if one.default is one.empty and n not in given]
+    unknown = [name for name in given if name not in signature.parameters]
+    if not missing and not unknown:
+        return
+    told = [f"needs {' and '.join(missing)}"] if missing else []
+    if unknown:
+        told.append(f"does not know {' and '.join(unknown)}")
+        near = get_close_matches(unknown[0], missing or [*signature.parameters], 1)
+        told[-1] += f": did you mean {near[0]}?" if near else ""
+    raise TypeError(f"{operation} {', and '.join(told)}")
+
+
+def align_causal(case: Case, convention: str, layout: str) -> Case:
+    """The case with an offset for `Causal()`, where a convention says where that stands."""
+    if convention not in ("top_left", "bottom_right") or case.options.get("mask") is None:
+        return case
+    lengths = [case.inputs[name].shape[1 if layout == "BTHD" else -2 :] for name in ("query", "key")]
+    offset = lengths[1][0] - lengths[0][0] if convention == "bottom_right" and all(lengths) else 0
+    mask = case.options["mask"]
+    parts = [Causal(offset) if isinstance(one, Causal) and one.offset is None else one for one in mask_parts(mask)]
+    return replace(case, options=case.options | {"mask": replace_parts(mask, parts)})
+
+
 def refuse_misfits(case: Case) -> None:
     """Raise the definition's own error for shapes that do not fit, and for dtypes that it does not take."""
     try:
@@ -244,10 +318,17 @@ def refuse_misfits(case: Case) -> None:
     except Exception:
         NUMPY(case)
         raise
+    if case.options.get("mask") is not None:  # of a single row less would be asked
+        H, _, Q, K = heads_and_keys(case)
+        checked_mask(case.options["mask"], Q, K, sizes["B"], H)
     outer = [name for name in sizes if name.partition(" ")[0] in INDEPENDENT]
     row = take_parts(case, {name: Part(0, min(sizes[name], 1)) for name in outer})
     with np.errstate(all="ignore"):
-        NUMPY(case if row is None else row)
+        try:
+            NUMPY(case if row is None else row)
+        except (TypeError, ValueError):
+            NUMPY(case)  # which says the same of the call's own sizes
+            raise
 
 
 def add_cotangents(case: Case, cotangent: np.ndarray | dict[str, np.ndarray] | None, gradients: Tree) -> Case:
@@ -381,12 +462,12 @@ def axes_of(case: Case, names: Sequence[str]) -> dict[str, tuple[tuple[str, ...]
     return found
 
 
-def cuttable_dimensions(case: Case, answers: Answers) -> list[str]:
+def cuttable_dimensions(case: Case, names: Iterable[str]) -> list[str]:
     """Dimensions along which results and gradients can be computed one part at a time, the outermost first.
 
     Each of them has such an axis: what is a sum over it, as the gradient of a key is over queries, lacks that.
     """
-    axes = axes_of(case, [*answers])
+    axes = axes_of(case, [*names])
     common = [set().union(*axes[name]) if axes[name] else set() for name in axes]
     independent = [name for name in layout_of(case).sizes if name.partition(" ")[0] in INDEPENDENT]
     return [name for name in independent if all(name in one for one in common)]
@@ -400,9 +481,13 @@ def count_numbers(case: Case) -> int:
     return max(inputs, scores, 1)
 
 
-def list_boxes(case: Case, names: Sequence[str], most: int) -> Iterator[Box]:
-    """Cut the case into boxes of at most so many scores or numbers, as far as it can be cut along these dimensions."""
-    sizes, pieces, total = layout_of(case).sizes, dict[str, int](), count_numbers(case)
+def list_boxes(case: Case, names: Sequence[str], most: int, total: int | None = None) -> Iterator[Box]:
+    """Cut the case into boxes of at most so many scores or numbers, as far as it can be cut along these dimensions.
+
+    total: how many it has.
+    """
+    sizes, pieces = layout_of(case).sizes, dict[str, int]()
+    total = count_numbers(case) if total is None else total
     for name in names:
         needed = -(-total // most)
         pieces[name] = max(min(needed, sizes[name]), 1)
@@ -448,6 +533,19 @@ def judge_answers(case: Case, answers: Answers, profile: str, origin: Origin) ->
         raise ValueError(
             f"{largest:,} scores or numbers depend on one another, and more than {MOST_AT_ONCE:,} are too many"
         )
+    findings, wrong = find_errors(case, answers, boxes)
+    comparison = Comparison(case.operation, profile, tuple(map(origin.move_finding, findings)))
+    moved = origin.move_elements(wrong)
+    first = next((name for name in moved if moved[name].any()), None)
+    if first is None:
+        return comparison
+    axes = origin.move_axes(first, axes_of(case, [first])[first])
+    comparison = replace(comparison, pattern=pattern_of(first, axes, moved[first]))
+    return explain(comparison, case, answers, wrong, dimensions)
+
+
+def find_errors(case: Case, answers: Answers, boxes: Sequence[Box]) -> tuple[list[Finding], Mapping[str, np.ndarray]]:
+    """The worst finding of each result and gradient, and which of their elements are beyond their bounds."""
     findings: dict[str, Finding] = {}
     wrong = {name: np.zeros(array.shape, bool) for name, array in answers.items()}
     for box in boxes:
@@ -465,14 +563,7 @@ def judge_answers(case: Case, answers: Answers, profile: str, origin: Origin) ->
             beyond = ratio(own[name].astype(float), exact[name], bounds[name], str(own[name].dtype)) > 1
             if beyond.any():
                 wrong[name][places_of(case, name, box, wrong[name].shape)] = beyond
-    comparison = Comparison(case.operation, profile, tuple(map(origin.move_finding, findings.values())))
-    moved = origin.move_elements(wrong)
-    first = next((name for name in moved if moved[name].any()), None)
-    if first is None:
-        return comparison
-    axes = origin.move_axes(first, axes_of(case, [first])[first])
-    comparison = replace(comparison, pattern=pattern_of(first, axes, moved[first]))
-    return explain(comparison, case, answers, wrong, dimensions)
+    return [*findings.values()], wrong
 
 
 def places_of(case: Case, name: str, box: Box, shape: Sequence[int]) -> Any:
@@ -502,22 +593,60 @@ def pattern_of(name: str, axes: tuple[tuple[str, ...], ...], wrong: np.ndarray) 
 def explain(
     comparison: Comparison, case: Case, answers: Answers, wrong: Mapping[str, np.ndarray], dimensions: Sequence[str]
 ) -> Comparison:
-    """Add the known mistake that explains the pieces that fail, with nothing against it in those that pass."""
-    evidence = [*collect_pieces(case, answers, wrong, dimensions)]
-    failing, passing = ([one for one in evidence if bool(one.wrong) is kind] for kind in (True, False))
+    """Add the known mistake that explains what is wrong, as far as mistakes can be tried.
+
+    Gradients that are sums over rows or queries keep a call whole. Without them it can be cut; what is told of a wrong
+    output then holds for them too, as they follow from it.
+    """
+    views = [(case, answers, dimensions)]
+    results = [name for name in answers if not is_gradient(name)]
+    names = cuttable_dimensions(case, results)
+    axes = axes_of(case, [*answers])
+    apart = {name: array for name, array in answers.items() if {*names} <= set().union(*axes[name])}
+    if apart.keys() < answers.keys() and any(wrong[name].any() for name in apart):
+        others = [gradient_input(name) or "" for name in answers if name not in apart]
+        cotangents = case.cotangents if any(map(is_gradient, apart)) else {}
+        part = replace(case, constants=(*case.constants, *others), cotangents=cotangents)
+        views.append((part, apart, names))
+        if any(wrong[name].any() for name in results):
+            views.reverse()
+    tried = False
+    for part, own, along in views:
+        evidence = [*collect_pieces(part, own, {name: wrong[name] for name in own}, along)]
+        failing, passing = ([one for one in evidence if bool(one.wrong) is kind] for kind in (True, False))
+        tried |= bool(failing)
+        best = choose_mistake(case.operation, failing, passing)
+        if best is not None:
+            counts = len(best.explained), len(failing), len(passing)
+            diagnosis = Diagnosis(best.mistake, *counts, tuple(best.alternatives))
+            return replace(comparison, diagnosis=diagnosis, condition=best.mistake.condition)
+    return replace(comparison, too_large=not tried)
+
+
+def choose_mistake(operation: str, failing: list[Evidence], passing: list[Evidence]) -> Explanation | None:
+    """The known mistake that explains the pieces that fail, with nothing against it in those that pass."""
     if not failing:
-        return comparison
-    mistakes = mistakes_of(case.operation)
-    chooser = Chooser(failing, passing, mistakes, lambda one: iter(()), lambda other: None)
-    chosen = chooser.choose()
+        return None
+    mistakes = mistakes_of(operation)
+    chosen = Chooser(failing, passing, mistakes, lambda one: iter(()), lambda other: None).choose()
     if not chosen and len(failing) == 1:  # nothing else of the call can tell mistakes apart
         possible = {one.id: one for one in screen(mistakes, failing[0])}
         chosen = [Explanation(one, [failing[0]]) for one in possible.values() if len(possible) == 1]
-    if not chosen:
-        return comparison
-    best = chosen[0]
-    diagnosis = Diagnosis(best.mistake, len(best.explained), len(failing), len(passing), tuple(best.alternatives))
-    return replace(comparison, diagnosis=diagnosis, condition=best.mistake.condition)
+    return chosen[0] if chosen else None
+
+
+def count_cost(case: Case) -> int:
+    """How long the known mistakes take to be tried on the case, in scores of attention.
+
+    As long as one of these take about 8 numbers of a norm, and 64 of keys and values, which every query head reads.
+    """
+    s = layout_of(case).sizes
+    if operation_facts(case.operation).norm:
+        return count_numbers(case) // 8
+    if case.operation.startswith("attention"):
+        scores = math.prod(s[name] for name in ("B", "G", "S", "Q", "K"))
+        return max(scores, math.prod(s[name] for name in ("B", "G", "S", "K")) * (s["D"] + s.get("V", 0)) // 64)
+    return count_numbers(case)
 
 
 def collect_pieces(
@@ -529,9 +658,11 @@ def collect_pieces(
     heads is too large a piece.
     """
     names, sizes = [name for name in dimensions if name not in ("G", "H")], layout_of(case).sizes
-    if count_numbers(case) // max(math.prod(sizes[name] for name in names), 1) > MOST_EVIDENCE:
-        names = [*dimensions]
-    boxes = [*list_boxes(case, names, LARGEST_EVIDENCE)]
+    row = {name: Part(0, 1) for name in names if sizes[name]}
+    if count_cost(cut_box(case, answers, row)[0]) > MOST_EVIDENCE:
+        one_by_one = all("S" in set().union(*axes) for axes in axes_of(case, [*answers]).values())
+        names = [*(["S"] if one_by_one else []), *(name for name in dimensions if name in ("G", "H")), *names]
+    boxes = [*list_boxes(case, names, LARGEST_EVIDENCE, max(count_numbers(case), count_cost(case)))]
     if len(boxes) == 1 and names and sizes[names[0]] > 1:  # one for each batch element or row as well
         first = sizes[names[0]]
         boxes += [{names[0]: Part(i, 1)} for i in range(min(first, 2 * PIECES))]
@@ -541,7 +672,7 @@ def collect_pieces(
         if counts[fails] < PIECES:
             counts[fails] += 1
             part, own = cut_box(case, answers, box)
-            if count_numbers(part) <= MOST_EVIDENCE:
+            if count_cost(part) <= MOST_EVIDENCE:
                 evidence = weigh(Call(part), own)
                 if evidence is not None:
                     yield evidence

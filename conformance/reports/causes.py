@@ -180,6 +180,7 @@ def describe_places(places: Content) -> str | None:
     told = {
         "from": f"in {name} from {start} on (of {size})",
         "up to": f"in {name} up to {start} (of {size})",
+        "range": f"in {name} {start} to {start + places['count'] - 1} (of {size})",
         "one": f"in one of {size} {name}: {start}",
         "every": f"in {name} {start}, {start + stride}, ... (one in {stride})",
         "some": f"in {places['count']} of {size} {name}",

@@ -425,6 +425,7 @@ def test_the_simplest_condition_is_learned(wrong: Any, right: Any, condition: Co
         ("1100", "in queries up to 1 (of 4)"),
         ("010101", "in queries 1, 3, ... (one in 2)"),
         ("1001001", "in queries 0, 3, ... (one in 3)"),
+        ("011100", "in queries 1 to 3 (of 6)"),
         ("110100", "in 3 of 6 queries"),
     ],
 )

@@ -14,7 +14,7 @@ import torch
 
 import conformance
 import reference_numpy
-from conformance import Causal, KeyLengths
+from conformance import Causal, KeyLengths, SlidingWindow
 from conformance.cases.arguments import arguments
 from conformance.judge import given_results
 from specification import Linear, MultiHeadAttention
@@ -98,14 +98,105 @@ def test_a_known_mistake_is_named_where_a_row_of_all_heads_is_large() -> None:
     assert found.diagnosis.id == "scores.default-scale"
 
 
+@pytest.mark.parametrize("with_gradients", [False, True], ids=["output", "gradients"])
+@pytest.mark.parametrize(("batch", "length"), [(1, 60), (2, 300)])
+@pytest.mark.parametrize(("mask", "mistake"), [(None, "masks.ignored"), (Causal(1), "masks.causal-offset")])
+def test_a_mistake_in_attention_is_named_at_any_size(
+    batch: int, length: int, mask: Causal | None, mistake: str, with_gradients: bool
+) -> None:
+    query, key, value = (numbers(batch, heads, length, 64) for heads in (8, 2, 2))
+    given: dict[str, Any] = {"query": query, "key": key, "value": value, "mask": Causal()}
+    if with_gradients:
+        given["cotangent"] = numbers(batch, 8, length, 64)
+        gradients = reference_numpy.attention_vjp(query, key, value, given["cotangent"], mask=mask)
+        given["gradients"] = {name: getattr(gradients, name) for name in GIVEN}
+    found = conformance.compare("attention", attention(query, key, value, mask=mask), **given)
+    assert found.diagnosis is not None
+    assert found.diagnosis.id == mistake
+
+
+@pytest.mark.parametrize("rows", [100, 600])
+def test_a_mistake_in_a_norm_is_named_at_any_size(rows: int) -> None:
+    shapes = (rows, 512), (512,), (512,), (rows, 512)
+    x, weight, bias, cotangent = (torch.from_numpy(numbers(*shape)) for shape in shapes)
+    leaves = [array.requires_grad_() for array in (x, weight, bias)]
+    output = (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True) + 1e-5) * weight + bias
+    gradients = dict(zip(("x", "weight", "bias"), torch.autograd.grad(output, leaves, cotangent), strict=True))
+    given: dict[str, Any] = {"x": x, "weight": weight, "bias": bias, "cotangent": cotangent, "gradients": gradients}
+    found = conformance.compare("layer_norm", output, **given)
+    assert found.diagnosis is not None
+    assert found.diagnosis.mistake.says == "the squares are divided by n - 1"
+
+
+def test_what_is_too_large_for_a_diagnosis_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, cotangent = numbers(20, 8), numbers(8), numbers(20, 8)
+    gradient = reference_numpy.rms_norm_vjp(x, weight, cotangent, eps=1e-6).weight / 20
+    given: dict[str, Any] = {"x": x, "weight": weight, "cotangent": cotangent, "gradients": {"weight": gradient}}
+    given["eps"] = 1e-6
+    found = conformance.compare("rms_norm", reference_numpy.rms_norm(x, weight, eps=1e-6), **given)
+    assert "averaged over rows" in str(found)
+    monkeypatch.setattr(given_results, "MOST_EVIDENCE", 10)
+    found = conformance.compare("rms_norm", reference_numpy.rms_norm(x, weight, eps=1e-6), **given)
+    assert str(found).endswith("too large for the known mistakes to be tried: pass fewer rows, heads or keys")
+
+
+def test_the_first_line_says_what_was_judged() -> None:
+    x, weight, bias, cotangent = numbers(3, 8), numbers(8), numbers(8), numbers(3, 8)
+    gradients = reference_numpy.layer_norm_vjp(x, weight, bias, cotangent)
+    given: dict[str, Any] = {"x": x, "weight": weight, "bias": bias, "cotangent": cotangent}
+    output = reference_numpy.layer_norm(x, weight, bias)
+    found = conformance.compare("layer_norm", output, **given, gradients={"x": gradients.x, "weight": gradients.weight})
+    assert str(found).startswith("layer_norm conforms (robust): output, gradients of x and weight; the largest error")
+    narrow = str(conformance.compare("layer_norm", output[:2], x=x, weight=weight, bias=bias))
+    assert "expected float32 [3, 8]" in narrow
+    assert "inf" not in narrow
+
+
+def test_a_causal_mask_stands_where_a_convention_says() -> None:
+    for convention, offset in (("top_left", 0), ("bottom_right", 3)):
+        got = attention(**GIVEN, mask=Causal(offset))
+        for layout, change in (("BHTD", np.asarray), ("BTHD", swap)):
+            given = {name: change(array) for name, array in GIVEN.items()}
+            other = {"layout": layout, "mask": Causal()}
+            assert conformance.compare("attention", change(got), conventions=f"causal={convention}", **given, **other)
+            wrong = conformance.compare(
+                "attention", change(got), conventions=f"causal={'bottom_right' if offset == 0 else 'top_left'}",
+                **given, **other,
+            )  # fmt: skip
+            assert not wrong
+
+
+def test_the_other_layout_is_named_where_results_conform_in_it() -> None:
+    query, key, value = numbers(2, 6, 4, 8), numbers(2, 6, 2, 8), numbers(2, 6, 2, 8)
+    got = swap(attention(swap(query), swap(key), swap(value), mask=Causal()))
+    given: dict[str, Any] = {"query": query, "key": key, "value": value}
+    assert str(conformance.compare("attention", got, mask=Causal(0), **given)).endswith("it conforms with layout BTHD")
+    with pytest.raises(ValueError, match=r"4 queries and 2 keys.*; the results conform with layout BTHD"):
+        conformance.compare("attention", got, mask=Causal(), **given)
+    assert "layout" not in str(conformance.compare("attention", 2 * got, mask=Causal(0), **given))
+
+
+def test_a_missing_argument_is_named_beside_an_unknown_one() -> None:
+    x, weight = numbers(3, 8), numbers(8)
+    with pytest.raises(TypeError, match="layer_norm needs bias, and does not know beta"):
+        conformance.compare("layer_norm", x, x=x, weight=weight, beta=weight)
+
+
 def test_what_is_wrong_is_told_with_its_place() -> None:
     got = attention(QUERY, KEY, VALUE)
     got[1, 2, 4:] = 0
     found = conformance.compare("attention", got, **GIVEN)
     assert (found.worst.index[:2], found.worst.got, found.worst.level) == ((1, 2), 0.0, "core")
     told = str(found)
-    assert told.startswith("attention is wrong at core (robust); the largest error is ")
+    assert told.startswith("attention is wrong at core (robust): output; the largest error is ")
     assert "output is wrong in one of 2 batch elements: 1, in one of 4 heads: 2, in queries from 4 on (of 6)" in told
+
+
+def test_a_range_of_places_is_told_by_its_ends() -> None:
+    got = attention(QUERY, KEY, VALUE)
+    got[:, 1:3, 2:5] = 0
+    told = str(conformance.compare("attention", got, **GIVEN))
+    assert "output is wrong in heads 1 to 2 (of 4), in queries 2 to 4 (of 6)" in told
 
 
 def test_places_are_those_of_the_arrays_that_were_given() -> None:
@@ -199,13 +290,17 @@ def test_frameworks_arrays() -> None:
     ("operation", "given", "error", "message"),
     [
         ("attentions", {}, ValueError, "operation: got 'attentions'"),
-        ("attention", {"keys": KEY}, TypeError, "attention: .*'keys'"),
+        ("attention", {"keys": KEY}, TypeError, "attention does not know keys: did you mean key?"),
         ("attention", {"query": QUERY[0]}, ValueError, "query"),
         ("attention", {"key": KEY.astype(float)}, TypeError, "key must be float32 like query, got float64"),
         ("attention", {"query": QUERY.astype(complex)}, TypeError, "query must have one of the dtypes"),
         ("attention", {"mask": np.ones((6, 9))}, TypeError, "mask must be boolean"),
         ("attention", {"profile": "lax"}, ValueError, "profile"),
-        ("attention", {"conventions": "causal=top_left"}, ValueError, "one result says nothing of"),
+        ("attention", {"mask": Causal()}, ValueError, "Causal must have an offset with 6 queries and 9 keys"),
+        ("attention", {"mask": Causal() & KeyLengths([9, 4])}, ValueError, "an offset with 6 queries and 9 keys"),
+        ("attention", {"mask": np.ones((9, 6), bool)}, ValueError, r"mask must have shape \[6, 9\]"),
+        ("attention", {"bias": numbers(9, 6)}, ValueError, r"bias must have shape \[6, 9\]"),
+        ("attention", {"conventions": "isolation=finite"}, ValueError, "check makes both calls"),
         ("attention", {"gradients": {"query": QUERY}}, ValueError, "cotangent"),
     ],
 )
@@ -223,12 +318,56 @@ def test_arrays_in_files(tmp_path: Path) -> None:
     np.savez(tmp_path / "wrong.npz", **right | {"gradient.key": 2 * gradients.key})
     words = ("compare-arrays", "--operation", "attention")
     code, told = command(*words, tmp_path / "right.npz")
-    assert (code, told.startswith("attention conforms (robust); the largest error is 0.0")) == (0, True)
+    judged = "output, gradients of query, key and value"
+    assert (code, told.startswith(f"attention conforms (robust): {judged}; the largest error is 0.0")) == (0, True)
     code, told = command(*words, tmp_path / "wrong.npz")
     assert (code, "ATT-12: the gradient of key is multiplied by 2" in told) == (1, True)
     np.savez(tmp_path / "inputs.npz", **GIVEN)
     code, told = command(*words, tmp_path / "inputs.npz", "--set", "mask=causal")
     assert (code, told.startswith("the file has no result: expected output or logsumexp")) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "mask"),
+    [
+        ("causal:3", Causal(3)),
+        ("window:2,0:3", SlidingWindow(2, 0, 3)),
+        ("window:all,1:3", SlidingWindow(None, 1, 3)),
+        ("none", None),
+    ],
+)
+def test_masks_on_a_command_line(text: str, mask: Any, tmp_path: Path) -> None:
+    np.savez(tmp_path / "arrays.npz", **GIVEN, output=attention(**GIVEN, mask=mask))
+    code, told = command("compare-arrays", tmp_path / "arrays.npz", "--operation", "attention", "--set", f"mask={text}")
+    assert code == 0, told
+
+
+@pytest.mark.parametrize("text", ["casual", "causal:x", "causal:1:2", "window", "window:1", "window:1,2,3", "none:1"])
+def test_unknown_masks_on_a_command_line(text: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "arrays.npz", **GIVEN, output=attention(**GIVEN))
+    code, told = command("compare-arrays", tmp_path / "arrays.npz", "--operation", "attention", "--set", f"mask={text}")
+    assert (code, "causal:OFFSET, window:LEFT,RIGHT" in told) == (2, True)
+
+
+def test_none_on_a_command_line(tmp_path: Path) -> None:
+    x, weight = numbers(3, 8), numbers(8)
+    np.savez(tmp_path / "arrays.npz", x=x, weight=weight, output=reference_numpy.layer_norm(x, weight, None))
+    words = ("compare-arrays", tmp_path / "arrays.npz", "--operation", "layer_norm")
+    assert command(*words, "--set", "bias=none")[0] == command(*words, "--set", "bias=None")[0] == 0
+    assert command(*words) == (2, "TypeError: layer_norm needs bias\n")
+
+
+@pytest.mark.parametrize("name", ["object.npz", "text.npz", "empty.npz", "array.npy", "text.safetensors"])
+def test_files_that_hold_no_arrays(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name == "object.npz":
+        np.savez(path, output=np.array([{}], object))
+    elif name == "array.npy":
+        np.save(path, QUERY)
+    else:
+        path.write_bytes(b"" if name == "empty.npz" else b"no arrays")
+    code, told = command("compare-arrays", path, "--operation", "attention")
+    assert (code, "pickle" in told, "safetensors" in told) == (2, False, True)
 
 
 def test_projections_in_safetensors(tmp_path: Path) -> None:
@@ -241,6 +380,9 @@ def test_projections_in_safetensors(tmp_path: Path) -> None:
     assert command(*words, "--set", "activation=gelu")[0] == 0
     code, told = command(*words)
     assert (code, "FFN-1" in told) == (1, True)
+    save_file(given | {"output": parameters, "gate.weight": given["inner.weight"]}, tmp_path / "right.safetensors")
+    code, told = command(*words)
+    assert (code, "feed_forward does not know gate.weight" in told) == (2, True)
 
 
 SEVEN = numbers(7)
