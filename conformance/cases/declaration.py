@@ -104,7 +104,7 @@ DIMENSIONS = {
     "inner_width": "inner columns",
 }
 """Names for `limits`: dimensions of which a subject may take no more than so many; with what is counted in each."""
-WIDTH_NAMES = tuple(name for name in DIMENSIONS if name.endswith("_width"))
+WIDTH_NAMES = ("key_width", "value_width", "norm_width", "model_width", "inner_width")
 """Those of them that are widths, all multiples of `width_multiple`; of attention only the widths of heads are."""
 
 CONVENTIONS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,6 @@ from conformance.subjects.subject import NumpySubject
 
 SHRINKING = 20.0
 """Seconds spent at most on making one failing case smaller, where nobody looks for causes."""
-NUMBER = re.compile(r"\d+")
 OF_DTYPES = ("ATT-9", "NORM-2")
 """Rules of dtypes: a violation of theirs is not shown in another one."""
 
@@ -79,10 +77,11 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
 
 
 def is_same_failure(finding: Finding, other: Finding) -> bool:
-    """Whether two findings are of one kind and result, and of one error if it was raised. Numbers of parts may differ:
-    the first parts of a smaller case may be others.
+    """Whether two findings are of one kind and result, and of one error if it was raised.
+
+    The number of a part may differ: the first parts of a smaller case may be others.
     """
-    if finding.kind != other.kind or NUMBER.sub("", finding.name) != NUMBER.sub("", other.name):
+    if finding.kind != other.kind or finding.name.partition("[")[0] != other.name.partition("[")[0]:
         return False
     return not is_error(finding) or same_error(finding, other)
 

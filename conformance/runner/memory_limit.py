@@ -46,8 +46,8 @@ def writable() -> float:
     """Bytes that this process can write to and shares with no other one; 0 where the system is not Linux."""
     if sys.platform != "linux":
         return 0.0
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmData")), 0.0)
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024.0 * int(fields["VmData"].split()[0])
 
 
 def name_limit(findings: list[Finding]) -> list[Finding]:

@@ -21,6 +21,8 @@ EXPRESSIONS = {
     "reports/replays.py": "names of files",
     "cli/dev/spec.py": "the text of SPEC.md",
     "selftest/tightness.py": "numbers of parts in names of results",
+    "timing/measure/environment.py": "what Linux says of the processor",
+    "timing/measure/memory.py": "what Linux says of memory",
 }
 """Files with regular expressions, and what these are for."""
 WORDS = {

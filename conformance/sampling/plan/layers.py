@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration, fit_width
+from conformance.cases.declaration import WIDTH_NAMES, Declaration, fit_width
 from conformance.sampling.draws import Rows
 from conformance.sampling.plan.covering import (
     KEY_HEADS,
@@ -213,7 +213,7 @@ def limit_rows(rows: Iterable[Row], declaration: Declaration) -> tuple[Row, ...]
     """The rows with every size at most what is declared, and widths in multiples of what is; each once."""
 
     def fit(name: str, size: int) -> int:
-        is_width = name.endswith("_width")
+        is_width = name in (*WIDTH_NAMES, "outer_width")
         return fit_width(size, name, declaration) if is_width else min(size, declaration.limits.get(name, size))
 
     limited = (tuple((name, fit(name, size)) for name, size in row.items()) for row in rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +31,7 @@ def case_table(case: Result, width: int = INTERVALS) -> Table:
         columns.append(("ms", [f"{median * 1e3:.3g}" for _, median, _ in spent]))
         columns.append(("±", [f"{max(high / median - 1, 1 - low / median):.0%}" for low, median, high in spent]))
     for base in case["bases"]:
-        heading = f"time / {base}" if wide else f"/ {re.split(r'_impl|,', base)[0]}"
+        heading = f"time / {base}" if wide else f"/ {base.partition(',')[0].partition('_impl')[0]}"
         columns.append((heading, [times(one["ratios"].get(base), wide) for one in subjects]))
     unit, rate = ("GB/s", "bytes_per_second") if case["flops"] is None else ("GFLOP/s", "flops_per_second")
     columns.append((unit, [f"{one[rate]['median'] / 1e9:.3g}" for one in subjects]))
