@@ -240,9 +240,9 @@ def refuse_meaningless(operation: str, options: Mapping[str, Any]) -> None:
 
 
 def operation_features(operation: str) -> set[str]:
-    """Those of `FEATURES` that the operation has."""
+    """Those of `FEATURES` that may be named of the operation."""
     facts, own = operation_facts(operation), definition(operation)
-    features = {"empty", "refusals", *(["gradients"] if facts.differentiated else [])}
+    features = {"empty", "refusals", "gradients"}
     if facts.masked:
         return features | {*operation_facts("attention").rules, "unmasked", "structured"} & FEATURES.keys()
     features |= {"axes", "wide_weights"} if facts.norm else set()
