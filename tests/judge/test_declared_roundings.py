@@ -120,7 +120,7 @@ as_llama = rms_norm(lambda row, reciprocal, dtype: (row * reciprocal).to(dtype))
 @pytest.mark.parametrize("dtype", HALF)
 def test_normalized_rows_conform_as_declared(dtype: str) -> None:
     assert violated(as_llama, "rms_norm", NORMS, dtype, normalized="inputs") == []
-    assert set(violated(as_llama, "rms_norm", NORMS, dtype)) == set(NORMS)
+    assert "NORM-7" in violated(as_llama, "rms_norm", NORMS, dtype)
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,8 @@ def test_a_norm_over_the_last_axis_is_told_to_decline_axes() -> None:
 
 
 def test_no_other_norm_may_round_its_rows() -> None:
-    def layer_norm(x: Any, weight: Any, *, eps: float = 1e-5) -> Any:
-        wide, axes = x.float(), tuple(range(-weight.ndim, 0))
-        deviation = wide - wide.mean(axes, keepdim=True)
-        normalized = deviation * torch.rsqrt(deviation.square().mean(axes, keepdim=True) + eps)
-        return (weight * normalized.to(x.dtype)).to(x.dtype)
-
-    assert "NORM-1" in violated(layer_norm, "layer_norm", ["NORM-1"], "bfloat16", normalized="inputs")
+    with pytest.raises(ValueError, match="convention normalized means nothing for layer_norm"):
+        violated(torch.layer_norm, "layer_norm", ["NORM-1"], "bfloat16", normalized="inputs")
 
 
 # --- parts of the keys ------------------------------------------------------------------------------------------------

@@ -22,7 +22,12 @@ TIME_LIMIT = 300
 CELL = re.compile(r"(?m)^(?=# %%)")
 BY_HAND = re.compile(r"allclose|assert_close|isclose|\b[ar]tol\b|approx")
 
-PUBLIC = {"conformance": conformance.__all__, "conformance.pytest_plugin": ["conformance_test"]}
+PUBLIC = {
+    "conformance": conformance.__all__,
+    "conformance.pytest_plugin": ["conformance_test"],
+    "conformance.timing.subjects.timed_subject": ["TOKENS", "Subject", "without"],
+    "conformance.timing.subjects.torch_subjects": ["prepared"],
+}
 """By module, the names of the judge that others may import."""
 OF_MODELS = "conformance.models."
 """Whole models are judged by functions of these modules, which `docs/watch.md` and two walk-throughs show."""
