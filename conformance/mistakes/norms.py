@@ -323,7 +323,7 @@ AFFINE = (
          operations=RMS, needs=("plus_one",)),
     TOPIC.entry("one-in-16-bits", "1 is added to the weight in its own 16 bits", round_inputs(add_one_narrowly),
                 rule="NORM-8", operations=RMS, needs=("plus_one", "finite")),
-    norm("weight-first", "the weight multiplies x before it is normalised", multiply_first,
+    norm("weight-first", "the weight multiplies x before it is normalised", multiply_first, rule="NORM-7",
          operations=RMS + CENTERED),
     norm("bias-first", "the bias is added before the weight is multiplied", add_bias_first, operations=CENTERED,
          needs=("bias",)),
