@@ -101,7 +101,7 @@ class Comparison:
         diagnosis: The known mistake that explains the results; None where none does.
         condition: Where in the results the mistake shows; None where it shows everywhere.
         too_large: Whether no known mistake could be tried, since no piece of the call is small enough.
-        other_layout: The layout with which the results conform, where they do not with the one that was given.
+        conforms_with: The layout or the causal mask with which the results conform, where they do not as they are.
     """
 
     operation: str
@@ -111,7 +111,7 @@ class Comparison:
     diagnosis: Diagnosis | None = None
     condition: Condition | None = None
     too_large: bool = False
-    other_layout: str | None = None
+    conforms_with: str = ""
 
     @property
     def conforms(self) -> bool:
@@ -196,7 +196,13 @@ def compare(
         if call.conforms(other, profile):
             raise type(error)(f"{error}; the results conform with layout {other}") from None
         raise
-    return found if found.conforms or not call.conforms(other, profile) else replace(found, other_layout=other)
+    if found.conforms:
+        return found
+    others = [(f"layout {other}", call, other)]
+    if operation_facts(operation).masked and case.options.get("mask") is None:
+        others += [(f"mask={mask}", call.add_mask(mask), layout) for mask in causal_masks(case, layout)]
+    meant = (words for words, changed, placed in others if changed.conforms(placed, profile))
+    return replace(found, conforms_with=next(meant, ""))
 
 
 @dataclass(frozen=True)
@@ -208,6 +214,9 @@ class GivenCall:
     cotangent: Any
     gradients: Tree
     conventions: Mapping[str, str]
+
+    def add_mask(self, mask: Causal) -> GivenCall:
+        return replace(self, case=replace(self.case, options=self.case.options | {"mask": mask}))
 
     def place(self, layout: str) -> tuple[Case, Answers, Origin]:
         """The case and its answers in the definition's conventions; WrongAnswer, TypeError or ValueError for others."""
@@ -298,12 +307,19 @@ def refuse_other_arguments(operation: str, given: Collection[str], signature: in
     raise TypeError(f"{operation} {', and '.join(told)}")
 
 
+def causal_masks(case: Case, layout: str) -> list[Causal]:
+    """Those that align the first query and key, and the last ones."""
+    lengths = [case.inputs[name].shape[1 if layout == "BTHD" else -2 :] for name in ("query", "key")]
+    offsets = (0, lengths[1][0] - lengths[0][0] if all(lengths) else 0)
+    return [Causal(offset) for offset in dict.fromkeys(offsets)]
+
+
 def align_causal(case: Case, convention: str, layout: str) -> Case:
     """The case with an offset for `Causal()`, where a convention says where that stands."""
     if convention not in ("top_left", "bottom_right") or case.options.get("mask") is None:
         return case
-    lengths = [case.inputs[name].shape[1 if layout == "BTHD" else -2 :] for name in ("query", "key")]
-    offset = lengths[1][0] - lengths[0][0] if convention == "bottom_right" and all(lengths) else 0
+    aligned = causal_masks(case, layout)
+    offset = aligned[0 if convention == "top_left" else -1].offset
     mask = case.options["mask"]
     parts = [Causal(offset) if isinstance(one, Causal) and one.offset is None else one for one in mask_parts(mask)]
     return replace(case, options=case.options | {"mask": replace_parts(mask, parts)})

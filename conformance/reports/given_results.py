@@ -19,7 +19,9 @@ MOST_NAMES = 6
 
 def describe_comparison(comparison: Comparison) -> str:
     verdict = "conforms" if comparison.conforms else f"is wrong at {comparison.worst.level}"
-    judged = describe_judged([one.name for one in comparison.findings])
+    wrong = [one.name for one in comparison.findings if one.ratio > 1]
+    right = [one.name for one in comparison.findings if one.ratio <= 1]
+    judged = describe_judged(wrong or right) + (f" ({describe_judged(right)} conform)" if wrong and right else "")
     ratio = comparison.error_ratio
     largest = f"; the largest error is {ratio:.3g} bounds" if np.isfinite(ratio) else ""
     told = [f"{comparison.operation} {verdict} ({comparison.profile}): {judged}{largest}"]
@@ -27,8 +29,8 @@ def describe_comparison(comparison: Comparison) -> str:
     if (pattern := comparison.pattern) is not None:
         where = causes.describe_pattern(causes.pattern_content(pattern)) or f"{pattern.result} is wrong throughout"
         told.append(where if pattern.share == 1 else f"{where}; {pattern.share:.1%} of its numbers are wrong")
-    if comparison.other_layout is not None:
-        told.append(f"it conforms with layout {comparison.other_layout}")
+    if comparison.conforms_with:
+        told.append(f"it conforms with {comparison.conforms_with}")
     elif comparison.too_large:
         told.append("too large for the known mistakes to be tried: pass fewer rows, heads or keys")
     elif comparison.diagnosis is not None:

@@ -176,6 +176,27 @@ def test_the_other_layout_is_named_where_results_conform_in_it() -> None:
     assert "layout" not in str(conformance.compare("attention", 2 * got, mask=Causal(0), **given))
 
 
+@pytest.mark.parametrize(("keys", "offset"), [(300, 0), (310, 10)])
+def test_a_forgotten_causal_mask_is_named(keys: int, offset: int) -> None:
+    given = {"query": numbers(1, 2, 300, 8), "key": numbers(1, 1, keys, 8), "value": numbers(1, 1, keys, 8)}
+    told = str(conformance.compare("attention", attention(*given.values(), mask=Causal(offset)), **given))
+    assert told.endswith(f"it conforms with mask=Causal(offset={offset})")
+
+
+def test_right_results_beside_a_wrong_one_are_told_apart() -> None:
+    x, weight, bar = numbers(30, 8), numbers(8), numbers(30, 8)
+    gradients = reference_numpy.layer_norm_vjp(x, weight, weight, bar)
+    given = {
+        "x": x,
+        "weight": weight,
+        "bias": weight,
+        "cotangent": bar,
+        "gradients": (2 * gradients[0], *gradients[1:]),
+    }
+    found = conformance.compare("layer_norm", reference_numpy.layer_norm(x, weight, weight), **given)
+    assert "robust): gradient of x (output, gradients of weight and bias conform); the largest" in str(found)
+
+
 def test_a_missing_argument_is_named_beside_an_unknown_one() -> None:
     x, weight = numbers(3, 8), numbers(8)
     with pytest.raises(TypeError, match="layer_norm needs bias, and does not know beta"):
