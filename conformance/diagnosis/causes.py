@@ -157,15 +157,19 @@ def explain_by_mistake(chooser: Chooser, explanation: Explanation, violations: S
     smallest = min(explanation.explained, key=lambda one: one.size)
     ordered = sort_violations(violations, first=lambda one: one.rule != mistake.rule)
     # In float32 the bounds of 16 bits are wide enough to excuse a few results of any mistake.
-    narrow = not any(one.case.dtype in WIDE for one in explanation.explained)
-    may_be_meant = narrow or mistake.id.startswith("precision.")
+    dtypes = {one.case.dtype for one in explanation.explained}
+    may_be_meant = dtypes.isdisjoint(WIDE) or mistake.id.startswith("precision.")
+    excuses = find_excuses(explanation.explained) if may_be_meant else ()
+    # What else fails of these rules, in these dtypes, must conform under a convention, too.
+    rules = {one.rule for one in violations}
+    alike = [one for one in chooser.failing if one.case.dtype in dtypes and one.kept and one.kept.rule in rules]
     return Cause(
         "mistake",
         ordered,
         diagnosis,
         mistake.condition,
         find_pattern(smallest),
-        find_excuses(explanation.explained) if may_be_meant else (),
+        tuple(one for one in excuses if largest_error(one, alike) <= 1),
         (mistake.lacks,) if mistake.lacks else (),
     )
 

@@ -76,6 +76,8 @@ def load_object(target: str) -> Any:
     except BaseException as error:  # an import may raise anything, and ends nothing but itself
         line = find_raising_line(error, None)
         place = f" ({line})" if line else ""
+        if isinstance(error, ImportError) and "relative import" in str(error):
+            place += "; name the function of a package as package.module:function"
         raise ValueError(f"{where} cannot be imported: {type(error).__name__}: {error}{place}") from error
     value: Any = module
     for part in name.split("."):
