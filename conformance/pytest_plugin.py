@@ -42,7 +42,9 @@ SEED = 0
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance", "judging an implementation of a Transformer's operations")
     group.addoption("--conformance", metavar="TARGET", help="package.module:callable or path/to/file.py:callable")
-    group.addoption("--conformance-operation", metavar="OPERATION", help="what it computes: attention, layer_norm, ...")
+    group.addoption(
+        "--conformance-operation", metavar="OPERATION", help="what it computes; by default what its name says"
+    )
     for name, option in options_of(CheckOptions).items():
         actions = ["store_true", "store_false"] if option.switch else ["append" if option.many else "store"]
         named: dict[str, Any] = {"dest": f"conformance_{name}", "default": None, "help": option.help}
@@ -55,7 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.conformance is None:
         return
     if config.option.conformance_operation is None:
-        raise pytest.UsageError("--conformance needs --conformance-operation, such as attention")
+        from conformance.subjects.callables import name_operation
+
+        config.option.conformance_operation = name_operation(config.option.conformance)
+    if not config.option.conformance_operation:
+        raise pytest.UsageError("--conformance needs --conformance-operation: the function's name says none")
     if config.option.conformance_seed is None:
         config.option.conformance_seed = secrets.randbelow(2**32)  # one for all processes of a distributed run
     if config.args_source is not config.ArgsSource.ARGS:

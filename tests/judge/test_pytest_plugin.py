@@ -180,6 +180,13 @@ def test_operation_is_needed(pytester: pytest.Pytester) -> None:
     result.stderr.fnmatch_lines(["*--conformance needs --conformance-operation*"])
 
 
+def test_the_operation_is_what_the_name_says(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(kernels="from reference_numpy import sinusoidal_positions")
+    asked = ("--conformance", "kernels.py:sinusoidal_positions", "--conformance-effort", "quick")
+    result = pytester.runpytest_inprocess(*PLUGIN, *asked, "--conformance-rules", "POS-1", "--collect-only")
+    result.stdout.fnmatch_lines(["*POS-1*"])
+
+
 def test_own_tests_are_left_alone_unless_named(run: Any, pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_nothing(): pass")
     assert "test_nothing" not in run("good", "--collect-only", "-q").stdout.str()
