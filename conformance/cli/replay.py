@@ -80,6 +80,8 @@ def show_replay(content: dict[str, Any], given: dict[str, Any]) -> bool:
     again = shown is not None and shown.ratio > 1
     if shown is not None and again:
         told["now"] = f"{describe_finding(shown)}{shown.raised_at and f' (raised at {shown.raised_at})'}"
+    elif not findings:
+        told["now"] = "refused, or asked no more: the function declares that it does not support this"
     else:
         told["now"] = f"conforms, worst error {0.0 if shown is None else shown.ratio:.3g} of its bound"
     console.print(Text.assemble((f"{rule.id} {rule.title}: ", "bold"), rule.statement))

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.cases.features import unsupported_features
 from conformance.checks.catalogue import CHECKS
 from conformance.checks.encoding import decode
-from conformance.checks.findings import Finding
+from conformance.checks.findings import Finding, is_error
 from conformance.oracle.reference import balls_available
 from conformance.reports.replays import FORMAT, VERSION
 from conformance.runner.in_process import TIME_LIMIT, judge_scope
@@ -37,7 +39,8 @@ def replay(
         isolate: Whether the subject runs in a subprocess, as in `check`.
 
     Returns:
-        What the check finds; an error ratio above 1 is the violation seen again.
+        What the check finds; an error ratio above 1 is the violation seen again. Nothing where the function refuses the
+        call and declares by now that it does not support it, or promises nothing of what the rule says.
 
     Raises:
         ValueError: The file is no replay file, its subject or its vjp has to be given, or its case cannot be judged
@@ -54,9 +57,18 @@ def replay(
             raise ValueError(f"{path} was written for a function whose gradients another one gives: give that as vjp")
         with judge_scope():
             judgeable(check.case_of(example))
-            return runner(check, example, check.prepare(example))
+            findings = runner(check, example, check.prepare(example))
+        return drop_unasked(findings, check.case_of(example), content["rule"], runner.declaration)
     finally:
         runner.close()
+
+
+def drop_unasked(findings: list[Finding], case: Case | None, rule: str, declaration: Declaration) -> list[Finding]:
+    """Without what a function may do that declares what it does not support."""
+    if rule == "MASK-7" and declaration.convention("isolation") == "finite":
+        return []
+    refuses = case is not None and any(unsupported_features(case, declaration))
+    return [one for one in findings if not (refuses and is_error(one))]
 
 
 def read(path: str | Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import conformance
 import reference_numpy
 from conformance.checks import findings
 from conformance.checks.results import Results
@@ -223,6 +224,19 @@ def test_how_far_a_table_of_positions_reaches_is_declared() -> None:
     (found,) = judged(with_a_table, **given).violations
     assert found.finding.detail.size.dimension == "table"
     assert judged(with_a_table, limits={"table": 5000}, **given).conforms
+
+
+@conformance.declare("no-axes")
+def declared_without_axes(x: Any, weight: Any, *, eps: float) -> Any:
+    return without_axes(x, weight, eps=eps)
+
+
+def test_a_refusal_that_is_declared_by_now_is_not_seen_again(tmp_path: Path) -> None:
+    report = judged(without_axes, "NORM-7", operation="rms_norm", dtypes="float32", **STRICT)
+    refused = next(one for one in report.violations if one.finding.kind == "raised")
+    conformance.save_replay(refused, file := tmp_path / "refused.json")
+    assert conformance.replay(file, without_axes)[0].ratio > 1
+    assert conformance.replay(file, declared_without_axes) == []
 
 
 def off_by_option(x: Any, weight: Any, *, eps: float, plus_one: bool = False) -> Any:
