@@ -79,6 +79,14 @@ def least_level(rule: str, of_probe: str = CORE) -> str:
     return higher(WHOLE.get(rule, CORE), of_probe)
 
 
+def lowest_levels(broken: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Of each rule the lowest level at which it is broken. broken: pairs of a rule and a level."""
+    lowest: dict[str, str] = {}
+    for rule, level in broken:
+        lowest[rule] = min(lowest.get(rule, level), level, key=rank)
+    return lowest
+
+
 def highest_profile(broken: Iterable[str]) -> str | None:
     """The highest profile that asks for none of the broken levels; None if not even the lowest is kept."""
     lowest = min(map(rank, broken), default=len(LEVELS))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from conformance.cases.declaration import Declaration
-from conformance.checks.levels import DEFAULT, JUDGED, LEVELS, highest_profile, is_required
+from conformance.checks.levels import DEFAULT, JUDGED, LEVELS, highest_profile, is_required, lowest_levels
 from conformance.checks.results import Cell, Results, Violation
 from conformance.oracle.reference import balls_available
 from conformance.reports.versions import versions
@@ -99,10 +99,7 @@ class Report:
     def levels(self) -> dict[str, list[str]]:
         """By level the rules that are violated there, in the specification's order."""
         order = [*JUDGED]
-        lowest: dict[str, str] = {}
-        for violation in self.violations:
-            known = lowest.get(violation.rule, violation.level)
-            lowest[violation.rule] = min(known, violation.level, key=LEVELS.index)
+        lowest = lowest_levels((violation.rule, violation.level) for violation in self.violations)
         return {level: sorted((r for r in lowest if lowest[r] == level), key=order.index) for level in LEVELS}
 
     @property

@@ -180,8 +180,7 @@ def load_share(encoded_target: bytes, processes: int) -> None:
     balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
     target, time_limit = pickle.loads(encoded_target)
     SHARE.runner, SHARE.room = WatchedRunner(target.make(), time_limit), share_of_memory(processes)
-    if target.device == "cpu":
-        limit_memory(target.memory_limit, processes)
+    limit_memory(target, processes)
 
 
 def ask_share(order: int, encoded_order: bytes, index: int) -> Outcome | None:

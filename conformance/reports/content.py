@@ -15,7 +15,7 @@ from conformance.cases.arguments import expected_dtype
 from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import UNSUPPORTED
 from conformance.checks.findings import Raised
-from conformance.checks.levels import JUDGED, LEVELS, STRICT, highest_profile, is_required, rank
+from conformance.checks.levels import JUDGED, LEVELS, STRICT, highest_profile, is_required, lowest_levels
 from conformance.checks.results import Cell, Violation
 from conformance.reports.causes import list_tuples
 from conformance.reports.replays import replay_command, replay_content
@@ -94,10 +94,7 @@ def subject_content(
         profile: decides whether the subject conforms.
         some: whether the caller chose some of the rules, which show no profile to be kept.
     """
-    broken: dict[str, str] = {}
-    for violation in violations:
-        known = broken.get(violation["rule"], violation["level"])
-        broken[violation["rule"]] = min(known, violation["level"], key=rank)
+    broken = lowest_levels((violation["rule"], violation["level"]) for violation in violations)
     listed = [rule for rule in JUDGED if rule in {*rules, *cells, *broken}]
     return {
         "name": clean_text(target.title),

@@ -291,8 +291,7 @@ def take_steps(request: Request, writer: int) -> None:
     keep_compiled_code()
     target, time_limit, steps = pickle.loads(request.payload)
     runner = Runner(target.make(), time_limit)
-    if target.device == "cpu":
-        limit_memory(target.memory_limit)
+    limit_memory(target)
     for step in steps:
         try:
             with judge_scope():

@@ -193,8 +193,7 @@ def load_subject(encoded_target: bytes) -> tuple[Declaration, tuple[str, ...], d
     try:
         target, time_limit = pickle.loads(encoded_target)
         runner = runner_here(target, time_limit)
-        if target.device == "cpu":  # a GPU's driver takes address space as it likes
-            limit_memory(target.memory_limit)
+        limit_memory(target)
     except ValueError:
         raise
     except Exception as error:

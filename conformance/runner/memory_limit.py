@@ -12,6 +12,7 @@ from pathlib import Path
 
 from conformance.checks.findings import Finding, Raised
 from conformance.runner.compiled_code import LEAST, memory
+from conformance.subjects.callables import Target
 
 GIGABYTE = 1e9
 SHARE = 0.5
@@ -23,19 +24,20 @@ limit = 0.0
 """Gigabytes that this process may allocate beyond what it held when it was limited; 0 for no limit."""
 
 
-def limit_memory(gigabytes: float | None, processes: int = 1) -> None:
-    """Limit what this process may allocate from now on.
+def limit_memory(target: Target, processes: int = 1) -> None:
+    """Limit what this process may allocate from now on, for a subject on the CPU.
 
     Args:
-        gigabytes: For one process; None for its share of half the machine's memory.
+        target: The subject, with the gigabytes of one process; None for its share of half the machine's memory.
         processes: How many share that half.
     """
     global limit
-    held = writable()
+    held = writable() if target.device == "cpu" else 0.0  # a GPU's driver takes address space as it likes
     if not held:
         return
     import resource
 
+    gigabytes = target.memory_limit
     allowed = max(LEAST, SHARE * memory() / processes) if gigabytes is None else gigabytes * GIGABYTE
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (int(held + allowed), hard))
