@@ -383,6 +383,8 @@ def spread_heads(x: Approx, heads: int) -> Approx:
 
 BLOCK = 2**17
 """Numbers that are looked at together: few enough for a processor's cache."""
+LARGEST_BLOCK = 2**20
+"""The same where keys and values, which every block reads again, are many more numbers than that."""
 
 
 def slices(count: int, size: int) -> list[slice]:
@@ -523,7 +525,9 @@ def some_elements(kind: str, block: Block, settings: Settings) -> tuple[Approx, 
     p = settings.p
     (B, H, Q, D), (G, K) = block.query.value.shape, block.key.value.shape[1:3]
     block = block._replace(key=spread_heads(block.key, H), value=side(spread_heads(block.value, H), p))
-    size = BLOCK // max(B * H * max(K, D, block.value.value.shape[-1]), 1)
+    columns = max(D, block.value.value.shape[-1])
+    numbers = max(BLOCK, min(B * H * K * columns, LARGEST_BLOCK))
+    size = numbers // max(B * H * max(K, columns), 1)
     results: list[Approx] = []
     parts: list[Backward] = []
     for rows in slices(Q, size):

@@ -61,6 +61,7 @@ def differing(of: Case, size: int, monkeypatch: pytest.MonkeyPatch) -> list[str]
     whole = bound(of)
     with monkeypatch.context() as patch:
         patch.setattr(blocked, "BLOCK", size)
+        patch.setattr(blocked, "LARGEST_BLOCK", size)
         parts = bound(of)
     assert parts.keys() == whole.keys()
     # float64's own rounding shows where the squares that an output's bound is made of cancel.
