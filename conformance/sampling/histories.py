@@ -14,11 +14,16 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from conformance.cases.case import Case
+from conformance.bounds.arithmetic import UNIT_ROUNDOFF
+from conformance.cases.case import Case, numpy_dtype
 from conformance.cases.declaration import Declaration, Sizes, fit_width
+from conformance.cases.facts import operation_facts
+from conformance.cases.signatures import definition
+from conformance.oracle.reference import balls_available
 from conformance.sampling import strategies as generation
 from conformance.sampling.operations import operation_cases
 from conformance.sampling.strategies import LONG, SHORT, judged_dtypes, require_some
+from specification.dtypes import FLOATING, compute_dtype_name
 
 Cases = tuple[Case, ...]
 WIDTHS = (24, 40, 48, 56, 72, 80, 88, 104)
@@ -45,19 +50,30 @@ def attention_histories(operation: str, declaration: Declaration, count: int | N
 
 
 def norm_histories(operation: str, declaration: Declaration, count: int | None) -> Histories:
-    return {
+    histories = {
         kind: norm_history(operation, declaration, sizes, count or CALLS)
         for kind, sizes in (("options", False), ("sizes", True))
     }
+    return histories | dtype_histories(operation, declaration, count)
 
 
 def sinusoidal_histories(operation: str, declaration: Declaration, count: int | None) -> Histories:
-    return {"sizes": sinusoidal_history(declaration, count or CALLS)}
+    return {"sizes": sinusoidal_history(declaration, count or CALLS)} | dtype_histories(operation, declaration, count)
 
 
 def plain_histories(operation: str, declaration: Declaration, count: int | None) -> Histories:
     """Of any operation."""
-    return {"sizes and options": plain_history(operation, declaration, count or CALLS)}
+    plain = {"sizes and options": plain_history(operation, declaration, count or CALLS)}
+    return plain | dtype_histories(operation, declaration, count)
+
+
+def dtype_histories(operation: str, declaration: Declaration, count: int | None) -> Histories:
+    """None where the subject or the operation has one dtype only."""
+    dtypes = tuple(dtype for dtype in declaration.dtypes if dtype != "float64" or balls_available())
+    chosen = "dtype" in definition(operation) and "dtype" not in declaration.lacking
+    if len(dtypes) < 2 or not (chosen or operation_facts(operation).takes_arrays):
+        return {}
+    return {"dtypes": dtype_history(operation, dtypes, declaration, count or CALLS)}
 
 
 class Call(NamedTuple):
@@ -176,6 +192,45 @@ def plain_history(draw: st.DrawFn, operation: str, declaration: Declaration, cou
     found = [draw(cases) for _ in range((count + 1) // 2)]
     again = [reverse_numbers(case) if case.inputs else draw(cases) for case in found]
     return (*found, *again)[:count]
+
+
+@st.composite
+def dtype_history(
+    draw: st.DrawFn, operation: str, dtypes: tuple[str, ...], declaration: Declaration, count: int
+) -> Cases:
+    """One call in every dtype, those of fewest digits first: what is kept of them is too coarse for the others.
+
+    Positions and options are the same, so that it is found again.
+    """
+    order = sorted(dtypes, key=UNIT_ROUNDOFF.__getitem__, reverse=True)
+    case = draw(operation_cases(operation, (order[-1],), declaration).filter(is_finite))
+    cases = [convert_dtype(case, dtype, declaration) for dtype in order[:count]]
+    assume(all(map(is_finite, cases)))
+    return tuple(cases)
+
+
+def convert_dtype(case: Case, dtype: str, declaration: Declaration) -> Case:
+    """The case with its numbers rounded to another dtype."""
+
+    def convert(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        dtypes = {name: compute_dtype_name(dtype) if record.is_wide(name) else dtype for name in arrays}
+        with np.errstate(over="ignore"):
+            return {
+                name: array.astype(numpy_dtype(dtypes[name])) if str(array.dtype) in FLOATING else array
+                for name, array in arrays.items()
+            }
+
+    record = operation_facts(case.operation)
+
+    options = case.options | ({"dtype": dtype} if "dtype" in case.options else {})
+    return replace(
+        case,
+        dtype=dtype,
+        inputs=convert(case.inputs),
+        options=options,
+        cotangents=convert(case.cotangents),
+        rounding=generation.roundings(declaration, dtype),
+    )
 
 
 def reverse_last_axis(array: np.ndarray) -> np.ndarray:

@@ -91,6 +91,26 @@ keep_masked = keep_first(
 keep_precision = keep_first(lambda a: key_width(a)[:2], lambda a: a["query"].dtype, round_query)
 
 
+def table_key(a: Arguments) -> Hashable:
+    return a["x"].shape[-1], a["rotary_width"], a["base"], a["positions"].shape, a["positions"].tobytes()
+
+
+def round_positions(a: Arguments, dtype: DTypeLike) -> None:
+    with np.errstate(all="ignore"):
+        a["positions"] = np.nan_to_num(a["positions"].astype(dtype), posinf=0).astype(a["positions"].dtype)
+
+
+def keep_table() -> Callable[[Arguments, Any], Any]:
+    """The table of the first call, whatever dtype it had, is cast to that of every other one."""
+    tables: dict[Hashable, Any] = {}
+
+    def change(a: Arguments, table: np.ndarray) -> Any:
+        key = table.shape, int(a["offset"]), a["exponent"]
+        return tables.setdefault(key, table).astype(table.dtype)
+
+    return change
+
+
 # --- workspaces that are not cleared ----------------------------------------------------------------------------------
 
 
@@ -231,6 +251,9 @@ BEHAVIOURS = (
     misuse_arguments("ATT-13", "mask of the first call of a width, or none", keep_masked),
     misuse_arguments("ATT-13", "precision of the first call of a width", keep_precision),
     misuse_arguments("ATT-13", "eps of the first call of a width", keep_argument("eps", row_width), "layer_norm"),
+    misuse_arguments("ATT-13", "positions in the dtype of their first call",
+                     keep_first(table_key, lambda a: a["x"].dtype, round_positions), "rotary_embedding"),
+    spoil_result("ATT-13", "table in the dtype of its first call", keep_table(), "sinusoidal_positions"),
     spoil_result("ATT-13", "first row not cleared", leave_first_row()),
     *(
         Behaviour("ATT-13", f"workspace of parts of {n} keys not cleared", wrap(attention, leave_parts(n)), attention)
