@@ -17,13 +17,15 @@ from conformance.judge.reproduction import Reproduction
 from tests.support import stateful, stateful_gradients
 from tests.support.helpers import SMALL, Case, describe_finding, find_violation, messages, runner_of, write_replay
 
+WIDTHS = {"rows": 130, "norm_width": 264, "key_width": 104, "value_width": 104}
+"""Limits that leave histories widths of their own: what is kept by width is then set within one of them."""
 ALONE = "depends on earlier calls: right in a fresh process, wrong after "
 
 
 def judged(folder: Path, name: str, operation: str, **options: Any) -> Report:
     path = shutil.copy((stateful if hasattr(stateful, name) else stateful_gradients).__file__, folder)
     given: dict[str, Any] = {"arrays": "numpy", "shrink": False, "dtypes": ["float32"], "isolate": False}
-    given |= {"effort": "quick", "seed": 1, "limits": SMALL | {"rows": 130, "norm_width": 264}}
+    given |= {"effort": "quick", "seed": 1, "limits": SMALL | WIDTHS}
     return check(f"{path}:{name}", operation, **given | options)
 
 
