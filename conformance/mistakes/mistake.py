@@ -215,7 +215,7 @@ def results_of_steps(call: Call, steps: AttentionSteps, passes: str) -> Iterator
     """Results and gradients of attention by other steps, in each way in which they may be computed.
 
     Steps may leave a row no key that has one: it holds zeros, the mean of the values or NaN. A backward pass that alone
-    is wrong has its weights from these steps or from the forward pass's log-sum-exp, and the mean that it subtracts
+    is wrong has its weights from these steps or from the forward pass's log-sum-exp, where there is one, and the mean
     from the weights' gradient or from the output. Steps with another `weigh` predict no gradients, and neither do
     calls with NaN or infinity, where these may stand behind a mask.
     """
@@ -236,6 +236,8 @@ def results_of_steps(call: Call, steps: AttentionSteps, passes: str) -> Iterator
         if passes == "backward" and steps.operation == "attention":
             saved = np.where(steps.allowed_pairs, np.exp(filled.all_scores() - call.forward.logsumexp), 0)
             weights.append(saved)
+            if not np.isfinite(call.forward.logsumexp).all():  # rows that were empty are left out as before
+                weights.append(np.where(np.isfinite(call.forward.logsumexp), saved, 0))
             means.append(np.sum(call.cotangent() * call.forward.output, axis=-1, keepdims=True))
         for one, mean in product(weights, means):
             gradients = filled.pull_back(call.case.cotangents, one, mean=mean)
