@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+import torch_impl
 from conformance import Report
 from tests.support.helpers import SMALL, judged, names_of_causes, options_of
 
@@ -160,6 +162,23 @@ def test_a_norm_over_the_last_axis_is_told_to_decline_axes() -> None:
 def test_no_other_norm_may_round_its_rows() -> None:
     with pytest.raises(ValueError, match="convention normalized means nothing for layer_norm"):
         violated(torch.layer_norm, "layer_norm", ["NORM-1"], "bfloat16", normalized="inputs")
+
+
+def test_a_layer_with_rounded_weights_is_told_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_rounded_weights(query: Any, key: Any, value: Any, **given: Any) -> Any:
+        k, v = (array.repeat_interleave(query.shape[1] // key.shape[1], 1) for array in (key, value))
+        weights = torch.softmax(query @ k.mT * query.shape[-1] ** -0.5, -1)
+        return weights.bfloat16().float() @ v
+
+    def layer(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int) -> Any:
+        return torch_impl.multi_head_attention(parameters, query, key, value, num_heads=num_heads)
+
+    module = importlib.import_module("torch_impl.multi_head_attention")
+    monkeypatch.setattr(module, "attention", with_rounded_weights)
+    given = {"supports": "no-gradients,no-empty", "limits": SMALL}
+    report = judge_torch(layer, "multi_head_attention", ["MHA-1"], "float32", **given)
+    assert names_of_causes(report) == [("MHA-1", "multi_head.precision-weights-rounded")]
+    assert options_of(report) == ["--conventions weights=bfloat16"]
 
 
 # --- parts of the keys ------------------------------------------------------------------------------------------------
