@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import gelu, silu
 
 import torch_impl
 from conformance import Report
@@ -179,6 +181,31 @@ def test_a_layer_with_rounded_weights_is_told_to_say_so(monkeypatch: pytest.Monk
     report = judge_torch(layer, "multi_head_attention", ["MHA-1"], "float32", **given)
     assert names_of_causes(report) == [("MHA-1", "multi_head.precision-weights-rounded")]
     assert options_of(report) == ["--conventions weights=bfloat16"]
+
+
+@pytest.mark.rule("FFN-1", "FFN-2")
+def test_networks_may_round_what_they_multiply() -> None:
+    def rounded(array: torch.Tensor) -> torch.Tensor:
+        return (array.contiguous().view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32)  # 13 bits fewer
+
+    def linear(x: torch.Tensor, parameters: Any) -> torch.Tensor:
+        product = rounded(x) @ rounded(parameters.weight)
+        return product if parameters.bias is None else product + parameters.bias
+
+    def plain(parameters: Any, x: torch.Tensor, *, activation: str = "relu") -> torch.Tensor:
+        functions = {"relu": torch.relu, "silu": silu, "gelu": gelu, "gelu_tanh": partial(gelu, approximate="tanh")}
+        hidden = functions[activation](linear(x, parameters.inner))
+        return linear(hidden, parameters.outer)
+
+    def gated(parameters: Any, x: torch.Tensor) -> torch.Tensor:
+        return linear(silu(linear(x, parameters.gate)) * linear(x, parameters.inner), parameters.outer)
+
+    given = {"supports": "no-gradients", "limits": {"rows": 16, "model_width": 64, "inner_width": 64}}
+    for function, name, rule in ((plain, "feed_forward", "FFN-1"), (gated, "gated_feed_forward", "FFN-2")):
+        report = judge_torch(function, name, [rule], "float32", **given)
+        assert [violation.rule for violation in report.violations] == [rule]
+        assert options_of(report) == ["--conventions products=tf32"]
+        assert judge_torch(function, name, [rule], "float32", conventions={"products": "tf32"}, **given).conforms
 
 
 # --- parts of the keys ------------------------------------------------------------------------------------------------
