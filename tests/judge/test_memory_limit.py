@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import conformance
-from tests.support.helpers import SMALL
+from conformance.checks.findings import Phase, Raised, WrongInPhase
+from conformance.runner import memory_limit
+from tests.support.helpers import SMALL, Finding, describe_finding
 
 KERNEL = """
 import numpy as np
@@ -33,3 +36,25 @@ def test_an_allocation_beyond_the_limit_is_an_error(tmp_path: Path) -> None:
     assert not report.conforms
     assert "raised MemoryError" in text
     assert "its process may take 2.0 GB; --memory-limit" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "named"),
+    [
+        ("MemoryError", "Unable to allocate 7.45 GiB for an array", True),
+        ("RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000 bytes.", True),
+        ("JaxRuntimeError", "RESOURCE_EXHAUSTED: Out of memory allocating 4000000000 bytes.", True),
+        ("RuntimeError", "std::bad_alloc", True),
+        ("KeyError", "'alloc_table'", False),
+        ("ValueError", "no block is allocated for key 7", False),
+    ],
+)
+def test_errors_for_lack_of_memory_name_the_limit(
+    error: str, text: str, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_limit, "limit", 2.0)
+    raised = Finding("call", float("inf"), detail=Raised(error, text))
+    later = replace(raised, detail=WrongInPhase(Phase("in_a_row", 2, 6), raised))
+    found = memory_limit.name_limit([raised, later])
+    assert ["may take 2.0 GB" in describe_finding(one) for one in found] == [named, named]
+    assert [memory_limit.exceeds_limit(one) for one in found] == [named, named]
