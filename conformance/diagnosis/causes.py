@@ -15,9 +15,10 @@ from conformance.bounds.arithmetic import FORMATS
 from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
 from conformance.cases.declaration import CONVENTIONS, OPEN_AT_INFINITY, PRECISIONS, Declaration
+from conformance.cases.facts import operation_facts
 from conformance.checks.comparison import breaks, fill_unpromised, judge, ratio, worst
 from conformance.checks.findings import same_error
-from conformance.checks.levels import STATE_RULE, STRICT, rank
+from conformance.checks.levels import ISOLATION_RULE, NO_ISOLATION, STATE_RULE, STRICT, rank
 from conformance.checks.results import WIDE, Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause, CauseKind, Diagnosis, cause_kind
 from conformance.diagnosis.choice import Chooser
@@ -52,7 +53,16 @@ def find_causes(results: Results, runner: Runner) -> list[Cause]:
         evidence = collect_evidence(runner, kept, asked.values())
         own = {key: one for key, kept in asked.items() for one in evidence if one.kept is kept}
         found += explain_numbers(runner, evidence, {key: numeric[key] for key in asked}, own)
+    found = [*map(excuse_isolation, found)]
     return sorted(found, key=lambda cause: (rank(cause.level), cause.kind != "mistake", -len(cause.violations)))
+
+
+def excuse_isolation(cause: Cause) -> Cause:
+    """The cause with the convention by which nothing behind a mask is promised, if that is all that it breaks."""
+    if cause.rules != (ISOLATION_RULE,) or not cause.lead.finding.is_of_values:
+        return cause
+    may_be_meant = NO_ISOLATION.keys() <= {*operation_facts(cause.lead.case.operation).conventions}
+    return replace(cause, excuses=(NO_ISOLATION,)) if may_be_meant else cause
 
 
 def has_wrong_numbers(violation: Violation) -> bool:
