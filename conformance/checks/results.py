@@ -181,7 +181,7 @@ class Violation:
     @property
     def key(self) -> Key:
         """Under which results keep it: an error, or a result of another dtype, hides no wrong number."""
-        return self.rule, self.subject, not self.finding.is_of_values or bool(self.lacks)
+        return self.rule, self.subject, not self.finding.is_of_values
 
     @property
     def level(self) -> str:
