@@ -25,7 +25,7 @@ limit = 0.0
 
 
 def limit_memory(target: Target, processes: int = 1) -> None:
-    """Limit what this process may allocate from now on, for a subject on the CPU.
+    """Limit what this process may allocate from now on, for a subject on the CPU; a lower limit of its own stays.
 
     Args:
         target: The subject, with the gigabytes of one process; None for its share of half the machine's memory.
@@ -39,9 +39,11 @@ def limit_memory(target: Target, processes: int = 1) -> None:
 
     gigabytes = target.memory_limit
     allowed = max(LEAST, SHARE * memory() / processes) if gigabytes is None else gigabytes * GIGABYTE
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (int(held + allowed), hard))
-    limit = allowed / GIGABYTE
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    # A process may not go beyond its hard limit, and whoever has set a soft one means it.
+    most = min([int(held + allowed), *(one for one in (soft, hard) if one != resource.RLIM_INFINITY)])
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    limit = max(most - held, 0.0) / GIGABYTE
 
 
 def writable() -> float:

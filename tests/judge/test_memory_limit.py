@@ -11,7 +11,7 @@ import pytest
 import conformance
 from conformance.checks.findings import Phase, Raised, WrongInPhase
 from conformance.runner import memory_limit
-from tests.support.helpers import SMALL, Finding, describe_finding
+from tests.support.helpers import SMALL, Finding, Target, describe_finding
 
 KERNEL = """
 import numpy as np
@@ -58,3 +58,17 @@ def test_errors_for_lack_of_memory_name_the_limit(
     found = memory_limit.name_limit([raised, later])
     assert ["may take 2.0 GB" in describe_finding(one) for one in found] == [named, named]
     assert [memory_limit.exceeds_limit(one) for one in found] == [named, named]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+@pytest.mark.parametrize("limits", [(8 * 10**9, 9 * 10**9), (-1, 8 * 10**9)], ids=["soft", "hard"])
+def test_a_lower_limit_of_the_process_stays(limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(memory_limit, "limit", 0.0)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, given: found.append(given))
+    memory_limit.limit_memory(Target("reference_numpy", "attention", memory_limit=1000.0))
+    assert found == [(8 * 10**9, limits[1])]
+    assert 0 < memory_limit.limit < 8
