@@ -174,8 +174,8 @@ class Topic:
         lacks: str = "", needs: tuple[str, ...] = (), **parameters: Sequence[Any],
     ) -> Mistake:  # fmt: skip
         usual = rule or self.rule, says, change, operations or self.operations
-        own = {"of_gradients": self.of_gradients, "rounds": self.rounds}
-        return Mistake(f"{self.name}.{name}", *usual, parameters, lacks, needs, **own)
+        entry = Mistake(f"{self.name}.{name}", *usual, parameters, lacks, needs)
+        return replace(entry, of_gradients=self.of_gradients, rounds=self.rounds)
 
     def entries(self, make: Callable[[Any], Change], *rows: Sequence[Any], **fields: Any) -> tuple[Mistake, ...]:
         """One for each row: its name, what it says, what `make` makes its change of, and its parameters."""
