@@ -356,13 +356,15 @@ class Declaration:
         values |= {"conventions": {name: self.convention(name) for name in CONVENTIONS}}
         return {name: convert_tuples(value) for name, value in values.items() if name != "vjp"}
 
-    def refuse_contradictions(self) -> None:
-        """Raise ValueError where two options leave nothing to be tried."""
+    def refuse_contradictions(self, unit: int = 1) -> None:
+        """Raise ValueError where two options leave nothing to be tried. unit: of the operation's widths."""
         if not self.dtypes:
             raise ValueError("dtypes: got none")
+        least = lcm(self.width_multiple, unit)
         for name in WIDTH_NAMES:
-            if self.limits.get(name, self.width_multiple) < self.width_multiple:
-                raise ValueError(f"limit of {name} is below width_multiple {self.width_multiple}")
+            if self.limits.get(name, least) < least:
+                of_option = "width_multiple" if least == self.width_multiple else "the smallest width,"
+                raise ValueError(f"limit of {name} is below {of_option} {least}")
         for side, name in enumerate(("key_width", "value_width")):
             limit = self.limits.get(name)
             if limit is not None and any(pair[side] > limit for pair in self.head_widths):

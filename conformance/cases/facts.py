@@ -246,6 +246,7 @@ def network_axes(case: Case) -> Described:
 FEED_FORWARD = OperationFacts(
     name="feed_forward",
     rules={"": "FFN-1"},
+    conventions=("products",),
     arguments=("parameters", "x"),
     differentiated=("parameters", "x"),
     structure=Structure(FeedForward, ("inner", "outer")),

@@ -222,7 +222,7 @@ def declaration_of(
     options["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in own.get("dtypes", FLOATING))
     options |= {"room": frozenset(room), "unsure": frozenset(unsure), "mask_required": required}
     declaration = Declaration(features=features, **options)
-    declaration.refuse_contradictions()
+    declaration.refuse_contradictions(operation_facts(operation).width_unit if operation else 1)
     return declaration
 
 

@@ -113,3 +113,5 @@ CONTRACT = Rule(
 JUDGED = {CONTRACT.id: CONTRACT} | RULES
 STATE_RULE = "ATT-13"
 """The rule of what results must not depend on: earlier calls, chance, memory layouts."""
+ISOLATION_RULE, NO_ISOLATION = "MASK-7", {"isolation": "finite"}
+"""The rule of what stands behind a mask, and the convention under which a subject promises nothing of it."""

@@ -181,7 +181,7 @@ class Violation:
     @property
     def key(self) -> Key:
         """Under which results keep it: an error, or a result of another dtype, hides no wrong number."""
-        return self.rule, self.subject, not self.finding.is_of_values or bool(self.lacks)
+        return self.rule, self.subject, not self.finding.is_of_values
 
     @property
     def level(self) -> str:
@@ -367,12 +367,13 @@ class Results:
             known[dtype] = replace(violation, before=())
 
     def set_worst(self) -> None:
-        """Give every violation the largest errors of its rule, by dtype, and its rule an error as large as its own."""
+        """Give every violation the largest errors of its rule, by dtype, and its rule errors as large as these."""
         for key, violation in self.violations.items():
             self.remember(violation)
-            if violation.case is not None:
-                self.rules[key[:2]].add_ratio(violation.ratio, violation.case.dtype)
             worst = self.worst[key]
+            for one in (violation, *worst.values()):
+                if one.case is not None:
+                    self.rules[key[:2]].add_ratio(one.ratio, one.case.dtype)
             self.violations[key] = replace(violation, worst={d: worst[d] for d in SIMPLEST_FIRST if d in worst})
 
     def include(self, other: Results) -> None:

@@ -15,9 +15,10 @@ from conformance.bounds.arithmetic import FORMATS
 from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
 from conformance.cases.declaration import CONVENTIONS, OPEN_AT_INFINITY, PRECISIONS, Declaration
+from conformance.cases.facts import operation_facts
 from conformance.checks.comparison import breaks, fill_unpromised, judge, ratio, worst
 from conformance.checks.findings import same_error
-from conformance.checks.levels import STATE_RULE, STRICT, rank
+from conformance.checks.levels import ISOLATION_RULE, NO_ISOLATION, STATE_RULE, STRICT, rank
 from conformance.checks.results import WIDE, Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause, CauseKind, Diagnosis, cause_kind
 from conformance.diagnosis.choice import Chooser
@@ -52,7 +53,16 @@ def find_causes(results: Results, runner: Runner) -> list[Cause]:
         evidence = collect_evidence(runner, kept, asked.values())
         own = {key: one for key, kept in asked.items() for one in evidence if one.kept is kept}
         found += explain_numbers(runner, evidence, {key: numeric[key] for key in asked}, own)
+    found = [*map(excuse_isolation, found)]
     return sorted(found, key=lambda cause: (rank(cause.level), cause.kind != "mistake", -len(cause.violations)))
+
+
+def excuse_isolation(cause: Cause) -> Cause:
+    """The cause with the convention by which nothing behind a mask is promised, if that is all that it breaks."""
+    if cause.rules != (ISOLATION_RULE,) or not cause.lead.finding.is_of_values:
+        return cause
+    may_be_meant = NO_ISOLATION.keys() <= {*operation_facts(cause.lead.case.operation).conventions}
+    return replace(cause, excuses=(NO_ISOLATION,)) if may_be_meant else cause
 
 
 def has_wrong_numbers(violation: Violation) -> bool:
@@ -156,10 +166,9 @@ def explain_by_mistake(chooser: Chooser, explanation: Explanation, violations: S
     )
     smallest = min(explanation.explained, key=lambda one: one.size)
     ordered = sort_violations(violations, first=lambda one: one.rule != mistake.rule)
-    # In float32 the bounds of 16 bits are wide enough to excuse a few results of any mistake.
+    # In float32 the bounds of narrow formats are wide enough to excuse a few results of any mistake.
     dtypes = {one.case.dtype for one in explanation.explained}
-    may_be_meant = dtypes.isdisjoint(WIDE) or mistake.id.startswith("precision.")
-    excuses = find_excuses(explanation.explained) if may_be_meant else ()
+    excuses = find_excuses(explanation.explained, narrow=mistake.rounds or dtypes.isdisjoint(WIDE))
     # What else fails of these rules, in these dtypes, must conform under a convention, too.
     rules = {one.rule for one in violations}
     alike = [one for one in chooser.failing if one.case.dtype in dtypes and one.kept and one.kept.rule in rules]
@@ -232,11 +241,13 @@ def group_numbers(
         yield Cause(kind, ordered, None, condition, pattern, excuses)
 
 
-def find_excuses(evidence: Sequence[Evidence], level: str = STRICT) -> tuple[Mapping[str, str], ...]:
+def find_excuses(
+    evidence: Sequence[Evidence], level: str = STRICT, narrow: bool = True
+) -> tuple[Mapping[str, str], ...]:
     """The conventions of arithmetic, as few as may be, under which all the cases conform; empty where none do.
 
     Those come first that excuse least: under which the errors are the largest part of their bounds. level: of NaN and
-    infinity, those cases count that break what it asks for.
+    infinity, those cases count that break what it asks for. narrow: whether those of formats with fewer digits count.
     """
     names = PRECISIONS
     if any(one.case.special for one in evidence):
@@ -247,7 +258,7 @@ def find_excuses(evidence: Sequence[Evidence], level: str = STRICT) -> tuple[Map
     if not evidence:
         return ()
     # What a float64 case loses to 16 bits, it would lose to float32 as well, for which there is no convention.
-    left_out = FORMATS if any(one.case.dtype == "float64" for one in evidence) else ()
+    left_out = () if narrow and all(one.case.dtype != "float64" for one in evidence) else FORMATS
     choices = [(name, value) for name in names for value in CONVENTIONS[name][1:] if value not in left_out]
     pairs = [pair for pair in combinations(choices, 2) if pair[0][0] != pair[1][0]]
     for several in ([(one,) for one in choices], pairs):

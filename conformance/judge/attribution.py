@@ -21,7 +21,7 @@ from conformance.cases.features import features_of, has_declared_masks, mask_kin
 from conformance.cases.signatures import equals_default
 from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN, Check, first, nothing
 from conformance.checks.comparison import OF_QUERIES, OF_ROWS, breaks, worst
-from conformance.checks.findings import Finding
+from conformance.checks.findings import Finding, ProcessEnded, TookTooLong, is_error
 from conformance.checks.levels import STATE_RULE
 from conformance.oracle.reference import oracle
 from conformance.runner.in_process import Runner
@@ -69,20 +69,26 @@ def attribute(runner: Runner, failure: Failure, shared: object = None) -> Failur
 def choose_rule(runner: Runner, failure: Failure) -> str:
     """Of an operation's general rule and those of its gradients and options, the one that the case shows.
 
-    That is an option's, if the case does not fail without the option; else that of gradients, if the output is right.
+    That is an option's, if the case does not fail without the option; else that of gradients, if it does not fail where
+    none are asked for.
     """
-    case, facts = failure.example, operation_facts(failure.example.operation)
-    general = facts.rules[""]
+    case, facts, first = failure.example, operation_facts(failure.example.operation), worst(failure.findings)
+    general, level = facts.rules[""], first.level
     if facts.masked or failure.rule not in (general, facts.rules.get("gradients"), *facts.option_rules.values()):
         return failure.rule
-    level = worst(failure.findings).level
+    if isinstance(first.detail, TookTooLong | ProcessEnded):  # asked again, it would do so again
+        return failure.rule
     for option, rule in facts.option_rules.items():
         if not equals_default(case.operation, option, case.options.get(option)):
             options = {name: value for name, value in case.options.items() if name != option}
             if not breaks(check_agreement(runner, replace(case, options=options)), level):
                 return rule
-    wrong = [one for one in failure.findings if one.ratio > 1]
-    return facts.rules.get("gradients", general) if all(is_gradient(one.name) for one in wrong) else general
+    if all(is_gradient(one.name) for one in failure.findings if one.ratio > 1):
+        return facts.rules.get("gradients", general)
+    if is_error(first) and case.cotangents and "gradients" in facts.rules:
+        fails = breaks(check_agreement(runner, replace(case, cotangents={})), level)
+        return general if fails else facts.rules["gradients"]
+    return general
 
 
 def is_as_wrong(runner: Runner, clean: Case, finding: Finding) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from conformance.cases.expectations import CaseExample
 from conformance.checks.findings import Threshold
+from conformance.checks.levels import NO_ISOLATION
 from conformance.checks.results import MOST_NUMBERS, KeptCase, Results, Violation, keep_violation
 from conformance.diagnosis.cause import Cause, cause_kind
 from conformance.diagnosis.causes import find_causes, has_wrong_numbers, largest_error
@@ -79,8 +80,6 @@ def make_small(cause: Cause, runner: Runner, seconds: float, settle: Settle, siz
     if sized:
         lead = replace(lead, threshold=find_thresholds(lead, runner, SIZES * seconds, passing))
     cause = replace(cause, violations=(lead, *cause.violations[1:]))
-    if cause.rules == ("MASK-7",) and lead.finding.is_of_values:
-        cause = replace(cause, excuses=({"isolation": "finite"},))
     if cause.diagnosis is None and cause.condition is not None and not cause.condition.holds(Call(lead.case)):
         cause = replace(cause, condition=None)
     return withdraw_refuted(choose_by_thresholds(cause, lead.threshold), passing, runner)
@@ -131,7 +130,9 @@ def excuse_case(
 ) -> tuple[Mapping[str, str], ...]:
     """The conventions under which the smallest case conforms as well."""
     evidence = ask_kept(runner, keep_violation(lead)) if excuses else None
-    return excuses if evidence is None else tuple(one for one in excuses if largest_error(one, [evidence]) <= 1)
+    if evidence is None:
+        return excuses
+    return tuple(one for one in excuses if one == NO_ISOLATION or largest_error(one, [evidence]) <= 1)
 
 
 def explains_case(runner: Runner, mistake: Mistake | None) -> Callable[[Violation, CaseExample], bool]:

@@ -360,8 +360,7 @@ class Executor:
         chosen = self.rules is None or claim.rule in self.rules or claim.rule == "CALL"
         if (claim.unsure and says_no) or not chosen:
             return ClaimAnswer(claim, Results(), refused)
-        lacking = [add_lacking(one, claim) for one in results.violations.values()]
-        results.violations = {one.key: one for one in lacking}
+        results.violations = {key: add_lacking(one, claim) for key, one in results.violations.items()}
         return ClaimAnswer(claim, results, refused)
 
     def ask_claim_cases(self, claim: Claim) -> Results:

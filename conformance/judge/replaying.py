@@ -14,6 +14,7 @@ from conformance.cases.features import unsupported_features
 from conformance.checks.catalogue import CHECKS
 from conformance.checks.encoding import decode
 from conformance.checks.findings import Finding, is_error
+from conformance.checks.levels import ISOLATION_RULE, NO_ISOLATION
 from conformance.oracle.reference import balls_available
 from conformance.reports.replays import FORMAT, VERSION
 from conformance.runner.in_process import TIME_LIMIT, judge_scope
@@ -65,7 +66,7 @@ def replay(
 
 def drop_unasked(findings: list[Finding], case: Case | None, rule: str, declaration: Declaration) -> list[Finding]:
     """Without what a function may do that declares what it does not support."""
-    if rule == "MASK-7" and declaration.convention("isolation") == "finite":
+    if rule == ISOLATION_RULE and NO_ISOLATION.items() <= declaration.conventions.items():
         return []
     refuses = case is not None and any(unsupported_features(case, declaration))
     return [one for one in findings if not (refuses and is_error(one))]

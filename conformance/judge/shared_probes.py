@@ -6,7 +6,7 @@ the checking process looks for smaller failing cases.
 
 A worker calls the function in its own process. It dies where the function crashes, and ends itself where a call does
 not heed its time limit. The checking process runs that probe itself, through its own subprocess: a crash or a hang is
-thus seen where a single process would see it.
+thus seen where a single process would see it. So is an error for lack of memory, of which a worker may take less.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from conformance.judge.plan import list_questions
 from conformance.judge.trial import STUCK, ask_probe, ignore_progress
 from conformance.oracle.reference import balls_available
 from conformance.runner.compiled_code import LEAST, forget_compiled_code, keep_compiled_code, memory, share_of_memory
-from conformance.runner.in_process import Runner, ignore_warnings_of_numbers, judge_scope
+from conformance.runner.in_process import JudgeError, Runner, ignore_warnings_of_numbers, judge_scope
 from conformance.runner.in_subprocess import ENDING, encode_target
-from conformance.runner.memory_limit import limit_memory
+from conformance.runner.memory_limit import exceeds_limit, limit_memory
 from conformance.runner.process_lifetime import POSIX
 from conformance.runner.workers import WorkerPool, encode_call
 from conformance.subjects.callables import Target
@@ -147,6 +147,7 @@ class WatchedRunner(Runner):
     """A runner that ends its process where a call does not heed its time limit, as native code may not.
 
     This limit is wall time. On a busy machine a worker may end too early, and the checking process runs its cases.
+    JudgeError where a call asks for more memory than a worker may take.
     """
 
     interrupts_are_users = False
@@ -155,9 +156,12 @@ class WatchedRunner(Runner):
         with open(os.devnull, "w") as nowhere:
             faulthandler.dump_traceback_later((self.time_limit or 0) + ENDING, exit=True, file=nowhere)
             try:
-                return super().run_check(check, example, shared)
+                findings = super().run_check(check, example, shared)
             finally:
                 faulthandler.cancel_dump_traceback_later()
+        if any(map(exceeds_limit, findings)):
+            raise JudgeError("a worker's part of the memory is too small")
+        return findings
 
 
 class Share:

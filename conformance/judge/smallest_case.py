@@ -10,6 +10,7 @@ from conformance.cases.expectations import CaseExample
 from conformance.checks.catalogue import AGREEMENT, DESCRIPTION, SHAPES
 from conformance.checks.comparison import breaks
 from conformance.checks.findings import Finding, is_error, same_error
+from conformance.checks.levels import ISOLATION_RULE
 from conformance.checks.results import Results, Violation
 from conformance.judge.attribution import is_in_empty_row
 from conformance.judge.trial import make_violation
@@ -70,7 +71,7 @@ def cut_down(least: Violation, runner: Runner, seconds: float, accepts: Accepts 
         failures.setdefault(id(example), new)
         return True
 
-    masked = least.check in (DESCRIPTION, SHAPES) or least.rule == "MASK-7"
+    masked = least.check in (DESCRIPTION, SHAPES) or least.rule == ISOLATION_RULE
     keeps_dtype = least.rule in OF_DTYPES or least.rounds_16_bits
     reduced = shrink_example(least.example, runner.declaration, fails, seconds, masked, keeps_dtype, least.loses_digits)
     return replace(failures[id(reduced.example)], uncut=least.example, steady=reduced.steady)

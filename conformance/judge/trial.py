@@ -193,10 +193,12 @@ def settle_violations(results: Results, settle: Settle) -> None:
     """Put in place of every violation what becomes of it."""
     pairs = [(violation, settle(violation)) for violation in results.violations.values()]
     results.violations = {}
+    # First, because another violation of the same rule may stay.
     for violation, settled in pairs:
         if settled is None or settled.rule != violation.rule:
             results.rules[violation.rule, violation.subject].drop_broken()
             results.worst.pop(violation.key, None)
+    for _, settled in pairs:
         if settled is not None:
             results.add_violation(replace(settled, before=()))
             dtype = "" if settled.case is None else settled.case.dtype

@@ -91,6 +91,7 @@ class Mistake:
         values: the chosen value of each parameter.
         condition: when it shows.
         of_gradients: whether it is one of the backward pass, and predicts no results.
+        rounds: whether it computes what is right with fewer digits, as a convention may allow.
     """
 
     id: str
@@ -104,6 +105,7 @@ class Mistake:
     values: Mapping[str, Any] = field(default_factory=dict)
     condition: Condition = ALWAYS
     of_gradients: bool = False
+    rounds: bool = False
 
     def __str__(self) -> str:
         """The id with what is chosen, such as "keys.left-out (first=64)"."""
@@ -165,13 +167,15 @@ class Topic:
     rule: str = ""
     operations: tuple[str, ...] = ATTENTION
     of_gradients: bool = False
+    rounds: bool = False
 
     def entry(
         self, name: str, says: str, change: Change, /, *, rule: str = "", operations: tuple[str, ...] = (),
         lacks: str = "", needs: tuple[str, ...] = (), **parameters: Sequence[Any],
     ) -> Mistake:  # fmt: skip
         usual = rule or self.rule, says, change, operations or self.operations
-        return Mistake(f"{self.name}.{name}", *usual, parameters, lacks, needs, of_gradients=self.of_gradients)
+        entry = Mistake(f"{self.name}.{name}", *usual, parameters, lacks, needs)
+        return replace(entry, of_gradients=self.of_gradients, rounds=self.rounds)
 
     def entries(self, make: Callable[[Any], Change], *rows: Sequence[Any], **fields: Any) -> tuple[Mistake, ...]:
         """One for each row: its name, what it says, what `make` makes its change of, and its parameters."""

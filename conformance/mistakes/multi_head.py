@@ -196,7 +196,8 @@ def carry(mistake: Mistake) -> Mistake:
 
     identity = f"multi_head.{mistake.id.replace('.', '-').replace('_', '-')}"
     says = f"in the layer's attention, {mistake.says}"
-    return replace(mistake, id=identity, rule="MHA-1", says=says, change=change, operations=LAYER)
+    lacks = "" if mistake.lacks == "BHTD" else mistake.lacks  # a layer has its own layout inside
+    return replace(mistake, id=identity, rule="MHA-1", says=says, change=change, operations=LAYER, lacks=lacks)
 
 
 SPLITS = (split_heads, lambda x, heads: x.reshape(len(x), heads, x.shape[1], x.shape[2] // max(heads, 1)))

@@ -27,7 +27,7 @@ from conformance.mistakes.mistake import ATTENTION, Mistake, Prediction, Topic, 
 
 Array = np.ndarray
 Stage = Callable[[Approx], Approx]
-TOPIC = Topic("precision", "ATT-9")
+TOPIC = Topic("precision", "ATT-9", rounds=True)
 MOST = 2**22
 """Numbers that are added up one after the other, at most."""
 

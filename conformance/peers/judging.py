@@ -36,6 +36,7 @@ from conformance.checks.catalogue import (
     Shared,
 )
 from conformance.checks.findings import Finding, is_error
+from conformance.checks.levels import ISOLATION_RULE, NO_ISOLATION
 from conformance.checks.results import Results, Violation
 from conformance.diagnosis.evidence import ANSWERS_TO_CASE
 from conformance.judge.executor import ClaimAnswer, Executor
@@ -193,9 +194,9 @@ class PeerExecutor(Executor):
         declared = self.split_by_gradients(declaration)
         if self.breaks("ATT-6", declared):
             declared = [one.add_conventions(empty_rows="any") for one in declared]
-        if self.breaks("MASK-7", declared):
-            declared = [one.add_conventions(isolation="finite") for one in declared]
-        asked = {"NORM-4", "ATT-1", *FEATURES, "ATT-6", "MASK-7"}
+        if self.breaks(ISOLATION_RULE, declared):
+            declared = [one.add_conventions(**NO_ISOLATION) for one in declared]
+        asked = {"NORM-4", "ATT-1", *FEATURES, "ATT-6", ISOLATION_RULE}
         for one in declared:
             self.ask_probes(probe for probe in self.probes(one) if probe.rule not in asked)
         self.ask_refusals()

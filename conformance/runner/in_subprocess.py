@@ -78,9 +78,10 @@ def find_source(target: Target, subject: Subject) -> str:
     """The file of the subject's code, if it is not the one that the target names; empty where none can be told."""
     code = getattr(inspect.unwrap(subject.code) if callable(subject.code) else None, "__code__", None)
     where = Path(target.subject.rpartition(":")[0]) if isinstance(target.subject, str) else Path()
-    if code is None or where.suffix != ".py" or not Path(code.co_filename).is_file():
+    files = where, Path(code.co_filename if code is not None else "")
+    if where.suffix != ".py" or not all(file.is_file() for file in files):  # as after a change of the folder
         return ""
-    return "" if where.samefile(code.co_filename) else relative_path(code.co_filename)
+    return "" if where.samefile(files[1]) else relative_path(str(files[1]))
 
 
 class SubprocessRunner(Runner):

@@ -10,26 +10,26 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from conformance.checks.findings import Finding, Raised
+from conformance.checks.findings import Detail, Finding, Raised, Unrefused, WrongInPhase, details
 from conformance.runner.compiled_code import LEAST, memory
 from conformance.subjects.callables import Target
 
 GIGABYTE = 1e9
 SHARE = 0.5
-"""Of the machine's memory, for all processes that call the subject at the same time."""
-NO_MEMORY = ("MemoryError", "alloc", "out of memory", "RESOURCE_EXHAUSTED")
-"""In the text of errors that tell of too little memory: of NumPy, PyTorch, C++, JAX."""
+"""Of the machine's memory, for the process that calls the subject. Workers beside it have equal parts of as much."""
+NO_MEMORY = ("MemoryError", "allocate memory", "bad_alloc", "out of memory", "RESOURCE_EXHAUSTED")
+"""In the text of errors that tell of too little memory: of NumPy, PyTorch, C++, GPUs, JAX."""
 
 limit = 0.0
 """Gigabytes that this process may allocate beyond what it held when it was limited; 0 for no limit."""
 
 
 def limit_memory(target: Target, processes: int = 1) -> None:
-    """Limit what this process may allocate from now on, for a subject on the CPU.
+    """Limit what this process may allocate from now on, for a subject on the CPU; a lower limit of its own stays.
 
     Args:
         target: The subject, with the gigabytes of one process; None for its share of half the machine's memory.
-        processes: How many share that half.
+        processes: How many have equal parts of that half.
     """
     global limit
     held = writable() if target.device == "cpu" else 0.0  # a GPU's driver takes address space as it likes
@@ -39,9 +39,11 @@ def limit_memory(target: Target, processes: int = 1) -> None:
 
     gigabytes = target.memory_limit
     allowed = max(LEAST, SHARE * memory() / processes) if gigabytes is None else gigabytes * GIGABYTE
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (int(held + allowed), hard))
-    limit = allowed / GIGABYTE
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    # A process may not go beyond its hard limit, and whoever has set a soft one means it.
+    most = min([int(held + allowed), *(one for one in (soft, hard) if one != resource.RLIM_INFINITY)])
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    limit = max(most - held, 0.0) / GIGABYTE
 
 
 def writable() -> float:
@@ -54,9 +56,18 @@ def writable() -> float:
 
 def name_limit(findings: list[Finding]) -> list[Finding]:
     """The findings; an error that tells of too little memory names the limit."""
-    return [replace(one, detail=add_limit(one.detail)) if isinstance(one.detail, Raised) else one for one in findings]
+    return [replace(one, detail=add_limit(one.detail)) for one in findings]
 
 
-def add_limit(detail: Raised) -> Raised:
+def exceeds_limit(finding: Finding) -> bool:
+    """Whether the subject raised an error because its process may take no more memory."""
+    return any(isinstance(detail, Raised) and detail.memory > 0 for detail in details(finding))
+
+
+def add_limit(detail: Detail | None) -> Detail | None:
+    if isinstance(detail, WrongInPhase | Unrefused) and isinstance(detail.found, Finding):
+        return replace(detail, found=replace(detail.found, detail=add_limit(detail.found.detail)))
+    if not isinstance(detail, Raised):
+        return detail
     words = f"{detail.error}: {detail.text}".casefold()
     return replace(detail, memory=limit if any(word.casefold() in words for word in NO_MEMORY) else 0.0)

@@ -160,7 +160,7 @@ def norm_history(draw: st.DrawFn, operation: str, declaration: Declaration, size
     other_widths: Sequence[int] = widths
     if declaration.compiled:  # each shape is one more to compile
         other_rows = [draw(st.sampled_from([other for other in able if other != rows] or able))]
-        other_widths = [draw(st.sampled_from([other for other in widths if other != width]))]
+        other_widths = [draw(st.sampled_from([other for other in widths if other != width] or widths))]
     cases = []
     for number in range(count):
         shape = (rows, width)

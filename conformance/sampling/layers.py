@@ -213,7 +213,8 @@ def feed_forward_cases(
     if draw(st.integers(0, 2)) == 0 and "dropout" in declaration:
         options |= {"dropout_rate": 0.25, "dropout_keep": d.booleans(*shape[:-1], inner, share=0.75)}
     cotangents = select_cotangents({"output": draw_row_cotangents(draw, d, (*shape[:-1], outer))}, declaration)
-    return draw_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
+    rounding = roundings(declaration, dtype)
+    return draw_memory(draw, Case(operation, dtype, inputs, options, cotangents, rounding=rounding), declaration)
 
 
 ROUNDED_ALIKE = {
@@ -241,7 +242,8 @@ def gates_rounded_alike(draw: st.DrawFn, declaration: Declaration = EVERYTHING) 
         "inner.weight": np.diag(inner),
     }
     inputs = {name: d.cast(array) for name, array in (inputs | {"outer.weight": outer}).items()}
-    return draw_memory(draw, Case("gated_feed_forward", dtype, inputs, {"activation": name}), declaration)
+    case = Case("gated_feed_forward", dtype, inputs, {"activation": name}, rounding=roundings(declaration, dtype))
+    return draw_memory(draw, case, declaration)
 
 
 SILU_SHAPES = ((7,), (3, 5), (2, 3, 4), (1,), (40,))

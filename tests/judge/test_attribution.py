@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import torch_impl
 from conformance.judge.attribution import Failure, attribute
@@ -91,3 +92,39 @@ def test_a_wrong_number_beside_what_a_hidden_part_holds() -> None:
 def test_what_is_wrong_in_contiguous_arrays_too_is_no_matter_of_memory() -> None:
     runner, given = runner_of(wrong_by(scale=None), arrays="torch"), replace(case(), memory={"query": "transposed"})
     assert attributed_rule(runner, given, "agreement", "ATT-13") == "ATT-1"
+
+
+class RaisingBackward(torch.autograd.Function):
+    """The array; its gradient is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, array: torch.Tensor) -> torch.Tensor:
+        return array.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        raise RuntimeError("there is no gradient")
+
+
+def raises_backward(x: Any, weight: Any, *, eps: float = 1e-6, plus_one: bool = False) -> Any:
+    return torch_impl.rms_norm(RaisingBackward.apply(x), weight, eps=eps, plus_one=plus_one)
+
+
+def raises_always(x: Any, weight: Any, *, eps: float = 1e-6, plus_one: bool = False) -> Any:
+    raise RuntimeError("there is no norm")
+
+
+def raises_with_plus_one(x: Any, weight: Any, *, eps: float = 1e-6, plus_one: bool = False) -> Any:
+    return raises_always(x, weight) if plus_one else torch_impl.rms_norm(x, weight, eps=eps)
+
+
+@pytest.mark.parametrize("asked", ["NORM-6", "NORM-7", "NORM-8"])
+@pytest.mark.parametrize(
+    ("function", "rule"),
+    [(raises_backward, "NORM-6"), (raises_always, "NORM-7"), (raises_with_plus_one, "NORM-8")],
+)
+def test_an_error_is_of_the_rule_without_which_there_is_none(function: Any, rule: str, asked: str) -> None:
+    inputs = {"x": normal(0, 3, 5), "weight": normal(1, 5)}
+    example = Case("rms_norm", "float32", inputs, {"eps": 1e-6, "plus_one": True}, {"output": normal(2, 3, 5)})
+    runner = runner_of(function, "rms_norm", arrays="torch")
+    assert attributed_rule(runner, example, "agreement", asked) == rule

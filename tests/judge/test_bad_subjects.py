@@ -615,6 +615,16 @@ def test_process_forked_by_the_function_does_not_answer(check_command: Command) 
     assert (code, report["error"]) == (0, None)
 
 
+def test_a_file_that_changes_the_folder_is_loaded(folder: Path) -> None:
+    """Where its own path is then, nothing tells."""
+    (folder / "elsewhere").mkdir()
+    (folder / "moves.py").write_text("import os\nos.chdir('elsewhere')\n\ndef attention(query, key, value): ...\n")
+    runner = in_subprocess.SubprocessRunner(Target("moves.py:attention", "attention", "numpy"), 5.0)
+    runner.close()
+    assert runner.target is not None
+    assert runner.target.source == ""
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

@@ -31,6 +31,7 @@ from tests.support.helpers import (
     find_mistake,
     judged,
     name_of_cause,
+    options_of,
 )
 from tests.support.targets import inverted, neighbours, rounded_weights
 
@@ -274,6 +275,36 @@ def test_a_rounding_that_may_be_meant_has_its_convention() -> None:
     assert (name_of_cause(cause), cause.level) == ("precision.weights-rounded", "strict")
     assert cause.conventions == {"weights": "inputs"}
     assert judge_strictly(rounded_weights, "ATT-9", "ATT-8", conventions=dict(cause.conventions), **given).conforms
+
+
+def weigh_hidden_values(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    key, value = (array.repeat_interleave(query.shape[1] // key.shape[1], 1) for array in (key, value))
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    return torch.softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf), -1).nan_to_num(0) @ value
+
+
+def weigh_absent_parts(outputs: Any, logsumexps: Any) -> Any:
+    whole = torch.logsumexp(torch.stack(logsumexps), 0)
+    weights = torch.exp(torch.stack(logsumexps) - torch.where(whole.isinf(), 0, whole))
+    return (weights[..., None] * torch.stack(outputs)).sum(0), whole
+
+
+@pytest.mark.rule("MASK-7")
+@pytest.mark.parametrize(
+    ("function", "operation", "options"),
+    [
+        (weigh_hidden_values, "attention", "--conventions isolation=finite"),
+        (weigh_absent_parts, "merge_attention", ""),  # nothing there is masked
+    ],
+)
+@pytest.mark.parametrize("shrink", [False, True])
+def test_only_who_has_masks_may_promise_nothing_behind_them(
+    function: Any, operation: str, options: str, shrink: bool
+) -> None:
+    given: dict[str, Any] = {"arrays": "torch", "supports": "no-gradients,no-empty", "shrink": shrink}
+    report = judged(function, "MASK-7", operation=operation, **given)
+    assert [violation.rule for violation in report.violations] == ["MASK-7"]
+    assert options_of(report) == [options]
 
 
 def test_lost_digits_that_no_mistake_explains_are_called_so() -> None:

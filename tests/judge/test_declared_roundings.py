@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import gelu, silu
 
+import torch_impl
 from conformance import Report
 from tests.support.helpers import SMALL, judged, names_of_causes, options_of
 
@@ -160,6 +164,48 @@ def test_a_norm_over_the_last_axis_is_told_to_decline_axes() -> None:
 def test_no_other_norm_may_round_its_rows() -> None:
     with pytest.raises(ValueError, match="convention normalized means nothing for layer_norm"):
         violated(torch.layer_norm, "layer_norm", ["NORM-1"], "bfloat16", normalized="inputs")
+
+
+def test_a_layer_with_rounded_weights_is_told_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_rounded_weights(query: Any, key: Any, value: Any, **given: Any) -> Any:
+        k, v = (array.repeat_interleave(query.shape[1] // key.shape[1], 1) for array in (key, value))
+        weights = torch.softmax(query @ k.mT * query.shape[-1] ** -0.5, -1)
+        return weights.bfloat16().float() @ v
+
+    def layer(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int) -> Any:
+        return torch_impl.multi_head_attention(parameters, query, key, value, num_heads=num_heads)
+
+    module = importlib.import_module("torch_impl.multi_head_attention")
+    monkeypatch.setattr(module, "attention", with_rounded_weights)
+    given = {"supports": "no-gradients,no-empty", "limits": SMALL}
+    report = judge_torch(layer, "multi_head_attention", ["MHA-1"], "float32", **given)
+    assert names_of_causes(report) == [("MHA-1", "multi_head.precision-weights-rounded")]
+    assert options_of(report) == ["--conventions weights=bfloat16"]
+
+
+@pytest.mark.rule("FFN-1", "FFN-2")
+def test_networks_may_round_what_they_multiply() -> None:
+    def rounded(array: torch.Tensor) -> torch.Tensor:
+        return (array.contiguous().view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32)  # 13 bits fewer
+
+    def linear(x: torch.Tensor, parameters: Any) -> torch.Tensor:
+        product = rounded(x) @ rounded(parameters.weight)
+        return product if parameters.bias is None else product + parameters.bias
+
+    def plain(parameters: Any, x: torch.Tensor, *, activation: str = "relu") -> torch.Tensor:
+        functions = {"relu": torch.relu, "silu": silu, "gelu": gelu, "gelu_tanh": partial(gelu, approximate="tanh")}
+        hidden = functions[activation](linear(x, parameters.inner))
+        return linear(hidden, parameters.outer)
+
+    def gated(parameters: Any, x: torch.Tensor) -> torch.Tensor:
+        return linear(silu(linear(x, parameters.gate)) * linear(x, parameters.inner), parameters.outer)
+
+    given = {"supports": "no-gradients", "limits": {"rows": 16, "model_width": 64, "inner_width": 64}}
+    for function, name, rule in ((plain, "feed_forward", "FFN-1"), (gated, "gated_feed_forward", "FFN-2")):
+        report = judge_torch(function, name, [rule], "float32", **given)
+        assert [violation.rule for violation in report.violations] == [rule]
+        assert options_of(report) == ["--conventions products=tf32"]
+        assert judge_torch(function, name, [rule], "float32", conventions={"products": "tf32"}, **given).conforms
 
 
 # --- parts of the keys ------------------------------------------------------------------------------------------------

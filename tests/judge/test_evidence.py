@@ -78,6 +78,19 @@ def test_what_is_no_violation_after_all_has_no_largest_error() -> None:
     assert dict(results.worst) == {}
 
 
+def test_what_stays_of_a_rule_counts_beside_what_does_not() -> None:
+    raised = replace(violated(np.inf), finding=Finding("call", np.inf, detail=findings.Raised("ValueError", "no")))
+    results = Results()
+    for one in (violated(3.0), violated(50.0), raised):
+        results.add_violation(one)
+        results.rules[one.rule, one.subject].add(one.ratio, "float32")
+    trial.settle_violations(results, lambda found: None if found.finding.detail else found)
+    cell = results.rules["ATT-5", "a subject"]
+    assert (len(results.violations), cell.worst) == (1, 3.0)
+    results.set_worst()
+    assert cell.worst == 50.0
+
+
 def narrow_and_off(query: Any, key: Any, value: Any, *, scale: Any = None) -> Any:
     """In float64 it computes in float32; in float32 the result is 0.01 % too large."""
     if query.dtype == np.float64:

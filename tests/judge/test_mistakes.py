@@ -14,6 +14,7 @@ import pytest
 
 from conformance.cases.arguments import replace_kernel_arguments
 from conformance.cases.declaration import FEATURES
+from conformance.cases.signatures import refuse_meaningless
 from conformance.checks.levels import JUDGED
 from conformance.judge import plan
 from conformance.mistakes import catalogue, condition
@@ -115,6 +116,13 @@ def test_entries_speak_of_what_exists(topic: str) -> None:
         assert not mistake.values, mistake
         assert mistake.condition == condition.ALWAYS, mistake
         assert mistake.lacks in ("", "BHTD", *FEATURES), mistake
+
+
+def test_what_an_implementation_with_a_mistake_lacks_may_be_declared() -> None:
+    for mistake in catalogue.known_mistakes():
+        options = {"layout": "BTHD"} if mistake.lacks == "BHTD" else {"supports": (f"no-{mistake.lacks}",)}
+        for operation in mistake.operations if mistake.lacks else ():
+            refuse_meaningless(operation, options)
 
 
 @pytest.mark.parametrize("topic", catalogue.TOPICS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -13,10 +14,11 @@ import reference_numpy
 import torch_impl
 from conformance.bounds.operations import BOUNDS
 from conformance.cases.arguments import results_of
-from conformance.cases.declaration import FEATURES
+from conformance.cases.declaration import CONVENTIONS, FEATURES, PRECISIONS
 from conformance.oracle.reference import PER_NUMBER, WORK, evaluate_definition
 from conformance.runner.dimensions import layout_of
 from conformance.sampling.operations import CASES
+from conformance.sampling.strategies import roundings
 from conformance.selftest import selftest
 from specification.rules import RULES
 from tests.support.helpers import EVERYTHING, OPERATIONS, Case, bound, catalogue, draw_cases, operation_cases
@@ -69,6 +71,17 @@ def test_a_record_fits_its_cases(name: str) -> None:
         assert set(layout_of(case).arrays) >= set(case.inputs)
         assert all(size >= 0 for size in operation.dimensions(case).values())
         assert callable(ball.formula(name))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@np.errstate(all="ignore")
+def test_a_convention_that_widens_a_bound_may_be_declared(name: str) -> None:
+    for _, case in draw_cases(operation_cases(name, ("float32", "bfloat16"), EVERYTHING), 3, 0):
+        for convention, value in ((one, value) for one in PRECISIONS for value in CONVENTIONS[one][1:]):
+            rounding = roundings(EVERYTHING.add_conventions(**{convention: value}), case.dtype)
+            own, wider = bound(case), bound(replace(case, rounding=rounding))
+            same = all(np.array_equal(own[key], wider[key], equal_nan=True) for key in own)
+            assert same or convention in OPERATIONS[name].facts.conventions, convention
 
 
 def differentiated(case: Case, operation: Any) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import conformance
+import reference_numpy
 from conformance import pytest_plugin
 from conformance.cases.declaration import DeclarationOptions
 from conformance.cases.options import options_of
@@ -105,6 +106,19 @@ def test_a_repeated_option_adds_to_itself() -> None:
 def test_wrong_values(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         conformance.check(attention, "attention", **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"limits": {"model_width": 1}}, "limit of model_width is below the smallest width, 2"),
+        ({"limits": {"model_width": 4}, "width_multiple": 3}, "limit of model_width is below the smallest width, 6"),
+        ({"limits": {"model_width": 6}, "width_multiple": 8}, "limit of model_width is below width_multiple 8"),
+    ],
+)
+def test_limits_that_leave_no_width(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        conformance.check(reference_numpy.rotary_embedding, "rotary_embedding", arrays="numpy", **given)
 
 
 NO_VALUES: dict[str, tuple[str, list[Any]]] = {

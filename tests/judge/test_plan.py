@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from conformance.cases import features
 from conformance.judge.plan import count_cases
 from conformance.operations import corpus
-from conformance.sampling import strategies
+from conformance.sampling import histories, strategies
 from conformance.sampling.draws import Rows, draw_from_seed
 from conformance.sampling.plan import attention, covering, layers
 from reference_numpy import attention_weights
@@ -105,6 +105,15 @@ def test_nothing_beyond_a_limit_is_drawn(operation: str) -> None:
             for _, example in draw_cases(probe.cases, 1, 5):
                 case = probe.check.case_of(example)
                 assert not [*features.unsupported_features(case, declaration)], probe.title
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_norms_of_one_width_have_histories(compiled: bool) -> None:
+    """Of the widths that histories have, 24 alone is within the limit."""
+    declaration = Declaration(limits={"norm_width": 30}, compiled=compiled)
+    for history in histories.norm_histories("layer_norm", declaration, None).values():
+        for _, cases in draw_cases(history, 3, 0):
+            assert {case.inputs["weight"].size for case in cases} == {24}
 
 
 def test_tiles_add_their_neighbours() -> None:

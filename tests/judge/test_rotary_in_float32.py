@@ -33,6 +33,7 @@ from tests.support.helpers import (
     describe_finding,
     find_errors,
     judged,
+    options_of,
     runner_of,
 )
 
@@ -157,6 +158,20 @@ def test_the_judge_accepts_what_is_declared(rounded: str, seed: int) -> None:
     given["conventions"] = SIXTEEN_BITS[rounded]
     report = judged(rotation(rounded), operation="rotary_embedding", **given)
     assert report.conforms, str(report)
+
+
+def test_who_rounds_angles_to_float32_is_told_to_say_so() -> None:
+    @np.errstate(all="ignore")
+    def turned(x: Array, positions: Array, *, base: float = 10000.0) -> Array:
+        angles = (positions[:, None] * base ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])).astype(Single)
+        cosine, sine = np.cos(angles).astype(float), np.sin(angles).astype(float)
+        first, second = np.split(x.astype(float), 2, axis=-1)
+        both = first * cosine - second * sine, second * cosine + first * sine
+        return np.concatenate(both, axis=-1).astype(x.dtype)
+
+    given: dict[str, Any] = {"arrays": "numpy", "dtypes": ["float64"], "supports": "no-batch_positions"}
+    report = judged(turned, "POS-3", operation="rotary_embedding", **given)
+    assert options_of(report)[0] == "--conventions angles=float32"
 
 
 def one_case(dtype: str, position: int, rows: int = 1, **conventions: str) -> Case:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -122,6 +123,15 @@ def test_what_takes_too_long_in_a_worker_counts(subject: Path, monkeypatch: pyte
     hold_probes(monkeypatch, has_finished_any)
     report = checked(subject, "slow_in_a_worker", time_limit=1.0, rules=["MASK-3"])
     assert "took longer than 1 s" in describe_finding(report.violations[0].finding)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_what_a_worker_has_no_memory_for_is_left_to_this_process(
+    subject: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold_probes(monkeypatch, has_finished_or_died)
+    report = checked(subject, "needs_more_than_a_worker_may_take", rules=[*RULES, "ATT-13"])
+    assert report.conforms, str(report)
 
 
 def test_an_early_end_tells_what_workers_have_found(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:

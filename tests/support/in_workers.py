@@ -59,6 +59,12 @@ def dies_on_masks(query, key, value, *, mask=None, scale=None):
     return attention(query, key, value, scale=scale)
 
 
+def needs_more_than_a_worker_may_take(query, key, value, *, mask=None, scale=None):
+    if WORKER:
+        raise MemoryError("no room")
+    return attention(query, key, value, mask=mask, scale=scale)
+
+
 def prints_in_a_worker(query, key, value, *, mask=None, scale=None):
     if WORKER:
         print("a worker")
