@@ -75,7 +75,7 @@ LARGEST_EVIDENCE = 2**14
 MOST_EVIDENCE = 4 * LARGEST_EVIDENCE
 """What trying them on a piece that cannot be cut may cost, as `count_cost` counts: up to half a minute."""
 LARGEST_HINT = 2**22
-"""Scores of a call, or of a part of it, that is judged in the other layout as well: seconds."""
+"""Scores of a part of a call that is judged in the other layout as well: seconds. Others follow where it conforms."""
 PIECES = 6
 """Pieces that fail, and pieces that pass, by which mistakes are told apart."""
 LAYOUTS = ("BHTD", "BTHD")
@@ -247,15 +247,17 @@ class GivenCall:
             return judge_answers(case, answers, profile, origin)
 
     def conforms(self, layout: str, profile: str) -> bool:
-        """Whether results of attention conform in a layout, those of a part where there are many."""
+        """Whether results of attention conform in a layout; other parts of a large call follow where the first does."""
         if not self.case.operation.startswith("attention"):
             return False
         try:
             case, answers, _ = self.place(layout)
-            box = next(list_boxes(case, cuttable_dimensions(case, answers), LARGEST_HINT))
-            case, answers = cut_box(case, answers, box)
+            boxes = [*list_boxes(case, cuttable_dimensions(case, answers), LARGEST_HINT)]
+            if count_numbers(cut_box(case, answers, boxes[0])[0]) > LARGEST_HINT:
+                return False
             with np.errstate(all="ignore"):
-                return count_numbers(case) <= LARGEST_HINT and not breaks(find_errors(case, answers, [{}])[0], profile)
+                some = (find_errors(case, answers, part)[0] for part in (boxes[:1], boxes[1:]))
+                return not any(breaks(findings, profile) for findings in some)
         except (TypeError, ValueError, LookupError, WrongAnswer):  # what does not fit at all
             return False
 

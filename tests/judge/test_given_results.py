@@ -183,6 +183,14 @@ def test_a_forgotten_causal_mask_is_named(keys: int, offset: int) -> None:
     assert told.endswith(f"it conforms with mask=Causal(offset={offset})")
 
 
+def test_all_parts_of_a_large_call_conform_with_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(given_results, "LARGEST_HINT", 300)
+    got = attention(**GIVEN, mask=Causal(3))
+    assert str(conformance.compare("attention", got, **GIVEN)).endswith("it conforms with mask=Causal(offset=3)")
+    got[-1, -1] = 7
+    assert "it conforms" not in str(conformance.compare("attention", got, **GIVEN))
+
+
 def test_right_results_beside_a_wrong_one_are_told_apart() -> None:
     x, weight, bar = numbers(30, 8), numbers(8), numbers(30, 8)
     gradients = reference_numpy.layer_norm_vjp(x, weight, weight, bar)
