@@ -338,6 +338,34 @@ def test_what_cannot_be_judged(operation: str, given: dict[str, Any], error: typ
         conformance.compare(operation, COTANGENT, **GIVEN | given)
 
 
+@pytest.mark.parametrize(
+    ("got", "error", "message"),
+    [
+        (COTANGENT.tolist(), TypeError, "got must be an array, got a list of 2"),
+        ({"output": COTANGENT.tolist()}, TypeError, "output must be an array, got builtins.list"),
+        ({"output": COTANGENT, "logsumexps": COTANGENT}, ValueError, "did you mean logsumexp?"),
+        ({"logsumexp": COTANGENT[..., 0]}, ValueError, "results: output must be among them"),
+    ],
+)
+def test_results_that_cannot_be_judged(got: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        conformance.compare("attention", got, **GIVEN)
+
+
+@pytest.mark.parametrize("query", [None, 1.0, np.float32(1)])
+def test_a_convention_for_a_causal_mask_needs_arrays(query: Any) -> None:
+    given = GIVEN | {"query": query, "mask": Causal(), "conventions": "causal=top_left"}
+    with pytest.raises(TypeError, match="query must be an array"):
+        conformance.compare("attention", COTANGENT, **given)
+
+
+@pytest.mark.parametrize("option", [{"layout": "BTHD"}, {"conventions": "causal=top_left"}])
+def test_options_that_mean_nothing_for_the_operation_are_refused(option: dict[str, str]) -> None:
+    x, weight = numbers(3, 8), numbers(8)
+    with pytest.raises(ValueError, match="means nothing for layer_norm"):
+        conformance.compare("layer_norm", x, x=x, weight=weight, bias=None, **option)
+
+
 def test_arrays_in_files(tmp_path: Path) -> None:
     gradients = reference_numpy.attention_vjp(QUERY, KEY, VALUE, COTANGENT, mask=Causal(3))
     right = GIVEN | {"output": attention(QUERY, KEY, VALUE, mask=Causal(3)), "cotangent": COTANGENT}
@@ -458,6 +486,25 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_gradients_that_would_not_be_judged_are_refused(name: str) -> None:
     given, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
+        conformance.compare("attention", attention(**GIVEN), **GIVEN, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"cotangent": 1.0, "gradients": {"query": QUERY}}, "cotangent of output must be an array, got builtins.float"),
+        (
+            {"cotangent": COTANGENT, "gradients": {"query": [1.0]}},
+            "gradient of query must be an array, got a list of 1",
+        ),
+        (
+            {"cotangent": COTANGENT, "gradients": QUERY},
+            "gradients must be those of query, key, value, got numpy.ndarray",
+        ),
+    ],
+)
+def test_gradients_that_are_no_arrays_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         conformance.compare("attention", attention(**GIVEN), **GIVEN, **given)
 
 
