@@ -306,6 +306,7 @@ def test_the_log_sum_exp_beside_the_output() -> None:
     assert conformance.compare("attention", (attention(QUERY, KEY, VALUE), logsumexp), **GIVEN)
     found = conformance.compare("attention", (attention(QUERY, KEY, VALUE), logsumexp + 1), **GIVEN)
     assert [finding.name for finding in found.findings if finding.ratio > 1] == ["logsumexp"]
+    assert str(found).startswith("attention is wrong at core (robust): logsumexp (output conforms); the largest")
 
 
 def test_frameworks_arrays() -> None:
