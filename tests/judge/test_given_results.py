@@ -428,6 +428,24 @@ def test_files_that_hold_no_arrays(name: str, tmp_path: Path) -> None:
     assert (code, "pickle" in told, "safetensors" in told) == (2, False, True)
 
 
+@pytest.mark.parametrize(
+    ("arrays", "words", "message"),
+    [
+        ({"result.output": COTANGENT}, (), "the file has two arrays for result.output"),
+        ({"result.outputs": COTANGENT}, (), "did you mean output?"),
+        ({"gradient": QUERY}, (), "attention does not know gradient"),
+        ({}, ("--set", "layout=BTHD"), "attention does not know layout"),
+        ({}, ("--set", "=1"), "--set takes NAME=VALUE"),
+    ],
+)
+def test_entries_that_would_not_be_judged(
+    arrays: dict[str, np.ndarray], words: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "arrays.npz", **GIVEN, output=attention(**GIVEN), **arrays)  # type: ignore[arg-type]
+    code, told = command("compare-arrays", tmp_path / "arrays.npz", "--operation", "attention", *words)
+    assert (code, message in told) == (2, True), told
+
+
 def test_projections_in_safetensors(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
