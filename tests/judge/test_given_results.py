@@ -415,13 +415,16 @@ def test_none_on_a_command_line(tmp_path: Path) -> None:
     assert command(*words) == (2, "TypeError: layer_norm needs bias\n")
 
 
-@pytest.mark.parametrize("name", ["object.npz", "text.npz", "empty.npz", "array.npy", "text.safetensors"])
+@pytest.mark.parametrize("name", ["object.npz", "text.npz", "empty.npz", "array.npy", "arrays.zip", "text.safetensors"])
 def test_files_that_hold_no_arrays(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     if name == "object.npz":
         np.savez(path, output=np.array([{}], object))
     elif name == "array.npy":
         np.save(path, QUERY)
+    elif name == "arrays.zip":
+        with path.open("wb") as file:
+            np.savez(file, output=attention(**GIVEN), **GIVEN)
     else:
         path.write_bytes(b"" if name == "empty.npz" else b"no arrays")
     code, told = command("compare-arrays", path, "--operation", "attention")
