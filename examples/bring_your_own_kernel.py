@@ -64,7 +64,7 @@ def rescaled(state: State, scores: Tensor, value: Tensor, multiply: Callable[...
 
 
 # %%
-def in_full(exponentials: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
+def multiply_values(exponentials: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
     return exponentials @ value
 
 
@@ -77,7 +77,7 @@ def in_full(exponentials: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
 def kernel(
     visible: Callable[..., Tensor] = bottom_right,
     take_in: Callable[..., State] = rescaled,
-    multiply: Callable[..., Tensor] = in_full,
+    multiply: Callable[..., Tensor] = multiply_values,
 ) -> Callable[..., Tensor]:
     def attention(
         query: Tensor, key: Tensor, value: Tensor, *, mask: Mask | None = None, scale: float | None = None
@@ -222,13 +222,15 @@ assert declared.conforms, declared
 
 
 # %%
-def in_bfloat16(exponentials: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
+def multiply_rounded_weights(exponentials: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.bfloat16:
         exponentials = exponentials.to(dtype).to(exponentials.dtype)
     return exponentials @ value
 
 
-third = judged(kernel(multiply=in_bfloat16), "weights in bfloat16", ["ATT-5"], dtypes=["bfloat16"], shrink=False)
+third = judged(
+    kernel(multiply=multiply_rounded_weights), "weights in bfloat16", ["ATT-5"], dtypes=["bfloat16"], shrink=False
+)
 assert not third.conforms
 [cause] = third.causes
 assert conformance.describe(cause).startswith("weights are rounded to the inputs' dtype before the division")
@@ -242,7 +244,7 @@ assert conformance.describe(cause).startswith("weights are rounded to the inputs
 # %%
 query, key, value = (torch.randn(2, 4, 32, 16, generator=generator).bfloat16() for _ in range(3))
 exactly = definition(*(array.double().numpy() for array in (query, key, value)))
-for name, multiply in (("the kernel", in_full), ("with rounded weights", in_bfloat16)):
+for name, multiply in (("the kernel", multiply_values), ("with rounded weights", multiply_rounded_weights)):
     error = abs(kernel(multiply=multiply)(query, key, value).double().numpy() - exactly).max()
     print(f"{name}: off by {error:.1e} at most, where outputs reach {abs(exactly).max():.2f}")
 
@@ -251,7 +253,7 @@ for name, multiply in (("the kernel", in_full), ("with rounded weights", in_bflo
 
 # %%
 rounded = judged(
-    kernel(multiply=in_bfloat16),
+    kernel(multiply=multiply_rounded_weights),
     "declared as weights in the inputs' dtype",
     ["ATT-5"],
     dtypes=["bfloat16"],

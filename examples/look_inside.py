@@ -195,7 +195,7 @@ assert worst.finding.ratio <= 1, worst
 
 
 # %%
-def at_the_step(name: str, changed: Configuration, oracle: Oracle = oracle) -> float:
+def step_error_ratio(name: str, changed: Configuration, oracle: Oracle = oracle) -> float:
     """The definition's step with another configuration, in bounds."""
     judged, step = oracle[name], oracle.taken[name]
     arguments = [changed if isinstance(a, Configuration) else a for a in judged.arguments]
@@ -206,12 +206,12 @@ def at_the_step(name: str, changed: Configuration, oracle: Oracle = oracle) -> f
 
 def effect(title: str, changed: Configuration) -> tuple[list[str], float]:
     """Printed layer by layer; returns the steps that are beyond their bounds, and the smallest cosine."""
-    other, beyond = run(changed), [name for name in oracle.taken if at_the_step(name, changed) > 1]
+    other, beyond = run(changed), [name for name in oracle.taken if step_error_ratio(name, changed) > 1]
     print(f"{title}: {len(beyond)} of {len(oracle.taken)} steps beyond their bounds")
     kinds = ("attention", "attention_norm", "feed_forward", "feed_forward_norm")
     print("  layer " + "".join(f"{kind:>19}" for kind in kinds) + "     in the stream")
     for layer in range(len(parameters.blocks)):
-        ratios = [at_the_step(f"blocks.{layer}.{kind}", changed) for kind in kinds]
+        ratios = [step_error_ratio(f"blocks.{layer}.{kind}", changed) for kind in kinds]
         last = f"blocks.{layer}.feed_forward_norm"
         right, wrong = (np.asarray(o.taken[last].result)[batch.keep] for o in (oracle, other))
         drift = np.linalg.norm(wrong - right) / np.linalg.norm(right)
@@ -256,7 +256,7 @@ tanh = replace(configuration, activation="gelu_tanh")
 beyond, cosine = effect("GELU by tanh", tanh)
 assert all(name.endswith(".feed_forward") for name in beyond)
 
-ratios = {name: at_the_step(name, tanh, exactly) for name in exactly.taken}
+ratios = {name: step_error_ratio(name, tanh, exactly) for name in exactly.taken}
 beyond = [name for name, ratio in ratios.items() if ratio > 1]
 print(
     f"in float64: {len(beyond)} steps beyond their bounds, by {min(ratios[name] for name in beyond):.1e} bounds or more"

@@ -77,7 +77,7 @@ def cross_entropy_of_torch(
     return losses.reshape(targets.shape) if reduction == "none" else losses
 
 
-def over_all(
+def average_all_targets(
     logits: Tensor,
     targets: Tensor,
     *,
@@ -93,7 +93,7 @@ def over_all(
 
 print("cross-entropy")
 check(cross_entropy_of_torch, "cross_entropy")
-check(over_all, "cross_entropy", right=False)
+check(average_all_targets, "cross_entropy", right=False)
 
 # %% [markdown]
 # ## Adam divides a gradient by its own size

@@ -145,12 +145,12 @@ def empty_cache(
 
 def select_rows(cache: Cache, rows: Integer[jax.Array, "R"]) -> Cache:
     """The cache of these batch elements, in this order; one may be taken more than once."""
-    blocks, real, memory_real = gathered((cache.blocks, cache.real, cache.memory_real), rows)
+    blocks, real, memory_real = gather_rows((cache.blocks, cache.real, cache.memory_real), rows)
     return Cache(blocks, real, memory_real, cache.length)
 
 
 @jax.jit
-def gathered(arrays: Parameters, rows: Integer[jax.Array, "R"]) -> Any:
+def gather_rows(arrays: Parameters, rows: Integer[jax.Array, "R"]) -> Any:
     """Rows of every array inside."""
     return jax.tree.map(lambda array: array[rows], arrays)
 

@@ -29,7 +29,7 @@ def each(function: Callable[..., Any], *trees: Tree) -> Any:
     return mapped(lambda *arrays: function(*map(widen, arrays)), *trees)
 
 
-def in_one_dtype(tree: Tree) -> list[jax.Array]:
+def promote_leaves(tree: Tree) -> list[jax.Array]:
     """All arrays of a tree, in the widest of their compute dtypes."""
     arrays = [widen(array) for array in leaves(tree).values()]
     dtype = jnp.result_type(*arrays)
@@ -217,7 +217,7 @@ def clip_by_global_norm(gradients: Parameters, limit: float) -> tuple[Parameters
         ValueError: A tree without arrays, or another limit.
     """
     checks.clip(gradients, limit)
-    arrays = in_one_dtype(gradients)
+    arrays = promote_leaves(gradients)
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(array), initial=0) for array in arrays]))
     finite = jnp.isfinite(largest)
     # XLA divides an array by a number by multiplying with its reciprocal, which beyond 1 / tiny is flushed to 0.

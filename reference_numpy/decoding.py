@@ -151,11 +151,11 @@ def empty_cache(
 def select_rows(cache: Cache, rows: Integer[np.ndarray, "R"]) -> Cache:
     """The cache of these batch elements, in this order; one may be taken more than once."""
 
-    def taken(array: np.ndarray | None) -> Any:
+    def gather_rows(array: np.ndarray | None) -> Any:
         return None if array is None else array[rows]
 
-    blocks = [BlockCache(*map(taken, block)) for block in cache.blocks]
-    return Cache(blocks, taken(cache.real), taken(cache.memory_real), cache.length)
+    blocks = [BlockCache(*map(gather_rows, block)) for block in cache.blocks]
+    return Cache(blocks, gather_rows(cache.real), gather_rows(cache.memory_real), cache.length)
 
 
 # --- the operations ---------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def each(function: Callable[..., Any], *trees: Tree) -> Any:
     return mapped(lambda *arrays: np.asarray(function(*map(widen, arrays))), *trees)
 
 
-def in_one_dtype(tree: Tree) -> list[np.ndarray]:
+def promote_leaves(tree: Tree) -> list[np.ndarray]:
     """All arrays of a tree, in the widest of their compute dtypes."""
     arrays = [widen(array) for array in leaves(tree).values()]
     dtype = np.result_type(*arrays)
@@ -223,7 +223,7 @@ def clip_by_global_norm(gradients: Parameters, limit: float) -> tuple[Parameters
         ValueError: A tree without arrays, or another limit.
     """
     checks.clip(gradients, limit)
-    arrays = in_one_dtype(gradients)
+    arrays = promote_leaves(gradients)
     largest = np.max([np.max(np.abs(array), initial=0) for array in arrays])
     finite = np.isfinite(largest)
     unit = np.where(finite & (largest > 0), largest, 1)

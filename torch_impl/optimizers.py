@@ -44,7 +44,7 @@ def wide(tree: Parameters, like: Parameters) -> tuple[torch.Tensor, ...]:
     return tuple(widen(arrays[path]) for path in leaves(like))
 
 
-def in_one_dtype(tree: Tree) -> list[torch.Tensor]:
+def promote_leaves(tree: Tree) -> list[torch.Tensor]:
     """All arrays of a tree, in the widest of their compute dtypes."""
     arrays = wide(tree, tree)
     dtype = torch.float64 if any(array.dtype == torch.float64 for array in arrays) else torch.float32
@@ -271,7 +271,7 @@ def clip_by_global_norm(gradients: Parameters, limit: float) -> tuple[Parameters
         ValueError: A tree without arrays, or another limit.
     """
     checks.clip(gradients, limit)
-    arrays = in_one_dtype(gradients)
+    arrays = promote_leaves(gradients)
     if (quick := clipped_in_range(arrays, limit)) is not None:
         return rounded(quick[0], gradients), quick[1]
     largest = torch.stack([array.abs().max() for array in arrays if array.numel()] or [arrays[0].sum()]).max()

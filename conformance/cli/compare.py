@@ -18,7 +18,7 @@ def compare(
     before: Annotated[Path, typer.Argument(help="an earlier report, written by --json", metavar="A.json")],
     after: Annotated[Path, typer.Argument(help="a later report", metavar="B.json")],
 ) -> None:
-    """Compare two reports. Exit code 1 if anything got worse; a larger error within its bound is shown, and is not."""
+    """Compare two reports. Exit code 1 if anything got worse. A larger error within its bound is not worse."""
     from conformance.reports.comparison import changes, circumstances, read_report
 
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,6 +50,8 @@ def compare_arrays(
         # Optimizers have an argument of that name, and no gradients that could be judged.
         judged: dict[str, Any] = {"cotangent": cotangents or None}
         judged["gradients"] = inputs.pop("gradients", gradients or None)
+        if others := inputs.keys() & inspect.signature(compare).parameters:
+            raise TypeError(f"{operation} does not know {' and '.join(sorted(others))}")
         found = compare(operation, results, profile=profile, layout=layout, conventions=conventions, **judged, **inputs)
     except (OSError, ValueError, TypeError, KeyError) as error:
         refuse(explain_error(error))
@@ -96,7 +99,7 @@ def read_values(given: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in given:
         name, equals, text = item.partition("=")
-        if not equals:
+        if not (name and equals):
             raise ValueError(f"--set takes NAME=VALUE, got {item!r}")
         if name == "mask":
             found[name] = read_mask(text.lower())
@@ -125,11 +128,13 @@ def sort_entries(
     for name, array in arrays.items():
         kind, _, of = name.partition(".")
         if name in own_names and kind != "result":
-            kinds["result"][name] = array
-        elif kind in kinds:
-            kinds[kind][of or names[0]] = array
-        else:
+            kind, of = "result", name
+        if kind not in kinds or name == "gradient":
             others[name] = array
+        elif (of := of or names[0]) in kinds[kind]:
+            raise ValueError(f"the file has two arrays for {kind}.{of}")
+        else:
+            kinds[kind][of] = array
     results, gradients, cotangents = kinds.values()
     if not results:
         expected, got = " or ".join(own_names), ", ".join(arrays) or "nothing"

@@ -28,6 +28,7 @@ from conformance.cases.declaration import Declaration, read_conventions
 from conformance.cases.facts import operation_facts, operations
 from conformance.cases.features import mask_parts, replace_parts
 from conformance.cases.options import refuse_unknown
+from conformance.cases.signatures import refuse_meaningless
 from conformance.checks.catalogue import has_special_values
 from conformance.checks.comparison import breaks, fill_unpromised, judge, ratio, worst
 from conformance.checks.findings import Finding
@@ -56,8 +57,22 @@ from conformance.subjects.conventions import (
 )
 from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.gradients import gradients_by_name
-from conformance.subjects.subject import Answers, NumpySubject, differentiable, expected_shape, name_results
-from conformance.subjects.wrong_answers import WrongAnswer
+from conformance.subjects.subject import (
+    Answers,
+    NumpySubject,
+    describe_value,
+    differentiable,
+    expected_shape,
+    name_results,
+)
+from conformance.subjects.wrong_answers import (
+    DtypeOrShape,
+    OtherType,
+    Returned,
+    ReturnedGradients,
+    WrongAnswer,
+    WrongPart,
+)
 from reference_numpy.masks import checked_mask
 from specification.arrays import Array
 from specification.dtypes import FLOATING
@@ -75,7 +90,7 @@ LARGEST_EVIDENCE = 2**14
 MOST_EVIDENCE = 4 * LARGEST_EVIDENCE
 """What trying them on a piece that cannot be cut may cost, as `count_cost` counts: up to half a minute."""
 LARGEST_HINT = 2**22
-"""Scores of a call, or of a part of it, that is judged in the other layout as well: seconds."""
+"""Scores of a part of a call that is judged in the other layout as well: seconds. Others follow where it conforms."""
 PIECES = 6
 """Pieces that fail, and pieces that pass, by which mistakes are told apart."""
 LAYOUTS = ("BHTD", "BTHD")
@@ -176,6 +191,7 @@ def compare(
     refuse_unknown("profile", [profile], LEVELS)
     refuse_unknown("layout", [layout], LAYOUTS)
     chosen = read_conventions(conventions or {})
+    refuse_meaningless(operation, {"layout": layout, "conventions": chosen})
     if "isolation" in chosen:
         raise ValueError(
             "conventions: isolation cannot be given here: it speaks of two calls, with and without NaN behind a mask, "
@@ -242,20 +258,24 @@ class GivenCall:
         try:
             case, answers, origin = self.place(layout)
         except WrongAnswer as error:
+            if not isinstance(error.detail, DtypeOrShape):
+                raise TypeError(describe_misfit(error.name, error.detail)) from None
             return Comparison(self.case.operation, profile, (Finding(error.name, math.inf, detail=error.detail),))
         with np.errstate(all="ignore"):
             return judge_answers(case, answers, profile, origin)
 
     def conforms(self, layout: str, profile: str) -> bool:
-        """Whether results of attention conform in a layout, those of a part where there are many."""
+        """Whether results of attention conform in a layout; other parts of a large call follow where the first does."""
         if not self.case.operation.startswith("attention"):
             return False
         try:
             case, answers, _ = self.place(layout)
-            box = next(list_boxes(case, cuttable_dimensions(case, answers), LARGEST_HINT))
-            case, answers = cut_box(case, answers, box)
+            boxes = [*list_boxes(case, cuttable_dimensions(case, answers), LARGEST_HINT)]
+            if count_numbers(cut_box(case, answers, boxes[0])[0]) > LARGEST_HINT:
+                return False
             with np.errstate(all="ignore"):
-                return count_numbers(case) <= LARGEST_HINT and not breaks(find_errors(case, answers, [{}])[0], profile)
+                some = (find_errors(case, answers, part)[0] for part in (boxes[:1], boxes[1:]))
+                return not any(breaks(findings, profile) for findings in some)
         except (TypeError, ValueError, LookupError, WrongAnswer):  # what does not fit at all
             return False
 
@@ -318,6 +338,8 @@ def align_causal(case: Case, convention: str, layout: str) -> Case:
     """The case with an offset for `Causal()`, where a convention says where that stands."""
     if convention not in ("top_left", "bottom_right") or case.options.get("mask") is None:
         return case
+    if not {"query", "key"} <= case.inputs.keys():  # what they are in place of arrays is refused with the shapes
+        return case
     aligned = causal_masks(case, layout)
     offset = aligned[0 if convention == "top_left" else -1].offset
     mask = case.options["mask"]
@@ -368,6 +390,8 @@ def complete_cotangents(case: Case, layout: str) -> Case:
     for name in results_of(case):
         shape, dtype = expected_shape(name, case, layout), expected_dtype(name, case)
         given = cotangents[name] = case.cotangents.get(name, np.zeros(shape, numpy_dtype(dtype)))
+        if not isinstance(given, np.ndarray):
+            raise TypeError(f"cotangent of {name} must be an array, got {describe_value(given)}")
         if given.shape != shape or str(given.dtype) != dtype:
             expected = f"expected {list(shape)} of {dtype}"
             raise ValueError(f"cotangent of {name}: got {list(given.shape)} of {given.dtype}, {expected}")
@@ -388,6 +412,9 @@ def name_answers(case: Case, got: Tree, gradients: Tree) -> Answers:
     """By name, still in the conventions of whoever computed them."""
     names = ("output", "logsumexp") if case.with_logsumexp else result_names(case.operation)
     if isinstance(got, dict):
+        refuse_unknown("results", got, ("output", "logsumexp") if case.operation == "attention" else results_of(case))
+        if missing := [name for name in results_of(case) if got.get(name) is None]:
+            raise ValueError(f"results: {', '.join(missing)} must be among them")
         named = {name: np.asarray(part, np.int32) if isinstance(part, int) else part for name, part in got.items()}
     else:
         named = name_results(case, names, got, NUMPY.framework)
@@ -395,6 +422,23 @@ def name_answers(case: Case, got: Tree, gradients: Tree) -> Answers:
         flat = gradients_by_name(case, gradients, np.ndarray)
         named |= {gradient_name(name): gradient for name, gradient in flat.items()}
     return named
+
+
+def describe_misfit(name: str, detail: WrongPart) -> str:
+    """Say what was given in place of a result or of gradients."""
+    match detail:
+        case Returned(got, names):
+            return f"got must be {'a tuple of ' * bool(names)}{', '.join(names) or 'an array'}, got {got}"
+        case OtherType(got, _, count):
+            return f"{name} must be {'an array' if count is None else f'{count} arrays'}, got {got}"
+        case ReturnedGradients(got, "", names):
+            return f"gradients must be those of {', '.join(names)}, got {got}"
+        case ReturnedGradients(got, of, _, array, count, lacks):
+            others = (
+                f"{count} arrays" if count is not None else f"a structure with {lacks}" if lacks else "a projection"
+            )
+            return f"gradient of {of} must be {'an array' if array else others}, got {got}"
+    raise AssertionError(detail)  # nothing else is found in arrays of NumPy
 
 
 def translate(case: Case, answers: Answers, layout: str, conventions: Mapping[str, str]) -> tuple[Case, Answers]:

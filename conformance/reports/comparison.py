@@ -152,7 +152,6 @@ def describe_worst(rule: Content) -> str:
     worst, wide = real(rule["worst"]), real(rule.get("worst_wide"))
     if math.isnan(worst):
         return "not tried"
-    if math.isinf(worst):
-        return "worst error beyond any bound"
-    narrow = "" if math.isnan(wide) else f" ({wide:.3g} in float32 and float64)"
-    return f"worst error {worst:.3g} of its bound{narrow}"
+    largest = "beyond any bound" if math.isinf(worst) else f"{worst:.3g} of its bound"
+    narrow = f" ({wide:.3g} in float32 and float64)" if math.isfinite(wide) else ""
+    return f"worst error {largest}{narrow}"

@@ -21,7 +21,8 @@ def describe_comparison(comparison: Comparison) -> str:
     verdict = "conforms" if comparison.conforms else f"is wrong at {comparison.worst.level}"
     wrong = [one.name for one in comparison.findings if one.ratio > 1]
     right = [one.name for one in comparison.findings if one.ratio <= 1]
-    judged = describe_judged(wrong or right) + (f" ({describe_judged(right)} conform)" if wrong and right else "")
+    conform = "conforms" if len(right) == 1 else "conform"
+    judged = describe_judged(wrong or right) + (f" ({describe_judged(right)} {conform})" if wrong and right else "")
     ratio = comparison.error_ratio
     largest = f"; the largest error is {ratio:.3g} bounds" if np.isfinite(ratio) else ""
     told = [f"{comparison.operation} {verdict} ({comparison.profile}): {judged}{largest}"]

@@ -216,7 +216,7 @@ OPERATIONS = (
          r"\text{clipping}: \quad g = g\, \frac{c}{n}\ \text{where}\ n = \sqrt{\sum g^2} > c"),
         rule_names("OPT", 1, 2, 3),
         places("optimizers", "adam_step", "adam_start", "bias_correction", "decayed", "sgd_step", "sgd_start",
-               "clip_by_global_norm", "in_one_dtype", "each", "zeros", "rounded"),
+               "clip_by_global_norm", "promote_leaves", "each", "zeros", "rounded"),
         also=("Adam", "AdamW", "SGD", "momentum", "gradient clipping", "weight decay"),
     ),
     Operation(

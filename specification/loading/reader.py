@@ -110,7 +110,7 @@ class Reader:
         self.settle(rows)
         found: dict[str, Any] = {}
         for row in rows:
-            found |= self.taken(row)
+            found |= self.row_arrays(row)
         return found
 
     def settle(self, rows: list[Row]) -> None:
@@ -124,7 +124,7 @@ class Reader:
                     votes.setdefault(name, Counter())[size // factor] += 1
         self.sizes = {name: found.most_common(1)[0][0] for name, found in votes.items()} | self.sizes
 
-    def taken(self, row: Row) -> dict[str, Any]:
+    def row_arrays(self, row: Row) -> dict[str, Any]:
         """Return the arrays that an entry becomes, by path."""
         again = row.theirs not in self.left
         array = self.take(row)
@@ -158,10 +158,10 @@ class Reader:
         if array.size == 0:
             self.problems.append(f"{name} has no elements, its shape is {list(array.shape)}")
             return None
-        taken = self.widened(array)
-        if not np.isfinite(taken).all():
+        array = self.widened(array)
+        if not np.isfinite(array).all():
             self.not_finite.append(name)
-        return taken
+        return array
 
     def expected(self, axis: str) -> int | str:
         """Return how large an axis must be; its name where no entry says so."""

@@ -61,6 +61,8 @@ def attention(query, key, value, *, mask):
 
 @declare(["structured"])
 def structured_attention(query, key, value, *, mask=None):
+    if isinstance(mask, np.ndarray):
+        raise TypeError("a description is expected")
     return right(query, key, value, mask=mask)
 
 
@@ -243,6 +245,7 @@ REFUSED = {
     "numpy_kernel.py:attention --operation rms_norm": "--operation: got 'rms_norm', expected one of attention, layer",
     "numpy_kernel.py:attention --device tpu": "--device must be one of cpu, cuda, got 'tpu'",
     "numpy_kernel.py:attention --case D": "--case 'D': 'D' is unknown; expected sizes",
+    "reference_numpy:layer_norm --against SDPA": "no subject for layer_norm has 'SDPA' in its name: torch_impl, layer",
     "numpy_kernel.py:attention --against nothing": "no subject for attention has 'nothing' in its name: torch_impl",
 }
 

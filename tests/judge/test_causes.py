@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,9 @@ from conformance.diagnosis import explanation
 from conformance.diagnosis.cause import Cause, Diagnosis
 from conformance.diagnosis.choice import Chooser
 from conformance.diagnosis.evidence import Evidence, weigh
-from conformance.judge.causes import choose_by_thresholds
+from conformance.judge.causes import choose_by_thresholds, make_small
 from conformance.mistakes.call import Call
+from conformance.mistakes.catalogue import mistakes_of
 from conformance.mistakes.condition import ALWAYS, Condition
 from conformance.mistakes.planting import PlantedSubject
 from specification import Causal
@@ -218,6 +221,23 @@ def test_the_feature_of_a_mistake_is_learned() -> None:
     assert diagnoses["masks.added-to-scores"].features == ("softcap",)
 
 
+def test_a_feature_that_most_failing_cases_have_limits_a_mistake() -> None:
+    capped, also_capped, plain, other = (
+        SimpleNamespace(call=SimpleNamespace(features=frozenset(features)))
+        for features in (("softcap", "gqa"), ("softcap",), (), ("gqa",))
+    )
+    chooser: Any = SimpleNamespace(uncovered=[capped, also_capped, plain])
+    mistake = mistakes_of("attention")[0]
+    explained: Any = [capped, also_capped, plain]
+    against: Any = [other]
+    limited = Chooser.limit_to_feature(chooser, explanation.Explanation(mistake, explained, against))
+    assert limited is not None
+    assert (limited.mistake.condition.features, limited.explained) == (("softcap",), [capped, also_capped])
+    assert (
+        Chooser.limit_to_feature(chooser, explanation.Explanation(mistake, explained, [*against, *explained])) is None
+    )
+
+
 def mean_over_all_at_0(logits: Any, targets: Any, *, ignore: Any = None, reduction: str = "mean") -> Any:
     """The mean is over all rows where class 0 does not count."""
     loss = reference_numpy.cross_entropy(logits, targets, ignore=ignore, reduction=reduction)
@@ -242,6 +262,11 @@ def test_when_a_cause_shows_agrees_with_its_smallest_case() -> None:
     report = judged(lost_past_64, "ATT-8", supports="no-gqa,no-gradients", seed=1, limits={"keys": 600}, shrink=True)
     for cause in report.causes:
         assert cause.condition is None or cause.condition.holds(Call(cause.lead.case))
+    runner: Any = SimpleNamespace(overrun=True)  # so that the case stays as it is
+    for condition, holds in ((Condition(features=("softcap",)), False), (Condition(lacks=("softcap",)), True)):
+        cause = replace(report.causes[0], diagnosis=None, condition=condition)
+        smallest = make_small(cause, runner, 0, lambda violation: violation, sized=False)
+        assert smallest.condition == (condition if holds else None)
 
 
 def test_a_slip_in_the_backward_pass_is_named() -> None:

@@ -296,5 +296,5 @@ def merge_by_logsumexp(rounded: Function = lambda logsumexp: logsumexp) -> Funct
 
 def test_a_merge_by_one_logsumexp() -> None:
     assert violated(merge_by_logsumexp(), "merge_attention", ["ATT-14"], "float32") == []
-    in_bfloat16 = merge_by_logsumexp(lambda logsumexp: logsumexp.bfloat16().float())
-    assert violated(in_bfloat16, "merge_attention", ["ATT-14"], "float32") == ["ATT-14"]
+    rounded = merge_by_logsumexp(lambda logsumexp: logsumexp.bfloat16().float())
+    assert violated(rounded, "merge_attention", ["ATT-14"], "float32") == ["ATT-14"]

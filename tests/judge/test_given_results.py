@@ -183,6 +183,14 @@ def test_a_forgotten_causal_mask_is_named(keys: int, offset: int) -> None:
     assert told.endswith(f"it conforms with mask=Causal(offset={offset})")
 
 
+def test_all_parts_of_a_large_call_conform_with_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(given_results, "LARGEST_HINT", 300)
+    got = attention(**GIVEN, mask=Causal(3))
+    assert str(conformance.compare("attention", got, **GIVEN)).endswith("it conforms with mask=Causal(offset=3)")
+    got[-1, -1] = 7
+    assert "it conforms" not in str(conformance.compare("attention", got, **GIVEN))
+
+
 def test_right_results_beside_a_wrong_one_are_told_apart() -> None:
     x, weight, bar = numbers(30, 8), numbers(8), numbers(30, 8)
     gradients = reference_numpy.layer_norm_vjp(x, weight, weight, bar)
@@ -298,6 +306,7 @@ def test_the_log_sum_exp_beside_the_output() -> None:
     assert conformance.compare("attention", (attention(QUERY, KEY, VALUE), logsumexp), **GIVEN)
     found = conformance.compare("attention", (attention(QUERY, KEY, VALUE), logsumexp + 1), **GIVEN)
     assert [finding.name for finding in found.findings if finding.ratio > 1] == ["logsumexp"]
+    assert str(found).startswith("attention is wrong at core (robust): logsumexp (output conforms); the largest")
 
 
 def test_frameworks_arrays() -> None:
@@ -328,6 +337,34 @@ def test_frameworks_arrays() -> None:
 def test_what_cannot_be_judged(operation: str, given: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         conformance.compare(operation, COTANGENT, **GIVEN | given)
+
+
+@pytest.mark.parametrize(
+    ("got", "error", "message"),
+    [
+        (COTANGENT.tolist(), TypeError, "got must be an array, got a list of 2"),
+        ({"output": COTANGENT.tolist()}, TypeError, "output must be an array, got builtins.list"),
+        ({"output": COTANGENT, "logsumexps": COTANGENT}, ValueError, "did you mean logsumexp?"),
+        ({"logsumexp": COTANGENT[..., 0]}, ValueError, "results: output must be among them"),
+    ],
+)
+def test_results_that_cannot_be_judged(got: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        conformance.compare("attention", got, **GIVEN)
+
+
+@pytest.mark.parametrize("query", [None, 1.0, np.float32(1)])
+def test_a_convention_for_a_causal_mask_needs_arrays(query: Any) -> None:
+    given = GIVEN | {"query": query, "mask": Causal(), "conventions": "causal=top_left"}
+    with pytest.raises(TypeError, match="query must be an array"):
+        conformance.compare("attention", COTANGENT, **given)
+
+
+@pytest.mark.parametrize("option", [{"layout": "BTHD"}, {"conventions": "causal=top_left"}])
+def test_options_that_mean_nothing_for_the_operation_are_refused(option: dict[str, str]) -> None:
+    x, weight = numbers(3, 8), numbers(8)
+    with pytest.raises(ValueError, match="means nothing for layer_norm"):
+        conformance.compare("layer_norm", x, x=x, weight=weight, bias=None, **option)
 
 
 def test_arrays_in_files(tmp_path: Path) -> None:
@@ -378,17 +415,38 @@ def test_none_on_a_command_line(tmp_path: Path) -> None:
     assert command(*words) == (2, "TypeError: layer_norm needs bias\n")
 
 
-@pytest.mark.parametrize("name", ["object.npz", "text.npz", "empty.npz", "array.npy", "text.safetensors"])
+@pytest.mark.parametrize("name", ["object.npz", "text.npz", "empty.npz", "array.npy", "arrays.zip", "text.safetensors"])
 def test_files_that_hold_no_arrays(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     if name == "object.npz":
         np.savez(path, output=np.array([{}], object))
     elif name == "array.npy":
         np.save(path, QUERY)
+    elif name == "arrays.zip":
+        with path.open("wb") as file:
+            np.savez(file, output=attention(**GIVEN), **GIVEN)
     else:
         path.write_bytes(b"" if name == "empty.npz" else b"no arrays")
     code, told = command("compare-arrays", path, "--operation", "attention")
     assert (code, "pickle" in told, "safetensors" in told) == (2, False, True)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words", "message"),
+    [
+        ({"result.output": COTANGENT}, (), "the file has two arrays for result.output"),
+        ({"result.outputs": COTANGENT}, (), "did you mean output?"),
+        ({"gradient": QUERY}, (), "attention does not know gradient"),
+        ({}, ("--set", "layout=BTHD"), "attention does not know layout"),
+        ({}, ("--set", "=1"), "--set takes NAME=VALUE"),
+    ],
+)
+def test_entries_that_would_not_be_judged(
+    arrays: dict[str, np.ndarray], words: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "arrays.npz", **GIVEN, output=attention(**GIVEN), **arrays)  # type: ignore[arg-type]
+    code, told = command("compare-arrays", tmp_path / "arrays.npz", "--operation", "attention", *words)
+    assert (code, message in told) == (2, True), told
 
 
 def test_projections_in_safetensors(tmp_path: Path) -> None:
@@ -450,6 +508,25 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_gradients_that_would_not_be_judged_are_refused(name: str) -> None:
     given, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
+        conformance.compare("attention", attention(**GIVEN), **GIVEN, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"cotangent": 1.0, "gradients": {"query": QUERY}}, "cotangent of output must be an array, got builtins.float"),
+        (
+            {"cotangent": COTANGENT, "gradients": {"query": [1.0]}},
+            "gradient of query must be an array, got a list of 1",
+        ),
+        (
+            {"cotangent": COTANGENT, "gradients": QUERY},
+            "gradients must be those of query, key, value, got numpy.ndarray",
+        ),
+    ],
+)
+def test_gradients_that_are_no_arrays_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         conformance.compare("attention", attention(**GIVEN), **GIVEN, **given)
 
 

@@ -429,6 +429,19 @@ def test_ratios(worst: float, kind: str | None) -> None:
     assert told(report(worst=0.5), report(worst=worst)).get("MASK-1") == kind
 
 
+def test_a_larger_error_within_its_bound_is_not_worse() -> None:
+    assert told(report(worst=0.1), report(worst=0.9))["MASK-1"] == "other"
+
+
+def test_the_error_in_wide_dtypes_is_shown_beside_an_infinite_one() -> None:
+    before, after = report(OFF), report(OFF)
+    for one, wide in ((before, 1.5), (after, 4.0)):
+        one["subjects"][0]["rules"][1] |= {"worst": "Infinity", "worst_wide": wide}
+    (change,) = changes(before, after)
+    assert (change.kind, change.rule) == ("worse", "ATT-1")
+    assert change.text.endswith("beyond any bound (4 in float32 and float64)")
+
+
 def test_ratios_of_other_cases_are_no_verdict() -> None:
     assert told(report(worst=0.1), report(worst=0.9, seed=2)) == {"MASK-1": "other"}
     assert told(report(OFF), report(NAN, seed=2)) == {"ATT-1": "other"}
