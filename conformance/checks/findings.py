@@ -44,10 +44,14 @@ class Finding:
 
 
 class Size(NamedTuple):
-    """A size that a call failed at, and none before it had. dimension: a name in `DIMENSIONS`."""
+    """A size that a call failed at, and none before it had. dimension: a name in `DIMENSIONS`.
+
+    answered: the largest one of a call that did not fail.
+    """
 
     dimension: str
     extent: int
+    answered: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from conformance.checks.catalogue import REFUSAL, UNSUPPORTED
-from conformance.checks.findings import has_swapped_heads
+from conformance.checks.findings import NoAnswer, has_swapped_heads
 from conformance.checks.levels import JUDGED, rank
 from conformance.checks.results import Violation
 from conformance.diagnosis.pattern import Pattern
@@ -80,6 +80,12 @@ class Cause:
         """Those that it breaks, in the specification's order."""
         broken = {violation.rule for violation in self.violations}
         return tuple(rule for rule in JUDGED if rule in broken)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """By dimension: the largest size that the subject answered, where it failed at a larger one."""
+        sizes = [one.finding.detail.size for one in self.violations if isinstance(one.finding.detail, NoAnswer)]
+        return {size.dimension: size.answered for size in sizes if size is not None and size.answered}
 
     @property
     def has_other_layout(self) -> bool:

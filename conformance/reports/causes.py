@@ -50,6 +50,7 @@ def cause_content(cause: Cause) -> Content:
         "pattern": None if pattern is None else pattern_content(pattern),
         "conventions": dict(cause.conventions),
         "lacks": list(cause.lacks),
+        "limits": cause.limits,
         "layout": cause.has_other_layout,
     }
 
@@ -131,6 +132,8 @@ def describe_declaration(cause: Content, subject: Content | None) -> tuple[str, 
     features = ",".join(f"no-{name}" for name in FEATURES if name in cause["lacks"])
     if cause["layout"] or (features and any(one["layout"] for one in (subject or {}).get("causes", ()))):
         return "layout", LAYOUT_FIRST
+    if cause["limits"]:
+        return "supports", f"--limits {','.join(f'{name}={size}' for name, size in cause['limits'].items())}"
     declared = (subject or {}).get("declaration") or {}
     dtypes = [name for name in declared.get("dtypes", ()) if name not in cause["lacks"]]
     options = [f"--supports {features}"] if features else []

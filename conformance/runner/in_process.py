@@ -205,6 +205,8 @@ class SizeLimits:
     def learn_limits(self, case: Case, findings: list[Finding]) -> list[Finding]:
         """The findings; a failure names the size, where none as large was answered before."""
         sizes = dimensions(case)
+        if not findings:  # it was refused, as it may be, or nothing was asked
+            return findings
         if not any(finding.name == "call" and isinstance(finding.detail, NoAnswer) for finding in findings):
             self.answered = {name: max(size, self.answered.get(name, 0)) for name, size in sizes.items()}
             return findings
@@ -213,7 +215,7 @@ class SizeLimits:
         if growth.get(name, 0) <= 1:
             return findings
         self.limits[name] = min(sizes[name] - 1, self.limits.get(name, sizes[name]))
-        size = Size(name, sizes[name])
+        size = Size(name, sizes[name], self.answered.get(name, 0))
         return [
             replace(finding, detail=replace(finding.detail, size=size))
             if finding.name == "call" and isinstance(finding.detail, NoAnswer) and finding.detail.size is None

@@ -545,6 +545,24 @@ def test_several_kinds_of_masks_come_combined(supports: str, combined: bool) -> 
     assert ("combined" in declaration_of(first_mask, False, supports=supports)) == combined
 
 
+@pytest.mark.parametrize("supports", [None, "no-interleaved"])
+def test_the_limit_of_a_table_is_offered(supports: str | None) -> None:
+    """Not what a claim of the same error lacks, nor a size that was refused, as `interleaved` is here."""
+
+    def rotary_embedding(x: Any, positions: Any, *, base: float = 10000.0, pairing: str = "halves") -> Any:
+        if np.max(positions, initial=0) >= 512:
+            raise IndexError("past the table")
+        if supports and pairing == "interleaved":
+            raise NotImplementedError("halves only")
+        return reference_numpy.rotary_embedding(x, positions, base=base, pairing=pairing)
+
+    given: dict[str, Any] = {"operation": "rotary_embedding", "supports": supports, "limits": {}}
+    [options] = options_of(judged(rotary_embedding, **given))
+    name, _, size = options.removeprefix("--limits ").partition("=")
+    assert name == "table" and 1 < int(size) <= 512
+    assert violated(rotary_embedding, **given | {"limits": {"table": int(size)}}) == []
+
+
 ANY_WIDTH = {name: size for name, size in SMALL.items() if not name.endswith("width")}
 
 
