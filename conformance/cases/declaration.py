@@ -120,6 +120,11 @@ CONVENTIONS = {
     "saved": ("maximum", "logsumexp"),
     "merging": ("maximum", "logsumexp"),
     "moments": ("products", "lerp"),
+    "epsilon": ("root", "square", "uncorrected"),
+    "velocity": ("always", "momentum"),
+    "clipping": ("0", "1e-6"),
+    "no_targets": ("zero", "nan"),
+    "distances": ("signed", "absolute"),
     "angles": ("exact", "float32"),
     "rotation": ("float32", "rounded", "inputs"),
 }
@@ -135,13 +140,20 @@ dtype of the inputs first; "inputs": every sum is, too. normalized: the precisio
 `rms_norm` is rounded before the weight multiplies it. saved: what attention's backward pass takes the weights from once
 more, each row's maximum and sum or its log-sum-exp. merging: what parts of the keys are weighed by, their maxima and
 sums or one log-sum-exp each. moments: how Adam takes the mean of gradients. "lerp": as mean + (1 - beta) (gradient -
-mean), which may be NaN where either is infinite. angles: "float32" if rotary frequencies and angles, their sines and
+mean), which may be NaN where either is infinite. epsilon: what Adam's eps is added to, the root of the corrected
+square, this square itself, or the root of the uncorrected square, which is then corrected. velocity: "momentum" if
+`sgd_step` leaves the velocity as it is at momentum 0. clipping: what is added to the norm that gradients are divided
+by. no_targets: the mean of losses where no target counts. distances: "absolute" if ALiBi's bias is negative on both
+sides of a query. angles: "float32" if rotary frequencies and angles, their sines and
 cosines are computed in float32, whatever the dtype of the inputs. rotation: in what x is turned. "rounded": sines and
 cosines are rounded to the dtype of the inputs; "inputs": their products with x are, too.
 """
 
+FORMULAS = ("epsilon", "velocity", "clipping", "no_targets", "distances")
+"""Conventions that change what the exact results are; `oracle/departures.py` computes these."""
+
 PRECISIONS = tuple(
-    name for name in CONVENTIONS if name not in ("polarity", "empty_rows", "causal", "heads", "isolation")
+    name for name in CONVENTIONS if name not in (*FORMULAS, "polarity", "empty_rows", "causal", "heads", "isolation")
 )
 """Conventions that say how numbers are computed: error bounds depend on them, and exact results do not."""
 

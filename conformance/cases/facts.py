@@ -380,6 +380,7 @@ def relative_axes(case: Case) -> Described:
 ALIBI_BIAS = OperationFacts(
     name="alibi_bias",
     rules={"": "POS-5"},
+    conventions=("distances",),
     arguments=("num_heads", "query_length", "key_length"),
     differentiated=(),
     shape=bias_shape,
@@ -469,6 +470,7 @@ def loss_axes(case: Case) -> Described:
 CROSS_ENTROPY = OperationFacts(
     name="cross_entropy",
     rules={"": "LOSS-1"},
+    conventions=("no_targets",),
     arguments=("logits", "targets"),
     differentiated=("logits",),
     rows=Rows("logits", lambda case: 1),
@@ -507,7 +509,7 @@ def step_axes(case: Case) -> Described:
 ADAM_STEP = OperationFacts(
     name="adam_step",
     rules={"": "OPT-1"},
-    conventions=("moments",),
+    conventions=("moments", "epsilon"),
     arguments=("parameters", "gradients", "state"),
     differentiated=(),
     results=("parameters", "state"),
@@ -521,6 +523,7 @@ ADAM_STEP = OperationFacts(
 SGD_STEP = OperationFacts(
     name="sgd_step",
     rules={"": "OPT-2"},
+    conventions=("velocity",),
     arguments=("parameters", "gradients", "state"),
     differentiated=(),
     results=("parameters", "state"),
@@ -546,6 +549,7 @@ def clipped_axes(case: Case) -> Described:
 CLIP_BY_GLOBAL_NORM = OperationFacts(
     name="clip_by_global_norm",
     rules={"": "OPT-3"},
+    conventions=("clipping",),
     arguments=("gradients", "limit"),
     differentiated=(),
     results=("gradients", "norm"),

@@ -14,7 +14,8 @@ import numpy as np
 from conformance.bounds.arithmetic import FORMATS
 from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
-from conformance.cases.declaration import CONVENTIONS, OPEN_AT_INFINITY, PRECISIONS, Declaration
+from conformance.cases.declaration import CONVENTIONS, FORMULAS, OPEN_AT_INFINITY, PRECISIONS, Declaration
+from conformance.cases.facts import operation_facts
 from conformance.checks.comparison import breaks, fill_unpromised, judge, ratio, worst
 from conformance.checks.findings import same_error
 from conformance.checks.levels import STATE_RULE, STRICT, rank
@@ -159,7 +160,7 @@ def explain_by_mistake(chooser: Chooser, explanation: Explanation, violations: S
     # In float32 the bounds of 16 bits are wide enough to excuse a few results of any mistake.
     dtypes = {one.case.dtype for one in explanation.explained}
     may_be_meant = dtypes.isdisjoint(WIDE) or mistake.id.startswith("precision.")
-    excuses = find_excuses(explanation.explained) if may_be_meant else ()
+    excuses = find_excuses(explanation.explained, names=(*FORMULAS, *PRECISIONS) if may_be_meant else FORMULAS)
     # What else fails of these rules, in these dtypes, must conform under a convention, too.
     rules = {one.rule for one in violations}
     alike = [one for one in chooser.failing if one.case.dtype in dtypes and one.kept and one.kept.rule in rules]
@@ -232,15 +233,18 @@ def group_numbers(
         yield Cause(kind, ordered, None, condition, pattern, excuses)
 
 
-def find_excuses(evidence: Sequence[Evidence], level: str = STRICT) -> tuple[Mapping[str, str], ...]:
-    """The conventions of arithmetic, as few as may be, under which all the cases conform; empty where none do.
+def find_excuses(
+    evidence: Sequence[Evidence], level: str = STRICT, names: Sequence[str] = (*FORMULAS, *PRECISIONS)
+) -> tuple[Mapping[str, str], ...]:
+    """The conventions, as few as may be, under which all the cases conform; empty where none do.
 
     Those come first that excuse least: under which the errors are the largest part of their bounds. level: of NaN and
-    infinity, those cases count that break what it asks for.
+    infinity, those cases count that break what it asks for. names: of conventions that come into question.
     """
-    names = PRECISIONS
+    own = operation_facts(evidence[0].case.operation).conventions if evidence else ()
+    names = tuple(name for name in names if name in own)
     if any(one.case.special for one in evidence):
-        names = OPEN_AT_INFINITY
+        names = tuple(name for name in names if name in (*FORMULAS, *OPEN_AT_INFINITY))
         evidence = [
             one for one in evidence if breaks(judge(one.case, one.answers, one.call.exact, one.call.bounds), level)
         ]
@@ -266,11 +270,11 @@ def largest_error(conventions: Mapping[str, str], evidence: Sequence[Evidence]) 
         if not rounding or rounding == one.case.rounding:
             return math.inf
         with np.errstate(all="ignore"):
-            bounds = one.bounds_under(rounding)
-            answers = fill_unpromised(add_rounding(one.case, rounding), one.answers, one.call.exact)
-            for name in one.wrong:
+            exact, bounds = one.right_under(rounding)
+            answers = fill_unpromised(add_rounding(one.case, rounding), one.answers, exact)
+            for name in one.wrong if exact is one.call.exact else exact.keys() & answers.keys():
                 got = answers[name]
-                error = ratio(got.astype(float), one.call.exact[name], bounds[name], str(got.dtype)).max(initial=0)
+                error = ratio(got.astype(float), exact[name], bounds[name], str(got.dtype)).max(initial=0)
                 if not error <= 1:
                     return math.inf
                 largest = max(largest, float(error))

@@ -138,7 +138,7 @@ def alibi_cases(
     able = tuple(d for d in judged_dtypes(able, declaration) if (cheap or d != "float64") and (near or d != "float16"))
     given: dict[str, Any] = {"num_heads": H, "query_length": Q, "key_length": K, OFFSET: offset}
     given = reset_lacking("alibi_bias", given | {"dtype": draw(st.sampled_from(require_some(able)))}, declaration)
-    return Case("alibi_bias", given["dtype"], {}, given)
+    return Case("alibi_bias", given["dtype"], {}, given, rounding=roundings(declaration, given["dtype"]))
 
 
 TABLES = ((32, 128), (32, 128), (16, 20), (64, 256), (4, 3), (5, 9), (12, 1000), (33, 128), (40, 2048))

@@ -25,6 +25,7 @@ from conformance.cases.case import Case, numpy_dtype
 from conformance.cases.declaration import (
     CONVENTIONS,
     EVERYTHING,
+    FORMULAS,
     PRECISIONS,
     SIMPLEST_FIRST,
     Declaration,
@@ -607,8 +608,8 @@ def empty_row_convention(operation: str, declaration: Declaration) -> str:
 
 
 def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
-    """What the subject declares of its arithmetic, in a case of this dtype, other than the definition's."""
-    declared = {name: declaration.convention(name) for name in PRECISIONS}
+    """What the subject declares of arithmetic and formulas, in a case of this dtype, other than the definition's."""
+    declared = {name: declaration.convention(name) for name in (*FORMULAS, *PRECISIONS)}
     declared = {name: value for name, value in declared.items() if value != CONVENTIONS[name][0]}
     if declared.get("shared_heads") == "inputs":
         declared["shared_sums"] = "inputs"
