@@ -125,6 +125,7 @@ CONVENTIONS = {
     "clipping": ("0", "1e-6"),
     "no_targets": ("zero", "nan"),
     "distances": ("signed", "absolute"),
+    "columns": ("paired", "halves"),
     "angles": ("exact", "float32"),
     "rotation": ("float32", "rounded", "inputs"),
 }
@@ -144,12 +145,13 @@ mean), which may be NaN where either is infinite. epsilon: what Adam's eps is ad
 square, this square itself, or the root of the uncorrected square, which is then corrected. velocity: "momentum" if
 `sgd_step` leaves the velocity as it is at momentum 0. clipping: what is added to the norm that gradients are divided
 by. no_targets: the mean of losses where no target counts. distances: "absolute" if ALiBi's bias is negative on both
-sides of a query. angles: "float32" if rotary frequencies and angles, their sines and
+sides of a query. columns: "halves" if an interleaved rotation returns the first numbers of all pairs, and then the
+second ones. angles: "float32" if rotary frequencies and angles, their sines and
 cosines are computed in float32, whatever the dtype of the inputs. rotation: in what x is turned. "rounded": sines and
 cosines are rounded to the dtype of the inputs; "inputs": their products with x are, too.
 """
 
-FORMULAS = ("epsilon", "velocity", "clipping", "no_targets", "distances")
+FORMULAS = ("epsilon", "velocity", "clipping", "no_targets", "distances", "columns")
 """Conventions that change what the exact results are; `oracle/departures.py` computes these."""
 
 PRECISIONS = tuple(

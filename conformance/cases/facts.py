@@ -420,11 +420,20 @@ def unturned_columns(case: Case, name: str) -> np.ndarray:
     return np.broadcast_to(np.arange(shape[-1]) >= (shape[-1] if width is None else width), shape)
 
 
+def returned_columns(case: Case) -> np.ndarray:
+    """Where the columns that come back stand in the definition's result."""
+    columns, width = case.inputs["x"].shape[-1], case.options.get("rotary_width")
+    pairs = np.arange(columns if width is None else width).reshape(-1, 2)
+    if "columns" not in case.rounding or case.options.get("pairing") != "interleaved":
+        return np.arange(columns)
+    return np.concatenate([pairs.T.reshape(-1), np.arange(pairs.size, columns)])
+
+
 ROTARY_EMBEDDING = OperationFacts(
     name="rotary_embedding",
     rules=dict.fromkeys(("", "interleaved", "rotary_width", "batch_positions"), "POS-3") | {"rotary_scaling": "POS-4"},
     option_rules={"scaling": "POS-4"},
-    conventions=("angles", "rotation"),
+    conventions=("angles", "rotation", "columns"),
     arguments=("x", "positions"),
     differentiated=("x",),
     copied=unturned_columns,

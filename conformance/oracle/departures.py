@@ -6,11 +6,13 @@ What balls compute otherwise stands in their own formulas, which read the conven
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
+from conformance.cases.facts import returned_columns
 
 Results = dict[str, Exact]
 Departure = Callable[[Case, Results], Results]
@@ -24,6 +26,14 @@ def depart(case: Case, results: Results, balls: bool = False) -> Results:
     for name in departures.keys() & case.rounding.keys():
         results = results | departures[name](case, results)
     return results
+
+
+def adapt_cotangents(case: Case) -> Case:
+    """The case with cotangents of the definition's results."""
+    if "columns" not in case.rounding or not case.cotangents:
+        return case
+    back = np.argsort(returned_columns(case))
+    return replace(case, cotangents={name: array[..., back] for name, array in case.cotangents.items()})
 
 
 def exact(array: np.ndarray) -> Exact:
@@ -85,9 +95,18 @@ def clip_by_larger_norm(case: Case, results: Results) -> Results:
     return {name: exact(array.astype(float) * factor) for name, array in case.inputs.items()}
 
 
+def move_columns(case: Case, results: Results) -> Results:
+    order = returned_columns(case)
+    return {"output": Exact(*(array[..., order] for array in results["output"]))}
+
+
 ANY: dict[str, Departure] = {
     "distances": measure_distances,
     "velocity": leave_velocity,
     "no_targets": divide_by_no_targets,
 }
-IN_FLOAT64: dict[str, Departure] = {"epsilon": add_epsilon, "clipping": clip_by_larger_norm}
+IN_FLOAT64: dict[str, Departure] = {
+    "epsilon": add_epsilon,
+    "clipping": clip_by_larger_norm,
+    "columns": move_columns,
+}

@@ -119,6 +119,25 @@ def alibi(of_distance: Function) -> Function:
     return alibi_bias
 
 
+def rotary(returned: Function) -> Function:
+    """returned: what is made of the turned first and second numbers of all pairs; the others follow."""
+
+    def rotary_embedding(
+        x: Any, positions: Any, *, base: float = 10000.0, pairing: str = "halves", rotary_width: int | None = None
+    ) -> Any:
+        width = x.shape[-1] if rotary_width is None else rotary_width
+        angles = positions.double()[..., None] * base ** (-torch.arange(0, width, 2).double() / width)
+        angles = angles if angles.ndim == 2 else angles[:, None]
+        cos, sin = (part.to(wide(x).dtype) for part in (angles.cos(), angles.sin()))
+        turned, interleaved = wide(x)[..., :width], pairing == "interleaved"
+        parts = turned.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turned.chunk(2, -1)
+        pair = parts[0] * cos - parts[1] * sin, parts[1] * cos + parts[0] * sin
+        found = returned(*pair) if interleaved else torch.cat(pair, -1)
+        return torch.cat([found.to(x.dtype), x[..., width:]], -1)
+
+    return rotary_embedding
+
+
 # --- what is declared, and what is not --------------------------------------------------------------------------------
 
 
@@ -138,6 +157,12 @@ ROWS = (
     Row("sgd_step", "velocity=momentum", kept_at_0, always_kept),
     Row("clip_by_global_norm", "clipping=1e-6", clip(1e-6), clip(1e-5)),
     Row("cross_entropy", "no_targets=nan", cross_entropy, always_nan),
+    Row(
+        "rotary_embedding",
+        "columns=halves",
+        rotary(lambda first, second: torch.cat([first, second], -1)),
+        rotary(lambda first, second: torch.cat([second, first], -1)),
+    ),
     Row("alibi_bias", "distances=absolute", alibi(lambda d: -abs(d)), alibi(lambda d: -abs(d) - 1), "numpy"),
 )
 NAMES = [row.convention for row in ROWS]
