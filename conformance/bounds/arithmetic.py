@@ -44,9 +44,10 @@ gradient g_h of each of these heads to them: an error of u~ |g_h| + t~. If the s
 it is kept in 16 bits too, n - 1 additions are rounded. The last rounding is that of the result. Every partial sum is at
 most sum |g_h|, so the others add (1 + u~)^(n - 2) - 1 times it.
 
-Normalised rows. The row n of `rms_norm` is rounded before the weight multiplies it. Automatic differentiation rounds
-the gradient that comes back through this rounding, O_bar * weight. If the weight has 16 bits, it also rounds each row's
-term of the weight's gradient, O_bar * n. Nothing inside the norm is rounded, nor is the sum over rows.
+Normalised rows. The row n of a norm is rounded before the weight multiplies it. Automatic differentiation rounds the
+gradient that comes back through this rounding, O_bar * weight. If the weight has 16 bits, so has its product with n, to
+which a bias is added, and each row's term of the weight's gradient, O_bar * n. Nothing inside the norm is rounded, nor
+is the sum over rows.
 """
 
 from __future__ import annotations

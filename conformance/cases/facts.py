@@ -206,6 +206,7 @@ LAYER_NORM = OperationFacts(
     rules={"": "NORM-1", "dtype": "NORM-2", "gradients": "NORM-6"},
     arguments=("x", "weight", "bias"),
     differentiated=("x", "weight", "bias"),
+    conventions=("normalized",),
     norm=True,
     rows=Rows("x", lambda case: case.inputs["weight"].ndim),
     shape=shape_of_x,
@@ -217,7 +218,6 @@ RMS_NORM = replace(
     name="rms_norm",
     rules={"": "NORM-7", "gradients": "NORM-6"},
     option_rules={"plus_one": "NORM-8"},
-    conventions=("normalized",),
     arguments=("x", "weight"),
     differentiated=("x", "weight"),
 )

@@ -157,9 +157,29 @@ def test_a_norm_over_the_last_axis_is_told_to_decline_axes() -> None:
     assert options_of(report) == ["--supports no-axes"]
 
 
-def test_no_other_norm_may_round_its_rows() -> None:
-    with pytest.raises(ValueError, match="convention normalized means nothing for layer_norm"):
-        violated(torch.layer_norm, "layer_norm", ["NORM-1"], "bfloat16", normalized="inputs")
+def layer_norm(rounded: Function) -> Function:
+    """rounded: from the row and the dtype of the inputs, what the weight multiplies."""
+
+    def rounds_rows(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Any:
+        wide, axes = x.float(), tuple(range(-weight.ndim, 0))
+        centered = wide - wide.mean(axes, keepdim=True)
+        row = centered * torch.rsqrt(centered.square().mean(axes, keepdim=True) + eps)
+        scaled = weight * rounded(row, x.dtype)
+        return (scaled if bias is None else scaled + bias).to(x.dtype)
+
+    return rounds_rows
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_rows_of_layer_norm_conform_as_declared(dtype: str) -> None:
+    rounded = layer_norm(lambda row, dtype: row.to(dtype))
+    assert violated(rounded, "layer_norm", ["NORM-1", "NORM-6"], dtype, normalized="inputs") == []
+    assert "NORM-1" in violated(rounded, "layer_norm", ["NORM-1"], dtype)
+
+
+def test_more_than_is_declared_of_layer_norm() -> None:
+    coarse = layer_norm(lambda row, dtype: row.bfloat16().to(dtype))
+    assert "NORM-1" in violated(coarse, "layer_norm", ["NORM-1"], "float16", normalized="inputs")
 
 
 # --- parts of the keys ------------------------------------------------------------------------------------------------
@@ -224,8 +244,8 @@ def test_more_than_is_declared_of_merging(log_of: Function) -> None:
     ],
 )
 def test_the_report_names_the_convention(function: Function, rule: str, dtype: str, convention: str) -> None:
-    operation = "rms_norm" if rule == "NORM-7" else "attention"
-    report = judge_torch(function, operation, [rule], dtype, limits=PARTS, conventions=HEADS)
+    given: tuple[str, Any] = ("rms_norm", {}) if rule == "NORM-7" else ("attention", {"conventions": HEADS})
+    report = judge_torch(function, given[0], [rule], dtype, limits=PARTS, **given[1])
     assert [cause.conventions for cause in report.causes] == [dict([convention.split("=")])]
 
 
