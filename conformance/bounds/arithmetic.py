@@ -39,6 +39,11 @@ The gradients of scores are rounded before they are multiplied with keys and que
 the gradient of the weights to the format too, and a backward pass that takes rowsum(O_bar * O) for the mean may take
 the output as it was returned, in its own dtype.
 
+Scores. The product of query and key is rounded, and its product with the scale; the softcap's quotient, its tanh and
+its product; the sum with the bias. Automatic differentiation rounds as often on the way back: the gradient that comes
+out of the softmax, which is that of the bias too, and then at each step before it. The slope of tanh is computed from
+the rounded tanh.
+
 Shared heads. n query heads share a key head. A function that repeats keys and values in the inputs' 16 bits rounds the
 gradient g_h of each of these heads to them: an error of u~ |g_h| + t~. If the sum is kept in float32, that is all. If
 it is kept in 16 bits too, n - 1 additions are rounded. The last rounding is that of the result. Every partial sum is at
@@ -108,6 +113,7 @@ class Precision:
     dtype: str = ""
     weights: Format | None = None
     products: Format | None = None
+    scores: Format | None = None
     shared_heads: Format | None = None
     shared_sums: Format | None = None
     normalized: Format | None = None

@@ -115,6 +115,8 @@ CONVENTIONS = {
     "isolation": ("strict", "finite"),
     "weights": ("float32", "inputs", "bfloat16", "float16"),
     "products": ("float32", "inputs", "tf32", "bfloat16", "float16"),
+    "scores": ("float32", "inputs", "bfloat16", "float16"),
+    "capped": ("products", "scores"),
     "shared_heads": ("float32", "rounded", "inputs"),
     "normalized": ("float32", "inputs"),
     "saved": ("maximum", "logsumexp"),
@@ -136,22 +138,24 @@ causal: where `Causal()` without an offset stands when Q != K (for subjects that
 head query head h reads, h // (H / G) or h % G. isolation: "finite" promises nothing about NaN or infinity behind a
 mask. weights: the precision to which attention weights (and the gradients of scores) are rounded before they are
 multiplied, "inputs" being the dtype of the inputs. products: that to which both sides of matrix products are rounded.
-shared_heads: how the gradients of query heads that share a key head are added up. "rounded": each is rounded to the
-dtype of the inputs first; "inputs": every sum is, too. normalized: the precision to which the normalised row of a norm
-is rounded before the weight multiplies it, and their product before a bias is added. saved: what attention's backward
-pass takes the weights from once more, each row's maximum and sum or its log-sum-exp. merging: what parts of the keys
-are weighed by, their maxima and sums or one log-sum-exp each. moments: how Adam takes the mean of gradients. "lerp": as
-mean + (1 - beta) (gradient - mean), which may be NaN where either is infinite. epsilon: what Adam's eps is added to,
-the root of the corrected square, this square itself, or the root of the uncorrected square, which is then corrected.
-velocity: "momentum" if `sgd_step` leaves the velocity as it is at momentum 0. clipping: what is added to the norm that
-gradients are divided by. no_targets: the mean of losses where no target counts. distances: "absolute" if ALiBi's bias
-is negative on both sides of a query. columns: "halves" if an interleaved rotation returns the first numbers of all
-pairs, and then the second ones. angles: "float32" if rotary frequencies and angles, their sines and cosines are
-computed in float32, whatever the dtype of the inputs. rotation: in what x is turned. "rounded": sines and cosines are
-rounded to the dtype of the inputs; "inputs": their products with x are, too.
+scores: that to which scores are rounded after every step up to the softmax, and their gradients after every step back.
+capped: "scores" if the softcap is that of the products and the bias together. shared_heads: how the gradients of query
+heads that share a key head are added up. "rounded": each is rounded to the dtype of the inputs first; "inputs": every
+sum is, too. normalized: the precision to which the normalised row of a norm is rounded before the weight multiplies it,
+and their product before a bias is added. saved: what attention's backward pass takes the weights from once more, each
+row's maximum and sum or its log-sum-exp. merging: what parts of the keys are weighed by, their maxima and sums or one
+log-sum-exp each. moments: how Adam takes the mean of gradients. "lerp": as mean + (1 - beta) (gradient - mean), which
+may be NaN where either is infinite. epsilon: what Adam's eps is added to, the root of the corrected square, this square
+itself, or the root of the uncorrected square, which is then corrected. velocity: "momentum" if `sgd_step` leaves the
+velocity as it is at momentum 0. clipping: what is added to the norm that gradients are divided by. no_targets: the mean
+of losses where no target counts. distances: "absolute" if ALiBi's bias is negative on both sides of a query. columns:
+"halves" if an interleaved rotation returns the first numbers of all pairs, and then the second ones. angles: "float32"
+if rotary frequencies and angles, their sines and cosines are computed in float32, whatever the dtype of the inputs.
+rotation: in what x is turned. "rounded": sines and cosines are rounded to the dtype of the inputs; "inputs": their
+products with x are, too.
 """
 
-FORMULAS = ("epsilon", "velocity", "clipping", "no_targets", "distances", "columns")
+FORMULAS = ("epsilon", "velocity", "clipping", "no_targets", "distances", "columns", "capped")
 """Conventions that change what the exact results are; `oracle/departures.py` computes these."""
 
 PRECISIONS = tuple(

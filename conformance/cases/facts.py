@@ -59,8 +59,8 @@ FEATURE_RULES = {
 }
 """The rule that says how each feature of attention works."""
 OF_ATTENTION = (
-    *("polarity", "empty_rows", "causal", "heads", "isolation", "weights", "products", "shared_heads", "saved"),
-    "merging",
+    *("polarity", "empty_rows", "causal", "heads", "isolation", "weights", "products", "scores", "shared_heads"),
+    *("saved", "merging"),
 )
 """Conventions of attention, and of what is made of it."""
 
@@ -92,7 +92,7 @@ def attention_axes(case: Case, output: tuple[Axis, ...] = (B, HEADS, Q, V)) -> D
 ATTENTION = OperationFacts(
     name="attention",
     rules=FEATURE_RULES,
-    conventions=OF_ATTENTION,
+    conventions=(*OF_ATTENTION, "capped"),
     arguments=("query", "key", "value"),
     differentiated=("query", "key", "value", "bias", "sinks"),
     masked=True,

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
+from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
-from conformance.cases.expectations import Exact
+from conformance.cases.expectations import Exact, allowed_pairs
 from conformance.cases.facts import returned_columns
 
 Results = dict[str, Exact]
@@ -28,12 +30,12 @@ def depart(case: Case, results: Results, balls: bool = False) -> Results:
     return results
 
 
-def adapt_cotangents(case: Case) -> Case:
-    """The case with cotangents of the definition's results."""
-    if "columns" not in case.rounding or not case.cotangents:
-        return case
-    back = np.argsort(returned_columns(case))
-    return replace(case, cotangents={name: array[..., back] for name, array in case.cotangents.items()})
+def restate(case: Case) -> Case:
+    """A case in float64 to which the definition gives results that `depart` can turn into those of the conventions."""
+    if "columns" in case.rounding and case.cotangents:
+        back = np.argsort(returned_columns(case))
+        return replace(case, cotangents={name: array[..., back] for name, array in case.cotangents.items()})
+    return replace_scores(case) if caps_bias(case) else case
 
 
 def exact(array: np.ndarray) -> Exact:
@@ -100,6 +102,60 @@ def move_columns(case: Case, results: Results) -> Results:
     return {"output": Exact(*(array[..., order] for array in results["output"]))}
 
 
+# --- a bias inside the softcap ----------------------------------------------------------------------------------------
+
+
+def caps_bias(case: Case) -> bool:
+    return "capped" in case.rounding and case.options.get("softcap") is not None and "bias" in case.inputs
+
+
+class Scores(NamedTuple):
+    """All [B, H, Q, K]; query and keys [B, H, ., D]. allowed: the pairs that take part."""
+
+    query: np.ndarray
+    keys: np.ndarray
+    scale: float
+    allowed: np.ndarray
+    ratio: np.ndarray  # scores over the softcap
+
+    @classmethod
+    def read(cls, case: Case) -> Scores:
+        query, key, bias = (case.inputs[name].astype(float) for name in ("query", "key", "bias"))
+        keys, allowed = np.repeat(key, query.shape[1] // key.shape[1], axis=1), allowed_pairs(case)
+        scale = case.options.get("scale")
+        scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+        with np.errstate(all="ignore"):
+            total = np.where(allowed, query @ keys.swapaxes(-1, -2) * scale + bias, 0)
+        return cls(query, keys, scale, allowed, np.tanh(total / case.options["softcap"]))
+
+
+def replace_scores(case: Case) -> Case:
+    """The case with its scores as a bias beside queries and keys of 0."""
+    scores = Scores.read(case)
+    bias = np.where(scores.allowed, scores.ratio * case.options["softcap"], -np.inf)
+    zeros = {name: np.zeros_like(case.inputs[name]) for name in ("query", "key")}
+    options = {name: value for name, value in case.options.items() if name not in ("softcap", "mask", "scale")}
+    constants = tuple(name for name in case.constants if name != "bias")
+    return replace(case, inputs=case.inputs | zeros | {"bias": bias}, options=options, constants=constants)
+
+
+def pull_back_scores(case: Case, results: Results) -> Results:
+    """Gradients of query, key and bias from that of the scores."""
+    if not caps_bias(case) or not case.cotangents:
+        return {}
+    scores, shape = Scores.read(case), case.inputs["bias"].shape
+    raw = np.where(scores.allowed, results[gradient_name("bias")].high * (1 - scores.ratio**2), 0)
+    (B, H, _, _), (_, G, K, D) = scores.query.shape, case.inputs["key"].shape
+    key = (raw.swapaxes(-1, -2) @ scores.query).reshape(B, G, H // G, K, D).sum(axis=2)
+    broadcast = tuple(axis for axis, size in enumerate((1,) * (4 - len(shape)) + shape) if size == 1)
+    found = {
+        "query": scores.scale * (raw @ scores.keys),
+        "key": scores.scale * key,
+        "bias": raw.sum(axis=broadcast, keepdims=True).reshape(shape),
+    }
+    return {gradient_name(name): exact(array) for name, array in found.items()}
+
+
 ANY: dict[str, Departure] = {
     "distances": measure_distances,
     "velocity": leave_velocity,
@@ -109,4 +165,5 @@ IN_FLOAT64: dict[str, Departure] = {
     "epsilon": add_epsilon,
     "clipping": clip_by_larger_norm,
     "columns": move_columns,
+    "capped": pull_back_scores,
 }

@@ -99,6 +99,44 @@ def test_more_than_is_declared_of_shared_heads(declared: str, function: Function
     assert violated(function, "attention", ["ATT-12"], "float16", **HEADS, shared_heads=declared) == ["ATT-12"]
 
 
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def eager(rounded: Function = lambda x: x) -> Function:
+    """As transformers computes attention in 16 bits without a kernel. rounded: what else becomes of the products."""
+
+    def in_inputs(
+        query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None, softcap: Any = None
+    ) -> Any:
+        k, v = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        scores = rounded(query @ k.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores if bias is None else scores + bias
+        scores = scores if mask is None else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        return torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype) @ v
+
+    return in_inputs
+
+
+SCORES = ["ATT-2", "ATT-3", "ATT-12"]
+ROUNDED = HEADS | {"weights": "inputs", "shared_heads": "inputs"}
+SHORT = LIMITS | {"keys": 16, "queries": 16}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rounded_scores_conform_as_declared(dtype: str) -> None:
+    given: dict[str, Any] = {"limits": SHORT, "supports": "no-scale"}
+    report = judge_torch(eager(), "attention", SCORES, dtype, **given, conventions=ROUNDED | {"scores": "inputs"})
+    assert report.conforms, report.causes
+    assert not judge_torch(eager(), "attention", SCORES, dtype, **given, conventions=ROUNDED).conforms
+
+
+def test_more_than_is_declared_of_scores() -> None:
+    coarse = eager(lambda products: products.bfloat16().to(products.dtype))
+    assert violated(coarse, "attention", SCORES, "float16", SHORT, **ROUNDED, scores="inputs")
+
+
 # --- normalised rows --------------------------------------------------------------------------------------------------
 
 
