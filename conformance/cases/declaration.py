@@ -28,6 +28,7 @@ from conformance.cases.options import (
     whole_numbers,
 )
 from specification.dtypes import FLOATING
+from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
 Window = tuple[int | None, int | None]
 LONGEST = 2000
@@ -61,6 +62,11 @@ FEATURES = {
     "empty": "lengths of 0",
     "axes": "norms over several axes, those of their weight",
     "wide_weights": "weights and biases of norms in float32 beside 16-bit inputs",
+    "biased": "norms with a bias",
+    "unbiased": "norms without a bias",
+    "fused": "projections of all heads in one",
+    "separate": "a projection for each head",
+    "halves": "rotary pairs of columns in either half",
     "interleaved": "rotary pairs of neighbouring columns",
     "rotary_width": "rotary embeddings of some columns of a head",
     "rotary_scaling": "scalings of rotary frequencies",
@@ -72,6 +78,11 @@ FEATURES = {
 }
 """Names for `supports`. All for which the signature has room are claimed unless something else is said, but for the
 last three."""
+BASIC = ("unmasked", "biased", "unbiased", "fused", "separate", "halves")
+"""Those that are claimed unless it is said that they are not, as by "no-fused", whatever else is named."""
+
+ALTERNATIVES = (("unbiased", "biased"), ("fused", "separate"), ("halves", "interleaved"))
+"""Features of which every call of some operations has one or the other, the plainer first."""
 
 SIMPLEST_FIRST = ("float32", "bfloat16", "float16", "float64")
 """The dtypes in the order in which they are tried, and in which a failing case is made simpler."""
@@ -80,7 +91,8 @@ UNCLAIMED = ("structured", "refusals", "logsumexp")
 OPTIONS = ("scale", "softcap", "bias", "sinks", "empty_rows")
 PARAMETERS: dict[str, tuple[str, ...]] = {name: (name,) for name in (*OPTIONS, *KERNEL_ARGUMENTS)}
 PARAMETERS |= {"dropout": ("dropout_keep", "dropout_rate")}
-PARAMETERS |= {"interleaved": ("pairing",), "rotary_width": ("rotary_width",), "rotary_scaling": ("scaling",)}
+PARAMETERS |= {"interleaved": ("pairing",), "halves": ("pairing",), "biased": ("bias",)}
+PARAMETERS |= {"rotary_width": ("rotary_width",), "rotary_scaling": ("scaling",)}
 PARAMETERS |= dict.fromkeys((*MASK_KINDS, "offset", "combined", "or"), ("mask",))
 """Features that need parameters of their own."""
 NAMED_ONLY = ("dropout", "empty_rows", *KERNEL_ARGUMENTS)
@@ -106,6 +118,15 @@ DIMENSIONS = {
 """Names for `limits`: dimensions of which a subject may take no more than so many; with what is counted in each."""
 WIDTH_NAMES = ("key_width", "value_width", "norm_width", "model_width", "inner_width")
 """Those of them that are widths, all multiples of `width_multiple`; of attention only the widths of heads are."""
+
+SCALINGS: dict[str, type[Any]] = {
+    "linear": LinearScaling,
+    "dynamic": DynamicScaling,
+    "yarn": YarnScaling,
+    "llama3": Llama3Scaling,
+    "longrope": LongRopeScaling,
+}
+"""Names for `scalings`: those of rotary frequencies."""
 
 CONVENTIONS = {
     "polarity": ("allowed", "masked"),
@@ -224,6 +245,13 @@ def read_limits(given: Mapping[str, Any] | str | Iterable[str]) -> dict[str, int
     return sizes
 
 
+def read_least(given: Mapping[str, Any] | str | Iterable[str]) -> dict[str, int]:
+    """Read {"key_width": 16} or "key_width=16"."""
+    least = read_pairs("least", given)
+    validate_names("least", least, WIDTH_NAMES)
+    return {name: read_number(f"least {name}", 1, size) for name, size in least.items()}
+
+
 def read_conventions(given: Mapping[str, Any] | str | Iterable[str]) -> dict[str, str]:
     """Read {"empty_rows": "mean"} or "empty_rows=mean"."""
     conventions = read_pairs("conventions", given)
@@ -294,6 +322,21 @@ class DeclarationOptions(TypedDict, total=False):
             many=True,
         ),
     ]
+    least: Annotated[
+        str | Mapping[str, int] | None,
+        Option(
+            "smallest widths that it supports, such as key_width=16",
+            read_least,
+            lambda: [f"{name}=" for name in WIDTH_NAMES],
+            many=True,
+        ),
+    ]
+    scalings: Annotated[
+        Names | None,
+        Option(
+            "scalings of rotary embeddings that it supports, such as linear,yarn", names=lambda: SCALINGS, many=True
+        ),
+    ]
     conventions: Annotated[
         str | Mapping[str, str] | None,
         Option(
@@ -328,6 +371,8 @@ class Declaration:
     head_widths: tuple[tuple[int, int], ...] = ()
     windows: tuple[Window, ...] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
+    least: Mapping[str, int] = field(default_factory=dict)
+    scalings: tuple[str, ...] = tuple(SCALINGS)
     conventions: Mapping[str, str] = field(default_factory=dict)
     vjp: Callable[..., Any] | None = None
     refused_dtypes: tuple[str, ...] = ()
@@ -346,6 +391,10 @@ class Declaration:
         whole = all(width % self.width_multiple == 0 for width in widths)
         return whole and (not self.head_widths or any(widths == pair[: len(widths)] for pair in self.head_widths))
 
+    def takes_scaling(self, scaling: object) -> bool:
+        """Whether it takes a scaling of rotary frequencies, or None."""
+        return scaling is None or isinstance(scaling, tuple(SCALINGS[name] for name in self.scalings))
+
     def returns_both(self, operation: str) -> bool:
         """Whether the subject returns the output and the log-sum-exp."""
         return operation == "attention" and "logsumexp" in self
@@ -357,10 +406,15 @@ class Declaration:
         return replace(self, features=self.features - set(features))
 
     def keep_features(self, *features: str) -> Declaration:
-        """The same with these features alone; where there is always a mask, with the first kind of mask too."""
-        left = self.features & {*UNCLAIMED, "unmasked"} | {*features}
+        """The same with these features alone, and what every call needs: a mask, or rotary pairs, of some kind."""
+        left = self.features & {*UNCLAIMED, *BASIC} | {*features}
         if "unmasked" not in left and not left & {*MASK_KINDS}:
             left |= {*self.masks[:1]}
+        for plain, other in ALTERNATIVES:
+            if plain not in left:
+                left |= self.features & {other}
+            elif other not in features:
+                left -= {other}
         return replace(self, features=left)
 
     def add_conventions(self, **conventions: str) -> Declaration:
@@ -378,9 +432,14 @@ class Declaration:
         """Raise ValueError where two options leave nothing to be tried."""
         if not self.dtypes:
             raise ValueError("dtypes: got none")
+        for one, other in ALTERNATIVES:
+            if one not in self and other not in self:
+                raise ValueError(f"supports: neither {one} nor {other} leaves nothing to be tried")
         for name in WIDTH_NAMES:
             if self.limits.get(name, self.width_multiple) < self.width_multiple:
                 raise ValueError(f"limit of {name} is below width_multiple {self.width_multiple}")
+            if self.limits.get(name, self.least.get(name, 0)) < self.least.get(name, 0):
+                raise ValueError(f"limit of {name} is below the least, {self.least[name]}")
         for side, name in enumerate(("key_width", "value_width")):
             limit = self.limits.get(name)
             if limit is not None and any(pair[side] > limit for pair in self.head_widths):
@@ -447,7 +506,7 @@ def nearest_widths(D: int, V: int, declaration: Declaration) -> tuple[int, int]:
 def fit_width(size: int, name: str, declaration: Declaration, unit: int = 1) -> int:
     """The next multiple that the subject takes, unless that is beyond its limit. unit: of the operation's widths."""
     multiple, limit = lcm(declaration.width_multiple, unit), declaration.limits.get(name)
-    whole = -(-size // multiple) * multiple
+    whole = -(-max(size, declaration.least.get(name, 0)) // multiple) * multiple
     return whole if limit is None else min(whole, limit // multiple * multiple)
 
 

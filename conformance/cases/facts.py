@@ -168,7 +168,7 @@ def multi_head_axes(case: Case) -> Described:
 
 MULTI_HEAD_ATTENTION = OperationFacts(
     name="multi_head_attention",
-    rules={"": "MHA-1"},
+    rules={"": "MHA-1", "fused": "MHA-1", "separate": "MHA-2"},
     conventions=OF_ATTENTION,
     arguments=("parameters", "query", "key", "value"),
     differentiated=("parameters", "query", "key", "value", "bias", "sinks"),
@@ -203,7 +203,7 @@ def norm_axes(case: Case) -> Described:
 
 LAYER_NORM = OperationFacts(
     name="layer_norm",
-    rules={"": "NORM-1", "dtype": "NORM-2", "gradients": "NORM-6"},
+    rules={"": "NORM-1", "dtype": "NORM-2", "gradients": "NORM-6", "biased": "NORM-1", "unbiased": "NORM-1"},
     arguments=("x", "weight", "bias"),
     differentiated=("x", "weight", "bias"),
     conventions=("normalized",),
@@ -221,7 +221,12 @@ RMS_NORM = replace(
     arguments=("x", "weight"),
     differentiated=("x", "weight"),
 )
-STANDARD_DEVIATION_NORM = replace(LAYER_NORM, name="standard_deviation_norm", rules={"": "NORM-7"}, least_width=2)
+STANDARD_DEVIATION_NORM = replace(
+    LAYER_NORM,
+    name="standard_deviation_norm",
+    rules=dict.fromkeys(("", "biased", "unbiased"), "NORM-7"),
+    least_width=2,
+)
 
 
 # --- feed-forward networks --------------------------------------------------------------------------------------------
@@ -431,7 +436,10 @@ def returned_columns(case: Case) -> np.ndarray:
 
 ROTARY_EMBEDDING = OperationFacts(
     name="rotary_embedding",
-    rules=dict.fromkeys(("", "interleaved", "rotary_width", "batch_positions"), "POS-3") | {"rotary_scaling": "POS-4"},
+    rules={
+        **dict.fromkeys(("", "halves", "interleaved", "rotary_width", "batch_positions"), "POS-3"),
+        "rotary_scaling": "POS-4",
+    },
     option_rules={"scaling": "POS-4"},
     conventions=("angles", "rotation", "columns"),
     arguments=("x", "positions"),
