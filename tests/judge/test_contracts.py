@@ -388,6 +388,10 @@ def test_conventions_hold_within_combined_descriptions(mask: Any, function: Func
         np.testing.assert_allclose(answers["output"], definition(case)["output"], rtol=1e-5, atol=1e-6)
 
 
+def test_tiled_heads_are_offered_as_a_convention() -> None:
+    assert options_of(judged(tiled, "ATT-7")) == ["--conventions heads=tiled"]
+
+
 FLAG = ["structured", "causal", "no-offset", "scale", "gqa", "cross", "value_width"]
 
 
