@@ -63,11 +63,10 @@ class Evidence:
         """The exact results and bounds of a subject that declares this of its formulas and its arithmetic."""
         if not {*FORMULAS} & rounding.keys():
             return self.call.exact, self.bounds_under(rounding)
-        example = self.case if self.kept is None else self.kept.example
-        if isinstance(example, Case):
-            call = Call(add_rounding(example, rounding))
+        if self.kept is None or isinstance(self.kept.example, Case):
+            call = Call(add_rounding(self.case, rounding))
             return call.exact, call.bounds
-        *_, exact, bounds = self.kept.check.prepare(add_rounding(example, rounding))
+        *_, exact, bounds = self.kept.check.prepare(add_rounding(self.kept.example, rounding))
         return exact, bounds
 
     def bounds_under(self, rounding: Mapping[str, str]) -> Results:
