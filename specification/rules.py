@@ -37,7 +37,11 @@ RULES = {
         Rule("ATT-7", "grouped heads", "Query head h reads key and value head h // (H / G); H is a multiple of G."),
         Rule("ATT-8", "shapes", "[B,H,Q,D], [B,G,K,D], [B,G,K,V] give [B,H,Q,V]; B, H, Q and K may be 0."),
         Rule("ATT-9", "dtype", "One floating dtype in and out, float32 or wider in between, one rounding at the end."),
-        Rule("ATT-10", "special values", "An attended NaN reaches what attends to it; large logits do not overflow."),
+        Rule(
+            "ATT-10",
+            "special values",
+            "An attended NaN reaches what attends to it; large logits do not overflow, and equal ones weigh alike.",
+        ),
         Rule("ATT-11", "dropout", "Weights are multiplied by the caller's keep mask and divided by 1 - rate."),
         Rule("ATT-12", "gradients", "The gradients of query, key, value, bias and sinks are part of the definition."),
         Rule("ATT-13", "determinism", "Same inputs, same bits; inputs are not changed, and results share no memory."),

@@ -6,10 +6,10 @@
 
 from conformance.bounds.operations import (
     bound,
+    grows_with_scores,
     merged_bound,
     relaxed_bound,
     relaxed_merged_bound,
-    uses_declared_logsumexp,
 )
 
-__all__ = ["bound", "merged_bound", "relaxed_bound", "relaxed_merged_bound", "uses_declared_logsumexp"]
+__all__ = ["bound", "grows_with_scores", "merged_bound", "relaxed_bound", "relaxed_merged_bound"]

@@ -39,14 +39,20 @@ The gradients of scores are rounded before they are multiplied with keys and que
 the gradient of the weights to the format too, and a backward pass that takes rowsum(O_bar * O) for the mean may take
 the output as it was returned, in its own dtype.
 
+Scores. The product of query and key is rounded, and its product with the scale; the softcap's quotient, its tanh and
+its product; the sum with the bias. Automatic differentiation rounds as often on the way back: the gradient that comes
+out of the softmax, which is that of the bias too, and then at each step before it. The slope of tanh is computed from
+the rounded tanh.
+
 Shared heads. n query heads share a key head. A function that repeats keys and values in the inputs' 16 bits rounds the
 gradient g_h of each of these heads to them: an error of u~ |g_h| + t~. If the sum is kept in float32, that is all. If
 it is kept in 16 bits too, n - 1 additions are rounded. The last rounding is that of the result. Every partial sum is at
 most sum |g_h|, so the others add (1 + u~)^(n - 2) - 1 times it.
 
-Normalised rows. The row n of `rms_norm` is rounded before the weight multiplies it. Automatic differentiation rounds
-the gradient that comes back through this rounding, O_bar * weight. If the weight has 16 bits, it also rounds each row's
-term of the weight's gradient, O_bar * n. Nothing inside the norm is rounded, nor is the sum over rows.
+Normalised rows. The row n of a norm is rounded before the weight multiplies it. Automatic differentiation rounds the
+gradient that comes back through this rounding, O_bar * weight. If the weight has 16 bits, so has its product with n, to
+which a bias is added, and each row's term of the weight's gradient, O_bar * n. Nothing inside the norm is rounded, nor
+is the sum over rows.
 """
 
 from __future__ import annotations
@@ -107,6 +113,7 @@ class Precision:
     dtype: str = ""
     weights: Format | None = None
     products: Format | None = None
+    scores: Format | None = None
     shared_heads: Format | None = None
     shared_sums: Format | None = None
     normalized: Format | None = None

@@ -117,23 +117,33 @@ def scores_and_slope(
 ) -> tuple[Approx, Approx | None]:
     """Scores, and the softcap's slope where there is one."""
     query, key = scaled_side(query, p, scale), scaled_side(key, p, scale)
-    scores = matmul(query, transpose(key), p, SCALE, scale)
+    scores = round_approx(round_approx(matmul(query, transpose(key), p, SCALE, scale), p.scores, scale), p.scores)
+    biased = softcap is not None and "capped" in p.declared
+    if biased:
+        scores = add_bias(scores, bias, p)
     slope = None
     if softcap is not None:
+        scores = round_approx(scores, p.scores, 1 / softcap)  # the quotient
         ratio = np.tanh(scores.value / softcap)
         steep = 1 - ratio**2
         # The slope itself changes by at most 0.77 / softcap for each unit of the score.
         moved = 0.77 * (scores.error + 2 * p.inner * np.abs(scores.value)) / softcap
-        slope = Approx(steep, np.minimum(1, moved + (2 * TANH + 4) * p.inner))
+        rounded = 0.0 if p.scores is None else 2 * p.scores.unit * ratio**2
+        slope = Approx(steep, np.minimum(1, moved + rounded + (2 * TANH + 4) * p.inner))
         error = np.minimum(1, steep + moved) * (scores.error + 2 * p.inner * np.abs(scores.value))
         value = softcap * ratio
         scores = Approx(value, error + (TANH + 2) * p.inner * np.abs(value))
-    if bias is not None:
-        value = scores.value + bias.value
-        error = scores.error + bias.error
-        # One rounding for the sum, one for a multiplication by log2(e) after it.
-        scores = Approx(value, error + 2 * p.inner * (np.abs(value) + error))
-    return scores, slope
+        scores = round_approx(round_approx(scores, p.scores, 1 / softcap), p.scores)
+    return scores if biased else add_bias(scores, bias, p), slope
+
+
+def add_bias(scores: Approx, bias: Approx | None, p: Precision) -> Approx:
+    if bias is None:
+        return scores
+    value = scores.value + bias.value
+    error = scores.error + bias.error
+    # One rounding for the sum, one for a multiplication by log2(e) after it.
+    return round_approx(Approx(value, error + 2 * p.inner * (np.abs(value) + error)), p.scores)
 
 
 def softmax_rows(scores: Approx, slope: Approx | None, allowed: np.ndarray, sinks: Approx | None, p: Precision) -> Rows:
@@ -611,15 +621,20 @@ def backward_block(kind: str, block: Block, forward: Forward, cotangent: Approx,
         weights_bar = exact(np.zeros((1, 1, 1, 1)))
         logsumexp_bar = map_approx(cotangent, lambda a: a[..., None])
     scores_bar, sink = softmax_gradient(rows, weights, weights_bar, logsumexp_bar, by_output, p)
+    if p.scores is not None:
+        scores_bar = select(rows.allowed, round_approx(scores_bar, p.scores))
     if rows.slope is None:  # it is 1, and a multiplication by it rounds as any other
         raw = Approx(scores_bar.value, scores_bar.error + p.inner * scores_bar.size + p.inner_tiny)
     else:
         raw = multiply(scores_bar, rows.slope, p)
-    raw = select(rows.allowed, round_approx(raw, form, scale))
+        for _ in range(3):  # the softcap, the slope of tanh, the quotient
+            raw = round_approx(raw, p.scores, 1 / (settings.softcap or 1.0))
+    biased = select(rows.allowed, raw) if "capped" in p.declared else scores_bar
+    raw = select(rows.allowed, round_approx(round_approx(raw, p.scores, scale), form, scale))
     key, query = scaled_side(block.key, p, scale), scaled_side(block.query, p, scale)
     return Backward(
         side_gradient(matmul(raw, key, p, SCALE, scale), p),
-        None if block.bias is None else broadcast_terms(scores_bar, block.bias.value.shape),
+        None if block.bias is None else broadcast_terms(biased, block.bias.value.shape),
         sums(transpose(raw), query),
         values,
         None if settings.sinks is None else sink_terms(rows, sink, p),

@@ -13,15 +13,14 @@ covered.
 
 Reciprocal. 1 / sqrt(variance + eps) has half the relative error of its argument, and 4 u for rsqrt.
 
-Rows of `rms_norm` that are rounded before the weight multiplies them are covered only for subjects that declare it
-(`arithmetic.py`).
+Rows that are rounded before the weight multiplies them are covered only for subjects that declare it (`arithmetic.py`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from conformance.bounds.arithmetic import Approx, Format, Precision, exact, multiply, round_approx
+from conformance.bounds.arithmetic import Approx, Precision, exact, multiply, round_approx
 
 
 def average(array: np.ndarray) -> np.ndarray:
@@ -98,17 +97,13 @@ def multiplier(weight: np.ndarray, plus_one: bool, p: Precision) -> Approx:
     return Approx(1 + weight, p.inner * (np.abs(1 + weight) + np.abs(weight)))
 
 
-def row_format(kind: str, p: Precision) -> Format | None:
-    """The format to which a subject declares that it rounds the normalised rows of `rms_norm`."""
-    return p.normalized if kind == "rms_norm" else None
-
-
 def forward(kind: str, x: np.ndarray, weight: Approx, bias: np.ndarray | None, eps: float, p: Precision) -> Approx:
     """x is [rows, n], weight and bias are [n]."""
     _, _, n = normalize_rows(kind, x, eps, p)
-    output = multiply(round_approx(n, row_format(kind, p)), weight, p)
+    output = multiply(round_approx(n, p.normalized), weight, p)
     if bias is None:
         return output
+    output = round_approx(output, p.normalized)
     value = output.value + bias
     # The bias counts by itself where it has -mean * weight / deviation added to it first.
     return Approx(value, output.error + p.inner * (np.abs(value) + output.error + 2 * np.abs(bias)))
@@ -120,8 +115,7 @@ def gradients(
     """Gradients of x [rows, n], weight and bias [n]."""
     d, r, n = normalize_rows(kind, x, eps, p)
     rows, count = x.shape
-    form = row_format(kind, p)
-    inner = round_approx(multiply(exact(cotangent), weight, p), form)
+    inner = round_approx(multiply(exact(cotangent), weight, p), p.normalized)
     products = multiply(inner, n, p)
     if kind == "standard_deviation_norm":
         spread = np.sqrt(np.sum(d.value**2, axis=-1, keepdims=True) / (count - 1))
@@ -148,7 +142,7 @@ def gradients(
         error = error + 2 * p.gamma(count + 3) * average(inner.size + second.size)
     error = error + 4 * p.inner * (inner.size + second.size + average(inner.size))
     x_gradient = multiply(Approx(value, error), r, p, 2)
-    terms = round_approx(multiply(exact(cotangent), round_approx(n, form), p), form)
+    terms = round_approx(multiply(exact(cotangent), round_approx(n, p.normalized), p), p.normalized)
     weight_gradient = Approx(
         np.sum(terms.value, axis=0), np.sum(terms.error, axis=0) + p.gamma(rows) * np.sum(terms.size, axis=0)
     )

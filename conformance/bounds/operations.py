@@ -63,15 +63,14 @@ def result_bound(name: str, approx: Approx, case: Case, p: Precision) -> np.ndar
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
-def uses_declared_logsumexp(case: Case, name: str) -> bool:
-    """Whether this result comes from log-sum-exps that the subject declares: a gradient from one that is saved, all
-    results from those of several parts that are merged."""
+def grows_with_scores(case: Case, name: str) -> bool:
+    """Whether the error of this result grows with the scores by what the subject declares: of a gradient from a saved
+    log-sum-exp, of all results from those of several parts that are merged, and from rounded scores."""
     if not has_masks(case.operation):
         return False
     p, (_, _, _, keys) = Precision.make(case.dtype, case.rounding), heads_and_keys(case)
-    return ("saved" in p.declared and name in map(gradient_name, case.inputs)) or att.merges_of(
-        keys, "sinks" in case.inputs, p
-    ) > 0
+    saved = "saved" in p.declared and name in map(gradient_name, case.inputs)
+    return saved or p.scores is not None or att.merges_of(keys, "sinks" in case.inputs, p) > 0
 
 
 KINDS = {"attention_weights": "weights", "attention_logsumexp": "logsumexp"}

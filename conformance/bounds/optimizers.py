@@ -6,7 +6,7 @@ the difference, the factor and the product: 3 min(beta, 1 - beta) (|a| + |b|), w
 moments=lerp declares a + (1 - beta) (b - a) at every beta. Its 3 (1 - beta) (|a| + |b|) is more than that for a where
 beta is below 1/2, as a then cancels: at beta = 0 the average is b, and a large a leaves its digits in it. `naive` moves
 the factor by beta more, in units of u, and with it both terms. An infinite a or b may make NaN, since b - a is infinite
-and is subtracted from it or multiplied by 0; `fill_moments` in `checks/comparison.py` allows this.
+and is subtracted from it or multiplied by 0; `fill_unpromised` in `checks/comparison.py` allows this.
 
 Bias correction. 1 - beta^t is a number that depends on no array. The definition takes it as -expm1(t log(beta)). The
 logarithm, t and the product are rounded, by 3 in all, and x e^x / (e^x - 1) <= 1 is what that is multiplied by; with
@@ -18,13 +18,19 @@ The update. sqrt moves an error e of v by at most e / (sqrt(v) + sqrt(v - e)), a
 v. The corrections may divide the averages or their root, or the learning rate; the quotient may be a product with a
 reciprocal. Each factor of the update rounds twice at most: once itself, once in its product.
 
+epsilon declares another sum. Added to the corrected square, eps rounds as a term of it. Added to the uncorrected root,
+both are divided by the correction's root: eps / sqrt(1 - beta_2^t) has half the correction's error, and 4 for eps, that
+root, the quotient and the sum before it. The square's root has no more than where it was corrected before, but for that
+sum.
+
 The new parameter. learning_rate weight_decay parameter is subtracted, or parameter is multiplied by 1 - learning_rate
 weight_decay: 3 for the parameter, and 4 for what the decay takes from it.
 
 Clipping. A norm of n numbers is the root of a sum of n squares. Elements, scaled by the largest, round once, squares
 once, the sum n times in one chain, or in one for each array and one over them; the root halves this, and it and the
 norm of each array round by 3 more in all: (n + 3) / 2 + 4. A scaled gradient has this error and that of four more
-products and quotients. Where limit and norm are as near as both are rounded, either way is right.
+products and quotients. Where limit and norm are as near as both are rounded, either way is right. clipping=1e-6
+declares that this number is added to the norm before it divides: it is rounded, and so is the sum, 2 more.
 """
 
 from __future__ import annotations
@@ -96,11 +102,12 @@ def move_parameter(
 
 def adam_step(case: Case, p: Precision, naive: bool = False) -> dict[str, Approx]:
     """The new parameters, mean, square and step. naive: 1 - beta^step may cancel."""
-    return adam_from({name: exact(array) for name, array in case.inputs.items()}, case.options, p, naive)
+    inputs = {name: exact(array) for name, array in case.inputs.items()}
+    return adam_from(inputs, case.options | case.rounding, p, naive)
 
 
 def adam_from(inputs: dict[str, Approx], options: dict[str, Any], p: Precision, naive: bool) -> dict[str, Approx]:
-    """The same, of parameters, gradients and averages that may be off themselves."""
+    """The same, of parameters, gradients and averages that may be off themselves. options: and declared conventions."""
     parameters, gradient = inputs["parameters"], inputs["gradients"]
     beta_1, beta_2 = options.get("beta_1", 0.9), options.get("beta_2", 0.999)
     weight_decay, decoupled = options.get("weight_decay", 0.0), options.get("decoupled", True)
@@ -108,9 +115,16 @@ def adam_from(inputs: dict[str, Approx], options: dict[str, Any], p: Precision, 
     step = options["step"] + 1
     mean = average(inputs["mean"], gradient, beta_1, p, naive, lerp="moments" in p.declared)
     square = average(inputs["square"], multiply(gradient, gradient, p), beta_2, p, naive)
-    deviation = root(correct_bias(square, beta_2, step, p, naive), p)
-    eps = np.broadcast_to(options.get("eps", 1e-8), deviation.value.shape)
-    denominator = add(deviation, Approx(eps, p.inner * eps), p)
+    corrected = correct_bias(square, beta_2, step, p, naive)
+    eps = np.broadcast_to(options.get("eps", 1e-8), corrected.value.shape)
+    if options.get("epsilon") == "square":
+        denominator = root(add(corrected, Approx(eps, p.inner * eps), p), p)
+    else:
+        off = 1.0
+        if options.get("epsilon") == "uncorrected":
+            value, error = correction(beta_2, step, naive)
+            eps, off = eps / np.sqrt(value), error / 2 + 4
+        denominator = add(root(corrected, p), Approx(eps, off * p.inner * eps), p)
     update = quotient(correct_bias(mean, beta_1, step, p, naive), denominator, p)
     new = move_parameter(parameters, update, options["learning_rate"], weight_decay if decoupled else 0.0, p)
     return {"parameters": new, "step": Approx(np.asarray(step), np.asarray(0.0)), "mean": mean, "square": square}
@@ -132,7 +146,9 @@ def sgd_step(case: Case, p: Precision) -> dict[str, Approx]:
         ahead = multiply(velocity, momentum, p, 2)
         size = gradient.size * (1 + momentum.value) + old.size * momentum.value**2
         update = Approx(gradient.value + ahead.value, gradient.error + ahead.error + 5 * p.inner * size)
-    return {"parameters": move_parameter(parameters, update, options["learning_rate"], 0.0, p), "velocity": velocity}
+    moved = move_parameter(parameters, update, options["learning_rate"], 0.0, p)
+    kept = "velocity" in p.declared and momentum.value == 0
+    return {"parameters": moved, "velocity": old if kept else velocity}
 
 
 def global_norm(arrays: list[np.ndarray]) -> float:
@@ -154,10 +170,13 @@ def clip_by_global_norm(case: Case, p: Precision) -> dict[str, Approx]:
     else:
         relative = p.gamma((sum(array.size for array in wide) + 3) / 2 + 4)
         error = np.asarray(relative * norm + p.inner_tiny)
-        room = error + 2 * p.inner * limit if np.isfinite(limit) else 0.0
-        factor = limit / norm if norm > limit else 1.0
-        near = abs(norm - limit) <= room
-        unsure = (2 * relative + 6 * p.inner if near else relative + 4 * p.inner) if near or norm > limit else 0.0
+        added = float(case.rounding.get("clipping", 0.0))
+        divisor, sums = norm + added, 2 * p.inner if added else 0.0
+        room = error + 2 * p.inner * limit + sums * divisor if np.isfinite(limit) else 0.0
+        factor = limit / divisor if divisor > limit else 1.0
+        near = abs(divisor - limit) <= room
+        off = relative + sums
+        unsure = (2 * off + 6 * p.inner if near else off + 4 * p.inner) if near or divisor > limit else 0.0
         lost = 2 * p.inner_tiny if unsure else 0.0
         clipped = [Approx(array * factor, unsure * np.abs(array) * factor + lost) for array in wide]
     return {f"gradients[{i}]": one for i, one in enumerate(clipped)} | {"norm": Approx(np.asarray(norm), error)}

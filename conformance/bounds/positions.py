@@ -71,6 +71,7 @@ def alibi_bias(case: Case, p: Precision) -> dict[str, Approx]:
     step, power = slope_powers(case.options["num_heads"])
     _, Q, K = bias_sizes(case)
     distance = np.arange(K) - (np.arange(Q) + (case.options.get(OFFSET) or 0))[:, None]
+    distance = -np.abs(distance) if "distances" in p.declared else distance
     value = (2.0 ** (-step * power))[:, None, None] * distance
     relative = np.maximum((EXP + 2) * power, EXP + 12) + 3
     return {"output": Approx(value[None], p.inner * (relative[:, None, None] * np.abs(value))[None] + p.inner_tiny)}

@@ -38,6 +38,7 @@ import numpy as np
 from conformance.bounds.arithmetic import EXP, LOG, POW, TANH, UNIT_ROUNDOFF, Approx, Precision, round_approx
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
+from conformance.cases.facts import returned_columns
 from specification.frequencies import CONTEXT, attention_factor, exact_frequencies, yarn_ramp
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Scaling, YarnScaling
 
@@ -197,9 +198,11 @@ def rotary_embedding(case: Case, p: Precision, angle_error: float | np.ndarray =
     turns, size = angles(case)
     angle_error = np.maximum(angle_error, single_angle_error(case)) if "angles" in p.declared else angle_error
     pairing = case.options.get("pairing") or "halves"
-    results = {"output": rotation(case.inputs["x"], turns, size, pairing, 1, p, angle_error)}
+    order = returned_columns(case)
+    output = rotation(case.inputs["x"], turns, size, pairing, 1, p, angle_error)
+    results = {"output": output.select((..., order))}
     if case.cotangents:
-        bar = case.cotangents["output"]
+        bar = case.cotangents["output"][..., np.argsort(order)]
         results[gradient_name("x")] = rotation(bar, turns, size, pairing, -1, p, angle_error)
     return results
 

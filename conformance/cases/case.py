@@ -29,10 +29,11 @@ class Case:
     cotangents: one array for each result, by name; empty when the case asks for no gradients.
     special: NaN or infinity stands where it can reach results, which are then compared as what they are.
     rounding: dtypes that the subject declares for parts of the arithmetic, where they are narrower: "weights",
-        "products", "shared_heads" (the gradient of each), "shared_sums" (of these), "normalized", "sines" (and cosines
-        of rotary angles), "rotation" (their products). "saved" is "logsumexp" where the backward pass takes the
-        weights from one log-sum-exp for each row, "merging" where parts of the keys are merged by one each. "angles" is
-        "float32" where rotary angles are computed in float32.
+        "products", "scores", "shared_heads" (the gradient of each), "shared_sums" (of these), "normalized", "sines"
+        (and cosines of rotary angles), "rotation" (their products). "saved" is "logsumexp" where the backward pass
+        takes the weights from one log-sum-exp for each row, "merging" where parts of the keys are merged by one each.
+        "angles" is "float32" where rotary angles are computed in float32. Besides, the declared ones of
+        `declaration.FORMULAS`.
     memory: names of `cases.layouts.LAYOUTS` by input, and for "mask", "dropout_keep" and "cotangent" (those of all
         results), for arrays that do not lie contiguous when the subject receives them. Values do not depend on it.
     constants: inputs whose gradients are not asked for; the framework takes them for constants.

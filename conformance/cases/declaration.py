@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import lcm
+from math import inf, lcm
 from typing import Annotated, Any, NamedTuple, TypedDict, Unpack
 
 from conformance.cases.options import (
@@ -28,6 +28,7 @@ from conformance.cases.options import (
     whole_numbers,
 )
 from specification.dtypes import FLOATING
+from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
 Window = tuple[int | None, int | None]
 LONGEST = 2000
@@ -61,6 +62,11 @@ FEATURES = {
     "empty": "lengths of 0",
     "axes": "norms over several axes, those of their weight",
     "wide_weights": "weights and biases of norms in float32 beside 16-bit inputs",
+    "biased": "norms with a bias",
+    "unbiased": "norms without a bias",
+    "fused": "projections of all heads in one",
+    "separate": "a projection for each head",
+    "halves": "rotary pairs of columns in either half",
     "interleaved": "rotary pairs of neighbouring columns",
     "rotary_width": "rotary embeddings of some columns of a head",
     "rotary_scaling": "scalings of rotary frequencies",
@@ -72,6 +78,11 @@ FEATURES = {
 }
 """Names for `supports`. All for which the signature has room are claimed unless something else is said, but for the
 last three."""
+BASIC = ("unmasked", "biased", "unbiased", "fused", "separate", "halves")
+"""Those that are claimed unless it is said that they are not, as by "no-fused", whatever else is named."""
+
+ALTERNATIVES = (("unbiased", "biased"), ("fused", "separate"), ("halves", "interleaved"))
+"""Features of which every call of some operations has one or the other, the plainer first."""
 
 SIMPLEST_FIRST = ("float32", "bfloat16", "float16", "float64")
 """The dtypes in the order in which they are tried, and in which a failing case is made simpler."""
@@ -80,7 +91,8 @@ UNCLAIMED = ("structured", "refusals", "logsumexp")
 OPTIONS = ("scale", "softcap", "bias", "sinks", "empty_rows")
 PARAMETERS: dict[str, tuple[str, ...]] = {name: (name,) for name in (*OPTIONS, *KERNEL_ARGUMENTS)}
 PARAMETERS |= {"dropout": ("dropout_keep", "dropout_rate")}
-PARAMETERS |= {"interleaved": ("pairing",), "rotary_width": ("rotary_width",), "rotary_scaling": ("scaling",)}
+PARAMETERS |= {"interleaved": ("pairing",), "halves": ("pairing",), "biased": ("bias",)}
+PARAMETERS |= {"rotary_width": ("rotary_width",), "rotary_scaling": ("scaling",)}
 PARAMETERS |= dict.fromkeys((*MASK_KINDS, "offset", "combined", "or"), ("mask",))
 """Features that need parameters of their own."""
 NAMED_ONLY = ("dropout", "empty_rows", *KERNEL_ARGUMENTS)
@@ -107,6 +119,15 @@ DIMENSIONS = {
 WIDTH_NAMES = ("key_width", "value_width", "norm_width", "model_width", "inner_width")
 """Those of them that are widths, all multiples of `width_multiple`; of attention only the widths of heads are."""
 
+SCALINGS: dict[str, type[Any]] = {
+    "linear": LinearScaling,
+    "dynamic": DynamicScaling,
+    "yarn": YarnScaling,
+    "llama3": Llama3Scaling,
+    "longrope": LongRopeScaling,
+}
+"""Names for `scalings`: those of rotary frequencies."""
+
 CONVENTIONS = {
     "polarity": ("allowed", "masked"),
     "empty_rows": ("zero", "mean", "nan", "any"),
@@ -115,11 +136,19 @@ CONVENTIONS = {
     "isolation": ("strict", "finite"),
     "weights": ("float32", "inputs", "bfloat16", "float16"),
     "products": ("float32", "inputs", "tf32", "bfloat16", "float16"),
+    "scores": ("float32", "inputs", "bfloat16", "float16"),
+    "capped": ("products", "scores"),
     "shared_heads": ("float32", "rounded", "inputs"),
     "normalized": ("float32", "inputs"),
     "saved": ("maximum", "logsumexp"),
     "merging": ("maximum", "logsumexp"),
     "moments": ("products", "lerp"),
+    "epsilon": ("root", "square", "uncorrected"),
+    "velocity": ("always", "momentum"),
+    "clipping": ("0", "1e-6"),
+    "no_targets": ("zero", "nan"),
+    "distances": ("signed", "absolute"),
+    "columns": ("paired", "halves"),
     "angles": ("exact", "float32"),
     "rotation": ("float32", "rounded", "inputs"),
 }
@@ -130,18 +159,28 @@ causal: where `Causal()` without an offset stands when Q != K (for subjects that
 head query head h reads, h // (H / G) or h % G. isolation: "finite" promises nothing about NaN or infinity behind a
 mask. weights: the precision to which attention weights (and the gradients of scores) are rounded before they are
 multiplied, "inputs" being the dtype of the inputs. products: that to which both sides of matrix products are rounded.
-shared_heads: how the gradients of query heads that share a key head are added up. "rounded": each is rounded to the
-dtype of the inputs first; "inputs": every sum is, too. normalized: the precision to which the normalised row of
-`rms_norm` is rounded before the weight multiplies it. saved: what attention's backward pass takes the weights from once
-more, each row's maximum and sum or its log-sum-exp. merging: what parts of the keys are weighed by, their maxima and
-sums or one log-sum-exp each. moments: how Adam takes the mean of gradients. "lerp": as mean + (1 - beta) (gradient -
-mean), which may be NaN where either is infinite. angles: "float32" if rotary frequencies and angles, their sines and
-cosines are computed in float32, whatever the dtype of the inputs. rotation: in what x is turned. "rounded": sines and
-cosines are rounded to the dtype of the inputs; "inputs": their products with x are, too.
+scores: that to which scores are rounded after every step up to the softmax, and their gradients after every step back.
+capped: "scores" if the softcap is that of the products and the bias together. shared_heads: how the gradients of query
+heads that share a key head are added up. "rounded": each is rounded to the dtype of the inputs first; "inputs": every
+sum is, too. normalized: the precision to which the normalised row of a norm is rounded before the weight multiplies it,
+and their product before a bias is added. saved: what attention's backward pass takes the weights from once more, each
+row's maximum and sum or its log-sum-exp. merging: what parts of the keys are weighed by, their maxima and sums or one
+log-sum-exp each. moments: how Adam takes the mean of gradients. "lerp": as mean + (1 - beta) (gradient - mean), which
+may be NaN where either is infinite. epsilon: what Adam's eps is added to, the root of the corrected square, this square
+itself, or the root of the uncorrected square, which is then corrected. velocity: "momentum" if `sgd_step` leaves the
+velocity as it is at momentum 0. clipping: what is added to the norm that gradients are divided by. no_targets: the mean
+of losses where no target counts. distances: "absolute" if ALiBi's bias is negative on both sides of a query. columns:
+"halves" if an interleaved rotation returns the first numbers of all pairs, and then the second ones. angles: "float32"
+if rotary frequencies and angles, their sines and cosines are computed in float32, whatever the dtype of the inputs.
+rotation: in what x is turned. "rounded": sines and cosines are rounded to the dtype of the inputs; "inputs": their
+products with x are, too.
 """
 
+FORMULAS = ("epsilon", "velocity", "clipping", "no_targets", "distances", "columns", "capped")
+"""Conventions that change what the exact results are; `oracle/departures.py` computes these."""
+
 PRECISIONS = tuple(
-    name for name in CONVENTIONS if name not in ("polarity", "empty_rows", "causal", "heads", "isolation")
+    name for name in CONVENTIONS if name not in (*FORMULAS, "polarity", "empty_rows", "causal", "heads", "isolation")
 )
 """Conventions that say how numbers are computed: error bounds depend on them, and exact results do not."""
 
@@ -204,6 +243,13 @@ def read_limits(given: Mapping[str, Any] | str | Iterable[str]) -> dict[str, int
     if "table" in sizes:  # no more positions than the table has
         sizes["length"] = min(sizes.get("length", sizes["table"]), sizes["table"])
     return sizes
+
+
+def read_least(given: Mapping[str, Any] | str | Iterable[str]) -> dict[str, int]:
+    """Read {"key_width": 16} or "key_width=16"."""
+    least = read_pairs("least", given)
+    validate_names("least", least, WIDTH_NAMES)
+    return {name: read_number(f"least {name}", 1, size) for name, size in least.items()}
 
 
 def read_conventions(given: Mapping[str, Any] | str | Iterable[str]) -> dict[str, str]:
@@ -276,6 +322,21 @@ class DeclarationOptions(TypedDict, total=False):
             many=True,
         ),
     ]
+    least: Annotated[
+        str | Mapping[str, int] | None,
+        Option(
+            "smallest widths that it supports, such as key_width=16",
+            read_least,
+            lambda: [f"{name}=" for name in WIDTH_NAMES],
+            many=True,
+        ),
+    ]
+    scalings: Annotated[
+        Names | None,
+        Option(
+            "scalings of rotary embeddings that it supports, such as linear,yarn", names=lambda: SCALINGS, many=True
+        ),
+    ]
     conventions: Annotated[
         str | Mapping[str, str] | None,
         Option(
@@ -310,6 +371,8 @@ class Declaration:
     head_widths: tuple[tuple[int, int], ...] = ()
     windows: tuple[Window, ...] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
+    least: Mapping[str, int] = field(default_factory=dict)
+    scalings: tuple[str, ...] = tuple(SCALINGS)
     conventions: Mapping[str, str] = field(default_factory=dict)
     vjp: Callable[..., Any] | None = None
     refused_dtypes: tuple[str, ...] = ()
@@ -328,6 +391,10 @@ class Declaration:
         whole = all(width % self.width_multiple == 0 for width in widths)
         return whole and (not self.head_widths or any(widths == pair[: len(widths)] for pair in self.head_widths))
 
+    def takes_scaling(self, scaling: object) -> bool:
+        """Whether it takes a scaling of rotary frequencies, or None."""
+        return scaling is None or isinstance(scaling, tuple(SCALINGS[name] for name in self.scalings))
+
     def returns_both(self, operation: str) -> bool:
         """Whether the subject returns the output and the log-sum-exp."""
         return operation == "attention" and "logsumexp" in self
@@ -339,10 +406,15 @@ class Declaration:
         return replace(self, features=self.features - set(features))
 
     def keep_features(self, *features: str) -> Declaration:
-        """The same with these features alone; where there is always a mask, with the first kind of mask too."""
-        left = self.features & {*UNCLAIMED, "unmasked"} | {*features}
+        """The same with these features alone, and what every call needs: a mask, or rotary pairs, of some kind."""
+        left = self.features & {*UNCLAIMED, *BASIC} | {*features}
         if "unmasked" not in left and not left & {*MASK_KINDS}:
             left |= {*self.masks[:1]}
+        for plain, other in ALTERNATIVES:
+            if plain not in left:
+                left |= self.features & {other}
+            elif other not in features:
+                left -= {other}
         return replace(self, features=left)
 
     def add_conventions(self, **conventions: str) -> Declaration:
@@ -360,11 +432,17 @@ class Declaration:
         """Raise ValueError where two options leave nothing to be tried. unit: of the operation's widths."""
         if not self.dtypes:
             raise ValueError("dtypes: got none")
-        least = lcm(self.width_multiple, unit)
+        for one, other in ALTERNATIVES:
+            if one not in self and other not in self:
+                raise ValueError(f"supports: neither {one} nor {other} leaves nothing to be tried")
+        multiple = lcm(self.width_multiple, unit)
         for name in WIDTH_NAMES:
-            if self.limits.get(name, least) < least:
-                of_option = "width_multiple" if least == self.width_multiple else "the smallest width,"
-                raise ValueError(f"limit of {name} is below {of_option} {least}")
+            most = self.limits.get(name, inf)
+            if most < multiple:
+                of_option = "width_multiple" if multiple == self.width_multiple else "the smallest width,"
+                raise ValueError(f"limit of {name} is below {of_option} {multiple}")
+            if most < self.least.get(name, 0):
+                raise ValueError(f"limit of {name} is below the least, {self.least[name]}")
         for side, name in enumerate(("key_width", "value_width")):
             limit = self.limits.get(name)
             if limit is not None and any(pair[side] > limit for pair in self.head_widths):
@@ -431,7 +509,7 @@ def nearest_widths(D: int, V: int, declaration: Declaration) -> tuple[int, int]:
 def fit_width(size: int, name: str, declaration: Declaration, unit: int = 1) -> int:
     """The next multiple that the subject takes, unless that is beyond its limit. unit: of the operation's widths."""
     multiple, limit = lcm(declaration.width_multiple, unit), declaration.limits.get(name)
-    whole = -(-size // multiple) * multiple
+    whole = -(-max(size, declaration.least.get(name, 0)) // multiple) * multiple
     return whole if limit is None else min(whole, limit // multiple * multiple)
 
 

@@ -59,8 +59,8 @@ FEATURE_RULES = {
 }
 """The rule that says how each feature of attention works."""
 OF_ATTENTION = (
-    *("polarity", "empty_rows", "causal", "heads", "isolation", "weights", "products", "shared_heads", "saved"),
-    "merging",
+    *("polarity", "empty_rows", "causal", "heads", "isolation", "weights", "products", "scores", "shared_heads"),
+    *("saved", "merging"),
 )
 """Conventions of attention, and of what is made of it."""
 
@@ -92,7 +92,7 @@ def attention_axes(case: Case, output: tuple[Axis, ...] = (B, HEADS, Q, V)) -> D
 ATTENTION = OperationFacts(
     name="attention",
     rules=FEATURE_RULES,
-    conventions=OF_ATTENTION,
+    conventions=(*OF_ATTENTION, "capped"),
     arguments=("query", "key", "value"),
     differentiated=("query", "key", "value", "bias", "sinks"),
     masked=True,
@@ -168,7 +168,7 @@ def multi_head_axes(case: Case) -> Described:
 
 MULTI_HEAD_ATTENTION = OperationFacts(
     name="multi_head_attention",
-    rules={"": "MHA-1"},
+    rules={"": "MHA-1", "fused": "MHA-1", "separate": "MHA-2"},
     conventions=OF_ATTENTION,
     arguments=("parameters", "query", "key", "value"),
     differentiated=("parameters", "query", "key", "value", "bias", "sinks"),
@@ -203,9 +203,10 @@ def norm_axes(case: Case) -> Described:
 
 LAYER_NORM = OperationFacts(
     name="layer_norm",
-    rules={"": "NORM-1", "dtype": "NORM-2", "gradients": "NORM-6"},
+    rules={"": "NORM-1", "dtype": "NORM-2", "gradients": "NORM-6", "biased": "NORM-1", "unbiased": "NORM-1"},
     arguments=("x", "weight", "bias"),
     differentiated=("x", "weight", "bias"),
+    conventions=("normalized",),
     norm=True,
     rows=Rows("x", lambda case: case.inputs["weight"].ndim),
     shape=shape_of_x,
@@ -217,11 +218,15 @@ RMS_NORM = replace(
     name="rms_norm",
     rules={"": "NORM-7", "gradients": "NORM-6"},
     option_rules={"plus_one": "NORM-8"},
-    conventions=("normalized",),
     arguments=("x", "weight"),
     differentiated=("x", "weight"),
 )
-STANDARD_DEVIATION_NORM = replace(LAYER_NORM, name="standard_deviation_norm", rules={"": "NORM-7"}, least_width=2)
+STANDARD_DEVIATION_NORM = replace(
+    LAYER_NORM,
+    name="standard_deviation_norm",
+    rules=dict.fromkeys(("", "biased", "unbiased"), "NORM-7"),
+    least_width=2,
+)
 
 
 # --- feed-forward networks --------------------------------------------------------------------------------------------
@@ -381,6 +386,7 @@ def relative_axes(case: Case) -> Described:
 ALIBI_BIAS = OperationFacts(
     name="alibi_bias",
     rules={"": "POS-5"},
+    conventions=("distances",),
     arguments=("num_heads", "query_length", "key_length"),
     differentiated=(),
     shape=bias_shape,
@@ -420,11 +426,23 @@ def unturned_columns(case: Case, name: str) -> np.ndarray:
     return np.broadcast_to(np.arange(shape[-1]) >= (shape[-1] if width is None else width), shape)
 
 
+def returned_columns(case: Case) -> np.ndarray:
+    """Where the columns that come back stand in the definition's result."""
+    columns, width = case.inputs["x"].shape[-1], case.options.get("rotary_width")
+    pairs = np.arange(columns if width is None else width).reshape(-1, 2)
+    if "columns" not in case.rounding or case.options.get("pairing") != "interleaved":
+        return np.arange(columns)
+    return np.concatenate([pairs.T.reshape(-1), np.arange(pairs.size, columns)])
+
+
 ROTARY_EMBEDDING = OperationFacts(
     name="rotary_embedding",
-    rules=dict.fromkeys(("", "interleaved", "rotary_width", "batch_positions"), "POS-3") | {"rotary_scaling": "POS-4"},
+    rules={
+        **dict.fromkeys(("", "halves", "interleaved", "rotary_width", "batch_positions"), "POS-3"),
+        "rotary_scaling": "POS-4",
+    },
     option_rules={"scaling": "POS-4"},
-    conventions=("angles", "rotation"),
+    conventions=("angles", "rotation", "columns"),
     arguments=("x", "positions"),
     differentiated=("x",),
     copied=unturned_columns,
@@ -470,6 +488,7 @@ def loss_axes(case: Case) -> Described:
 CROSS_ENTROPY = OperationFacts(
     name="cross_entropy",
     rules={"": "LOSS-1"},
+    conventions=("no_targets",),
     arguments=("logits", "targets"),
     differentiated=("logits",),
     rows=Rows("logits", lambda case: 1),
@@ -508,7 +527,7 @@ def step_axes(case: Case) -> Described:
 ADAM_STEP = OperationFacts(
     name="adam_step",
     rules={"": "OPT-1"},
-    conventions=("moments",),
+    conventions=("moments", "epsilon"),
     arguments=("parameters", "gradients", "state"),
     differentiated=(),
     results=("parameters", "state"),
@@ -522,6 +541,7 @@ ADAM_STEP = OperationFacts(
 SGD_STEP = OperationFacts(
     name="sgd_step",
     rules={"": "OPT-2"},
+    conventions=("velocity",),
     arguments=("parameters", "gradients", "state"),
     differentiated=(),
     results=("parameters", "state"),
@@ -547,6 +567,7 @@ def clipped_axes(case: Case) -> Described:
 CLIP_BY_GLOBAL_NORM = OperationFacts(
     name="clip_by_global_norm",
     rules={"": "OPT-3"},
+    conventions=("clipping",),
     arguments=("gradients", "limit"),
     differentiated=(),
     results=("gradients", "norm"),

@@ -9,7 +9,7 @@ from conformance.cases.arguments import KERNEL_ARGUMENTS
 from conformance.cases.case import Case, heads_and_keys, widths_of
 from conformance.cases.declaration import FEATURES, WIDTH_NAMES, Declaration
 from conformance.cases.facts import operation_facts
-from conformance.cases.signatures import required_arguments
+from conformance.cases.signatures import definition, required_arguments
 from specification import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
 
@@ -56,6 +56,18 @@ def features_of(case: Case) -> set[str]:
         uses |= {name: name in inputs for name in ("bias", "sinks", *KERNEL_ARGUMENTS)}
         uses |= {"gqa": H != G, "cross": Q != K, "value_width": len(set(widths)) > 1}
     return mask_features(options.get("mask")) | {name for name, used in uses.items() if used}
+
+
+def basics_of(case: Case) -> set[str]:
+    """Names of `declaration.BASIC`, but for calls without a mask."""
+    inputs, found = case.inputs, set[str]()
+    if is_norm(case.operation) and "bias" in definition(case.operation):
+        found.add("biased" if "bias" in inputs else "unbiased")
+    if case.operation == "multi_head_attention":
+        found.add("fused" if "query.weight" in inputs else "separate")
+    if case.operation == "rotary_embedding" and case.options.get("pairing") != "interleaved":
+        found.add("halves")
+    return found
 
 
 def is_norm(operation: str) -> bool:
@@ -153,12 +165,15 @@ def unsupported_features(case: Case, declaration: Declaration) -> Iterator[str]:
         features.discard("empty_rows")  # it is not asked for them, since it knows no others
     if declaration.head_widths:
         features.discard("value_width")  # the widths say it
-    yield from (name for name in FEATURES if name in features - declaration.features)
+    yield from (name for name in FEATURES if name in (features | basics_of(case)) - declaration.features)
     if case.dtype not in declaration.dtypes:
         yield f"dtype {case.dtype}"
     yield from (f"parameter {name}" for name in sorted(required_arguments(case) & declaration.lacking))
     sizes = dimensions(case)
     yield from (f"{name} {size}" for name, size in sizes.items() if size > declaration.limits.get(name, size))
+    yield from (f"{name} {size}" for name, size in sizes.items() if size < declaration.least.get(name, size))
+    if not declaration.takes_scaling(case.options.get("scaling")):
+        yield f"scaling {type(case.options['scaling']).__name__}"
     if masked and not declaration.takes_widths(*widths_of(case)):
         yield f"head width {'/'.join(map(str, widths_of(case)))}"
     if not masked:

@@ -15,6 +15,7 @@ import reference_numpy
 from conformance.cases.arguments import arguments, kernel_arguments
 from conformance.cases.case import Case
 from conformance.cases.declaration import (
+    BASIC,
     FEATURES,
     MASK_KINDS,
     NAMED_ONLY,
@@ -105,7 +106,8 @@ class Signature:
 
     slots: how many of the operation's positional arguments it takes by place. extras: parameters behind them that it
     takes by place alone. keywords: names of those that it takes by keyword. required: those of them without a default.
-    open: it takes any keyword, or does not tell. never_given: its parameters that are none of the operation's.
+    open: it takes any keyword, or does not tell. never_given: its parameters that are none of the operation's. implied:
+    options that always have the one value that it takes, and need no parameter.
     """
 
     operation: str
@@ -115,13 +117,14 @@ class Signature:
     required: frozenset[str]
     open: bool
     never_given: tuple[str, ...] = ()
+    implied: tuple[str, ...] = ()
 
     @property
     def lacking(self) -> frozenset[str]:
         """The operation's optional arguments for which there is no parameter."""
         own, empty = operation_facts(self.operation).arguments, inspect.Parameter.empty
         optional = {n for n, value in definition(self.operation).items() if n in OPTIONAL or value is not empty}
-        taken = {*own[: self.slots], *self.keywords, *(p.name for p in self.extras)}
+        taken = {*own[: self.slots], *self.keywords, *(p.name for p in self.extras), *self.implied}
         return frozenset() if self.open else frozenset(optional - taken)
 
     def bind_arguments(self, positional: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -134,7 +137,8 @@ class Signature:
             elif value is not None:
                 by_place.append(value)
         taken = self.keywords | extra_names
-        by_name = {n: v for n, v in by_name.items() if n in taken or not equals_default(self.operation, n, v)}
+        dispensable = {n for n, v in by_name.items() if n in self.implied or equals_default(self.operation, n, v)}
+        by_name = {n: v for n, v in by_name.items() if n in taken or n not in dispensable}
         for extra in self.extras:
             absent = default(self.operation, extra.name) if extra.default is extra.empty else extra.default
             by_place.append(by_name.pop(extra.name, absent))
@@ -193,8 +197,8 @@ def declaration_of(
 ) -> Declaration:
     """From what the caller gives, else from what the function was decorated with, else from its signature.
 
-    Conventions and limits are taken one by one: what the caller says of one leaves the function's others as they are.
-    differentiated: the function's framework differentiates by itself. operation: for which every option must mean
+    Conventions, limits and least widths are taken one by one: what the caller says of one leaves the others as they
+    are. differentiated: the function's framework differentiates by itself. operation: for which every option must mean
     something; empty for any. The dtypes that a caller gives only choose; those that a function is decorated with say
     that it takes no others.
     """
@@ -204,7 +208,7 @@ def declaration_of(
     if operation:
         refuse_meaningless(operation, own)
         refuse_meaningless(operation, chosen)
-    options |= {name: own.get(name, {}) | chosen.get(name, {}) for name in ("conventions", "limits")}
+    options |= {name: own.get(name, {}) | chosen.get(name, {}) for name in ("conventions", "limits", "least")}
     supports = options.pop("supports", ())
     features, room = read_features(supports, function), room_for(function)
     required = requires_mask(function) and bool(features & {*MASK_KINDS}) and "unmasked" not in supports
@@ -230,6 +234,8 @@ def refuse_meaningless(operation: str, options: Mapping[str, Any]) -> None:
     """Raise ValueError for an option, a convention or a feature that says nothing of the operation."""
     facts = operation_facts(operation)
     refused = [] if facts.masked else [name for name in ("tile", "head_widths", "windows") if options.get(name)]
+    if options.get("scalings") and "scaling" not in definition(operation):
+        refused.append("scalings")
     if options.get("layout") == "BTHD" and not operation.startswith("attention"):
         refused.append("layout")
     refused += [f"convention {name}" for name in options.get("conventions", ()) if name not in facts.conventions]
@@ -244,7 +250,7 @@ def operation_features(operation: str) -> set[str]:
     facts, own = operation_facts(operation), definition(operation)
     features = {"empty", "refusals", "gradients"}
     if facts.masked:
-        return features | {*operation_facts("attention").rules, "unmasked", "structured"} & FEATURES.keys()
+        features |= {*operation_facts("attention").rules, "unmasked", "structured"} & FEATURES.keys()
     features |= {"axes", "wide_weights"} if facts.norm else set()
     features |= {"dropout"} if "dropout_keep" in own else set()
     return features | facts.rules.keys() & FEATURES.keys()
@@ -254,14 +260,14 @@ def read_features(supports: Collection[str], function: Callable[..., object]) ->
     """Names as they are; if every one starts with "no-", all that the signature has room for, without those.
 
     Who has causal masks or windows has them at any offset, and who has several kinds of masks has them combined, by &
-    and by |, unless "no-offset", "no-combined" or "no-or" is said beside them. Calls without a mask are among them too,
-    unless "no-unmasked" is said.
+    and by |, unless "no-offset", "no-combined" or "no-or" is said beside them. What is in `BASIC` is among them too,
+    unless "no-unmasked" or the like is said.
     """
     removed = {name.removeprefix("no-") for name in supports if name.startswith("no-")}
     added = {name for name in supports if not name.startswith("no-")}
-    if not added - {*UNCLAIMED, "unmasked"}:
+    if not added - {*UNCLAIMED, *BASIC}:
         added |= room_for(function)
-    added |= {"unmasked"}
+    added |= {*BASIC} | ({"interleaved"} if "halves" in removed else set())
     if added & {"causal", "window"}:
         added |= {"offset"}
     if len(added & set(MASK_KINDS)) > 1:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from conformance.bounds import bound, merged_bound, relaxed_bound, relaxed_merged_bound, uses_declared_logsumexp
+from conformance.bounds import bound, grows_with_scores, merged_bound, relaxed_bound, relaxed_merged_bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case, logsumexp_alone
 from conformance.cases.declaration import Declaration
@@ -191,12 +191,12 @@ def prepare_twin(twins: tuple[Any, ...]) -> tuple[Any, Any]:
 
 
 def twin_bound(twins: tuple[Any, ...], bound_of: Callable[[Case], Bounds | None]) -> Any:
-    """The harmless case's bounds; at least those of the case itself where declared log-sum-exps lose digits."""
+    """The harmless case's bounds; at least those of the case itself where more digits of larger scores may be lost."""
     case, harmless = twins[:2]
     bounds = bound_of(harmless)
     if case.special or bounds is None:
         return bounds
-    declared = [name for name in bounds if uses_declared_logsumexp(case, name)]
+    declared = [name for name in bounds if grows_with_scores(case, name)]
     own = (bound_of(case) if declared else None) or bounds
     return bounds | {name: np.fmax(bounds[name], own[name]) for name in declared}
 

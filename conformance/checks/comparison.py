@@ -14,6 +14,7 @@ from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, empty_rows
 from conformance.checks.findings import Finding, Raised
 from conformance.checks.levels import CORE, LEVELS, ROBUST, STRICT, higher, is_required, rank
+from conformance.oracle.departures import averages_nothing
 from conformance.subjects.subject import Answers, Subject, first_line
 from conformance.subjects.wrong_answers import DtypeOrShape, Missing, WrongAnswer, find_raising_line
 
@@ -106,7 +107,10 @@ OF_QUERIES, OF_ROWS = ("attention", "attention_logsumexp"), ("output", "logsumex
 def fill_unpromised(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
     """The answers with what is true where nothing is promised."""
     answers = fill_padding(case, answers, truth)
-    answers = fill_moments(answers, truth) if "moments" in case.rounding and "mean" in truth else answers
+    if "moments" in case.rounding and "mean" in truth:
+        answers = fill_nan(answers, truth, ("mean", "parameters"), np.isinf(truth["mean"].high))
+    if "no_targets" in case.rounding and averages_nothing(case):  # 0 / 0 may be in every gradient
+        answers = fill_nan(answers, truth, [name for name in answers if is_gradient(name)], np.asarray(True))
     return fill_empty_rows(case, answers, truth) if case.options.get("empty_rows") == "any" else answers
 
 
@@ -157,13 +161,13 @@ def fill_padding(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answe
     return filled
 
 
-def fill_moments(answers: Answers, truth: dict[str, Exact]) -> Answers:
-    """The answers with what is true where Adam's first average is infinite, and they have NaN."""
-    infinite, filled = np.isinf(truth["mean"].high), dict(answers)
-    for name in {"mean", "parameters"} & answers.keys():
+def fill_nan(answers: Answers, truth: dict[str, Exact], names: Iterable[str], where: np.ndarray) -> Answers:
+    """The answers, and in some of them what is true in place of NaN there."""
+    filled = dict(answers)
+    for name in {*names} & answers.keys():
         right, array = truth[name].high, answers[name]
         if array.shape == right.shape:
-            filled[name] = np.where(infinite & np.isnan(array.astype(float)), right.astype(array.dtype), array)
+            filled[name] = np.where(where & np.isnan(array.astype(float)), right.astype(array.dtype), array)
     return filled
 
 

@@ -11,13 +11,20 @@ from conformance.checks.findings import NoAnswer, has_swapped_heads
 from conformance.checks.levels import JUDGED, rank
 from conformance.checks.results import Violation
 from conformance.diagnosis.pattern import Pattern
-from conformance.mistakes.condition import Condition
+from conformance.mistakes.condition import ALWAYS, Condition
 from conformance.mistakes.mistake import Mistake
 
 CauseKind = Literal["mistake", "arithmetic", "digits", "numbers", "error", "state", "memory", "refusal"]
 """A known mistake; errors as large as those of arithmetic in 16 bits; lost digits, wrong numbers that no mistake
 explains; the same error; a dependence on earlier calls; a dependence on memory layouts; a call that is answered and
 should be refused."""
+
+
+MEANT: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "masks.inverted": ({"polarity": "masked"}, {}),
+    "heads.modulo": ({"heads": "tiled"}, {"what": "keys and values"}),
+}
+"""By the id of a known mistake: the convention by which it is no mistake, with these values of its parameters."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,10 @@ class Cause:
     @property
     def conventions(self) -> Mapping[str, str]:
         """The conventions by which it is declared, if it is meant so."""
-        return self.excuses[0] if self.excuses else {}
+        if self.excuses or self.diagnosis is None or self.condition not in (None, ALWAYS):
+            return self.excuses[0] if self.excuses else {}
+        meant, values = MEANT.get(self.diagnosis.id, ({}, {}))
+        return meant if values.items() <= self.diagnosis.values.items() else {}
 
     @property
     def rules(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 from conformance.bounds.arithmetic import FORMATS
 from conformance.cases.arguments import is_gradient
 from conformance.cases.case import Case
-from conformance.cases.declaration import CONVENTIONS, OPEN_AT_INFINITY, PRECISIONS, Declaration
+from conformance.cases.declaration import CONVENTIONS, FORMULAS, OPEN_AT_INFINITY, PRECISIONS, Declaration
 from conformance.cases.facts import operation_facts
 from conformance.checks.comparison import breaks, fill_unpromised, judge, ratio, worst
 from conformance.checks.findings import same_error
@@ -244,14 +244,15 @@ def group_numbers(
 def find_excuses(
     evidence: Sequence[Evidence], level: str = STRICT, narrow: bool = True
 ) -> tuple[Mapping[str, str], ...]:
-    """The conventions of arithmetic, as few as may be, under which all the cases conform; empty where none do.
+    """The conventions, as few as may be, under which all the cases conform; empty where none do.
 
     Those come first that excuse least: under which the errors are the largest part of their bounds. level: of NaN and
     infinity, those cases count that break what it asks for. narrow: whether those of formats with fewer digits count.
     """
-    names = PRECISIONS
+    own = operation_facts(evidence[0].case.operation).conventions if evidence else ()
+    names = tuple(name for name in (*FORMULAS, *PRECISIONS) if name in own)
     if any(one.case.special for one in evidence):
-        names = OPEN_AT_INFINITY
+        names = tuple(name for name in names if name in (*FORMULAS, *OPEN_AT_INFINITY))
         evidence = [
             one for one in evidence if breaks(judge(one.case, one.answers, one.call.exact, one.call.bounds), level)
         ]
@@ -277,11 +278,14 @@ def largest_error(conventions: Mapping[str, str], evidence: Sequence[Evidence]) 
         if not rounding or rounding == one.case.rounding:
             return math.inf
         with np.errstate(all="ignore"):
-            bounds = one.bounds_under(rounding)
-            answers = fill_unpromised(add_rounding(one.case, rounding), one.answers, one.call.exact)
-            for name in one.wrong:
+            exact, bounds = one.right_under(rounding)
+            answers = fill_unpromised(add_rounding(one.case, rounding), one.answers, exact)
+            for name in one.wrong if exact is one.call.exact else exact.keys() & answers.keys():
                 got = answers[name]
-                error = ratio(got.astype(float), one.call.exact[name], bounds[name], str(got.dtype)).max(initial=0)
+                allowed, right = bounds[name], np.abs(exact[name].high)
+                if one.case.dtype not in WIDE and not is_gradient(name):  # no rounding is as large as all results
+                    allowed = np.fmin(allowed, right.max(initial=0, where=np.isfinite(right)))
+                error = ratio(got.astype(float), exact[name], allowed, str(got.dtype)).max(initial=0)
                 if not error <= 1:
                     return math.inf
                 largest = max(largest, float(error))

@@ -12,7 +12,8 @@ from conformance.bounds import bound
 from conformance.bounds.arithmetic import ARITHMETIC, LARGEST
 from conformance.cases.arguments import gradient_name, is_gradient
 from conformance.cases.case import Case
-from conformance.cases.expectations import Planted
+from conformance.cases.declaration import FORMULAS
+from conformance.cases.expectations import Exact, Planted
 from conformance.checks.catalogue import SPOILED_ROWS, TOWERING, Check, nothing
 from conformance.checks.comparison import fill_unpromised, judge, no_others
 from conformance.checks.findings import Finding
@@ -57,6 +58,16 @@ class Evidence:
                     bounds[name] = np.where(free, np.inf, bounds[name])
             found.append(prediction._replace(bounds=bounds))
         return found
+
+    def right_under(self, rounding: Mapping[str, str]) -> tuple[dict[str, Exact], Results]:
+        """The exact results and bounds of a subject that declares this of its formulas and its arithmetic."""
+        if not {*FORMULAS} & rounding.keys():
+            return self.call.exact, self.bounds_under(rounding)
+        if self.kept is None or isinstance(self.kept.example, Case):
+            call = Call(add_rounding(self.case, rounding))
+            return call.exact, call.bounds
+        *_, exact, bounds = self.kept.check.prepare(add_rounding(self.kept.example, rounding))
+        return exact, bounds
 
     def bounds_under(self, rounding: Mapping[str, str]) -> Results:
         """The bounds of a subject that declares this rounding of its arithmetic."""

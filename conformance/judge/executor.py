@@ -13,9 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.cases.case import Case
-from conformance.cases.declaration import Declaration
-from conformance.cases.features import has_masks
-from conformance.cases.signatures import describe_never_given
+from conformance.cases.declaration import BASIC, Declaration
+from conformance.cases.signatures import describe_never_given, operation_features
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, CALLS_IN_ORDER, NOTHING, Probe
 from conformance.checks.findings import Printed, Raised, wrong_dtype
 from conformance.checks.levels import JUDGED, ROBUST, is_required
@@ -34,6 +33,7 @@ from conformance.judge.plan import (
     list_questions,
     narrow_declaration,
     plain_claim,
+    scaling_claims,
 )
 from conformance.judge.shared_probes import Order, SharedProbes
 from conformance.judge.trial import (
@@ -317,7 +317,9 @@ class Executor:
         said = self.runner.declaration
         dtypes = [*dtype_claims(self.operation, said)]
         yield from dtypes
-        yield from feature_claims(self.operation, narrow_declaration(said, self.refused_names(dtypes)))
+        narrower = narrow_declaration(said, self.refused_names(dtypes))
+        yield from feature_claims(self.operation, narrower)
+        yield from scaling_claims(self.operation, narrower)
 
     def refused_names(self, claims: Iterable[Claim]) -> set[str]:
         return {answer.claim.name for answer in map(self.ask_claim, claims) if answer.refused}
@@ -354,8 +356,8 @@ class Executor:
     def ask_claim_anew(self, claim: Claim) -> ClaimAnswer:
         results = self.ask_claim_cases(claim)
         refused = bool(results.violations)
-        if not claim.name and any(map(raises, results.violations.values())) and self.answers_with_a_mask():
-            claim = replace(claim, name=UNMASKED)
+        if not claim.name and any(map(raises, results.violations.values())):
+            claim = replace(claim, name=self.find_basic())
         says_no = any(map(is_unknown_keyword, results.violations.values()))
         chosen = self.rules is None or claim.rule in self.rules or claim.rule == "CALL"
         if (claim.unsure and says_no) or not chosen:
@@ -366,16 +368,16 @@ class Executor:
     def ask_claim_cases(self, claim: Claim) -> Results:
         return ask_questions([claim.question(self.operation)], [self.runner], 1, self.seed, self.progress)
 
-    def answers_with_a_mask(self) -> bool:
-        """Whether the subject answers the plainest call with a mask of some kind that it claims."""
+    def find_basic(self) -> str:
+        """The feature without which the subject answers the plainest call, as one with a mask or a bias; else empty."""
         declaration = self.runner.declaration
-        if UNMASKED not in declaration or not has_masks(self.operation):
-            return False
-        with_each = (
-            declaration.remove_features(UNMASKED, *{*declaration.masks} - {kind}) for kind in declaration.masks
-        )
-        tried = (self.ask_claim_cases(plain_claim(self.operation, one)) for one in with_each)
-        return any(results.rules and not results.violations for results in tried)
+        for feature in (name for name in BASIC if name in declaration.features & operation_features(self.operation)):
+            others = [{*declaration.masks} - {kind} for kind in declaration.masks] if feature == UNMASKED else [()]
+            narrower = (declaration.remove_features(feature, *unused) for unused in others)
+            tried = (self.ask_claim_cases(plain_claim(self.operation, one)) for one in narrower)
+            if any(results.rules and not results.violations for results in tried):
+                return feature
+        return ""
 
     def tell_dtypes(self, declaration: Declaration) -> None:
         """Where the plainest call raises an error in some dtypes alone, its violation has them as what is lacking."""

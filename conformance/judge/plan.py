@@ -16,8 +16,9 @@ from typing import Any, Literal
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case
-from conformance.cases.declaration import FEATURES, PARAMETERS, UNCLAIMED, Declaration
+from conformance.cases.declaration import FEATURES, PARAMETERS, SCALINGS, UNCLAIMED, Declaration
 from conformance.cases.features import has_masks, rule_of
+from conformance.cases.signatures import operation_features
 from conformance.checks.catalogue import ANSWERS, UNSUPPORTED, Probe
 from conformance.judge.options import EFFORTS
 from conformance.operations.corpus import Entry, entries_for
@@ -148,11 +149,16 @@ def list_claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
     """Everything that the subject claims and that can be asked for alone, with a dtype that a plain call has shown."""
     yield from dtype_claims(operation, declaration)
     yield from feature_claims(operation, declaration)
+    yield from scaling_claims(operation, declaration)
+
+
+PLAIN = ("fused", "halves")
+"""Features that a plain call has."""
 
 
 def feature_claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
     """Each feature that the subject claims and that can be asked for alone."""
-    for feature in sorted(declaration.features - set(UNCLAIMED)):
+    for feature in sorted(declaration.features - {*UNCLAIMED, *PLAIN}):
         cases = feature_cases(feature, operation, declaration, declaration.dtypes[0])
         if cases is not None:
             yield Claim(rule_of(feature, operation), feature, cases, feature in declaration.unsure)
@@ -164,10 +170,21 @@ def dtype_claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
         yield Claim(rule_of("dtype", operation), dtype, plain_cases(operation, declaration, dtype))
 
 
+def scaling_claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
+    """Each scaling of rotary frequencies that the subject claims."""
+    if "rotary_scaling" in operation_features(operation) & declaration.features:
+        for name in declaration.scalings:
+            only = replace(declaration, scalings=(name,))
+            cases = feature_cases("rotary_scaling", operation, only, declaration.dtypes[0])
+            if cases is not None:
+                yield Claim(rule_of("rotary_scaling", operation), name, cases)
+
+
 def narrow_declaration(declaration: Declaration, refused: Collection[str]) -> Declaration:
-    """Without the dtypes and features of these names."""
+    """Without the dtypes, scalings and features of these names."""
     dtypes = tuple(dtype for dtype in declaration.dtypes if dtype not in refused)
-    return replace(declaration, dtypes=dtypes).remove_features(*refused)
+    scalings = tuple(name for name in declaration.scalings if name not in refused)
+    return replace(declaration, dtypes=dtypes, scalings=scalings).remove_features(*refused)
 
 
 def unsupported_probes(operation: str, said: Declaration, declaration: Declaration) -> Iterator[Probe]:
@@ -193,6 +210,12 @@ def unsupported_probes(operation: str, said: Declaration, declaration: Declarati
             cases = plain_cases(operation, replace(declaration, dtypes=(dtype,)), dtype)
             title = f"{dtype} is not supported"
             yield Probe(rule_of("dtype", operation), title, (operation,), cases, UNSUPPORTED, weight=0.3)
+    others = tuple(name for name in SCALINGS if name not in said.scalings)
+    if others and "scaling" not in said.lacking and "rotary_scaling" in declaration:
+        cases = feature_cases("rotary_scaling", operation, replace(declaration, scalings=others), declaration.dtypes[0])
+        if cases is not None:
+            rule = rule_of("rotary_scaling", operation)
+            yield Probe(rule, "another scaling", (operation,), cases, UNSUPPORTED, weight=0.5)
     if said.windows and "structured" in said:
         anywhere = replace(declaration, windows=(), compiled=False)
         windows = feature_cases("window", operation, anywhere, declaration.dtypes[0])

@@ -106,6 +106,7 @@ class AttentionSteps:
             factor=1.0 if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0),
             empty_rows=case.options.get("empty_rows", "zero"),
             with_logsumexp=case.with_logsumexp,
+            score=(lambda steps, products: steps.cap(products + steps.bias)) if "capped" in case.rounding else None,
         )
 
     def change(self, **fields: Any) -> AttentionSteps:

@@ -35,6 +35,11 @@ def offset_of(case: Case) -> int:
     return int(case.options.get("offset") or 0)
 
 
+def end_at_last_key(call: Call) -> Case | None:
+    options = call.case.options
+    return change_options(call.case, offset=max(options["key_length"] - options["query_length"], 0))
+
+
 BEGINNINGS = tuple(
     one
     for kind, topic in KINDS.items()
@@ -47,6 +52,11 @@ BEGINNINGS = tuple(
             by=(1, -1),
         ),
     )
+) + tuple(
+    KINDS[kind].entry(
+        f"{kind}-bottom-right", "the last query stands at the last key, whatever the offset", end_at_last_key
+    )
+    for kind in ("alibi", "relative")
 )
 
 # --- sinusoidal positions ---------------------------------------------------------------------------------------------

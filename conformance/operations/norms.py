@@ -68,8 +68,12 @@ def spoiled_probe(operation: str, declaration: Declaration) -> Probe:
     return make_probe(operation, "NORM-5", f"NaN and infinity in {operation}", cases, 0.5, check=SPOILED_ROWS)
 
 
+def takes_bias(declaration: Declaration) -> bool:
+    return "biased" in declaration and "bias" not in declaration.lacking
+
+
 def layer_norm_refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
-    bias = {} if "bias" in declaration.lacking else {"bias": array(6)}
+    bias = {"bias": array(6)} if takes_bias(declaration) else {}
 
     def make_refusal(rule: str, title: str, error: Kind, eps: float = 1e-5, **changes: object) -> Refusal:
         inputs = {"x": array(2, 3, 6), "weight": array(6)} | bias | changes
@@ -141,7 +145,7 @@ def standard_deviation_norm_probes(declaration: Declaration) -> list[Probe]:
 
 
 def standard_deviation_norm_refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
-    row = {"x": array(3, 1), "weight": array(1)} | ({} if "bias" in declaration.lacking else {"bias": array(1)})
+    row = {"x": array(3, 1), "weight": array(1)} | ({"bias": array(1)} if takes_bias(declaration) else {})
     yield array.refusal(
         "standard_deviation_norm", "NORM-7", "the unbiased deviation of one element", ValueError, row, eps=1e-6
     )

@@ -56,7 +56,7 @@ def torch_adam(kind: str, **how: bool) -> Callable[..., Any]:
     return adam_step
 
 
-@declare(dtypes=WIDE)
+@declare(dtypes=WIDE, conventions={"velocity": "momentum"})
 def torch_sgd(
     parameters: torch.Tensor, gradients: torch.Tensor, state: SgdState, *, learning_rate: float, momentum: float = 0.0,
     nesterov: bool = False, weight_decay: float = 0.0,
@@ -165,22 +165,12 @@ def decaying(case: Case, decoupled: bool) -> Case:
     return replace(case, options=case.options | {"decoupled": decoupled})
 
 
-def has_momentum(case: Case) -> bool:
-    """Without one, or with an old velocity that counts for nothing, neither library keeps a velocity."""
-    return case.options.get("momentum", 0.0) > 0
-
-
-def add_momentum(case: Case) -> Case:
-    return case if has_momentum(case) else replace(case, options=case.options | {"momentum": 0.5})
-
-
 def adam(name: str, subject: str, arrays: str, packages: tuple[str, ...], decoupled: bool = True, **more: Any) -> Peer:
     takes, fitted = partial(decays, decoupled=decoupled), partial(decaying, decoupled=decoupled)
     return Peer(name, f"{__name__}:{subject}", "adam_step", arrays, packages, takes=takes, fitted=fitted, **more)
 
 
 adam_of_torch, adamw_of_torch, fused_of_torch = torch_adam("Adam"), torch_adam("AdamW"), torch_adam("AdamW", fused=True)
-MOMENTUM: dict[str, Any] = {"takes": has_momentum, "fitted": add_momentum}
 
 PEERS = (
     adam("torch.optim.Adam", "adam_of_torch", "torch", ("torch",), decoupled=False),
@@ -194,8 +184,8 @@ PEERS = (
         ("keras", "jax"),
         environment={"KERAS_BACKEND": "jax"},
     ),
-    Peer("torch.optim.SGD", f"{__name__}:torch_sgd", "sgd_step", "torch", ("torch",), **MOMENTUM),
-    Peer("optax.sgd", f"{__name__}:optax_sgd", "sgd_step", "jax", ("optax", "jax"), **MOMENTUM),
+    Peer("torch.optim.SGD", f"{__name__}:torch_sgd", "sgd_step", "torch", ("torch",)),
+    Peer("optax.sgd", f"{__name__}:optax_sgd", "sgd_step", "jax", ("optax", "jax")),
     Peer("torch.nn.utils.clip_grad_norm_", f"{__name__}:torch_clip", "clip_by_global_norm", "torch", ("torch",)),
     Peer("optax.clip_by_global_norm", f"{__name__}:optax_clip", "clip_by_global_norm", "jax", ("optax", "jax")),
 )

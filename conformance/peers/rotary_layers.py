@@ -99,11 +99,9 @@ def gpt_neox(
     return rotate("gpt_neox", "GPTNeoX", x, positions, base, None, rotary_width or x.shape[-1])
 
 
-@declare()
-def cohere(x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0, pairing: str = "halves") -> Any:
+@declare("no-halves")
+def cohere(x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0) -> Any:
     """Pairs of neighbours."""
-    if pairing != "interleaved":
-        raise NotImplementedError("Cohere's pairs are neighbours")
     return rotate("cohere", "Cohere", x, positions, base, None)
 
 
@@ -138,7 +136,7 @@ transformers = partial(
 PEERS = (
     transformers("LlamaRotaryEmbedding", "llama"),
     transformers("GPTNeoXRotaryEmbedding", "gpt_neox"),
-    transformers("CohereRotaryEmbedding", "cohere", takes=lambda case: case.options.get("pairing") == "interleaved"),
+    transformers("CohereRotaryEmbedding", "cohere"),
     make_peer("ONNX Runtime, ", __name__, "numpy", ("onnxruntime", "onnx"), "RotaryEmbedding-23", "onnx_runtime",
               "rotary_embedding"),
 )  # fmt: skip

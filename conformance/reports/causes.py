@@ -139,6 +139,9 @@ def describe_declaration(cause: Content, subject: Content | None) -> tuple[str, 
     options = [f"--supports {features}"] if features else []
     if dtypes and len(dtypes) < len(declared["dtypes"]):
         options.append(f"--dtypes {','.join(dtypes)}")
+    scalings = [name for name in declared.get("scalings", ()) if name not in cause["lacks"]]
+    if scalings and len(scalings) < len(declared["scalings"]):
+        options.append(f"--scalings {','.join(scalings)}")
     if options:
         return "supports" if cause["mistake"] is None else "lacks", " ".join(options)
     if cause["conventions"]:

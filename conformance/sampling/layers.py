@@ -112,7 +112,8 @@ def norm_cases(
         options["plus_one"] = draw_option(draw, operation, "plus_one", plus_one, declaration)
         weight = weight * draw(st.sampled_from((0.01, 1.0))) if options["plus_one"] else weight
     inputs = {"x": d.cast(x), "weight": d.cast(weight, companion)}
-    if operation != "rms_norm" and draw(st.integers(0, 4)) > 0 and "bias" not in declaration.lacking:
+    biased = operation != "rms_norm" and (draw(st.integers(0, 4)) > 0 or "unbiased" not in declaration)
+    if biased and "bias" not in declaration.lacking and "biased" in declaration:
         inputs["bias"] = d.normal(*names, dtype=companion)
     if operation != "layer_norm" or epsilons or (not default_eps and draw(st.booleans())):
         usual = [eps for eps in EPSILONS if shape[-1] <= MANY_KEYS or eps <= scale**2]

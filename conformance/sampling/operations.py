@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case, widths_of
 from conformance.cases.declaration import EVERYTHING, Declaration, Sizes, adapt_sizes
 from conformance.cases.facts import operation_facts
-from conformance.cases.features import features_of, has_declared_masks, has_masks, is_norm
+from conformance.cases.features import basics_of, features_of, has_declared_masks, has_masks, is_norm
 from conformance.sampling import strategies as generation
 from conformance.sampling.special import has_narrow_window
 from conformance.sampling.strategies import DTYPES, EMPTY, KERNEL_WIDTHS, SHORT, window_sizes
@@ -104,6 +104,8 @@ def feature_cases(feature: str, operation: str, declaration: Declaration, dtype:
         alone = declaration.keep_features(feature, *declaration.masks, "combined")
     if feature in operation_facts(operation).rules and not has_masks(operation):
         return operation_cases(operation, (dtype,), alone).filter(uses)
+    if operation == "multi_head_attention" and feature in ("fused", "separate"):
+        return generation.multi_head_cases(feature == "separate", dtypes=(dtype,), declaration=alone)
     if not has_masks(operation) or feature not in operation_facts("attention").rules:
         return None
     if feature in ("dropout", "empty_rows") and operation not in WITH_DROPOUT:
@@ -144,7 +146,7 @@ def feature_sizes(feature: str, declaration: Declaration) -> tuple[Sizes, ...]:
 
 
 def uses_feature(feature: str, case: Case) -> bool:
-    return feature in features_of(case)
+    return feature in features_of(case) | basics_of(case)
 
 
 def has_other_masks(declaration: Declaration, case: Case) -> bool:

@@ -138,7 +138,7 @@ def alibi_cases(
     able = tuple(d for d in judged_dtypes(able, declaration) if (cheap or d != "float64") and (near or d != "float16"))
     given: dict[str, Any] = {"num_heads": H, "query_length": Q, "key_length": K, OFFSET: offset}
     given = reset_lacking("alibi_bias", given | {"dtype": draw(st.sampled_from(require_some(able)))}, declaration)
-    return Case("alibi_bias", given["dtype"], {}, given)
+    return Case("alibi_bias", given["dtype"], {}, given, rounding=roundings(declaration, given["dtype"]))
 
 
 TABLES = ((32, 128), (32, 128), (16, 20), (64, 256), (4, 3), (5, 9), (12, 1000), (33, 128), (40, 2048))
@@ -242,6 +242,12 @@ def draw_positions(draw: st.DrawFn, d: Draw, kind: str, batch: int, steps: int, 
     return row
 
 
+def scaling_kinds(choices: tuple[str, ...], declaration: Declaration) -> tuple[str, ...]:
+    """Those that the subject takes."""
+    known = declaration.scalings if "rotary_scaling" in declaration else ()
+    return require_some(kind for kind in choices if kind in ("none", *known))
+
+
 def draw_scaling(draw: st.DrawFn, d: Draw, kind: str, pairs: int, length: int) -> Scaling | None:
     """length: one more than the largest position, on either side of which original lengths lie."""
     factor = draw(st.sampled_from((4.0, 8.0, 2.0, 1.5, 32.0)))
@@ -324,15 +330,16 @@ def rotary_cases(
     positions = draw_positions(draw, d, kind, B, T, far)
     beyond = int(positions.max(initial=0)) + 1 - limits.get("table", FARTHEST[-1] + 1)
     positions = np.maximum(positions - max(beyond, 0), 0)
-    pairing = draw(st.sampled_from(require_some(p for p in pairings if p == "halves" or "interleaved" in declaration)))
+    pairing = draw(st.sampled_from(require_some(p for p in pairings if p in declaration)))
     part = draw(st.integers(0, 3)) == 3 if partial is None else partial
     assume(partial is not True or "rotary_width" in declaration)
     unit = lcm(2, declaration.width_multiple)
     part = part and "rotary_width" in declaration and unit < D
     width = draw(st.sampled_from(tuple(range(unit, D, unit)))) if part else D
     length = int(positions.max(initial=0)) + 1
-    name = draw(st.sampled_from(require_some(s for s in scalings if s == "none" or "rotary_scaling" in declaration)))
+    name = draw(st.sampled_from(scaling_kinds(scalings, declaration)))
     scaling = draw_scaling(draw, d, name, width // 2, length)
+    assume(declaration.takes_scaling(scaling))
     options: dict[str, Any] = {
         "base": draw_option(draw, "rotary_embedding", "base", bases, declaration),
         "scaling": scaling,
@@ -366,10 +373,11 @@ def frequency_cases(
     d, width = Draw(draw(seeds), dtype), draw(st.sampled_from(widths))
     width = fit_width(width, "model_width", declaration, unit=2)
     length = draw(st.sampled_from((1, 100, 4096, 4097, 131072)))
-    name = draw(st.sampled_from(require_some(s for s in scalings if s == "none" or "rotary_scaling" in declaration)))
+    name = draw(st.sampled_from(scaling_kinds(scalings, declaration)))
     if name == "longrope":  # so that some lengths are the original one, which is at least 2
         length = max(length, 2)
     scaling = draw_scaling(draw, d, name, width // 2, length)
+    assume(declaration.takes_scaling(scaling))
     needs = isinstance(scaling, DynamicScaling | LongRopeScaling)
     options: dict[str, Any] = {
         "width": width,

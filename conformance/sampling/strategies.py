@@ -25,6 +25,7 @@ from conformance.cases.case import Case, numpy_dtype
 from conformance.cases.declaration import (
     CONVENTIONS,
     EVERYTHING,
+    FORMULAS,
     PRECISIONS,
     SIMPLEST_FIRST,
     Declaration,
@@ -607,8 +608,8 @@ def empty_row_convention(operation: str, declaration: Declaration) -> str:
 
 
 def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
-    """What the subject declares of its arithmetic, in a case of this dtype, other than the definition's."""
-    declared = {name: declaration.convention(name) for name in PRECISIONS}
+    """What the subject declares of arithmetic and formulas, in a case of this dtype, other than the definition's."""
+    declared = {name: declaration.convention(name) for name in (*FORMULAS, *PRECISIONS)}
     declared = {name: value for name, value in declared.items() if value != CONVENTIONS[name][0]}
     if declared.get("shared_heads") == "inputs":
         declared["shared_sums"] = "inputs"
@@ -779,13 +780,16 @@ def multi_head_cases(
     model_widths: tuple[int, int, int, int] = (6, 5, 4, 3),
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    """separate: per-head projections, with widths of key and value that differ from E / H. mask: as in `draw_mask`.
+    """separate: per-head projections, with widths of key and value that differ from E / H; of those who take no others,
+    always. mask: as in `draw_mask`.
     model_widths: of query, key, value and output.
     """
     assume(set(focus) <= declaration.features)
+    assume(not separate or "separate" in declaration)
+    separate = separate or "fused" not in declaration
     dtype, s = draw(dtype_and_sizes(dtypes, declaration, plans))
     d = Draw(draw(seeds), dtype)
-    E, E_key, E_value, E_out = model_widths
+    E, E_key, E_value, E_out = (max(width, declaration.least.get("model_width", 0)) for width in model_widths)
     widths = {"query": (E, s.H * s.D), "key": (E_key, s.G * s.D), "value": (E_value, s.G * s.V)}
     inputs = {"query": d.normal(s.B, s.Q, E), "key": d.normal(s.B, s.K, E_key), "value": d.normal(s.B, s.K, E_value)}
     biased = draw(st.integers(0, 3)) > 0
@@ -815,4 +819,5 @@ def multi_head_cases(
 
 def fused_or_separate_cases(**given: Any) -> st.SearchStrategy[Case]:
     """Cases of multi-head attention whose projections are fused or, as often, one for every head."""
-    return st.booleans().flatmap(lambda separate: multi_head_cases(separate=separate, **given))
+    separate = st.booleans() if "separate" in given.get("declaration", EVERYTHING) else st.just(False)
+    return separate.flatmap(lambda separate: multi_head_cases(separate=separate, **given))

@@ -104,9 +104,8 @@ def loss_cases(
     unsaid = draw(st.booleans())
     options = {n: value for n, value in options.items() if not (unsaid and equals_default(operation, n, value))}
     options = reset_lacking(operation, {n: v for n, v in options.items() if v is not None}, declaration)
-    case = Case(
-        operation, dtype, inputs, options, select_cotangents({"output": bar}, declaration), special=bool(spoiled)
-    )
+    cotangents, rounding = select_cotangents({"output": bar}, declaration), roundings(declaration, dtype)
+    case = Case(operation, dtype, inputs, options, cotangents, special=bool(spoiled), rounding=rounding)
     return draw_memory(draw, case, declaration)
 
 
@@ -283,7 +282,8 @@ def sgd_cases(
         "velocity": velocity.astype(wide),
     }
     inputs = {name: array.reshape(shape) for name, array in arrays.items()}
-    return draw_memory(draw, Case("sgd_step", dtype, inputs, given, special=special), declaration)
+    rounding = roundings(declaration, dtype)
+    return draw_memory(draw, Case("sgd_step", dtype, inputs, given, special=special, rounding=rounding), declaration)
 
 
 LIST_SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
@@ -295,7 +295,7 @@ LIST_SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
 """Of the arrays of one case."""
 FAR_BELOW = (1e-39, 1e-41, 1e-43)
 """Limits in units of the norm, as which float32 has numbers of few digits only."""
-LIMITS = (0.1, 0.5, 0.9, 1.1, 2.0, 10.0, 1.0, np.inf)
+LIMITS = (0.1, 0.5, 0.9, 1.1, 2.0, 10.0, 1.0)
 """In units of the norm."""
 EXTREME = {
     "float16": (2.0**13, 2.0**-20),
@@ -341,4 +341,6 @@ def clip_cases(
         chosen = int(d.integers(0, len(arrays) - 1))
         arrays[chosen].flat[int(d.integers(0, arrays[chosen].size - 1))] = d.choice((np.nan, np.inf, -np.inf), 1)[0]
     inputs = {f"gradients[{i}]": array for i, array in enumerate(arrays)}
-    return draw_memory(draw, Case("clip_by_global_norm", dtype, inputs, {"limit": limit}, special=special), declaration)
+    rounding = roundings(declaration, dtype)
+    case = Case("clip_by_global_norm", dtype, inputs, {"limit": limit}, special=special, rounding=rounding)
+    return draw_memory(draw, case, declaration)

@@ -138,7 +138,11 @@ class CallableSubject(Subject):
         super().__init__(name, framework)
         self.function, self.operation = function, operation
         self.signature = signature_of(function, operation)
-        self.declaration = replace(declaration, lacking=self.signature.lacking, strides=framework.strides)
+        if operation == "rotary_embedding" and "halves" not in declaration:
+            self.signature = replace(self.signature, implied=("pairing",))
+        lacking = self.signature.lacking
+        declaration = declaration.remove_features("biased") if "bias" in lacking else declaration
+        self.declaration = replace(declaration, lacking=lacking, strides=framework.strides)
 
     @property
     def code(self) -> Any:

@@ -126,6 +126,8 @@ def name_results(case: Case, names: Sequence[str], returned: Any, framework: Fra
         number = results.get(name)
         if isinstance(number, int | float | np.floating) and not isinstance(number, bool):
             results[name] = framework.array(np.asarray(float(number)))
+    if framework.kind is np.ndarray:  # NumPy's own functions return no array where an array would have no axes
+        results = {name: np.asarray(part) if isinstance(part, np.generic) else part for name, part in results.items()}
     for part in results.values():
         if not isinstance(part, framework.kind):
             raise WrongAnswer(Returned(describe_value(part), array=type_name(framework.kind)))

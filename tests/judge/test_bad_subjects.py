@@ -288,6 +288,16 @@ def test_wrong_rank_is_one_finding() -> None:
     assert found.startswith("output: has dtype and shape float32 [")
 
 
+def test_a_number_of_numpy_is_an_array_without_axes() -> None:
+    def nll_loss(log_probabilities: Any, targets: Any, *, reduction: str = "mean") -> Any:
+        losses = -np.take_along_axis(log_probabilities, targets[..., None], -1)[..., 0]
+        wide = losses.astype(np.result_type(losses.dtype, np.float32))
+        return losses if reduction == "none" else losses.dtype.type(getattr(np, reduction)(wide))
+
+    report = conformance.check(nll_loss, "nll_loss", effort="quick", seed=1, supports="no-empty", profile="core")
+    assert report.conforms, report.violations
+
+
 def test_wrong_answer_is_no_refusal() -> None:
     def nothing_for_grouped_heads(query: Any, key: Any, value: Any) -> Any:
         return good(query, key, value) if query.shape[1] == key.shape[1] else None

@@ -62,6 +62,7 @@ def test_a_known_mistake_is_named_with_its_evidence() -> None:
     diagnosis = cause.diagnosis
     assert diagnosis is not None
     assert (cause.kind, diagnosis.id, cause.lead.rule) == ("mistake", "masks.inverted", "MASK-1")
+    assert cause.conventions == {"polarity": "masked"}
     assert diagnosis.explained == diagnosis.failing > 3
     assert {*cause.rules} == {violation.rule for violation in report.violations}
     assert report.following == [violation for violation in report.violations if violation.rule != "MASK-1"]

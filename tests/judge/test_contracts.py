@@ -388,6 +388,10 @@ def test_conventions_hold_within_combined_descriptions(mask: Any, function: Func
         np.testing.assert_allclose(answers["output"], definition(case)["output"], rtol=1e-5, atol=1e-6)
 
 
+def test_tiled_heads_are_offered_as_a_convention() -> None:
+    assert options_of(judged(tiled, "ATT-7")) == ["--conventions heads=tiled"]
+
+
 FLAG = ["structured", "causal", "no-offset", "scale", "gqa", "cross", "value_width"]
 
 
@@ -559,7 +563,8 @@ def test_the_limit_of_a_table_is_offered(supports: str | None) -> None:
     given: dict[str, Any] = {"operation": "rotary_embedding", "supports": supports, "limits": {}}
     [options] = options_of(judged(rotary_embedding, **given))
     name, _, size = options.removeprefix("--limits ").partition("=")
-    assert name == "table" and 1 < int(size) <= 512
+    assert name == "table"
+    assert 1 < int(size) <= 512
     assert violated(rotary_embedding, **given | {"limits": {"table": int(size)}}) == []
 
 

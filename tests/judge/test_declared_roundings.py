@@ -103,6 +103,44 @@ def test_more_than_is_declared_of_shared_heads(declared: str, function: Function
     assert violated(function, "attention", ["ATT-12"], "float16", **HEADS, shared_heads=declared) == ["ATT-12"]
 
 
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def eager(rounded: Function = lambda x: x) -> Function:
+    """As transformers computes attention in 16 bits without a kernel. rounded: what else becomes of the products."""
+
+    def in_inputs(
+        query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None, softcap: Any = None
+    ) -> Any:
+        k, v = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        scores = rounded(query @ k.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores if bias is None else scores + bias
+        scores = scores if mask is None else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        return torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype) @ v
+
+    return in_inputs
+
+
+SCORES = ["ATT-2", "ATT-3", "ATT-12"]
+ROUNDED = HEADS | {"weights": "inputs", "shared_heads": "inputs"}
+SHORT = LIMITS | {"keys": 16, "queries": 16}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rounded_scores_conform_as_declared(dtype: str) -> None:
+    given: dict[str, Any] = {"limits": SHORT, "supports": "no-scale"}
+    report = judge_torch(eager(), "attention", SCORES, dtype, **given, conventions=ROUNDED | {"scores": "inputs"})
+    assert report.conforms, report.causes
+    assert not judge_torch(eager(), "attention", SCORES, dtype, **given, conventions=ROUNDED).conforms
+
+
+def test_more_than_is_declared_of_scores() -> None:
+    coarse = eager(lambda products: products.bfloat16().to(products.dtype))
+    assert violated(coarse, "attention", SCORES, "float16", SHORT, **ROUNDED, scores="inputs")
+
+
 # --- normalised rows --------------------------------------------------------------------------------------------------
 
 
@@ -161,9 +199,29 @@ def test_a_norm_over_the_last_axis_is_told_to_decline_axes() -> None:
     assert options_of(report) == ["--supports no-axes"]
 
 
-def test_no_other_norm_may_round_its_rows() -> None:
-    with pytest.raises(ValueError, match="convention normalized means nothing for layer_norm"):
-        violated(torch.layer_norm, "layer_norm", ["NORM-1"], "bfloat16", normalized="inputs")
+def layer_norm(rounded: Function) -> Function:
+    """rounded: from the row and the dtype of the inputs, what the weight multiplies."""
+
+    def rounds_rows(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Any:
+        wide, axes = x.float(), tuple(range(-weight.ndim, 0))
+        centered = wide - wide.mean(axes, keepdim=True)
+        row = centered * torch.rsqrt(centered.square().mean(axes, keepdim=True) + eps)
+        scaled = weight * rounded(row, x.dtype)
+        return (scaled if bias is None else scaled + bias).to(x.dtype)
+
+    return rounds_rows
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_rows_of_layer_norm_conform_as_declared(dtype: str) -> None:
+    rounded = layer_norm(lambda row, dtype: row.to(dtype))
+    assert violated(rounded, "layer_norm", ["NORM-1", "NORM-6"], dtype, normalized="inputs") == []
+    assert "NORM-1" in violated(rounded, "layer_norm", ["NORM-1"], dtype)
+
+
+def test_more_than_is_declared_of_layer_norm() -> None:
+    coarse = layer_norm(lambda row, dtype: row.bfloat16().to(dtype))
+    assert "NORM-1" in violated(coarse, "layer_norm", ["NORM-1"], "float16", normalized="inputs")
 
 
 def test_a_layer_with_rounded_weights_is_told_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,8 +328,8 @@ def test_more_than_is_declared_of_merging(log_of: Function) -> None:
     ],
 )
 def test_the_report_names_the_convention(function: Function, rule: str, dtype: str, convention: str) -> None:
-    operation = "rms_norm" if rule == "NORM-7" else "attention"
-    report = judge_torch(function, operation, [rule], dtype, limits=PARTS, conventions=HEADS)
+    given: tuple[str, Any] = ("rms_norm", {}) if rule == "NORM-7" else ("attention", {"conventions": HEADS})
+    report = judge_torch(function, given[0], [rule], dtype, limits=PARTS, **given[1])
     assert [cause.conventions for cause in report.causes] == [dict([convention.split("=")])]
 
 

@@ -180,7 +180,7 @@ def test_a_declaration_without_parentheses_is_refused() -> None:
     ("given", "refused"),
     [
         ({"tile": "8x8"}, "tile means"),
-        ({"conventions": "normalized=inputs"}, "convention normalized means"),
+        ({"conventions": "moments=lerp"}, "convention moments means"),
         ({"supports": "no-gqa,gradients", "layout": "BTHD"}, "layout, feature gqa mean"),
     ],
 )

@@ -5,6 +5,7 @@ The steps that agree are held to the bounds of the definition. Every departure i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import reference_numpy
+from conformance.cases.declaration import EVERYTHING
 from conformance.peers import PEERS
 from tests.peers.test_divergences import installed, require, run
 from tests.support.helpers import OPERATIONS, Case, bound, draw_cases, operation_cases, oracle
@@ -51,6 +53,7 @@ def test_usual_steps_in_float32_agree(name: str) -> None:
     kinds = ("uneven",) if peer.operation == "clip_by_global_norm" else ("usual",)
     more = {"limits": (2.0, np.inf)} if name.startswith("torch.nn") else {}
     subject, count = peer.target.make(), 0
+    more |= {"declaration": replace(EVERYTHING, conventions=subject.declaration.conventions)}
     for _, drawn_case in draw_cases(operation_cases(peer.operation, kinds=kinds, dtypes=("float32",), **more), 30, 0):
         case = peer.fitted(drawn_case)
         if not peer.takes(case) or case.memory or (name == "optax.sgd" and case.options["weight_decay"]):

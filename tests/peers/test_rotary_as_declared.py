@@ -8,35 +8,14 @@ import pytest
 
 pytest.importorskip("transformers")
 
-import torch
-
 import conformance
 from conformance.peers import rotary_layers
-
-
-def halves_as_neighbours(x: torch.Tensor) -> torch.Tensor:
-    """Columns (p, p + D / 2) at (2p, 2p + 1)."""
-    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
-
-
-def neighbours_as_halves(x: torch.Tensor) -> torch.Tensor:
-    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
-
-
-def cohere(x: Any, positions: Any, *, base: float = 10000.0, pairing: str = "halves") -> Any:
-    """Its pairs are neighbours; halves are put there first."""
-    if pairing == "interleaved":
-        return rotary_layers.cohere(x, positions, base=base, pairing=pairing)
-    return neighbours_as_halves(
-        rotary_layers.cohere(halves_as_neighbours(x), positions, base=base, pairing="interleaved")
-    )
-
 
 HALF_AND_SINGLE = ["float32", "bfloat16", "float16"]
 FAMILIES: dict[str, tuple[Any, str, list[str] | None]] = {
     "llama": (rotary_layers.llama, "inputs", None),
     "gpt_neox": (rotary_layers.gpt_neox, "inputs", None),
-    "cohere": (cohere, "rounded", HALF_AND_SINGLE),  # it turns float64 in float32
+    "cohere": (rotary_layers.cohere, "rounded", HALF_AND_SINGLE),  # it turns float64 in float32
 }
 
 

@@ -64,7 +64,9 @@ def evaluate(case: Case, precision: int = WORKING_PRECISION) -> dict[str, Exact]
 def evaluate_balls(case: Case) -> dict[str, np.ndarray]:
     """The same as object arrays of balls, at the precision that flint is set to."""
     leaves = Leaves(case.inputs, wanted=bool(case.cotangents))
-    results = formula("attention_with_logsumexp" if case.with_logsumexp else case.operation)(leaves, case.options)
+    # A convention that changes a formula is one more option to it.
+    options = case.options | case.rounding
+    results = formula("attention_with_logsumexp" if case.with_logsumexp else case.operation)(leaves, options)
     unknown = [name for name in leaves.floating_names() if name not in leaves.variables]
     unknown += [f"cotangent of {name}" for name in case.cotangents if name not in results]
     if unknown:

@@ -30,11 +30,14 @@ def softmax(leaves: Leaves, options: dict[str, Any], query: Variable, key: Varia
     scale = options.get("scale")
     scale = 1 / arb(width).sqrt() if scale is None else arb(float(scale))
     scores = query @ read_by_heads(key, heads).transpose(0, 1, 3, 2) * scale
+    bias = leaves.read("bias", visible_bias_entries(visible, leaves.shape("bias"))) if "bias" in leaves else None
+    if bias is not None and "capped" in options:  # a convention: the softcap is that of the sum
+        scores, bias = scores + bias, None
     if options.get("softcap") is not None:
         softcap = arb(float(options["softcap"]))
         scores = tanh(scores / softcap) * softcap
-    if "bias" in leaves:
-        scores = scores + leaves.read("bias", visible_bias_entries(visible, leaves.shape("bias")))
+    if bias is not None:
+        scores = scores + bias
     terms = select(visible, exp(select(visible, scores, ZERO)), ZERO)
     total = terms.sum(-1)
     sums_something = visible.any(-1, keepdims=True)

@@ -22,7 +22,12 @@ def adam_step(leaves: Leaves, options: dict[str, Any]) -> Results:
         gradient = gradient + theta * decay
     mean = leaves.read("mean") * beta_1 + gradient * (ONE - beta_1)
     square = leaves.read("square") * beta_2 + gradient * gradient * (ONE - beta_2)
-    deviation = sqrt(square / (ONE - beta_2**step)) + number(options, "eps", 1e-8)
+    eps, corrected = number(options, "eps", 1e-8), ONE - beta_2**step
+    deviation = sqrt(square / corrected) + eps
+    if options.get("epsilon") == "square":
+        deviation = sqrt(square / corrected + eps)
+    elif options.get("epsilon") == "uncorrected":
+        deviation = (sqrt(square) + eps) / corrected.sqrt()
     update = mean / (ONE - beta_1**step) / deviation
     if decoupled:
         update = update + theta * decay
@@ -54,8 +59,13 @@ def clip_by_global_norm(leaves: Leaves, options: dict[str, Any]) -> Results:
     if np.isinf(options["limit"]):
         return gradients | {"norm": Variable(np.asarray(norm))}
     limit = number(options, "limit", 0.0)
-    clipped, kept = total > limit * limit, total <= limit * limit
+    if "clipping" in options:  # what is added to the norm
+        divisor = norm + arb(float(options["clipping"]))
+        clipped, kept = divisor > limit, divisor <= limit
+    else:
+        divisor = norm
+        clipped, kept = total > limit * limit, total <= limit * limit
     if not clipped and not kept:
         raise Undecided("whether the norm exceeds the limit")
-    scaled = {name: gradient * limit / norm if clipped else gradient for name, gradient in gradients.items()}
+    scaled = {name: gradient * limit / divisor if clipped else gradient for name, gradient in gradients.items()}
     return scaled | {"norm": Variable(np.asarray(norm))}

@@ -86,7 +86,8 @@ def rotary_embedding(leaves: Leaves, options: dict[str, Any]) -> Results:
     order = np.arange(width).reshape(2, -1) if pairing == "halves" else np.arange(width).reshape(-1, 2).T
     first, second = x[..., order[0]], x[..., order[1]]
     turned = concatenate([first * cosine - second * sine, second * cosine + first * sine], -1)
-    turned = turned[..., np.argsort(order.reshape(-1))]
+    if "columns" not in options:  # a convention by which they come back as they are here
+        turned = turned[..., np.argsort(order.reshape(-1))]
     return {"output": turned if width == columns else concatenate([turned, x[..., np.arange(width, columns)]], -1)}
 
 
