@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from conformance.cases.features import dimensions
 from conformance.checks.catalogue import REFUSAL, UNSUPPORTED
 from conformance.checks.findings import NoAnswer, has_swapped_heads
 from conformance.checks.levels import JUDGED, rank
@@ -93,9 +94,12 @@ class Cause:
 
     @property
     def limits(self) -> dict[str, int]:
-        """By dimension: the largest size that the subject answered, where it failed at a larger one."""
-        sizes = [one.finding.detail.size for one in self.violations if isinstance(one.finding.detail, NoAnswer)]
-        return {size.dimension: size.answered for size in sizes if size is not None and size.answered}
+        """By dimension: the largest size that the subject answered, where the smallest case that fails is larger."""
+        detail, cut = self.lead.finding.detail, self.lead.uncut is not None
+        size = detail.size if cut and isinstance(detail, NoAnswer) else None
+        if size is None or self.lead.case is None or dimensions(self.lead.case).get(size.dimension, 0) <= size.answered:
+            return {}
+        return {size.dimension: size.answered} if size.answered else {}
 
     @property
     def has_other_layout(self) -> bool:

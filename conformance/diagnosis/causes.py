@@ -168,7 +168,8 @@ def explain_by_mistake(chooser: Chooser, explanation: Explanation, violations: S
     ordered = sort_violations(violations, first=lambda one: one.rule != mistake.rule)
     # In float32 the bounds of narrow formats are wide enough to excuse a few results of any mistake.
     dtypes = {one.case.dtype for one in explanation.explained}
-    excuses = find_excuses(explanation.explained, narrow=mistake.rounds or dtypes.isdisjoint(WIDE))
+    narrow = mistake.rounds != "" or dtypes.isdisjoint(WIDE)
+    excuses = find_excuses(explanation.explained, narrow=narrow, first=mistake.rounds)
     # What else fails of these rules, in these dtypes, must conform under a convention, too.
     rules = {one.rule for one in violations}
     alike = [one for one in chooser.failing if one.case.dtype in dtypes and one.kept and one.kept.rule in rules]
@@ -242,12 +243,13 @@ def group_numbers(
 
 
 def find_excuses(
-    evidence: Sequence[Evidence], level: str = STRICT, narrow: bool = True
+    evidence: Sequence[Evidence], level: str = STRICT, narrow: bool = True, first: str = ""
 ) -> tuple[Mapping[str, str], ...]:
     """The conventions, as few as may be, under which all the cases conform; empty where none do.
 
-    Those come first that excuse least: under which the errors are the largest part of their bounds. level: of NaN and
-    infinity, those cases count that break what it asks for. narrow: whether those of formats with fewer digits count.
+    Those come first that excuse least: of formats as wide as the inputs', then those under which the errors are the
+    largest part of their bounds. level: of NaN and infinity, those cases count that break what it asks for. narrow:
+    whether those of formats with fewer digits count. first: the convention that a known mistake speaks of.
     """
     own = operation_facts(evidence[0].case.operation).conventions if evidence else ()
     names = tuple(name for name in (*FORMULAS, *PRECISIONS) if name in own)
@@ -262,11 +264,16 @@ def find_excuses(
     left_out = () if narrow and all(one.case.dtype != "float64" for one in evidence) else FORMATS
     choices = [(name, value) for name in names for value in CONVENTIONS[name][1:] if value not in left_out]
     pairs = [pair for pair in combinations(choices, 2) if pair[0][0] != pair[1][0]]
+    wide = any(one.case.dtype in WIDE for one in evidence)
     for several in ([(one,) for one in choices], pairs):
         errors = {chosen: largest_error(dict(chosen), evidence) for chosen in several}
-        fitting = [chosen for chosen, error in errors.items() if error <= 1]
-        if fitting:
-            return tuple(map(dict, sorted(fitting, key=lambda chosen: -errors[chosen])))
+        order = {
+            chosen: (first not in dict(chosen), wide and any(value in FORMATS for _, value in chosen), -error)
+            for chosen, error in errors.items()
+            if error <= 1
+        }
+        if order:
+            return tuple(map(dict, sorted(order, key=order.__getitem__)))
     return ()
 
 

@@ -91,7 +91,7 @@ class Mistake:
         values: the chosen value of each parameter.
         condition: when it shows.
         of_gradients: whether it is one of the backward pass, and predicts no results.
-        rounds: whether it computes what is right with fewer digits, as a convention may allow.
+        rounds: what it computes with fewer digits and otherwise right: a convention's name where one says just that.
     """
 
     id: str
@@ -105,7 +105,7 @@ class Mistake:
     values: Mapping[str, Any] = field(default_factory=dict)
     condition: Condition = ALWAYS
     of_gradients: bool = False
-    rounds: bool = False
+    rounds: str = ""
 
     def __str__(self) -> str:
         """The id with what is chosen, such as "keys.left-out (first=64)"."""
@@ -167,7 +167,7 @@ class Topic:
     rule: str = ""
     operations: tuple[str, ...] = ATTENTION
     of_gradients: bool = False
-    rounds: bool = False
+    rounds: str = ""
 
     def entry(
         self, name: str, says: str, change: Change, /, *, rule: str = "", operations: tuple[str, ...] = (),

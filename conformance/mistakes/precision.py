@@ -27,7 +27,7 @@ from conformance.mistakes.mistake import ATTENTION, Mistake, Prediction, Topic, 
 
 Array = np.ndarray
 Stage = Callable[[Approx], Approx]
-TOPIC = Topic("precision", "ATT-9", rounds=True)
+TOPIC = Topic("precision", "ATT-9", rounds="arithmetic")
 MOST = 2**22
 """Numbers that are added up one after the other, at most."""
 
@@ -123,6 +123,7 @@ def entry(
     says: str,
     narrow: Callable[..., Stages],
     operations: tuple[str, ...] = ATTENTION[:2],
+    rounds: str = TOPIC.rounds,
     **parameters: Any,
 ) -> Mistake:
     """Attention in the stages that `narrow(round, form, **values)` gives; `round` rounds a stage to the format."""
@@ -136,7 +137,8 @@ def entry(
         size = call.steps.visible.size * (1 if call.steps.value is None else call.steps.value.shape[-1])
         return [] if stages.add is not None and not 0 < size <= MOST else predict(call, stages, form)
 
-    return TOPIC.entry(name, says, change, operations=operations, needs=("finite",), **parameters)
+    made = TOPIC.entry(name, says, change, operations=operations, needs=("finite",), **parameters)
+    return replace(made, rounds=rounds)
 
 
 # --- the mistakes -----------------------------------------------------------------------------------------------------
@@ -206,17 +208,17 @@ def store_otherwise(call: Call, how: str) -> list[Prediction]:
 HALVES = ("the inputs' dtype", "float16", "bfloat16")
 MISTAKES = (
     entry("weights-rounded", "weights are rounded to {dtype} {when}, before they are multiplied with values",
-          round_weights, dtype=HALVES,
+          round_weights, rounds="weights", dtype=HALVES,
           when=("after the division", "before the division", "before the division by their own sum")),
     entry("sum-rounded", "the sum of the exponentials is {how} {dtype}", round_sum, ATTENTION, dtype=HALVES,
           how=("rounded to", "added up, one after the other, in")),
-    entry("factors-rounded", "{of} are {how} to {dtype} before they are multiplied", round_factors,
+    entry("factors-rounded", "{of} are {how} to {dtype} before they are multiplied", round_factors, rounds="products",
           dtype=("tf32", "bfloat16", "float16"), of=("query and key", "weights and values", "all factors"),
           how=("rounded", "cut off")),
-    entry("scores-rounded", "scores are rounded to {dtype} {when}", round_scores, ATTENTION, dtype=HALVES[::-1],
-          when=("after the bias", "before the bias", "before the scale")),
+    entry("scores-rounded", "scores are rounded to {dtype} {when}", round_scores, ATTENTION, rounds="scores",
+          dtype=HALVES[::-1], when=("after the bias", "before the bias", "before the scale")),
     entry("every-step-rounded", "scores are rounded to {dtype} at every step, and of the softmax {softmax}",
-          round_every_step, dtype=HALVES, softmax=("its result", "every step")),
+          round_every_step, rounds="scores", dtype=HALVES, softmax=("its result", "every step")),
     entry("values-added-in-16-bits", "weighted values are added up in {dtype}", add_values_in_order, ATTENTION[:1],
           dtype=("float16", "bfloat16")),
     entry("softmax-in-float32", "the softmax of float64 inputs is taken in {dtype}",
