@@ -469,6 +469,7 @@ def test_a_run_renews_its_rows_and_keeps_the_others(tmp_path: Path, monkeypatch:
     assert code == 0, output
     found = {row.path: (row.run.seed, row.marks["NORM-1"]) for row in rows.read(stored)}
     assert found == {first: (3, rows.CONFORMS), second: (5, rows.VIOLATED), third: (5, rows.VIOLATED)}
+    assert page.with_name("found.md").read_text() == Path("docs/found.md").read_text()
     text = page.read_text()
     assert f"1. {old.summary}\n2. 2027-01-02: numpy 1; seed 5, effort quick.\n" in text
     assert [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| torch")] == ["1", "2", "2"]

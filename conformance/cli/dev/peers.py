@@ -9,13 +9,13 @@ import typer
 
 from conformance.cli.console import console
 from conformance.cli.options import Effort
-from conformance.peers import rows
+from conformance.peers import found, rows
 from conformance.peers.markdown import format_page
 from conformance.peers.matrix import judge_peers
 from conformance.peers.terminal import render_rows
 
 ONLY = "parts of names; by default all peers that are not slow"
-MARKDOWN = "write the matrix to this file, and a JSON file beside it; rows there of peers not judged now stay"
+MARKDOWN = "write the matrix to this file, a JSON file and found.md beside it; rows there of peers not judged now stay"
 
 
 def peers(
@@ -31,6 +31,8 @@ def peers(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     judged: list[rows.Row] = []
+    if markdown is not None:
+        markdown.with_name("found.md").write_text(found.format_found(found.read_bugs()), encoding="utf-8")
     for report in judge_peers(effort, seed, only or (), say=console.print):
         judged += rows.rows_of([report])
         if markdown is not None and stored is not None:  # after every row, so that a run that is broken off keeps them
