@@ -33,6 +33,7 @@ class Bug(NamedTuple):
 
     package: the name that is imported. call: a program that prints one number. wrong: that number, or the name of the
     exception or signal that ends the call. rows: how the names of rows begin in which it shows; empty for none.
+    flag: of processors, without which it does not show.
     """
 
     library: str
@@ -45,12 +46,21 @@ class Bug(NamedTuple):
     right: str
     rows: str = ""
     program: str = ""
+    flag: str = ""
     reported: str = "no report found"
 
     @property
     def absent(self) -> str:
         """Why its call cannot be run here; empty if it can."""
+        if self.flag and self.flag not in read_processor():
+            return f"this processor has no {self.flag}"
         return Peer(self.title, "", "", "", (self.package,), self.program).absent
+
+
+def read_processor() -> list[str]:
+    """The flags of the processor, where Linux tells them."""
+    told = Path("/proc/cpuinfo")
+    return told.read_text(encoding="utf-8").split() if told.exists() else []
 
 
 def read_bugs(path: Path = RECORDS) -> list[Bug]:
@@ -78,8 +88,10 @@ def lines(bugs: Sequence[Bug]) -> Iterator[str]:
         for bug in bugs:
             if f"{bug.library} {bug.version}" == library:
                 rule = f"{bug.rule} {JUDGED[bug.rule].title}" if bug.rule in JUDGED else bug.rule
-                ends = not bug.wrong.lstrip("-")[0].isdigit() and bug.wrong not in ("nan", "inf")
-                shows = f"Ends by {bug.wrong}" if ends else f"Prints {bug.wrong}"
+                ends = not bug.wrong[-1].isdigit() and bug.wrong not in ("nan", "inf")
+                where = f", on a processor with {bug.flag}" if bug.flag else ""
                 yield from ["", f"### {bug.title[0].upper()}{bug.title[1:]}", ""]
                 yield from ["```python", bug.call.strip(), "```", ""]
-                yield f"{shows}; right is {bug.right}. Rule: {rule}. Reported: {bug.reported}."
+                yield f"- {'ends by' if ends else 'prints'} {bug.wrong}{where}; right is {bug.right}"
+                yield f"- rule {rule}"
+                yield f"- reported: {bug.reported}"

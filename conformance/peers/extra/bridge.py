@@ -28,9 +28,11 @@ class Arrays(NamedTuple):
 
 def adapt_arrays(library: Arrays, function: Callable[..., Any], *supports: str, **declared: Any) -> Callable[..., Any]:
     """A function of the library's arrays as one of NumPy arrays; what it supports is as in `declare`."""
-    signature = inspect.signature(function)
+    signature, dtypes = inspect.signature(function), declared.get("dtypes")
 
     def read(leaf: Any) -> Any:
+        if dtypes is not None and is_floating(leaf) and str(leaf.dtype) not in dtypes:
+            raise NotImplementedError(f"an array of {leaf.dtype}")
         return library.read(leaf) if isinstance(leaf, np.ndarray) else leaf
 
     def call(*positional: Any, **keywords: Any) -> Any:

@@ -5,10 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from conformance.cases.case import Case
 from conformance.cases.declaration import declare
-from conformance.peers.adapters import make_peer
-from conformance.peers.extra.fitting import KEYS_BEFORE
-from conformance.peers.extra.torch_modules import FLOAT32_ANGLES, TABLE, call_module, name_projections, widen_mask
+from conformance.peers.adapters import make_peer, require_one_axis
+from conformance.peers.extra.fitting import keys_come_before, put_keys_before
+from conformance.peers.extra.torch_modules import (
+    FLOAT32_ANGLES,
+    TABLE,
+    call_module,
+    name_projections,
+    table_length,
+    widen_mask,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -31,8 +39,9 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, ma
     return module(query=query, key=key, value=value, **options)
 
 
-@declare(["no-axes"])
+@declare(["no-axes", "no-wide_weights"], conventions={"normalized": "inputs"})
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> Any:
+    require_one_axis(weight)
     from curated_transformers.layers.normalization import RMSNorm
 
     return call_module(RMSNorm, {"weight": weight}, x, width=len(weight), eps=eps)
@@ -43,6 +52,7 @@ def rotary(x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0) -
     """`RotaryEmbeddings` of a model in the dtype of x, which makes its table of 512 positions longer where it must."""
     from curated_transformers.layers.embeddings import RotaryEmbeddings
 
+    table_length(positions)
     rows = positions if positions.ndim == 2 else positions.repeat(len(x), 1)
     return RotaryEmbeddings(x.shape[-1], base=base).to(x.dtype)(x, positions=rows)
 
@@ -81,6 +91,12 @@ def gated_network(parameters: GatedFeedForward, x: torch.Tensor, *, activation: 
     return apply_network(parameters, x, activation)
 
 
+def fits_into_memory(case: Case) -> bool:
+    """Calls of few positions: the biases of all pairs of them are computed."""
+    last = (case.options.get("offset") or 0) + case.options["query_length"]
+    return keys_come_before(case) and last <= 1024
+
+
 peer = partial(make_peer, "curated-transformers ", __name__, "torch", ("curated_transformers", "torch"), isolated=True)
 PEERS = (
     peer("ScaledDotProductAttention", "attention", "attention", documented=("a mask of rank 1", "a mask of rank 3")),
@@ -88,5 +104,5 @@ PEERS = (
     peer("PointwiseFeedForward", "network", "feed_forward"),
     peer("PointwiseFeedForward, use_gate", "gated_network", "gated_feed_forward"),
     peer("RotaryEmbeddings", "rotary", "rotary_embedding"),
-    peer("AttentionLinearBiases", "alibi", "alibi_bias", **KEYS_BEFORE),
+    peer("AttentionLinearBiases", "alibi", "alibi_bias", takes=fits_into_memory, fitted=put_keys_before),
 )

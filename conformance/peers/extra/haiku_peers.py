@@ -59,8 +59,10 @@ def normalize_by_root(x: jax.Array, weight: jax.Array, bias: None, **eps: float)
     return apply_module(lambda haiku: haiku.RMSNorm(-1, **eps), {"rms_norm": {"scale": weight}}, x)
 
 
-layer_norm, layer_norm_fast = (adapt_layer_norm(partial(normalize, fast), "eps", "no-axes") for fast in (False, True))
-rms_norm = adapt_rms_norm(normalize_by_root, "eps", "no-axes")
+layer_norm, layer_norm_fast = (
+    adapt_layer_norm(partial(normalize, fast), "eps", "no-axes", "no-wide_weights") for fast in (False, True)
+)
+rms_norm = adapt_rms_norm(normalize_by_root, "eps", "no-axes", "no-wide_weights")
 
 peer = partial(make_peer, "Haiku ", __name__, "jax", ("haiku", "jax"))
 PEERS = (

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
-from conformance.peers.adapters import make_peer
-from conformance.peers.extra.torch_modules import FLOAT32_ANGLES, TABLE, call_module, name_projections
+from conformance.peers.adapters import make_peer, require_one_axis
+from conformance.peers.extra.torch_modules import FLOAT32_ANGLES, TABLE, call_module, name_projections, table_length
 from conformance.peers.peer import BROADCAST
 from specification.rotary import LinearScaling, Llama3Scaling, YarnScaling
 
@@ -46,6 +46,7 @@ def attention(
 
 @declare(["no-axes"])
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, plus_one: bool = False) -> Any:
+    require_one_axis(weight)
     from litgpt.model import RMSNorm
 
     return call_module(RMSNorm, {"weight": weight}, x, size=len(weight), eps=eps, add_unit_offset=plus_one)
@@ -68,7 +69,7 @@ def rotary(x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0, s
     from litgpt.model import apply_rope, build_rope_cache
 
     config = None if scaling is None else read_scaling(scaling)
-    tables = build_rope_cache(int(positions.max()) + 1, x.shape[-1], base=base, extra_config=config)
+    tables = build_rope_cache(table_length(positions), x.shape[-1], base=base, extra_config=config)
     rows = positions if positions.ndim == 2 else positions[None]
     return apply_rope(x, *(table[rows] for table in tables))
 

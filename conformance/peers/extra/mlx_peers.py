@@ -120,8 +120,13 @@ def normalize_by_root(x: mx.array, weight: mx.array, bias: None, eps: float = 1e
     return mx.fast.rms_norm(x, weight, eps)
 
 
-layer_norm = adapt(adapt_layer_norm(normalize, "eps"), "no-axes")
-rms_norm = adapt(adapt_rms_norm(normalize_by_root, "eps"), "no-axes")
+layer_norm = adapt(adapt_layer_norm(normalize, "eps", "no-axes"), "no-axes", "no-wide_weights")
+rms_norm = adapt(
+    adapt_rms_norm(normalize_by_root, "eps", "no-axes"),
+    "no-axes",
+    "no-wide_weights",
+    conventions={"normalized": "inputs"},
+)
 
 
 def rotate(

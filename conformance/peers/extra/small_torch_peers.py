@@ -29,6 +29,8 @@ def attend_locally(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
     """`LocalAttention` with `exact_windowsize` and `autopad`."""
     from local_attention import LocalAttention
 
+    if not query.shape == key.shape == value.shape:
+        raise NotImplementedError("queries, keys and values have one shape")
     mask = options.pop("mask", None)
     options |= {"autopad": True, "exact_windowsize": True, "use_rotary_pos_emb": False}
     return LocalAttention(SIZE, causal=causal, **options)(query, key, value, mask=mask)
@@ -64,13 +66,13 @@ def local_masked(
 
 @functools.cache
 def rotary_module(width: int, base: float) -> Any:
-    """One for each width and base, as a model keeps it."""
+    """One for each width and base, as a model keeps it; there is none of width 2."""
     from rotary_embedding_torch import RotaryEmbedding
 
     return RotaryEmbedding(width, theta=base)
 
 
-@declare(["no-empty", "no-batch_positions"], conventions=FLOAT32_ANGLES)
+@declare(["no-empty", "no-batch_positions"], conventions=FLOAT32_ANGLES, width_multiple=4)
 def rotate_step_by_step(
     x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0, rotary_width: int | None = None,
     pairing: str = "halves",
@@ -83,7 +85,7 @@ def rotate_step_by_step(
     return torch.cat(parts, 2)
 
 
-@declare(["no-empty"], conventions=FLOAT32_ANGLES)
+@declare(["no-empty"], conventions=FLOAT32_ANGLES, width_multiple=4)
 def rotate_positions(
     x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0, rotary_width: int | None = None,
     pairing: str = "halves",
@@ -134,6 +136,8 @@ def ring_causal(
 ) -> Any:  # fmt: skip
     from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
 
+    if query.shape[1] != key.shape[1] or key.shape != value.shape:
+        raise NotImplementedError("as many queries as keys, and values of their width")
     options = {"causal": causal_flag(mask, "causal"), "bucket_size": 8}
     return ring_flash_attn(query, key, value, **options, **clamp(softcap))
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.declaration import declare
-from conformance.peers.adapters import make_peer
+from conformance.peers.adapters import make_peer, require_one_axis
 from conformance.peers.extra.fitting import set_options
 from conformance.peers.optimizers import decaying, decays
 from specification.optimizers import AdamState
@@ -42,6 +42,7 @@ def layer_norm_vjp(
 
 @declare(["no-axes", "no-empty", "no-wide_weights"], dtypes=("float32",), vjp=layer_norm_vjp)
 def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, *, eps: float = 1e-5) -> Any:
+    require_one_axis(weight)
     if eps != EPS:
         raise NotImplementedError(f"eps is {EPS}")
     return make_norm(weight, bias).predict(as_rows(x)).reshape(x.shape)

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
 from conformance.peers.adapters import adapt_layer_norm, adapt_rms_norm, make_peer
-from conformance.peers.extra.torch_modules import FLOAT32_ANGLES, call_module, import_module, name_projections
+from conformance.peers.extra.torch_modules import (
+    FLOAT32_ANGLES,
+    IN_FLOAT32,
+    call_module,
+    import_module,
+    name_projections,
+)
 from conformance.peers.heads import join_heads, make_self_attention
 from conformance.peers.optimizers import MOMENTUM, WIDE, decaying, decays
 from specification.optimizers import AdamState, SgdState
@@ -46,12 +52,18 @@ def attend(
     return call_module(kind, named, tokens, mask, **options)
 
 
+def read_tokens(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if not query.shape == key.shape == value.shape:
+        raise NotImplementedError("tokens attend to themselves")
+    return query
+
+
 @declare(LACKS)
 def heads_fused(
     parameters: MultiHeadAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, num_heads: int,
     mask: torch.Tensor | None = None,
 ) -> Any:  # fmt: skip
-    return attend(True, parameters, query, num_heads, mask)
+    return attend(True, parameters, read_tokens(query, key, value), num_heads, mask)
 
 
 @declare(LACKS)
@@ -59,7 +71,7 @@ def heads_unfused(
     parameters: MultiHeadAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, num_heads: int,
     mask: torch.Tensor | None = None,
 ) -> Any:  # fmt: skip
-    return attend(False, parameters, query, num_heads, mask)
+    return attend(False, parameters, read_tokens(query, key, value), num_heads, mask)
 
 
 def attends_to_itself(case: Case) -> bool:
@@ -69,17 +81,20 @@ def attends_to_itself(case: Case) -> bool:
     return alike and not case.special
 
 
-def normalize(kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float = 1e-6) -> Any:
+def normalize(
+    kind: str, root: bool, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, **eps: float
+) -> Any:
+    """`root`: a norm by the root of the mean square, which has no bias."""
     named = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-    options = {"eps": eps} | ({"bias": bias is not None} if kind.startswith("Layer") else {})
+    options: dict[str, Any] = eps | ({} if root else {"bias": bias is not None})
     made = getattr(import_module("timm.layers.norm"), kind)
     return call_module(lambda **given: made(tuple(weight.shape), **given), named, x, **options)
 
 
-layer_norm = adapt_layer_norm(partial(normalize, "LayerNorm"), "eps")
-layer_norm_float32 = adapt_layer_norm(partial(normalize, "LayerNormFp32"), "eps")
-rms_norm = adapt_rms_norm(partial(normalize, "RmsNorm"), "eps")
-rms_norm_float32 = adapt_rms_norm(partial(normalize, "RmsNormFp32"), "eps")
+layer_norm = adapt_layer_norm(partial(normalize, "LayerNorm", False), "eps")
+layer_norm_float32 = adapt_layer_norm(partial(normalize, "LayerNormFp32", False), "eps")
+rms_norm = adapt_rms_norm(partial(normalize, "RmsNorm", True), "eps")
+rms_norm_float32 = adapt_rms_norm(partial(normalize, "RmsNormFp32", True), "eps")
 
 
 @declare()
@@ -172,9 +187,9 @@ PEERS = (
     peer("Attention, fused", "heads_fused", "multi_head_attention", **SELF),
     peer("Attention, not fused", "heads_unfused", "multi_head_attention", **SELF),
     peer("LayerNorm", "layer_norm", "layer_norm"),
-    peer("LayerNormFp32", "layer_norm_float32", "layer_norm"),
+    peer("LayerNormFp32", "layer_norm_float32", "layer_norm", given=IN_FLOAT32),
     peer("RmsNorm", "rms_norm", "rms_norm"),
-    peer("RmsNormFp32", "rms_norm_float32", "rms_norm"),
+    peer("RmsNormFp32", "rms_norm_float32", "rms_norm", given=IN_FLOAT32),
     peer("swish", "silu", "silu"),
     peer("Mlp", "network", "feed_forward"),
     peer("SwiGLU", "gated_network", "gated_feed_forward"),

@@ -86,8 +86,11 @@ def normalize_by_root(x: Tensor, weight: Tensor, bias: None, **eps: float) -> An
     return module(x)
 
 
-layer_norm = adapt(adapt_layer_norm(normalize, "eps"), "no-empty")
-rms_norm = adapt(adapt_rms_norm(normalize_by_root, "eps"), "no-axes", "no-empty")
+layer_norm = adapt(adapt_layer_norm(normalize, "eps"), "no-empty", "no-wide_weights")
+rms_norm = adapt(
+    adapt_rms_norm(normalize_by_root, "eps", "no-axes"), "no-axes", "no-empty", "no-wide_weights",
+    conventions={"normalized": "inputs"},
+)  # fmt: skip
 
 
 def take_loss(
@@ -148,8 +151,9 @@ def activate(x: Tensor) -> Any:
 
 def apply_network(parameters: FeedForward, x: Tensor, *, activation: str = "relu") -> Any:
     """`Tensor.linear`, and between two of them `relu`, `gelu` of either kind or `silu`."""
-    options = {"gelu": {"approximate": "none"}, "gelu_tanh": {"approximate": "tanh"}}.get(activation, {})
-    hidden = getattr(x.linear(*parameters.inner), activation.removesuffix("_tanh"))(**options)
+    gelus = {"gelu": "none", "gelu_tanh": "tanh"}
+    hidden = x.linear(*parameters.inner)
+    hidden = hidden.gelu(gelus[activation]) if activation in gelus else getattr(hidden, activation)()
     return hidden.linear(*parameters.outer)
 
 

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
     from specification.parameters import Linear
 
+IN_FLOAT32 = {"dtypes": ("float32", "bfloat16", "float16")}
+"""Of what computes in float32 by its name or its documentation, and gives float64 back for float64."""
 FLOAT32_ANGLES = {"angles": "float32"}
-TABLE = 2**16
+TABLE = 2**12
 """Rows of a table of positions that an adapter lets a library make: all of them would not fit into memory."""
 
 
@@ -27,6 +29,14 @@ def import_module(name: str) -> Any:
             spec: Any = importlib.util.find_spec(package)
             sys.modules[package] = importlib.util.module_from_spec(spec)
     return importlib.import_module(name)
+
+
+def table_length(positions: torch.Tensor) -> int:
+    """Of a table that has all these positions; NotImplementedError for one that the adapter does not let be made."""
+    length = int(positions.max()) + 1 if positions.numel() else 1
+    if length > TABLE:
+        raise NotImplementedError(f"a table of {length} positions")
+    return length
 
 
 def call_module(kind: Callable[..., Any], named: dict[str, torch.Tensor], *arguments: Any, **options: Any) -> Any:

@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
-from conformance.peers.adapters import adapt_layer_norm, make_peer
+from conformance.peers.adapters import adapt_layer_norm, make_peer, require_one_axis
 from conformance.peers.extra.fitting import interleave, is_interleaved
-from conformance.peers.extra.torch_modules import FLOAT32_ANGLES, TABLE, call_module, import_module, name_projections
+from conformance.peers.extra.torch_modules import (
+    FLOAT32_ANGLES,
+    IN_FLOAT32,
+    TABLE,
+    call_module,
+    import_module,
+    name_projections,
+    table_length,
+)
 from conformance.peers.heads import OPERATION, inner_width, join_heads, one_mask_for_all_heads, resize_case
 from specification.rotary import Llama3Scaling
 
@@ -29,6 +37,8 @@ def heads(
     import torch
     from torch.nn import Linear
 
+    if key.shape != value.shape:
+        raise NotImplementedError("keys and values are of the same tokens")
     kind = import_module("torchtune.modules.attention").MultiHeadAttention
     parts = [*(join_heads(part, torch.cat) for part in parameters[:3]), parameters.output]
     names = ("q_proj", "k_proj", "v_proj", "output_proj")
@@ -68,6 +78,7 @@ layer_norm = adapt_layer_norm(normalize, "eps")
 @declare(["no-axes"])
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, plus_one: bool = False) -> Any:
     """`RMSNorm`, or `GemmaRMSNorm` where 1 is added to the weight."""
+    require_one_axis(weight)
     name = "torchtune.models.gemma.rms_norm" if plus_one else "torchtune.modules.rms_norm"
     kind = getattr(import_module(name), "GemmaRMSNorm" if plus_one else "RMSNorm")
     return call_module(kind, {"scale": weight}, x, dim=len(weight), eps=eps)
@@ -79,8 +90,7 @@ def rotary(
     scaling: Llama3Scaling | None = None,
 ) -> Any:  # fmt: skip
     """`RotaryPositionalEmbeddings`, or `Llama3ScaledRoPE`, of as many positions as needed."""
-    longest = int(positions.max()) + 1 if positions.numel() else 1
-    sizes: dict[str, Any] = {"dim": x.shape[-1], "max_seq_len": longest, "base": base}
+    sizes: dict[str, Any] = {"dim": x.shape[-1], "max_seq_len": table_length(positions), "base": base}
     if scaling is None:
         module = import_module("torchtune.modules.position_embeddings").RotaryPositionalEmbeddings(**sizes)
     else:
@@ -129,8 +139,8 @@ def cross_entropy(
 peer = partial(make_peer, "torchtune ", __name__, "torch", ("torchtune", "torch"), isolated=True)
 PEERS = (
     peer("MultiHeadAttention", "heads", "multi_head_attention", fitted=share_tokens, takes=one_mask_for_all_heads),
-    peer("Fp32LayerNorm", "layer_norm", "layer_norm"),
-    peer("RMSNorm, GemmaRMSNorm", "rms_norm", "rms_norm"),
+    peer("Fp32LayerNorm", "layer_norm", "layer_norm", given=IN_FLOAT32),
+    peer("RMSNorm, GemmaRMSNorm", "rms_norm", "rms_norm", given=IN_FLOAT32),
     peer("FeedForward", "network", "gated_feed_forward"),
     peer("RotaryPositionalEmbeddings, Llama3ScaledRoPE", "rotary", "rotary_embedding", takes=takes_rotary,
          fitted=interleave),

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conformance.cases.declaration import declare
-from conformance.peers.adapters import Options, adapt_attention, make_peer
+from conformance.peers.adapters import Options, adapt_attention, make_peer, require_one_axis
 from conformance.peers.extra.fitting import INTERLEAVED, KEYS_BEFORE, LAST_AT_LAST, set_options
 from conformance.peers.extra.torch_modules import FLOAT32_ANGLES, call_module, widen_mask
 from conformance.peers.peer import BROADCAST, bottom_right, causal_flag
@@ -47,34 +47,36 @@ flash = adapt(MASKED | {"bias": "attn_bias"}, flash=True)
 flash_causal = adapt(CAUSAL, *CAUSAL_FEATURES, "gqa", flash=True, causal="bottom_right")
 
 
-@declare(["no-axes"])
+@declare(["no-axes", "no-wide_weights"])
 def layer_norm(x: torch.Tensor, weight: torch.Tensor) -> Any:
     """`LayerNorm`, which has no bias, and the eps of torch."""
+    require_one_axis(weight)
     from x_transformers.x_transformers import LayerNorm
 
     return call_module(LayerNorm, {"gamma": weight}, x, dim=len(weight))
 
 
-@declare(["no-axes"])
+@declare(["no-axes", "no-wide_weights"])
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, plus_one: bool = False) -> Any:
     """`RMSNorm`, which divides by the norm of the row, or by 1e-12 if that is more; an eps is too small to be seen."""
+    require_one_axis(weight)
     from x_transformers.x_transformers import RMSNorm
 
     return call_module(RMSNorm, {"g": weight}, x, dim=len(weight), unit_offset=plus_one)
 
 
-@declare(conventions=FLOAT32_ANGLES)
+@declare(conventions=FLOAT32_ANGLES, width_multiple=4)
 def rotary(
     x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0, rotary_width: int | None = None,
     pairing: str = "halves",
 ) -> Any:  # fmt: skip
-    """`RotaryEmbedding` and `apply_rotary_pos_emb`, of pairs of neighbours."""
+    """`RotaryEmbedding` and `apply_rotary_pos_emb`, of pairs of neighbours, two at least."""
     from x_transformers.x_transformers import RotaryEmbedding, apply_rotary_pos_emb
 
     return apply_rotary_pos_emb(x, *RotaryEmbedding(rotary_width or x.shape[-1], base=base)(positions))
 
 
-@declare(dtypes=("float32",))
+@declare(["no-empty"], dtypes=("float32",))
 def alibi(num_heads: int, query_length: int, key_length: int, *, offset: int = 0) -> Any:
     """`AlibiPositionalBias.forward_custom_pos`, which is given positions."""
     import torch
