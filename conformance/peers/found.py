@@ -82,16 +82,22 @@ def format_found(bugs: Sequence[Bug]) -> str:
     return PREFACE + "".join(f"{line}\n" for line in lines(bugs))
 
 
+def group_by_library(bugs: Sequence[Bug]) -> list[tuple[str, list[Bug]]]:
+    """The bugs of each library and version, in the order of the records."""
+    groups: dict[str, list[Bug]] = {}
+    for bug in bugs:
+        groups.setdefault(f"{bug.library} {bug.version}", []).append(bug)
+    return list(groups.items())
+
+
 def lines(bugs: Sequence[Bug]) -> Iterator[str]:
-    for library in dict.fromkeys(f"{bug.library} {bug.version}" for bug in bugs):
+    for library, its_bugs in group_by_library(bugs):
         yield from ["", f"## {library}"]
-        for bug in bugs:
-            if f"{bug.library} {bug.version}" == library:
-                rule = f"{bug.rule} {JUDGED[bug.rule].title}" if bug.rule in JUDGED else bug.rule
-                ends = not bug.wrong[-1].isdigit() and bug.wrong not in ("nan", "inf")
-                where = f", on a processor with {bug.flag}" if bug.flag else ""
-                yield from ["", f"### {bug.title[0].upper()}{bug.title[1:]}", ""]
-                yield from ["```python", bug.call.strip(), "```", ""]
-                yield f"- {'ends by' if ends else 'prints'} {bug.wrong}{where}; right is {bug.right}"
-                yield f"- rule {rule}"
-                yield f"- reported: {bug.reported}"
+        for bug in its_bugs:
+            ends = not bug.wrong[-1].isdigit() and bug.wrong not in ("nan", "inf")
+            where = f", on a processor with {bug.flag}" if bug.flag else ""
+            yield from ["", f"### {bug.title[0].upper()}{bug.title[1:]}", ""]
+            yield from ["```python", bug.call.strip(), "```", ""]
+            yield f"- {'ends by' if ends else 'prints'} {bug.wrong}{where}; right is {bug.right}"
+            yield f"- rule {bug.rule} {JUDGED[bug.rule].title}"
+            yield f"- reported: {bug.reported}"

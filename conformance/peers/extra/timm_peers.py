@@ -147,7 +147,7 @@ def cross_entropy(
     return loss(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).long())
 
 
-@declare(dtypes=WIDE)
+@declare(dtypes=WIDE, conventions={"moments": "lerp"})
 def adamw(
     parameters: torch.Tensor, gradients: torch.Tensor, state: AdamState, *, learning_rate: float, beta_1: float = 0.9,
     beta_2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0, decoupled: bool = True,

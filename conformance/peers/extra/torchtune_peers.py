@@ -123,13 +123,13 @@ def network(parameters: GatedFeedForward, x: torch.Tensor, *, activation: str = 
     return call_module(kind, named, x, **options, activation=activations[activation])
 
 
-@declare(["no-empty"])
+@declare(["no-empty"], dtypes=("float32",))
 def cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, *, ignore: int | None = None, reduction: str = "mean"
 ) -> Any:
-    """`CEWithChunkedOutputLoss` of up to 8 chunks of tokens, in float32."""
-    if reduction != "mean":
-        raise NotImplementedError("the loss is the mean")
+    """`CEWithChunkedOutputLoss` of up to 8 chunks of tokens, which gives float32 back for 16 bits."""
+    if reduction != "mean" or logits.dtype.itemsize != 4:
+        raise NotImplementedError("the loss is the mean, and in float32")
     kind = import_module("torchtune.modules.loss.ce_chunked_output_loss").CEWithChunkedOutputLoss
     rows, labels = logits.reshape(1, -1, logits.shape[-1]), targets.reshape(1, -1).long()
     loss = kind(**({} if ignore is None else {"ignore_index": ignore}))
