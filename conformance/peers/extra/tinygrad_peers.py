@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from specification.parameters import FeedForward
 
 
+DTYPES = ("float32", "float16", "float64")
+"""Without bfloat16, for which clang has to know more than version 14 does."""
+
+
 def read(array: np.ndarray) -> Tensor:
     from tinygrad import Tensor, dtypes
 
@@ -54,7 +58,7 @@ TINYGRAD = Arrays(read, write, pull)
 
 
 def adapt(function: Callable[..., Any], *supports: str, **declared: Any) -> Callable[..., Any]:
-    return adapt_arrays(TINYGRAD, function, *supports, **declared)
+    return adapt_arrays(TINYGRAD, function, *supports, **{"dtypes": DTYPES} | declared)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, **keywords: Any) -> Any:
