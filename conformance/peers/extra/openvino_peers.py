@@ -44,6 +44,8 @@ def compile_model(build: Build, kinds: tuple[tuple[str, int], ...], settings: tu
 
 def run(build: Build, *arrays: np.ndarray | None, settings: tuple[Any, ...] = ()) -> Any:
     given = [np.array(array, order="C") for array in arrays if array is not None]
+    if any(str(array.dtype) not in (*DTYPES, "bool") for array in given):
+        raise NotImplementedError(f"arrays of {', '.join(DTYPES)} alone")
     model = compile_model(build, tuple((str(array.dtype), array.ndim) for array in given), settings)
     return model.infer_new_request(given)[0].copy()
 
@@ -107,7 +109,12 @@ rms_norm = adapt_rms_norm(partial(normalize, build_rms_norm), "eps", *NORM_LACKS
 
 
 def build_silu(operations: Any, x: Any) -> Any:
-    return operations.swish(x)
+    return swish(operations, x)
+
+
+def swish(operations: Any, x: Any) -> Any:
+    """With its factor of 1 in the dtype of x: left out, it is float32, which float16 does not go with."""
+    return operations.swish(x, operations.convert_like(operations.constant(np.float32(1)), x))
 
 
 @declare(["no-gradients", "no-empty"], dtypes=DTYPES)
@@ -129,7 +136,7 @@ def build_network(operations: Any, x: Any, *rest: Any) -> Any:
 def activate(operations: Any, x: Any, name: str) -> Any:
     """`Relu`, `Swish`, or `Gelu` of either kind."""
     if name in ("relu", "silu"):
-        return operations.relu(x) if name == "relu" else operations.swish(x)
+        return operations.relu(x) if name == "relu" else swish(operations, x)
     return operations.gelu(x, "TANH" if name == "gelu_tanh" else "ERF")
 
 

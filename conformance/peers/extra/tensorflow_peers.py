@@ -76,7 +76,7 @@ def step_adam(
     import tensorflow as tf
 
     moved, mean, square = (tf.Variable(array) for array in (parameters, state.mean, state.square))
-    number = partial(tf.cast, dtype=parameters.dtype)
+    number = partial(tf.constant, dtype=parameters.dtype)
     powers = {f"beta{i}_power": number(beta ** (int(state.step) + 1)) for i, beta in ((1, beta_1), (2, beta_2))}
     tf.raw_ops.ResourceApplyAdam(
         var=moved.handle, m=mean.handle, v=square.handle, **powers, lr=number(learning_rate), beta1=number(beta_1),
@@ -93,7 +93,7 @@ def step_momentum(
     import tensorflow as tf
 
     moved, velocity = tf.Variable(parameters), tf.Variable(state.velocity)
-    number = partial(tf.cast, dtype=parameters.dtype)
+    number = partial(tf.constant, dtype=parameters.dtype)
     tf.raw_ops.ResourceApplyMomentum(
         var=moved.handle, accum=velocity.handle, lr=number(learning_rate), grad=gradients, momentum=number(momentum),
         use_nesterov=nesterov,

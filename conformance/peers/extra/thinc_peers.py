@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.case import Case
 from conformance.cases.declaration import declare
 from conformance.peers.adapters import make_peer, require_one_axis
 from conformance.peers.extra.fitting import set_options
@@ -27,6 +28,11 @@ def make_norm(weight: np.ndarray, bias: np.ndarray | None) -> Any:
     return model
 
 
+def require_dtype(array: np.ndarray, *dtypes: str) -> None:
+    if str(array.dtype) not in dtypes:
+        raise NotImplementedError(f"an array of {array.dtype}")
+
+
 def as_rows(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1, array.shape[-1])
 
@@ -43,6 +49,7 @@ def layer_norm_vjp(
 @declare(["no-axes", "no-empty", "no-wide_weights"], dtypes=("float32",), vjp=layer_norm_vjp)
 def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, *, eps: float = 1e-5) -> Any:
     require_one_axis(weight)
+    require_dtype(x, "float32")
     if eps != EPS:
         raise NotImplementedError(f"eps is {EPS}")
     return make_norm(weight, bias).predict(as_rows(x)).reshape(x.shape)
@@ -53,7 +60,11 @@ def adam(
     parameters: np.ndarray, gradients: np.ndarray, state: AdamState, *, learning_rate: float, beta_1: float = 0.9,
     beta_2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0, decoupled: bool = True,
 ) -> Any:  # fmt: skip
-    """`Adam`, without its clipping and averages; a decoupled decay would be one of the weights that it moved to."""
+    """`Adam`, without its clipping and averages, whose epsilon stands before the correction, where none is seen here.
+
+    A decoupled decay would be one of the weights that it moved to.
+    """
+    require_dtype(parameters, "float32")
     from thinc.api import Adam
 
     options = {"L2": weight_decay, "L2_is_weight_decay": decoupled, "grad_clip": 0.0, "use_averages": False}
@@ -77,14 +88,23 @@ def silu_vjp(x: np.ndarray, cotangent: np.ndarray) -> Any:
 def silu(x: np.ndarray) -> Any:
     from thinc.api import NumpyOps
 
+    require_dtype(x, "float32", "float64")
     return NumpyOps().swish(np.array(x))
+
+
+def takes_adam(case: Case) -> bool:
+    """Where a beta is 0, `Adam` refuses."""
+    return decays(case, decoupled=False) and bool(case.options.get("beta_1")) and bool(case.options.get("beta_2"))
+
+
+def fit_adam(case: Case) -> Case:
+    options = {"eps": 1e-30, "beta_1": case.options.get("beta_1") or 0.9, "beta_2": case.options.get("beta_2") or 0.999}
+    return set_options(decaying(case, decoupled=False), "adam_step", **options)
 
 
 peer = partial(make_peer, "thinc ", __name__, "numpy", ("thinc",), isolated=True)
 PEERS = (
     peer("LayerNorm", "layer_norm", "layer_norm", fitted=partial(set_options, operation="layer_norm", eps=EPS)),
     peer("NumpyOps.swish", "silu", "silu"),
-    peer(
-        "Adam", "adam", "adam_step", takes=partial(decays, decoupled=False), fitted=partial(decaying, decoupled=False)
-    ),
+    peer("Adam", "adam", "adam_step", takes=takes_adam, fitted=fit_adam),
 )
