@@ -14,7 +14,7 @@ from conformance.peers.extra.bridge import Arrays, adapt_arrays
 from conformance.peers.extra.fitting import KEYS_BEFORE
 from conformance.peers.heads import join_heads, one_mask_for_all_heads, resize_case
 from conformance.peers.optimizers import MOMENTUM, decaying, decays
-from conformance.peers.peer import BROADCAST, FLOAT_MASK, bottom_right
+from conformance.peers.peer import BROADCAST, FLOAT_MASK, bottom_right, causal_flag
 from specification.optimizers import AdamState, SgdState
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def attend(query: mx.array, key: mx.array, value: mx.array, *, scale: float | No
 
 
 def read_causal(mask: Mask | None) -> dict[str, Any]:
-    return {"mask": None if mask is None else "causal"}
+    return {"mask": "causal" if causal_flag(mask, "mask") else None}
 
 
 SINKS: Options = {"scale": "scale", "sinks": "sinks"}

@@ -10,7 +10,7 @@ from conformance.cases.declaration import declare
 from conformance.peers.adapters import make_peer
 from conformance.peers.extra.fitting import INTERLEAVED
 from conformance.peers.extra.torch_modules import FLOAT32_ANGLES
-from conformance.peers.peer import bottom_right, causal_flag, takes_masks
+from conformance.peers.peer import bottom_right, causal_flag, is_aligned, takes_masks
 from specification import Causal, KeyPadding, SlidingWindow
 
 if TYPE_CHECKING:
@@ -25,10 +25,15 @@ NOTHING_HIDDEN = {"isolation": "finite"}
 """Every key is in the window of some query, so that no number is behind the mask of all."""
 
 
-def attend_locally(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, **options: Any) -> Any:
+def attend_locally(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: SlidingWindow, causal: bool, **options: Any
+) -> Any:
     """`LocalAttention` with `exact_windowsize` and `autopad`."""
     from local_attention import LocalAttention
 
+    sides = (SIZE, 0 if causal else SIZE)
+    if not isinstance(window, SlidingWindow) or (window.left, window.right) != sides or not is_aligned(window):
+        raise NotImplementedError(f"no mask but the window of {sides} keys")
     if not query.shape == key.shape == value.shape:
         raise NotImplementedError("queries, keys and values have one shape")
     mask = options.pop("mask", None)
@@ -40,14 +45,14 @@ def attend_locally(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
 def local_causal(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, mask: SlidingWindow, scale: float | None = None
 ) -> Any:
-    return attend_locally(query, key, value, causal=True, scale=scale)
+    return attend_locally(query, key, value, mask, causal=True, scale=scale)
 
 
 @declare(WINDOW, windows=[(SIZE, SIZE)], conventions=NOTHING_HIDDEN)
 def local_both(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, mask: SlidingWindow, scale: float | None = None
 ) -> Any:
-    return attend_locally(query, key, value, causal=False, scale=scale)
+    return attend_locally(query, key, value, mask, causal=False, scale=scale)
 
 
 @declare(WINDOW, windows=[(SIZE, SIZE)], conventions=NOTHING_HIDDEN)
@@ -58,7 +63,7 @@ def local_masked(
     import torch
 
     visible = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool)
-    return attend_locally(query, key, value, causal=False, scale=scale, mask=visible)
+    return attend_locally(query, key, value, mask, causal=False, scale=scale, mask=visible)
 
 
 # --- rotary-embedding-torch -------------------------------------------------------------------------------------------
@@ -149,6 +154,8 @@ def clamp(softcap: float | None) -> dict[str, Any]:
 def read_padding(mask: KeyPadding | None) -> Any:
     import torch
 
+    if not isinstance(mask, KeyPadding | None):
+        raise NotImplementedError("no mask but one of keys")
     return None if mask is None else torch.as_tensor(mask.keep, dtype=torch.bool)
 
 
