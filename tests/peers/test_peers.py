@@ -36,6 +36,7 @@ from conformance.peers import (
     torch_attention,
     torch_multi_head,
 )
+from conformance.peers.extra import bridge, fitting
 from conformance.peers.peer import Peer
 from conformance.sampling.draws import Rows
 from conformance.subjects.callables import load
@@ -287,6 +288,9 @@ def test_what_cannot_be_judged_is_told_in_one_line() -> None:
     lines: list[str] = []
     absent = replace(PEERS[0], name="a name that no other has", packages=("no_such_package",))
     assert absent.absent == "no_such_package is not installed"
+    assert (
+        replace(absent, packages=(), program="no-such-program").absent == "there is no no-such-program on this machine"
+    )
     list(matrix.choose_peers((), lines.append))
     assert all(" is skipped: " in line for line in lines)
     assert sum("FlexAttention, compiled" in line for line in lines) == 1
@@ -325,6 +329,38 @@ def test_hidden_tokens_are_hidden_from_every_query() -> None:
     assert np.isfinite(dirty.inputs["key"][1]).all()
     truth = NumpySubject()
     np.testing.assert_array_equal(truth(dirty)["output"], truth(clean)["output"])
+
+
+def test_functions_of_other_arrays_have_gradients_by_name() -> None:
+    """Of every floating array, wherever it stands; an undeclared dtype is refused."""
+
+    def pull(function: Any, arrays: list[Any], cotangent: Any) -> list[Any]:
+        return [cotangent * function(*(np.ones_like(b) if a is b else b for b in arrays)) for a in arrays]
+
+    library = bridge.Arrays(np.array, np.array, pull)
+
+    def scale(x: Any, state: Any, *, factor: float = 1.0) -> Any:
+        return x * state.weight * factor
+
+    adapted = bridge.adapt_arrays(library, scale, dtypes=("float32",))
+    x, state = np.full(2, 3, np.float32), Linear(np.full(2, 5, np.float32))
+    np.testing.assert_array_equal(adapted(x, state, factor=2.0), 30)
+    gradients = adapted.conformance["vjp"](x, state, np.ones(2, np.float32), factor=2.0)
+    np.testing.assert_array_equal(gradients["x"], 10)
+    np.testing.assert_array_equal(gradients["state"].weight, 6)
+    assert (gradients["state"].bias, gradients["factor"]) == (None, None)
+    with pytest.raises(NotImplementedError, match="an array of float64"):
+        adapted(x.astype(float), state)
+
+
+def test_calls_are_fitted_to_what_a_library_has() -> None:
+    assert fitting.is_interleaved(fitting.interleave(rotary("halves")))
+    assert fitting.keys_come_before(alibi())
+    near = replace(alibi(), options=alibi().options | {"offset": 0})
+    assert not fitting.keys_come_before(near)
+    assert fitting.keys_come_before(fitting.put_keys_before(near))
+    assert not fitting.is_last_at_last(relative_positions())
+    assert fitting.is_last_at_last(fitting.put_last_at_last(relative_positions()))
 
 
 # --- a peer of our own ------------------------------------------------------------------------------------------------
