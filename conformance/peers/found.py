@@ -94,7 +94,7 @@ def lines(bugs: Sequence[Bug]) -> Iterator[str]:
     for library, its_bugs in group_by_library(bugs):
         yield from ["", f"## {library}"]
         for bug in its_bugs:
-            ends = not bug.wrong[-1].isdigit() and bug.wrong not in ("nan", "inf")
+            ends = bug.wrong.isidentifier() and bug.wrong not in ("nan", "inf")
             where = f", on a processor with {bug.flag}" if bug.flag else ""
             yield from ["", f"### {bug.title[0].upper()}{bug.title[1:]}", ""]
             yield from ["```python", bug.call.strip(), "```", ""]
