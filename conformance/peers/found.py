@@ -69,7 +69,7 @@ def read_bugs(path: Path = RECORDS) -> list[Bug]:
 
 def run_call(bug: Bug) -> str:
     """What the call prints in a process of its own, or the name of the exception or signal that ends it."""
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "0"}
     command = [sys.executable, "-W", "ignore", "-c", bug.call]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST)
     if done.returncode < 0:
