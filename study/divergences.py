@@ -88,7 +88,14 @@ class Matrix(NamedTuple):
         """Of the package that a path leads through; empty where none of these has its name."""
         versions = self.run_of[path].versions if path in self.run_of else {}
         name = origin(path).lower()
-        found = next((one for one in (name.replace(" ", ""), re.split(r"[. ]", name)[0]) if one in versions), "")
+        found = next(
+            (
+                one
+                for one in (name.replace(" ", ""), name.replace("-", "_"), re.split(r"[. ]", name)[0])
+                if one in versions
+            ),
+            "",
+        )
         return f"{found} {versions[found]}" if found else ""
 
     def departures(self, rule: str) -> list[Departure]:

@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from conformance.peers.found import group_by_library, read_bugs
 from conformance.side_by_side.drift import summary
 from conformance.side_by_side.operations import MASK_RULES, OPERATIONS, Operation
 from conformance.side_by_side.rules import letters, rule_texts
@@ -92,6 +93,9 @@ def build(out: Path, base: str | None = None, examples: bool = True, results: Re
         written[operation.name] = made.get_template("operation.html").render(page=operation.name, **content)
     for name in ("divergences", "benchmarks"):
         written[name] = made.get_template(f"{name}.html").render(page=name, results=results, rules=rule_texts())
+    written["found"] = made.get_template("found.html").render(
+        page="found", libraries=group_by_library(read_bugs()), rules=rule_texts()
+    )  # fmt: skip
     written["training"] = made.get_template("training.html").render(
         page="training", results=results, step=training.step(), gradients=list(training.gradients()),
         figure=figure,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from conformance.peers import (
     activations,
     equinox_layers,
+    extra,
     flax_layers,
     jax_functions,
     keras_layers,
@@ -46,5 +47,6 @@ PEERS: tuple[Peer, ...] = (
     *activations.PEERS,
     *transformers_layers.PEERS,
     *rotary_layers.PEERS,
+    *extra.PEERS,
 )
 """In the order of the table."""

@@ -42,12 +42,20 @@ def read_causal(flag: str) -> Callable[[Any], dict[str, Any]]:
     return lambda mask: {flag: causal_flag(mask, flag)}
 
 
+def require_one_axis(weight: Array) -> None:
+    """NotImplementedError for a norm over several axes."""
+    if weight.ndim > 1:
+        raise NotImplementedError(f"the norm is over one axis, not {weight.ndim}")
+
+
 def adapt_layer_norm(normalize: Callable[..., Any], eps: str, *supports: str, **declared: Any) -> Callable[..., Any]:
     """Layer norm by `normalize(x, weight, bias)`, with eps under the library's name where it is given."""
     theirs = eps
 
     @declare(supports or None, **declared)
     def layer_norm(x: Array, weight: Array, bias: Array | None = None, *, eps: float | None = None) -> Any:
+        if "no-axes" in supports:
+            require_one_axis(weight)
         return normalize(x, weight, bias, **({} if eps is None else {theirs: eps}))
 
     return layer_norm
@@ -55,7 +63,7 @@ def adapt_layer_norm(normalize: Callable[..., Any], eps: str, *supports: str, **
 
 def adapt_rms_norm(normalize: Callable[..., Any], eps: str, *supports: str, **declared: Any) -> Callable[..., Any]:
     """The same of RMS norm, whose bias is None."""
-    layer_norm = adapt_layer_norm(normalize, eps)
+    layer_norm = adapt_layer_norm(normalize, eps, *supports)
 
     @declare(supports or None, **declared)
     def rms_norm(x: Array, weight: Array, *, eps: float | None = None) -> Any:

@@ -30,16 +30,18 @@ the library's own documentation: a library may intend the mean of the values for
 several rules, the page shows it once, under the rule of the cause, and the cases of other rules avoid it.
 
 Cases are small, or have [sizes that matter to kernels](declarations.md#sizes) in one or two dimensions. Paths that
-compile for every shape, or run in a subprocess, get a third of the large cases. If a divergence depends on a size, the
-page says so: "first wrong at 257 keys (256 are right)". The row of `jax.numpy.einsum` is not a library's function. It
-is attention as many people write it, compiled as a whole and differentiated from outside.
+compile for every shape, or run in a subprocess, get a third of the large cases. A run at the effort `quick` has none.
+If a divergence depends on a size, the page says so: "first wrong at 257 keys (256 are right)". The row of
+`jax.numpy.einsum` is not a library's function. It is attention as many people write it, compiled as a whole and
+differentiated from outside.
 
 Every rule, or part of one, has a level: `core`, `robust` or `strict`. A row says the highest
 [profile](declarations.md#profiles) that the path keeps. The columns stand by level: first whether the level is kept,
 then its rules.
 
-`make peers` writes this page, and `divergences.json` beside it. A run of some peers renews their rows, and all others
-stay, so every row says by a number which run it is from. Compiled FlexAttention compiles for every shape, also in
+`make peers` writes this page, and `divergences.json` beside it, also for the libraries of an extra environment
+([packages.txt](../conformance/peers/extra/packages.txt)). A run of some peers renews their rows, and all others stay,
+so every row says by a number which run it is from. Compiled FlexAttention compiles for every shape, also in
 transformers, and is judged only by its name:
 `conformance dev peers "FlexAttention, compiled" flex_attention_forward --seed 2026 --markdown docs/divergences.md`.
 [test_divergences.py](../tests/peers/test_divergences.py) shows the most important divergences once more, in plain calls

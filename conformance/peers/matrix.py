@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields
-from importlib.metadata import version
 
 from conformance.cases.declaration import split_names
 from conformance.judge.options import EFFORTS
@@ -13,7 +12,7 @@ from conformance.judge.report import Report, report_of
 from conformance.judge.trial import Progress, ignore_progress
 from conformance.peers import PEERS
 from conformance.peers.judging import DtypeRemark, PeerExecutor, runner_of
-from conformance.peers.peer import Peer
+from conformance.peers.peer import Peer, installed_version
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,24 @@ def matrix(
 
     only: parts of names; a peer whose name has one of them is judged, also if it is slow. say: where lines go.
     """
+    return list(judge_peers(effort, seed, only, say=say, progress=progress))
+
+
+def judge_peers(
+    effort: str,
+    seed: int,
+    only: Collection[str] = (),
+    *,
+    say: Callable[[str], None] = print,
+    progress: Progress = ignore_progress,
+) -> Iterator[PeerReport]:
+    """The reports of `matrix`, each as soon as it is made."""
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
-    reports = []
     for peer in list(choose_peers(only, say)):
-        reports.append(judge_peer(peer, effort, seed, progress))
-        say(f"{peer.name}: {len(reports[-1].violations)} divergences in {reports[-1].seconds:.0f} s")
-    return reports
+        report = judge_peer(peer, effort, seed, progress)
+        say(f"{peer.name}: {len(report.violations)} divergences in {report.seconds:.0f} s")
+        yield report
 
 
 def choose_peers(only: Collection[str], say: Callable[[str], None]) -> Iterator[Peer]:
@@ -72,5 +82,5 @@ def judge_peer(peer: Peer, effort: str, seed: int, progress: Progress = ignore_p
         runner.close()
     plain = report_of(peer.target, executor, effort, time.monotonic() - start)
     inherited = {f.name: getattr(plain, f.name) for f in fields(Report)}
-    inherited["versions"] = plain.versions | {package: version(package) for package in peer.packages}
+    inherited["versions"] = plain.versions | {package: installed_version(package) for package in peer.packages}
     return PeerReport(**inherited, peer=peer, remarks=executor.remarks, accepted=executor.accepted)

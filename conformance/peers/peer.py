@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +40,8 @@ class Peer:
     """One path through a library.
 
     name: the library, the function and the path. subject: where its adapter is, `module:callable`.
-    packages: what must be installed, the library first. device: "cuda" for paths that only a GPU has.
+    packages: what must be installed, the library first. program: what must be on the machine beside them.
+    device: "cuda" for paths that only a GPU has.
     environment: variables that its process is started with. isolated: it runs in a process of its own, as every peer
     with an environment does; for native code that ends its process over a bad call.
     given: what is said of it beyond its adapter's declaration; see `conformance.check`.
@@ -52,6 +56,7 @@ class Peer:
     operation: str
     arrays: str
     packages: tuple[str, ...]
+    program: str = ""
     device: str = "cpu"
     environment: dict[str, str] = field(default_factory=dict)
     isolated: bool = False
@@ -73,6 +78,8 @@ class Peer:
         missing = [package for package in self.packages if not is_installed(package)]
         if missing:
             return f"{missing[0]} is not installed"
+        if self.program and not shutil.which(self.program):
+            return f"there is no {self.program} on this machine"
         if self.device == "cuda" and not gpu_of(self.arrays):
             return f"{self.arrays} sees no GPU"
         return ""
@@ -87,6 +94,15 @@ def keras_peer(backend: str, name: str, subject: str, operation: str, **fields: 
 
 def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
+
+
+@functools.cache
+def installed_version(package: str) -> str:
+    """Of a package by the name that is imported, which its distribution need not have."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return version(packages_distributions()[package][0])
 
 
 def gpu_of(arrays: str) -> bool:
@@ -115,6 +131,14 @@ def top_left(case: Case) -> bool:
     """Calls without a mask, or with an aligned causal one."""
     mask = case.options.get("mask")
     return mask is None or (isinstance(mask, Causal) and is_aligned(mask))
+
+
+def bottom_right(case: Case) -> bool:
+    """Calls without a mask, or with a causal one at the last key."""
+    mask = case.options.get("mask")
+    offset = case.inputs["key"].shape[2] - case.inputs["query"].shape[2]
+    given = mask.offset if isinstance(mask, Causal) else ""
+    return mask is None or (isinstance(given, int) and given == offset) or (given is None and offset == 0)
 
 
 def no_mask(mask: Mask | np.ndarray | None, path: str) -> Any:

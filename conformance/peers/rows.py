@@ -9,7 +9,6 @@ import json
 import platform
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +20,7 @@ from conformance.checks.results import Violation
 from conformance.peers import PEERS
 from conformance.peers.judging import DtypeRemark
 from conformance.peers.matrix import PeerReport
-from conformance.peers.peer import is_installed
+from conformance.peers.peer import installed_version, is_installed
 from conformance.reports.blocks import error
 from conformance.reports.causes import cause_content, describe_cause
 from conformance.reports.content import real, violation_content
@@ -59,6 +58,8 @@ OPERATION_TITLES = {
     "feed_forward": "Feed-forward network",
     "gated_feed_forward": "Gated feed-forward network",
     "silu": "SiLU",
+    "sinusoidal_positions": "Sinusoidal positions",
+    "alibi_bias": "ALiBi",
     "relative_position_bias": "Relative positions",
     "rotary_embedding": "Rotary embeddings",
     "cross_entropy": "Cross-entropy",
@@ -142,7 +143,8 @@ def row_of(report: PeerReport, run: Run) -> Row:
 def versions() -> dict[str, str]:
     """Of everything here that peers need. It is the same for all rows of a run, whichever peers are judged."""
     packages = dict.fromkeys(["numpy", *(package for peer in PEERS for package in peer.packages)])
-    return {"python": platform.python_version()} | {name: version(name) for name in packages if is_installed(name)}
+    installed = {name: installed_version(name) for name in packages if is_installed(name)}
+    return {"python": platform.python_version()} | installed
 
 
 def state_of(report: PeerReport, rule: str) -> State:

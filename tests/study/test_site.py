@@ -77,6 +77,7 @@ def test_there_is_a_page_for_each_operation(built: Path) -> None:
         "walk",
         "lookup",
         "playground",
+        "found",
         "rules",
         "api",
         "diagram",

@@ -9,13 +9,13 @@ import typer
 
 from conformance.cli.console import console
 from conformance.cli.options import Effort
-from conformance.peers import rows
+from conformance.peers import found, rows
 from conformance.peers.markdown import format_page
-from conformance.peers.matrix import matrix
+from conformance.peers.matrix import judge_peers
 from conformance.peers.terminal import render_rows
 
 ONLY = "parts of names; by default all peers that are not slow"
-MARKDOWN = "write the matrix to this file, and to a JSON file beside it; rows there of peers not judged now stay"
+MARKDOWN = "write the matrix to this file, a JSON file and found.md beside it; rows there of peers not judged now stay"
 
 
 def peers(
@@ -30,9 +30,13 @@ def peers(
         before = rows.read(stored) if stored is not None and stored.exists() else []
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    found = rows.rows_of(matrix(effort, seed, only or (), say=console.print))
-    console.print(render_rows(found))
-    if markdown is not None and stored is not None:
-        every = rows.renew_rows(before, found)
-        rows.write(every, stored)
-        markdown.write_text(format_page(every), encoding="utf-8")
+    judged: list[rows.Row] = []
+    if markdown is not None:
+        markdown.with_name("found.md").write_text(found.format_found(found.read_bugs()), encoding="utf-8")
+    for report in judge_peers(effort, seed, only or (), say=console.print):
+        judged += rows.rows_of([report])
+        if markdown is not None and stored is not None:  # after every row, so that a run that is broken off keeps them
+            every = rows.renew_rows(before, judged)
+            rows.write(every, stored)
+            markdown.write_text(format_page(every), encoding="utf-8")
+    console.print(render_rows(judged))
