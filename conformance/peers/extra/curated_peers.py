@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
 from conformance.peers.adapters import make_peer, require_one_axis
-from conformance.peers.extra.fitting import keys_come_before, put_keys_before
 from conformance.peers.extra.torch_modules import (
     FLOAT32_ANGLES,
     TABLE,
@@ -57,7 +56,7 @@ def rotary(x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0) -
     return RotaryEmbeddings(x.shape[-1], base=base).to(x.dtype)(x, positions=rows)
 
 
-@declare(dtypes=("float32",))
+@declare(dtypes=("float32",), conventions={"distances": "absolute"})
 def alibi(num_heads: int, query_length: int, key_length: int, *, offset: int = 0) -> Any:
     """`AttentionLinearBiases.calculate_biases` of all positions, of which the rows of the queries are taken."""
     from curated_transformers.layers.attention import AttentionLinearBiases
@@ -93,8 +92,7 @@ def gated_network(parameters: GatedFeedForward, x: torch.Tensor, *, activation: 
 
 def fits_into_memory(case: Case) -> bool:
     """Calls of few positions: the biases of all pairs of them are computed."""
-    last = (case.options.get("offset") or 0) + case.options["query_length"]
-    return keys_come_before(case) and last <= 1024
+    return max((case.options.get("offset") or 0) + case.options["query_length"], case.options["key_length"]) <= 1024
 
 
 peer = partial(make_peer, "curated-transformers ", __name__, "torch", ("curated_transformers", "torch"), isolated=True)
@@ -104,5 +102,5 @@ PEERS = (
     peer("PointwiseFeedForward", "network", "feed_forward"),
     peer("PointwiseFeedForward, use_gate", "gated_network", "gated_feed_forward"),
     peer("RotaryEmbeddings", "rotary", "rotary_embedding"),
-    peer("AttentionLinearBiases", "alibi", "alibi_bias", takes=fits_into_memory, fitted=put_keys_before),
+    peer("AttentionLinearBiases", "alibi", "alibi_bias", takes=fits_into_memory),
 )

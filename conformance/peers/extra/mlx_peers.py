@@ -11,9 +11,8 @@ import numpy as np
 
 from conformance.peers.adapters import Options, adapt_attention, adapt_layer_norm, adapt_rms_norm, make_peer
 from conformance.peers.extra.bridge import Arrays, adapt_arrays
-from conformance.peers.extra.fitting import KEYS_BEFORE
 from conformance.peers.heads import join_heads, one_mask_for_all_heads, resize_case
-from conformance.peers.optimizers import MOMENTUM, decaying, decays
+from conformance.peers.optimizers import decaying, decays
 from conformance.peers.peer import BROADCAST, FLOAT_MASK, bottom_right, causal_flag
 from specification.optimizers import AdamState, SgdState
 
@@ -155,7 +154,7 @@ def alibi(num_heads: int, query_length: int, key_length: int, *, offset: int = 0
     return nn.ALiBi.create_alibi_matrix(query_length + offset, key_length, num_heads, offset)
 
 
-alibi_bias = adapt(alibi, dtypes=("float32",))
+alibi_bias = adapt(alibi, dtypes=("float32",), conventions={"distances": "absolute"})
 
 # --- losses, optimizers, activations ----------------------------------------------------------------------------------
 
@@ -216,7 +215,8 @@ def clip_gradients(gradients: list[mx.array], limit: float) -> Any:
 
 
 # MLX keeps the averages in the dtype of the parameters.
-adam, sgd, clip = (adapt(function, dtypes=("float32",)) for function in (step_adam, step_sgd, clip_gradients))
+adam, clip = (adapt(function, dtypes=("float32",)) for function in (step_adam, clip_gradients))
+sgd = adapt(step_sgd, dtypes=("float32",), conventions={"velocity": "momentum"})
 
 
 def activate(x: mx.array) -> Any:
@@ -250,11 +250,11 @@ PEERS = (
     peer("nn.silu", "silu", "silu"),
     peer("nn.relu, nn.gelu, nn.gelu_approx or nn.silu", "network", "feed_forward"),
     peer("fast.rope", "rotary", "rotary_embedding"),
-    peer("nn.ALiBi", "alibi_bias", "alibi_bias", **KEYS_BEFORE),
+    peer("nn.ALiBi", "alibi_bias", "alibi_bias"),
     peer("nn.losses.cross_entropy", "cross_entropy", "cross_entropy"),
     peer("nn.losses.nll_loss", "nll_loss", "nll_loss"),
     peer("optimizers.AdamW, bias_correction", "adam", "adam_step", takes=partial(decays, decoupled=True),
          fitted=partial(decaying, decoupled=True)),
-    peer("optimizers.SGD", "sgd", "sgd_step", **MOMENTUM),
+    peer("optimizers.SGD", "sgd", "sgd_step"),
     peer("optimizers.clip_grad_norm", "clip", "clip_by_global_norm"),
 )  # fmt: skip

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.cases.declaration import declare
 from conformance.peers.adapters import make_peer
-from conformance.peers.extra.fitting import INTERLEAVED
 from conformance.peers.extra.torch_modules import FLOAT32_ANGLES
 from conformance.peers.peer import bottom_right, causal_flag, is_aligned, takes_masks
 from specification import Causal, KeyPadding, SlidingWindow
@@ -77,11 +76,10 @@ def rotary_module(width: int, base: float) -> Any:
     return RotaryEmbedding(width, theta=base)
 
 
-@declare(["no-empty", "no-batch_positions"], conventions=FLOAT32_ANGLES, width_multiple=4)
+@declare(["no-empty", "no-batch_positions", "no-halves"], conventions=FLOAT32_ANGLES, width_multiple=4)
 def rotate_step_by_step(
-    x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0, rotary_width: int | None = None,
-    pairing: str = "halves",
-) -> Any:  # fmt: skip
+    x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0, rotary_width: int | None = None
+) -> Any:
     """`rotate_queries_or_keys` of one position at a time, with the offset, as where a token is generated."""
     import torch
 
@@ -90,11 +88,10 @@ def rotate_step_by_step(
     return torch.cat(parts, 2)
 
 
-@declare(["no-empty"], conventions=FLOAT32_ANGLES, width_multiple=4)
+@declare(["no-empty", "no-halves"], conventions=FLOAT32_ANGLES, width_multiple=4)
 def rotate_positions(
-    x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0, rotary_width: int | None = None,
-    pairing: str = "halves",
-) -> Any:  # fmt: skip
+    x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0, rotary_width: int | None = None
+) -> Any:
     """`forward` of the positions and `apply_rotary_emb`."""
     from rotary_embedding_torch import apply_rotary_emb
 
@@ -176,6 +173,6 @@ PEERS = (
     ring("default_attention, mask", "ring_padding", takes=takes_masks(KeyPadding)),
     ring("ring_flash_attn, mask", "ring_flash", takes=takes_masks(KeyPadding)),
     ring("ring_flash_attn, causal", "ring_causal", takes=bottom_right),
-    rotary("rotate_queries_or_keys, one position at a time", "rotate_step_by_step", **INTERLEAVED),
-    rotary("apply_rotary_emb", "rotate_positions", **INTERLEAVED),
+    rotary("rotate_queries_or_keys, one position at a time", "rotate_step_by_step"),
+    rotary("apply_rotary_emb", "rotate_positions"),
 )

@@ -14,7 +14,6 @@ from conformance.peers.adapters import make_peer
 from conformance.peers.extra.bridge import Arrays, adapt_arrays
 from conformance.peers.extra.fitting import set_options
 from conformance.peers.losses import UNREDUCED
-from conformance.peers.optimizers import MOMENTUM
 from specification.optimizers import AdamState, SgdState
 
 if TYPE_CHECKING:
@@ -142,6 +141,6 @@ PEERS = (
     peer("nn.sparse_softmax_cross_entropy_with_logits", "cross_entropy", "cross_entropy", **UNREDUCED),
     peer("raw_ops.ResourceApplyAdam", "adam", "adam_step",
          fitted=partial(set_options, operation="adam_step", eps=1e-30)),
-    peer("raw_ops.ResourceApplyMomentum", "momentum", "sgd_step", **MOMENTUM),
+    peer("raw_ops.ResourceApplyMomentum", "momentum", "sgd_step"),
     peer("clip_by_global_norm", "clip", "clip_by_global_norm"),
 )  # fmt: skip

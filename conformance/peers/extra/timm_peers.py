@@ -16,7 +16,7 @@ from conformance.peers.extra.torch_modules import (
     name_projections,
 )
 from conformance.peers.heads import join_heads, make_self_attention
-from conformance.peers.optimizers import MOMENTUM, WIDE, decaying, decays
+from conformance.peers.optimizers import WIDE, decaying, decays
 from specification.optimizers import AdamState, SgdState
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def adamw(
     return moving.detach(), AdamState(int(after["step"]), after["exp_avg"], after["exp_avg_sq"])
 
 
-@declare(dtypes=WIDE)
+@declare(dtypes=WIDE, conventions={"velocity": "momentum"})
 def sgdw(
     parameters: torch.Tensor, gradients: torch.Tensor, state: SgdState, *, learning_rate: float, momentum: float = 0.0,
     nesterov: bool = False,
@@ -198,5 +198,5 @@ PEERS = (
          takes=lambda case: case.options.get("reduction", "mean") == "mean"),
     peer("AdamWLegacy", "adamw", "adam_step", takes=partial(decays, decoupled=True),
          fitted=partial(decaying, decoupled=True)),
-    peer("SGDW", "sgdw", "sgd_step", **MOMENTUM),
+    peer("SGDW", "sgdw", "sgd_step"),
 )  # fmt: skip

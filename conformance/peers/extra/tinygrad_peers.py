@@ -18,7 +18,7 @@ from conformance.peers.adapters import (
     read_causal,
 )
 from conformance.peers.extra.bridge import Arrays, adapt_arrays
-from conformance.peers.optimizers import MOMENTUM, decaying, decays
+from conformance.peers.optimizers import decaying, decays
 from conformance.peers.peer import BROADCAST, FLOAT_MASK, top_left
 from specification.optimizers import AdamState, SgdState
 
@@ -162,7 +162,8 @@ def apply_network(parameters: FeedForward, x: Tensor, *, activation: str = "relu
 
 
 cross_entropy = adapt(take_loss)
-adam, sgd = (adapt(function, dtypes=("float32",)) for function in (step_adam, step_sgd))
+adam = adapt(step_adam, dtypes=("float32",))
+sgd = adapt(step_sgd, dtypes=("float32",), conventions={"velocity": "momentum"})
 silu, network = adapt(activate, "no-empty"), adapt(apply_network, "no-empty")
 
 peer = partial(
@@ -181,5 +182,5 @@ PEERS = (
     peer("sparse_categorical_crossentropy", "cross_entropy", "cross_entropy"),
     peer("nn.optim.AdamW", "adam", "adam_step", takes=partial(decays, decoupled=True),
          fitted=partial(decaying, decoupled=True)),
-    peer("nn.optim.SGD", "sgd", "sgd_step", **MOMENTUM),
+    peer("nn.optim.SGD", "sgd", "sgd_step"),
 )  # fmt: skip

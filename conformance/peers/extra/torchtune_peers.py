@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from conformance.cases.case import Case
 from conformance.cases.declaration import declare
 from conformance.peers.adapters import adapt_layer_norm, make_peer, require_one_axis
-from conformance.peers.extra.fitting import interleave, is_interleaved
 from conformance.peers.extra.torch_modules import (
     FLOAT32_ANGLES,
     IN_FLOAT32,
@@ -84,11 +83,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, plus_one: boo
     return call_module(kind, {"scale": weight}, x, dim=len(weight), eps=eps)
 
 
-@declare(conventions=FLOAT32_ANGLES, limits={"table": TABLE})
+@declare(["no-halves"], conventions=FLOAT32_ANGLES, limits={"table": TABLE}, scalings=["llama3"])
 def rotary(
-    x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0, pairing: str = "halves",
-    scaling: Llama3Scaling | None = None,
-) -> Any:  # fmt: skip
+    x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0, scaling: Llama3Scaling | None = None
+) -> Any:
     """`RotaryPositionalEmbeddings`, or `Llama3ScaledRoPE`, of as many positions as needed."""
     sizes: dict[str, Any] = {"dim": x.shape[-1], "max_seq_len": table_length(positions), "base": base}
     if scaling is None:
@@ -99,10 +97,6 @@ def rotary(
         module = import_module("torchtune.models.llama3_1._position_embeddings").Llama3ScaledRoPE(**sizes, **factors)
     rows = positions if positions.ndim == 2 else positions.expand(len(x), -1)
     return module(x.transpose(1, 2), input_pos=rows).transpose(1, 2)
-
-
-def takes_rotary(case: Case) -> bool:
-    return is_interleaved(case) and isinstance(case.options.get("scaling"), Llama3Scaling | None)
 
 
 @declare()
@@ -142,8 +136,7 @@ PEERS = (
     peer("Fp32LayerNorm", "layer_norm", "layer_norm", given=IN_FLOAT32),
     peer("RMSNorm, GemmaRMSNorm", "rms_norm", "rms_norm", given=IN_FLOAT32),
     peer("FeedForward", "network", "gated_feed_forward"),
-    peer("RotaryPositionalEmbeddings, Llama3ScaledRoPE", "rotary", "rotary_embedding", takes=takes_rotary,
-         fitted=interleave),
+    peer("RotaryPositionalEmbeddings, Llama3ScaledRoPE", "rotary", "rotary_embedding"),
     peer("CEWithChunkedOutputLoss", "cross_entropy", "cross_entropy",
          takes=lambda case: case.options.get("reduction", "mean") == "mean",
          documented=("-100 as a target that counts",)),

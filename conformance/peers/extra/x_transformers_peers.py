@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.cases.declaration import declare
 from conformance.peers.adapters import Options, adapt_attention, make_peer, require_one_axis
-from conformance.peers.extra.fitting import INTERLEAVED, KEYS_BEFORE, LAST_AT_LAST, set_options
+from conformance.peers.extra.fitting import LAST_AT_LAST, set_options
 from conformance.peers.extra.torch_modules import FLOAT32_ANGLES, call_module, widen_mask
 from conformance.peers.peer import BROADCAST, bottom_right, causal_flag
 
@@ -65,18 +65,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, plus_one: boo
     return call_module(RMSNorm, {"g": weight}, x, dim=len(weight), unit_offset=plus_one)
 
 
-@declare(conventions=FLOAT32_ANGLES, width_multiple=4)
-def rotary(
-    x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0, rotary_width: int | None = None,
-    pairing: str = "halves",
-) -> Any:  # fmt: skip
+@declare(["no-halves"], conventions=FLOAT32_ANGLES, width_multiple=4)
+def rotary(x: torch.Tensor, positions: torch.Tensor, *, base: float = 10000.0, rotary_width: int | None = None) -> Any:
     """`RotaryEmbedding` and `apply_rotary_pos_emb`, of pairs of neighbours, two at least."""
     from x_transformers.x_transformers import RotaryEmbedding, apply_rotary_pos_emb
 
     return apply_rotary_pos_emb(x, *RotaryEmbedding(rotary_width or x.shape[-1], base=base)(positions))
 
 
-@declare(["no-empty"], dtypes=("float32",))
+@declare(["no-empty"], dtypes=("float32",), conventions={"distances": "absolute"})
 def alibi(num_heads: int, query_length: int, key_length: int, *, offset: int = 0) -> Any:
     """`AlibiPositionalBias.forward_custom_pos`, which is given positions."""
     import torch
@@ -109,7 +106,7 @@ PEERS = (
     peer("Attend, flash, causal", "flash_causal", "attention", takes=bottom_right),
     peer("LayerNorm", "layer_norm", "layer_norm"),
     peer("RMSNorm", "rms_norm", "rms_norm", fitted=partial(set_options, operation="rms_norm", eps=1e-30)),
-    peer("RotaryEmbedding", "rotary", "rotary_embedding", **INTERLEAVED),
-    peer("AlibiPositionalBias", "alibi", "alibi_bias", **KEYS_BEFORE),
+    peer("RotaryEmbedding", "rotary", "rotary_embedding"),
+    peer("AlibiPositionalBias", "alibi", "alibi_bias"),
     peer("RelativePositionBias", "relative", "relative_position_bias", **LAST_AT_LAST),
 )  # fmt: skip
