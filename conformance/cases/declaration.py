@@ -441,12 +441,15 @@ class Declaration:
             if most < multiple:
                 of_option = "width_multiple" if multiple == self.width_multiple else "the smallest width,"
                 raise ValueError(f"limit of {name} is below {of_option} {multiple}")
-            if most < self.least.get(name, 0):
-                raise ValueError(f"limit of {name} is below the least, {self.least[name]}")
+            least = -(-self.least.get(name, 0) // multiple) * multiple
+            if most < least:
+                raise ValueError(f"limit of {name} is below the least, {least}")
         for side, name in enumerate(("key_width", "value_width")):
             limit = self.limits.get(name)
             if limit is not None and any(pair[side] > limit for pair in self.head_widths):
                 raise ValueError(f"head_widths has a width beyond the limit of {name}, {limit}")
+            if any(pair[side] < self.least.get(name, 0) for pair in self.head_widths):
+                raise ValueError(f"head_widths has a width below the least {name}, {self.least[name]}")
         if self.windows and "window" not in self:
             raise ValueError("windows are declared of a function that does not support window")
         if "cross" not in self and any(size is not None and size > LONGEST for pair in self.windows for size in pair):

@@ -278,8 +278,12 @@ def find_excuses(
 
 
 def largest_error(conventions: Mapping[str, str], evidence: Sequence[Evidence]) -> float:
-    """In bounds of a subject that declares these conventions; infinity from the first case on that does not conform."""
-    largest = 0.0
+    """In bounds of a subject that declares these conventions; infinity from the first case on that does not conform.
+
+    Infinite bounds allow any number, so a wrong one within them is no sign of a convention. It is infinity, too, where
+    there is no other sign.
+    """
+    largest, shown = 0.0, False
     for one in evidence:
         rounding = roundings(Declaration().add_conventions(**conventions), one.case.dtype)
         if not rounding or rounding == one.case.rounding:
@@ -290,13 +294,15 @@ def largest_error(conventions: Mapping[str, str], evidence: Sequence[Evidence]) 
             for name in one.wrong if exact is one.call.exact else exact.keys() & answers.keys():
                 got = answers[name]
                 allowed, right = bounds[name], np.abs(exact[name].high)
+                off = ratio(got.astype(float), one.call.exact[name], one.call.bounds[name], str(got.dtype)) > 1
+                shown |= bool((off & np.isfinite(allowed)).any())
                 if one.case.dtype not in WIDE and not is_gradient(name):  # no rounding is as large as all results
                     allowed = np.fmin(allowed, right.max(initial=0, where=np.isfinite(right)))
                 error = ratio(got.astype(float), exact[name], allowed, str(got.dtype)).max(initial=0)
                 if not error <= 1:
                     return math.inf
                 largest = max(largest, float(error))
-    return largest
+    return largest if shown else math.inf
 
 
 def group_others(violations: Sequence[Violation]) -> Iterator[Cause]:

@@ -97,10 +97,13 @@ def redraw_array(array: np.ndarray, grown: np.ndarray, rng: np.random.Generator)
         return grown
     wide = array.astype(float)
     finite = wide[np.isfinite(wide)]
+    unit = float(np.abs(finite).max(initial=0)) or 1.0  # in which no square overflows
     statistics = (lambda a: np.sqrt(np.mean(a**2)), np.mean, np.std)
-    size, mean, spread = (float(f(finite)) if finite.size else 1.0 for f in statistics)
+    size, mean, spread = (float(f(finite / unit)) if finite.size else 1.0 for f in statistics)
     far = abs(mean) > FAR * spread > 0
     numbers = rng.normal(size=grown.shape) * ((spread if far else size) or 1.0) + mean * far
+    with np.errstate(over="ignore"):
+        numbers = numbers * unit
     return np.where(np.isfinite(grown.astype(float)), cast(numbers, array.dtype), grown).astype(array.dtype)
 
 

@@ -190,7 +190,7 @@ def places(axis: Axis, sizes: Sizes, parts: Parts) -> tuple[np.ndarray, np.ndarr
 
 def cast(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """In the dtype, at most its largest number."""
-    largest = LARGEST.get(str(dtype), np.inf)
+    largest = LARGEST.get(str(dtype), np.finfo(float).max)
     return np.clip(numbers, -largest, largest).astype(dtype)
 
 

@@ -141,6 +141,21 @@ def test_more_than_is_declared_of_scores() -> None:
     assert violated(coarse, "attention", SCORES, "float16", SHORT, **ROUNDED, scores="inputs")
 
 
+def test_no_rounding_is_offered_where_its_bound_allows_anything() -> None:
+    def hides_by_a_number(
+        query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None
+    ) -> Any:
+        k, v = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        scores = query @ k.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        scores = scores if bias is None else (scores + bias).masked_fill(bias == -torch.inf, -1e30)
+        return torch.softmax(scores if mask is None else scores.masked_fill(~mask, -1e30), -1) @ v
+
+    given: dict[str, Any] = {"supports": "no-gradients,no-empty"}
+    report = judge_torch(hides_by_a_number, "attention", ["ATT-4"], "float32", **given, conventions=HEADS)
+    assert [violation.rule for violation in report.violations] == ["ATT-4"]
+    assert options_of(report) == [""]
+
+
 # --- normalised rows --------------------------------------------------------------------------------------------------
 
 

@@ -116,3 +116,20 @@ def test_the_least_width(declared: int, conforms: bool) -> None:
 def test_what_leaves_or_means_nothing_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         judged(fused, "multi_head_attention", **given)
+
+
+@pytest.mark.parametrize(
+    ("operation", "given", "message"),
+    [
+        (
+            "layer_norm",
+            {"least": "norm_width=20", "limits": "norm_width=23", "width_multiple": 8},
+            "below the least, 24",
+        ),
+        ("attention", {"least": "key_width=100", "head_widths": "64"}, "below the least key_width, 100"),
+    ],
+    ids=["multiple", "heads"],
+)
+def test_a_least_width_that_leaves_none_is_refused(operation: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        judged(getattr(reference_numpy, operation), operation, **given)

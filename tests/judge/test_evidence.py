@@ -13,6 +13,7 @@ import conformance
 import reference_numpy
 from conformance.checks import findings
 from conformance.checks.results import Results
+from conformance.diagnosis.experiments import redraw_array
 from conformance.judge import plan, trial
 from conformance.reports.blocks import block
 from conformance.reports.content import real
@@ -313,3 +314,12 @@ def test_the_case_of_a_gradient_shows_its_cotangent() -> None:
     both = replace(asked, cotangents=cotangents | {"logsumexp": np.zeros((2, 9))})
     assert repr(both).endswith(" with cotangents output=float32([[[[0.5]]]]), logsumexp=float64[2, 9]")
     assert "cotangent" not in repr(asked)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_numbers_whose_squares_overflow_are_drawn_anew(dtype: str) -> None:
+    large = np.array([1.0, -0.5, 0.25], dtype) * np.finfo(dtype).max
+    drawn = redraw_array(large, large, np.random.default_rng(1))
+    assert np.isfinite(drawn).all()
+    assert drawn.dtype == dtype
+    assert np.abs(drawn).max() > np.finfo(dtype).max / 100
