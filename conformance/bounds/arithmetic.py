@@ -59,6 +59,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -143,16 +144,39 @@ class Precision:
         return lost / (1 - lost) if lost < 1 else np.inf
 
 
-class Approx(NamedTuple):
-    """A value, computed in float64 as if exact, and a bound on the error that an implementation's own has."""
-
+class ValueAndError(NamedTuple):
     value: np.ndarray
     error: np.ndarray
 
-    @property
+
+class Approx(ValueAndError):
+    """A value, computed in float64 as if exact, and a bound on the error that an implementation's own has.
+
+    What follows from them is computed once: every block of queries takes the same keys and values.
+    """
+
+    @cached_property
     def size(self) -> np.ndarray:
         """The largest absolute value that an implementation may hold."""
         return np.abs(self.value) + self.error
+
+    @cached_property
+    def squares(self) -> np.ndarray:
+        """Those of `size`."""
+        with np.errstate(over="ignore"):
+            return self.size**2
+
+    @cached_property
+    def transposed(self) -> Approx:
+        return Approx(np.swapaxes(self.value, -1, -2), np.swapaxes(self.error, -1, -2))
+
+    @cached_property
+    def is_exact(self) -> bool:
+        return not self.error.any()
+
+    @cached_property
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self.size).all())
 
     def reshape(self, *shape: int) -> Approx:
         return Approx(self.value.reshape(shape), self.error.reshape(shape))
@@ -200,17 +224,16 @@ class Sums(NamedTuple):
 
 def sums(x: Approx, y: Approx, squared: bool = True) -> Sums:
     """Of x @ y. squared: whether the sums of squares are worth a product of their own."""
-    x_size, y_size = x.size, y.size
     error: np.ndarray | float = 0.0
-    if x.error.any() or not np.isfinite(y_size).all():  # what is exact costs no product
-        error = error + x.error @ y_size
-    if y.error.any() or not np.isfinite(x.value).all():
+    if not (x.is_exact and y.is_finite):  # what is exact costs no product
+        error = error + x.error @ y.size
+    if not (y.is_exact and np.isfinite(x.value).all()):
         error = error + np.abs(x.value) @ y.error
-    left, right = np.sum(x_size, axis=-1, keepdims=True), np.sum(y_size, axis=-2, keepdims=True)
-    absolute = x_size @ y_size
+    left, right = np.sum(x.size, axis=-1, keepdims=True), np.sum(y.size, axis=-2, keepdims=True)
+    absolute = x.size @ y.size
     with np.errstate(over="ignore", invalid="ignore"):
         # Of few terms the absolute ones decide anyway.
-        squares = x_size**2 @ y_size**2 if squared and x.value.shape[-1] > DEVIATIONS**2 / 4 else absolute**2
+        squares = x.squares @ y.squares if squared and x.value.shape[-1] > DEVIATIONS**2 / 4 else absolute**2
     return Sums(x.value @ y.value, error, absolute, squares, left, right)
 
 
@@ -224,9 +247,15 @@ def sum_terms(
     if independent:
         error = abs(scale) * p.gamma(min(n, DEVIATIONS * np.sqrt(n)) + roundings) * s.absolute
     else:
-        partial = np.fmin(s.absolute, np.abs(s.value) + s.error + DEVIATIONS / 2 * np.sqrt(s.squares))
-        error = abs(scale) * (p.gamma(n) * partial + p.gamma(1 + roundings) * s.absolute)
-    error += abs(scale) * s.error
+        error = np.sqrt(s.squares)
+        error *= DEVIATIONS / 2
+        error += np.abs(s.value)
+        error += s.error
+        np.fmin(s.absolute, error, out=error)
+        error *= abs(scale) * p.gamma(n)
+        error += (abs(scale) * p.gamma(1 + roundings)) * s.absolute
+    if np.ndim(s.error):
+        error += abs(scale) * s.error
     # Numbers too small to be normal may be lost: products, and either side's entries once they are scaled.
     smallest = max(1.0, abs(scale)) * p.inner_tiny
     error += smallest * (n + roundings + s.left)
@@ -257,7 +286,7 @@ def select(condition: np.ndarray, x: Approx) -> Approx:
 
 
 def transpose(x: Approx) -> Approx:
-    return Approx(np.swapaxes(x.value, -1, -2), np.swapaxes(x.error, -1, -2))
+    return x.transposed
 
 
 def map_approx(x: Approx, function: Callable[[np.ndarray], np.ndarray]) -> Approx:

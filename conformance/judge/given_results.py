@@ -552,7 +552,8 @@ def list_boxes(case: Case, names: Sequence[str], most: int, total: int | None = 
         needed = -(-total // most)
         pieces[name] = max(min(needed, sizes[name]), 1)
         total = -(-total // pieces[name])
-    starts = {name: [sizes[name] * i // count for i in range(count + 1)] for name, count in pieces.items()}
+    # A dimension that stays whole is left out: to take all of it would copy every array for every box.
+    starts = {name: [sizes[name] * i // n for i in range(n + 1)] for name, n in pieces.items() if n > 1}
     parts = [[Part(a, b - a) for a, b in pairwise(edges)] for edges in starts.values()]
     for chosen in product(*parts):
         yield dict(zip(starts, chosen, strict=True))
