@@ -111,8 +111,8 @@ def test_nothing_beyond_a_limit_is_drawn(operation: str) -> None:
 def test_norms_of_one_width_have_histories(compiled: bool) -> None:
     """Of the widths that histories have, 24 alone is within the limit."""
     declaration = Declaration(limits={"norm_width": 30}, compiled=compiled)
-    for history in histories.norm_histories("layer_norm", declaration, None).values():
-        for _, cases in draw_cases(history, 3, 0):
+    for kind, history in histories.norm_histories("layer_norm", declaration, None).items():
+        for _, cases in draw_cases(history, 3, 0) if kind != "dtypes" else ():  # those have the widths of other cases
             assert {case.inputs["weight"].size for case in cases} == {24}
 
 

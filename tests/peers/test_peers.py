@@ -354,11 +354,6 @@ def test_functions_of_other_arrays_have_gradients_by_name() -> None:
 
 
 def test_calls_are_fitted_to_what_a_library_has() -> None:
-    assert fitting.is_interleaved(fitting.interleave(rotary("halves")))
-    assert fitting.keys_come_before(alibi())
-    near = replace(alibi(), options=alibi().options | {"offset": 0})
-    assert not fitting.keys_come_before(near)
-    assert fitting.keys_come_before(fitting.put_keys_before(near))
     assert not fitting.is_last_at_last(relative_positions())
     assert fitting.is_last_at_last(fitting.put_last_at_last(relative_positions()))
 
