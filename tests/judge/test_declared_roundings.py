@@ -109,7 +109,7 @@ def test_more_than_is_declared_of_shared_heads(declared: str, function: Function
 def eager(rounded: Function = lambda x: x) -> Function:
     """As transformers computes attention in 16 bits without a kernel. rounded: what else becomes of the products."""
 
-    def in_inputs(
+    def attend_in_inputs(
         query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None, softcap: Any = None
     ) -> Any:
         k, v = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
@@ -120,7 +120,7 @@ def eager(rounded: Function = lambda x: x) -> Function:
         scores = scores if mask is None else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         return torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype) @ v
 
-    return in_inputs
+    return attend_in_inputs
 
 
 SCORES = ["ATT-2", "ATT-3", "ATT-12"]
@@ -240,7 +240,7 @@ def test_more_than_is_declared_of_layer_norm() -> None:
 
 
 def test_a_layer_with_rounded_weights_is_told_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_rounded_weights(query: Any, key: Any, value: Any, **given: Any) -> Any:
+    def attend_with_rounded_weights(query: Any, key: Any, value: Any, **given: Any) -> Any:
         k, v = (array.repeat_interleave(query.shape[1] // key.shape[1], 1) for array in (key, value))
         weights = torch.softmax(query @ k.mT * query.shape[-1] ** -0.5, -1)
         return weights.bfloat16().float() @ v
@@ -249,7 +249,7 @@ def test_a_layer_with_rounded_weights_is_told_to_say_so(monkeypatch: pytest.Monk
         return torch_impl.multi_head_attention(parameters, query, key, value, num_heads=num_heads)
 
     module = importlib.import_module("torch_impl.multi_head_attention")
-    monkeypatch.setattr(module, "attention", with_rounded_weights)
+    monkeypatch.setattr(module, "attention", attend_with_rounded_weights)
     given = {"supports": "no-gradients,no-empty", "limits": SMALL}
     report = judge_torch(layer, "multi_head_attention", ["MHA-1"], "float32", **given)
     assert names_of_causes(report) == [("MHA-1", "multi_head.precision-weights-rounded")]

@@ -147,7 +147,7 @@ def network(parameters: FeedForward, x: np.ndarray, *, activation: str = "relu")
     return run(build_network, x, *parameters.inner, *parameters.outer, settings=(activation,))
 
 
-def in_one_dtype(case: Case) -> bool:
+def has_one_dtype(case: Case) -> bool:
     """Calls whose scale is a number of the inputs' dtype, and whose bias is in it, as the operation takes them."""
     scale, dtype = case.options.get("scale"), np.dtype(case.dtype)
     exact = scale is None or float(dtype.type(scale)) == scale
@@ -157,10 +157,10 @@ def in_one_dtype(case: Case) -> bool:
 peer = partial(make_peer, "OpenVINO ", __name__, "numpy", ("openvino",), isolated=True)
 ATTENTION = "ScaledDotProductAttention-13"
 PEERS = (
-    peer(f"{ATTENTION}, mask of booleans", "mask", "attention", takes=in_one_dtype,
+    peer(f"{ATTENTION}, mask of booleans", "mask", "attention", takes=has_one_dtype,
          documented=(*FLOAT_MASK, *BROADCAST)),
-    peer(f"{ATTENTION}, mask of numbers", "bias", "attention", takes=in_one_dtype, documented=BROADCAST),
-    peer(f"{ATTENTION}, causal", "causal", "attention", takes=lambda case: in_one_dtype(case) and top_left(case)),
+    peer(f"{ATTENTION}, mask of numbers", "bias", "attention", takes=has_one_dtype, documented=BROADCAST),
+    peer(f"{ATTENTION}, causal", "causal", "attention", takes=lambda case: has_one_dtype(case) and top_left(case)),
     peer("MVN-6, Multiply, Add", "layer_norm", "layer_norm"),
     peer("Power, ReduceMean, Sqrt, Divide, Multiply", "rms_norm", "rms_norm"),
     peer("Swish-4", "silu", "silu"),

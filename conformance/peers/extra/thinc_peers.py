@@ -33,7 +33,7 @@ def require_dtype(array: np.ndarray, *dtypes: str) -> None:
         raise NotImplementedError(f"an array of {array.dtype}")
 
 
-def as_rows(array: np.ndarray) -> np.ndarray:
+def flatten_rows(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1, array.shape[-1])
 
 
@@ -41,7 +41,7 @@ def layer_norm_vjp(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, cotangent: np.ndarray, *, eps: float = 1e-5
 ) -> dict[str, Any]:
     model = make_norm(weight, bias)
-    gradient = model(as_rows(x), is_train=True)[1](as_rows(cotangent))
+    gradient = model(flatten_rows(x), is_train=True)[1](flatten_rows(cotangent))
     named = {"x": gradient.reshape(x.shape), "weight": model.get_grad("G"), "bias": model.get_grad("b")}
     return named if bias is not None else named | {"bias": None}
 
@@ -52,7 +52,7 @@ def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None
     require_dtype(x, "float32")
     if eps != EPS:
         raise NotImplementedError(f"eps is {EPS}")
-    return make_norm(weight, bias).predict(as_rows(x)).reshape(x.shape)
+    return make_norm(weight, bias).predict(flatten_rows(x)).reshape(x.shape)
 
 
 @declare(dtypes=("float32",))
