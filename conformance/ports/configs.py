@@ -1,0 +1,159 @@
+"""Small configs of each dialect, over the options that it has: of those of Hugging Face as a config.json says them.
+
+The first config of a dialect has the defaults of its family; each of the others changes some options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conformance.ports.checkpoints import Config
+
+VOCABULARY = 37
+SIZES: Config = {"vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2}
+LOGITS: Mapping[str, str] = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "t5": "T5ForConditionalGeneration",
+}
+"""By dialect, the architecture of its config where it gives logits."""
+
+
+def heads(count: int, keys: int | None = None, width: int | None = None, **more: Any) -> Config:
+    """Return sizes with so many heads, heads of keys and a width of each where they are given."""
+    given = {"num_attention_heads": count, "num_key_value_heads": keys, "head_dim": width}
+    return SIZES | {name: value for name, value in given.items() if value is not None} | more
+
+
+def rope(kind: str = "default", base: float = 10000.0, **more: Any) -> Config:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": base, **more}}
+
+
+GROUPED, WIDER, ALONE = heads(4, 2, 6), heads(6, 3, 8), heads(4, 1, 6)
+LLAMA3 = rope(
+    "llama3", 500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+)
+YARN = rope("yarn", 1000.0, factor=4.0, original_max_position_embeddings=16)
+LONG = {"short_factor": [1.0, 1.5, 2.5], "long_factor": [1.5, 4.0, 9.0]}
+BY_KIND = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    }
+}
+BERT = {
+    **{"vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2},
+    **{"num_attention_heads": 3, "max_position_embeddings": 13, "type_vocab_size": 2},
+}
+DISTILBERT = {
+    **{"vocab_size": VOCABULARY, "dim": 24, "hidden_dim": 20, "n_layers": 2, "n_heads": 3},
+    **{"max_position_embeddings": 13},
+}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 24, "n_inner": 20, "n_layer": 2, "n_head": 3, "n_positions": 13}
+T5 = {
+    **{"vocab_size": VOCABULARY, "d_model": 24, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_decoder_layers": 2},
+    **{"num_heads": 3, "feed_forward_proj": "relu", "is_gated_act": False, "tie_word_embeddings": True},
+    **{"relative_attention_num_buckets": 6, "relative_attention_max_distance": 9, "layer_norm_epsilon": 1e-6},
+    "decoder_start_token_id": 0,
+}
+VIT = {
+    **{"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 20, "num_hidden_layers": 2},
+    **{"image_size": [8, 12], "patch_size": 4, "num_channels": 3},
+}
+
+CONFIGS: Mapping[str, tuple[Config, ...]] = {
+    "bert": (
+        BERT,
+        BERT | {"hidden_act": "gelu_new", "num_attention_heads": 4},
+        BERT | {"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 1},
+    ),
+    "distilbert": (DISTILBERT, DISTILBERT | {"activation": "relu", "n_heads": 4}),
+    "gpt2": (
+        GPT2,
+        GPT2 | {"activation_function": "gelu", "n_head": 4, "layer_norm_epsilon": 1e-3},
+        GPT2 | {"activation_function": "relu", "tie_word_embeddings": False},
+    ),
+    "llama": (
+        GROUPED,
+        GROUPED | LLAMA3 | {"tie_word_embeddings": True},
+        WIDER | {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3},
+        ALONE | rope("linear", 100.0, factor=3.0) | {"hidden_act": "gelu"},
+        GROUPED | YARN,
+    ),
+    "qwen2": (
+        heads(4, 2),
+        heads(4, 2, use_sliding_window=True, sliding_window=4, max_window_layers=1, tie_word_embeddings=True),
+        heads(3, 3, rms_norm_eps=1e-4) | YARN,
+    ),
+    "qwen3": (
+        GROUPED,
+        WIDER | {"attention_bias": True, "tie_word_embeddings": True} | rope("default", 1e6),
+        ALONE | YARN | {"rms_norm_eps": 1e-3},
+    ),
+    "gemma": (
+        GROUPED,
+        WIDER | {"tie_word_embeddings": False, "attention_bias": True},
+        ALONE | {"hidden_act": "gelu", "rms_norm_eps": 1e-3} | rope("linear", 100.0, factor=2.0),
+    ),
+    "gemma2": (
+        GROUPED | {"sliding_window": 4, "query_pre_attn_scalar": 9},
+        WIDER
+        | {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0, "sliding_window": 3}
+        | {"query_pre_attn_scalar": 16},
+        ALONE
+        | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True}
+        | {"query_pre_attn_scalar": 16, "tie_word_embeddings": False},
+    ),
+    "gemma3": (
+        GROUPED | {"sliding_window": 4, "sliding_window_pattern": 2, "query_pre_attn_scalar": 9},
+        WIDER | {"sliding_window": 3, "attention_bias": True, "query_pre_attn_scalar": 16} | BY_KIND
+        | {"layer_types": ["full_attention", "sliding_attention"]},
+    ),
+    "gpt_neox": (
+        heads(3),
+        heads(3) | {"use_parallel_residual": False, "hidden_act": "gelu_new"},
+        heads(3) | {"attention_bias": False, "rotary_pct": 1.0, "tie_word_embeddings": True},
+    ),
+    "phi3": (
+        heads(4, 2),
+        heads(4, 1, sliding_window=4, tie_word_embeddings=True),
+        heads(3, 3, partial_rotary_factor=0.5),
+    ),
+    "olmo2": (heads(4, 2), heads(4, 1, attention_bias=True, rms_norm_eps=1e-3), heads(2, 2) | YARN),
+    "modernbert": (
+        heads(3, num_hidden_layers=3, local_attention=6, global_attn_every_n_layers=2),
+        heads(4, norm_bias=True, attention_bias=True, mlp_bias=True),
+        heads(4, global_attn_every_n_layers=2, local_attention=4, norm_eps=1e-3, hidden_activation="silu"),
+    ),
+    "t5": (
+        T5,
+        T5 | {"feed_forward_proj": "gated-gelu", "is_gated_act": True, "tie_word_embeddings": False},
+        T5 | {"feed_forward_proj": "gated-silu", "is_gated_act": True, "layer_norm_epsilon": 1e-3},
+    ),
+    "vit": (VIT, VIT | {"qkv_bias": False, "hidden_act": "gelu_new", "num_attention_heads": 4}),
+}
+
+
+def list_configs(dialect: str) -> list[Config]:
+    """Return the configs of a dialect with all that a config.json says of what the model is."""
+    from specification.dialects import DIALECTS
+
+    record = DIALECTS[dialect]
+    if record.config is None:
+        return [dict(record.example.hyperparameters)]
+    family = next(iter(record.config.families))
+    told: Config = {"model_type": family}
+    if dialect in LOGITS:
+        told["architectures"] = [LOGITS[dialect]]
+    else:
+        told["architectures"] = [f"{family.title()}Model"]
+    return [told | config for config in CONFIGS[dialect]]

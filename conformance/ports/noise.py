@@ -1,0 +1,280 @@
+"""How far an honest port may be off from end to end, by Monte Carlo arithmetic (Parker, 1997).
+
+Bounds that are carried through a model assume that all roundings conspire. They do not: from end to end the error is a
+thousandth of such a bound or less, and mistakes as small as another eps hide below it. So the scale of an honest error
+is measured. The definition runs RUNS times in float64 with every rounding replaced by a random one, and an element's
+scale is the root of the mean square of its deviations.
+
+Each deviation is a sum of many independent roundings through one linear map, hence nearly normal. So is the error of a
+port, which rounds as often, in another order. Then error / scale has Student's t distribution with RUNS degrees of
+freedom, and an honest port exceeds `quantile(elements)` scales in a result of so many elements with probability
+FAILURE.
+
+What one rounding is:
+- Every operation that an eager implementation takes rounds its result to the model's dtype: projections, norms,
+  products, activations. That moves x by at most u |x|, and at random in between.
+- A sum of n products is kept in float32 (float64 for float64), and added up one after the other in a random order: n
+  products and n partial sums are rounded. Of terms with the sum S and the sum of squares R, the squares of the partial
+  sums come to R (n + 1) / 6 + S^2 (n + 1) / 3 in the mean over all orders (sampling without replacement). A rounding of
+  a number s has the variance (u s)^2 / 3 or less.
+- exp, tanh, erf, sin, cos and pow are off by as much as `bounds.arithmetic` allows them, at random in between. An
+  implementation's own errors go one way for many arguments alike. This allowance is several times what they are.
+
+In float64 the definition that is compared with is off itself, and the scale is sqrt(2) times as large.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from conformance.bounds.arithmetic import EXP, LOG, POW, TANH, Precision, exact
+from conformance.bounds.layers import activation as bound_activation
+from conformance.ports.computation import Computation
+from reference_numpy import blocks, materialize
+from reference_numpy.attention_steps import fill_empty_rows, repeat_heads, resolve_scale
+from reference_numpy.feed_forward import ACTIVATIONS
+from reference_numpy.positions import sinusoidal_positions
+from specification.frequencies import attention_factor, exact_frequencies
+from specification.masks import Mask
+from specification.parameters import FeedForward, GatedFeedForward, Linear
+from specification.rotary import Scaling
+
+TRANSFORMER = importlib.import_module("reference_numpy.transformer")  # the package has a function of that name
+RUNS = 48
+"""Of the noisy definition. More runs lower the quantile slowly: for 30,000 elements it is 15 at 32, 12 at 48 and 9.8 at
+96."""
+FAILURE = 1e-9
+"""Probability that an honest port is accused for one result, so small that ten thousand checks of a hundred results
+each accuse one with probability 1e-3."""
+
+
+def quantile(elements: int, runs: int = RUNS) -> float:
+    """Return the t that one of so many elements exceeds with probability FAILURE at most.
+
+    The tail of Student's distribution, both sides, is at most 2 c v / ((v - 1) t) (1 + t^2 / v)^(-(v - 1) / 2): under
+    its integral 1 is at most x / t.
+    """
+    v = runs
+    constant = math.lgamma((v + 1) / 2) - math.lgamma(v / 2) - 0.5 * math.log(v * math.pi) + math.log(2 * v / (v - 1))
+    low, high = 1.0, 1e9
+    for _ in range(100):
+        t = math.sqrt(low * high)
+        tail = constant - math.log(t) - (v - 1) / 2 * math.log1p(t * t / v)
+        low, high = (low, t) if tail <= math.log(FAILURE / max(elements, 1)) else (t, high)
+    return high
+
+
+def noise_bound(computation: Computation, dtype: str, seed: int = 0, runs: int = RUNS) -> tuple[Any, Any]:
+    """Return the exact result of a model and the bound of an honest implementation in that dtype, of one shape."""
+    result = np.asarray(computation.run())
+    squares = np.zeros(result.shape)
+    for run in range(runs):
+        noise = Noise(np.random.default_rng([seed, run]), dtype)
+        with np.errstate(all="ignore"):
+            squares += (np.asarray(computation.run(steps=noise.steps)) - result) ** 2
+    p = Precision.make(dtype)
+    scale = np.sqrt(squares / runs * (2 if dtype == "float64" else 1))
+    # The last rounding is bounded as it is: in 16 bits it may be all that there is, and is not normal.
+    return result, quantile(result.size, runs) * scale + p.output * np.abs(result) + p.output_tiny
+
+
+class Noise:
+    """Steps of the definition that round at random. One run of a model has one.
+
+    steps: functions by the name of the definition's steps.
+    """
+
+    def __init__(self, generator: np.random.Generator, dtype: str) -> None:
+        self.generator, self.p = generator, Precision.make(dtype)
+        own = {
+            name: getattr(self, name)
+            for name in ("linear", "attention", "layer_norm", "rms_norm", "standard_deviation_norm", "rotary_table",
+                         "rotate", "feed_forward", "gated_feed_forward", "add", "shrink", "squeeze", "log_softmax")
+        }  # fmt: skip
+        copied = copy_functions(own, blocks, TRANSFORMER)
+        names = ("attend", "transform", "normalize", "pool")
+        self.steps: dict[str, Any] = own | {name: copied[name] for name in names}
+        self.steps |= {"embedding": self.embedding, "sinusoidal_positions": self.sinusoidal_positions}
+
+    # --- roundings ---
+
+    def spread(self, like: np.ndarray) -> Any:
+        """Numbers between -1 and 1."""
+        return self.generator.uniform(-1, 1, np.shape(like))
+
+    def round(self, x: np.ndarray) -> Any:
+        """Round to the model's dtype."""
+        return x + self.spread(x) * (self.p.output * np.abs(x) + self.p.output_tiny)
+
+    def move(self, x: np.ndarray, error: np.ndarray | float) -> Any:
+        """Move by as much as the error at most."""
+        return x + self.spread(x) * error
+
+    def sum_noise(self, total: np.ndarray, squares: np.ndarray, n: int) -> Any:
+        """The error of a sum of n terms, by the sum and the sum of squares of the terms."""
+        variance = squares * (1 + (n + 1) / 6) + total**2 * (n + 1) / 3
+        return self.p.inner * np.sqrt(variance / 3) * self.generator.standard_normal(np.shape(total))
+
+    def multiply(self, left: np.ndarray, right: np.ndarray) -> Any:
+        """left @ right, before it is rounded to the model's dtype."""
+        total = left @ right
+        return total + self.sum_noise(total, left**2 @ right**2, left.shape[-1])
+
+    def average(self, x: np.ndarray) -> Any:
+        """The mean over the last axis."""
+        total, n = np.sum(x, axis=-1, keepdims=True), x.shape[-1]
+        total = total + self.sum_noise(total, np.sum(x**2, axis=-1, keepdims=True), n)
+        return self.move(total / n, self.p.inner * np.abs(total / n))
+
+    # --- operations, as those of the definition of the same name ---
+
+    def linear(self, parameters: Linear, x: np.ndarray) -> Any:
+        product = self.multiply(x, parameters.weight)
+        if parameters.bias is None:
+            return self.round(product)
+        return self.round(self.round(product) + parameters.bias)
+
+    def attention(
+        self, query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: Mask | np.ndarray | None = None,
+        bias: Any = None, scale: float | None = None, softcap: float | None = None, sinks: Any = None,
+        dropout_keep: np.ndarray | None = None, dropout_rate: float = 0.0, empty_rows: str = "zero",
+    ) -> Any:  # fmt: skip
+        (B, H, Q, D), K, p = query.shape, key.shape[2], self.p
+        key, value = repeat_heads(key, H), repeat_heads(value, H)
+        allowed = np.broadcast_to(materialize(mask, Q, K, batch=B, heads=H), (B, H, Q, K))
+        scores = self.round(self.round(self.multiply(query, np.swapaxes(key, -1, -2))) * resolve_scale(scale, D))
+        if softcap is not None:
+            scores = self.round(softcap * self.move(np.tanh(self.round(scores / softcap)), TANH * p.inner))
+        if bias is not None:
+            allowed = allowed & (bias != -np.inf)
+            scores = self.round(scores + np.where(allowed, bias, 0))
+        largest = np.max(scores, axis=-1, where=allowed, initial=-np.inf, keepdims=True)
+        largest = largest if sinks is None else np.maximum(largest, sinks[:, None, None])
+        largest = np.where(largest == -np.inf, 0, largest)
+        below = np.where(allowed, scores - largest, -np.inf)
+        powers = self.relative(np.exp(np.where(allowed, self.relative(np.where(allowed, below, 0)), -np.inf)), EXP)
+        total = np.sum(powers, axis=-1, keepdims=True)
+        total = total + self.sum_noise(total, np.sum(powers**2, axis=-1, keepdims=True), K)
+        if sinks is not None:
+            total = total + self.relative(np.exp(sinks[:, None, None] - largest), EXP)
+        weights = self.round(np.where(allowed, powers / np.where(total == 0, 1, total), 0))
+        weights, _ = fill_empty_rows(weights, allowed, empty_rows)
+        if dropout_keep is not None:
+            weights = self.round(np.where(dropout_keep, weights / (1 - dropout_rate), 0))
+        return self.round(self.multiply(weights, value))
+
+    def relative(self, x: np.ndarray, units: float = 1.0) -> Any:
+        """Move by so many roundings of the arithmetic inside."""
+        return self.move(x, units * self.p.inner * np.abs(x))
+
+    def layer_norm(self, x: np.ndarray, weight: np.ndarray, bias: Any, *, eps: float) -> Any:
+        return self.scale_rows(self.relative(x - self.average(x)), weight, bias, eps)
+
+    def rms_norm(self, x: np.ndarray, weight: np.ndarray, *, eps: float, plus_one: bool = False) -> Any:
+        return self.scale_rows(x, self.relative(1 + weight) if plus_one else weight, None, eps)
+
+    def standard_deviation_norm(self, x: np.ndarray, weight: np.ndarray, bias: Any, *, eps: float) -> Any:
+        return self.scale_rows(self.relative(x - self.average(x)), weight, bias, eps, outside=True)
+
+    def scale_rows(
+        self, deviation: np.ndarray, weight: np.ndarray, bias: Any, eps: float, *, outside: bool = False
+    ) -> Any:
+        """Divide rows by their spread and apply the affine step. outside: of `standard_deviation_norm`."""
+        variance, n = self.average(deviation**2), deviation.shape[-1]
+        spread = np.sqrt(variance * n / (n - 1)) + eps if outside else np.sqrt(self.relative(variance + eps))
+        # The root, its reciprocal and their product, each at most 2 units.
+        normalized = self.round(self.relative(deviation * self.relative(1 / spread, 4.0)))
+        output = self.round(normalized * weight)
+        return output if bias is None else self.round(output + bias)
+
+    def rotary_table(
+        self, positions: np.ndarray, width: int, base: float, scaling: Scaling | None, length: int | None, dtype: str
+    ) -> tuple[Any, Any]:
+        exactly = np.array([float(one) for one in exact_frequencies(width, float(base), scaling, length)])
+        frequencies = self.relative(exactly, POW + 4)  # a scaling has four operations more
+        angles = self.relative(positions[..., None, :, None] * frequencies)
+        factor = attention_factor(scaling)
+        return tuple(
+            self.round(factor * self.move(function(angles), TANH * self.p.inner)) for function in (np.sin, np.cos)
+        )  # type: ignore[return-value]
+
+    def rotate(self, x: np.ndarray, sine: np.ndarray, cosine: np.ndarray, pairing: str) -> Any:
+        exactly = blocks.rotate(x, sine, cosine, pairing)
+        # Two products and their sum; each product is at most as large as the pair.
+        sizes = blocks.rotate(np.abs(x), -np.abs(sine), np.abs(cosine), pairing)
+        other = blocks.rotate(np.abs(x), np.abs(sine), np.abs(cosine), pairing)
+        turned = np.arange(x.shape[-1]) < 2 * sine.shape[-1]
+        error = self.p.output * np.maximum(np.abs(sizes), np.abs(other)) * turned
+        return self.round(self.move(exactly, error)) * turned + exactly * ~turned
+
+    def activate(self, name: str, x: np.ndarray) -> Any:
+        return self.round(self.move(ACTIVATIONS[name](x), bound_activation(name, exact(x), self.p).error))
+
+    def feed_forward(
+        self, parameters: FeedForward, x: np.ndarray, *, activation: str = "relu", dropout_keep: Any = None,
+        dropout_rate: float = 0.0,
+    ) -> Any:  # fmt: skip
+        hidden = self.activate(activation, self.linear(parameters.inner, x))
+        hidden = hidden if dropout_keep is None else self.round(np.where(dropout_keep, hidden / (1 - dropout_rate), 0))
+        return self.linear(parameters.outer, hidden)
+
+    def gated_feed_forward(
+        self, parameters: GatedFeedForward, x: np.ndarray, *, activation: str = "silu", dropout_keep: Any = None,
+        dropout_rate: float = 0.0,
+    ) -> Any:  # fmt: skip
+        gate = self.activate(activation, self.linear(parameters.gate, x))
+        hidden = self.round(gate * self.linear(parameters.inner, x))
+        hidden = hidden if dropout_keep is None else self.round(np.where(dropout_keep, hidden / (1 - dropout_rate), 0))
+        return self.linear(parameters.outer, hidden)
+
+    def add(self, x: np.ndarray, y: np.ndarray) -> Any:
+        return self.round(x + y)
+
+    def embedding(self, table: np.ndarray, ids: np.ndarray, *, scaled: bool = False) -> Any:
+        """The factor sqrt(E) is one number, which a model may hold in its dtype."""
+        rows = table[ids]
+        return self.round(rows * self.round(np.sqrt(table.shape[1]))) if scaled else rows
+
+    def sinusoidal_positions(self, length: int, width: int, *, offset: Any = 0, **options: Any) -> Any:
+        exactly = sinusoidal_positions(length, width, offset=offset, **options)
+        positions = np.arange(length)[:, None] + offset
+        return self.round(self.move(exactly, self.p.inner * (TANH + (POW + 1) * np.abs(positions))))
+
+    def shrink(self, x: np.ndarray) -> Any:
+        return self.round(self.relative(x / math.sqrt(x.shape[-1])))
+
+    def squeeze(self, x: np.ndarray, cap: float) -> Any:
+        return self.round(cap * self.move(np.tanh(self.round(x / cap)), TANH * self.p.inner))
+
+    def log_softmax(self, x: np.ndarray) -> Any:
+        below = self.relative(x - np.max(x, axis=-1, keepdims=True))
+        powers = self.relative(np.exp(below), EXP)
+        total = np.sum(powers, axis=-1, keepdims=True)
+        total = total + self.sum_noise(total, np.sum(powers**2, axis=-1, keepdims=True), x.shape[-1])
+        return self.round(below - self.move(np.log(total), LOG * self.p.inner * np.maximum(np.abs(np.log(total)), 1)))
+
+
+def copy_functions(own: dict[str, Any], *modules: types.ModuleType) -> dict[str, Any]:
+    """Return copies of the modules' functions, which find those of `own` under their names."""
+    found: dict[str, Any] = {}
+    for module in modules:
+        names = dict(vars(module))
+        functions = {name: inspect.unwrap(f) for name, f in names.items() if callable(f) and in_module(f, module)}
+        for name, function in functions.items():
+            copy = types.FunctionType(function.__code__, names, name, function.__defaults__, function.__closure__)
+            copy.__kwdefaults__ = function.__kwdefaults__
+            names[name] = found[name] = copy
+        names |= own
+    return found | own
+
+
+def in_module(function: Callable[..., Any], module: types.ModuleType) -> bool:
+    plain = inspect.unwrap(function)
+    return isinstance(plain, types.FunctionType) and plain.__module__ == module.__name__
