@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from specification import RULES
-from specification.rules import Rule
+from specification.rules import MODEL_RULES, Rule
 
 CORE, ROBUST, STRICT = LEVELS = ("core", "robust", "strict")
 """From the lowest: what a model needs to compute the right numbers, what real data needs, what a reference keeps."""
@@ -111,6 +111,8 @@ CONTRACT = Rule(
     "The function takes the operation's arguments, returns its framework's arrays, in time, and prints nothing.",
 )
 JUDGED = {CONTRACT.id: CONTRACT} | RULES
+EVERY_RULE = JUDGED | MODEL_RULES
+"""With those of whole models, which have no probes of single operations."""
 STATE_RULE = "ATT-13"
 """The rule of what results must not depend on: earlier calls, chance, memory layouts."""
 ISOLATION_RULE, NO_ISOLATION = "MASK-7", {"isolation": "finite"}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from conformance.judge.report import Report
 
 OPERATION = (
-    "what the function computes: attention, layer_norm, ...; by default what its name says; "
+    "what the function computes: attention, layer_norm, ..., or model for a port; by default what its name says; "
     "conformance show NAME --head shows its parameters"
 )
 WORKERS = "worker processes; by default one, or one for each core where a check takes long"
@@ -51,6 +51,8 @@ def check(
     if workers != 1:  # threads that have nothing to do must not take the cores of other processes
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     operation = operation or name_operation(target)
+    if not operation and options.get("dialect") is not None:
+        operation = "model"
     if not operation:
         from difflib import get_close_matches
 
@@ -60,13 +62,55 @@ def check(
             f"; did you mean the function {near[0]}, or --operation {near[0]}?" if near else f" of {', '.join(known)}"
         )
         refuse(f"--operation is needed: the name {function} says none{meant}")
-    report = judge_target(target, operation, workers, options, replays)
+    if operation == "model":
+        report = judge_port(target, options)
+    else:
+        report = judge_target(target, operation, workers, drop_model_options(options), replays)
     for subject in report["subjects"]:
         console.print(subject_report(subject, report["seed"]), crop=False)
     if report["error"] is not None:
         how = "not judged to the end" if report["subjects"] else "not judged"
         errors.print(Text(f"{how}: {report['error']}", style="red"), soft_wrap=True)
     save_and_exit(report, {"json": json, "junit": junit, "html": html})
+
+
+def judge_port(target: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the report about a port of a model. If the judge cannot finish, it holds the error."""
+    from conformance.cases.options import options_of
+    from conformance.judge import checking
+    from conformance.judge.options import CheckOptions, ModelCheckOptions
+    from conformance.reports.content import document
+    from conformance.reports.ports import model_content
+
+    known = options_of(ModelCheckOptions)
+    error, subjects, told = None, list[Any](), {"seed": None, "effort": options["effort"]}
+    try:
+        meaningless = {name: value for name, value in options.items() if name not in known}
+        given = [
+            name for name, value in meaningless.items() if value not in (None, options_of(CheckOptions)[name].default)
+        ]
+        if given:
+            raise ValueError(f"{', '.join(given)} means nothing for a model")
+        with bar("loading", None, errors) as advance:
+            chosen = {name: value for name, value in options.items() if name in known}
+            found = checking.check(target, "model", progress=advance, **chosen)
+        subjects = [model_content(found)]
+        told |= {"seed": found.seed, "seconds": found.seconds}
+    except KeyboardInterrupt:
+        error = INTERRUPTED
+    except Exception as raised:
+        error = explain_error(raised)
+    return document("check", subjects, error=error, **told)
+
+
+def drop_model_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of an operation; those of models mean nothing for it."""
+    from conformance.judge.options import MODEL_ALONE
+
+    given = [name for name in MODEL_ALONE if options.get(name)]
+    if given:
+        refuse(f"{', '.join(f'--{name}' for name in given)}: for --operation model alone")
+    return {name: value for name, value in options.items() if name not in MODEL_ALONE}
 
 
 def judge_target(

@@ -11,7 +11,7 @@ import typer
 
 from conformance.cases.declaration import DeclarationOptions
 from conformance.cases.options import Function, options_of, set_parameters
-from conformance.judge.options import CheckOptions
+from conformance.judge.options import MODEL_ALONE, list_options
 
 CORES = min(os.cpu_count() or 1, 4)
 Completion = Callable[[str], list[str]]
@@ -36,25 +36,33 @@ def operation_names() -> Iterable[str]:
 
 REPORTS = "Reports"
 DECLARATIONS = "What the function supports, and departs from on purpose"
+MODELS = "Ports of models"
 """Panels of the help."""
 
 
 def option(name: str) -> Any:
-    one = options_of(CheckOptions)[name]
+    one = list_options()[name]
     return typer.Option(
         "/".join(f"--{spelling}" for spelling in one.spellings(name)),
         help=one.help,
         metavar=None if one.switch else name.upper(),
         autocompletion=None if one.switch else complete_names(one.names),
-        rich_help_panel=DECLARATIONS if name in options_of(DeclarationOptions) else None,
+        rich_help_panel=find_panel(name),
         show_default=one.default is not None,
     )
 
 
+def find_panel(name: str) -> str | None:
+    """Return the panel of the help that an option stands in; None for the first one."""
+    if name in MODEL_ALONE:
+        return MODELS
+    return DECLARATIONS if name in options_of(DeclarationOptions) else None
+
+
 def take_check_options(command: Function) -> Function:
-    """Give a command all options of `CheckOptions`, in place of `**options`; values are strings, or lists of them."""
+    """Give a command all options of a check, in place of `**options`; values are strings, or lists of them."""
     fields = []
-    for name, one in options_of(CheckOptions).items():
+    for name, one in list_options().items():
         kind: Any = bool if one.switch else list[str] if one.many else str
         fields.append((name, Annotated[kind | None, option(name)], one.default))
     set_parameters(command, fields)
@@ -70,7 +78,7 @@ Junit = Annotated[Path | None, report("--junit", "write a JUnit XML file too")]
 Html = Annotated[Path | None, report("--html", "write an HTML page too")]
 Effort = Annotated[str, option("effort")]
 Device = Annotated[str, option("device")]
-Seed = Annotated[int | None, typer.Option(help=options_of(CheckOptions)["seed"].help, min=0)]
+Seed = Annotated[int | None, typer.Option(help=list_options()["seed"].help, min=0)]
 Profile = Annotated[str, option("profile")]
 Isolate = Annotated[bool | None, option("isolate")]
 Conventions = Annotated[list[str] | None, option("conventions")]

@@ -6,26 +6,53 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, overload
 
 from conformance.cases.declaration import EVERYTHING, DeclarationOptions
 from conformance.cases.facts import operations
 from conformance.cases.options import document_options, options_of, read_options, refuse_unknown, validate_names
 from conformance.checks.levels import CONTRACT, JUDGED
 from conformance.judge.executor import Executor
-from conformance.judge.options import EFFORTS, CheckOptions
+from conformance.judge.options import EFFORTS, CheckOptions, ModelCheckOptions
 from conformance.judge.plan import list_claims
 from conformance.judge.report import Report, report_of
 from conformance.judge.shared_probes import share_probes
 from conformance.judge.trial import Progress, ignore_progress
+from conformance.ports.report import ModelReport
 from conformance.runner.in_process import TIME_LIMIT, judge_scope
 from conformance.runner.in_subprocess import runner_for
 from conformance.subjects.callables import Target
 
+MODEL = "model"
+"""The operation of a port of a whole model."""
 SHRINKING = 4.0
 """Seconds spent at most on making one failing case smaller."""
 MOST_WORKERS = 4
 ENDED = "the check was ended before its end"
+
+
+@overload
+def check(
+    subject: str | Callable[..., Any],
+    operation: Literal["model"],
+    *,
+    name: str | None = None,
+    progress: Progress = ignore_progress,
+    **options: Unpack[ModelCheckOptions],
+) -> ModelReport: ...
+
+
+@overload
+def check(
+    subject: str | Callable[..., Any],
+    operation: str,
+    *,
+    name: str | None = None,
+    workers: int | None = 1,
+    progress: Progress = ignore_progress,
+    unfinished: Callable[[Report], None] | None = None,
+    **options: Unpack[CheckOptions],
+) -> Report: ...
 
 
 @document_options(CheckOptions)
@@ -37,9 +64,12 @@ def check(
     workers: int | None = 1,
     progress: Progress = ignore_progress,
     unfinished: Callable[[Report], None] | None = None,
-    **options: Unpack[CheckOptions],
-) -> Report:
-    """Judge a function that is to compute an operation.
+    **options: Any,
+) -> Report | ModelReport:
+    """Judge a function that is to compute an operation, or a port of a whole model.
+
+    A port is a function `build(config, state_dict)`, and its operation "model"; with it comes `dialect`, the family of
+    models that it builds, and the options `set`, `checkpoint`, `gradients` and `dtypes`; see docs/judge-a-model.md.
 
     An option is a value of Python, or a string as on the command line: `tile=(128, 64)` or `tile="128x64"`.
 
@@ -63,6 +93,8 @@ def check(
         ValueError: an option is wrong, the target cannot be judged at all, or none of the rules has been tried.
         RuntimeError: something went wrong in the judge, by no fault of the function's.
     """
+    if operation == MODEL:
+        return check_model(subject, name, progress, options)
     target, chosen = read_target(subject, operation, name, options)
     rules, profile = chosen.get("rules"), chosen.pop("profile")
     own = rules_of(operation)
@@ -92,11 +124,26 @@ def check(
     return report
 
 
+def check_model(
+    subject: str | Callable[..., Any], name: str | None, progress: Progress, options: Mapping[str, Any]
+) -> ModelReport:
+    """Judge a port of a model, as `check` does."""
+    from conformance.ports.checking import check_port
+
+    chosen = read_options(ModelCheckOptions, options)
+    if "dialect" not in chosen:
+        refuse_unknown("dialect", [None], options_of(ModelCheckOptions)["dialect"].names())  # type: ignore[arg-type]
+    arrays, device, limit = chosen.pop("arrays", None), chosen.pop("device"), chosen.pop("memory_limit", None)
+    target = Target(subject, MODEL, arrays, device, name, memory_limit=limit)
+    settings = chosen.pop("set", None)
+    return check_port(target, chosen.pop("dialect"), settings=settings, progress=progress, **chosen)
+
+
 def read_target(
     subject: str | Callable[..., Any], operation: str, name: str | None, options: Mapping[str, Any]
 ) -> tuple[Target, dict[str, Any]]:
     """Return the target with what is declared of it, and the options of the check itself."""
-    refuse_unknown("operation", [operation], operations())
+    refuse_unknown("operation", [operation], [*operations(), MODEL])
     chosen = read_options(CheckOptions, options)
     given = {option: chosen.pop(option) for option in options_of(DeclarationOptions) if option in chosen}
     memory_limit = chosen.pop("memory_limit", None)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from conformance.cases.declaration import DeclarationOptions, Names
-from conformance.cases.options import Option, read_number
+from conformance.cases.options import Option, options_of, read_number
 from conformance.checks.levels import DEFAULT, JUDGED, LEVELS
+from conformance.ports.options import ModelOptions
+from specification.dtypes import FLOATING
 
 EFFORTS = {"quick": 3, "default": 10, "thorough": 100}
 """Cases for each probe."""
@@ -37,8 +39,8 @@ def read_gigabytes(given: Any) -> float:
     return gigabytes
 
 
-class CheckOptions(DeclarationOptions, total=False):
-    """What `conformance check`, `check` and the pytest plugin take. None says nothing."""
+class CommonOptions(TypedDict, total=False):
+    """What every check takes. None says nothing."""
 
     arrays: Annotated[
         str | None,
@@ -50,9 +52,6 @@ class CheckOptions(DeclarationOptions, total=False):
     device: Annotated[
         str | None, Option("cpu or cuda; NumPy stays on the CPU", names=lambda: ("cpu", "cuda"), default="cpu")
     ]
-    rules: Annotated[
-        Names | None, Option("judge only these rules, such as MASK-1,ATT-5", names=lambda: JUDGED, many=True)
-    ]
     profile: Annotated[
         str | None, Option("what decides the verdict: core, robust or strict", names=lambda: LEVELS, default=DEFAULT)
     ]
@@ -63,7 +62,9 @@ class CheckOptions(DeclarationOptions, total=False):
     seed: Annotated[
         int | None, Option("generate the same cases again; by default a fresh seed", partial(read_number, "seed", 0))
     ]
-    time_limit: Annotated[float | None, Option("seconds for one case; 30 by default", read_seconds)]
+    time_limit: Annotated[
+        float | None, Option("seconds for one case, 30 by default; of a model for one checkpoint, 120", read_seconds)
+    ]
     memory_limit: Annotated[
         float | None,
         Option(
@@ -78,6 +79,30 @@ class CheckOptions(DeclarationOptions, total=False):
             switch="isolate/in-process",
         ),
     ]
+
+
+class CheckOptions(DeclarationOptions, CommonOptions, total=False):
+    """What `conformance check`, `check` and the pytest plugin take for an operation."""
+
+    rules: Annotated[
+        Names | None, Option("judge only these rules, such as MASK-1,ATT-5", names=lambda: JUDGED, many=True)
+    ]
     shrink: Annotated[
         bool | None, Option("make failing cases smaller, or do not", default=True, switch="shrink/no-shrink")
     ]
+
+
+class ModelCheckOptions(ModelOptions, CommonOptions, total=False):
+    """What they take for a port of a model."""
+
+    dtypes: Annotated[
+        Names | None, Option("dtypes of the models; float32 by default", names=lambda: FLOATING, many=True)
+    ]
+
+
+def list_options() -> dict[str, Option]:
+    """Return the options of every check by name, those of models last."""
+    return options_of(CheckOptions) | {n: o for n, o in options_of(ModelCheckOptions).items() if n in MODEL_ALONE}
+
+
+MODEL_ALONE = frozenset(ModelOptions.__annotations__)

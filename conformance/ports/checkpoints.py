@@ -184,6 +184,10 @@ def read_sizes(dialect: Dialect, config: Config) -> dict[str, int]:
             sizes[dialect.config.sizes[key]] = told[other]
     if "D" in sizes and "D" not in {s for k, s in dialect.config.sizes.items() if told.get(k) is not None}:
         sizes["D"] = sizes["E"] // given["num_heads"]
+    if "image_size" in told:
+        size = told["image_size"]
+        height, width = (size, size) if isinstance(size, int) else size
+        sizes["positions"] = height // told["patch_size"] * (width // told["patch_size"]) + 1
     return sizes
 
 
@@ -214,5 +218,5 @@ def read_norm(dialect: Dialect, config: Config) -> str:
     variant = dialect.described
     given = config if dialect.config is None else read_hyperparameters(dialect, config)
     names = {*variant.hyperparameters}
-    counted = {name: 1 for name in variant.counted}
+    counted = dict.fromkeys(variant.counted, 1)
     return variant.configuration(**{name: value for name, value in given.items() if name in names}, **counted).norm

@@ -51,23 +51,47 @@ BY_KIND = {
     }
 }
 BERT = {
-    **{"vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2},
-    **{"num_attention_heads": 3, "max_position_embeddings": 13, "type_vocab_size": 2},
+    "vocab_size": VOCABULARY,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 13,
+    "type_vocab_size": 2,
 }
 DISTILBERT = {
-    **{"vocab_size": VOCABULARY, "dim": 24, "hidden_dim": 20, "n_layers": 2, "n_heads": 3},
-    **{"max_position_embeddings": 13},
+    "vocab_size": VOCABULARY,
+    "dim": 24,
+    "hidden_dim": 20,
+    "n_layers": 2,
+    "n_heads": 3,
+    "max_position_embeddings": 13,
 }
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 24, "n_inner": 20, "n_layer": 2, "n_head": 3, "n_positions": 13}
 T5 = {
-    **{"vocab_size": VOCABULARY, "d_model": 24, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_decoder_layers": 2},
-    **{"num_heads": 3, "feed_forward_proj": "relu", "is_gated_act": False, "tie_word_embeddings": True},
-    **{"relative_attention_num_buckets": 6, "relative_attention_max_distance": 9, "layer_norm_epsilon": 1e-6},
+    "vocab_size": VOCABULARY,
+    "d_model": 24,
+    "d_kv": 5,
+    "d_ff": 20,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 3,
+    "feed_forward_proj": "relu",
+    "is_gated_act": False,
+    "tie_word_embeddings": True,
+    "relative_attention_num_buckets": 6,
+    "relative_attention_max_distance": 9,
+    "layer_norm_epsilon": 1e-6,
     "decoder_start_token_id": 0,
 }
 VIT = {
-    **{"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 20, "num_hidden_layers": 2},
-    **{"image_size": [8, 12], "patch_size": 4, "num_channels": 3},
+    "hidden_size": 24,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "image_size": [8, 12],
+    "patch_size": 4,
+    "num_channels": 3,
 }
 
 CONFIGS: Mapping[str, tuple[Config, ...]] = {
@@ -115,7 +139,9 @@ CONFIGS: Mapping[str, tuple[Config, ...]] = {
     ),
     "gemma3": (
         GROUPED | {"sliding_window": 4, "sliding_window_pattern": 2, "query_pre_attn_scalar": 9},
-        WIDER | {"sliding_window": 3, "attention_bias": True, "query_pre_attn_scalar": 16} | BY_KIND
+        WIDER
+        | {"sliding_window": 3, "attention_bias": True, "query_pre_attn_scalar": 16}
+        | BY_KIND
         | {"layer_types": ["full_attention", "sliding_attention"]},
     ),
     "gpt_neox": (

@@ -63,6 +63,7 @@ def rows(cause: Content, subject: Content | None = None) -> list[tuple[str, str]
     declared = causes.describe_declaration(cause, subject)
     advice, options = (None, None) if declared is None else (ADVICE[declared[0]], declared[1])
     facts: list[tuple[str, str | None]] = [
+        ("first wrong in", violation.get("step")),
         ("level", cause["level"]),
         ("breaks", ", ".join(cause["rules"]) if len(cause["rules"]) > 1 else None),
         ("evidence", causes.describe_evidence(cause)),
@@ -119,6 +120,23 @@ def summary(subject: Content) -> str:
     known, one = sum(cause["mistake"] is not None for cause in found), len(found) == 1
     named = f", {known} of them known," if known and not one else ""
     return f"{len(found)} cause{'s' * (not one)}{named} explain{'s' * one} {count} violated rule{'s' * (count != 1)}"
+
+
+NOTHING = "embedding and output alone"
+
+
+def draw_model(subject: Content) -> list[str]:
+    """Draw a model: the error with each sublayer alone, in bounds, and the first wrong one marked."""
+    sublayers = subject["model"]["sublayers"]
+    if not sublayers:
+        return []
+    wrong = [real(one["ratio"]) > 1 for one in sublayers]
+    width = max(len(one["name"] or NOTHING) for one in sublayers)
+    lines = ["error with each sublayer alone, in bounds:"]
+    for place, one in enumerate(sublayers):
+        mark = "" if not wrong[place] else "  <- wrong" if any(wrong[:place]) else "  <- the first that is wrong"
+        lines.append(f"  {one['name'] or NOTHING:<{width}}  {real(one['ratio']):10.3g}{mark}")
+    return lines
 
 
 # --- limits of a subject's verdict ------------------------------------------------------------------------------------

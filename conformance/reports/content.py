@@ -15,7 +15,7 @@ from conformance.cases.arguments import expected_dtype
 from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import UNSUPPORTED
 from conformance.checks.findings import Raised
-from conformance.checks.levels import JUDGED, LEVELS, STRICT, highest_profile, is_required, lowest_levels
+from conformance.checks.levels import EVERY_RULE, JUDGED, LEVELS, STRICT, highest_profile, is_required, lowest_levels
 from conformance.checks.results import Cell, Violation
 from conformance.reports.causes import list_tuples
 from conformance.reports.replays import replay_command, replay_content
@@ -133,7 +133,7 @@ def declaration_content(declaration: Declaration) -> Content:
 
 def rule_content(rule: str, cell: Cell | None, broken: str | None) -> Content:
     """Return the report's part about a rule. broken: the lowest level at which it is violated."""
-    judged = JUDGED[rule]
+    judged = EVERY_RULE[rule]
     cell = Cell(wide=-1.0) if cell is None else cell
     tried = "conforms" if cell.cases else "untried"
     return {

@@ -175,6 +175,8 @@ def subject_report(subject: Content, seed: int | None) -> RenderableType:
     """Return the report about a subject. Print it with `crop=False`, so that lines to be copied stay whole."""
     parts: list[RenderableType] = [subject_table(subject)]
     parts += [cause_block(cause, subject) for cause in subject["causes"]]
+    if subject.get("model"):
+        parts += [Text(line) for line in blocks.draw_model(subject)]
     parts += [Text(note.text, style=STYLES.get(note.kind, "")) for note in blocks.notes(subject)]
     cases = sum(rule["cases"] for rule in subject["rules"])
     count = blocks.count_violated_rules(subject)

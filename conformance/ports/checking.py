@@ -1,0 +1,303 @@
+"""`check` for ports: one port, one dialect, every kind of case."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conformance.checks.findings import Finding
+from conformance.checks.levels import CONTRACT
+from conformance.checks.results import Cell
+from conformance.ports.cases import Calls, ModelCase, list_isolated, sharpen_attention, shrink_stream
+from conformance.ports.checkpoints import Checkpoint, Config, draw_checkpoint
+from conformance.ports.configs import list_configs
+from conformance.ports.diagnosis import find_causes, shorten
+from conformance.ports.folder import read_folder, shrink_config
+from conformance.ports.gradients import compare_gradients, make_gradient_case
+from conformance.ports.observation import Observation
+from conformance.ports.report import ModelReport, ModelViolation, SublayerError
+from conformance.ports.subject import TIME_LIMIT, Answer, Call, PortRunner, Reply, Request, Traits
+from conformance.reports.ports import (
+    describe_build,
+    describe_case,
+    describe_cause,
+    describe_gradients,
+    describe_observation,
+    describe_refusal,
+)
+from conformance.reports.versions import versions
+from conformance.subjects.callables import Target
+
+ROUNDS = {"quick": 1, "default": 1, "thorough": 8}
+"""Checkpoints that are drawn for each config; quick has the first two configs alone."""
+Progress = Callable[[str, str], None]
+
+
+def check_port(
+    target: Target,
+    dialect: str,
+    *,
+    effort: str = "default",
+    seed: int | None = None,
+    dtypes: Sequence[str] = ("float32",),
+    settings: Mapping[str, Any] | None = None,
+    checkpoint: str | Path | None = None,
+    gradients: bool = False,
+    time_limit: float = TIME_LIMIT,
+    isolate: bool | None = None,
+    profile: str = "robust",
+    progress: Progress = lambda rule, title: None,
+) -> ModelReport:
+    """Judge a port of a dialect.
+
+    Args:
+        target: the port, a function build(config, state_dict).
+        dialect: of its models.
+        effort, seed, dtypes, time_limit, isolate, profile: as for `conformance.check`.
+        settings: entries of the config that always have this value.
+        checkpoint: a folder of Hugging Face's, on which the port is judged too; small configs have its options.
+        gradients: whether `build` is given arrays of the framework, which differentiates through it.
+        progress: is called with rule and title of each case.
+
+    Raises:
+        ValueError: the port cannot be loaded, or an option is wrong.
+    """
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    start = time.monotonic()
+    runner = PortRunner(target, time_limit, isolate, gradients)
+    try:
+        check = PortCheck(runner, dialect, seed, tuple(dtypes), progress)
+        check.judge(list_small_configs(dialect, effort, settings or {}, checkpoint), ROUNDS[effort], checkpoint)
+    finally:
+        runner.close()
+    return ModelReport(
+        runner.target, dialect, effort, seed, tuple(dtypes), check.rules(), check.violations, check.sublayers,
+        sum(one.failed for one in check.observations), "; ".join(dict.fromkeys(check.left_out)),
+        time.monotonic() - start, versions(), profile,
+    )  # fmt: skip
+
+
+def list_small_configs(
+    dialect: str, effort: str, settings: Mapping[str, Any], checkpoint: str | Path | None
+) -> list[Config]:
+    """Return the configs of which checkpoints are drawn; with a folder, one that has its options."""
+    if checkpoint is not None:
+        return [shrink_config(dialect, checkpoint) | dict(settings)]
+    configs = [config | dict(settings) for config in list_configs(dialect)]
+    distinct = [config for number, config in enumerate(configs) if config not in configs[:number]]
+    return distinct[:2] if effort == "quick" else distinct
+
+
+class PortCheck:
+    """One check: what was asked, and what is wrong."""
+
+    def __init__(
+        self, runner: PortRunner, dialect: str, seed: int, dtypes: tuple[str, ...], progress: Progress
+    ) -> None:
+        self.runner, self.dialect, self.seed, self.dtypes, self.progress = runner, dialect, seed, dtypes, progress
+        self.observations: list[Observation] = []
+        self.violations: list[ModelViolation] = []
+        self.sublayers: list[SublayerError] = []
+        self.left_out: list[str] = []
+        self.contract, self.gradients = Cell(), Cell()
+
+    def rules(self) -> dict[str, Cell]:
+        found: dict[str, Cell] = defaultdict(Cell)
+        found[CONTRACT.id] = self.contract
+        if self.gradients.cases:
+            found["ATT-12"] = self.gradients
+        shown = {id(one): v.rule for v in self.violations if v.cause is not None for one in v.cause.observations}
+        for one in self.observations:  # what a cause explains breaks the cause's rule
+            found[shown.get(id(one), one.case.rule)].add(one.finding.ratio, one.case.dtype)
+        return dict(found)
+
+    # --- asking ---
+
+    def ask(self, cases: Sequence[ModelCase]) -> list[Observation]:
+        """Ask the port; cases of one checkpoint and dtype, which follow one another, build its function once."""
+        found: list[Observation] = []
+        for group in group_cases(cases):
+            first = group[0]
+            request = make_request(first.checkpoint, tuple(case.call for case in group), first.dtype)
+            reply = self.runner.ask(request)
+            # Where there is none, the reply says why: of every call.
+            answers = reply.answers or (Answer(detail=reply.detail, raised_at=reply.raised_at),) * len(group)
+            found += [Observation(case, answer) for case, answer in zip(group, answers, strict=True)]
+        return found
+
+    def judge(self, configs: Sequence[Config], rounds: int, folder: str | Path | None) -> None:
+        """Ask about all configs, find causes, and keep the violations."""
+        traits = self.read_traits(configs[0])
+        if traits is None:
+            return
+        for dtype in self.dtypes:
+            for number, config in enumerate(configs):
+                for round_number in range(rounds):
+                    if not self.judge_config(config, configs[0], number, round_number, dtype, traits):
+                        break
+        if folder is not None:
+            self.judge_folder(folder, traits)
+        self.explain()
+
+    def draw(self, config: Config, *numbers: int) -> tuple[Checkpoint, np.random.Generator]:
+        generator = np.random.default_rng([self.seed, *numbers])
+        return draw_checkpoint(self.dialect, config, generator), generator
+
+    def read_traits(self, config: Config) -> Traits | None:
+        """Build the first function, and see what it takes; None where there is nothing to judge."""
+        checkpoint, _ = self.draw(config, 0, 0)
+        self.contract.add(0.0, "float32")
+        traits = self.runner.traits(make_request(checkpoint, (), self.dtypes[0]))
+        if isinstance(traits, Reply):
+            self.refuse(traits)
+            return None
+        inputs = len(Calls(checkpoint, (), np.random.default_rng(0)).draw_inputs(1, 1, 1))
+        surplus = traits.required[inputs:]
+        if surplus:
+            message = f"its function needs {', '.join(surplus)}, which a model of {self.dialect} is not called with"
+            self.violations.append(ModelViolation(CONTRACT.id, "", (), message, Finding("call", np.inf)))
+            return None
+        for name in OPTIONS:
+            calls = Calls(checkpoint, traits.parameters, np.random.default_rng(0))
+            if not calls.accepts(name) and calls.could_take(name):
+                self.left_out.append(f"{name} is not judged: the function takes none")
+        return traits
+
+    def judge_config(
+        self, config: Config, first: Config, number: int, round_number: int, dtype: str, traits: Traits
+    ) -> bool:
+        """Ask about checkpoints of a config; return whether the port can build them."""
+        checkpoint, generator = self.draw(config, number, round_number)
+        checkpoint = checkpoint.round(dtype) if dtype != "float64" else checkpoint
+        calls = Calls(checkpoint, traits.parameters, generator)
+        cases = [replace(case, dtype=dtype) for case in calls.list_cases(traits.step)]
+        plain = cases[0]
+        cases += [
+            replace(plain, probe=probe, rule=rule, checkpoint=change(checkpoint).round(dtype))
+            for probe, rule, change in CHECKPOINTS
+        ]
+        if number == 0 and round_number == 0:
+            cases += list_isolated(checkpoint, plain)
+        for case in cases:
+            self.progress(case.rule, case.probe)
+        found = self.ask(cases)
+        refused = found[0].answer if found[0].answer.result is None and number > 0 else None
+        if refused is not None and all(one.answer.detail == refused.detail for one in found):
+            changed = {key: value for key, value in config.items() if first.get(key) != value}
+            self.violations.append(
+                ModelViolation(CONTRACT.id, "", (), describe_refusal(found[0], changed, first), found[0].finding,
+                               found[0].case.probe, describe_case(found[0].case))
+            )  # fmt: skip
+            return False
+        self.observations += found
+        if (traits.vjp or self.runner.gradients) and not any(one.failed for one in found):
+            self.judge_gradients(plain, generator)  # a wrong forward pass has wrong gradients
+        return True
+
+    def judge_gradients(self, plain: ModelCase, generator: np.random.Generator) -> None:
+        """Ask for the gradients of a case; the worst entry is a violation where it is beyond its bound."""
+        case = make_gradient_case(plain, generator)
+        (observation,) = self.ask([case])
+        findings = compare_gradients(case, observation.answer)
+        worst = max(findings, key=lambda finding: finding.ratio)
+        self.gradients.add(worst.ratio, case.dtype)
+        if not worst.ratio <= 1 and not any(one.rule == case.rule for one in self.violations):
+            wrong = [finding.name for finding in findings if not finding.ratio <= 1]
+            self.violations.append(
+                ModelViolation(case.rule, "", (), describe_gradients(worst, wrong, len(findings)), worst, case.probe,
+                               describe_case(case))
+            )  # fmt: skip
+
+    def judge_folder(self, folder: str | Path, traits: Traits) -> None:
+        """Ask about a real checkpoint, whole and sublayer by sublayer."""
+        checkpoint = read_folder(self.dialect, folder)
+        generator = np.random.default_rng([self.seed, 1])
+        calls = Calls(checkpoint, traits.parameters, generator)
+        cases = [replace(case, probe=f"{case.probe}, {Path(folder).name}") for case in calls.list_real_cases()]
+        self.observations += self.ask(cases)
+
+    # --- explaining ---
+
+    def explain(self) -> None:
+        """Keep a violation for everything that is wrong."""
+        for one in distinct_details(self.observations):
+            self.violations.append(
+                ModelViolation(one.case.rule if one.finding.kind == "not_deterministic" else CONTRACT.id, "", (),
+                               describe_observation(one), one.finding, one.case.probe, describe_case(one.case))
+            )  # fmt: skip
+        wrong = [one for one in self.observations if one.failed and one.has_numbers]
+        if not wrong:
+            return
+        if self.ignores_state_dict():
+            first = wrong[0]
+            self.violations.append(
+                ModelViolation(CONTRACT.id, "", (), "its results do not depend on the state dict", first.finding,
+                               first.case.probe, describe_case(first.case))
+            )  # fmt: skip
+            return
+        causes, isolated = find_causes(self.observations, self.ask)
+        self.sublayers = [
+            SublayerError(shorten(one.case.sublayer or "", one.case), one.finding.ratio) for one in isolated
+        ]
+        for cause in causes:
+            shown = cause.observations[0]
+            self.violations.append(
+                ModelViolation(cause.rule, cause.step, tuple(one.id for one in cause.mistakes),
+                               describe_cause(cause, len(wrong)), shown.finding, shown.case.probe,
+                               describe_case(shown.case), cause=cause)
+            )  # fmt: skip
+
+    def ignores_state_dict(self) -> bool:
+        """Whether two checkpoints give the same bits for the same call."""
+        results: dict[int, list[np.ndarray]] = defaultdict(list)
+        for one in self.observations:
+            if one.has_numbers and one.answer.result is not None:
+                results[id(one.case.call)].append(one.answer.result)
+        several = [found for found in results.values() if len(found) > 1]
+        return bool(several) and all(np.array_equal(found[0], other) for found in several for other in found[1:])
+
+    def refuse(self, reply: Reply) -> None:
+        finding = Finding("build", np.inf, detail=reply.detail, raised_at=reply.raised_at)
+        self.violations.append(ModelViolation(CONTRACT.id, "", (), describe_build(reply), finding))
+
+
+OPTIONS = ("key_padding", "token_types", "source_key_padding", "target_key_padding")
+CHECKPOINTS = (
+    ("little in the residual stream", "NORM-1", shrink_stream),
+    ("attention to few keys", "ATT-5", sharpen_attention),
+)
+"""Checkpoints that are made of a drawn one: what they are, the rule that they speak of, and how they are made."""
+
+
+def make_request(checkpoint: Checkpoint, calls: tuple[Call, ...], dtype: str) -> Request:
+    config = checkpoint.config | {"dtype": dtype}
+    wide = "float64" if dtype == "float64" else "float32"  # NumPy has no bfloat16, and the numbers are the same
+    return Request(config, checkpoint.state_dict(wide), calls, dtype)
+
+
+def group_cases(cases: Iterable[ModelCase]) -> Iterator[list[ModelCase]]:
+    group: list[ModelCase] = []
+    for case in cases:
+        if group and (case.checkpoint is not group[0].checkpoint or case.dtype != group[0].dtype):
+            yield group
+            group = []
+        group.append(case)
+    if group:
+        yield group
+
+
+def distinct_details(observations: Iterable[Observation]) -> list[Observation]:
+    """The first of the observations with each kind of answer that is no number."""
+    found: dict[Any, Observation] = {}
+    for one in observations:
+        if one.detail is not None:
+            key = (one.detail.kind, one.answer.raised_at)
+            found.setdefault(key, one)
+    return [*found.values()]

@@ -1,0 +1,104 @@
+"""What a port returned for a case, compared with the definition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from conformance.bounds.arithmetic import UNIT_ROUNDOFF
+from conformance.checks.comparison import compare
+from conformance.checks.findings import Finding, NotANumber
+from conformance.oracle.reference import Exact
+from conformance.ports.cases import ModelCase
+from conformance.ports.subject import Answer
+from conformance.subjects.wrong_answers import Detail, DtypeOrShape
+
+TWICE = 2.0
+"""Bounds of a prediction: one for the port, one because the noise of a computation with a mistake is another."""
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """A case and the answer to it."""
+
+    case: ModelCase
+    answer: Answer
+
+    @property
+    def detail(self) -> Detail | None:
+        """What is wrong with the answer, where that is no number."""
+        if self.answer.detail is not None or self.answer.result is None:
+            return self.answer.detail
+        got, due = self.answer.result, self.case.exact.shape
+        dtypes = list_dtypes(self.case.dtype)
+        if got.shape != due or str(got.dtype) not in dtypes:
+            return DtypeOrShape(str(got.dtype), got.shape, dtypes, due)
+        finite = np.isfinite(self.case.select(self.case.exact))
+        if np.isnan(self.case.select(got.astype(float))[finite]).any():
+            return NotANumber()
+        return None
+
+    @cached_property
+    def finding(self) -> Finding:
+        """The worst element; or the detail of what is wrong."""
+        detail = self.detail
+        if detail is not None:
+            return Finding("result", np.inf, detail=detail, raised_at=self.answer.raised_at)
+        exact, bound = self.case.exact_and_bound
+        got = np.asarray(self.answer.result).astype(float)
+        if self.case.counted is not None:  # elsewhere anything will do
+            got = np.where(self.case.counted[..., None], got, exact)
+        return compare("result", got, Exact(exact, 0 * exact), bound, "float64")
+
+    @property
+    def failed(self) -> bool:
+        return not self.finding.ratio <= 1
+
+    @property
+    def has_numbers(self) -> bool:
+        return self.detail is None
+
+    def distance(self, predicted: np.ndarray) -> float:
+        """Return how far the answer is from a prediction, in its bounds; infinity for another shape."""
+        right, bound = self.case.exact_and_bound
+        predicted = np.asarray(predicted)
+        if predicted.shape != right.shape or not self.has_numbers:
+            return np.inf
+        got = self.case.select(np.asarray(self.answer.result).astype(float))
+        return largest_ratio(got - self.case.select(predicted), self.limits(predicted))
+
+    def limits(self, predicted: np.ndarray) -> np.ndarray:
+        """The bounds of the right result, grown as the prediction's numbers are larger than the right ones."""
+        right, bound = self.case.exact_and_bound
+        with np.errstate(all="ignore"):
+            growth = np.nanmax(np.abs(predicted)) / max(np.nanmax(np.abs(right)), 1e-300)
+        limits = bound * max(1.0, growth) + UNIT_ROUNDOFF[self.case.dtype] * np.abs(predicted)
+        return self.case.select(limits)
+
+    def agrees(self, predicted: np.ndarray) -> bool:
+        return self.distance(predicted) <= TWICE
+
+    def tells_apart(self, predicted: np.ndarray, other: np.ndarray | None = None) -> bool:
+        """Whether no answer could agree with both: the prediction, and the right result or another prediction."""
+        other = self.case.exact if other is None else np.asarray(other)
+        predicted = np.asarray(predicted)
+        if predicted.shape != other.shape:
+            return True
+        difference = self.case.select(predicted) - self.case.select(other)
+        return largest_ratio(difference, self.limits(predicted)) > 2 * TWICE
+
+
+def largest_ratio(difference: np.ndarray, limits: np.ndarray) -> float:
+    with np.errstate(all="ignore"):
+        ratios = np.where(difference == 0, 0, np.abs(difference) / limits)
+    if ratios.size == 0:
+        return 0.0
+    return np.inf if np.isnan(ratios).any() else float(ratios.max())
+
+
+def list_dtypes(dtype: str) -> tuple[str, ...]:
+    """The dtypes that a result may have: the model's, or a wider one."""
+    widening = {"float16": ("float16", "float32"), "bfloat16": ("bfloat16", "float32")}
+    return widening.get(dtype, (dtype,))

@@ -1,0 +1,222 @@
+"""Sentences about ports of models, and their reports as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from conformance.cases.case import brief
+from conformance.checks.findings import Finding, InputChanged
+from conformance.checks.levels import CONTRACT, EVERY_RULE, LEVELS
+from conformance.reports.blocks import draw_model
+from conformance.reports.content import Content, clean_text, number, rule_content
+from conformance.reports.sentences import describe_detail, describe_finding
+from conformance.subjects.wrong_answers import DtypeOrShape
+
+if TYPE_CHECKING:
+    from conformance.ports.cases import ModelCase
+    from conformance.ports.diagnosis import PortCause
+    from conformance.ports.mistakes import ModelMistake
+    from conformance.ports.observation import Observation
+    from conformance.ports.report import ModelReport, ModelViolation
+    from conformance.ports.subject import Reply
+
+
+# --- sentences --------------------------------------------------------------------------------------------------------
+
+
+def describe_build(reply: Reply) -> str:
+    """Say why `build` made nothing to call, or its function gave no answers."""
+    if isinstance(reply.detail, InputChanged):
+        return f"build changed the state dict: {reply.raised_at}"
+    what = "build" if reply.where == "build" else "its function"
+    at = f" (at {reply.raised_at})" if reply.raised_at else ""
+    return f"{what} {describe_detail(reply.detail)}{at}" if reply.detail is not None else f"{what} gave no answer"
+
+
+def describe_observation(one: Observation) -> str:
+    """Say what is wrong with an answer that holds no numbers to compare."""
+    detail = one.detail
+    assert detail is not None
+    at = f" (at {one.answer.raised_at})" if one.answer.raised_at else ""
+    told = f"the result {describe_detail(detail)}{at}, {one.case.probe}"
+    if isinstance(detail, DtypeOrShape) and detail.shape[:-1] == detail.due[:-1]:
+        told += "; hidden states in the place of logits" if looks_hidden(one, detail) else ""
+    return told
+
+
+def looks_hidden(one: Observation, detail: DtypeOrShape) -> bool:
+    places: Any = one.case.checkpoint.places
+    decoder = getattr(places, "decoder", None)
+    return decoder is not None and detail.shape[-1:] == np.shape(decoder.embedding.tokens)[1:]
+
+
+def describe_refusal(one: Observation, changed: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """Say that a port cannot build a config, and how to declare that it need not."""
+    options = ", ".join(f"{key}={value!r}" for key, value in changed.items())
+    declared = " ".join(f"--set {key}={first[key]}" for key in changed if key in first)
+    advice = f"; if it is not meant to support this: {declared}" if declared else ""
+    detail = one.answer.detail
+    told = describe_detail(detail) if detail is not None else "gives no answer"
+    return f"with {options} it {told}{advice}"
+
+
+def describe_gradients(worst: Finding, wrong: Sequence[str], count: int) -> str:
+    if worst.detail is not None:
+        return f"there are no gradients: {describe_detail(worst.detail)}"
+    return f"{len(wrong)} of {count} gradients are wrong: {describe_finding(worst)}"
+
+
+def describe_case(case: ModelCase) -> str:
+    """Write the call of a case, and what is particular to its config."""
+    inputs = [brief(array) for array in case.call.inputs]
+    options = [f"{name}={brief(array)}" for name, array in case.call.options.items()]
+    config = {key: value for key, value in case.checkpoint.config.items() if key not in ("architectures", "model_type")}
+    settings = ", ".join(f"{key}={value!r}" for key, value in config.items())
+    cached = f" by step, in parts of {', '.join(map(str, case.call.chunks))}" if case.call.chunks else ""
+    return f"build({{{settings}}}, ...)({', '.join([*inputs, *options])}){cached}"
+
+
+def describe_mistake(mistake: ModelMistake) -> str:
+    return f"{mistake.says}{describe_scope(mistake.scope)}"
+
+
+def describe_scope(scope: Sequence[str]) -> str:
+    """Say where a mistake is made, such as " in block 1"; nothing for everywhere."""
+    if not scope:
+        return ""
+    if len(scope) > 1:
+        return f", in blocks {', '.join(part.rstrip('.').rpartition('.')[2] for part in scope)}"
+    return f", in {scope[0].rstrip('.')}"
+
+
+def describe_cause(cause: PortCause, failing: int) -> str:
+    """Say what is wrong, where, how much it explains, and what else it could be."""
+    where = f" (first wrong in {cause.step})" if cause.step else ""
+    if not cause.mistakes:
+        shown = cause.observations[0].finding
+        narrow = f"; errors are as large as those of arithmetic in {cause.narrow}" if cause.narrow else ""
+        return f"no known mistake explains it{where}{narrow}; {describe_finding(shown)}"
+    told = "; and ".join(map(describe_mistake, cause.mistakes))
+    rivals = [describe_mistake(one) for one in cause.alternatives[:2]]
+    other = f"; or {'; or '.join(rivals)}" if rivals else ""
+    against = f", {cause.against} speak against it" if cause.against else ""
+    return f"{told}{other}{where}; explains {len(cause.observations)} of {failing} failing cases{against}"
+
+
+def describe_verdict(report: ModelReport) -> str:
+    count = len(report.violations)
+    verdict = "conforms" if report.conforms else f"is wrong in {count} way{'s' * (count != 1)}"
+    return f"{report.target.title} {verdict} as {report.dialect}; {report.cases} cases, seed {report.seed}"
+
+
+def describe_violation(violation: ModelViolation) -> str:
+    return f"{violation.rule}{' in ' * bool(violation.step)}{violation.step}: {violation.message}"
+
+
+def describe_report(report: ModelReport) -> str:
+    lines = [describe_verdict(report), *map(describe_violation, report.violations), *draw_model(model_content(report))]
+    return "\n".join(lines)
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def model_content(report: ModelReport) -> Content:
+    """Return the report's part about a port, as `subject_content` does for a function."""
+    broken = {violation.rule: violation.level for violation in report.violations}
+    listed = [rule for rule in EVERY_RULE if rule in {*report.rules, *broken}]
+    violations = [violation_content(one, place) for place, one in enumerate(report.violations)]
+    causes = [
+        cause_content(one, content, report.failed) for one, content in zip(report.violations, violations, strict=True)
+    ]
+    target = report.target
+    return {
+        "name": clean_text(target.title),
+        "peer": False,
+        "target": target.subject if isinstance(target.subject, str) else None,
+        "operations": ["model"],
+        "arrays": target.arrays,
+        "arrays_guessed": clean_text(target.guessed) or None,
+        "source": None,
+        "device": target.device,
+        "declaration": None,
+        "profile": report.profile,
+        "conforms": report.conforms,
+        "kept": "strict" if report.conforms else None,
+        "levels": {level: [rule for rule in listed if broken.get(rule) == level] for level in LEVELS},
+        "untried": None,
+        "left_out": clean_text(report.left_out) or None,
+        "never_given": [],
+        "seconds": round(report.seconds, 3),
+        "rules": [rule_content(rule, report.rules.get(rule), broken.get(rule)) for rule in listed],
+        "violations": violations,
+        "causes": causes,
+        "model": {
+            "dialect": report.dialect,
+            "dtypes": list(report.dtypes),
+            "sublayers": [{"name": one.name, "ratio": number(one.ratio)} for one in report.sublayers],
+        },
+    }
+
+
+def violation_content(violation: ModelViolation, cause: int) -> Content:
+    rule, finding = EVERY_RULE[violation.rule], violation.finding
+    is_value = finding.kind == "value" and bool(finding.index)
+    dtype = violation.cause.observations[0].case.dtype if violation.cause is not None else None
+    return {
+        "rule": rule.id,
+        "title": rule.title,
+        "statement": rule.statement,
+        "level": violation.level,
+        "probe": violation.probe,
+        "kind": finding.kind,
+        "message": clean_text(violation.message),
+        "ratio": number(finding.ratio),
+        "result": clean_text(finding.name),
+        "dtype": dtype if is_value else None,
+        "index": list(finding.index) if is_value else None,
+        **{name: number(getattr(finding, name)) if is_value else None for name in ("got", "expected", "bound")},
+        "ulp": None,
+        "raised_at": clean_text(finding.raised_at) or None,
+        "case": clean_text(violation.case) or None,
+        "worst": [],
+        "threshold": None,
+        "thresholds": [],
+        "replay": None,
+        "replay_file": None,
+        "replay_command": None,
+        "called_with": None,
+        "cause": cause,
+        "step": violation.step or None,
+    }
+
+
+def cause_content(violation: ModelViolation, content: Content, failed: int) -> Content:
+    """Return the cause of a violation. failed: how many cases failed in all."""
+    cause, mistake = violation.cause, None
+    if cause is not None and cause.mistakes:
+        every = [mistake_content(one) for one in cause.mistakes]
+        mistake = every[0] | {"says": "; and ".join(one["says"] for one in every)}
+        mistake |= {"explained": len(cause.observations), "failing": failed, "passing": cause.passing - cause.against}
+        mistake["alternatives"] = [mistake_content(one) for one in cause.alternatives]
+    numbers = violation.finding.kind == "value"
+    return {
+        "kind": "mistake" if mistake else "numbers" if numbers and violation.rule != CONTRACT.id else "error",
+        "level": violation.level,
+        "rules": [violation.rule],
+        "mistake": mistake,
+        "condition": None,
+        "pattern": None,
+        "conventions": {},
+        "lacks": [],
+        "limits": {},
+        "layout": False,
+        "violation": content,
+    }
+
+
+def mistake_content(mistake: ModelMistake) -> Content:
+    return {"id": mistake.id, "rule": mistake.rule, "says": describe_mistake(mistake), "parameters": {}}
