@@ -20,12 +20,12 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, overload
 
 import pytest
 
 from conformance.cases.options import document_options, options_of
-from conformance.judge.options import CheckOptions
+from conformance.judge.options import CheckOptions, ModelCheckOptions, list_options
 
 if TYPE_CHECKING:
     from conformance.judge.executor import Executor
@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--conformance-operation", metavar="OPERATION", help="what it computes; by default what its name says"
     )
-    for name, option in options_of(CheckOptions).items():
+    for name, option in list_options().items():
         actions = ["store_true", "store_false"] if option.switch else ["append" if option.many else "store"]
         named: dict[str, Any] = {"dest": f"conformance_{name}", "default": None, "help": option.help}
         named |= {} if option.switch else {"metavar": name.upper()}
@@ -102,6 +102,10 @@ class TargetCollector(pytest.Collector):
 
     def collect(self) -> Iterator[pytest.Item]:
         option = self.config.option
+        if option.conformance_operation == "model":
+            known = {name: getattr(option, f"conformance_{name}") for name in options_of(ModelCheckOptions)}
+            yield ModelItem.from_parent(self, name=f"model {option.conformance_dialect}", given=known)
+            return
         given = {name: getattr(option, f"conformance_{name}") for name in options_of(CheckOptions)}
         try:
             judge = make_judge(option.conformance, option.conformance_operation, None, given)
@@ -127,15 +131,64 @@ class QuestionItem(pytest.Item):
         return self.config.rootpath, None, f"{self.parent.name if self.parent else ''} {self.name}"
 
 
-@document_options(CheckOptions)
+class ModelItem(pytest.Item):
+    """The check of a port of a model."""
+
+    def __init__(self, *, given: Mapping[str, Any], **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.given = given
+
+    def runtest(self) -> None:
+        judge_port(self.config.option.conformance, self.given, self)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.config.rootpath, None, f"{self.parent.name if self.parent else ''} {self.name}"
+
+
+def judge_port(subject: str | Callable[..., Any], options: Mapping[str, Any], item: pytest.Item) -> None:
+    """Fails with all that is wrong with a port."""
+    __tracebackhide__ = True
+    from conformance.judge.checking import check
+
+    report = check(subject, "model", **options)
+    if report.left_out:
+        item.user_properties.append((NOTE, f"{report.target.title}: {report.left_out}"))
+    if not report.conforms:
+        pytest.fail(str(report), pytrace=False)
+
+
+@overload
+def conformance_test(
+    subject: str | Callable[..., Any],
+    operation: Literal["model"],
+    *,
+    name: str | None = None,
+    **options: Unpack[ModelCheckOptions],
+) -> Callable[..., None]: ...
+
+
+@overload
 def conformance_test(
     subject: str | Callable[..., Any], operation: str, *, name: str | None = None, **options: Unpack[CheckOptions]
+) -> Callable[..., None]: ...
+
+
+@document_options(CheckOptions)
+def conformance_test(
+    subject: str | Callable[..., Any], operation: str, *, name: str | None = None, **options: Any
 ) -> Callable[..., None]:
     """A test function, parametrised with every question that the judge asks of the subject.
 
     The arguments are those of `conformance.check`, with a seed of 0 unless another is given. Assign the result to a
-    name that pytest collects. ValueError says what is wrong with a subject that cannot be judged.
+    name that pytest collects. ValueError says what is wrong with a subject that cannot be judged. A port of a model,
+    with the operation "model", is one test.
     """
+    if operation == "model":
+
+        def test_model(request: pytest.FixtureRequest) -> None:
+            judge_port(subject, {"seed": SEED, "name": name, **options}, request.node)
+
+        return test_model
     judge = make_judge(subject, operation, name, {"seed": SEED, **options})
 
     @pytest.mark.parametrize("question", questions_of(judge.executor), ids=str)

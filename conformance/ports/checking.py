@@ -7,13 +7,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from conformance.checks.findings import Finding
-from conformance.checks.levels import CONTRACT
+from conformance.checks.levels import CONTRACT, CORE, STATE_RULE, STRICT
 from conformance.checks.results import Cell
 from conformance.ports.cases import Calls, ModelCase, list_isolated, sharpen_attention, shrink_stream
 from conformance.ports.checkpoints import Checkpoint, Config, draw_checkpoint
@@ -34,6 +35,8 @@ from conformance.reports.ports import (
 )
 from conformance.reports.versions import versions
 from conformance.subjects.callables import Target
+from specification.dialects import DIALECTS
+from specification.loading.config_file import with_defaults
 
 ROUNDS = {"quick": 1, "default": 1, "thorough": 8}
 """Checkpoints that are drawn for each config; quick has the first two configs alone."""
@@ -137,11 +140,12 @@ class PortCheck:
         traits = self.read_traits(configs[0])
         if traits is None:
             return
-        for dtype in self.dtypes:
-            for number, config in enumerate(configs):
-                for round_number in range(rounds):
-                    if not self.judge_config(config, configs[0], number, round_number, dtype, traits):
-                        break
+        for dtype, (number, config) in product(self.dtypes, enumerate(configs)):
+            for round_number in range(rounds):
+                if not self.judge_config(config, configs[0], number, round_number, dtype, traits):
+                    break
+            if not any(one.has_numbers for one in self.observations):
+                break  # what holds no numbers in the first config has one reason, and others take as long to see it
         if folder is not None:
             self.judge_folder(folder, traits)
         self.explain()
@@ -185,16 +189,20 @@ class PortCheck:
         ]
         if number == 0 and round_number == 0:
             cases += list_isolated(checkpoint, plain)
-        for case in cases:
-            self.progress(case.rule, case.probe)
-        found = self.ask(cases)
+        found: list[Observation] = []
+        for group in group_cases(cases):
+            for case in group:
+                self.progress(case.rule, case.probe)
+            found += self.ask(group)
+            if not any(one.has_numbers for one in found):
+                break
         refused = found[0].answer if found[0].answer.result is None and number > 0 else None
         if refused is not None and all(one.answer.detail == refused.detail for one in found):
-            changed = {key: value for key, value in config.items() if first.get(key) != value}
-            self.violations.append(
-                ModelViolation(CONTRACT.id, "", (), describe_refusal(found[0], changed, first), found[0].finding,
-                               found[0].case.probe, describe_case(found[0].case))
-            )  # fmt: skip
+            usual = meant_config(self.dialect, first)
+            changed = {
+                key: value for key, value in meant_config(self.dialect, config).items() if usual.get(key) != value
+            }
+            self.add_violation(CONTRACT.id, describe_refusal(found[0], changed, usual), found[0])
             return False
         self.observations += found
         if (traits.vjp or self.runner.gradients) and not any(one.failed for one in found):
@@ -228,31 +236,32 @@ class PortCheck:
     def explain(self) -> None:
         """Keep a violation for everything that is wrong."""
         for one in distinct_details(self.observations):
-            self.violations.append(
-                ModelViolation(one.case.rule if one.finding.kind == "not_deterministic" else CONTRACT.id, "", (),
-                               describe_observation(one), one.finding, one.case.probe, describe_case(one.case))
-            )  # fmt: skip
+            self.add_violation(CONTRACT.id, describe_observation(one), one)
         wrong = [one for one in self.observations if one.failed and one.has_numbers]
-        if not wrong:
+        unsteady = [one for one in self.observations if not one.is_steady]
+        if unsteady:
+            message = f"two equal calls give different results{', as dropout does' * bool(wrong)}"
+            self.add_violation(STATE_RULE, message, unsteady[0], level=CORE if wrong else STRICT)
+        if unsteady or not wrong:  # what changes from call to call has no other cause to be found
             return
         if self.ignores_state_dict():
-            first = wrong[0]
-            self.violations.append(
-                ModelViolation(CONTRACT.id, "", (), "its results do not depend on the state dict", first.finding,
-                               first.case.probe, describe_case(first.case))
-            )  # fmt: skip
+            self.add_violation(CONTRACT.id, "its results do not depend on the state dict", wrong[0])
             return
         causes, isolated = find_causes(self.observations, self.ask)
         self.sublayers = [
             SublayerError(shorten(one.case.sublayer or "", one.case), one.finding.ratio) for one in isolated
         ]
         for cause in causes:
-            shown = cause.observations[0]
-            self.violations.append(
-                ModelViolation(cause.rule, cause.step, tuple(one.id for one in cause.mistakes),
-                               describe_cause(cause, len(wrong)), shown.finding, shown.case.probe,
-                               describe_case(shown.case), cause=cause)
-            )  # fmt: skip
+            ids = tuple(one.id for one in cause.mistakes)
+            message = describe_cause(cause, len(wrong))
+            self.add_violation(cause.rule, message, cause.observations[0], step=cause.step, diagnosis=ids, cause=cause)
+
+    def add_violation(self, rule: str, message: str, shown: Observation, **fields: Any) -> None:
+        fields = {"step": "", "diagnosis": ()} | fields
+        case = describe_case(shown.case)
+        self.violations.append(
+            ModelViolation(rule, message=message, finding=shown.finding, probe=shown.case.probe, case=case, **fields)
+        )
 
     def ignores_state_dict(self) -> bool:
         """Whether two checkpoints give the same bits for the same call."""
@@ -274,6 +283,12 @@ CHECKPOINTS = (
     ("attention to few keys", "ATT-5", sharpen_attention),
 )
 """Checkpoints that are made of a drawn one: what they are, the rule that they speak of, and how they are made."""
+
+
+def meant_config(dialect: str, config: Config) -> Config:
+    """Return a config with what is meant where it does not say."""
+    record = DIALECTS[dialect].config
+    return dict(config) if record is None else with_defaults(record, config)
 
 
 def make_request(checkpoint: Checkpoint, calls: tuple[Call, ...], dtype: str) -> Request:

@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.bounds.arithmetic import UNIT_ROUNDOFF
 from conformance.checks.comparison import compare
-from conformance.checks.findings import Finding, NotANumber
+from conformance.checks.findings import Finding, NotANumber, NotDeterministic
 from conformance.oracle.reference import Exact
 from conformance.ports.cases import ModelCase
 from conformance.ports.subject import Answer
@@ -29,7 +29,7 @@ class Observation:
     @property
     def detail(self) -> Detail | None:
         """What is wrong with the answer, where that is no number."""
-        if self.answer.detail is not None or self.answer.result is None:
+        if self.answer.result is None:
             return self.answer.detail
         got, due = self.answer.result, self.case.exact.shape
         dtypes = list_dtypes(self.case.dtype)
@@ -51,6 +51,11 @@ class Observation:
         if self.case.counted is not None:  # elsewhere anything will do
             got = np.where(self.case.counted[..., None], got, exact)
         return compare("result", got, Exact(exact, 0 * exact), bound, "float64")
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether nothing speaks for another answer to the same call."""
+        return not isinstance(self.answer.detail, NotDeterministic)
 
     @property
     def failed(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from conformance.checks.findings import Finding
-from conformance.checks.levels import CORE, DEFAULT
+from conformance.checks.levels import CORE, DEFAULT, is_required
 from conformance.checks.results import Cell
 from conformance.subjects.callables import Target
 
@@ -96,7 +96,8 @@ class ModelReport:
 
     @property
     def conforms(self) -> bool:
-        return not self.violations
+        """Whether nothing is wrong that the report's profile asks for."""
+        return not any(is_required(violation.level, self.profile) for violation in self.violations)
 
     @property
     def cases(self) -> int:

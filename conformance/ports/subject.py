@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import os
 import pickle
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -122,7 +123,7 @@ class PortRunner:
     def start(self) -> None:
         """ValueError where the port cannot be loaded."""
         if not self.isolate:
-            self.target = load_port(pickle_free(self.target, self.gradients))
+            self.target = load_port((self.target, self.gradients))
             return
         try:
             request = encode_call(load_port, (self.target, self.gradients))
@@ -151,19 +152,22 @@ class PortRunner:
         try:
             return self.worker.call(encode_call(function, request, seconds), seconds + ENDING)
         except NoReply as end:
-            code = self.worker.process.poll()
+            code = self.exit_code()
             self.close()
             late = TookTooLong(seconds, ended=True, crowding=measure_crowding())
             return Reply(detail=ProcessEnded(code) if end.in_time else late, where="call")
+
+    def exit_code(self) -> int | None:
+        """Of a process that answers no more; None where it does not end by itself."""
+        try:
+            return None if self.worker is None else self.worker.process.wait(ENDING)
+        except subprocess.TimeoutExpired:
+            return None
 
     def close(self) -> None:
         if self.worker is not None:
             self.worker.close()
             self.worker = None
-
-
-def pickle_free(target: Target, gradients: bool) -> tuple[Target, bool]:
-    return target, gradients
 
 
 # --- in the port's process --------------------------------------------------------------------------------------------
@@ -237,10 +241,11 @@ def build_function(request: Request, state_dict: Mapping[str, Any]) -> Callable[
     function = Loaded.build(config, given)
     if not callable(function):
         return Reply(detail=Returned(describe_kind(function), array="a function"))
-    changed = [name for name, array in state_dict.items() if isinstance(array, np.ndarray) and not same_bits(
-        given.get(name), array)]  # fmt: skip
-    if changed or given.keys() != state_dict.keys():
-        return Reply(detail=InputChanged(), raised_at=", ".join([*changed, *(state_dict.keys() ^ given.keys())][:3]))
+    originals = {name: array for name, array in state_dict.items() if isinstance(array, np.ndarray)}
+    changed = [name for name, array in originals.items() if not same_bits(given.get(name), array)]
+    changed += [name for name in given if name not in state_dict]
+    if changed:
+        return Reply(detail=InputChanged(), raised_at=", ".join(changed[:3]))
     return function  # type: ignore[no-any-return]
 
 
@@ -311,21 +316,39 @@ def answer_call(function: Callable[..., Any], call: Call, request: Request) -> A
         return Answer(result, detail=None if same else NotDeterministic())
     except TooSlow:
         raise
+    except InputChangedError:
+        return Answer(detail=InputChanged())
     except Exception as error:
         return Answer(detail=Raised(type(error).__name__, first_line(error)),
                       raised_at=find_raising_line(error, Loaded.build))  # fmt: skip
 
 
 def call_function(function: Callable[..., Any], call: Call, dtype: str) -> Any:
+    """Call the function, or its `step` part by part; ValueError where it changes an input."""
+    if call.chunks:
+        return decode(getattr(function, "step"), call, dtype)  # noqa: B009
     inputs = [to_framework(array, dtype) for array in call.inputs]
     options = {name: to_framework(array, dtype) for name, array in call.options.items()}
-    if not call.chunks:
-        return function(*inputs, **options)
+    result = function(*inputs, **options)
+    given = dict(zip(map(str, range(len(inputs))), inputs, strict=True)) | options
+    for name, array in (dict(zip(map(str, range(len(inputs))), call.inputs, strict=True)) | dict(call.options)).items():
+        if Loaded.framework.mutable and not same_bits(
+            np.asarray(Loaded.framework.numpy(given[name])),
+            np.asarray(Loaded.framework.numpy(to_framework(array, dtype))),
+        ):
+            raise InputChangedError
+    return result
+
+
+class InputChangedError(Exception):
+    """The function has changed an input."""
+
+
+def decode(step: Callable[..., Any], call: Call, dtype: str) -> np.ndarray:
+    """The logits of all tokens, given to `step` part by part with its cache."""
     results, cache, start = [], None, 0
-    step: Any = getattr(function, "step")  # noqa: B009
     for length in call.chunks:
-        part = to_framework(call.inputs[0][:, start : start + length], dtype)
-        returned = step(part, cache)
+        returned = step(to_framework(call.inputs[0][:, start : start + length], dtype), cache)
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise TypeError(f"step must return logits and a cache, got {describe_kind(returned)}")
         logits, cache = returned

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from conformance.cases.case import brief
-from conformance.checks.findings import Finding, InputChanged
+from conformance.checks.findings import Finding, InputChanged, NoAnswer, ProcessEnded
 from conformance.checks.levels import CONTRACT, EVERY_RULE, LEVELS
 from conformance.reports.blocks import draw_model
 from conformance.reports.content import Content, clean_text, number, rule_content
 from conformance.reports.sentences import describe_detail, describe_finding
-from conformance.subjects.wrong_answers import DtypeOrShape
+from conformance.subjects.wrong_answers import Detail, DtypeOrShape
 
 if TYPE_CHECKING:
     from conformance.ports.cases import ModelCase
@@ -41,10 +41,24 @@ def describe_observation(one: Observation) -> str:
     detail = one.detail
     assert detail is not None
     at = f" (at {one.answer.raised_at})" if one.answer.raised_at else ""
-    told = f"the result {describe_detail(detail)}{at}, {one.case.probe}"
+    what = describe_part(detail)
+    told = f"{what}{describe_detail(detail)}{at}, {one.case.probe}"
     if isinstance(detail, DtypeOrShape) and detail.shape[:-1] == detail.due[:-1]:
         told += "; hidden states in the place of logits" if looks_hidden(one, detail) else ""
     return told
+
+
+def describe_part(detail: Detail) -> str:
+    """Name what a detail is about."""
+    if isinstance(detail, ProcessEnded):  # which says so itself
+        return ""
+    return (
+        "its function "
+        if isinstance(detail, NoAnswer)
+        else "an input "
+        if isinstance(detail, InputChanged)
+        else ("the result ")
+    )
 
 
 def looks_hidden(one: Observation, detail: DtypeOrShape) -> bool:
