@@ -15,8 +15,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from conformance.bounds.arithmetic import UNIT_ROUNDOFF
-from conformance.cases.case import Case, numpy_dtype
-from conformance.cases.declaration import Declaration, Sizes, fit_width
+from conformance.cases.case import Case, numpy_dtype, reverse_last_axis
+from conformance.cases.declaration import Declaration, Sizes, fit_width, roundings
 from conformance.cases.facts import operation_facts
 from conformance.cases.signatures import definition
 from conformance.oracle.reference import balls_available
@@ -229,13 +229,8 @@ def convert_dtype(case: Case, dtype: str, declaration: Declaration) -> Case:
         inputs=convert(case.inputs),
         options=options,
         cotangents=convert(case.cotangents),
-        rounding=generation.roundings(declaration, dtype),
+        rounding=roundings(declaration, dtype),
     )
-
-
-def reverse_last_axis(array: np.ndarray) -> np.ndarray:
-    """Return other numbers of the same size; ids stay."""
-    return array if array.dtype.kind in "iu" else np.ascontiguousarray(array[..., ::-1])
 
 
 def reverse_numbers(case: Case) -> Case:
